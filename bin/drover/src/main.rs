@@ -1,0 +1,3 @@
+//! The drover program.
+#![forbid(unsafe_code)]
+fn main() {}

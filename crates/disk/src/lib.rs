@@ -1,0 +1,148 @@
+//! The trait a disk backend implements, the buffers that travel through it, the conformance
+//! suite every backend passes, and the backend for files and block devices.
+//!
+//! A [`Disk`] is shared between threads; each worker thread opens its own [`Lane`] (a connection,
+//! a file handle), keeps several requests in flight on it, and takes completions as they come:
+//!
+//! ```text
+//! worker thread ── submit(request) ──> lane ── wire or system call
+//!               <── complete() ─────── lane      (any order)
+//! ```
+//!
+//! A lane needs no lock and no helper thread, so many requests are in flight on few connections.
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod error;
+
+pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
+pub use error::{DiskError, DiskErrorKind, DiskOp};
+
+use drover_types::{ByteSpan, Extent};
+
+/// A disk that can be read, and perhaps written.
+pub trait Disk: Send + Sync {
+    /// The name used in errors and progress: a path, a URI without secrets, `web01/disk0`.
+    fn name(&self) -> &str;
+
+    /// Capacity in bytes; any number, not always a multiple of a sector.
+    fn size(&self) -> u64;
+
+    /// What tells this disk and its state from another: compared at resume. It changes when the
+    /// content may have changed (file size and modification time, a change id, a snapshot).
+    fn identity(&self) -> String;
+
+    /// What requests the backend takes.
+    fn limits(&self) -> Limits;
+
+    /// What the backend can do.
+    fn features(&self) -> Features;
+
+    /// What the disk holds from `span.offset` on, as far as the backend knows without reading.
+    ///
+    /// The extents are not empty, start at `span.offset`, follow each other without a gap and
+    /// cover at least one byte and at most `span`; ask again from where they end. A backend that
+    /// knows nothing answers one allocated extent over `span`.
+    ///
+    /// # Errors
+    /// When the backend fails to answer; callers may then take all of it as allocated.
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError>;
+
+    /// Opens one more lane.
+    ///
+    /// # Errors
+    /// When no connection or handle can be had.
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError>;
+
+    /// Makes every write that completed before this call durable. When it returns, a power cut
+    /// loses none of them, whichever lane they came through.
+    ///
+    /// # Errors
+    /// When the backend cannot promise that.
+    fn flush(&self) -> Result<(), DiskError>;
+}
+
+/// One worker's way to a disk. Owned by one thread at a time.
+pub trait Lane: Send {
+    /// Hands in a request. The lane may start it at once or only when [`Lane::complete`] is called.
+    /// At most [`Limits::depth_max`] requests may be in flight.
+    fn submit(&mut self, request: Request);
+
+    /// Waits for the next request to end, in any order; `None` when nothing is in flight.
+    ///
+    /// When the connection breaks, every request in flight ends with a transient error and
+    /// [`Lane::is_broken`] turns true; open another lane then.
+    fn complete(&mut self) -> Option<Completion>;
+
+    /// Requests handed in and not yet taken back.
+    fn in_flight(&self) -> usize;
+
+    /// Whether the lane is lost. Requests submitted to it fail with a transient error.
+    fn is_broken(&self) -> bool {
+        false
+    }
+}
+
+/// A piece of work for a lane.
+#[derive(Debug)]
+pub struct Request {
+    /// Comes back in the completion; chosen by the caller.
+    pub id: u64,
+    /// Which bytes. Lies inside the disk and is at most [`Limits::bytes_max`] long.
+    pub span: ByteSpan,
+    /// What to do with them.
+    pub work: Work,
+}
+
+/// What a request does.
+#[derive(Debug)]
+pub enum Work {
+    /// Fill this buffer, whose length is the span's.
+    Read(Buffer),
+    /// Write these bytes, whose length is the span's.
+    Write(Slice),
+    /// Make the span read as zeros, by the cheapest way that the target really supports.
+    Zero,
+}
+
+/// A request that ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request's id.
+    pub id: u64,
+    /// The request's span.
+    pub span: ByteSpan,
+    /// The request's work, with its buffer, to be used again.
+    pub work: Work,
+    /// How it went.
+    pub result: Result<(), DiskError>,
+}
+
+/// The requests a disk takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Offsets and lengths are multiples of this (a power of two), but for the disk's own tail.
+    pub bytes_min: u64,
+    /// Requests of at least this many bytes are worth their cost.
+    pub bytes_preferred: u64,
+    /// No request may be longer.
+    pub bytes_max: u64,
+    /// No more lanes than this help (or are allowed).
+    pub lanes_max: usize,
+    /// No more requests than this in flight on one lane.
+    pub depth_max: usize,
+}
+
+/// What a disk can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Takes writes.
+    pub writable: bool,
+    /// `Work::Zero` costs less than writing zeros.
+    pub fast_zero: bool,
+    /// `extents` tells holes from data.
+    pub extents: bool,
+    /// The whole disk is known to read as zeros now (a file just made, a fresh image), so zeros
+    /// need not be written. Only proven facts count here.
+    pub zeroed: bool,
+}

@@ -1,0 +1,304 @@
+//! What a provider has: hosts, networks, datastores and virtual machines, in words that hold for
+//! every hypervisor. A provider fills it, `plan` judges it, a target builds from it.
+
+use serde::{Deserialize, Serialize};
+
+/// All that a provider showed us at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Inventory {
+    /// Who answered.
+    pub about: About,
+    /// Hypervisor hosts.
+    pub hosts: Vec<Host>,
+    /// Stores that hold disks.
+    pub datastores: Vec<Datastore>,
+    /// Networks that NICs attach to.
+    pub networks: Vec<Network>,
+    /// Virtual machines; templates are left out.
+    pub vms: Vec<Vm>,
+}
+
+impl Inventory {
+    /// The host of that id.
+    pub fn host(&self, id: &str) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.id == id)
+    }
+}
+
+/// The product behind an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// `VMware vCenter Server`, `VMware ESXi`.
+    pub product: String,
+    /// `8.0.2`.
+    pub version: String,
+    /// `8.0.2.0`.
+    pub api_version: String,
+    /// Build number as text.
+    pub build: String,
+    /// Whether this is a vCenter rather than a single host.
+    pub is_vcenter: bool,
+    /// Tells one installation from another.
+    pub instance_uuid: String,
+}
+
+/// A hypervisor host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// The provider's id (`host-21`).
+    pub id: String,
+    /// The name users know it by.
+    pub name: String,
+    /// Power policy, where the provider tells it.
+    pub power_policy: Option<PowerPolicy>,
+    /// Physical NICs.
+    pub physical_nics: Vec<PhysicalNic>,
+    /// Addresses of the host and what each may be used for.
+    pub addresses: Vec<HostAddress>,
+    /// SHA-1 thumbprint of its certificate as the provider knows it.
+    pub thumbprint: Option<String>,
+}
+
+/// CPU power policy of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerPolicy {
+    /// All cores at full clock; what fast copies want.
+    HighPerformance,
+    /// The usual default.
+    Balanced,
+    /// Saves power first.
+    LowPower,
+    /// Something else.
+    Custom,
+}
+
+/// A physical NIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhysicalNic {
+    /// `vmnic0`.
+    pub device: String,
+    /// Link speed in Mbit/s; absent when the link is down or not told.
+    pub link_mbps: Option<u32>,
+}
+
+/// An address of a host (a vmknic) and its services.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostAddress {
+    /// `vmk1`.
+    pub device: String,
+    /// IP address.
+    pub address: String,
+    /// Service tags: `management`, `vSphereBackupNFC`, `vmotion` ...
+    pub services: Vec<String>,
+}
+
+/// A store that holds disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datastore {
+    /// The provider's id.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Total bytes.
+    pub capacity_bytes: u64,
+    /// Free bytes.
+    pub free_bytes: u64,
+}
+
+/// A network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The provider's id.
+    pub id: String,
+    /// Name.
+    pub name: String,
+}
+
+/// A virtual machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Vm {
+    /// The provider's id (`vm-42`).
+    pub id: String,
+    /// Name; need not be unique.
+    pub name: String,
+    /// Folder path below the data centre, without leading slash (`prod/web`); empty at the top.
+    pub folder: String,
+    /// Data centre the VM lives in.
+    pub datacenter: String,
+    /// Id of the host that runs it.
+    pub host_id: String,
+    /// BIOS UUID, which guests see.
+    pub uuid: String,
+    /// The provider's own UUID of this VM.
+    pub instance_uuid: String,
+    /// Power state.
+    pub power: PowerState,
+    /// Firmware; absent if the provider does not tell.
+    pub firmware: Option<Firmware>,
+    /// Whether secure boot is on.
+    pub secure_boot: bool,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Cores per socket.
+    pub cores_per_socket: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// The provider's guest OS id (`debian12_64Guest`).
+    pub guest_id: String,
+    /// Whether guest tools run, so that a clean shutdown can be asked for.
+    pub tools: ToolsState,
+    /// Virtual hardware version (`vmx-20`).
+    pub hardware_version: String,
+    /// Whether changed block tracking is on for the VM.
+    pub change_tracking: bool,
+    /// Tags as `category:name`.
+    pub tags: Vec<String>,
+    /// Disks in boot order.
+    pub disks: Vec<VmDisk>,
+    /// NICs in slot order.
+    pub nics: Vec<Nic>,
+    /// Snapshots, oldest first, children after parents.
+    pub snapshots: Vec<Snapshot>,
+    /// Whether the provider says that disks need consolidation.
+    pub consolidation_needed: bool,
+    /// Whether the VM itself is encrypted.
+    pub encrypted: bool,
+    /// Whether it has a virtual TPM.
+    pub vtpm: bool,
+    /// Names of passthrough devices.
+    pub passthrough: Vec<String>,
+}
+
+/// Power state of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerState {
+    /// Running.
+    On,
+    /// Off.
+    #[default]
+    Off,
+    /// Suspended to disk.
+    Suspended,
+}
+
+/// Firmware of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Firmware {
+    /// Legacy BIOS.
+    Bios,
+    /// UEFI.
+    Uefi,
+}
+
+/// State of the guest tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolsState {
+    /// Running: a clean shutdown can be asked for.
+    Running,
+    /// Installed but not running.
+    NotRunning,
+    /// Not there, or not told.
+    #[default]
+    NotInstalled,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The provider's id.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Description.
+    pub description: String,
+}
+
+/// A disk of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDisk {
+    /// The provider's device key.
+    pub key: i32,
+    /// Label (`Hard disk 1`).
+    pub label: String,
+    /// Capacity in bytes; may be any number, also one that no disk should have.
+    pub capacity_bytes: u64,
+    /// Whether it is thin; absent if not told.
+    pub thin: Option<bool>,
+    /// Datastore name.
+    pub datastore: String,
+    /// Path of the current backing (`[ds1] web01/web01.vmdk`).
+    pub path: String,
+    /// Whether the current backing is a delta on another file (snapshots or linked clones).
+    pub has_parent: bool,
+    /// Bus.
+    pub bus: DiskBus,
+    /// Number of the controller on its bus type, and unit on the controller.
+    pub address: (i32, i32),
+    /// Persistence mode.
+    pub mode: DiskMode,
+    /// Raw device mapping, if it is one.
+    pub rdm: Option<RdmMode>,
+    /// Whether several VMs may write it.
+    pub shared: bool,
+    /// Whether the disk itself is encrypted.
+    pub encrypted: bool,
+    /// Current change id, where change tracking works for this disk.
+    pub change_id: Option<String>,
+}
+
+/// Bus of a disk at the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskBus {
+    /// Any SCSI controller.
+    #[default]
+    Scsi,
+    /// SATA (AHCI).
+    Sata,
+    /// NVMe.
+    Nvme,
+    /// IDE.
+    Ide,
+}
+
+/// Persistence mode of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskMode {
+    /// Takes part in snapshots.
+    #[default]
+    Persistent,
+    /// Left out of snapshots.
+    IndependentPersistent,
+    /// Left out of snapshots, writes lost at power off.
+    IndependentNonpersistent,
+}
+
+/// Compatibility mode of a raw device mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RdmMode {
+    /// Passes SCSI commands through; cannot be snapshotted.
+    Physical,
+    /// Behaves as a virtual disk.
+    Virtual,
+}
+
+/// A NIC of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    /// Label (`Network adapter 1`).
+    pub label: String,
+    /// MAC address, lower case with colons.
+    pub mac: String,
+    /// Name of the network.
+    pub network: String,
+    /// Model at the source (`vmxnet3`, `e1000`, `e1000e`).
+    pub model: String,
+    /// Whether it is connected (or will be at power on).
+    pub connected: bool,
+}

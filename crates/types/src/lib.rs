@@ -1,0 +1,17 @@
+//! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, and the
+//! neutral model of an inventory. Nothing here does I/O.
+#![forbid(unsafe_code)]
+
+mod digest;
+pub mod inventory;
+mod secret;
+mod size;
+mod span;
+
+pub use digest::{Digest, DigestError};
+pub use secret::Secret;
+pub use size::{Bytes, Rate, SizeError};
+pub use span::{ByteSpan, Extent, ExtentKind};
+
+/// Bytes of one leaf of the hash tree, the grain of the journal and of every comparison.
+pub const BLOCK_BYTES: u64 = 64 << 10;
