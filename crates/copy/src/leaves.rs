@@ -1,0 +1,285 @@
+//! The hash tree of a disk.
+//!
+//! ```text
+//! leaf  = BLAKE3(bytes of one 64 KiB block; the last block of a disk may be shorter)
+//! node  = BLAKE3 derive_key("drover disk tree v1 node", the leaves of 4,096 blocks = 256 MiB)
+//! root  = BLAKE3 derive_key("drover disk tree v1 root", size u64 LE, block bytes u32 LE, all nodes)
+//! ```
+//!
+//! A leaf does not depend on where its block lies, so zero blocks all have one leaf and are never
+//! hashed, and equal blocks of two disks are known by their leaves. The node in between lets a large
+//! disk be summed without holding more than one segment's leaves.
+
+use std::sync::OnceLock;
+
+use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
+
+/// Blocks under one node of the tree.
+pub(crate) const SEGMENT_BLOCKS: u64 = 4096;
+
+/// What is known of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// All its bytes are zero.
+    Zero,
+    /// BLAKE3 of its bytes, of which at least one is not zero.
+    Data(Digest),
+}
+
+impl Leaf {
+    /// The leaf of these bytes.
+    pub fn of(block: &[u8]) -> Leaf {
+        if crate::is_zero(block) { Leaf::Zero } else { Leaf::Data(Digest(*blake3::hash(block).as_bytes())) }
+    }
+}
+
+/// The leaf digest of `bytes` zero bytes.
+pub fn zero_leaf(bytes: u64) -> Digest {
+    static FULL: OnceLock<Digest> = OnceLock::new();
+    let hash = |bytes: u64| Digest(*blake3::hash(&vec![0; bytes as usize]).as_bytes());
+    if bytes == BLOCK_BYTES { *FULL.get_or_init(|| hash(BLOCK_BYTES)) } else { hash(bytes) }
+}
+
+/// The leaves of a disk as far as they are known.
+///
+/// Takes 32 bytes for each 64 KiB block of a 256 MiB segment that has at least one data block, and
+/// next to nothing for segments that are unknown or all zero.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeafTable {
+    size: u64,
+    segments: Vec<Segment>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Segment {
+    Unknown,
+    Zero,
+    Mixed(Vec<Option<Leaf>>),
+}
+
+/// A block whose leaf in one table differs from that in another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Index of the block.
+    pub block: u64,
+    /// Where it lies.
+    pub span: ByteSpan,
+}
+
+impl LeafTable {
+    /// A table of a disk of `size` bytes in which nothing is known.
+    pub fn new(size: u64) -> Self {
+        let segments = size.div_ceil(BLOCK_BYTES).div_ceil(SEGMENT_BLOCKS);
+        LeafTable { size, segments: vec![Segment::Unknown; segments as usize] }
+    }
+
+    /// Size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Number of blocks, the last of which may be short.
+    pub fn blocks(&self) -> u64 {
+        self.size.div_ceil(BLOCK_BYTES)
+    }
+
+    /// The bytes of a block.
+    pub fn span_of(&self, block: u64) -> ByteSpan {
+        ByteSpan::from_bounds(block * BLOCK_BYTES, ((block + 1) * BLOCK_BYTES).min(self.size))
+    }
+
+    /// What is known of a block.
+    pub fn get(&self, block: u64) -> Option<Leaf> {
+        match self.segments.get((block / SEGMENT_BLOCKS) as usize)? {
+            Segment::Unknown => None,
+            Segment::Zero => Some(Leaf::Zero),
+            Segment::Mixed(leaves) => leaves[(block % SEGMENT_BLOCKS) as usize],
+        }
+    }
+
+    /// Learns one block.
+    pub fn set(&mut self, block: u64, leaf: Leaf) {
+        assert!(block < self.blocks(), "block {block} of {}", self.blocks());
+        let index = (block / SEGMENT_BLOCKS) as usize;
+        if self.segments[index] == Segment::Zero && leaf == Leaf::Zero {
+            return;
+        }
+        let length = self.blocks_in(index);
+        self.mixed(index, length)[(block % SEGMENT_BLOCKS) as usize] = Some(leaf);
+    }
+
+    /// Learns that `count` blocks from `first` are zero.
+    pub fn set_zero(&mut self, first: u64, count: u64) {
+        let end = first.saturating_add(count);
+        assert!(end <= self.blocks(), "blocks {first}..{end} of {}", self.blocks());
+        let mut block = first;
+        while block < end {
+            let index = (block / SEGMENT_BLOCKS) as usize;
+            let segment_end = (index as u64 * SEGMENT_BLOCKS + self.blocks_in(index) as u64).min(end);
+            if block.is_multiple_of(SEGMENT_BLOCKS) && segment_end - block == self.blocks_in(index) as u64 {
+                self.segments[index] = Segment::Zero;
+            } else {
+                (block..segment_end).for_each(|block| self.set(block, Leaf::Zero));
+            }
+            block = segment_end;
+        }
+    }
+
+    /// Number of blocks that are known.
+    pub fn known_blocks(&self) -> u64 {
+        let known = |(index, segment): (usize, &Segment)| match segment {
+            Segment::Unknown => 0,
+            Segment::Zero => self.blocks_in(index) as u64,
+            Segment::Mixed(leaves) => leaves.iter().flatten().count() as u64,
+        };
+        self.segments.iter().enumerate().map(known).sum()
+    }
+
+    /// Number of known blocks that hold data.
+    pub fn data_blocks(&self) -> u64 {
+        let data = |segment: &Segment| match segment {
+            Segment::Mixed(leaves) => {
+                leaves.iter().filter(|leaf| matches!(leaf, Some(Leaf::Data(_)))).count() as u64
+            }
+            _ => 0,
+        };
+        self.segments.iter().map(data).sum()
+    }
+
+    /// Whether every block is known.
+    pub fn is_complete(&self) -> bool {
+        self.known_blocks() == self.blocks()
+    }
+
+    /// The root digest, once every block is known.
+    pub fn root(&self) -> Option<Digest> {
+        let mut root = blake3::Hasher::new_derive_key("drover disk tree v1 root");
+        root.update(&self.size.to_le_bytes());
+        root.update(&(BLOCK_BYTES as u32).to_le_bytes());
+        for index in 0..self.segments.len() {
+            root.update(&self.node(index)?.0);
+        }
+        Some(Digest(*root.finalize().as_bytes()))
+    }
+
+    /// Blocks that both tables know and that differ.
+    pub fn mismatches<'a>(&'a self, other: &'a LeafTable) -> impl Iterator<Item = Mismatch> + 'a {
+        (0..self.blocks()).filter_map(move |block| match (self.get(block), other.get(block)) {
+            (Some(a), Some(b)) if a != b => Some(Mismatch { block, span: self.span_of(block) }),
+            _ => None,
+        })
+    }
+
+    fn blocks_in(&self, segment: usize) -> usize {
+        (self.blocks() - segment as u64 * SEGMENT_BLOCKS).min(SEGMENT_BLOCKS) as usize
+    }
+
+    fn mixed(&mut self, index: usize, length: usize) -> &mut Vec<Option<Leaf>> {
+        let segment = &mut self.segments[index];
+        if !matches!(segment, Segment::Mixed(_)) {
+            let fill = (*segment == Segment::Zero).then_some(Leaf::Zero);
+            *segment = Segment::Mixed(vec![fill; length]);
+        }
+        match segment {
+            Segment::Mixed(leaves) => leaves,
+            _ => unreachable!("made mixed just above"),
+        }
+    }
+
+    fn node(&self, index: usize) -> Option<Digest> {
+        static ZERO: OnceLock<Digest> = OnceLock::new();
+        let first = index as u64 * SEGMENT_BLOCKS;
+        let count = self.blocks_in(index) as u64;
+        let last_is_full = (first + count) * BLOCK_BYTES <= self.size;
+        match &self.segments[index] {
+            Segment::Unknown => None,
+            Segment::Zero if count == SEGMENT_BLOCKS && last_is_full => {
+                Some(*ZERO.get_or_init(|| hash_node((0..SEGMENT_BLOCKS).map(|_| zero_leaf(BLOCK_BYTES)))))
+            }
+            _ => {
+                let leaves: Option<Vec<Digest>> =
+                    (first..first + count).map(|block| self.digest(block)).collect();
+                Some(hash_node(leaves?.into_iter()))
+            }
+        }
+    }
+
+    fn digest(&self, block: u64) -> Option<Digest> {
+        self.get(block).map(|leaf| match leaf {
+            Leaf::Zero => zero_leaf(self.span_of(block).length),
+            Leaf::Data(digest) => digest,
+        })
+    }
+}
+
+fn hash_node(leaves: impl Iterator<Item = Digest>) -> Digest {
+    let mut node = blake3::Hasher::new_derive_key("drover disk tree v1 node");
+    leaves.for_each(|leaf| {
+        node.update(&leaf.0);
+    });
+    Digest(*node.finalize().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table_of(bytes: &[u8]) -> LeafTable {
+        let mut table = LeafTable::new(bytes.len() as u64);
+        for (block, chunk) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
+            table.set(block as u64, Leaf::of(chunk));
+        }
+        table
+    }
+
+    #[test]
+    fn root_is_unknown_until_the_last_block_is_known() {
+        let mut table = LeafTable::new(3 * BLOCK_BYTES + 1);
+        table.set_zero(0, 3);
+        assert_eq!(table.root(), None);
+        table.set(3, Leaf::Zero);
+        assert!(table.root().is_some() && table.is_complete());
+    }
+
+    #[test]
+    fn root_is_the_same_however_zeros_were_learnt() {
+        let size = (SEGMENT_BLOCKS + 7) * BLOCK_BYTES + 100;
+        let mut at_once = LeafTable::new(size);
+        at_once.set_zero(0, at_once.blocks());
+        let mut one_by_one = LeafTable::new(size);
+        (0..one_by_one.blocks()).rev().for_each(|block| one_by_one.set(block, Leaf::Zero));
+        assert_eq!(at_once.root(), one_by_one.root());
+    }
+
+    #[test]
+    fn root_follows_its_written_definition() {
+        let mut bytes = vec![0; 2 * BLOCK_BYTES as usize + 5];
+        bytes[70000] = 1;
+        let mut node = blake3::Hasher::new_derive_key("drover disk tree v1 node");
+        bytes.chunks(65536).for_each(|chunk| {
+            node.update(blake3::hash(chunk).as_bytes());
+        });
+        let mut root = blake3::Hasher::new_derive_key("drover disk tree v1 root");
+        root.update(&(bytes.len() as u64).to_le_bytes()).update(&65536u32.to_le_bytes());
+        root.update(node.finalize().as_bytes());
+        assert_eq!(table_of(&bytes).root(), Some(Digest(*root.finalize().as_bytes())));
+    }
+
+    #[test]
+    fn any_changed_byte_and_any_other_size_change_the_root() {
+        let zeros = vec![0; 131072];
+        let mut changed = zeros.clone();
+        changed[131071] = 1;
+        assert_ne!(table_of(&zeros).root(), table_of(&changed).root());
+        assert_ne!(table_of(&zeros).root(), table_of(&zeros[..131071]).root());
+        assert_eq!(
+            table_of(&zeros).mismatches(&table_of(&changed)).map(|m| m.block).collect::<Vec<_>>(),
+            [1]
+        );
+    }
+
+    #[test]
+    fn a_disk_of_no_bytes_has_a_root() {
+        assert!(LeafTable::new(0).root().is_some());
+    }
+}

@@ -1,0 +1,88 @@
+use std::time::Duration;
+
+/// When a failed request is tried again, and when to give up.
+///
+/// The pause doubles from `pause_min` to `pause_max`. A request is given up once it has failed
+/// `attempts_min` times and `give_up_after` has passed since its first failure; so a short burst of
+/// errors is outlasted whatever its rate, and an outage for as long as the user said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// First pause.
+    pub pause_min: Duration,
+    /// Longest pause.
+    pub pause_max: Duration,
+    /// At least this many tries, however long each took.
+    pub attempts_min: u32,
+    /// Time from the first failure after which no more tries are made.
+    pub give_up_after: Duration,
+    /// Tries for an answer that cannot be right; a broken wire may pass, a broken server does not.
+    pub corrupt_attempts_max: u32,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        RetryPolicy {
+            pause_min: Duration::from_millis(50),
+            pause_max: Duration::from_secs(5),
+            attempts_min: 5,
+            give_up_after: Duration::from_secs(120),
+            corrupt_attempts_max: 3,
+        }
+    }
+}
+
+/// What to do after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Try again after this pause.
+    Again(Duration),
+    /// Stop the copy; it can be resumed.
+    GiveUp,
+}
+
+impl RetryPolicy {
+    /// The verdict after failure number `attempts` (from 1), `since_first` after the first one.
+    pub fn after_transient(&self, attempts: u32, since_first: Duration) -> Verdict {
+        if attempts >= self.attempts_min && since_first >= self.give_up_after {
+            return Verdict::GiveUp;
+        }
+        Verdict::Again(self.pause(attempts))
+    }
+
+    /// The verdict after an answer that cannot be right.
+    pub fn after_corrupt(&self, attempts: u32) -> Verdict {
+        if attempts >= self.corrupt_attempts_max {
+            Verdict::GiveUp
+        } else {
+            Verdict::Again(self.pause(attempts))
+        }
+    }
+
+    fn pause(&self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(20);
+        self.pause_min.saturating_mul(1 << doublings).min(self.pause_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let policy = RetryPolicy::default();
+        let pause = |attempts| policy.after_transient(attempts, Duration::ZERO);
+        assert_eq!(pause(1), Verdict::Again(Duration::from_millis(50)));
+        assert_eq!(pause(3), Verdict::Again(Duration::from_millis(200)));
+        assert_eq!(pause(60), Verdict::Again(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn gives_up_only_when_both_bounds_are_reached() {
+        let policy = RetryPolicy::default();
+        assert_eq!(policy.after_transient(5, Duration::from_secs(120)), Verdict::GiveUp);
+        assert_ne!(policy.after_transient(4, Duration::from_secs(999)), Verdict::GiveUp);
+        assert_ne!(policy.after_transient(999, Duration::from_secs(119)), Verdict::GiveUp);
+        assert_eq!(policy.after_corrupt(3), Verdict::GiveUp);
+    }
+}
