@@ -1,0 +1,191 @@
+package sim
+
+import (
+	"log"
+
+	"github.com/vmware/govmomi/object"
+	"github.com/vmware/govmomi/simulator"
+	"github.com/vmware/govmomi/vim25/mo"
+	"github.com/vmware/govmomi/vim25/types"
+
+	"drover.dev/lab/vsphere-sim/internal/disk"
+)
+
+// hook follows what happens to govmomi's objects. A new snapshot is put after its config was
+// copied and inside its task, with the VM locked, so data can be frozen right there.
+type hook struct {
+	sim  *Sim
+	Self types.ManagedObjectReference
+}
+
+func newHook(s *Sim) *hook {
+	return &hook{sim: s, Self: types.ManagedObjectReference{Type: "DiskHook", Value: "disk-hook"}}
+}
+
+func (h *hook) Reference() types.ManagedObjectReference { return h.Self }
+
+// PutObject freezes the disks for a new snapshot.
+func (h *hook) PutObject(ctx *simulator.Context, item mo.Reference) {
+	snapshot, ok := item.(*simulator.VirtualMachineSnapshot)
+	if !ok {
+		return
+	}
+	m := h.sim.byMoid(snapshot.Vm.Value)
+	if m == nil {
+		return
+	}
+	id := snapshot.Self.Value
+	h.sim.mu.Lock()
+	h.sim.snapshots[id] = m
+	h.sim.mu.Unlock()
+	if err := m.disks.Freeze(id); err != nil {
+		log.Printf("freeze for %s of %s: %s", id, m.given.Name, err)
+	}
+	h.sim.showSnapshot(snapshot, m)
+	h.sim.showLive(ctx, m)
+}
+
+// RemoveObject merges the files of snapshots that are gone. govmomi's simulator forgets to remove
+// the objects of children removed together with their parent, so all are looked at.
+func (h *hook) RemoveObject(ctx *simulator.Context, ref types.ManagedObjectReference) {
+	h.sim.mu.RLock()
+	m := h.sim.snapshots[ref.Value]
+	h.sim.mu.RUnlock()
+	if m == nil {
+		return
+	}
+	alive := map[string]bool{}
+	if m.vm.Snapshot != nil {
+		walkSnapshots(m.vm.Snapshot.RootSnapshotList, func(tree types.VirtualMachineSnapshotTree) {
+			alive[tree.Snapshot.Value] = true
+		})
+	}
+	for _, id := range h.sim.snapshotsOf(m) {
+		if alive[id] && id != ref.Value {
+			continue
+		}
+		if err := m.disks.Remove(id); err != nil {
+			log.Printf("remove %s of %s: %s", id, m.given.Name, err)
+		}
+		h.sim.mu.Lock()
+		delete(h.sim.snapshots, id)
+		h.sim.mu.Unlock()
+	}
+	h.sim.showAll(ctx, m)
+}
+
+// UpdateObject follows power and tracking.
+func (h *hook) UpdateObject(ctx *simulator.Context, item mo.Reference, changes []types.PropertyChange) {
+	if item.Reference().Type != "VirtualMachine" {
+		return
+	}
+	m := h.sim.byMoid(item.Reference().Value)
+	if m == nil {
+		return
+	}
+	for _, change := range changes {
+		if change.Name == "runtime.powerState" {
+			on := m.vm.Runtime.PowerState == types.VirtualMachinePowerStatePoweredOn
+			m.disks.SetRunning(on)
+			h.sim.fillGuest(m, on)
+		}
+		if change.Name == "config" || change.Name == "config.changeVersion" {
+			h.sim.followTracking(m)
+		}
+	}
+}
+
+// followTracking takes over a change of config.changeTrackingEnabled.
+func (s *Sim) followTracking(m *machine) {
+	on := m.vm.Config.ChangeTrackingEnabled != nil && *m.vm.Config.ChangeTrackingEnabled
+	if on == m.disks.Tracking() {
+		return
+	}
+	m.disks.SetTracking(on)
+	s.showTracking(m)
+	log.Printf("changed block tracking of %s: %v", m.given.Name, on)
+}
+
+func (s *Sim) byMoid(moid string) *machine {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.machines[moid]
+}
+
+func (s *Sim) snapshotsOf(m *machine) []string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var ids []string
+	for id, owner := range s.snapshots {
+		if owner == m {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func walkSnapshots(trees []types.VirtualMachineSnapshotTree, visit func(types.VirtualMachineSnapshotTree)) {
+	for _, tree := range trees {
+		visit(tree)
+		walkSnapshots(tree.ChildSnapshotList, visit)
+	}
+}
+
+// showAll brings the files shown for the VM and its snapshots up to date.
+func (s *Sim) showAll(ctx *simulator.Context, m *machine) {
+	for _, id := range s.snapshotsOf(m) {
+		ref := types.ManagedObjectReference{Type: "VirtualMachineSnapshot", Value: id}
+		if snapshot, ok := s.registry.Get(ref).(*simulator.VirtualMachineSnapshot); ok {
+			s.showSnapshot(snapshot, m)
+		}
+	}
+	s.showLive(ctx, m)
+}
+
+func (s *Sim) showSnapshot(snapshot *simulator.VirtualMachineSnapshot, m *machine) {
+	backings := m.disks.Backings(snapshot.Self.Value)
+	snapshot.Config.Hardware.Device = withBackings(snapshot.Config.Hardware.Device, backings)
+}
+
+func (s *Sim) showLive(ctx *simulator.Context, m *machine) {
+	devices := withBackings(m.vm.Config.Hardware.Device, m.disks.Backings(""))
+	ctx.Update(m.vm, []types.PropertyChange{{Name: "config.hardware.device", Val: devices}})
+	m.vm.RefreshStorageInfo(ctx, nil)
+}
+
+// withBackings gives devices with other disk files. Disks are copied, since a client's answer
+// may be written from the old ones at this moment.
+func withBackings(devices []types.BaseVirtualDevice, backings map[int32]disk.Backing) []types.BaseVirtualDevice {
+	out := make([]types.BaseVirtualDevice, 0, len(devices))
+	for _, device := range object.VirtualDeviceList(devices) {
+		old, ok := device.(*types.VirtualDisk)
+		if backing, known := backings[device.GetVirtualDevice().Key]; ok && known {
+			fresh := *old
+			fresh.Backing = withFile(old.Backing, backing)
+			device = &fresh
+		}
+		out = append(out, device)
+	}
+	return out
+}
+
+func withFile(old types.BaseVirtualDeviceBackingInfo, backing disk.Backing) types.BaseVirtualDeviceBackingInfo {
+	switch old := old.(type) {
+	case *types.VirtualDiskFlatVer2BackingInfo:
+		fresh := *old
+		fresh.FileName, fresh.ChangeId, fresh.Parent = backing.FileName, backing.ChangeID, nil
+		below := &fresh
+		for _, name := range backing.Parents {
+			parent := *old
+			parent.FileName, parent.ChangeId, parent.Parent = name, "", nil
+			below.Parent = &parent
+			below = &parent
+		}
+		return &fresh
+	case *types.VirtualDiskRawDiskMappingVer1BackingInfo:
+		fresh := *old
+		fresh.FileName, fresh.ChangeId = backing.FileName, backing.ChangeID
+		return &fresh
+	}
+	return old
+}

@@ -1,0 +1,294 @@
+package sim
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/vmware/govmomi/object"
+	"github.com/vmware/govmomi/simulator"
+	"github.com/vmware/govmomi/vim25/methods"
+	"github.com/vmware/govmomi/vim25/types"
+
+	"drover.dev/lab/vsphere-sim/internal/disk"
+	"drover.dev/lab/vsphere-sim/internal/inventory"
+)
+
+// machine is a VM as the simulator knows it beyond govmomi's object.
+type machine struct {
+	given *inventory.VM
+	ref   types.ManagedObjectReference
+	vm    *simulator.VirtualMachine
+	disks *disk.VM
+	names map[string]string // of snapshots, by moid
+}
+
+func (s *Sim) buildVM(dc *simulator.Datacenter, given *inventory.VM) error {
+	folder, err := s.vmFolder(dc, given.Folder)
+	if err != nil {
+		return err
+	}
+	dir, err := s.vmDir(given)
+	if err != nil {
+		return err
+	}
+	m := &machine{given: given, disks: s.store.NewVM(given.CBT), names: map[string]string{}}
+	devices, err := s.buildDevices(m, filepath.Base(dir))
+	if err != nil {
+		return err
+	}
+	spec := s.vmSpec(given, filepath.Base(dir), devices)
+	if err := s.createVM(folder, m, spec); err != nil {
+		return err
+	}
+	s.fillVM(m)
+	s.mu.Lock()
+	s.machines[m.ref.Value] = m
+	s.order = append(s.order, m)
+	s.mu.Unlock()
+	m.disks.SetRunning(given.Power == "on")
+	return s.buildSnapshots(m, given.Snapshots, nil)
+}
+
+// vmDir makes the VM's folder; a second VM of a name gets NAME_1, as on a real datastore.
+func (s *Sim) vmDir(given *inventory.VM) (string, error) {
+	dir := filepath.Join(s.datastores[given.Datastore], pathName(given.Name))
+	for i := 1; ; i++ {
+		err := os.Mkdir(dir, 0o700)
+		if !os.IsExist(err) {
+			return dir, err
+		}
+		dir = filepath.Join(s.datastores[given.Datastore], fmt.Sprintf("%s_%d", pathName(given.Name), i))
+	}
+}
+
+// pathName is a VM's name as part of a path.
+func pathName(name string) string {
+	out := []rune(name)
+	for i, r := range out {
+		if r == '/' || r == '\\' || r == 0 {
+			out[i] = '_'
+		}
+	}
+	return string(out)
+}
+
+// buildDevices makes the disks' files and gives all devices of the VM.
+func (s *Sim) buildDevices(m *machine, dir string) ([]types.BaseVirtualDevice, error) {
+	places := newSlots()
+	var disks []types.BaseVirtualDevice
+	for i := range m.given.Disks {
+		given := &m.given.Disks[i]
+		controller, unit, key, err := places.place(given)
+		if err != nil {
+			return nil, fmt.Errorf("disk %d: %w", i, err)
+		}
+		stem := pathName(m.given.Name)
+		if i > 0 {
+			stem = fmt.Sprintf("%s_%d", stem, i)
+		}
+		d, err := m.disks.Add(disk.Spec{
+			Key: key, Capacity: int64(*given.Capacity), Datastore: given.Datastore, Dir: dir, Stem: stem,
+			Root: s.datastores[given.Datastore], Content: given.File, Suffix: contentSuffix(given),
+			Independent: given.Mode != "persistent" || given.RDM == "physical",
+		})
+		if err != nil {
+			return nil, fmt.Errorf("disk %d: %w", i, err)
+		}
+		backing := m.disks.Backings("")[key]
+		disks = append(disks, diskDevice(given, d, backing, controller, unit, i+1))
+	}
+	devices := append(places.devices, disks...)
+	for i, nic := range m.given.NICs {
+		devices = append(devices, nicDevice(nic, i, m.given.Power == "on"))
+	}
+	if m.given.VTPM {
+		devices = append(devices, vtpmDevice())
+	}
+	if m.given.Passthrough {
+		devices = append(devices, passthroughDevice())
+	}
+	return devices, nil
+}
+
+func (s *Sim) vmSpec(given *inventory.VM, dir string, devices []types.BaseVirtualDevice) types.VirtualMachineConfigSpec {
+	spec := types.VirtualMachineConfigSpec{
+		Name: given.Name, GuestId: given.GuestID, NumCPUs: given.CPUs, MemoryMB: given.MemoryMiB,
+		NumCoresPerSocket: &given.CoresPerSocket, Version: "vmx-19",
+		Files: &types.VirtualMachineFileInfo{
+			VmPathName: fmt.Sprintf("[%s] %s/%s.vmx", given.Datastore, dir, pathName(given.Name)),
+		},
+	}
+	for _, device := range devices {
+		spec.DeviceChange = append(spec.DeviceChange, &types.VirtualDeviceConfigSpec{
+			Operation: types.VirtualDeviceConfigSpecOperationAdd, Device: device,
+		})
+	}
+	return spec
+}
+
+func (s *Sim) createVM(folder *simulator.Folder, m *machine, spec types.VirtualMachineConfigSpec) error {
+	hostRef := s.hostRefs[m.given.Host]
+	host := s.registry.Get(hostRef).(*simulator.HostSystem)
+	pool, err := s.poolOf(host)
+	if err != nil {
+		return err
+	}
+	body := folder.CreateVMTask(s.ctx, &types.CreateVM_Task{This: folder.Self, Config: spec, Pool: pool, Host: &hostRef})
+	result, err := s.wait(body.(*methods.CreateVM_TaskBody).Res.Returnval)
+	if err != nil {
+		return err
+	}
+	m.ref = result.(types.ManagedObjectReference)
+	m.vm = s.registry.Get(m.ref).(*simulator.VirtualMachine)
+	return nil
+}
+
+func (s *Sim) poolOf(host *simulator.HostSystem) (types.ManagedObjectReference, error) {
+	for _, entity := range s.registry.All("ResourcePool") {
+		pool := entity.(*simulator.ResourcePool)
+		if pool.Owner == *host.Parent {
+			return pool.Self, nil
+		}
+	}
+	return types.ManagedObjectReference{}, fmt.Errorf("host %s has no resource pool", host.Name)
+}
+
+// fillVM sets what creation left out, or made up.
+func (s *Sim) fillVM(m *machine) {
+	vm, given := m.vm, m.given
+	vm.Config.Firmware = given.Firmware
+	vm.Config.BootOptions = &types.VirtualMachineBootOptions{EfiSecureBootEnabled: &given.SecureBoot}
+	if given.GuestFullName != "" {
+		vm.Config.GuestFullName, vm.Summary.Config.GuestFullName = given.GuestFullName, given.GuestFullName
+	}
+	if given.CBT {
+		vm.Config.ChangeTrackingEnabled = types.NewBool(true)
+	}
+	vm.Capability.ChangeTrackingSupported = true
+	if given.Encrypted {
+		vm.Config.KeyId = &types.CryptoKeyId{KeyId: "sim-key", ProviderId: &types.KeyProviderId{Id: "sim-provider"}}
+	}
+	on := given.Power == "on"
+	vm.Runtime.PowerState = types.VirtualMachinePowerStatePoweredOff
+	if on {
+		vm.Runtime.PowerState = types.VirtualMachinePowerStatePoweredOn
+		vm.Runtime.BootTime = types.NewTime(time.Now())
+	}
+	// Strict clients refuse the empty elements that unset enums would become.
+	vm.Runtime.FaultToleranceState = types.VirtualMachineFaultToleranceStateNotConfigured
+	vm.Runtime.RecordReplayState = types.VirtualMachineRecordReplayStateInactive
+	vm.Runtime.MaxCpuUsage, vm.Runtime.MaxMemoryUsage = given.CPUs*2400, int32(given.MemoryMiB)
+	vm.Summary.Runtime = vm.Runtime
+	s.fillGuest(m, on)
+	s.fillDisks(m)
+}
+
+// fillDisks puts back exact capacities, which creation may round, and marks tracked and encrypted disks.
+func (s *Sim) fillDisks(m *machine) {
+	for _, device := range object.VirtualDeviceList(m.vm.Config.Hardware.Device).SelectByType((*types.VirtualDisk)(nil)) {
+		d := device.(*types.VirtualDisk)
+		known := m.disks.Find(d.Key)
+		d.CapacityInBytes, d.CapacityInKB = known.Capacity, known.Capacity/1024
+		if flat, ok := d.Backing.(*types.VirtualDiskFlatVer2BackingInfo); ok && m.given.Encrypted {
+			flat.KeyId = m.vm.Config.KeyId
+		}
+	}
+	s.showTracking(m)
+}
+
+// showTracking keeps the settings by which clients see which disks are tracked.
+func (s *Sim) showTracking(m *machine) {
+	on := m.vm.Config.ChangeTrackingEnabled != nil && *m.vm.Config.ChangeTrackingEnabled
+	var kept []types.BaseOptionValue
+	for _, option := range m.vm.Config.ExtraConfig {
+		key := option.GetOptionValue().Key
+		if len(key) < 10 || key[len(key)-10:] != "ctkEnabled" {
+			kept = append(kept, option)
+		}
+	}
+	if on {
+		devices := object.VirtualDeviceList(m.vm.Config.Hardware.Device)
+		kept = append(kept, &types.OptionValue{Key: "ctkEnabled", Value: "TRUE"})
+		for _, device := range devices.SelectByType((*types.VirtualDisk)(nil)) {
+			d := device.GetVirtualDevice()
+			controller, ok := devices.FindByKey(d.ControllerKey).(types.BaseVirtualController)
+			if !ok || d.UnitNumber == nil {
+				continue
+			}
+			kept = append(kept, &types.OptionValue{
+				Key:   fmt.Sprintf("%s%d:%d.ctkEnabled", busName(controller), controller.GetVirtualController().BusNumber, *d.UnitNumber),
+				Value: "TRUE",
+			})
+		}
+	}
+	m.vm.Config.ExtraConfig = kept
+}
+
+func busName(controller types.BaseVirtualController) string {
+	switch controller.(type) {
+	case types.BaseVirtualSCSIController:
+		return "scsi"
+	case types.BaseVirtualSATAController:
+		return "sata"
+	case *types.VirtualNVMEController:
+		return "nvme"
+	}
+	return "ide"
+}
+
+// fillGuest shows the state of the tools inside the guest.
+func (s *Sim) fillGuest(m *machine, on bool) {
+	guest := m.vm.Guest
+	guest.GuestState = string(types.VirtualMachineGuestStateNotRunning)
+	guest.ToolsRunningStatus = string(types.VirtualMachineToolsRunningStatusGuestToolsNotRunning)
+	guest.ToolsStatus = types.VirtualMachineToolsStatusToolsNotRunning
+	guest.ToolsVersion, guest.ToolsVersionStatus2 = "12352", string(types.VirtualMachineToolsVersionStatusGuestToolsCurrent)
+	switch {
+	case m.given.Tools == "notInstalled":
+		guest.ToolsStatus = types.VirtualMachineToolsStatusToolsNotInstalled
+		guest.ToolsVersion, guest.ToolsVersionStatus2 = "0", string(types.VirtualMachineToolsVersionStatusGuestToolsNotInstalled)
+	case m.given.Tools == "running" && on:
+		guest.ToolsStatus = types.VirtualMachineToolsStatusToolsOk
+		guest.ToolsRunningStatus = string(types.VirtualMachineToolsRunningStatusGuestToolsRunning)
+	}
+	if on {
+		guest.GuestState = string(types.VirtualMachineGuestStateRunning)
+	}
+	guest.ToolsVersionStatus = guest.ToolsVersionStatus2
+	guest.GuestId, guest.GuestFullName = m.given.GuestID, m.vm.Config.GuestFullName
+	guest.HostName = ""
+	if guest.ToolsRunningStatus == string(types.VirtualMachineToolsRunningStatusGuestToolsRunning) {
+		guest.HostName = m.given.Name
+	}
+	summary := m.vm.Summary.Guest
+	summary.ToolsStatus, summary.ToolsRunningStatus = guest.ToolsStatus, guest.ToolsRunningStatus
+	summary.ToolsVersionStatus, summary.ToolsVersionStatus2 = guest.ToolsVersionStatus, guest.ToolsVersionStatus2
+	summary.GuestId, summary.GuestFullName, summary.HostName = guest.GuestId, guest.GuestFullName, guest.HostName
+}
+
+// buildSnapshots makes the given tree below parent; a second child needs a way back to it first.
+func (s *Sim) buildSnapshots(m *machine, given []inventory.Snapshot, parent *types.ManagedObjectReference) error {
+	for i, one := range given {
+		if i > 0 && parent != nil {
+			ext := &extension{sim: s, ref: m.ref, machine: m}
+			if _, err := s.wait(ext.revert(s.ctx, *parent)); err != nil {
+				return err
+			}
+		}
+		body := m.vm.CreateSnapshotTask(s.ctx, &types.CreateSnapshot_Task{This: m.ref, Name: one.Name})
+		if err := faultOf(body); err != nil {
+			return err
+		}
+		result, err := s.wait(body.(*methods.CreateSnapshot_TaskBody).Res.Returnval)
+		if err != nil {
+			return fmt.Errorf("snapshot %q: %w", one.Name, err)
+		}
+		ref := result.(types.ManagedObjectReference)
+		if err := s.buildSnapshots(m, one.Children, &ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
