@@ -1,0 +1,106 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustls::ClientConfig;
+
+use crate::connection::{Connection, Request};
+use crate::endpoint::Endpoint;
+use crate::error::{HttpError, HttpErrorKind, HttpOp};
+use crate::head::Head;
+use crate::stream::Timeouts;
+use crate::trust::{Trust, client_config};
+
+/// A server we talk to: its TLS settings (so that sessions are resumed) and idle connections.
+pub struct Client {
+    endpoint: Endpoint,
+    config: Option<Arc<ClientConfig>>,
+    timeouts: Timeouts,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// An answer whose body was read whole.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// Its head.
+    pub head: Head,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+/// No answer read into memory may be longer.
+pub const BODY_BYTES_MAX: usize = 64 << 20;
+const IDLE_MAX: usize = 4;
+
+impl Client {
+    /// A client for `endpoint`. Connects only when something is sent.
+    ///
+    /// # Errors
+    /// [`HttpErrorKind::BadTrust`] if the CA file cannot be used.
+    pub fn new(endpoint: Endpoint, trust: &Trust, timeouts: Timeouts) -> Result<Self, HttpError> {
+        let bad = |kind| HttpError::new(kind, HttpOp::Connect, &endpoint.authority());
+        let config = if endpoint.https { Some(client_config(trust).map_err(bad)?) } else { None };
+        Ok(Client { endpoint, config, timeouts, idle: Mutex::default() })
+    }
+
+    /// The server.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// A new connection that is not shared.
+    ///
+    /// # Errors
+    /// When none can be had.
+    pub fn connect(&self) -> Result<Connection, HttpError> {
+        Connection::open(&self.endpoint, self.config.as_ref(), self.timeouts)
+    }
+
+    /// Sends a request and reads the answer, whatever its status.
+    ///
+    /// A kept-alive connection that the server closed meanwhile is replaced once, if the request is idempotent.
+    ///
+    /// # Errors
+    /// When there is no connection, no whole answer, or one of more than 64 MiB.
+    pub fn send(&self, request: &Request) -> Result<Response, HttpError> {
+        let Some(connection) = self.idle_connection() else {
+            return self.exchange(self.connect()?, request).map_err(|(error, _)| error);
+        };
+        match self.exchange(connection, request) {
+            Err((error, untouched))
+                if untouched && request.idempotent && error.kind == HttpErrorKind::Closed =>
+            {
+                self.exchange(self.connect()?, request).map_err(|(error, _)| error)
+            }
+            done => done.map_err(|(error, _)| error),
+        }
+    }
+
+    /// The error says too whether no byte of an answer had arrived.
+    fn exchange(&self, mut connection: Connection, request: &Request) -> Result<Response, (HttpError, bool)> {
+        connection.send(request).map_err(|error| (error, true))?;
+        let head = connection.read_head().map_err(|error| (error, true))?;
+        let body = connection.read_body(BODY_BYTES_MAX).map_err(|error| (error, false))?;
+        self.keep(connection);
+        Ok(Response { head, body })
+    }
+
+    fn idle_connection(&self) -> Option<Connection> {
+        loop {
+            let mut connection = self.idle().pop()?;
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn keep(&self, connection: Connection) {
+        let mut idle = self.idle();
+        if connection.is_usable() && idle.len() < IDLE_MAX {
+            idle.push(connection);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        // Nothing can be left half done in a list of connections, so a poisoned lock is fine.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
