@@ -187,6 +187,8 @@ pub struct Copier {
     landed: Vec<Entry>,
     landed_bytes: u64,
     flushing: Option<(u64, Vec<Entry>)>,
+    flush_failures: u32,
+    first_flush_failure: Option<Duration>,
     last_flush: Duration,
     tickets: u64,
     stop: Option<StopCause>,
@@ -214,6 +216,8 @@ impl Copier {
             landed: Vec::new(),
             landed_bytes: 0,
             flushing: None,
+            flush_failures: 0,
+            first_flush_failure: None,
             last_flush: Duration::ZERO,
             tickets: 0,
             stop: None,
@@ -335,19 +339,44 @@ impl Copier {
     /// journal cost a second copy of their blocks, no more.
     pub fn flushed(&mut self, ticket: FlushTicket, now: Duration) -> Vec<Entry> {
         self.last_flush = now;
+        self.flush_failures = 0;
+        self.first_flush_failure = None;
         match self.flushing.take() {
             Some((number, entries)) if number == ticket.0 => entries,
             _ => Vec::new(),
         }
     }
 
-    /// The flush failed. What it covered may be lost, and a later flush cannot promise it any more:
-    /// the copy stops, and a resume starts from what was recorded before.
-    pub fn flush_failed(&mut self) {
-        self.flushing = None;
-        self.landed.clear();
+    /// The flush failed. What landed since the last good one may be lost and is done again; a failure
+    /// that will not pass stops the copy, and a resume starts from what was recorded.
+    pub fn flush_failed(&mut self, failure: Failure, now: Duration) {
+        self.flush_failures += 1;
+        let since = now.saturating_sub(*self.first_flush_failure.get_or_insert(now));
+        let again = failure == Failure::Transient
+            && self.config.retry.after_transient(self.flush_failures, since) != Verdict::GiveUp;
+        self.target_lost();
+        if !again {
+            self.stop(StopCause::Failed);
+        }
+    }
+
+    /// The target's server went away and may have come back without what it had not flushed: all that
+    /// has landed and is not recorded is done again.
+    pub fn target_lost(&mut self) {
+        let flushing = self.flushing.take().map(|(_, entries)| entries).unwrap_or_default();
         self.landed_bytes = 0;
-        self.stop(StopCause::Failed);
+        let landed = std::mem::take(&mut self.landed);
+        for entry in flushing.into_iter().chain(landed) {
+            match entry {
+                // A disk that was all zeros stays so where nothing was written.
+                Entry::Zero { first, count } if self.target_zeroed() => {
+                    self.push_zero_entry(first, u64::from(count));
+                }
+                Entry::Zero { first, count } => self.redo(Task::Zero, first, u64::from(count)),
+                Entry::Data { first, leaves } => self.redo(Task::Read, first, leaves.len() as u64),
+                Entry::Complete(_) => {}
+            }
+        }
     }
 
     /// Starts no more work. What is in flight ends, is flushed and recorded.
@@ -554,6 +583,21 @@ impl Copier {
             self.settle_zero(span);
         } else {
             self.queue.push_back(Job::new(task, span));
+        }
+    }
+
+    fn redo(&mut self, task: Task, first: u64, count: u64) {
+        for block in first..first + count {
+            self.leaves.forget(block);
+        }
+        let last = self.leaves.span_of(first + count - 1);
+        let mut rest = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
+        self.totals.settled -= rest.length;
+        while !rest.is_empty() {
+            let limit = if task == Task::Read { self.config.request_bytes } else { ZERO_BYTES_MAX };
+            let piece = ByteSpan::new(rest.offset, rest.length.min(limit));
+            self.queue.push_back(Job::new(task, piece));
+            rest = ByteSpan::from_bounds(piece.end(), rest.end());
         }
     }
 

@@ -108,6 +108,15 @@ impl LeafTable {
         self.mixed(index, length)[(block % SEGMENT_BLOCKS) as usize] = Some(leaf);
     }
 
+    /// Forgets what is known of a block.
+    pub(crate) fn forget(&mut self, block: u64) {
+        let index = (block / SEGMENT_BLOCKS) as usize;
+        if self.segments[index] != Segment::Unknown {
+            let length = self.blocks_in(index);
+            self.mixed(index, length)[(block % SEGMENT_BLOCKS) as usize] = None;
+        }
+    }
+
     /// Learns that `count` blocks from `first` are zero.
     pub fn set_zero(&mut self, first: u64, count: u64) {
         let end = first.saturating_add(count);

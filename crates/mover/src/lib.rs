@@ -1,2 +1,20 @@
-//! Placeholder until its first code lands.
+//! Drives transfers: runs the copy engine's decisions against real disks with worker threads, keeps
+//! the journal on disk, counts where the time goes.
+//!
+//! Each worker owns one lane to the source and one to the target and keeps several requests in flight
+//! on both. There is one lock, around the [`drover_copy::Copier`], held for microseconds.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod journal;
+mod memory;
+mod progress;
+mod transfer;
+mod worker;
+
+pub use journal::{JournalFile, JournalFileError, JournalStart, file_tag, journal_path};
+pub use memory::{MemoryBudget, MemoryShare};
+pub use progress::{Attribution, Progress, Snapshot, StopSignal};
+pub use transfer::{
+    CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, hash, verify,
+};

@@ -32,6 +32,7 @@ struct World {
     header: Header,
     target_zeroed: bool,
     fault_percent: u64,
+    restarts_per_400: u64,
     reads_of_block: Vec<u32>,
 }
 
@@ -55,6 +56,7 @@ impl World {
         let blocks = size.div_ceil(BLOCK_BYTES) as usize;
         World {
             fault_percent: dice.roll(30),
+            restarts_per_400: dice.roll(8),
             dice,
             source,
             durable: target.clone(),
@@ -115,6 +117,9 @@ impl World {
         let mut zeroing: Vec<ByteSpan> = Vec::new();
         for _ in 0..steps {
             copier.check_invariants();
+            if self.dice.roll(400) < self.restarts_per_400 {
+                self.restart_target(copier, &mut zeroing, now);
+            }
             now += Duration::from_millis(self.dice.roll(20));
             let busy = reading.len() + zeroing.len();
             if busy < 4 && self.dice.chance(70) {
@@ -166,8 +171,16 @@ impl World {
         }
     }
 
-    /// A power cut: unflushed blocks are kept or lost by chance, the journal's tail may be torn.
-    fn crash(&mut self) {
+    /// The target's server restarts: what it had not flushed is kept or lost by chance.
+    fn restart_target(&mut self, copier: &mut Copier, zeroing: &mut Vec<ByteSpan>, now: Duration) {
+        self.lose_unflushed();
+        copier.target_lost();
+        for span in zeroing.drain(..) {
+            assert!(copier.failed(span, Failure::Transient, now));
+        }
+    }
+
+    fn lose_unflushed(&mut self) {
         let pairs =
             self.target.chunks_mut(BLOCK_BYTES as usize).zip(self.durable.chunks_mut(BLOCK_BYTES as usize));
         for (shown, durable) in pairs {
@@ -177,6 +190,11 @@ impl World {
                 durable.copy_from_slice(shown);
             }
         }
+    }
+
+    /// A power cut: unflushed blocks are kept or lost by chance, the journal's tail may be torn.
+    fn crash(&mut self) {
+        self.lose_unflushed();
         if self.dice.chance(50) {
             let torn = self.dice.roll(40) as usize;
             self.journal.truncate(self.journal.len().saturating_sub(torn).max(self.journal_floor));
@@ -288,7 +306,7 @@ fn a_failed_flush_records_nothing_and_stops() {
     copier.read(span, vec![Leaf::Data(Digest([1; 32]))]);
     copier.landed(span);
     let Next::Flush(_) = copier.next(Duration::ZERO) else { panic!("flushes at the end") };
-    copier.flush_failed();
+    copier.flush_failed(Failure::Fatal, Duration::ZERO);
     assert_eq!(copier.next(Duration::ZERO), Next::Stopped);
 }
 
