@@ -119,12 +119,12 @@ func (s *Sim) sendFile(w http.ResponseWriter, r *http.Request, conn *connection,
 	}
 	w.WriteHeader(status)
 	if r.Method == http.MethodGet {
-		conn.endpoint.bytes.Add(s.send(w, r, conn, file, start, length))
+		s.send(w, r, conn, file, start, length)
 	}
 }
 
-// send copies a span of file to w and gives how many bytes went out.
-func (s *Sim) send(w io.Writer, r *http.Request, conn *connection, file *os.File, start, length int64) int64 {
+// send copies a span of file to w.
+func (s *Sim) send(w io.Writer, r *http.Request, conn *connection, file *os.File, start, length int64) {
 	pooled := sendBuffers.Get().(*[]byte)
 	defer sendBuffers.Put(pooled)
 	sent := int64(0)
@@ -138,11 +138,11 @@ func (s *Sim) send(w io.Writer, r *http.Request, conn *connection, file *os.File
 		s.paceBytes(r.Context(), conn, n)
 		written, err := w.Write(piece[:n])
 		sent += int64(written)
+		conn.endpoint.bytes.Add(int64(written))
 		if err != nil || s.stopped.Err() != nil {
-			return sent
+			return
 		}
 	}
-	return sent
 }
 
 var errRange = errors.New("invalid range")

@@ -11,20 +11,20 @@ import (
 // httpOrder is an order for a fault below the API, as it comes over the control API. Offsets of
 // cut and stall count bytes of the response's body; flip_bit_at is an offset in the file for data.
 type httpOrder struct {
-	Path       string `json:"path"`  // what the request's path begins with
-	Match      string `json:"match"` // what path and query contain
-	Address    string `json:"address"`
-	Status     int    `json:"status"`
-	RetryAfter int    `json:"retry_after"`
-	CutAfter   *int64 `json:"cut_after"`
-	StallAfter *int64 `json:"stall_after"`
-	FlipBitAt  *int64 `json:"flip_bit_at"`
-	DelayMS    int64  `json:"delay_ms"`
-	BytesPerS  int64  `json:"bytes_per_s"`
-	Endless    bool   `json:"endless"`
-	Garbage    bool   `json:"garbage"`
-	Count      int    `json:"count"` // 0 is 1, -1 until cleared
-	Skip       int    `json:"skip"`
+	Path       string `json:"path,omitempty"`  // what the request's path begins with
+	Match      string `json:"match,omitempty"` // what path and query contain
+	Address    string `json:"address,omitempty"`
+	Status     int    `json:"status,omitempty"`
+	RetryAfter int    `json:"retry_after,omitempty"`
+	CutAfter   *int64 `json:"cut_after,omitempty"`
+	StallAfter *int64 `json:"stall_after,omitempty"`
+	FlipBitAt  *int64 `json:"flip_bit_at,omitempty"`
+	DelayMS    int64  `json:"delay_ms,omitempty"`
+	BytesPerS  int64  `json:"bytes_per_s,omitempty"`
+	Endless    bool   `json:"endless,omitempty"`
+	Garbage    bool   `json:"garbage,omitempty"`
+	Count      int    `json:"count,omitempty"` // 0 is 1, -1 until cleared
+	Skip       int    `json:"skip,omitempty"`
 }
 
 // httpFaults are the orders in place.

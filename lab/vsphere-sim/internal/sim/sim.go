@@ -67,26 +67,25 @@ type Sim struct {
 	order     []*machine
 	snapshots map[string]*machine // by moid of the snapshot
 
-	cert         atomic.Pointer[certificate]
-	certNumber   int
-	tls          *tls.Config
-	endpoints    map[string]*endpoint // by local IP address
-	main         *endpoint
-	sessions     *sessions
-	tickets      tickets
-	httpFaults   httpFaults
-	taskFaults   taskFaults
-	shape        shape
-	stats        stats
-	areasMax     atomic.Int64
-	writers      writers
-	server       *http.Server
-	controlHTTP  *http.Server
-	connections  connections
-	listeners    []net.Listener
-	stop         context.CancelFunc
-	stopped      context.Context
-	tagsAttached int
+	cert        atomic.Pointer[certificate]
+	certNumber  int
+	tls         *tls.Config
+	endpoints   map[string]*endpoint // by local IP address
+	main        *endpoint
+	sessions    *sessions
+	tickets     tickets
+	httpFaults  httpFaults
+	taskFaults  taskFaults
+	shape       shape
+	stats       stats
+	areasMax    atomic.Int64
+	writers     writers
+	server      *http.Server
+	controlHTTP *http.Server
+	connections connections
+	listeners   []net.Listener
+	stop        context.CancelFunc
+	stopped     context.Context
 }
 
 // areasMaxDefault is how many changed areas real hosts were seen to give in one answer.
@@ -197,6 +196,9 @@ func (s *Sim) listenAll(address, port string) error {
 				continue
 			}
 			e := &endpoint{address: nic.Address, service: "host", host: host, nic: nic}
+			if s.esxi {
+				e.service = s.main.service
+			}
 			if _, err := s.open(e, strconv.Itoa(bound)); err != nil {
 				return fmt.Errorf("vmknic %s of %s: %w", nic.Device, host.Name, err)
 			}

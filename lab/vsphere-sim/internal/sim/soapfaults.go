@@ -14,13 +14,13 @@ import (
 
 // soapOrder is an order for a fault of a SOAP call, as it comes over the control API.
 type soapOrder struct {
-	Method  string `json:"method"`
-	Fault   string `json:"fault"`
-	Message string `json:"message"`
-	VM      string `json:"vm"`    // only for calls to the VM of this name; faults of the call only
-	As      string `json:"as"`    // "call" (default) or "task"
-	Count   int    `json:"count"` // 0 is 1, -1 until cleared
-	Skip    int    `json:"skip"`
+	Method  string `json:"method,omitempty"`
+	Fault   string `json:"fault,omitempty"`
+	Message string `json:"message,omitempty"`
+	VM      string `json:"vm,omitempty"`    // only for calls to the VM of this name; faults of the call only
+	As      string `json:"as,omitempty"`    // "call" (default) or "task"
+	Count   int    `json:"count,omitempty"` // 0 is 1, -1 until cleared
+	Skip    int    `json:"skip,omitempty"`
 }
 
 // order puts a fault in place.

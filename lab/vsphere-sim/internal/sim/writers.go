@@ -15,11 +15,11 @@ import (
 
 // writerOrder asks for a pretended guest that keeps writing.
 type writerOrder struct {
-	VM        string `json:"vm"`
-	Disk      int    `json:"disk"`
-	BytesPerS int64  `json:"bytes_per_s"`
-	Block     int64  `json:"block"`
-	Span      string `json:"span"`
+	VM        string `json:"vm,omitempty"`
+	Disk      int    `json:"disk,omitempty"`
+	BytesPerS int64  `json:"bytes_per_s,omitempty"`
+	Block     int64  `json:"block,omitempty"`
+	Span      string `json:"span,omitempty"`
 }
 
 // blockBytesMax bounds the buffer of a writer.
