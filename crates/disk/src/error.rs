@@ -1,11 +1,14 @@
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
+
 use drover_types::ByteSpan;
 
 /// A failed operation on a disk: `write of 0x40000+0x10000 on web01/disk0`, and why.
+/// What has no span (opening, flushing) reads `flush of web01/disk0`.
 #[derive(Debug, thiserror::Error)]
-#[error("{op} of {span} on {disk}")]
+#[error("{op} of {}{disk}", SpanOn(*span))]
 pub struct DiskError {
     /// What may be done about it.
     pub kind: DiskErrorKind,
@@ -30,6 +33,15 @@ impl DiskError {
     /// An error with a kind that the backend knows better than its cause tells.
     pub fn with_kind(kind: DiskErrorKind, op: DiskOp, span: ByteSpan, disk: &str, source: io::Error) -> Self {
         DiskError { kind, op, span, disk: disk.to_string(), source }
+    }
+}
+
+/// Prints `0x40000+0x10000 on `, or nothing for an empty span.
+struct SpanOn(ByteSpan);
+
+impl fmt::Display for SpanOn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "{} on ", self.0) }
     }
 }
 
@@ -58,6 +70,10 @@ impl DiskErrorKind {
     /// The kind that an error of the operating system suggests.
     pub fn of(error: &io::Error) -> Self {
         use io::ErrorKind as E;
+        // A device pulled out, an NFS handle gone stale: the standard library has no kind for them.
+        if let Some(Errno::NXIO | Errno::NODEV | Errno::STALE) = Errno::from_io_error(error) {
+            return DiskErrorKind::Gone;
+        }
         match error.kind() {
             E::StorageFull | E::QuotaExceeded | E::FileTooLarge => DiskErrorKind::OutOfSpace,
             E::NotFound => DiskErrorKind::Gone,
@@ -109,5 +125,29 @@ impl fmt::Display for DiskOp {
             DiskOp::Zero => "zeroing",
             DiskOp::Flush => "flush",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(span: ByteSpan) -> DiskError {
+        DiskError::new(DiskOp::Write, span, "web01/disk0", io::ErrorKind::StorageFull.into())
+    }
+
+    #[test]
+    fn an_error_names_the_span_only_where_there_is_one() {
+        assert_eq!(error(ByteSpan::new(0x1000, 0x200)).to_string(), "write of 0x1000+0x200 on web01/disk0");
+        assert_eq!(error(ByteSpan::new(0, 0)).to_string(), "write of web01/disk0");
+    }
+
+    #[test]
+    fn kinds_follow_the_cause() {
+        let kind = |errno: Errno| DiskErrorKind::of(&errno.into());
+        assert_eq!(kind(Errno::NOSPC), DiskErrorKind::OutOfSpace);
+        assert_eq!(kind(Errno::NODEV), DiskErrorKind::Gone);
+        assert_eq!(kind(Errno::CONNRESET), DiskErrorKind::Transient);
+        assert_eq!(kind(Errno::IO), DiskErrorKind::Failed);
     }
 }

@@ -11,12 +11,20 @@
 //!
 //! A lane needs no lock and no helper thread, so many requests are in flight on few connections.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod buffer;
+mod check;
+pub mod conformance;
 mod error;
+mod file;
+pub mod memory;
 
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
+pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
+pub use file::{FileDisk, FileKind, OpenTarget, free_bytes, is_writable_dir};
+pub use memory::MemDisk;
 
 use drover_types::{ByteSpan, Extent};
 

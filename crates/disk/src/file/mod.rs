@@ -1,0 +1,239 @@
+//! Disks that are regular files or block devices of this host.
+//!
+//! ```text
+//! mod        FileDisk: the Disk and Lane of a path
+//! target     opening a path that will be overwritten, and all reasons to refuse
+//! handle     reads, writes and zeroing of any span, direct where the file system takes it
+//! direct     whether and how direct I/O works on an open file
+//! pieces     cutting a span at whole grains
+//! map        holes and data
+//! preflight  room and rights, before anything is opened
+//! ```
+
+mod direct;
+mod handle;
+mod map;
+mod pieces;
+mod preflight;
+mod target;
+
+pub use preflight::{free_bytes, is_writable_dir};
+pub use target::OpenTarget;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use drover_types::{ByteSpan, Extent};
+
+use crate::{Completion, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, Request, Work};
+use handle::Handle;
+
+/// A regular file or a block device, raw bytes without any header.
+pub struct FileDisk {
+    handle: Arc<Handle>,
+    kind: FileKind,
+    access: Access,
+    features: Features,
+}
+
+/// What a path turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A block device.
+    Block,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Source,
+    Target,
+}
+
+/// Direct writes to a fast disk gain up to four or so at a time; more lanes do no harm.
+const LANES_MAX: usize = 8;
+
+/// A lane works in `complete`, one request after the other: more in flight only hold buffers.
+const DEPTH_MAX: usize = 4;
+
+/// The largest request. Direct I/O gains nothing beyond 1 MiB in our trials.
+const REQUEST_BYTES_MAX: u64 = 32 << 20;
+
+/// The size at which direct I/O reached the disk's own rate in our trials.
+const REQUEST_BYTES_PREFERRED: u64 = 1 << 20;
+
+impl FileDisk {
+    /// Opens a file or block device to be read. Its size is taken now; bytes that are gone later
+    /// are an error, never zeros.
+    ///
+    /// # Errors
+    /// When it is not there, not readable, or neither a regular file nor a block device.
+    pub fn open_source(path: impl AsRef<Path>) -> Result<FileDisk, DiskError> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let opened = check_kind(path).and_then(|kind| Ok((File::open(path)?, kind)));
+        let (file, kind) = opened.map_err(|source| open_error(&name, source))?;
+        let size = size_of(&file, kind).map_err(|source| open_error(&name, source))?;
+        let handle = Handle::for_source(name, file, size);
+        let features = Features {
+            writable: false,
+            fast_zero: false,
+            extents: kind == FileKind::Regular && map::works(handle.file(), size),
+            zeroed: false,
+        };
+        Ok(FileDisk { handle: Arc::new(handle), kind, access: Access::Source, features })
+    }
+
+    /// What the path is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// Whether reads and writes bypass the page cache at the moment.
+    pub fn is_direct(&self) -> bool {
+        self.handle.is_direct()
+    }
+}
+
+impl Disk for FileDisk {
+    fn name(&self) -> &str {
+        self.handle.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.handle.size()
+    }
+
+    /// A source carries its modification time. A target does not: drover itself changes it with
+    /// every write, and a resume could never match.
+    fn identity(&self) -> String {
+        let Ok(stat) = rustix::fs::fstat(self.handle.file()) else {
+            return format!("file gone:{}", self.name());
+        };
+        match (self.kind, self.access) {
+            (FileKind::Block, _) => format!("block {:x}:{}", stat.st_rdev, self.size()),
+            (FileKind::Regular, Access::Target) => {
+                format!("file {:x}:{}:{}", stat.st_dev, stat.st_ino, stat.st_size)
+            }
+            (FileKind::Regular, Access::Source) => {
+                let (seconds, nanoseconds) = (stat.st_mtime, stat.st_mtime_nsec);
+                let inode = stat.st_ino;
+                format!("file {:x}:{inode}:{}:{seconds}.{nanoseconds:09}", stat.st_dev, stat.st_size)
+            }
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            bytes_min: 1,
+            bytes_preferred: REQUEST_BYTES_PREFERRED,
+            bytes_max: REQUEST_BYTES_MAX,
+            lanes_max: LANES_MAX,
+            depth_max: DEPTH_MAX,
+        }
+    }
+
+    fn features(&self) -> Features {
+        self.features
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        crate::check_span(DiskOp::Extents, span, self)?;
+        if !self.features.extents {
+            return Ok(vec![Extent::allocated(span)]);
+        }
+        map::extents(self.handle.file(), span, self.size())
+            .map_err(|source| DiskError::new(DiskOp::Extents, span, self.name(), source))
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+        // pread and pwrite do not use the file's position, so lanes share the open file.
+        Ok(Box::new(FileLane {
+            handle: self.handle.clone(),
+            writable: self.features.writable,
+            queue: VecDeque::new(),
+        }))
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
+        self.handle.flush()
+    }
+}
+
+struct FileLane {
+    handle: Arc<Handle>,
+    writable: bool,
+    queue: VecDeque<Request>,
+}
+
+impl Lane for FileLane {
+    fn submit(&mut self, request: Request) {
+        self.queue.push_back(request);
+    }
+
+    fn complete(&mut self) -> Option<Completion> {
+        let Request { id, span, mut work } = self.queue.pop_front()?;
+        let result = self.run(span, &mut work);
+        Some(Completion { id, span, work, result })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+impl FileLane {
+    fn run(&self, span: ByteSpan, work: &mut Work) -> Result<(), DiskError> {
+        crate::check_request(span, work, self.handle.size(), self.writable, self.handle.name())?;
+        match work {
+            Work::Read(buffer) => self.handle.read(span, buffer),
+            Work::Write(slice) => self.handle.write(span, slice),
+            Work::Zero => self.handle.zero(span),
+        }
+    }
+}
+
+/// What `path` is, before it is opened: opening a FIFO would wait for its other end.
+fn check_kind(path: &Path) -> io::Result<FileKind> {
+    use std::os::unix::fs::FileTypeExt;
+    let file_type = std::fs::metadata(path)?.file_type();
+    if file_type.is_file() {
+        return Ok(FileKind::Regular);
+    }
+    if file_type.is_block_device() {
+        return Ok(FileKind::Block);
+    }
+    let what = match () {
+        () if file_type.is_dir() => "a directory",
+        () if file_type.is_fifo() => "a pipe",
+        () if file_type.is_socket() => "a socket",
+        () if file_type.is_char_device() => "a character device",
+        () => "something else",
+    };
+    let text = format!("it is {what}; a disk is a regular file or a block device");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
+fn size_of(file: &File, kind: FileKind) -> io::Result<u64> {
+    match kind {
+        FileKind::Regular => Ok(file.metadata()?.len()),
+        // A block device tells its size by where its end is.
+        FileKind::Block => Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?),
+    }
+}
+
+/// A failed opening. What is wrong with a path is the user's to fix: `Misuse` would blame drover.
+fn open_error(name: &str, source: io::Error) -> DiskError {
+    let kind = match DiskErrorKind::of(&source) {
+        DiskErrorKind::Misuse => DiskErrorKind::Unsupported,
+        kind => kind,
+    };
+    DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), name, source)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+use super::*;
+use crate::{Buffer, Slice, conformance};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A directory of this test's own, gone when dropped.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir::below(&std::env::temp_dir())
+    }
+
+    fn below(parent: &Path) -> Dir {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("drover-disk-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Dir(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn new_target(size: u64) -> OpenTarget {
+    OpenTarget { size, create: true, resume: false }
+}
+
+fn run(disk: &dyn Disk, span: ByteSpan, work: Work) -> Completion {
+    let mut lane = disk.open_lane().unwrap();
+    lane.submit(Request { id: 1, span, work });
+    lane.complete().unwrap()
+}
+
+fn write(disk: &dyn Disk, offset: u64, bytes: &[u8]) {
+    let mut buffer = Buffer::zeroed(bytes.len());
+    buffer.copy_from_slice(bytes);
+    let span = ByteSpan::new(offset, bytes.len() as u64);
+    run(disk, span, Work::Write(Slice::from(buffer))).result.unwrap();
+}
+
+fn refused(result: Result<FileDisk, DiskError>) -> (DiskErrorKind, String) {
+    let Err(error) = result else { panic!("should have been refused") };
+    (error.kind, format!("{error}: {}", error.source))
+}
+
+fn conforms(dir: &Dir) {
+    let next = AtomicU64::new(0);
+    let path = || dir.file(&format!("t{}", next.load(Ordering::Relaxed)));
+    conformance::check_writer(
+        |size| {
+            next.fetch_add(1, Ordering::Relaxed);
+            Arc::new(FileDisk::open_target(path(), new_target(size)).unwrap())
+        },
+        || std::fs::read(path()).unwrap(),
+    );
+    let expected = std::fs::read(path()).unwrap();
+    conformance::check_reader(&FileDisk::open_source(path()).unwrap(), &expected);
+}
+
+#[test]
+fn passes_the_conformance_suite_on_disk() {
+    conforms(&Dir::new());
+}
+
+#[test]
+fn passes_the_conformance_suite_in_memory() {
+    let shm = Path::new("/dev/shm");
+    if !shm.is_dir() {
+        println!("skipped: no /dev/shm");
+        return;
+    }
+    conforms(&Dir::below(shm));
+}
+
+#[test]
+fn an_odd_sized_file_keeps_its_size() {
+    let dir = Dir::new();
+    for size in [1, 511, 513, 65537] {
+        let path = dir.file(&format!("{size}"));
+        let disk = FileDisk::open_target(&path, new_target(size)).unwrap();
+        assert!(disk.features().zeroed);
+        let bytes = conformance::pattern(size);
+        write(&disk, 0, &bytes);
+        run(&disk, ByteSpan::new(size - 1, 1), Work::Zero).result.unwrap();
+        disk.flush().unwrap();
+        let found = std::fs::read(&path).unwrap();
+        assert_eq!(found.len() as u64, size);
+        assert_eq!(found[..size as usize - 1], bytes[..size as usize - 1]);
+    }
+}
+
+#[test]
+fn a_file_that_holds_something_is_taken_only_to_resume_with_its_size() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    std::fs::write(&path, [1; 5000]).unwrap();
+    let (kind, text) = refused(FileDisk::open_target(&path, new_target(5000)));
+    assert_eq!(kind, DiskErrorKind::Denied);
+    assert!(text.contains("already holds 5000 bytes"), "{text}");
+    let resume = |size| OpenTarget { size, create: false, resume: true };
+    assert_eq!(refused(FileDisk::open_target(&path, resume(5001))).0, DiskErrorKind::Denied);
+    let disk = FileDisk::open_target(&path, resume(5000)).unwrap();
+    assert!(!disk.features().zeroed);
+    assert_eq!(std::fs::read(&path).unwrap(), [1; 5000]);
+}
+
+#[test]
+fn a_target_has_one_owner_at_a_time() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    let first = FileDisk::open_target(&path, new_target(4096)).unwrap();
+    let again = OpenTarget { size: 4096, create: false, resume: true };
+    let (kind, text) = refused(FileDisk::open_target(&path, again));
+    assert_eq!(kind, DiskErrorKind::Denied);
+    assert!(text.contains("another process holds"), "{text}");
+    drop(first);
+    FileDisk::open_target(&path, again).unwrap();
+}
+
+#[test]
+fn what_is_no_disk_is_refused_in_words() {
+    let dir = Dir::new();
+    let (kind, text) = refused(FileDisk::open_target(&dir.0, new_target(1)));
+    assert!(kind == DiskErrorKind::Unsupported && text.contains("it is a directory"), "{text}");
+    let (_, text) = refused(FileDisk::open_source("/dev/null"));
+    assert!(text.contains("a character device"), "{text}");
+    let _socket = std::os::unix::net::UnixListener::bind(dir.file("socket")).unwrap();
+    assert!(refused(FileDisk::open_source(dir.file("socket"))).1.contains("a socket"));
+    let missing = OpenTarget { size: 1, create: false, resume: false };
+    assert_eq!(refused(FileDisk::open_target(dir.file("none"), missing)).0, DiskErrorKind::Gone);
+    assert_eq!(refused(FileDisk::open_source(dir.file("none"))).0, DiskErrorKind::Gone);
+}
+
+#[test]
+fn a_failed_creation_leaves_no_file() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    refused(FileDisk::open_target(&path, new_target(u64::MAX / 2)));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_source_cut_short_is_an_error_and_not_zeros() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    std::fs::write(&path, [1; 100_000]).unwrap();
+    let disk = FileDisk::open_source(&path).unwrap();
+    let before = disk.identity();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(50_000).unwrap();
+    assert_ne!(disk.identity(), before);
+    let span = ByteSpan::new(40_000, 20_000);
+    let error = run(&disk, span, Work::Read(Buffer::zeroed(20_000))).result.unwrap_err();
+    assert_eq!(error.kind, DiskErrorKind::Corrupt);
+    let error = disk.extents(ByteSpan::new(60_000, 1000)).unwrap_err();
+    assert_eq!(error.kind, DiskErrorKind::Corrupt);
+}
+
+#[test]
+fn holes_are_told_and_zeroing_makes_one() {
+    let dir = Dir::new();
+    let disk = FileDisk::open_target(dir.file("disk"), new_target(4 << 20)).unwrap();
+    let whole = ByteSpan::new(0, disk.size());
+    assert_eq!(disk.extents(whole).unwrap(), [Extent::zero(whole)]);
+    write(&disk, 1 << 20, &vec![7; 1 << 20]);
+    let middle = ByteSpan::new(1 << 20, 1 << 20);
+    let rest = ByteSpan::new(2 << 20, 2 << 20);
+    let expected = [Extent::zero(ByteSpan::new(0, 1 << 20)), Extent::allocated(middle), Extent::zero(rest)];
+    assert_eq!(disk.extents(whole).unwrap(), expected);
+    run(&disk, middle, Work::Zero).result.unwrap();
+    assert_eq!(disk.extents(whole).unwrap(), [Extent::zero(whole)]);
+}
+
+#[test]
+fn a_source_of_crumbs_answers_in_bounded_pieces() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    let disk = FileDisk::open_target(&path, new_target(20 << 20)).unwrap();
+    for crumb in 0..1500 {
+        write(&disk, crumb * 12288, &[1; 4096]);
+    }
+    let first = disk.extents(ByteSpan::new(0, disk.size())).unwrap();
+    assert!((1024..=1025).contains(&first.len()), "{}", first.len());
+    conformance::check_reader(&disk, &std::fs::read(&path).unwrap());
+}
+
+#[test]
+fn writers_that_share_pages_do_not_lose_each_others_bytes() {
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    let size = 1 << 20;
+    let disk = FileDisk::open_target(&path, new_target(size)).unwrap();
+    // Pieces of 5000 bytes: every page is shared by two of them, each written by another thread.
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let disk = &disk;
+            scope.spawn(move || {
+                for index in (thread..size / 20_000).step_by(4) {
+                    for part in 0..4 {
+                        write(disk, index * 20_000 + part * 5000, &[index as u8 + 1; 5000]);
+                    }
+                }
+            });
+        }
+    });
+    disk.flush().unwrap();
+    let found = std::fs::read(&path).unwrap();
+    for (at, byte) in found.iter().enumerate().take((size / 20_000 * 20_000) as usize) {
+        assert_eq!(*byte as usize, at / 20_000 + 1, "byte {at}");
+    }
+}
+
+#[test]
+fn preflight_tells_room_and_rights() {
+    let dir = Dir::new();
+    assert!(free_bytes(&dir.0).unwrap() > 0);
+    is_writable_dir(&dir.0).unwrap();
+    assert_eq!(free_bytes(dir.file("none")).unwrap_err().kind, DiskErrorKind::Gone);
+    std::fs::write(dir.file("file"), "x").unwrap();
+    let error = is_writable_dir(dir.file("file")).unwrap_err();
+    assert!(error.source.to_string().contains("not a directory"));
+}
