@@ -32,6 +32,7 @@ type tracker struct {
 // start begins tracking under a new id, which makes all earlier change ids unknown.
 func (t *tracker) start() {
 	_, _ = rand.Read(t.id[:]) // Never fails, see crypto/rand.
+	t.id[0] = 0x52            // As all that real hosts were seen to give.
 	t.on, t.epoch, t.blocks = true, 1, map[int64]uint32{}
 }
 

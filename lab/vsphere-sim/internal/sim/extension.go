@@ -60,8 +60,11 @@ func (s *Sim) instead(method *simulator.Method) mo.Reference {
 	if m != nil && isSnapshotCall(method.Name) && m.sharesDisks() && m.disks.Running() {
 		fault := &types.SnapshotFault{}
 		return &failing{sim: s, ref: method.This, rule: faultRule{
-			fault: fault, message: "Cannot take a snapshot of a running VM with a multi-writer disk",
+			method: method.Name, fault: fault, message: "Cannot take a snapshot of a running VM with a multi-writer disk",
 		}}
+	}
+	if m != nil && (method.Name == "PowerOffVM_Task" && !m.disks.Running() || method.Name == "PowerOnVM_Task" && m.disks.Running()) {
+		return &failing{sim: s, ref: method.This, rule: m.wrongPower(method.Name)}
 	}
 	if !slices.Contains(extended, method.Name) {
 		return nil
@@ -70,6 +73,21 @@ func (s *Sim) instead(method *simulator.Method) mo.Reference {
 		return nil
 	}
 	return &extension{sim: s, ref: method.This, machine: m}
+}
+
+// wrongPower is what govmomi's simulator does as well, but with a Go type for a message.
+func (m *machine) wrongPower(method string) faultRule {
+	on, off := types.VirtualMachinePowerStatePoweredOn, types.VirtualMachinePowerStatePoweredOff
+	if m.disks.Running() {
+		return faultRule{
+			method: method, fault: &types.InvalidPowerState{RequestedState: on, ExistingState: on},
+			message: "The attempted operation cannot be performed in the current state (Powered on).",
+		}
+	}
+	return faultRule{
+		method: method, fault: &types.InvalidPowerState{RequestedState: off, ExistingState: off},
+		message: "The attempted operation cannot be performed in the current state (Powered off).",
+	}
 }
 
 func isSnapshotCall(name string) bool {
