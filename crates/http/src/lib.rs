@@ -21,6 +21,6 @@ pub use connection::{Connection, Request};
 pub use endpoint::{Endpoint, Url};
 pub use error::{HttpError, HttpErrorKind, HttpOp};
 pub use head::{BodyLength, Head};
-pub use range::{Authorise, Credentials, ExtentSource, RangeDisk, RangeOptions};
+pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions};
 pub use stream::Timeouts;
 pub use trust::{Presented, Thumbprint, ThumbprintError, Trust};

@@ -1,0 +1,256 @@
+use std::error::Error;
+use std::fmt;
+
+use drover_disk::DiskError;
+use drover_http::{HttpError, HttpErrorKind};
+
+/// A failed operation on vSphere: `create snapshot of web01: state does not allow it: ...`.
+#[derive(Debug)]
+pub struct VsphereError {
+    /// What may be done about it.
+    pub kind: VsphereErrorKind,
+    /// What was being done to what (`create snapshot of web01`).
+    pub op: String,
+    /// What vSphere said, if it said something.
+    pub fault: Option<Fault>,
+    /// The cause below, if there is one.
+    pub source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// A fault as vSphere tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Type name (`InvalidPowerState`).
+    pub name: String,
+    /// The server's words.
+    pub message: String,
+    /// For `NoPermission`: the privilege that is missing (`VirtualMachine.State.CreateSnapshot`).
+    pub privilege: Option<String>,
+}
+
+/// What went wrong on vSphere, to decide on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VsphereErrorKind {
+    /// User or password is wrong.
+    WrongPassword,
+    /// The login failed and the user carries no domain, which vCenter needs.
+    UserWithoutDomain,
+    /// The user may not do this.
+    PermissionDenied,
+    /// The server's certificate is not trusted, out of its time, or for another name.
+    CertificateNotTrusted,
+    /// The server's certificate is another one than the given thumbprint says.
+    ThumbprintMismatch,
+    /// No connection, or it broke.
+    Unreachable,
+    /// No answer in time.
+    Timeout,
+    /// Whatever answers there is no vSphere, or talks nonsense.
+    NotVsphere,
+    /// The object is not there.
+    NotFound,
+    /// The server or the object is busy with something else; later it may go.
+    Busy,
+    /// The object's state does not allow it (power state).
+    State,
+    /// Another fault.
+    Fault,
+    /// drover cannot do this with such a disk or server.
+    Unsupported,
+    /// The disk's data cannot be reached.
+    Disk,
+}
+
+impl VsphereError {
+    pub(crate) fn new(
+        kind: VsphereErrorKind,
+        op: &str,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        VsphereError { kind, op: op.to_string(), fault: None, source: Some(source.into()) }
+    }
+
+    pub(crate) fn of_fault(op: &str, fault: Fault) -> Self {
+        VsphereError { kind: fault_kind(&fault), op: op.to_string(), fault: Some(fault), source: None }
+    }
+
+    pub(crate) fn of_http(op: &str, error: HttpError) -> Self {
+        VsphereError::new(http_kind(&error), op, error)
+    }
+
+    /// Whether the same may succeed later without anybody's doing.
+    pub fn is_transient(&self) -> bool {
+        use VsphereErrorKind as K;
+        match self.kind {
+            K::Unreachable | K::Timeout | K::Busy => true,
+            K::Disk => {
+                let disk = self.source.as_ref().and_then(|source| source.downcast_ref::<DiskError>());
+                disk.is_some_and(|error| error.kind == drover_disk::DiskErrorKind::Transient)
+            }
+            K::WrongPassword
+            | K::UserWithoutDomain
+            | K::PermissionDenied
+            | K::CertificateNotTrusted
+            | K::ThumbprintMismatch
+            | K::NotVsphere
+            | K::NotFound
+            | K::State
+            | K::Fault
+            | K::Unsupported => false,
+        }
+    }
+
+    /// Whether it is certain that the server never saw the request.
+    pub(crate) fn was_not_sent(&self) -> bool {
+        self.http().is_some_and(|error| error.op == drover_http::HttpOp::Connect)
+    }
+
+    /// The HTTP error below, which may lie below a disk's error.
+    fn http(&self) -> Option<&HttpError> {
+        let source = self.source.as_ref()?;
+        let below_disk = || source.downcast_ref::<DiskError>()?.source.get_ref()?.downcast_ref::<HttpError>();
+        source.downcast_ref::<HttpError>().or_else(below_disk)
+    }
+
+    /// Whether it is unknown if the server did what was asked.
+    pub(crate) fn is_unclear(&self) -> bool {
+        use VsphereErrorKind as K;
+        self.fault.is_none()
+            && !self.was_not_sent()
+            && matches!(self.kind, K::Unreachable | K::Timeout | K::NotVsphere)
+    }
+
+    pub(crate) fn is_fault(&self, name: &str) -> bool {
+        self.fault.as_ref().is_some_and(|fault| fault.name == name)
+    }
+
+    /// What to try, for the operator.
+    pub fn advice(&self) -> Option<String> {
+        use VsphereErrorKind as K;
+        let from_http = || self.http().and_then(HttpError::advice);
+        let text = match self.kind {
+            K::WrongPassword => "check user and password by logging in to the vSphere web client with them",
+            K::UserWithoutDomain => {
+                "vCenter wants the user with its domain: user@vsphere.local, user@company.example or COMPANY\\user"
+            }
+            K::PermissionDenied => {
+                let privilege = self.fault.as_ref().and_then(|fault| fault.privilege.as_deref());
+                return Some(match privilege {
+                    Some(privilege) => {
+                        format!("give the user's role the privilege {privilege} on this object")
+                    }
+                    None => "give the user's role the missing privilege on this object".to_string(),
+                });
+            }
+            K::CertificateNotTrusted | K::ThumbprintMismatch => return from_http(),
+            K::Unreachable => {
+                return from_http().or_else(|| Some("check address, port, route and firewall".to_string()));
+            }
+            K::Timeout => "check the load of the server and the path to it, then try again",
+            K::NotVsphere => {
+                "check that the endpoint is a vCenter or an ESXi host, and no proxy sits between"
+            }
+            K::NotFound => "read the inventory again; it was removed or renamed",
+            K::Busy => "wait for the other task to end, then try again",
+            K::State => "check the power state of the VM",
+            K::Fault | K::Unsupported | K::Disk => return None,
+        };
+        Some(text.to_string())
+    }
+}
+
+impl fmt::Display for VsphereError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.op, self.kind)?;
+        match &self.fault {
+            Some(fault) if fault.message.is_empty() => write!(f, " ({})", fault.name),
+            Some(fault) => write!(f, " ({}: {})", fault.name, fault.message),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for VsphereError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl fmt::Display for VsphereErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use VsphereErrorKind as K;
+        f.write_str(match self {
+            K::WrongPassword => "wrong user or password",
+            K::UserWithoutDomain => "login refused, and the user has no domain",
+            K::PermissionDenied => "permission denied",
+            K::CertificateNotTrusted => "the server's certificate is not trusted",
+            K::ThumbprintMismatch => "the server's certificate is not the one with the given thumbprint",
+            K::Unreachable => "no working connection to the server",
+            K::Timeout => "no answer in time",
+            K::NotVsphere => "the answer is not one of a vSphere server",
+            K::NotFound => "not found",
+            K::Busy => "busy",
+            K::State => "its state does not allow that",
+            K::Fault => "refused by vSphere",
+            K::Unsupported => "not supported",
+            K::Disk => "the disk's data cannot be read",
+        })
+    }
+}
+
+fn fault_kind(fault: &Fault) -> VsphereErrorKind {
+    use VsphereErrorKind as K;
+    match fault.name.as_str() {
+        "InvalidLogin" => K::WrongPassword,
+        "NoPermission" | "RestrictedByAdministrator" | "NotAuthenticated" => K::PermissionDenied,
+        "ManagedObjectNotFound" | "NotFound" => K::NotFound,
+        "TaskInProgress" | "ConcurrentAccess" | "ResourceInUse" | "HostCommunication"
+        | "HostNotConnected" => K::Busy,
+        "InvalidPowerState" | "InvalidState" | "ToolsUnavailable" => K::State,
+        "MethodNotFound" | "NotImplemented" | "NotSupported" => K::Unsupported,
+        _ => K::Fault,
+    }
+}
+
+pub(crate) fn http_kind(error: &HttpError) -> VsphereErrorKind {
+    use HttpErrorKind as H;
+    use VsphereErrorKind as K;
+    match &error.kind {
+        H::Untrusted(_) | H::Expired(_) | H::WrongName(_) | H::BadTrust(_) => K::CertificateNotTrusted,
+        H::ThumbprintMismatch(_) => K::ThumbprintMismatch,
+        H::UnknownHost | H::Refused | H::Unreachable | H::Closed | H::Io | H::BadUrl => K::Unreachable,
+        H::Stalled(_) => K::Timeout,
+        // Bytes without end, or that are no HTTP, come from something else than a vSphere server.
+        H::Endless(_) | H::Tls | H::Protocol(_) | H::TooLong(_) => K::NotVsphere,
+        H::Status(401 | 403) => K::PermissionDenied,
+        H::Status(404) => K::NotFound,
+        H::Status(429 | 503) => K::Busy,
+        H::Status(_) => K::NotVsphere,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(name: &str) -> VsphereError {
+        let fault = Fault { name: name.to_string(), message: "no".to_string(), privilege: None };
+        VsphereError::of_fault("power off web01", fault)
+    }
+
+    #[test]
+    fn says_what_was_done_to_what_and_what_vsphere_said() {
+        let text = fault("InvalidPowerState").to_string();
+        assert_eq!(text, "power off web01: its state does not allow that (InvalidPowerState: no)");
+    }
+
+    #[test]
+    fn a_missing_privilege_is_named_in_the_advice() {
+        let mut error = fault("NoPermission");
+        if let Some(fault) = &mut error.fault {
+            fault.privilege = Some("VirtualMachine.State.CreateSnapshot".to_string());
+        }
+        assert!(error.advice().unwrap().contains("VirtualMachine.State.CreateSnapshot"));
+        assert!(!error.is_transient() && fault("TaskInProgress").is_transient());
+    }
+}

@@ -1,0 +1,163 @@
+use std::time::Duration;
+
+use drover_types::inventory::{PowerState, Snapshot};
+
+use crate::error::{VsphereError, VsphereErrorKind};
+use crate::session::{Call, Inner, Session};
+use crate::soap::{Moref, tag};
+use crate::vm::power_of;
+
+const POWER_TIME_MAX: Duration = Duration::from_secs(10 * 60);
+/// Quiescing a busy guest takes minutes, and vSphere has its own limits.
+const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
+/// Consolidation writes everything that changed since back into the disk.
+const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Session {
+    /// Asks the guest to shut down and waits until the VM is off.
+    ///
+    /// # Errors
+    /// [`VsphereErrorKind::State`] if no guest tools run, [`VsphereErrorKind::Timeout`] if it stays on.
+    pub fn shutdown_guest(&self, vm: &str, timeout: Duration) -> Result<(), VsphereError> {
+        let session = &self.inner;
+        let op = session.op("shut down", vm);
+        if session.power(&op, vm)? == PowerState::Off {
+            return Ok(());
+        }
+        let this = &vm_ref(vm);
+        let call = Call { op: &op, method: "ShutdownGuest", this, arguments: "", is_read: false };
+        match session.call(&call) {
+            Err(error) if error.is_fault("InvalidPowerState") => {}
+            done => drop(done?),
+        }
+        let off = |state: &crate::xml::Element| power_of(Some(&state.text)) == PowerState::Off;
+        session.wait_for(&op, this, "runtime.powerState", "runtime.powerState", timeout, off).map(drop)
+    }
+
+    /// Powers a VM off, hard. A VM that is off stays off.
+    ///
+    /// # Errors
+    /// When vSphere refuses, or it cannot be told whether the VM is off.
+    pub fn power_off(&self, vm: &str) -> Result<(), VsphereError> {
+        self.inner.set_power(vm, "power off", "PowerOffVM_Task", PowerState::Off)
+    }
+
+    /// Powers a VM on. A VM that is on stays on.
+    ///
+    /// # Errors
+    /// When vSphere refuses, or it cannot be told whether the VM is on.
+    pub fn power_on(&self, vm: &str) -> Result<(), VsphereError> {
+        self.inner.set_power(vm, "power on", "PowerOnVM_Task", PowerState::On)
+    }
+
+    /// Takes a snapshot without memory. `name` should be unique: if the connection breaks at the wrong moment, the
+    /// snapshot is found again by it.
+    ///
+    /// # Errors
+    /// When vSphere refuses, or quiescing fails.
+    pub fn create_snapshot(
+        &self,
+        vm: &str,
+        name: &str,
+        description: &str,
+        quiesce: bool,
+    ) -> Result<Snapshot, VsphereError> {
+        let session = &self.inner;
+        let op = session.op("create snapshot of", vm);
+        let arguments = tag("name", name)
+            + &tag("description", description)
+            + &tag("memory", "false")
+            + &tag("quiesce", if quiesce { "true" } else { "false" });
+        let this = &vm_ref(vm);
+        let call =
+            Call { op: &op, method: "CreateSnapshot_Task", this, arguments: &arguments, is_read: false };
+        match session.run_task(&call, SNAPSHOT_TIME_MAX) {
+            Ok(Some(id)) => {
+                Ok(Snapshot { id: id.text, name: name.to_string(), description: description.to_string() })
+            }
+            Ok(None) => session.find_snapshot(&op, vm, name)?.ok_or_else(|| {
+                VsphereError::new(
+                    VsphereErrorKind::NotVsphere,
+                    &op,
+                    "the task ended well, but there is no snapshot",
+                )
+            }),
+            // Asking again could make a second snapshot, so look first whether this one was made.
+            Err(error) if error.is_unclear() => session.find_late_snapshot(&op, vm, name)?.ok_or(error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a snapshot, lets its data flow back into its parent, and waits for that. One that is gone is fine.
+    ///
+    /// # Errors
+    /// When vSphere refuses, or the VM is busy with another task.
+    pub fn remove_snapshot(&self, snapshot: &str) -> Result<(), VsphereError> {
+        let op = format!("remove snapshot {snapshot}");
+        let arguments = tag("removeChildren", "false") + &tag("consolidate", "true");
+        let this = &Moref::new("VirtualMachineSnapshot", snapshot);
+        let call =
+            Call { op: &op, method: "RemoveSnapshot_Task", this, arguments: &arguments, is_read: false };
+        match self.inner.run_task(&call, CONSOLIDATION_TIME_MAX) {
+            Err(error) if error.kind == VsphereErrorKind::NotFound => Ok(()),
+            Err(error) if error.is_unclear() && self.inner.is_gone(this) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+}
+
+impl Inner {
+    fn op(&self, what: &str, vm: &str) -> String {
+        format!("{what} {}", self.name_of(vm))
+    }
+
+    fn set_power(&self, vm: &str, what: &str, method: &str, wanted: PowerState) -> Result<(), VsphereError> {
+        let op = self.op(what, vm);
+        if self.power(&op, vm)? == wanted {
+            return Ok(());
+        }
+        let call = Call { op: &op, method, this: &vm_ref(vm), arguments: "", is_read: false };
+        match self.run_task(&call, POWER_TIME_MAX) {
+            // Somebody else was faster, or our own request got through after all.
+            Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => {
+                match self.power(&op, vm) {
+                    Ok(state) if state == wanted => Ok(()),
+                    _ => Err(error),
+                }
+            }
+            done => done.map(drop),
+        }
+    }
+
+    fn find_snapshot(&self, op: &str, vm: &str, name: &str) -> Result<Option<Snapshot>, VsphereError> {
+        let found = self.vm(vm).map_err(|error| VsphereError { op: op.to_string(), ..error })?;
+        Ok(found.snapshots.into_iter().find(|snapshot| snapshot.name == name))
+    }
+
+    /// Waits for snapshots that are being made of the VM, then looks for ours.
+    fn find_late_snapshot(&self, op: &str, vm: &str, name: &str) -> Result<Option<Snapshot>, VsphereError> {
+        let recent = self.read(op, &vm_ref(vm), &["recentTask"])?;
+        let tasks: Vec<Moref> =
+            recent.get("recentTask").map_or(Vec::new(), |list| list.children.iter().map(Moref::of).collect());
+        for task in tasks {
+            let info = self.read(op, &task, &["info"]);
+            let is_snapshot = |info: &crate::xml::Element| {
+                info.text_at("descriptionId").is_some_and(|id| id.contains("createSnapshot"))
+            };
+            // A task that is gone or failed makes no snapshot; what counts is the look below.
+            if info.is_ok_and(|task| task.get("info").is_some_and(is_snapshot)) {
+                let _ = self.wait_task(op, &task, SNAPSHOT_TIME_MAX);
+            }
+        }
+        self.find_snapshot(op, vm, name)
+    }
+
+    fn is_gone(&self, object: &Moref) -> bool {
+        let seen = self.read("look for a snapshot", object, &["vm"]);
+        seen.is_err_and(|error| error.kind == VsphereErrorKind::NotFound)
+    }
+}
+
+fn vm_ref(id: &str) -> Moref {
+    Moref::new("VirtualMachine", id)
+}

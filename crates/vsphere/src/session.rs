@@ -1,0 +1,259 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use drover_http::{Client, Request, Response};
+use drover_types::Secret;
+use drover_types::inventory::About;
+
+use crate::error::{VsphereError, VsphereErrorKind};
+use crate::soap::{self, Answer, Moref};
+use crate::xml::Element;
+use crate::{Timeouts, Trust};
+
+/// Where to log in, and as whom.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// `host[:port]` or an https URL.
+    pub endpoint: String,
+    /// User, with its domain for a vCenter (`administrator@vsphere.local`).
+    pub user: String,
+    /// Password.
+    pub password: Secret,
+    /// Whose certificate to believe.
+    pub trust: Trust,
+    /// How long to wait for the server.
+    pub timeouts: Timeouts,
+}
+
+/// A login at a vCenter or an ESXi host. Shared between threads; renews itself when it expires, once per
+/// expiry, however many threads notice. Logs out when the last user of it is gone.
+pub struct Session {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub client: Client,
+    pub options: ConnectOptions,
+    pub content: Content,
+    auth: Mutex<Auth>,
+    /// Held while logging in, so that other threads wait for the new cookie instead of logging in too.
+    renewal: Mutex<()>,
+    warnings: Mutex<Vec<String>>,
+    /// Names by id, for messages.
+    names: Mutex<HashMap<String, String>>,
+    /// Logins at ESXi hosts for reading disks, by address and user.
+    pub hosts: Mutex<HashMap<(String, String), Weak<Inner>>>,
+}
+
+/// What the server says of itself: where its managers are.
+pub(crate) struct Content {
+    pub about: About,
+    pub root: Moref,
+    pub collector: Moref,
+    pub views: Moref,
+    pub sessions: Moref,
+    /// Value of the SOAPAction header, which asks for a version of the API.
+    pub action: &'static str,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Auth {
+    /// `vmware_soap_session=...`; empty when logged out.
+    pub cookie: String,
+    /// Grows with each login.
+    pub version: u64,
+}
+
+/// A call of a method.
+pub(crate) struct Call<'a> {
+    /// What is being done, for messages.
+    pub op: &'a str,
+    pub method: &'a str,
+    pub this: &'a Moref,
+    /// XML.
+    pub arguments: &'a str,
+    /// It only reads, so it may be sent again after a failure.
+    pub is_read: bool,
+}
+
+const SOAP_PATH: &str = "/sdk";
+const READ_TRIES_MAX: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const WARNINGS_MAX: usize = 100;
+
+impl Session {
+    /// Connects and logs in.
+    ///
+    /// # Errors
+    /// Wrong password, user without its domain, a certificate that is not trusted, and a host that cannot be reached
+    /// have kinds of their own.
+    pub fn connect(options: ConnectOptions) -> Result<Session, VsphereError> {
+        Ok(Session { inner: Arc::new(Inner::connect(options)?) })
+    }
+
+    /// What answers at the endpoint.
+    pub fn about(&self) -> &About {
+        &self.inner.content.about
+    }
+
+    /// What went wrong without being fatal (tags that could not be read), oldest first.
+    pub fn warnings(&self) -> Vec<String> {
+        lock(&self.inner.warnings).clone()
+    }
+
+    /// Logs out. Later calls log in again.
+    ///
+    /// # Errors
+    /// When the server cannot be reached; the session then ends by itself, usually after 30 minutes.
+    pub fn logout(&self) -> Result<(), VsphereError> {
+        self.inner.logout()
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({} at {})", self.inner.options.user, self.inner.client.endpoint())
+    }
+}
+
+impl Inner {
+    pub fn new(client: Client, options: ConnectOptions, content: Content) -> Self {
+        Inner {
+            client,
+            options,
+            content,
+            auth: Mutex::default(),
+            renewal: Mutex::default(),
+            warnings: Mutex::default(),
+            names: Mutex::default(),
+            hosts: Mutex::default(),
+        }
+    }
+
+    /// Calls a method under the session, logging in again if it has expired.
+    pub fn call(&self, call: &Call<'_>) -> Result<Element, VsphereError> {
+        let mut renewed = false;
+        let mut tries = 1;
+        loop {
+            let auth = self.auth();
+            match self.call_once(call, &auth.cookie) {
+                Err(error) if error.is_fault("NotAuthenticated") && !renewed => {
+                    self.renew(auth.version)?;
+                    renewed = true;
+                }
+                Err(error) if call.is_read && error.is_transient() && tries < READ_TRIES_MAX => {
+                    thread::sleep(FIRST_PAUSE * 4u32.pow(tries - 1));
+                    tries += 1;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn call_once(&self, call: &Call<'_>, cookie: &str) -> Result<Element, VsphereError> {
+        exchange(&self.client, self.content.action, call, cookie).map(|(element, _)| element)
+    }
+
+    pub fn auth(&self) -> Auth {
+        lock(&self.auth).clone()
+    }
+
+    /// Logs in again, unless another thread has done so since `version`.
+    pub fn renew(&self, version: u64) -> Result<(), VsphereError> {
+        let _one_at_a_time = lock(&self.renewal);
+        if self.auth().version != version {
+            return Ok(());
+        }
+        let cookie = self.login()?;
+        *lock(&self.auth) = Auth { cookie, version: version + 1 };
+        Ok(())
+    }
+
+    fn logout(&self) -> Result<(), VsphereError> {
+        let cookie = std::mem::take(&mut lock(&self.auth).cookie);
+        if cookie.is_empty() {
+            return Ok(());
+        }
+        let call = Call {
+            op: "log out",
+            method: "Logout",
+            this: &self.content.sessions,
+            arguments: "",
+            is_read: false,
+        };
+        match self.call_once(&call, &cookie) {
+            Err(error) if !error.is_fault("NotAuthenticated") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn warn(&self, text: String) {
+        let mut warnings = lock(&self.warnings);
+        if warnings.len() < WARNINGS_MAX && !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    pub fn learn_name(&self, id: &str, name: &str) {
+        lock(&self.names).insert(id.to_string(), name.to_string());
+    }
+
+    /// The name of an object for messages, or its id as long as the name is not known.
+    pub fn name_of(&self, id: &str) -> String {
+        lock(&self.names).get(id).cloned().unwrap_or_else(|| id.to_string())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Idle sessions count against a limit of the server, but it ends them by itself if this fails.
+        let _ = self.logout();
+    }
+}
+
+/// One exchange: the response element and the HTTP response around it.
+pub(crate) fn exchange(
+    client: &Client,
+    action: &str,
+    call: &Call<'_>,
+    cookie: &str,
+) -> Result<(Element, Response), VsphereError> {
+    let text = soap::envelope(call.method, call.this, call.arguments);
+    let mut request = Request::post(SOAP_PATH, text)
+        .with_header("Content-Type", "text/xml; charset=utf-8")
+        .with_header("SOAPAction", format!("\"{action}\""));
+    if !cookie.is_empty() {
+        request = request.with_header("Cookie", cookie);
+    }
+    request.idempotent = call.is_read;
+    let response = client.send(&request).map_err(|error| VsphereError::of_http(call.op, error))?;
+    let answer = String::from_utf8(response.body.clone())
+        .map_err(|error| error.to_string())
+        .and_then(|text| soap::open(&text));
+    match answer {
+        Ok(Answer::Returned(element)) if element.name == format!("{}Response", call.method) => {
+            Ok((element, response))
+        }
+        Ok(Answer::Returned(element)) => Err(not_vsphere(call.op, &response, &format!("'{}'", element.name))),
+        Ok(Answer::Failed(fault)) => Err(VsphereError::of_fault(call.op, fault)),
+        Err(why) => Err(not_vsphere(call.op, &response, &why)),
+    }
+}
+
+fn not_vsphere(op: &str, response: &Response, why: &str) -> VsphereError {
+    let kind = match response.head.status {
+        429 | 503 => VsphereErrorKind::Busy,
+        502 | 504 => VsphereErrorKind::Unreachable,
+        401 | 403 => VsphereErrorKind::PermissionDenied,
+        _ => VsphereErrorKind::NotVsphere,
+    };
+    VsphereError::new(kind, op, format!("HTTP {}, {why}", response.head.status_line()))
+}
+
+/// Nothing here is left half done by a panic, so a poisoned lock is as good as another.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,163 @@
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::collect::{filter_spec, just};
+use crate::error::{VsphereError, VsphereErrorKind};
+use crate::session::{Call, Inner};
+use crate::soap::{Moref, tag, task_fault};
+use crate::xml::Element;
+
+/// How long the server may hold one wait open; below the stall timeout, so that a dead server is noticed.
+const WAIT_SECONDS_MAX: u64 = 15;
+/// Failures in a row to ask for a change, before the wait is given up.
+const FAILURES_MAX: u32 = 8;
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Starts a task and waits for its end: its result, if it has one.
+    pub fn run_task(&self, call: &Call<'_>, timeout: Duration) -> Result<Option<Element>, VsphereError> {
+        let answer = self.call(call)?;
+        let task = answer.child("returnval").map(Moref::of).filter(|task| !task.id.is_empty());
+        let task = task.ok_or_else(|| {
+            VsphereError::new(VsphereErrorKind::NotVsphere, call.op, "no task in the answer")
+        })?;
+        self.wait_task(call.op, &task, timeout)
+    }
+
+    /// Waits for the end of a task.
+    pub fn wait_task(
+        &self,
+        op: &str,
+        task: &Moref,
+        timeout: Duration,
+    ) -> Result<Option<Element>, VsphereError> {
+        let ended = self.wait_for(op, task, "info.state", "info", timeout, |info| {
+            matches!(info.text_at("state"), Some("success" | "error"))
+        })?;
+        match ended.text_at("state") {
+            Some("success") => Ok(ended.child("result").cloned()),
+            _ => {
+                let nothing = Element::default();
+                Err(VsphereError::of_fault(op, task_fault(ended.child("error").unwrap_or(&nothing))))
+            }
+        }
+    }
+
+    /// Waits until the property `path` of `object` satisfies `done`; `watched` is the part of it whose change is
+    /// worth a look. Reads first: what is waited for may have happened already.
+    pub fn wait_for(
+        &self,
+        op: &str,
+        object: &Moref,
+        watched: &str,
+        path: &str,
+        timeout: Duration,
+        done: impl Fn(&Element) -> bool,
+    ) -> Result<Element, VsphereError> {
+        let deadline = Instant::now() + timeout;
+        let mut watch: Option<Watch<'_>> = None;
+        let mut failures = 0;
+        loop {
+            let seen = self.read(op, object, &[path])?.get(path).cloned().unwrap_or_default();
+            if done(&seen) {
+                return Ok(seen);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let why = format!("not done after {} s", timeout.as_secs());
+                return Err(VsphereError::new(VsphereErrorKind::Timeout, op, why));
+            }
+            match Watch::next(&mut watch, self, op, object, watched, left) {
+                Ok(()) => failures = 0,
+                // The collector ends with its session and with the connection; the next round makes another.
+                Err(error) if failures >= FAILURES_MAX => return Err(error),
+                Err(_) => {
+                    failures += 1;
+                    watch = None;
+                    thread::sleep(FAILURE_PAUSE.min(left));
+                }
+            }
+        }
+    }
+}
+
+/// A property collector of our own with one filter: threads that share one would get each other's changes.
+struct Watch<'a> {
+    session: &'a Inner,
+    collector: Moref,
+    version: String,
+}
+
+impl<'a> Watch<'a> {
+    /// Waits for the next change, or for a while.
+    fn next(
+        watch: &mut Option<Self>,
+        session: &'a Inner,
+        op: &str,
+        object: &Moref,
+        watched: &str,
+        left: Duration,
+    ) -> Result<(), VsphereError> {
+        let watch = match watch {
+            Some(watch) => watch,
+            none => none.insert(Watch::start(session, op, object, watched)?),
+        };
+        // The first answer tells how things are, at once. Ours has been read, but it may have changed since.
+        watch.wait(op, left)
+    }
+
+    fn start(session: &'a Inner, op: &str, object: &Moref, watched: &str) -> Result<Self, VsphereError> {
+        let this = &session.content.collector;
+        let call = Call { op, method: "CreatePropertyCollector", this, arguments: "", is_read: true };
+        let answer = session.call(&call)?;
+        let collector = answer.child("returnval").map(Moref::of);
+        let collector = collector.ok_or_else(|| {
+            VsphereError::new(VsphereErrorKind::NotVsphere, op, "no property collector in the answer")
+        })?;
+        let watch = Watch { session, collector, version: String::new() };
+        let spec = filter_spec(&[(&object.kind, &[watched])], &just(object));
+        let arguments = format!("<spec>{spec}</spec>{}", tag("partialUpdates", "false"));
+        session.call(&Call {
+            op,
+            method: "CreateFilter",
+            this: &watch.collector,
+            arguments: &arguments,
+            is_read: true,
+        })?;
+        Ok(watch)
+    }
+
+    fn wait(&mut self, op: &str, left: Duration) -> Result<(), VsphereError> {
+        let seconds = left.as_secs().clamp(1, WAIT_SECONDS_MAX).to_string();
+        let arguments =
+            tag("version", &self.version) + "<options>" + &tag("maxWaitSeconds", &seconds) + "</options>";
+        let call = Call {
+            op,
+            method: "WaitForUpdatesEx",
+            this: &self.collector,
+            arguments: &arguments,
+            is_read: true,
+        };
+        let answer = self.session.call(&call)?;
+        // No answer value means that nothing changed. A truncated one goes on in the next.
+        if let Some(version) = answer.child("returnval").and_then(|update| update.text_at("version")) {
+            self.version = version.to_string();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        // What stays behind ends with the session.
+        let op = "end a wait";
+        let call = Call {
+            op,
+            method: "DestroyPropertyCollector",
+            this: &self.collector,
+            arguments: "",
+            is_read: false,
+        };
+        let _ = self.session.call(&call);
+    }
+}
