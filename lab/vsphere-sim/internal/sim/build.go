@@ -2,11 +2,9 @@ package sim
 
 import (
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -85,10 +83,8 @@ func (s *Sim) startService() {
 	s.service.Listen = &url.URL{Host: "127.0.0.1:0", User: s.credentials()}
 	s.service.RegisterEndpoints = true
 	s.service.NewServer().Close()
-	s.service.Listen = &url.URL{
-		Scheme: "https", Host: net.JoinHostPort(s.main.address, strconv.Itoa(s.Ready.Port)),
-		Path: "/sdk", User: s.credentials(),
-	}
+	s.service.Listen = s.sdkURL()
+	s.service.Listen.User = s.credentials()
 	s.registry.OptionManager().UpdateOptions(&types.UpdateOptions{ChangedValue: []types.BaseOptionValue{
 		// Sessions are ended by our own watch, which is more exact; this one must not interfere.
 		&types.OptionValue{Key: "config.vmacore.soap.sessionTimeout", Value: "24h"},

@@ -44,6 +44,9 @@ func TestDataNeedsALoginAndHonoursRanges(t *testing.T) {
 		{fetch{file: srvFile, dc: "DC9"}, 404, nil},
 		{fetch{file: "../ca-1.pem"}, 404, nil},
 		{fetch{file: "web01/web01-flat.vmdk"}, 500, []byte("file is locked\n")},
+		{fetch{file: "web01_1/web01-flat.vmdk", ds: "ds2"}, 200, []byte{}},
+		{fetch{file: "web01_1/web01-flat.vmdk", ds: "ds2", span: "0-0"}, 416, nil},
+		{fetch{file: "web01_1/web01_1-flat.vmdk"}, 200, make([]byte, 513)},
 	}
 	for _, c := range cases {
 		c.fetch.cookie = cookie

@@ -14,7 +14,7 @@ import (
 )
 
 // sendBytes is how much of a file goes to the connection at once.
-const sendBytes = 1 << 20
+const sendBytes = 256 << 10
 
 var sendBuffers = sync.Pool{New: func() any { b := make([]byte, sendBytes); return &b }}
 

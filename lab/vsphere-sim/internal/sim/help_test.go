@@ -64,7 +64,7 @@ vms:
   - name: old
     power: on
     disks: [{capacity: 1MiB, sharing: multi_writer}]
-  - {name: web01, folder: test}
+  - {name: web01, folder: test, datastore: ds2, disks: [{capacity: 0, datastore: ds2}, {capacity: 513, datastore: ds1}]}
 `
 
 // lab is a simulator with a logged-in client.

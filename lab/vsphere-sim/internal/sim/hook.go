@@ -38,6 +38,7 @@ func (h *hook) PutObject(ctx *simulator.Context, item mo.Reference) {
 	h.sim.mu.Lock()
 	h.sim.snapshots[id] = m
 	h.sim.mu.Unlock()
+	log.Printf("snapshot %s of %s", id, m.given.Name)
 	if err := m.disks.Freeze(id); err != nil {
 		log.Printf("freeze for %s of %s: %s", id, m.given.Name, err)
 	}
@@ -64,6 +65,7 @@ func (h *hook) RemoveObject(ctx *simulator.Context, ref types.ManagedObjectRefer
 		if alive[id] && id != ref.Value {
 			continue
 		}
+		log.Printf("removal of %s of %s", id, m.given.Name)
 		if err := m.disks.Remove(id); err != nil {
 			log.Printf("remove %s of %s: %s", id, m.given.Name, err)
 		}
@@ -86,23 +88,27 @@ func (h *hook) UpdateObject(ctx *simulator.Context, item mo.Reference, changes [
 	for _, change := range changes {
 		if change.Name == "runtime.powerState" {
 			on := m.vm.Runtime.PowerState == types.VirtualMachinePowerStatePoweredOn
+			if on != m.disks.Running() {
+				log.Printf("%s is now %s", m.given.Name, m.vm.Runtime.PowerState)
+			}
 			m.disks.SetRunning(on)
 			h.sim.fillGuest(m, on)
 		}
 		if change.Name == "config" || change.Name == "config.changeVersion" {
-			h.sim.followTracking(m)
+			h.sim.followTracking(ctx, m)
 		}
 	}
 }
 
 // followTracking takes over a change of config.changeTrackingEnabled.
-func (s *Sim) followTracking(m *machine) {
+func (s *Sim) followTracking(ctx *simulator.Context, m *machine) {
 	on := m.vm.Config.ChangeTrackingEnabled != nil && *m.vm.Config.ChangeTrackingEnabled
 	if on == m.disks.Tracking() {
 		return
 	}
 	m.disks.SetTracking(on)
 	s.showTracking(m)
+	s.showLive(ctx, m)
 	log.Printf("changed block tracking of %s: %v", m.given.Name, on)
 }
 

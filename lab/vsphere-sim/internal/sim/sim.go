@@ -199,6 +199,10 @@ func (s *Sim) listenAll(address, port string) error {
 			if s.esxi {
 				e.service = s.main.service
 			}
+			if any := net.ParseIP(address); any != nil && any.IsUnspecified() {
+				s.endpoints[e.address] = e // The main listener hears this address, too.
+				continue
+			}
 			if _, err := s.open(e, strconv.Itoa(bound)); err != nil {
 				return fmt.Errorf("vmknic %s of %s: %w", nic.Device, host.Name, err)
 			}
@@ -247,11 +251,19 @@ func (s *Sim) serve() error {
 	s.controlHTTP = &http.Server{Handler: s.controlMux()}
 	go func() { _ = s.controlHTTP.Serve(control) }()
 
-	sdk := url.URL{Scheme: "https", Host: net.JoinHostPort(s.main.address, strconv.Itoa(s.Ready.Port)), Path: "/sdk"}
-	s.Ready.URL, s.Ready.PID, s.Ready.Work = sdk.String(), os.Getpid(), s.dir
+	s.Ready.URL, s.Ready.PID, s.Ready.Work = s.sdkURL().String(), os.Getpid(), s.dir
 	s.Ready.Control = "http://" + control.Addr().String()
 	go s.sessions.watch(s.stopped)
 	return nil
+}
+
+// sdkURL is where clients on this machine find the main SDK.
+func (s *Sim) sdkURL() *url.URL {
+	address := s.main.address
+	if ip := net.ParseIP(address); ip == nil || ip.IsUnspecified() {
+		address = "127.0.0.1"
+	}
+	return &url.URL{Scheme: "https", Host: net.JoinHostPort(address, strconv.Itoa(s.Ready.Port)), Path: "/sdk"}
 }
 
 // Close ends the simulator at once. The folder is the caller's to remove.

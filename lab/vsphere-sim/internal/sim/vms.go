@@ -34,11 +34,11 @@ func (s *Sim) buildVM(dc *simulator.Datacenter, given *inventory.VM) error {
 		return err
 	}
 	m := &machine{given: given, disks: s.store.NewVM(given.CBT), names: map[string]string{}}
-	devices, err := s.buildDevices(m, filepath.Base(dir))
+	devices, err := s.buildDevices(m, dir)
 	if err != nil {
 		return err
 	}
-	spec := s.vmSpec(given, filepath.Base(dir), devices)
+	spec := s.vmSpec(given, dir, devices)
 	if err := s.createVM(folder, m, spec); err != nil {
 		return err
 	}
@@ -51,16 +51,32 @@ func (s *Sim) buildVM(dc *simulator.Datacenter, given *inventory.VM) error {
 	return s.buildSnapshots(m, given.Snapshots, nil)
 }
 
-// vmDir makes the VM's folder; a second VM of a name gets NAME_1, as on a real datastore.
+// vmDir makes the VM's folder on every datastore it uses and gives its name. A second VM of a
+// name gets NAME_1, as on a real datastore.
 func (s *Sim) vmDir(given *inventory.VM) (string, error) {
-	dir := filepath.Join(s.datastores[given.Datastore], pathName(given.Name))
-	for i := 1; ; i++ {
-		err := os.Mkdir(dir, 0o700)
-		if !os.IsExist(err) {
-			return dir, err
-		}
-		dir = filepath.Join(s.datastores[given.Datastore], fmt.Sprintf("%s_%d", pathName(given.Name), i))
+	roots := map[string]bool{s.datastores[given.Datastore]: true}
+	for _, d := range given.Disks {
+		roots[s.datastores[d.Datastore]] = true
 	}
+	name := pathName(given.Name)
+	for i := 1; anyHas(roots, name); i++ {
+		name = fmt.Sprintf("%s_%d", pathName(given.Name), i)
+	}
+	for root := range roots {
+		if err := os.Mkdir(filepath.Join(root, name), 0o700); err != nil {
+			return "", err
+		}
+	}
+	return name, nil
+}
+
+func anyHas(roots map[string]bool, name string) bool {
+	for root := range roots {
+		if _, err := os.Lstat(filepath.Join(root, name)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // pathName is a VM's name as part of a path.
