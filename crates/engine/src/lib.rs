@@ -1,2 +1,25 @@
-//! Placeholder until its first code lands.
+//! Runs a plan: takes each VM through its itinerary, keeps the state in SQLite so that a run can be
+//! continued after any end, undoes what a failed VM must not leave behind, and collects the report.
+//!
+//! The engine knows no hypervisor. [`SourceProvider`] and [`TargetProvider`] are its words for what it
+//! needs of one; the program implements them with the provider crates.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod error;
+mod event;
+mod itinerary;
+mod phase;
+mod provider;
+mod report;
+mod runner;
+mod store;
+
+pub use error::{Cause, EngineError, ProviderError};
+pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
+pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
+pub use phase::Phase;
+pub use provider::{Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
+pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
+pub use runner::{RunOutcome, Runner, cancel};
+pub use store::{DiskRow, EventRow, PlanRow, PlanState, SampleRow, Store, StoreError, VmRow, VmState};

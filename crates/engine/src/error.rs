@@ -1,0 +1,193 @@
+use std::fmt;
+
+use drover_disk::{DiskError, DiskErrorKind};
+use drover_mover::MoveError;
+use serde::{Deserialize, Serialize};
+
+use crate::store::StoreError;
+
+/// Why something failed, as far as users and exit codes tell causes apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The plan, or what it says of this VM, is wrong.
+    Plan,
+    /// A login or a permission is missing.
+    Access,
+    /// An endpoint cannot be reached, or its certificate is not the expected one.
+    Connection,
+    /// The source refused or failed.
+    Source,
+    /// The target refused or failed.
+    Target,
+    /// The target is full.
+    TargetFull,
+    /// What arrived is not what left.
+    Verification,
+    /// The user stopped it.
+    Cancelled,
+    /// drover's own state, or a defect.
+    Internal,
+}
+
+/// A failure of a provider, ready to be shown.
+#[derive(Debug)]
+pub struct ProviderError {
+    /// Cause.
+    pub cause: Cause,
+    /// What was being done to what.
+    pub what: String,
+    /// What to try.
+    pub advice: Option<String>,
+    /// Why.
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl ProviderError {
+    /// An error without a deeper reason.
+    pub fn new(cause: Cause, what: impl Into<String>) -> Self {
+        ProviderError { cause, what: what.into(), advice: None, source: None }
+    }
+
+    /// Adds what to try.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// Adds the reason.
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+impl fmt::Display for ProviderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for ProviderError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// Why a VM's migration, or a whole run, ended.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A provider failed.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    /// Copying a disk failed.
+    #[error("copy of {disk}")]
+    Copy {
+        /// The disk.
+        disk: String,
+        /// Why.
+        #[source]
+        source: MoveError,
+        /// On which side, where that is known.
+        side: Cause,
+    },
+    /// The target does not hold what the source holds.
+    #[error("{disk} differs from its source in {blocks} of the {compared} blocks compared, first at {first}")]
+    Differs {
+        /// The disk.
+        disk: String,
+        /// Differing blocks (at most 1,000 are counted).
+        blocks: usize,
+        /// Compared blocks.
+        compared: u64,
+        /// First differing span.
+        first: drover_types::ByteSpan,
+    },
+    /// The user stopped it.
+    #[error("stopped as asked")]
+    Cancelled,
+    /// The state could not be kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Someone else runs this plan.
+    #[error("plan {plan} is being run by another drover (process {pid})")]
+    Running {
+        /// The plan.
+        plan: String,
+        /// Its process.
+        pid: String,
+    },
+}
+
+impl EngineError {
+    /// The cause.
+    pub fn cause(&self) -> Cause {
+        match self {
+            EngineError::Provider(error) => error.cause,
+            EngineError::Copy { source: MoveError::Cancelled, .. } | EngineError::Cancelled => {
+                Cause::Cancelled
+            }
+            EngineError::Copy { source: MoveError::Disk(error), .. }
+                if error.kind == DiskErrorKind::OutOfSpace =>
+            {
+                Cause::TargetFull
+            }
+            EngineError::Copy { side, .. } => *side,
+            EngineError::Differs { .. } => Cause::Verification,
+            EngineError::Store(_) => Cause::Internal,
+            EngineError::Running { .. } => Cause::Plan,
+        }
+    }
+
+    /// What to try.
+    pub fn advice(&self) -> Option<String> {
+        match self {
+            EngineError::Provider(error) => error.advice.clone(),
+            EngineError::Copy { source: MoveError::Disk(error), .. } => disk_advice(error),
+            EngineError::Differs { .. } => Some(
+                "the target's disk or memory may be faulty, or someone else wrote to the image; remove the image and its \
+                 journal, check the machine's log, and run the plan again"
+                    .into(),
+            ),
+            EngineError::Running { .. } => Some("wait for it, or stop it with `drover cancel`".into()),
+            _ => None,
+        }
+    }
+
+    /// The error and its reasons in one line.
+    pub fn chain(&self) -> String {
+        chain(self)
+    }
+}
+
+/// An error and its reasons in one line, each said once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let reason = source.to_string();
+        if !text.ends_with(&reason) {
+            text.push_str(": ");
+            text.push_str(&reason);
+        }
+        next = source.source();
+    }
+    text
+}
+
+fn disk_advice(error: &DiskError) -> Option<String> {
+    let text = match error.kind {
+        DiskErrorKind::OutOfSpace => {
+            "make room on the target (or choose another folder), then `drover resume`"
+        }
+        DiskErrorKind::Transient => {
+            "the source or the line was away for longer than `limits.retry_for`; when it is back: `drover resume`"
+        }
+        DiskErrorKind::Denied => "check permissions and whether another program uses the disk",
+        DiskErrorKind::Corrupt => "answers that cannot be right kept coming; look at the source's log",
+        DiskErrorKind::Gone => "look whether the disk was moved or removed",
+        DiskErrorKind::Failed => "the device reports an error that does not pass; look at the machine's log",
+        DiskErrorKind::Unsupported | DiskErrorKind::Misuse => return None,
+    };
+    Some(text.into())
+}

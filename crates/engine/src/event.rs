@@ -1,0 +1,193 @@
+//! What happens during a run, for whoever shows or logs it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use drover_mover::{Progress, Snapshot};
+use serde::Serialize;
+
+use crate::phase::Phase;
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The run began.
+    PlanStarted {
+        /// Plan.
+        plan: String,
+        /// VMs to move now.
+        vms: usize,
+        /// VMs that an earlier run has moved.
+        done_before: usize,
+    },
+    /// A VM entered a phase.
+    PhaseStarted {
+        /// VM.
+        vm: String,
+        /// Phase.
+        phase: Phase,
+    },
+    /// A VM left a phase.
+    PhaseEnded {
+        /// VM.
+        vm: String,
+        /// Phase.
+        phase: Phase,
+        /// Seconds it took.
+        seconds: f64,
+    },
+    /// Something the user should know.
+    Note {
+        /// VM.
+        vm: String,
+        /// Text.
+        text: String,
+    },
+    /// A disk was copied.
+    DiskCopied {
+        /// VM.
+        vm: String,
+        /// Disk.
+        disk: String,
+        /// Root of its hash tree.
+        root: String,
+        /// Bytes read in this run.
+        bytes_read: u64,
+        /// Seconds it took.
+        seconds: f64,
+    },
+    /// A disk was verified.
+    DiskVerified {
+        /// VM.
+        vm: String,
+        /// Disk.
+        disk: String,
+        /// Blocks compared.
+        blocks: u64,
+        /// Of so many.
+        blocks_total: u64,
+        /// Whether all of them are equal.
+        equal: bool,
+    },
+    /// A VM reached its end.
+    VmEnded {
+        /// VM.
+        vm: String,
+        /// Absent if it went well.
+        error: Option<String>,
+        /// What to try.
+        advice: Option<String>,
+    },
+    /// The run ended.
+    PlanEnded {
+        /// Plan.
+        plan: String,
+        /// VMs moved, those of earlier runs too.
+        done: usize,
+        /// VMs failed.
+        failed: usize,
+        /// VMs not begun or stopped.
+        unfinished: usize,
+    },
+}
+
+/// Gets every event, from several threads.
+pub trait Observer: Send + Sync {
+    /// Takes one in.
+    fn event(&self, event: &Event);
+}
+
+/// Looks away.
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    fn event(&self, _: &Event) {}
+}
+
+/// What a disk is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskActivity {
+    /// Waits for a slot.
+    Queued,
+    /// Being copied.
+    Copy,
+    /// Being read back.
+    Verify,
+}
+
+/// A disk at work.
+#[derive(Clone, Debug)]
+pub struct LiveDisk {
+    /// VM.
+    pub vm: String,
+    /// Disk.
+    pub disk: String,
+    /// What it does.
+    pub activity: DiskActivity,
+    /// How far it is.
+    pub progress: Arc<Progress>,
+    /// Since when.
+    pub since: Instant,
+}
+
+/// The disks at work now. Clones share one board.
+#[derive(Clone, Debug, Default)]
+pub struct Board(Arc<Mutex<Shown>>);
+
+#[derive(Debug, Default)]
+struct Shown {
+    live: Vec<LiveDisk>,
+    /// Of disks that are done with copying in this run: bytes read and written.
+    finished: (u64, u64),
+    /// Capacity of all disks of this run, and of those that are done.
+    capacity: (u64, u64),
+}
+
+impl Board {
+    /// The disks at work, in the order they began.
+    pub fn live(&self) -> Vec<LiveDisk> {
+        self.lock().live.clone()
+    }
+
+    /// Bytes read and written by this run's copies so far.
+    pub fn moved(&self) -> (u64, u64) {
+        let shown = self.lock();
+        let copying = shown.live.iter().filter(|disk| disk.activity == DiskActivity::Copy);
+        copying
+            .map(|disk| disk.progress.snapshot())
+            .fold(shown.finished, |(read, written), now: Snapshot| (read + now.read, written + now.written))
+    }
+
+    /// Capacity of all disks of this run, and of those that are done.
+    pub fn capacity(&self) -> (u64, u64) {
+        self.lock().capacity
+    }
+
+    pub(crate) fn add_capacity(&self, bytes: u64) {
+        self.lock().capacity.0 += bytes;
+    }
+
+    pub(crate) fn enter(&self, disk: LiveDisk) {
+        self.lock().live.push(disk);
+    }
+
+    pub(crate) fn leave(&self, progress: &Arc<Progress>) {
+        let mut shown = self.lock();
+        let Some(at) = shown.live.iter().position(|disk| Arc::ptr_eq(&disk.progress, progress)) else {
+            return;
+        };
+        let disk = shown.live.remove(at);
+        if disk.activity == DiskActivity::Copy {
+            let end = progress.snapshot();
+            shown.finished.0 += end.read;
+            shown.finished.1 += end.written;
+            shown.capacity.1 += end.size;
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shown> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,595 @@
+//! One VM through the phases of the cold itinerary.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drover_copy::LeafTable;
+use drover_disk::{Disk, DiskOp};
+use drover_mover::{
+    CopyJob, CopyReport, MoveError, Progress, StopSignal, TransferOptions, Verification, Verify, copy,
+    journal_path, verify,
+};
+use drover_plan::{PlannedDisk, PlannedVm, PowerOff};
+use drover_types::BLOCK_BYTES;
+use drover_types::inventory::{PowerState, Vm};
+
+use crate::error::{Cause, EngineError, ProviderError};
+use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
+use crate::phase::Phase;
+use crate::provider::{Converted, SourceProvider, TargetProvider};
+use crate::store::{DiskRow, Store, VmState};
+
+/// Begins the description of every snapshot that drover makes, with the plan's name behind it, so that
+/// one left by a crash is found again and never taken for someone else's.
+pub const SNAPSHOT_MARK: &str = "made by drover for plan ";
+
+/// Whether a snapshot's description says that drover made it for this plan.
+pub fn is_own_snapshot(description: &str, plan: &str) -> bool {
+    description == own_description(plan)
+}
+
+fn own_description(plan: &str) -> String {
+    format!("{SNAPSHOT_MARK}{plan}")
+}
+
+/// What all VMs of a run share.
+pub(crate) struct Context<'a> {
+    pub(crate) plan: &'a str,
+    pub(crate) source: &'a dyn SourceProvider,
+    pub(crate) target: &'a dyn TargetProvider,
+    pub(crate) store: &'a Store,
+    pub(crate) observer: &'a dyn Observer,
+    pub(crate) board: &'a Board,
+    pub(crate) options: &'a TransferOptions,
+    pub(crate) stop: &'a StopSignal,
+}
+
+/// A VM on its way.
+pub(crate) struct Journey<'a> {
+    context: &'a Context<'a>,
+    planned: &'a PlannedVm,
+    /// Disks copied at a time.
+    slots: usize,
+    snapshot: Option<String>,
+    copies: Vec<Option<Copied>>,
+    /// An earlier run started the machine at the target, so its images may have changed since.
+    started_before: bool,
+}
+
+/// A disk that is on the target.
+struct Copied {
+    leaves: LeafTable,
+    root: String,
+    /// Whether this run read anything of it.
+    read_anything: bool,
+}
+
+type Outcome<T> = Result<T, EngineError>;
+
+impl<'a> Journey<'a> {
+    pub(crate) fn new(context: &'a Context<'a>, planned: &'a PlannedVm, slots: usize) -> Self {
+        let copies = planned.disks.iter().map(|_| None).collect();
+        Journey { context, planned, slots: slots.max(1), snapshot: None, copies, started_before: false }
+    }
+
+    /// Goes through all phases; after a failure undoes what must not be left behind. `copied` is called
+    /// once, when the source's disks are not needed any more.
+    pub(crate) fn run(&mut self, copied: impl FnOnce()) -> Outcome<()> {
+        let mut reached = Phase::Check;
+        let result = self.run_phases(&mut reached, copied);
+        match result {
+            Ok(()) => self.end_well(),
+            Err(error) => self.end_badly(error, reached),
+        }
+    }
+
+    fn run_phases(&mut self, reached: &mut Phase, copied: impl FnOnce()) -> Outcome<()> {
+        // Gives the source's slots back when dropped, however this ends.
+        let mut slots = Some(OnDrop(Some(copied)));
+        let first = self.first_phase()?;
+        for phase in Phase::COLD.into_iter().filter(|phase| *phase >= first) {
+            *reached = phase;
+            self.run_phase(phase)?;
+            if phase == Phase::Verify {
+                slots.take();
+            }
+        }
+        Ok(())
+    }
+
+    /// Where to begin: at the start, unless an earlier run had the machine running at the target.
+    fn first_phase(&mut self) -> Outcome<Phase> {
+        let Some(row) = self.context.store.vm(self.context.plan, &self.planned.vm.id)? else {
+            return Ok(Phase::Check);
+        };
+        self.started_before = row.started.is_some();
+        match row.phase.as_deref() {
+            Some(phase) if phase == Phase::CleanUp.name() => Ok(Phase::CleanUp),
+            Some(phase)
+                if phase == Phase::Start.name() && self.context.target.is_running(self.planned)? =>
+            {
+                Ok(Phase::CleanUp)
+            }
+            _ => Ok(Phase::Check),
+        }
+    }
+
+    fn run_phase(&mut self, phase: Phase) -> Outcome<()> {
+        if self.context.stop.is_set() {
+            return Err(EngineError::Cancelled);
+        }
+        let (plan, vm) = (self.context.plan, &self.planned.vm.id);
+        self.context.store.enter_phase(plan, vm, phase.name())?;
+        self.tell(Event::PhaseStarted { vm: self.name(), phase });
+        let started = Instant::now();
+        match phase {
+            Phase::Check => self.check()?,
+            Phase::PowerOff => self.power_off()?,
+            Phase::Snapshot => self.freeze()?,
+            Phase::Copy => self.copy_disks()?,
+            Phase::Verify => self.verify_disks()?,
+            Phase::Convert => self.convert()?,
+            Phase::Define => self.define()?,
+            Phase::Start => self.start()?,
+            Phase::CleanUp => self.thaw()?,
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", "")?;
+        self.tell(Event::PhaseEnded { vm: self.name(), phase, seconds });
+        Ok(())
+    }
+
+    fn check(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        let planned: Vec<_> =
+            self.planned.disks.iter().map(|disk| (disk.disk.key, disk.disk.capacity_bytes)).collect();
+        for (key, capacity) in planned {
+            match now.disks.iter().find(|disk| disk.key == key) {
+                Some(disk) if disk.capacity_bytes == capacity => {}
+                Some(disk) => {
+                    return Err(self.source_error(format!(
+                        "{} of {} has {} bytes now and had {capacity} when the plan was checked",
+                        disk.label, now.name, disk.capacity_bytes
+                    )));
+                }
+                None => return Err(self.source_error(format!("disk {key} of {} is gone", now.name))),
+            }
+        }
+        if self.context.target.is_running(self.planned)? {
+            let what = format!("{} runs at the target already", self.planned.target_name);
+            return Err(ProviderError::new(Cause::Target, what).advise("stop it there first").into());
+        }
+        self.context.target.prepare(self.planned)?;
+        Ok(())
+    }
+
+    fn power_off(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        match (now.power, self.planned.power_off) {
+            (PowerState::Off, _) => return Ok(()),
+            (PowerState::Suspended, _) => {
+                return Err(self.refused("is suspended", "resume it and shut it down, or discard its state"));
+            }
+            (PowerState::On, PowerOff::Refuse) => {
+                return Err(self.refused(
+                    "is running",
+                    "shut it down, or allow it with `power_off: shutdown` in the plan",
+                ));
+            }
+            (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
+        }
+        // Recorded before it happens: after a crash in between, cancelling switches it on again.
+        self.context.store.set_switched_off(self.context.plan, &self.planned.vm.id, true)?;
+        let clean = self.context.source.shutdown_guest(&now, self.planned.shutdown_timeout);
+        match (clean, self.planned.power_off) {
+            (Ok(()), _) => Ok(()),
+            (Err(error), PowerOff::Force) => {
+                self.note(format!(
+                    "the guest did not shut down ({}), so it was switched off",
+                    crate::error::chain(&error)
+                ));
+                Ok(self.context.source.power_off(&now)?)
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Takes the snapshot, or finds the one that an earlier run took and could not remove.
+    fn freeze(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        if now.power != PowerState::Off {
+            return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
+        }
+        let own =
+            now.snapshots.iter().find(|snapshot| is_own_snapshot(&snapshot.description, self.context.plan));
+        let id = match own {
+            Some(snapshot) => snapshot.id.clone(),
+            None => {
+                let name = format!("drover-{}", self.context.plan);
+                self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id
+            }
+        };
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
+        self.snapshot = Some(id);
+        Ok(())
+    }
+
+    fn copy_disks(&mut self) -> Outcome<()> {
+        let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
+        let this = &*self;
+        let results = in_parallel(this.slots, &disks, |disk| this.copy_disk(disk));
+        for (at, result) in results.into_iter().enumerate() {
+            self.copies[at] = Some(result?);
+        }
+        Ok(())
+    }
+
+    fn copy_disk(&self, disk: &PlannedDisk) -> Outcome<Copied> {
+        if self.context.stop.is_set() {
+            return Err(EngineError::Cancelled);
+        }
+        let snapshot = self.snapshot.as_deref().unwrap_or_default();
+        let opened = self.context.source.open_disk(self.planned, disk, snapshot)?;
+        opened.notes.iter().for_each(|note| self.note(format!("{}: {note}", disk.disk.label)));
+        let target = self.context.target.open_disk(disk, self.planned, opened.disk.size())?;
+        let job = CopyJob {
+            source: opened.disk,
+            target: target.disk,
+            target_tag: target.tag,
+            target_is_new: target.is_new,
+            target_zeroed: target.zeroed,
+            journal: Some(journal_path(&disk.path)),
+            options: self.context.options.clone(),
+        };
+        let live = self.enter(disk, DiskActivity::Copy);
+        let result = copy(&job, &live, self.context.stop);
+        self.context.board.leave(&live);
+        let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
+        self.keep_copy(disk, &report, &opened.notes)?;
+        Ok(Copied {
+            root: report.root.to_hex(),
+            read_anything: report.snapshot.settled > 0,
+            leaves: report.leaves,
+        })
+    }
+
+    fn keep_copy(&self, disk: &PlannedDisk, report: &CopyReport, notes: &[String]) -> Outcome<()> {
+        let notes: Vec<&str> = notes.iter().map(String::as_str).chain(report.note.as_deref()).collect();
+        let data = (report.leaves.data_blocks() * BLOCK_BYTES).min(report.leaves.size());
+        let row = DiskRow {
+            size: report.leaves.size(),
+            data_bytes: Some(data),
+            read_bytes: Some(report.snapshot.read),
+            written_bytes: Some(report.snapshot.written),
+            resumed_bytes: Some(report.snapshot.resumed),
+            retries: Some(report.snapshot.retries),
+            root: Some(report.root.to_hex()),
+            blocks: Some(report.leaves.blocks()),
+            copy_ms: Some(millis(report.elapsed)),
+            attribution: serde_json::to_string(&report.snapshot.attribution).ok(),
+            note: (!notes.is_empty()).then(|| notes.join("; ")),
+            ..self.verified_before(disk, report)?
+        };
+        self.context.store.put_disk(self.context.plan, &row)?;
+        if let Some(note) = &report.note {
+            self.note(format!("{}: {note}", disk.disk.label));
+        }
+        self.tell(Event::DiskCopied {
+            vm: self.name(),
+            disk: disk.disk.label.clone(),
+            root: report.root.to_hex(),
+            bytes_read: report.snapshot.read,
+            seconds: report.elapsed.as_secs_f64(),
+        });
+        Ok(())
+    }
+
+    /// The row to build on: with its verification if nothing of the disk was copied since.
+    fn verified_before(&self, disk: &PlannedDisk, report: &CopyReport) -> Outcome<DiskRow> {
+        let row = self.stored_disk(disk)?.filter(|_| report.snapshot.settled == 0);
+        Ok(row.unwrap_or_else(|| self.disk_row(disk)))
+    }
+
+    fn verify_disks(&mut self) -> Outcome<()> {
+        if self.planned.verify == drover_plan::Verify::None {
+            self.note("not verified, as the plan says".into());
+            return Ok(());
+        }
+        let work: Vec<(&PlannedDisk, &Copied)> =
+            self.planned.disks.iter().zip(self.copies.iter().flatten()).collect();
+        let this = &*self;
+        in_parallel(this.slots, &work, |(disk, copied)| this.verify_disk(disk, copied)).into_iter().collect()
+    }
+
+    fn verify_disk(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<()> {
+        if self.was_verified_before_its_start(disk, copied)? {
+            self.note(format!(
+                "{}: verified before its first start and not copied again since, so not compared again",
+                disk.disk.label
+            ));
+            return Ok(());
+        }
+        let leaves = &copied.leaves;
+        let target = self.context.target.open_for_verify(disk, self.planned)?;
+        let how = how_to_verify(self.planned.verify, leaves.blocks());
+        let live = self.enter(disk, DiskActivity::Verify);
+        let result = verify(target.as_ref(), leaves, how, self.context.options, &live, self.context.stop);
+        self.context.board.leave(&live);
+        let found = result.map_err(|source| self.copy_error(disk, source, target.as_ref()))?;
+        self.keep_verification(disk, &found)?;
+        match found.mismatches.first() {
+            None => Ok(()),
+            Some(first) => Err(EngineError::Differs {
+                disk: format!("{}/{}", self.planned.target_name, disk.disk.label),
+                blocks: found.mismatches.len(),
+                compared: found.blocks,
+                first: first.span,
+            }),
+        }
+    }
+
+    fn keep_verification(&self, disk: &PlannedDisk, found: &Verification) -> Outcome<()> {
+        let row = self.stored_disk(disk)?;
+        let row = DiskRow {
+            target_root: found.target_root.map(|root| root.to_hex()),
+            blocks_verified: Some(found.blocks),
+            differing: Some(found.mismatches.len() as u64),
+            verify_ms: Some(millis(found.elapsed)),
+            ..row.unwrap_or_else(|| self.disk_row(disk))
+        };
+        self.context.store.put_disk(self.context.plan, &row)?;
+        self.tell(Event::DiskVerified {
+            vm: self.name(),
+            disk: disk.disk.label.clone(),
+            blocks: found.blocks,
+            blocks_total: found.blocks_total,
+            equal: found.is_equal(),
+        });
+        Ok(())
+    }
+
+    /// A machine that ran may have written to its images: then the earlier verification counts.
+    fn was_verified_before_its_start(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<bool> {
+        if !self.started_before || copied.read_anything {
+            return Ok(false);
+        }
+        let row = self.stored_disk(disk)?;
+        Ok(row.is_some_and(|row| row.differing == Some(0) && row.root.as_deref() == Some(&copied.root)))
+    }
+
+    fn stored_disk(&self, disk: &PlannedDisk) -> Outcome<Option<DiskRow>> {
+        let rows = self.context.store.disks(self.context.plan)?;
+        Ok(rows.into_iter().find(|row| row.vm == self.planned.vm.id && row.number == disk.index))
+    }
+
+    fn convert(&mut self) -> Outcome<()> {
+        match self.context.target.convert(self.planned)? {
+            Converted::Done(log) => self.note(format!("converted; log in {log}")),
+            Converted::Skipped(why) => self.note(format!("not converted: {why}")),
+        }
+        Ok(())
+    }
+
+    fn define(&mut self) -> Outcome<()> {
+        let line = self.context.target.define(self.planned)?;
+        self.note(line);
+        Ok(())
+    }
+
+    fn start(&mut self) -> Outcome<()> {
+        if !self.planned.start {
+            return Ok(());
+        }
+        // Asked again at the last moment: a guest never runs on two sides.
+        if self.look()?.power != PowerState::Off {
+            return Err(self.refused("runs at the source", "switch it off there, then `drover resume`"));
+        }
+        // Recorded before it happens: from now on the images may change.
+        self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some("start was tried"))?;
+        let line = self.context.target.start(self.planned)?;
+        self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(&line))?;
+        self.note(line);
+        Ok(())
+    }
+
+    /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
+    fn thaw(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        for snapshot in now.snapshots.iter().filter(|it| is_own_snapshot(&it.description, self.context.plan))
+        {
+            self.context.source.remove_snapshot(&now, &snapshot.id)?;
+        }
+        self.snapshot = None;
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
+        Ok(())
+    }
+
+    fn end_well(&self) -> Outcome<()> {
+        self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None)?;
+        self.tell(Event::VmEnded { vm: self.name(), error: None, advice: None });
+        Ok(())
+    }
+
+    /// Puts the source back as it was, keeps the error, and passes it on.
+    fn end_badly(&mut self, error: EngineError, reached: Phase) -> Outcome<()> {
+        let (plan, id) = (self.context.plan, self.planned.vm.id.clone());
+        let arrived = reached > Phase::Start;
+        // A machine that runs at the target is there to stay: only the clean-up is still to be done.
+        let left = if arrived { Vec::new() } else { self.undo(reached) };
+        let mut text = error.chain();
+        for problem in &left {
+            text.push_str(&format!("; left behind: {problem}"));
+        }
+        let state = if error.cause() == Cause::Cancelled { VmState::Stopped } else { VmState::Failed };
+        let cause = format!("{:?}", error.cause()).to_lowercase();
+        let advice = error.advice();
+        self.context.store.add_event(plan, Some(&id), Some(reached.name()), "error", &text)?;
+        self.context.store.end_vm(plan, &id, state, Some((&text, &cause, advice.as_deref())))?;
+        self.tell(Event::VmEnded { vm: self.name(), error: Some(text), advice });
+        Err(error)
+    }
+
+    /// Undoes the phases up to `reached`, last first; gives what could not be undone.
+    fn undo(&mut self, reached: Phase) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut keep = |result: Result<(), ProviderError>| {
+            if let Err(error) = result {
+                left.push(crate::error::chain(&error));
+            }
+        };
+        if reached >= Phase::Start && self.planned.start {
+            keep(self.context.target.stop(self.planned));
+        }
+        if reached >= Phase::Define {
+            keep(self.context.target.undo_define(self.planned));
+        }
+        // A guest that may still run at the target must not run at the source too.
+        let may_run = !left.is_empty();
+        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
+        let has_snapshot = row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
+        if reached >= Phase::Snapshot || has_snapshot {
+            left.extend(self.thaw().err().map(|error| error.chain()));
+        }
+        if !may_run {
+            left.extend(switch_on_again(self.context, self.planned));
+        }
+        left
+    }
+
+    fn enter(&self, disk: &PlannedDisk, activity: DiskActivity) -> Arc<Progress> {
+        let progress = Arc::new(Progress::default());
+        self.context.board.enter(LiveDisk {
+            vm: self.name(),
+            disk: disk.disk.label.clone(),
+            activity,
+            progress: progress.clone(),
+            since: Instant::now(),
+        });
+        progress
+    }
+
+    fn disk_row(&self, disk: &PlannedDisk) -> DiskRow {
+        DiskRow {
+            vm: self.planned.vm.id.clone(),
+            number: disk.index,
+            label: disk.disk.label.clone(),
+            path: disk.path.clone(),
+            size: disk.disk.capacity_bytes,
+            ..DiskRow::default()
+        }
+    }
+
+    fn look(&self) -> Outcome<Vm> {
+        let now = self.context.source.vm(&self.planned.vm.id)?;
+        if now.instance_uuid != self.planned.vm.instance_uuid {
+            return Err(
+                self.source_error(format!("{} is another VM than when the plan was checked", now.name))
+            );
+        }
+        Ok(now)
+    }
+
+    fn copy_error(&self, disk: &PlannedDisk, source: MoveError, target: &dyn Disk) -> EngineError {
+        let side = match &source {
+            MoveError::Disk(error) if error.disk == target.name() || error.op == DiskOp::Flush => {
+                Cause::Target
+            }
+            MoveError::Disk(_) => Cause::Source,
+            MoveError::Journal(_) | MoveError::TooSmall { .. } => Cause::Target,
+            MoveError::Cancelled => Cause::Cancelled,
+        };
+        EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
+    }
+
+    fn source_error(&self, what: String) -> EngineError {
+        ProviderError::new(Cause::Source, what).advise("look at the source, then run the plan again").into()
+    }
+
+    fn refused(&self, what: &str, advice: &str) -> EngineError {
+        ProviderError::new(Cause::Source, format!("{} {what}", self.planned.vm.name)).advise(advice).into()
+    }
+
+    fn note(&self, text: String) {
+        // A note that cannot be kept is still shown; the next write to the store fails loudly.
+        let _ =
+            self.context.store.add_event(self.context.plan, Some(&self.planned.vm.id), None, "note", &text);
+        self.tell(Event::Note { vm: self.name(), text });
+    }
+
+    fn tell(&self, event: Event) {
+        self.context.observer.event(&event);
+    }
+
+    fn name(&self) -> String {
+        self.planned.target_name.clone()
+    }
+}
+
+/// Calls a closure once, when dropped at the latest.
+struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+    }
+}
+
+/// Switches a VM on again if drover switched it off; gives what went wrong.
+pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+    let (plan, id) = (context.plan, &planned.vm.id);
+    let switched_off = match context.store.vm(plan, id) {
+        Ok(row) => row.is_some_and(|row| row.switched_off),
+        Err(error) => return vec![crate::error::chain(&error)],
+    };
+    if !switched_off {
+        return Vec::new();
+    }
+    let result = context.source.power_on(&planned.vm).map_err(EngineError::from);
+    let result = result.and_then(|()| Ok(context.store.set_switched_off(plan, id, false)?));
+    result.err().map(|error| error.chain()).into_iter().collect()
+}
+
+fn how_to_verify(plan: drover_plan::Verify, blocks: u64) -> Verify {
+    match plan {
+        drover_plan::Verify::None => Verify::None,
+        drover_plan::Verify::Full => Verify::Full,
+        drover_plan::Verify::Sampled { blocks: wanted } => {
+            let seed = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap_or_default()
+                .subsec_nanos();
+            Verify::Sampled { share: wanted as f64 / blocks.max(1) as f64, seed: u64::from(seed) }
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
+/// Does `work` for every item, `slots` at a time, and gives the results in the order of the items.
+fn in_parallel<T: Sync, R: Send>(slots: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let results: Vec<std::sync::Mutex<Option<R>>> =
+        items.iter().map(|_| std::sync::Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..slots.min(items.len()) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { return };
+                    let result = work(item);
+                    *results[at].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
+                }
+            });
+        }
+    });
+    results
+        .into_iter()
+        .map(|slot| {
+            slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).expect("every item was done")
+        })
+        .collect()
+}

@@ -1,0 +1,103 @@
+//! What the engine needs of a hypervisor on either side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_disk::Disk;
+use drover_plan::{PlannedDisk, PlannedVm};
+use drover_types::inventory::{Snapshot, Vm};
+
+use crate::error::ProviderError;
+
+/// Where VMs come from. Calls are made from several threads.
+pub trait SourceProvider: Send + Sync {
+    /// A fresh look at a VM.
+    fn vm(&self, id: &str) -> Result<Vm, ProviderError>;
+
+    /// Asks the guest to shut down and waits until it is off.
+    fn shutdown_guest(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError>;
+
+    /// Switches a VM off at once. One that is off already is fine.
+    fn power_off(&self, vm: &Vm) -> Result<(), ProviderError>;
+
+    /// Switches a VM on. One that is on already is fine.
+    fn power_on(&self, vm: &Vm) -> Result<(), ProviderError>;
+
+    /// Freezes the disks of a VM under a snapshot of this name.
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError>;
+
+    /// Removes a snapshot. One that is gone already is fine.
+    fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError>;
+
+    /// Opens a disk as the snapshot froze it.
+    fn open_disk(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError>;
+}
+
+/// A source disk, and what the user should know about how it is read.
+pub struct OpenedSource {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Such as: no map of allocated areas, because change tracking is off.
+    pub notes: Vec<String>,
+}
+
+/// Where VMs go. Calls are made from several threads.
+pub trait TargetProvider: Send + Sync {
+    /// Makes the VM's folder and checks that it can take what the plan says; touches nothing that exists.
+    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+
+    /// Opens the image of a disk for writing: makes it, or goes on with one that drover made before.
+    /// An image that drover did not make is refused.
+    fn open_disk(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64)
+    -> Result<OpenedTarget, ProviderError>;
+
+    /// Opens the image for reading, as a guest would see it.
+    fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError>;
+
+    /// Converts the guest, if the plan and the guest ask for it.
+    fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError>;
+
+    /// Writes the machine's definition; gives a line about it.
+    fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
+
+    /// Removes the definition. One that is gone already is fine.
+    fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+
+    /// Starts the machine and sees that it runs; gives a line about it.
+    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
+
+    /// Whether the machine runs at the target.
+    fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError>;
+
+    /// Stops the machine. One that is off already is fine.
+    fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+
+    /// Removes images and journals of a VM that was not migrated to its end.
+    fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
+}
+
+/// A target disk.
+pub struct OpenedTarget {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Tells it from another of its name.
+    pub tag: String,
+    /// Whether it was made just now.
+    pub is_new: bool,
+    /// Whether it is proven to read as zeros where nothing was written.
+    pub zeroed: bool,
+}
+
+/// Outcome of a conversion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Converted {
+    /// Done; where the log is.
+    Done(String),
+    /// Not needed or not asked for, and why.
+    Skipped(String),
+}

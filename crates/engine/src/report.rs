@@ -1,0 +1,161 @@
+//! The report of a plan as data; the program renders it as text, JSON or a web page.
+
+use std::path::PathBuf;
+
+use drover_mover::Attribution;
+use serde::Serialize;
+
+use crate::store::{DiskRow, EventRow, PlanRow, Store, StoreError, VmRow, VmState};
+
+/// All that is known of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanReport {
+    /// The plan.
+    pub plan: PlanRow,
+    /// Its VMs, in order.
+    pub vms: Vec<VmReport>,
+    /// How fast bytes moved over time.
+    pub rates: Vec<RatePoint>,
+    /// What happened.
+    pub events: Vec<EventRow>,
+}
+
+/// A VM of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmReport {
+    /// What the store has.
+    #[serde(flatten)]
+    pub row: VmRow,
+    /// Its disks.
+    pub disks: Vec<DiskReport>,
+    /// Its phases in order of time; one that ran again after a resume is there twice.
+    pub phases: Vec<PhaseTime>,
+}
+
+/// A disk of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct DiskReport {
+    /// Label.
+    pub label: String,
+    /// Image.
+    pub path: PathBuf,
+    /// Capacity in bytes.
+    pub size: u64,
+    /// What the store has.
+    pub details: DiskRow,
+    /// Whether the compared blocks are equal; absent if none was compared.
+    pub equal: Option<bool>,
+    /// Bytes per second of the copy, over the bytes that were read.
+    pub read_rate: Option<f64>,
+    /// Where the time went.
+    pub attribution: Option<Attribution>,
+}
+
+/// When a phase ran.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PhaseTime {
+    /// Name.
+    pub phase: String,
+    /// Begin, in milliseconds since 1970.
+    pub started_ms: i64,
+    /// End; absent if it did not end well.
+    pub ended_ms: Option<i64>,
+}
+
+/// A point of the rate chart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RatePoint {
+    /// When.
+    pub at_ms: i64,
+    /// Bytes read per second since the point before.
+    pub read_rate: f64,
+    /// Bytes written per second.
+    pub written_rate: f64,
+    /// Disks at work.
+    pub disks: u64,
+}
+
+impl VmReport {
+    /// Whether it arrived.
+    pub fn is_done(&self) -> bool {
+        self.row.state == VmState::Done
+    }
+
+    /// Whether all its disks were compared and are equal; absent if any was not compared.
+    pub fn equal(&self) -> Option<bool> {
+        self.disks.iter().map(|disk| disk.equal).try_fold(true, |all, one| one.map(|one| all && one))
+    }
+
+    /// Sum over its disks.
+    pub fn sum(&self, field: impl Fn(&DiskRow) -> Option<u64>) -> u64 {
+        self.disks.iter().filter_map(|disk| field(&disk.details)).sum()
+    }
+}
+
+/// Collects the report of a plan; `None` if there is no such plan.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, StoreError> {
+    let Some(plan) = store.plan(name)? else { return Ok(None) };
+    let disks = store.disks(name)?;
+    let events = store.events(name)?;
+    let vms = store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
+    let rates = rates(&store.samples(name)?);
+    Ok(Some(PlanReport { plan, vms, rates, events }))
+}
+
+fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
+    let disks = disks.iter().filter(|disk| disk.vm == row.id).map(disk_report).collect();
+    let phases = phases(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
+    VmReport { row, disks, phases }
+}
+
+fn disk_report(row: &DiskRow) -> DiskReport {
+    let compared = row.blocks_verified.is_some_and(|blocks| blocks > 0) || row.blocks == Some(0);
+    let seconds = row.copy_ms.map(|ms| ms as f64 / 1000.0).filter(|seconds| *seconds > 0.0);
+    DiskReport {
+        label: row.label.clone(),
+        path: row.path.clone(),
+        size: row.size,
+        equal: compared.then(|| row.differing == Some(0)),
+        read_rate: row.read_bytes.zip(seconds).map(|(bytes, seconds)| bytes as f64 / seconds),
+        attribution: row.attribution.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+        details: row.clone(),
+    }
+}
+
+fn phases<'a>(events: impl Iterator<Item = &'a EventRow>) -> Vec<PhaseTime> {
+    let mut phases: Vec<PhaseTime> = Vec::new();
+    for event in events {
+        let Some(phase) = &event.phase else { continue };
+        match event.kind.as_str() {
+            "started" => {
+                phases.push(PhaseTime { phase: phase.clone(), started_ms: event.at_ms, ended_ms: None });
+            }
+            "ended" => {
+                if let Some(last) = phases.iter_mut().rev().find(|open| open.phase == *phase) {
+                    last.ended_ms = Some(event.at_ms);
+                }
+            }
+            _ => {}
+        }
+    }
+    phases
+}
+
+/// Differences of neighbouring samples. A run after a resume counts from zero again, so a sum that
+/// falls starts anew.
+fn rates(samples: &[crate::store::SampleRow]) -> Vec<RatePoint> {
+    let point = |pair: &[crate::store::SampleRow]| {
+        let (before, now) = (pair[0], pair[1]);
+        let seconds = (now.at_ms - before.at_ms) as f64 / 1000.0;
+        (seconds > 0.0 && now.read_bytes >= before.read_bytes).then(|| RatePoint {
+            at_ms: now.at_ms,
+            read_rate: (now.read_bytes - before.read_bytes) as f64 / seconds,
+            written_rate: now.written_bytes.saturating_sub(before.written_bytes) as f64 / seconds,
+            disks: now.disks,
+        })
+    };
+    samples.windows(2).filter_map(point).collect()
+}

@@ -1,0 +1,658 @@
+//! The state of all plans, in one SQLite file.
+//!
+//! Every change is a transaction of its own and durable when the call returns (WAL, `synchronous =
+//! FULL`), so after a crash the store tells what had begun and what had ended. Bytes are kept as the
+//! 64-bit integers SQLite has; no disk is larger than 2^63 bytes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
+
+const SCHEMA_VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE plan (
+    name TEXT PRIMARY KEY, text TEXT NOT NULL, folder TEXT NOT NULL, state TEXT NOT NULL, pid INTEGER,
+    cancel_asked INTEGER NOT NULL DEFAULT 0, started_ms INTEGER NOT NULL, ended_ms INTEGER);
+CREATE TABLE vm (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, id TEXT NOT NULL, name TEXT NOT NULL,
+    state TEXT NOT NULL, phase TEXT, planned TEXT NOT NULL, snapshot TEXT, switched_off INTEGER NOT NULL DEFAULT 0,
+    started TEXT, error TEXT, cause TEXT, advice TEXT, started_ms INTEGER, ended_ms INTEGER,
+    PRIMARY KEY (plan, id));
+CREATE TABLE disk (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
+    label TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, data_bytes INTEGER, read_bytes INTEGER,
+    written_bytes INTEGER, resumed_bytes INTEGER, retries INTEGER, root TEXT, target_root TEXT,
+    blocks_verified INTEGER, blocks INTEGER, differing INTEGER, copy_ms INTEGER, verify_ms INTEGER,
+    attribution TEXT, note TEXT,
+    PRIMARY KEY (plan, vm, number));
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE,
+    at_ms INTEGER NOT NULL, vm TEXT, phase TEXT, kind TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE sample (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, at_ms INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
+    written_bytes INTEGER NOT NULL, disks INTEGER NOT NULL);
+CREATE INDEX event_of_plan ON event(plan, id);
+CREATE INDEX sample_of_plan ON sample(plan, at_ms);
+";
+
+/// The store could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("state in {}", path.display())]
+pub struct StoreError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: StoreFault,
+}
+
+/// Why a store failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreFault {
+    /// SQLite says.
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    /// The file system says.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A later drover made it.
+    #[error("it has schema {0}, made by a later drover; this one knows {SCHEMA_VERSION}")]
+    Newer(i64),
+    /// A value in it makes no sense.
+    #[error("{0}")]
+    Value(String),
+}
+
+/// State of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanState {
+    /// A process runs it, or was running it when it died.
+    Running,
+    /// Every VM arrived.
+    Done,
+    /// Some VM failed or was not begun.
+    Incomplete,
+    /// Given up by the user; nothing is left behind.
+    Cancelled,
+}
+
+/// State of a VM in a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// Not begun.
+    Queued,
+    /// In a phase, or was when the process died.
+    Running,
+    /// Arrived.
+    Done,
+    /// Ended with an error; can be resumed.
+    Failed,
+    /// Stopped by the user; can be resumed.
+    Stopped,
+    /// Given up.
+    Cancelled,
+}
+
+/// A plan in the store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanRow {
+    /// Name.
+    pub name: String,
+    /// Text of the plan file.
+    #[serde(skip)]
+    pub text: String,
+    /// Folder the file lay in; paths in the plan are relative to it.
+    pub folder: PathBuf,
+    /// State.
+    pub state: PlanState,
+    /// Process that runs it.
+    pub pid: Option<u32>,
+    /// Begin, in milliseconds since 1970.
+    pub started_ms: i64,
+    /// End.
+    pub ended_ms: Option<i64>,
+}
+
+/// A VM in the store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmRow {
+    /// The source's id.
+    pub id: String,
+    /// Name at the target.
+    pub name: String,
+    /// State.
+    pub state: VmState,
+    /// Phase it is in or ended in.
+    pub phase: Option<String>,
+    /// The planned VM as JSON.
+    #[serde(skip)]
+    pub planned: String,
+    /// Snapshot that drover made and has not removed.
+    pub snapshot: Option<String>,
+    /// Whether drover switched it off.
+    pub switched_off: bool,
+    /// What the start phase said.
+    pub started: Option<String>,
+    /// Error and its reasons.
+    pub error: Option<String>,
+    /// Cause of the error.
+    pub cause: Option<String>,
+    /// What to try.
+    pub advice: Option<String>,
+    /// Begin.
+    pub started_ms: Option<i64>,
+    /// End.
+    pub ended_ms: Option<i64>,
+}
+
+/// A disk in the store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DiskRow {
+    /// VM's id.
+    pub vm: String,
+    /// Position in the VM.
+    pub number: usize,
+    /// Label at the source.
+    pub label: String,
+    /// Image.
+    pub path: PathBuf,
+    /// Capacity in bytes.
+    pub size: u64,
+    /// Bytes that are not zero, to a multiple of 64 KiB.
+    pub data_bytes: Option<u64>,
+    /// Bytes read in the last run.
+    pub read_bytes: Option<u64>,
+    /// Bytes written in the last run.
+    pub written_bytes: Option<u64>,
+    /// Bytes that earlier runs had copied.
+    pub resumed_bytes: Option<u64>,
+    /// Failures that were tried again.
+    pub retries: Option<u64>,
+    /// Root of what was read.
+    pub root: Option<String>,
+    /// Root of what the target holds.
+    pub target_root: Option<String>,
+    /// Blocks compared.
+    pub blocks_verified: Option<u64>,
+    /// Blocks in all.
+    pub blocks: Option<u64>,
+    /// Differing blocks.
+    pub differing: Option<u64>,
+    /// Milliseconds of the copy in the last run.
+    pub copy_ms: Option<u64>,
+    /// Milliseconds of the verification.
+    pub verify_ms: Option<u64>,
+    /// Where the time went, as JSON.
+    pub attribution: Option<String>,
+    /// Notes.
+    pub note: Option<String>,
+}
+
+/// An event in the store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventRow {
+    /// When.
+    pub at_ms: i64,
+    /// VM.
+    pub vm: Option<String>,
+    /// Phase.
+    pub phase: Option<String>,
+    /// `started`, `ended`, `note`, `error`.
+    pub kind: String,
+    /// Text.
+    pub text: String,
+}
+
+/// Bytes moved by a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SampleRow {
+    /// When.
+    pub at_ms: i64,
+    /// Read so far in that run.
+    pub read_bytes: u64,
+    /// Written so far.
+    pub written_bytes: u64,
+    /// Disks at work.
+    pub disks: u64,
+}
+
+/// The store.
+#[derive(Debug)]
+pub struct Store {
+    connection: Mutex<Connection>,
+    path: PathBuf,
+}
+
+type Outcome<T> = Result<T, StoreError>;
+
+impl Store {
+    /// Opens or makes the store in a folder.
+    ///
+    /// # Errors
+    /// If the folder or file cannot be used, or a later drover made it.
+    pub fn open(folder: &Path) -> Outcome<Store> {
+        let path = folder.join("drover.db");
+        let wrap = |source: StoreFault| StoreError { path: path.clone(), source };
+        std::fs::create_dir_all(folder).map_err(|error| wrap(error.into()))?;
+        let connection = open_database(&path).map_err(wrap)?;
+        Ok(Store { connection: Mutex::new(connection), path })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Enters a plan for a run by this process; keeps what an earlier run left.
+    pub fn begin_plan(&self, name: &str, text: &str, folder: &Path) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "INSERT INTO plan (name, text, folder, state, pid, started_ms) VALUES (?1, ?2, ?3, 'running', ?4, ?5)
+                 ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,
+                 ended_ms = NULL, started_ms = CASE WHEN state IN ('done', 'cancelled') THEN ?5 ELSE started_ms END",
+                params![name, text, folder.to_string_lossy(), std::process::id(), now_ms()],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Forgets all about a plan.
+    pub fn remove_plan(&self, name: &str) -> Outcome<()> {
+        self.run(|db| db.execute("DELETE FROM plan WHERE name = ?1", [name]))?;
+        Ok(())
+    }
+
+    /// Ends a plan.
+    pub fn end_plan(&self, name: &str, state: PlanState) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "UPDATE plan SET state = ?2, pid = NULL, ended_ms = ?3 WHERE name = ?1",
+                params![name, word(&state), now_ms()],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Asks whoever runs a plan to stop.
+    pub fn ask_cancel(&self, name: &str) -> Outcome<()> {
+        self.run(|db| db.execute("UPDATE plan SET cancel_asked = 1 WHERE name = ?1", [name]))?;
+        Ok(())
+    }
+
+    /// Whether a stop was asked for.
+    pub fn cancel_asked(&self, name: &str) -> Outcome<bool> {
+        let asked = self.run(|db| {
+            db.query_row("SELECT cancel_asked FROM plan WHERE name = ?1", [name], |row| row.get::<_, bool>(0))
+                .optional()
+        })?;
+        Ok(asked.unwrap_or(false))
+    }
+
+    /// All plans, the latest first.
+    pub fn plans(&self) -> Outcome<Vec<PlanRow>> {
+        self.rows("SELECT * FROM plan ORDER BY started_ms DESC", [], plan_row)
+    }
+
+    /// A plan.
+    pub fn plan(&self, name: &str) -> Outcome<Option<PlanRow>> {
+        Ok(self.rows("SELECT * FROM plan WHERE name = ?1", [name], plan_row)?.pop())
+    }
+
+    /// Enters a VM as queued, unless it is there; then only what is planned is renewed.
+    pub fn enter_vm(&self, plan: &str, id: &str, name: &str, planned: &str) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "INSERT INTO vm (plan, id, name, state, planned) VALUES (?1, ?2, ?3, 'queued', ?4)
+                 ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
+                 state = CASE WHEN state = 'done' THEN state ELSE 'queued' END",
+                params![plan, id, name, planned],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// VMs of a plan, in the order they were entered.
+    pub fn vms(&self, plan: &str) -> Outcome<Vec<VmRow>> {
+        self.rows("SELECT * FROM vm WHERE plan = ?1 ORDER BY rowid", [plan], vm_row)
+    }
+
+    /// A VM of a plan.
+    pub fn vm(&self, plan: &str, id: &str) -> Outcome<Option<VmRow>> {
+        Ok(self.rows("SELECT * FROM vm WHERE plan = ?1 AND id = ?2", [plan, id], vm_row)?.pop())
+    }
+
+    /// Records that a VM enters a phase, before it does.
+    pub fn enter_phase(&self, plan: &str, vm: &str, phase: &str) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "UPDATE vm SET state = 'running', phase = ?3, error = NULL, cause = NULL, advice = NULL,
+                 started_ms = COALESCE(started_ms, ?4), ended_ms = NULL WHERE plan = ?1 AND id = ?2",
+                params![plan, vm, phase, now_ms()],
+            )
+        })?;
+        self.add_event(plan, Some(vm), Some(phase), "started", "")
+    }
+
+    /// Ends a VM, well or with error, cause and advice.
+    pub fn end_vm(
+        &self,
+        plan: &str,
+        vm: &str,
+        state: VmState,
+        error: Option<(&str, &str, Option<&str>)>,
+    ) -> Outcome<()> {
+        let (text, cause, advice) =
+            error.map_or((None, None, None), |(text, cause, advice)| (Some(text), Some(cause), advice));
+        self.run(|db| {
+            db.execute(
+                "UPDATE vm SET state = ?3, error = ?4, cause = ?5, advice = ?6, ended_ms = ?7 WHERE plan = ?1 AND id = ?2",
+                params![plan, vm, word(&state), text, cause, advice, now_ms()],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Records the snapshot that drover holds on a VM, or that it holds none.
+    pub fn set_snapshot(&self, plan: &str, vm: &str, snapshot: Option<&str>) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("UPDATE vm SET snapshot = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, snapshot])
+        })?;
+        Ok(())
+    }
+
+    /// Records whether drover switched a VM off.
+    pub fn set_switched_off(&self, plan: &str, vm: &str, yes: bool) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("UPDATE vm SET switched_off = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, yes])
+        })?;
+        Ok(())
+    }
+
+    /// Records what the start phase said.
+    pub fn set_started(&self, plan: &str, vm: &str, text: Option<&str>) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("UPDATE vm SET started = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, text])
+        })?;
+        Ok(())
+    }
+
+    /// Writes all that is known of a disk.
+    pub fn put_disk(&self, plan: &str, disk: &DiskRow) -> Outcome<()> {
+        let number = |value: Option<u64>| value.map(|value| value as i64);
+        self.run(|db| {
+            db.execute(
+                "INSERT OR REPLACE INTO disk VALUES
+                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+                params![
+                    plan,
+                    disk.vm,
+                    disk.number as i64,
+                    disk.label,
+                    disk.path.to_string_lossy(),
+                    disk.size as i64,
+                    number(disk.data_bytes),
+                    number(disk.read_bytes),
+                    number(disk.written_bytes),
+                    number(disk.resumed_bytes),
+                    number(disk.retries),
+                    disk.root,
+                    disk.target_root,
+                    number(disk.blocks_verified),
+                    number(disk.blocks),
+                    number(disk.differing),
+                    number(disk.copy_ms),
+                    number(disk.verify_ms),
+                    disk.attribution,
+                    disk.note,
+                ],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Disks of a plan.
+    pub fn disks(&self, plan: &str) -> Outcome<Vec<DiskRow>> {
+        self.rows("SELECT * FROM disk WHERE plan = ?1 ORDER BY vm, number", [plan], disk_row)
+    }
+
+    /// Adds an event.
+    pub fn add_event(
+        &self,
+        plan: &str,
+        vm: Option<&str>,
+        phase: Option<&str>,
+        kind: &str,
+        text: &str,
+    ) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "INSERT INTO event (plan, at_ms, vm, phase, kind, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![plan, now_ms(), vm, phase, kind, text],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Events of a plan in order.
+    pub fn events(&self, plan: &str) -> Outcome<Vec<EventRow>> {
+        self.rows(
+            "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 ORDER BY id",
+            [plan],
+            |row| {
+                Ok(EventRow {
+                    at_ms: row.get(0)?,
+                    vm: row.get(1)?,
+                    phase: row.get(2)?,
+                    kind: row.get(3)?,
+                    text: row.get(4)?,
+                })
+            },
+        )
+    }
+
+    /// Adds a sample of the rate.
+    pub fn add_sample(&self, plan: &str, read: u64, written: u64, disks: u64) -> Outcome<()> {
+        self.run(|db| {
+            db.execute(
+                "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![plan, now_ms(), read as i64, written as i64, disks as i64],
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Samples of a plan in order.
+    pub fn samples(&self, plan: &str) -> Outcome<Vec<SampleRow>> {
+        self.rows("SELECT * FROM sample WHERE plan = ?1 ORDER BY at_ms", [plan], |row| {
+            Ok(SampleRow {
+                at_ms: row.get("at_ms")?,
+                read_bytes: unsigned(row, "read_bytes")?.unwrap_or(0),
+                written_bytes: unsigned(row, "written_bytes")?.unwrap_or(0),
+                disks: unsigned(row, "disks")?.unwrap_or(0),
+            })
+        })
+    }
+
+    fn run<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Outcome<T> {
+        work(&self.lock()).map_err(|error| self.wrap(error.into()))
+    }
+
+    fn rows<T, P: rusqlite::Params>(
+        &self,
+        sql: &str,
+        params: P,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Outcome<Vec<T>> {
+        self.run(|db| db.prepare(sql)?.query_map(params, read)?.collect())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wrap(&self, source: StoreFault) -> StoreError {
+        StoreError { path: self.path.clone(), source }
+    }
+}
+
+/// Milliseconds since 1970 by this machine's clock.
+pub(crate) fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}
+
+fn open_database(path: &Path) -> Result<Connection, StoreFault> {
+    let mut db = Connection::open(path)?;
+    db.busy_timeout(Duration::from_secs(10))?;
+    db.pragma_update(None, "journal_mode", "wal")?;
+    db.pragma_update(None, "synchronous", "full")?;
+    db.pragma_update(None, "foreign_keys", true)?;
+    let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    match change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? {
+        0 => {
+            change.execute_batch(SCHEMA)?;
+            change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+        }
+        SCHEMA_VERSION => {}
+        later => return Err(StoreFault::Newer(later)),
+    }
+    change.commit()?;
+    Ok(db)
+}
+
+/// The word an enum has in the store, which is the one serde gives it.
+fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        other => unreachable!("states are words, not {other:?}"),
+    }
+}
+
+fn state<T: for<'de> Deserialize<'de>>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_value(serde_json::Value::String(text)).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error.into())
+    })
+}
+
+fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|value| value.max(0) as u64))
+}
+
+fn plan_row(row: &Row<'_>) -> rusqlite::Result<PlanRow> {
+    Ok(PlanRow {
+        name: row.get("name")?,
+        text: row.get("text")?,
+        folder: PathBuf::from(row.get::<_, String>("folder")?),
+        state: state(row, "state")?,
+        pid: row.get("pid")?,
+        started_ms: row.get("started_ms")?,
+        ended_ms: row.get("ended_ms")?,
+    })
+}
+
+fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
+    Ok(VmRow {
+        id: row.get("id")?,
+        name: row.get("name")?,
+        state: state(row, "state")?,
+        phase: row.get("phase")?,
+        planned: row.get("planned")?,
+        snapshot: row.get("snapshot")?,
+        switched_off: row.get("switched_off")?,
+        started: row.get("started")?,
+        error: row.get("error")?,
+        cause: row.get("cause")?,
+        advice: row.get("advice")?,
+        started_ms: row.get("started_ms")?,
+        ended_ms: row.get("ended_ms")?,
+    })
+}
+
+fn disk_row(row: &Row<'_>) -> rusqlite::Result<DiskRow> {
+    Ok(DiskRow {
+        vm: row.get("vm")?,
+        number: unsigned(row, "number")?.unwrap_or(0) as usize,
+        label: row.get("label")?,
+        path: PathBuf::from(row.get::<_, String>("path")?),
+        size: unsigned(row, "size")?.unwrap_or(0),
+        data_bytes: unsigned(row, "data_bytes")?,
+        read_bytes: unsigned(row, "read_bytes")?,
+        written_bytes: unsigned(row, "written_bytes")?,
+        resumed_bytes: unsigned(row, "resumed_bytes")?,
+        retries: unsigned(row, "retries")?,
+        root: row.get("root")?,
+        target_root: row.get("target_root")?,
+        blocks_verified: unsigned(row, "blocks_verified")?,
+        blocks: unsigned(row, "blocks")?,
+        differing: unsigned(row, "differing")?,
+        copy_ms: unsigned(row, "copy_ms")?,
+        verify_ms: unsigned(row, "verify_ms")?,
+        attribution: row.get("attribution")?,
+        note: row.get("note")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_reopening_with_all_it_had() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "text", Path::new("/plans")).unwrap();
+        store.enter_vm("p", "vm-1", "web01", "{}").unwrap();
+        store.enter_phase("p", "vm-1", "copy").unwrap();
+        store.set_snapshot("p", "vm-1", Some("snapshot-7")).unwrap();
+        store
+            .put_disk(
+                "p",
+                &DiskRow { vm: "vm-1".into(), size: 1 << 40, root: Some("ab".into()), ..DiskRow::default() },
+            )
+            .unwrap();
+        drop(store);
+        let store = Store::open(folder.path()).unwrap();
+        let vm = store.vm("p", "vm-1").unwrap().unwrap();
+        assert_eq!(
+            (vm.state, vm.phase.as_deref(), vm.snapshot.as_deref()),
+            (VmState::Running, Some("copy"), Some("snapshot-7"))
+        );
+        assert_eq!(store.disks("p").unwrap()[0].size, 1 << 40);
+        assert_eq!(store.plan("p").unwrap().unwrap().state, PlanState::Running);
+        assert_eq!(store.events("p").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_second_run_keeps_what_is_done_and_queues_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "one", Path::new("/")).unwrap();
+        for (id, end) in [("a", VmState::Done), ("b", VmState::Failed)] {
+            store.enter_vm("p", id, id, "{}").unwrap();
+            store.end_vm("p", id, end, None).unwrap();
+        }
+        store.ask_cancel("p").unwrap();
+        store.begin_plan("p", "two", Path::new("/")).unwrap();
+        assert!(!store.cancel_asked("p").unwrap());
+        ["a", "b"].iter().for_each(|id| store.enter_vm("p", id, id, "{}").unwrap());
+        let states: Vec<_> = store.vms("p").unwrap().iter().map(|vm| vm.state).collect();
+        assert_eq!(states, [VmState::Done, VmState::Queued]);
+    }
+
+    #[test]
+    fn a_store_of_a_later_drover_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Store::open(folder.path()).unwrap());
+        let db = Connection::open(folder.path().join("drover.db")).unwrap();
+        db.pragma_update(None, "user_version", 99).unwrap();
+        drop(db);
+        let error = Store::open(folder.path()).unwrap_err();
+        assert!(matches!(error.source, StoreFault::Newer(99)));
+    }
+}
