@@ -7,12 +7,12 @@ import (
 
 // Write is the guest writing data at offset of disk number index.
 func (vm *VM) Write(index int, offset int64, data []byte) error {
-	vm.mu.Lock()
-	defer vm.mu.Unlock()
-	if index < 0 || index >= len(vm.disks) {
-		return fmt.Errorf("no disk %d: the vm has %d", index, len(vm.disks))
+	vm.data.Lock()
+	defer vm.data.Unlock()
+	d := vm.disk(index)
+	if d == nil {
+		return fmt.Errorf("there is no disk %d", index)
 	}
-	d := vm.disks[index]
 	if offset < 0 || offset > d.Capacity || int64(len(data)) > d.Capacity-offset {
 		return fmt.Errorf("write of %d bytes at %d: disk %d has %d bytes", len(data), offset, index, d.Capacity)
 	}
@@ -22,8 +22,19 @@ func (vm *VM) Write(index int, offset int64, data []byte) error {
 	if _, err := d.file.WriteAt(data, offset); err != nil {
 		return err
 	}
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
 	d.tracker.wrote(offset, int64(len(data)))
 	return nil
+}
+
+func (vm *VM) disk(index int) *Disk {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	if index < 0 || index >= len(vm.disks) {
+		return nil
+	}
+	return vm.disks[index]
 }
 
 // openLive opens the live file for writing; if a snapshot still shares it, the live one becomes
@@ -51,12 +62,10 @@ func (d *Disk) openLive() error {
 
 // Capacity gives the size of disk number index, or -1 if there is none.
 func (vm *VM) Capacity(index int) int64 {
-	vm.mu.Lock()
-	defer vm.mu.Unlock()
-	if index < 0 || index >= len(vm.disks) {
-		return -1
+	if d := vm.disk(index); d != nil {
+		return d.Capacity
 	}
-	return vm.disks[index].Capacity
+	return -1
 }
 
 // Find gives the disk with a device key, or nil.

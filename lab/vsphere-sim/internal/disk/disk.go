@@ -44,6 +44,10 @@ type VM struct {
 	store   *Store
 	running atomic.Bool
 
+	// data is held, and taken before mu, by all that write or change which files there are. The
+	// copy before a first write holds only data, so questions need not wait for it.
+	data sync.Mutex
+
 	mu        sync.Mutex
 	tracking  bool // asked for; a disk's tracker starts at the next stun
 	disks     []*Disk
@@ -85,7 +89,7 @@ type Disk struct {
 	nodes   []*node
 	points  map[string]*point // by snapshot
 	tracker tracker
-	file    *os.File // live content, opened for writing at the first write
+	file    *os.File // live content, opened for writing at the first write; under VM.data
 }
 
 // node is one file of the chain.

@@ -52,6 +52,8 @@ func (vm *VM) ResetTracking() {
 
 // Freeze makes the disks as they are now the content of snapshot; the VM goes on in new files.
 func (vm *VM) Freeze(snapshot string) error {
+	vm.data.Lock()
+	defer vm.data.Unlock()
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	vm.stun()
@@ -106,6 +108,8 @@ func (d *Disk) freeNumber() int {
 
 // Remove forgets snapshot and merges every file that nothing needs any more.
 func (vm *VM) Remove(snapshot string) error {
+	vm.data.Lock()
+	defer vm.data.Unlock()
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if !vm.snapshots[snapshot] {
@@ -200,6 +204,8 @@ func (d *Disk) drop(n, child *node) error {
 
 // Revert puts the disks back to snapshot. What was written since is lost, and so are change ids.
 func (vm *VM) Revert(snapshot string) error {
+	vm.data.Lock()
+	defer vm.data.Unlock()
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if !vm.snapshots[snapshot] {

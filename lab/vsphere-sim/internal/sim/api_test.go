@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -114,6 +115,20 @@ func TestIdleSessionsEndAndAllEndByOrder(t *testing.T) {
 	l.control("POST", "/sessions/expire", "", nil)
 	if got := l.status(fetch{file: srvFile, cookie: l.cookie(), span: "0-9"}); got != 401 {
 		t.Errorf("data after the order: %d", got)
+	}
+}
+
+func TestAWrongPasswordIsAnInvalidLogin(t *testing.T) {
+	l := start(t, false, "30m")
+	check(t, l.client.Logout(context.Background()))
+	err := l.client.Login(context.Background(), url.UserPassword("administrator@vsphere.local", "wrong"))
+	if !fault.Is(err, &types.InvalidLogin{}) {
+		t.Errorf("got %v", err)
+	}
+	var stats struct{ Soap map[string]int }
+	l.control("GET", "/stats", "", &stats)
+	if stats.Soap["Login"] != 2 || stats.Soap["Logout"] != 1 {
+		t.Errorf("calls: %v", stats.Soap)
 	}
 }
 
