@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/vmware/govmomi/fault"
+	"github.com/vmware/govmomi/object"
 	"github.com/vmware/govmomi/vim25/methods"
+	"github.com/vmware/govmomi/vim25/mo"
 	"github.com/vmware/govmomi/vim25/types"
 )
 
@@ -124,6 +126,43 @@ func TestSnapshotFreezesDataAndChangedAreasTellWhatWasWritten(t *testing.T) {
 	}
 	if files, _ := filepath.Glob(filepath.Join(filepath.Dir(disks[0].Disks[0].Live), "*-0000*")); len(files) > 0 {
 		t.Errorf("left behind: %v", files)
+	}
+}
+
+func TestRemovalTwiceAtOnceAndWithChildren(t *testing.T) {
+	l := start(t, false, "30m")
+	ctx := context.Background()
+	vm := l.vm("prod/web/web01")
+	var tasks []*object.Task
+	ref := l.snapshot(vm, "twice")
+	for range 2 {
+		res, err := methods.RemoveSnapshot_Task(ctx, l.client, &types.RemoveSnapshot_Task{This: ref})
+		if err != nil {
+			continue // The first may be through already.
+		}
+		tasks = append(tasks, object.NewTask(l.client.Client, res.Returnval))
+	}
+	check(t, tasks[0].Wait(ctx))
+	for _, second := range tasks[1:] {
+		if err := second.Wait(ctx); !fault.Is(err, &types.ManagedObjectNotFound{}) {
+			t.Errorf("second removal: %v", err)
+		}
+	}
+
+	top, middle, leaf := l.snapshot(vm, "top"), l.snapshot(vm, "middle"), l.snapshot(vm, "leaf")
+	res, err := methods.RemoveSnapshot_Task(ctx, l.client, &types.RemoveSnapshot_Task{This: middle, RemoveChildren: true})
+	check(t, err)
+	check(t, object.NewTask(l.client.Client, res.Returnval).Wait(ctx))
+	var props mo.VirtualMachine
+	check(t, l.client.RetrieveOne(ctx, vm.Reference(), []string{"snapshot"}, &props))
+	if *props.Snapshot.CurrentSnapshot != top {
+		t.Errorf("current is %v, want %v; removed were %v and %v", props.Snapshot.CurrentSnapshot, top, middle, leaf)
+	}
+	next := l.snapshot(vm, "next") // Needs a current snapshot that exists.
+	l.removeSnapshot(top)
+	l.removeSnapshot(next)
+	if _, base := firstDisk(l.config(vm.Reference())); base.FileName != "[ds1] web01/web01.vmdk" {
+		t.Errorf("in the end the disk is %q", base.FileName)
 	}
 }
 

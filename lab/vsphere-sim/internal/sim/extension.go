@@ -44,7 +44,7 @@ var propertyReads = []string{"Fetch", "RetrieveProperties", "RetrievePropertiesE
 // extended are the methods that extension has.
 var extended = []string{
 	"QueryChangedDiskAreas", "ShutdownGuest", "ConsolidateVMDisks_Task", "RevertToCurrentSnapshot_Task",
-	"RevertToSnapshot_Task", "AcquireGenericServiceTicket",
+	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket",
 }
 
 func (s *Sim) instead(method *simulator.Method) mo.Reference {
