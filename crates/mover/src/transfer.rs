@@ -180,13 +180,9 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
     }
     progress.start(size);
     let start = match &job.journal {
-        Some(path) => Some(JournalFile::start(
-            path,
-            size,
-            &job.source.identity(),
-            &job.target_tag,
-            job.target_is_new,
-        )?),
+        Some(path) => {
+            Some(JournalFile::start(path, size, &job.source.identity(), &job.target_tag, job.target_is_new)?)
+        }
         None => None,
     };
     let (journal, recorded, note) = match start {

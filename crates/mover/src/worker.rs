@@ -6,9 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_copy::{Copier, Failure, FlushTicket, Leaf, Next, StopCause};
-use drover_disk::{
-    Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work,
-};
+use drover_disk::{Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::journal::JournalFile;
@@ -49,7 +47,14 @@ impl<'a> Shared<'a> {
     ) -> Self {
         progress.update(&copier.totals());
         let core = Mutex::new(Core { copier, error: None });
-        Shared { core, changed: Condvar::new(), journal: Mutex::new(journal), progress, stop, started: Instant::now() }
+        Shared {
+            core,
+            changed: Condvar::new(),
+            journal: Mutex::new(journal),
+            progress,
+            stop,
+            started: Instant::now(),
+        }
     }
 
     pub(crate) fn into_end(self) -> End {
@@ -279,7 +284,8 @@ impl<'a> Worker<'a> {
     }
 
     fn start_read(&mut self, span: ByteSpan) {
-        let mut buffer = self.buffers.pop().unwrap_or_else(|| Buffer::zeroed(self.lanes.request_bytes as usize));
+        let mut buffer =
+            self.buffers.pop().unwrap_or_else(|| Buffer::zeroed(self.lanes.request_bytes as usize));
         buffer.set_len(span.length as usize);
         let started = Instant::now();
         match self.source.lane() {
@@ -307,7 +313,9 @@ impl<'a> Worker<'a> {
     /// Takes one completion; false if nothing was in flight.
     fn collect(&mut self) -> bool {
         let target_in_flight = self.target.as_ref().map_or(0, Side::in_flight);
-        if target_in_flight > 0 && (target_in_flight >= self.lanes.target_depth || self.source.in_flight() == 0) {
+        if target_in_flight > 0
+            && (target_in_flight >= self.lanes.target_depth || self.source.in_flight() == 0)
+        {
             self.collect_write();
             return true;
         }
@@ -396,7 +404,8 @@ impl<'a> Worker<'a> {
         let disk = self.target.as_ref().map_or("target", |target| target.disk.name());
         for (offset, writing) in &mut self.writing {
             let span = ByteSpan::new(*offset, last.span.length);
-            let lost = io::Error::new(io::ErrorKind::ConnectionReset, "the connection to the target was lost");
+            let lost =
+                io::Error::new(io::ErrorKind::ConnectionReset, "the connection to the target was lost");
             writing.error.get_or_insert_with(|| DiskError::new(DiskOp::Write, span, disk, lost));
         }
         self.shared.target_broke();
