@@ -273,7 +273,10 @@ func (s *Sim) Close() error {
 	s.closeListeners()
 	var err error
 	if s.server != nil {
-		err = s.server.Close()
+		// The listeners are closed already, which the server may or may not have seen.
+		if err = s.server.Close(); errors.Is(err, net.ErrClosed) {
+			err = nil
+		}
 	}
 	if s.controlHTTP != nil {
 		err = errors.Join(err, s.controlHTTP.Close())
