@@ -1,0 +1,200 @@
+//! The client against the vSphere simulator.
+#![allow(clippy::unwrap_used)]
+
+mod sim;
+
+use std::time::{Duration, Instant};
+
+use drover_types::inventory::{DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState};
+use drover_types::{ByteSpan, ExtentKind, Secret};
+use drover_vsphere::{ChangedAreas, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
+use serde_json::json;
+
+use sim::Sim;
+
+/// Starts a simulator, or ends the test after a printed reason.
+macro_rules! simulator {
+    () => {
+        match Sim::start() {
+            Some(sim) => sim,
+            None => return,
+        }
+    };
+}
+
+fn connect_error(sim: &Sim, change: impl FnOnce(&mut drover_vsphere::ConnectOptions)) -> VsphereError {
+    let mut options = sim.options();
+    change(&mut options);
+    let error = Session::connect(options).unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    error
+}
+
+fn causes(error: &dyn std::error::Error) -> String {
+    let next = std::error::Error::source;
+    std::iter::successors(Some(error), |error| next(*error)).map(|error| format!("{error}; ")).collect()
+}
+
+#[test]
+fn four_ways_to_fail_to_connect_have_four_messages() {
+    let sim = simulator!();
+    let wrong = connect_error(&sim, |o| o.password = Secret::new("hunter2"));
+    assert_eq!(wrong.kind, VsphereErrorKind::WrongPassword, "{wrong}");
+    let domain = connect_error(&sim, |o| o.user = "administrator".to_string());
+    assert_eq!(domain.kind, VsphereErrorKind::UserWithoutDomain, "{domain}");
+    let pinned = connect_error(&sim, |o| o.trust = Trust::Thumbprint("00".repeat(20).parse().unwrap()));
+    assert_eq!(pinned.kind, VsphereErrorKind::ThumbprintMismatch);
+    assert!(pinned.advice().unwrap().contains(&sim.thumbprint), "{:?}", pinned.advice());
+    let nobody = connect_error(&sim, |o| o.endpoint = "127.0.0.1:1".to_string());
+    assert_eq!(nobody.kind, VsphereErrorKind::Unreachable);
+    let texts: std::collections::BTreeSet<String> = [wrong, domain, pinned, nobody]
+        .iter()
+        .map(|error| causes(error) + &error.advice().unwrap())
+        .collect();
+    assert_eq!(texts.len(), 4, "{texts:#?}");
+}
+
+#[test]
+fn servers_that_talk_nonsense_are_no_vsphere() {
+    let sim = simulator!();
+    sim.post("/fault/http", json!({"path": "/sdk", "garbage": true, "count": -1}));
+    assert_eq!(connect_error(&sim, |_| ()).kind, VsphereErrorKind::NotVsphere);
+    sim.post("/fault/clear", json!({}));
+    sim.post("/fault/http", json!({"path": "/sdk", "endless": true, "count": -1}));
+    let started = Instant::now();
+    let endless = connect_error(&sim, |o| o.timeouts.answer = Duration::from_secs(2));
+    assert_eq!(endless.kind, VsphereErrorKind::NotVsphere, "{}", causes(&endless));
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn the_inventory_tells_all_that_a_plan_needs() {
+    let sim = simulator!();
+    let session = sim.session();
+    assert!(session.about().is_vcenter);
+    let inventory = session.inventory().unwrap();
+    assert_eq!(inventory.vms.len(), 5);
+    assert_eq!(session.warnings(), Vec::<String>::new());
+    let host = inventory.hosts.iter().find(|host| host.name == "esx1.lab").unwrap();
+    assert_eq!(host.power_policy, Some(PowerPolicy::HighPerformance));
+    assert_eq!(host.physical_nics[1].link_mbps, Some(25000));
+    let backup = host.addresses.iter().find(|address| address.device == "vmk1").unwrap();
+    assert_eq!(
+        (backup.address.as_str(), backup.services.as_slice()),
+        ("127.0.2.1", &["vSphereBackupNFC".to_string()][..])
+    );
+    assert!(host.thumbprint.is_some());
+    assert!(inventory.datastores.iter().any(|store| store.name == "ds1" && store.capacity_bytes == 1 << 40));
+
+    let vm = sim::vm(&session, "prod/web", "web01");
+    assert_eq!((vm.datacenter.as_str(), vm.host_id.as_str()), ("DC0", host.id.as_str()));
+    assert_eq!(
+        (vm.power, vm.firmware, vm.tools),
+        (PowerState::On, Some(Firmware::Uefi), ToolsState::Running)
+    );
+    assert!(vm.secure_boot && vm.change_tracking && !vm.encrypted && !vm.vtpm);
+    assert_eq!((vm.cpus, vm.memory_mib, vm.guest_id.as_str()), (2, 2048, "debian12_64Guest"));
+    assert_eq!(vm.tags, ["env:prod", "tier:web"]);
+    assert_eq!((vm.nics[0].mac.as_str(), vm.nics[0].network.as_str()), ("00:50:56:aa:00:01", "VM Network"));
+    assert_eq!((vm.nics[1].model.as_str(), vm.nics[1].network.as_str()), ("e1000e", "Storage Net"));
+    assert!(!vm.nics[1].connected);
+    let first = &vm.disks[0];
+    assert_eq!((first.bus, first.capacity_bytes, first.thin), (DiskBus::Scsi, 64 << 20, Some(true)));
+    assert!(vm.disks.iter().any(|disk| disk.bus == DiskBus::Sata && disk.capacity_bytes == 32 << 20));
+    assert!(vm.disks.iter().any(|disk| disk.mode == DiskMode::IndependentPersistent));
+    assert!(vm.disks.iter().any(|disk| disk.rdm == Some(RdmMode::Virtual)));
+
+    let legacy = sim::vm(&session, "", "legacy");
+    let names: Vec<&str> = legacy.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
+    assert_eq!(names, ["before-patch", "after-patch", "other-try"]);
+    assert!(legacy.disks[0].has_parent);
+}
+
+#[test]
+fn a_look_at_one_vm_equals_its_part_of_the_inventory() {
+    let sim = simulator!();
+    let session = sim.session();
+    for mut vm in session.inventory().unwrap().vms {
+        vm.tags.clear();
+        assert_eq!(session.vm(&vm.id).unwrap(), vm);
+    }
+    assert_eq!(session.vm("vm-999999").unwrap_err().kind, VsphereErrorKind::NotFound);
+}
+
+#[test]
+fn an_inventory_costs_the_same_few_calls_however_many_vms() {
+    let sim = simulator!();
+    let session = sim.session();
+    sim.post("/stats/reset", json!({}));
+    session.inventory().unwrap();
+    let calls = sim.calls("RetrievePropertiesEx") + sim.calls("ContinueRetrievePropertiesEx");
+    assert_eq!((sim.calls("CreateContainerView"), calls), (1, 1));
+}
+
+#[test]
+fn a_snapshot_is_read_as_it_was_while_the_guest_writes_on() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    sim.fill(&vm.id, 0, ByteSpan::new(1 << 20, 3 << 20));
+    sim.fill(&vm.id, 0, ByteSpan::new(20 << 20, 1 << 20));
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "first pass", false).unwrap();
+    let open = OpenDisk {
+        vm: &vm,
+        disk: &vm.disks[0],
+        snapshot: Some(&snapshot.id),
+        route: &Route::Provider,
+        datacenter: &vm.datacenter,
+    };
+    let opened = session.open_disk(open).unwrap();
+    let before = sim::read_whole(&*opened.disk, 1 << 20);
+    sim.fill(&vm.id, 0, ByteSpan::new(2 << 20, 1 << 20));
+    assert!(sim::read_whole(&*opened.disk, 3 << 20) == before, "a frozen disk does not change");
+
+    let (extents, _) = sim::extents(&*opened.disk);
+    let allocated: Vec<ByteSpan> =
+        extents.iter().filter(|(_, kind)| *kind == ExtentKind::Allocated).map(|(span, _)| *span).collect();
+    assert_eq!(allocated, [ByteSpan::new(1 << 20, 3 << 20), ByteSpan::new(20 << 20, 1 << 20)]);
+    assert!(before[..1 << 20].iter().all(|byte| *byte == 0) && opened.notes().is_empty());
+
+    let since = opened.change_id.clone().expect("change tracking is on");
+    let second = session.create_snapshot(&vm.id, "drover-2", "second pass", false).unwrap();
+    let query = ChangedAreas {
+        vm: &vm.id,
+        snapshot: Some(&second.id),
+        disk_key: vm.disks[0].key,
+        capacity_bytes: vm.disks[0].capacity_bytes,
+        change_id: &since,
+    };
+    assert_eq!(session.changed_areas(&query).unwrap(), [ByteSpan::new(2 << 20, 1 << 20)]);
+    assert!(session.changed_areas(&ChangedAreas { change_id: "52 00/1", ..query }).is_err());
+
+    for id in [&snapshot.id, &second.id, &second.id] {
+        session.remove_snapshot(id).unwrap();
+    }
+    assert!(session.vm(&vm.id).unwrap().snapshots.is_empty());
+}
+
+#[test]
+fn areas_that_come_two_at_a_time_are_all_found() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let wanted: Vec<ByteSpan> = (0..7).map(|i| ByteSpan::new(i * (4 << 20), 64 << 10)).collect();
+    wanted.iter().for_each(|span| sim.fill(&vm.id, 0, *span));
+    sim.post("/cbt/max_areas", json!({"n": 2}));
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    let opened = session
+        .open_disk(OpenDisk {
+            vm: &vm,
+            disk: &vm.disks[0],
+            snapshot: Some(&snapshot.id),
+            route: &Route::Provider,
+            datacenter: &vm.datacenter,
+        })
+        .unwrap();
+    let (extents, questions) = sim::extents(&*opened.disk);
+    let found = extents.iter().filter(|(_, kind)| *kind == ExtentKind::Allocated).map(|(span, _)| *span);
+    assert_eq!(found.collect::<Vec<_>>(), wanted);
+    assert!(questions >= 4, "{questions}");
+}
