@@ -31,7 +31,12 @@ func (s *Sim) handle(ctx *simulator.Context, method *simulator.Method) (mo.Refer
 	if ctx.Session == nil {
 		return nil, nil
 	}
-	instead := s.instead(method)
+	m := s.owner(method.This)
+	if m == nil && method.This.Type == "VirtualMachineSnapshot" {
+		// It may be on its way out, where the simulator's own code would stumble over it.
+		return nil, &types.ManagedObjectNotFound{Obj: method.This}
+	}
+	instead := s.instead(method, m)
 	if instead == nil {
 		return nil, nil
 	}
@@ -47,15 +52,10 @@ var extended = []string{
 	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket",
 }
 
-func (s *Sim) instead(method *simulator.Method) mo.Reference {
+// instead gives what is to carry out a call on an object of m, or nil for the object itself.
+func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
 	if rule := s.taskFaults.take(method.Name); rule != nil {
 		return &failing{sim: s, ref: method.This, rule: *rule}
-	}
-	m := s.byMoid(method.This.Value)
-	if method.This.Type == "VirtualMachineSnapshot" {
-		s.mu.RLock()
-		m = s.snapshots[method.This.Value]
-		s.mu.RUnlock()
 	}
 	if m != nil && isSnapshotCall(method.Name) && m.sharesDisks() && m.disks.Running() {
 		fault := &types.SnapshotFault{}
@@ -73,6 +73,16 @@ func (s *Sim) instead(method *simulator.Method) mo.Reference {
 		return nil
 	}
 	return &extension{sim: s, ref: method.This, machine: m}
+}
+
+// owner is the machine that a VM or snapshot is of, or nil.
+func (s *Sim) owner(ref types.ManagedObjectReference) *machine {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if ref.Type == "VirtualMachineSnapshot" {
+		return s.snapshots[ref.Value]
+	}
+	return s.machines[ref.Value]
 }
 
 // wrongPower is what govmomi's simulator does as well, but with a Go type for a message.
