@@ -3,7 +3,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use drover_disk::{Completion, DiskError, DiskErrorKind, DiskOp, Lane, Request, Work};
+use drover_disk::{Completion, DiskError, DiskErrorKind, DiskOp, Lane, Request, Work, check_request};
 use drover_types::ByteSpan;
 
 use crate::connection::{self, Connection};
@@ -164,17 +164,8 @@ impl RangeLane {
 
 impl Lane for RangeLane {
     fn submit(&mut self, request: Request) {
-        let wrong = match &request.work {
-            Work::Read(buffer) if buffer.len() as u64 != request.span.length => {
-                Some("buffer of another length")
-            }
-            Work::Read(_) if request.span.is_empty() || request.span.end() > self.shared.size => {
-                Some("outside the disk")
-            }
-            Work::Read(_) => None,
-            Work::Write(_) | Work::Zero => Some("writing to a disk that is read-only"),
-        };
-        let failed = wrong.map(|why| self.error(DiskErrorKind::Misuse, request.span, why.to_string()));
+        let shared = &self.shared;
+        let failed = check_request(request.span, &request.work, shared.size, false, &shared.name).err();
         self.queue.push_back(Queued { request, version: 0, failed });
         self.pump();
     }

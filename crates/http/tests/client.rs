@@ -1,0 +1,148 @@
+//! Connections, trust and bounds of the client.
+#![allow(clippy::unwrap_used)]
+
+mod server;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use drover_http::{Client, Endpoint, HttpErrorKind, Request, Thumbprint, Timeouts, Trust};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+
+use server::{After, Server, answer};
+
+struct Certificates {
+    ca_pem: String,
+    config: ServerConfig,
+}
+
+/// A CA and a server certificate for `name`, good until the year `until`.
+fn certificates(name: &str, until: i32) -> Certificates {
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut leaf = CertificateParams::new(vec![name.to_string()]).unwrap();
+    leaf.not_after = rcgen::date_time_ymd(until, 1, 1);
+    let leaf = leaf.signed_by(&key, &issuer).unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let config = ServerConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf.der().clone()], key)
+        .unwrap();
+    Certificates { ca_pem: issuer.pem(), config }
+}
+
+fn tls_server(name: &str, until: i32) -> (Server, Trust) {
+    let Certificates { ca_pem, config } = certificates(name, until);
+    let path = std::env::temp_dir().join(format!("drover-http-{}-{name}-{until}.pem", std::process::id()));
+    std::fs::write(&path, ca_pem).unwrap();
+    (Server::start_tls(config, |_, _| (answer("200 OK", "", b"hello"), After::KeepOpen)), Trust::CaFile(path))
+}
+
+fn short() -> Timeouts {
+    Timeouts {
+        connect: Duration::from_secs(2),
+        stall: Duration::from_millis(300),
+        answer: Duration::from_millis(900),
+    }
+}
+
+fn ask(server: &Server, https: bool, trust: &Trust) -> Result<Vec<u8>, HttpErrorKind> {
+    let endpoint = Endpoint { https, host: "127.0.0.1".to_string(), port: server.address.port() };
+    let client = Client::new(endpoint, trust, short()).map_err(|error| error.kind)?;
+    client.send(&Request::get("/")).map(|response| response.body).map_err(|error| error.kind)
+}
+
+#[test]
+fn a_certificate_of_a_known_authority_is_trusted_and_no_other() {
+    let (server, trust) = tls_server("127.0.0.1", 2100);
+    assert_eq!(ask(&server, true, &trust).unwrap(), b"hello");
+    let (_, other) = tls_server("127.0.0.1", 2101);
+    assert!(matches!(ask(&server, true, &other), Err(HttpErrorKind::Untrusted(_))));
+    assert_eq!(ask(&server, true, &Trust::Insecure).unwrap(), b"hello");
+    let Trust::CaFile(path) = trust else { return };
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn expired_certificates_and_wrong_names_are_told_apart() {
+    let (server, trust) = tls_server("127.0.0.1", 2001);
+    assert!(matches!(ask(&server, true, &trust), Err(HttpErrorKind::Expired(_))));
+    let (server, trust) = tls_server("other.example", 2100);
+    assert!(matches!(ask(&server, true, &trust), Err(HttpErrorKind::WrongName(_))));
+}
+
+#[test]
+fn a_thumbprint_pins_the_one_certificate_that_a_mismatch_shows() {
+    let (server, _) = tls_server("other.example", 2001);
+    let wrong = Trust::Thumbprint(Thumbprint::Sha1([0; 20]));
+    let Err(HttpErrorKind::ThumbprintMismatch(presented)) = ask(&server, true, &wrong) else {
+        panic!("no mismatch")
+    };
+    for right in [Thumbprint::Sha1(presented.sha1), Thumbprint::Sha256(presented.sha256)] {
+        assert_eq!(ask(&server, true, &Trust::Thumbprint(right)).unwrap(), b"hello");
+    }
+}
+
+#[test]
+fn plain_text_on_a_tls_port_is_a_tls_error() {
+    let server = Server::start(|_, _| (answer("400 Bad Request", "", b""), After::Close));
+    let endpoint = Endpoint { https: true, host: "127.0.0.1".to_string(), port: server.address.port() };
+    let error = Client::new(endpoint, &Trust::Insecure, short()).unwrap().connect().err().unwrap();
+    // The server waits for a line end that a TLS hello has not.
+    assert!(
+        matches!(error.kind, HttpErrorKind::Tls | HttpErrorKind::Unreachable | HttpErrorKind::Closed),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_closed_idle_connection_is_replaced_for_idempotent_requests() {
+    let server = Server::start(|_, _| (answer("200 OK", "", b"x"), After::Close));
+    let endpoint = Endpoint { https: false, host: "127.0.0.1".to_string(), port: server.address.port() };
+    let client = Client::new(endpoint, &Trust::System, short()).unwrap();
+    for _ in 0..5 {
+        assert_eq!(client.send(&Request::get("/")).unwrap().body, b"x");
+    }
+    assert_eq!(server.connections.load(Ordering::SeqCst), 5);
+}
+
+#[test]
+fn kept_alive_connections_are_used_again() {
+    let server = Server::start(|_, _| (answer("200 OK", "", b"x"), After::KeepOpen));
+    let endpoint = Endpoint { https: false, host: "127.0.0.1".to_string(), port: server.address.port() };
+    let client = Client::new(endpoint, &Trust::System, short()).unwrap();
+    for _ in 0..5 {
+        client.send(&Request::post("/", "").with_header("A", "b")).unwrap();
+    }
+    assert_eq!(server.connections.load(Ordering::SeqCst), 1);
+    let smuggling = Request::get("/").with_header("A", "b\r\nC: d");
+    assert_eq!(client.send(&smuggling).unwrap_err().kind, HttpErrorKind::BadUrl);
+}
+
+#[test]
+fn an_answer_that_never_ends_is_ended() {
+    let started = Instant::now();
+    let head = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n";
+    let endless = Server::start(|_, _| (head.to_vec(), After::Trickle));
+    assert!(matches!(ask(&endless, false, &Trust::System), Err(HttpErrorKind::Endless(_))));
+    let silent = Server::start(|_, _| (head.to_vec(), After::Hang));
+    assert!(matches!(ask(&silent, false, &Trust::System), Err(HttpErrorKind::Stalled(_))));
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn names_without_address_and_ports_without_listener_are_told_apart() {
+    let ask = |host: &str, port| {
+        let endpoint = Endpoint { https: false, host: host.to_string(), port };
+        Client::new(endpoint, &Trust::System, short()).unwrap().connect().err().unwrap().kind
+    };
+    assert_eq!(ask("127.0.0.1", 1), HttpErrorKind::Refused);
+    assert_eq!(ask("no-such-host.invalid", 443), HttpErrorKind::UnknownHost);
+}
