@@ -1,0 +1,266 @@
+//! What a request in flight still waits for. Every byte from the server is checked against the
+//! request it answers, so that a broken server is an error and never wrong data.
+
+use std::io;
+use std::ops::Range;
+
+use drover_disk::{DiskErrorKind, Work};
+use drover_types::{ByteSpan, Extent, ExtentKind};
+
+use crate::wire::{self, Command};
+
+/// Error chunks for one request; an honest server sends one.
+const ERRORS_MAX: usize = 64;
+
+/// A request in flight.
+#[derive(Debug)]
+pub struct Pending {
+    pub ticket: Ticket,
+    pub command: Command,
+    pub span: ByteSpan,
+    pub work: Work,
+    pub extents: Vec<Extent>,
+    cover: Cover,
+    errors: usize,
+    failure: Option<(u32, String)>,
+}
+
+/// Whose request it is: several lanes may share a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub owner: u64,
+    pub id: u64,
+}
+
+/// A breach of the protocol, in words.
+pub type Breach = String;
+
+/// How a request failed.
+#[derive(Debug)]
+pub struct Failure {
+    pub kind: DiskErrorKind,
+    pub source: io::Error,
+}
+
+impl Pending {
+    pub fn new(ticket: Ticket, command: Command, span: ByteSpan, work: Work) -> Self {
+        let cover = Cover::default();
+        Pending { ticket, command, span, work, extents: Vec::new(), cover, errors: 0, failure: None }
+    }
+
+    /// Where in the buffer `length` bytes of data or zeros from `offset` belong.
+    pub fn place(&mut self, offset: u64, length: u64) -> Result<Range<usize>, Breach> {
+        let span = ByteSpan::new(offset, length);
+        if self.command != Command::Read {
+            return Err(format!("data in the answer to a {:?}", self.command));
+        }
+        if span.is_empty() || offset.checked_add(length).is_none() || !self.span.contains(span) {
+            return Err(format!("bytes {span} in the answer to a read of {}", self.span));
+        }
+        if !self.cover.add(span) {
+            return Err(format!("bytes of {span} come twice"));
+        }
+        let start = (offset - self.span.offset) as usize;
+        Ok(start..start + length as usize)
+    }
+
+    /// The part of the buffer that [`Pending::place`] named.
+    pub fn buffer(&mut self, range: Range<usize>) -> &mut [u8] {
+        match &mut self.work {
+            Work::Read(buffer) => &mut buffer[range],
+            Work::Write(_) | Work::Zero => &mut [],
+        }
+    }
+
+    /// Takes an error; the first one counts.
+    pub fn fail(&mut self, error: u32, message: String) -> Result<(), Breach> {
+        self.errors += 1;
+        if self.errors > ERRORS_MAX {
+            return Err("errors without end".to_string());
+        }
+        self.failure.get_or_insert((error, message));
+        Ok(())
+    }
+
+    /// Takes a block status of context `context`.
+    pub fn status(&mut self, payload: &[u8], context: Option<u32>) -> Result<(), Breach> {
+        if self.command != Command::BlockStatus || !self.extents.is_empty() {
+            return Err(format!("block status in the answer to a {:?}", self.command));
+        }
+        let Some((found, runs)) = wire::decode_status(payload) else {
+            return Err(format!("a block status of {} bytes", payload.len()));
+        };
+        if Some(found) != context {
+            return Err(format!("a block status of context {found}, which was not chosen"));
+        }
+        self.extents = extents(self.span, runs)?;
+        Ok(())
+    }
+
+    /// The outcome, once the last chunk is in.
+    pub fn outcome(&self) -> Result<(), Failure> {
+        if let Some((error, message)) = &self.failure {
+            return Err(server_error(*error, message));
+        }
+        match self.command {
+            Command::Read if !self.cover.is(self.span) => {
+                Err(Failure::corrupt(format!("the answer to a read of {} leaves bytes out", self.span)))
+            }
+            Command::BlockStatus if self.extents.is_empty() => {
+                Err(Failure::corrupt(format!("the answer about {} says nothing", self.span)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Failure {
+    pub fn corrupt(text: String) -> Failure {
+        Failure { kind: DiskErrorKind::Corrupt, source: io::Error::new(io::ErrorKind::InvalidData, text) }
+    }
+}
+
+/// Turns runs into extents of `span`: neighbours of a kind become one, what lies past the span is cut.
+fn extents(span: ByteSpan, runs: impl Iterator<Item = (u32, u32)>) -> Result<Vec<Extent>, Breach> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = span.offset;
+    for (length, flags) in runs {
+        if length == 0 {
+            return Err("a run of no bytes in a block status".to_string());
+        }
+        let Some(piece) = ByteSpan::new(at, length.into()).intersect(span) else { break };
+        // A hole that is not said to be zero may read as anything.
+        let kind = if flags & wire::STATUS_ZERO != 0 { ExtentKind::Zero } else { ExtentKind::Allocated };
+        match extents.last_mut() {
+            Some(last) if last.kind == kind => last.span.length += piece.length,
+            _ => extents.push(Extent { span: piece, kind }),
+        }
+        at = piece.end();
+    }
+    Ok(extents)
+}
+
+/// An error that the server reports. What it means for us:
+///
+/// An EIO may pass (a path of the server's storage failed over, a proxy lost its peer); the core
+/// bounds how often it tries. EINVAL and EOVERFLOW will not.
+fn server_error(error: u32, message: &str) -> Failure {
+    use DiskErrorKind as K;
+    let (kind, name) = match error {
+        1 => (K::Denied, "operation not permitted"),
+        5 => (K::Transient, "input/output error"),
+        12 => (K::Transient, "out of memory"),
+        22 => (K::Failed, "invalid argument"),
+        28 => (K::OutOfSpace, "no space left"),
+        75 => (K::Failed, "value too large"),
+        95 => (K::Unsupported, "not supported"),
+        108 => (K::Transient, "shutting down"),
+        _ => (K::Failed, "an error the protocol does not know"),
+    };
+    let said = if message.is_empty() { String::new() } else { format!(": {message}") };
+    Failure { kind, source: io::Error::other(format!("the server reports error {error}, {name}{said}")) }
+}
+
+/// Spans that came in, apart from each other and in order.
+#[derive(Debug, Default)]
+struct Cover(Vec<ByteSpan>);
+
+impl Cover {
+    /// Adds a span; `false` if some of it is there already.
+    fn add(&mut self, span: ByteSpan) -> bool {
+        let index = self.0.partition_point(|known| known.offset < span.offset);
+        let overlaps = |known: &ByteSpan| known.intersect(span).is_some();
+        if self.0.get(index).is_some_and(overlaps) || (index > 0 && overlaps(&self.0[index - 1])) {
+            return false;
+        }
+        // Most chunks come in order, so most of the time there is one span that grows.
+        if index > 0 && self.0[index - 1].end() == span.offset {
+            self.0[index - 1].length += span.length;
+            self.close_gap(index - 1);
+        } else {
+            self.0.insert(index, span);
+            self.close_gap(index);
+        }
+        true
+    }
+
+    fn close_gap(&mut self, index: usize) {
+        if self.0.get(index + 1).is_some_and(|next| next.offset == self.0[index].end()) {
+            let next = self.0.remove(index + 1);
+            self.0[index].length += next.length;
+        }
+    }
+
+    fn is(&self, span: ByteSpan) -> bool {
+        self.0 == [span]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drover_disk::Buffer;
+    use proptest::prelude::*;
+
+    fn read(span: ByteSpan) -> Pending {
+        let work = Work::Read(Buffer::zeroed(span.length as usize));
+        Pending::new(Ticket { owner: 1, id: 1 }, Command::Read, span, work)
+    }
+
+    #[test]
+    fn a_read_is_whole_when_each_byte_came_once() {
+        let mut pending = read(ByteSpan::new(100, 30));
+        assert_eq!(pending.place(110, 10), Ok(10..20));
+        assert_eq!(pending.outcome().unwrap_err().kind, DiskErrorKind::Corrupt);
+        assert_eq!(pending.place(120, 10), Ok(20..30));
+        assert!(pending.place(125, 1).is_err() && pending.place(95, 10).is_err());
+        assert!(pending.place(u64::MAX, 2).is_err() && pending.place(100, 0).is_err());
+        assert_eq!(pending.place(100, 10), Ok(0..10));
+        assert!(pending.outcome().is_ok());
+    }
+
+    #[test]
+    fn a_hole_that_may_read_as_anything_is_data() {
+        let span = ByteSpan::new(1000, 100);
+        let found =
+            extents(span, [(10, 1), (10, 0), (30, 3), (10, 2), (100, 0), (5, 0)].into_iter()).unwrap();
+        let expected = [
+            Extent::allocated(ByteSpan::new(1000, 20)),
+            Extent::zero(ByteSpan::new(1020, 40)),
+            Extent::allocated(ByteSpan::new(1060, 40)),
+        ];
+        assert_eq!(found, expected);
+        assert!(extents(span, [(0, 0)].into_iter()).is_err());
+    }
+
+    #[test]
+    fn errors_of_the_server_keep_its_words() {
+        let mut pending = read(ByteSpan::new(0, 1));
+        pending.fail(28, "pool is full".to_string()).unwrap();
+        pending.fail(5, String::new()).unwrap();
+        let failure = pending.outcome().unwrap_err();
+        assert_eq!(failure.kind, DiskErrorKind::OutOfSpace);
+        assert!(failure.source.to_string().contains("pool is full"));
+        let endless = (0..ERRORS_MAX).find_map(|_| pending.fail(5, String::new()).err());
+        assert!(endless.is_some());
+    }
+
+    proptest! {
+        /// Against the slow oracle: a map of single bytes.
+        #[test]
+        fn cover_agrees_with_a_byte_map(spans in prop::collection::vec((0u64..40, 1u64..12), 1..30)) {
+            let (mut cover, mut map) = (Cover::default(), [false; 64]);
+            for (offset, length) in spans {
+                let range = offset as usize..(offset + length) as usize;
+                let free = map[range.clone()].iter().all(|taken| !taken);
+                prop_assert_eq!(cover.add(ByteSpan::new(offset, length)), free);
+                if free {
+                    map[range].fill(true);
+                }
+                prop_assert!(cover.0.windows(2).all(|pair| pair[0].end() < pair[1].offset));
+                let covered: u64 = cover.0.iter().map(|span| span.length).sum();
+                prop_assert_eq!(covered, map.iter().filter(|taken| **taken).count() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, sendmsg,
+    socket_with, sockopt,
+};
+
+use crate::uri::Address;
+
+/// Room asked for what we send over a Unix socket, where the default is 208 KiB. For TCP the kernel
+/// finds the right size itself, and would stop doing so if we set one.
+const UNIX_SEND_BYTES: usize = 2 << 20;
+
+/// A connected stream.
+#[derive(Debug)]
+pub enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What a socket is ready for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    pub to_receive: bool,
+    pub to_send: bool,
+}
+
+impl Socket {
+    /// Connects, with `timeout` for each address of a name.
+    pub fn connect(address: &Address, timeout: Duration) -> io::Result<Socket> {
+        let socket = match address {
+            Address::Tcp(host, port) => Socket::Tcp(connect_tcp(host, *port, timeout)?),
+            Address::Unix(path) => Socket::Unix(connect_unix(path, timeout)?),
+        };
+        // Both are a matter of speed only.
+        let _ = match &socket {
+            Socket::Tcp(stream) => stream.set_nodelay(true),
+            Socket::Unix(_) => {
+                sockopt::set_socket_send_buffer_size(&socket, UNIX_SEND_BYTES).map_err(Into::into)
+            }
+        };
+        socket.set_timeout(timeout)?;
+        Ok(socket)
+    }
+
+    /// The longest time to wait for the next byte, or for room for one.
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => {
+                stream.set_read_timeout(Some(timeout)).and_then(|()| stream.set_write_timeout(Some(timeout)))
+            }
+            Socket::Unix(stream) => {
+                stream.set_read_timeout(Some(timeout)).and_then(|()| stream.set_write_timeout(Some(timeout)))
+            }
+        }
+    }
+
+    /// Receives some bytes, or all that `bytes` has room for if `fill`; waits for the first.
+    pub fn receive(&self, bytes: &mut [u8], fill: bool) -> io::Result<usize> {
+        let flags = if fill { RecvFlags::WAITALL } else { RecvFlags::empty() };
+        match self.receive_with(bytes, flags) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(timed_out()),
+            result => result,
+        }
+    }
+
+    /// Receives what is there; `None` if that is nothing.
+    pub fn receive_now(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.receive_with(bytes, RecvFlags::DONTWAIT) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    fn receive_with(&self, bytes: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        loop {
+            match recv(self, &mut *bytes, flags) {
+                Ok((0, _)) if !bytes.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                result => return Ok(result?.0),
+            }
+        }
+    }
+
+    /// Sends what there is room for now; 0 if there is none.
+    pub fn send_now(&self, head: &[u8], data: &[u8]) -> io::Result<usize> {
+        let parts = [IoSlice::new(head), IoSlice::new(data)];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match sendmsg(self, &parts, &mut Default::default(), flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(0),
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Waits until there is a byte to receive or room to send.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Ready> {
+        let mut fds = [PollFd::new(self, PollFlags::IN | PollFlags::OUT)];
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        loop {
+            match poll(&mut fds, Some(&timeout)) {
+                Err(Errno::INTR) => {}
+                Ok(0) => return Err(timed_out()),
+                result => {
+                    result?;
+                    break;
+                }
+            }
+        }
+        // A hangup or error shows itself by what the next receive returns.
+        let events = fds[0].revents();
+        let to_send = events.contains(PollFlags::OUT);
+        let to_receive = events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        Ok(Ready { to_receive, to_send })
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the server was silent for too long")
+}
+
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// With a time limit, which the standard library does not offer here: the connect waits while the
+/// server's backlog is full.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(UnixStream::from(socket)),
+        Err(Errno::WOULDBLOCK) => Err(timed_out()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// For the handshake, which takes one step after the other.
+impl Read for &Socket {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.receive(bytes, false)
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => (&mut &*stream).write(bytes),
+            Socket::Unix(stream) => (&mut &*stream).write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,455 @@
+//! Bytes on the wire. All numbers are big-endian; nothing here panics whatever the bytes are.
+//!
+//! ```text
+//! greeting (server)         option (client)            option reply (server)
+//!  0  8  "NBDMAGIC"          0  8  "IHAVEOPT"           0  8  0x0003e889045565a9
+//!  8  8  "IHAVEOPT"          8  4  option               8  4  option
+//! 16  2  handshake flags    12  4  length              12  4  type, bit 31: error
+//!                           16  .  data                16  4  length
+//!                                                      20  .  data
+//!
+//! request (client)          simple reply (server)      structured reply chunk (server)
+//!  0  4  0x25609513          0  4  0x67446698           0  4  0x668e33ef
+//!  4  2  flags               4  4  error                4  2  flags, bit 0: last chunk
+//!  6  2  command             8  8  cookie               6  2  type, bit 15: error
+//!  8  8  cookie             16  .  data of a read       8  8  cookie
+//! 16  8  offset                                        16  4  length
+//! 24  4  length                                        20  .  payload, by type:
+//! 28  .  data of a write
+//!                             offset data   0  8 offset   8 . data
+//!                             offset hole   0  8 offset   8 4 length of the hole
+//!                             block status  0  4 context  4 . (4 length, 4 flags)*
+//!                             error         0  4 error    4 2 length   6 . message
+//! ```
+//!
+//! A server that agreed to structured replies still may answer all but reads with simple ones, so
+//! the magic of each reply tells which it is.
+//!
+//! Source: NBD `doc/proto.md`.
+
+/// First eight bytes from a server.
+pub const MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
+/// Next eight bytes from a newstyle server, and first eight of each option.
+pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+/// First eight bytes of the answer to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
+
+/// Handshake flag: the server takes options and answers each.
+pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+/// Handshake flag: no 124 zero bytes after the answer to `EXPORT_NAME`.
+pub const NO_ZEROES: u16 = 1 << 1;
+
+/// Options of the handshake.
+pub mod option {
+    /// Choose an export and start; the only one without an answer for errors.
+    pub const EXPORT_NAME: u32 = 1;
+    /// Give up politely.
+    pub const ABORT: u32 = 2;
+    /// List the exports.
+    pub const LIST: u32 = 3;
+    /// Choose an export and start.
+    pub const GO: u32 = 7;
+    /// Ask for structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Choose what block status tells.
+    pub const SET_META_CONTEXT: u32 = 10;
+}
+
+/// Types of answers to options.
+pub mod answer {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// An export of the list.
+    pub const SERVER: u32 = 2;
+    /// A fact about the export.
+    pub const INFO: u32 = 3;
+    /// A context that block status will tell.
+    pub const META_CONTEXT: u32 = 4;
+    /// Bit of all errors.
+    pub const ERROR: u32 = 1 << 31;
+    /// The server does not know the option.
+    pub const UNSUPPORTED: u32 = ERROR | 1;
+    /// The server's rules forbid it.
+    pub const POLICY: u32 = ERROR | 2;
+    /// The server takes the option for malformed.
+    pub const INVALID: u32 = ERROR | 3;
+    /// Not on this platform.
+    pub const PLATFORM: u32 = ERROR | 4;
+    /// TLS first.
+    pub const TLS_REQUIRED: u32 = ERROR | 5;
+    /// No such export.
+    pub const UNKNOWN: u32 = ERROR | 6;
+    /// The server is about to end.
+    pub const SHUTDOWN: u32 = ERROR | 7;
+    /// The client must ask for block sizes.
+    pub const BLOCK_SIZE_REQUIRED: u32 = ERROR | 8;
+}
+
+/// Types of facts in an [`answer::INFO`].
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Block size constraints.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Transmission flags of an export.
+pub mod flag {
+    /// No writes.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// Takes `FLUSH`.
+    pub const FLUSH: u16 = 1 << 2;
+    /// Takes the FUA flag.
+    pub const FUA: u16 = 1 << 3;
+    /// Takes `WRITE_ZEROES`.
+    pub const WRITE_ZEROES: u16 = 1 << 6;
+    /// A flush on one connection covers the writes of all.
+    pub const MULTI_CONN: u16 = 1 << 8;
+}
+
+/// Request flag: the reply comes when the bytes are durable.
+pub const COMMAND_FUA: u16 = 1 << 0;
+/// Block status flag: reads as zeros. That it is a hole (bit 0) says nothing about what it reads as.
+pub const STATUS_ZERO: u32 = 1 << 1;
+/// The context whose block status tells holes and zeros.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// Bytes of a request without its data.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a simple reply without its data.
+pub const SIMPLE_BYTES: usize = 16;
+/// Bytes of the head of a chunk.
+pub const CHUNK_BYTES: usize = 20;
+/// The longest string the protocol allows.
+pub const STRING_BYTES_MAX: usize = 4096;
+
+/// Commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Command {
+    /// Read.
+    Read = 0,
+    /// Write; data follows.
+    Write = 1,
+    /// Close; no reply.
+    Disconnect = 2,
+    /// Make writes durable.
+    Flush = 3,
+    /// Make a span read as zeros.
+    WriteZeroes = 6,
+    /// What a span holds.
+    BlockStatus = 7,
+}
+
+/// A request without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHead {
+    /// Request flags.
+    pub flags: u16,
+    /// What to do.
+    pub command: Command,
+    /// Comes back in the reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u32,
+}
+
+impl RequestHead {
+    /// The request's bytes.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&(self.command as u16).to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.length.to_be_bytes());
+        bytes
+    }
+}
+
+/// The head of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyHead {
+    /// A whole reply; the data of a read without error follows.
+    Simple {
+        /// 0 or an errno.
+        error: u32,
+        /// Of which request.
+        cookie: u64,
+    },
+    /// A part of a reply; a payload follows.
+    Chunk(ChunkHead),
+}
+
+/// The head of a chunk of a structured reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// Whether it is the reply's last.
+    pub done: bool,
+    /// What the payload is.
+    pub kind: ChunkKind,
+    /// Of which request.
+    pub cookie: u64,
+    /// Bytes of the payload.
+    pub length: u32,
+}
+
+/// Types of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkKind {
+    /// Nothing.
+    None,
+    /// Data at an offset.
+    Data,
+    /// Zeros at an offset.
+    Hole,
+    /// Block status.
+    Status,
+    /// An error, of a known or unknown type.
+    Error,
+    /// Anything else.
+    Unknown(u16),
+}
+
+const CHUNK_ERROR: u16 = 1 << 15;
+
+impl ChunkKind {
+    fn from_wire(kind: u16) -> Self {
+        match kind {
+            0 => ChunkKind::None,
+            1 => ChunkKind::Data,
+            2 => ChunkKind::Hole,
+            5 => ChunkKind::Status,
+            kind if kind & CHUNK_ERROR != 0 => ChunkKind::Error,
+            kind => ChunkKind::Unknown(kind),
+        }
+    }
+}
+
+/// What the bytes at hand make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decoded<T> {
+    /// This, from that many bytes.
+    Whole(T, usize),
+    /// More bytes are needed.
+    Partial,
+    /// No reply starts with these bytes.
+    Garbage(u32),
+}
+
+/// The head of a reply from the first bytes of `bytes`.
+pub fn decode_reply(bytes: &[u8]) -> Decoded<ReplyHead> {
+    let mut fields = Fields(bytes);
+    match fields.u32() {
+        None => Decoded::Partial,
+        Some(SIMPLE_REPLY_MAGIC) => whole(simple(fields), SIMPLE_BYTES),
+        Some(CHUNK_MAGIC) => whole(chunk(fields), CHUNK_BYTES),
+        Some(other) => Decoded::Garbage(other),
+    }
+}
+
+fn whole(head: Option<ReplyHead>, bytes: usize) -> Decoded<ReplyHead> {
+    head.map_or(Decoded::Partial, |head| Decoded::Whole(head, bytes))
+}
+
+fn simple(mut fields: Fields<'_>) -> Option<ReplyHead> {
+    Some(ReplyHead::Simple { error: fields.u32()?, cookie: fields.u64()? })
+}
+
+fn chunk(mut fields: Fields<'_>) -> Option<ReplyHead> {
+    let (flags, kind) = (fields.u16()?, ChunkKind::from_wire(fields.u16()?));
+    let (cookie, length) = (fields.u64()?, fields.u32()?);
+    Some(ReplyHead::Chunk(ChunkHead { done: flags & 1 != 0, kind, cookie, length }))
+}
+
+/// Offset and length of a hole.
+pub fn decode_hole(payload: &[u8]) -> Option<(u64, u32)> {
+    let mut fields = Fields(payload);
+    let hole = (fields.u64()?, fields.u32()?);
+    fields.0.is_empty().then_some(hole)
+}
+
+/// Errno and message of an error chunk. What follows the message (an offset) is left out.
+pub fn decode_error(payload: &[u8]) -> Option<(u32, String)> {
+    let mut fields = Fields(payload);
+    let (error, length) = (fields.u32()?, fields.u16()?);
+    let message = fields.bytes(usize::from(length))?;
+    Some((error, String::from_utf8_lossy(message).into_owned()))
+}
+
+/// Context and (length, flags) of each run of a block status.
+pub fn decode_status(payload: &[u8]) -> Option<(u32, impl Iterator<Item = (u32, u32)> + '_)> {
+    let mut fields = Fields(payload);
+    let context = fields.u32()?;
+    let runs = fields.0;
+    if runs.is_empty() || !runs.len().is_multiple_of(8) {
+        return None;
+    }
+    let run = |bytes: &[u8]| {
+        let mut fields = Fields(bytes);
+        (fields.u32().unwrap_or(0), fields.u32().unwrap_or(0))
+    };
+    Some((context, runs.chunks_exact(8).map(run)))
+}
+
+/// An option with its data.
+pub fn encode_option(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(16 + data.len());
+    bytes.extend(OPTION_MAGIC.to_be_bytes());
+    bytes.extend(option.to_be_bytes());
+    bytes.extend((data.len() as u32).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// Data of [`option::GO`]: the export, and the facts we want.
+pub fn encode_go(export: &str, infos: &[u16]) -> Vec<u8> {
+    let mut bytes = encode_string(export);
+    bytes.extend((infos.len() as u16).to_be_bytes());
+    bytes.extend(infos.iter().flat_map(|info| info.to_be_bytes()));
+    bytes
+}
+
+/// Data of [`option::SET_META_CONTEXT`]: the export, and one context.
+pub fn encode_meta_context(export: &str, context: &str) -> Vec<u8> {
+    let mut bytes = encode_string(export);
+    bytes.extend(1u32.to_be_bytes());
+    bytes.extend(encode_string(context));
+    bytes
+}
+
+fn encode_string(text: &str) -> Vec<u8> {
+    let mut bytes = (text.len() as u32).to_be_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+/// Reads fields off the front of bytes; `None` once they run out.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    /// The next `length` bytes.
+    pub fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    /// The next 2 bytes.
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    /// The next 4 bytes.
+    pub fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// The next 8 bytes.
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chunk_bytes(flags: u16, kind: u16, cookie: u64, length: u32) -> Vec<u8> {
+        let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_request_has_its_fields_where_the_protocol_says() {
+        let (cookie, offset, length) = (0x0102_0304_0506_0708, 0x1000, 0x0010_0000);
+        let head = RequestHead { flags: COMMAND_FUA, command: Command::Write, cookie, offset, length };
+        let expected = [
+            0x25, 0x60, 0x95, 0x13, 0, 1, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0x10,
+            0, 0,
+        ];
+        assert_eq!(head.encode(), expected);
+    }
+
+    #[test]
+    fn a_head_is_partial_until_its_last_byte() {
+        let bytes = chunk_bytes(1, 5, 9, 12);
+        for length in 0..CHUNK_BYTES {
+            assert_eq!(decode_reply(&bytes[..length]), Decoded::Partial);
+        }
+        let head = ChunkHead { done: true, kind: ChunkKind::Status, cookie: 9, length: 12 };
+        assert_eq!(decode_reply(&bytes), Decoded::Whole(ReplyHead::Chunk(head), CHUNK_BYTES));
+        assert_eq!(decode_reply(b"HTTP/1.1 400"), Decoded::Garbage(0x4854_5450));
+    }
+
+    #[test]
+    fn errors_of_unknown_type_are_errors() {
+        assert_eq!(ChunkKind::from_wire(0x8001), ChunkKind::Error);
+        assert_eq!(ChunkKind::from_wire(0xbeef), ChunkKind::Error);
+        assert_eq!(ChunkKind::from_wire(3), ChunkKind::Unknown(3));
+    }
+
+    #[test]
+    fn payloads_of_a_wrong_length_are_refused() {
+        assert!(decode_hole(&[0; 12]).is_some() && decode_hole(&[0; 11]).is_none());
+        assert!(decode_hole(&[0; 13]).is_none());
+        assert!(decode_status(&[0; 4]).is_none() && decode_status(&[0; 13]).is_none());
+        assert!(decode_error(&[0, 0, 0, 5, 0, 9, b'x']).is_none(), "a message longer than its chunk");
+        assert_eq!(decode_error(&[0, 0, 0, 5, 0, 1, b'x']), Some((5, "x".to_string())));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = (decode_reply(&bytes), decode_hole(&bytes), decode_error(&bytes));
+            if let Some((_, runs)) = decode_status(&bytes) {
+                prop_assert!(runs.count() > 0);
+            }
+        }
+
+        #[test]
+        fn chunk_heads_go_there_and_back(done: bool, kind: u16, cookie: u64, length: u32) {
+            let bytes = chunk_bytes(u16::from(done), kind, cookie, length);
+            let head = ChunkHead { done, kind: ChunkKind::from_wire(kind), cookie, length };
+            prop_assert_eq!(decode_reply(&bytes), Decoded::Whole(ReplyHead::Chunk(head), CHUNK_BYTES));
+        }
+
+        #[test]
+        fn requests_go_there_and_back(flags: u16, cookie: u64, offset: u64, length: u32) {
+            let bytes = RequestHead { flags, command: Command::WriteZeroes, cookie, offset, length }.encode();
+            let mut fields = Fields(&bytes);
+            prop_assert_eq!(fields.u32(), Some(REQUEST_MAGIC));
+            prop_assert_eq!((fields.u16(), fields.u16()), (Some(flags), Some(6)));
+            prop_assert_eq!((fields.u64(), fields.u64()), (Some(cookie), Some(offset)));
+            prop_assert_eq!((fields.u32(), fields.u16()), (Some(length), None));
+        }
+
+        #[test]
+        fn runs_of_a_status_go_there_and_back(context: u32, runs in prop::collection::vec(any::<(u32, u32)>(), 1..20)) {
+            let mut bytes = context.to_be_bytes().to_vec();
+            for (length, flags) in &runs {
+                bytes.extend(length.to_be_bytes());
+                bytes.extend(flags.to_be_bytes());
+            }
+            let (found, decoded) = decode_status(&bytes).unwrap();
+            prop_assert_eq!(found, context);
+            prop_assert_eq!(decoded.collect::<Vec<_>>(), runs);
+        }
+    }
+}
