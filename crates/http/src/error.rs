@@ -95,12 +95,14 @@ impl HttpError {
                 HttpErrorKind::Unreachable
             }
             (E::TimedOut | E::WouldBlock, _) => return Self::new(HttpErrorKind::Stalled(stall), op, peer),
+            // Invalid data is a TLS record damaged on its way: only a new connection helps.
             (
                 E::ConnectionReset
                 | E::ConnectionAborted
                 | E::BrokenPipe
                 | E::UnexpectedEof
-                | E::NotConnected,
+                | E::NotConnected
+                | E::InvalidData,
                 _,
             ) => HttpErrorKind::Closed,
             _ => HttpErrorKind::Io,

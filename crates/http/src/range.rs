@@ -2,7 +2,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_types::{ByteSpan, Extent};
 
 use crate::client::Client;
@@ -265,6 +265,7 @@ impl Disk for RangeDisk {
     }
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        check_span(DiskOp::Extents, span, self)?;
         match &self.extents {
             Some(source) => source
                 .extents(span)

@@ -2,13 +2,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_http::{Client, Request, Response};
 use drover_types::Secret;
 use drover_types::inventory::About;
 
-use crate::error::{VsphereError, VsphereErrorKind};
+use crate::error::{Fault, VsphereError, VsphereErrorKind};
 use crate::soap::{self, Answer, Moref};
 use crate::xml::Element;
 use crate::{Timeouts, Trust};
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub content: Content,
     auth: Mutex<Auth>,
     /// Held while logging in, so that other threads wait for the new cookie instead of logging in too.
-    renewal: Mutex<()>,
+    renewal: Mutex<Option<Refusal>>,
     warnings: Mutex<Vec<String>>,
     /// Names by id, for messages.
     names: Mutex<HashMap<String, String>>,
@@ -67,6 +67,15 @@ pub(crate) struct Auth {
     pub version: u64,
 }
 
+/// A login that was refused. It is not tried again for a while: a changed password and many threads would
+/// get the account locked.
+struct Refusal {
+    at: Instant,
+    kind: VsphereErrorKind,
+    op: String,
+    fault: Option<Fault>,
+}
+
 /// A call of a method.
 pub(crate) struct Call<'a> {
     /// What is being done, for messages.
@@ -81,6 +90,8 @@ pub(crate) struct Call<'a> {
 
 const SOAP_PATH: &str = "/sdk";
 const READ_TRIES_MAX: u32 = 3;
+/// vCenter locks a user after five failures within three minutes, by default.
+const REFUSAL_TIME: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const WARNINGS_MAX: usize = 100;
 
@@ -163,11 +174,16 @@ impl Inner {
 
     /// Logs in again, unless another thread has done so since `version`.
     pub fn renew(&self, version: u64) -> Result<(), VsphereError> {
-        let _one_at_a_time = lock(&self.renewal);
+        let mut refused = lock(&self.renewal);
         if self.auth().version != version {
             return Ok(());
         }
-        let cookie = self.login()?;
+        if let Some(Refusal { kind, op, fault, .. }) =
+            refused.as_ref().filter(|it| it.at.elapsed() < REFUSAL_TIME)
+        {
+            return Err(VsphereError { kind: *kind, op: op.clone(), fault: fault.clone(), source: None });
+        }
+        let cookie = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
         *lock(&self.auth) = Auth { cookie, version: version + 1 };
         Ok(())
     }
@@ -204,6 +220,21 @@ impl Inner {
     /// The name of an object for messages, or its id as long as the name is not known.
     pub fn name_of(&self, id: &str) -> String {
         lock(&self.names).get(id).cloned().unwrap_or_else(|| id.to_string())
+    }
+}
+
+impl Refusal {
+    /// Only what a password decides: other failures may pass at any moment.
+    fn of(error: &VsphereError) -> Option<Self> {
+        let by_password =
+            matches!(error.kind, VsphereErrorKind::WrongPassword | VsphereErrorKind::UserWithoutDomain);
+        let refusal = || Refusal {
+            at: Instant::now(),
+            kind: error.kind,
+            op: error.op.clone(),
+            fault: error.fault.clone(),
+        };
+        by_password.then(refusal)
     }
 }
 
