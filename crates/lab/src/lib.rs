@@ -1,2 +1,12 @@
-//! Placeholder until its first code lands.
+//! Development only: starts the vSphere simulator, finds the test guests, runs the drover program.
+//! The tests, the demo and the benches stand on it; nothing that is shipped does.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod guests;
+mod program;
+mod sim;
+
+pub use guests::{Guest, GuestDisk, Guests};
+pub use program::{Drover, Output, Started, lab_folder, workspace};
+pub use sim::{PASSWORD, Sim, USER};

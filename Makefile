@@ -1,0 +1,65 @@
+# drover: `make demo` shows it, `make test` tests it. Both install what they need and say what they do.
+SHELL := /bin/sh
+CARGO ?= cargo
+GO ?= go
+LAB := target/lab
+
+.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench soak clean
+
+help:
+	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
+	@echo "make test    all tests (CI runs this)"
+	@echo "make build   target/release/drover"
+	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
+	@echo "make soak    kills and resumes migrations for a long time (HOURS=2)"
+	@echo "make clean"
+
+demo: prepare build lab
+	@$(CARGO) build -q --release -p drover-lab --bin drover-demo
+	@target/release/drover-demo
+
+test: prepare lab lint check-go check-rust
+	@echo "make test: all is well"
+
+prepare:
+	@scripts/prepare lab
+
+build:
+	@echo "building drover (release)"
+	@$(CARGO) build -q --release -p drover
+
+lab: $(LAB)/vsphere-sim
+	@lab/guests/make-guests --out $(LAB)/guests
+
+$(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
+	@echo "building the vSphere simulator"
+	@mkdir -p $(LAB)
+	@cd lab/vsphere-sim && $(GO) build -o ../../$(LAB)/vsphere-sim .
+
+lint: check-scripts
+	@echo "formatting and lints"
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
+
+check-scripts:
+	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test .ci/run bench/run
+
+check-rust:
+	@echo "tests of the workspace"
+	@$(CARGO) test --workspace
+
+check-go:
+	@echo "tests of the simulator"
+	@cd lab/vsphere-sim && test -z "$$(gofmt -l .)" && $(GO) vet ./... && $(GO) test ./...
+
+bench: build lab
+	@scripts/prepare bench
+	@bench/run
+
+soak: prepare lab
+	@$(CARGO) build -q -p drover
+	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume -- --ignored --nocapture soak
+
+clean:
+	@$(CARGO) clean
+	@rm -rf $(LAB)
