@@ -82,7 +82,8 @@ impl Session {
         self.inner.snapshot_disks(snapshot)
     }
 
-    /// Opens a disk for reading.
+    /// Opens a disk for reading. Close it before an older snapshot of the VM is removed and open it again after:
+    /// vSphere then moves the data to a file of another name.
     ///
     /// # Errors
     /// [`VsphereErrorKind::Unsupported`] for disks whose file does not hold all their data (delta files of earlier

@@ -35,10 +35,9 @@ impl Inner {
             // Not reading, but a second login does no harm.
             is_read: true,
         };
-        let (_, response) =
+        let (_, head) =
             exchange(&self.client, self.content.action, &call, "").map_err(|error| self.explain(error))?;
-        let cookie =
-            response.head.header_all("set-cookie").find(|value| value.starts_with("vmware_soap_session="));
+        let cookie = head.header_all("set-cookie").find(|value| value.starts_with("vmware_soap_session="));
         let cookie = cookie.and_then(|value| value.split(';').next()).map(str::to_string);
         cookie.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, &op, "no session cookie in the answer")

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drover_http::{Client, Request, Response};
+use drover_http::{Client, Head, Request, Response};
 use drover_types::Secret;
 use drover_types::inventory::About;
 
@@ -245,13 +245,13 @@ impl Drop for Inner {
     }
 }
 
-/// One exchange: the response element and the HTTP response around it.
+/// One exchange: the response element and the head of the HTTP response around it.
 pub(crate) fn exchange(
     client: &Client,
     action: &str,
     call: &Call<'_>,
     cookie: &str,
-) -> Result<(Element, Response), VsphereError> {
+) -> Result<(Element, Head), VsphereError> {
     let text = soap::envelope(call.method, call.this, call.arguments);
     let mut request = Request::post(SOAP_PATH, text)
         .with_header("Content-Type", "text/xml; charset=utf-8")
@@ -260,28 +260,28 @@ pub(crate) fn exchange(
         request = request.with_header("Cookie", cookie);
     }
     request.idempotent = call.is_read;
-    let response = client.send(&request).map_err(|error| VsphereError::of_http(call.op, error))?;
-    let answer = String::from_utf8(response.body.clone())
-        .map_err(|error| error.to_string())
-        .and_then(|text| soap::open(&text));
+    let Response { head, body } =
+        client.send(&request).map_err(|error| VsphereError::of_http(call.op, error))?;
+    let answer =
+        String::from_utf8(body).map_err(|error| error.to_string()).and_then(|text| soap::open(&text));
     match answer {
         Ok(Answer::Returned(element)) if element.name == format!("{}Response", call.method) => {
-            Ok((element, response))
+            Ok((element, head))
         }
-        Ok(Answer::Returned(element)) => Err(not_vsphere(call.op, &response, &format!("'{}'", element.name))),
+        Ok(Answer::Returned(element)) => Err(not_vsphere(call.op, &head, &format!("'{}'", element.name))),
         Ok(Answer::Failed(fault)) => Err(VsphereError::of_fault(call.op, fault)),
-        Err(why) => Err(not_vsphere(call.op, &response, &why)),
+        Err(why) => Err(not_vsphere(call.op, &head, &why)),
     }
 }
 
-fn not_vsphere(op: &str, response: &Response, why: &str) -> VsphereError {
-    let kind = match response.head.status {
+fn not_vsphere(op: &str, head: &Head, why: &str) -> VsphereError {
+    let kind = match head.status {
         429 | 503 => VsphereErrorKind::Busy,
         502 | 504 => VsphereErrorKind::Unreachable,
         401 | 403 => VsphereErrorKind::PermissionDenied,
         _ => VsphereErrorKind::NotVsphere,
     };
-    VsphereError::new(kind, op, format!("HTTP {}, {why}", response.head.status_line()))
+    VsphereError::new(kind, op, format!("HTTP {}, {why}", head.status_line()))
 }
 
 /// Nothing here is left half done by a panic, so a poisoned lock is as good as another.

@@ -289,3 +289,34 @@ fn unknown_areas_mean_that_all_is_read_and_the_reason_is_told() {
     assert_eq!(extents.len(), 1);
     assert!(opened.notes()[0].contains("FileFault"), "{:?}", opened.notes());
 }
+
+#[test]
+fn reads_outlast_short_failures_of_the_server() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = full_vm(&sim, &session);
+    for fault in [json!({"status": 503, "count": 2}), json!({"cut_after": 20, "count": 2})] {
+        let mut fault = fault;
+        fault["path"] = json!("/sdk");
+        sim.post("/fault/http", fault);
+        session.vm(&vm.id).unwrap();
+    }
+}
+
+#[test]
+fn a_login_that_was_refused_is_not_repeated_by_every_thread() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = full_vm(&sim, &session);
+    let opened = open(&session, &vm, &Route::Provider).unwrap();
+    sim.post("/sessions/expire", json!({}));
+    sim.post("/fault/soap", json!({"method": "Login", "fault": "InvalidLogin", "count": -1}));
+    sim.post("/stats/reset", json!({}));
+    for _ in 0..3 {
+        assert_eq!(session.vm(&vm.id).unwrap_err().kind, VsphereErrorKind::WrongPassword);
+        let mut lane = opened.disk.open_lane().unwrap();
+        lane.submit(sim::read(1, ByteSpan::new(0, MIB)));
+        assert_eq!(sim::next(&mut *lane).result.unwrap_err().kind, DiskErrorKind::Denied);
+    }
+    assert_eq!(sim.calls("Login"), 1);
+}
