@@ -56,8 +56,12 @@ impl Inner {
     pub fn vm(&self, id: &str) -> Result<Vm, VsphereError> {
         let op = format!("look at {}", self.name_of(id));
         let paths = self.vm_properties();
-        let properties: &[(&str, &[&str])] =
-            &[("VirtualMachine", &paths), ("ManagedEntity", PLACE_PROPERTIES), ("Network", &["name"])];
+        let properties: &[(&str, &[&str])] = &[
+            ("VirtualMachine", &paths),
+            ("ManagedEntity", PLACE_PROPERTIES),
+            ("DistributedVirtualPortgroup", &["name", "key"]),
+            ("OpaqueNetwork", &["name", "summary"]),
+        ];
         let found = self.retrieve(&op, properties, &around_spec(id))?;
         let mut around = Surroundings::default();
         found.iter().for_each(|object| around.learn(object));

@@ -198,3 +198,15 @@ fn areas_that_come_two_at_a_time_are_all_found() {
     assert_eq!(found.collect::<Vec<_>>(), wanted);
     assert!(questions >= 4, "{questions}");
 }
+
+#[test]
+fn an_inventory_of_many_vms_comes_in_pages() {
+    let names: String = (0..230).map(|i| format!("  - name: small{i}\n")).collect();
+    let text = format!("{}{names}", include_str!("sim/inventory.yaml"));
+    let Some(sim) = Sim::start_with("vcenter", &text) else { return };
+    let session = sim.session();
+    sim.post("/stats/reset", json!({}));
+    assert_eq!(session.inventory().unwrap().vms.len(), 235);
+    assert_eq!(sim.calls("RetrievePropertiesEx"), 1);
+    assert_eq!(sim.calls("ContinueRetrievePropertiesEx"), 2);
+}

@@ -45,17 +45,23 @@ impl Sim {
     }
 
     pub fn start_as(mode: &str) -> Option<Sim> {
+        Sim::start_with(mode, include_str!("inventory.yaml"))
+    }
+
+    /// Starts it with another inventory, as YAML.
+    pub fn start_with(mode: &str, inventory: &str) -> Option<Sim> {
         let program = program()?;
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let work = std::env::temp_dir().join(format!("drover-vsphere-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&work).unwrap();
-        let inventory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sim/inventory.yaml");
+        let file = work.join("inventory.yaml");
+        std::fs::write(&file, inventory).unwrap();
         let mut child = Command::new(program)
             .args(["--mode", mode, "--exit-with-parent", "--work"])
             .arg(&work)
             .arg("--inventory")
-            .arg(inventory)
+            .arg(file)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
