@@ -68,9 +68,10 @@ pub struct RangeOptions {
     pub limits: Limits,
 }
 
-/// What HTTP servers with disks behind them take well.
+/// What HTTP servers with disks behind them take well. Over TLS from the simulator, requests of 4 MiB read
+/// 5 to 40 % faster than those of 1 MiB on one connection; 8 MiB gained nothing more.
 pub const RANGE_LIMITS: Limits =
-    Limits { bytes_min: 1, bytes_preferred: 1 << 20, bytes_max: 32 << 20, lanes_max: 8, depth_max: 8 };
+    Limits { bytes_min: 1, bytes_preferred: 4 << 20, bytes_max: 32 << 20, lanes_max: 8, depth_max: 8 };
 
 impl RangeOptions {
     /// Options for a plain URL without credentials.
