@@ -64,6 +64,11 @@ struct AlignedZeros([u8; ZEROS_BYTES]);
 
 impl Handle {
     /// A handle that reads through the page cache.
+    ///
+    /// Measured on ext4, 4 GiB, 1 MiB requests, 1 and 4 lanes: with the file in the cache 6 to 7 GB/s,
+    /// direct 0.8 to 1.0; a cold file ties at the disk's own 1.0 to 1.2 GB/s, where direct would save
+    /// 1.5 s of CPU. Missing the cache costs far more than using it. Nothing is dropped from it
+    /// afterwards: the pages may be a running guest's.
     pub fn for_source(name: String, file: File, size: u64) -> Handle {
         // Best effort: without the advice reading is slower, not wrong.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Sequential);
@@ -222,10 +227,14 @@ impl Handle {
         self.check_failed(DiskOp::Flush, span)?;
         self.sync().map_err(|source| {
             let error = self.error(DiskOp::Flush, span, source);
-            let failure = Failure { kind: error.kind, text: error.source.to_string() };
-            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+            self.keep_failure(&error);
             error
         })
+    }
+
+    fn keep_failure(&self, error: &DiskError) {
+        let failure = Failure { kind: error.kind, text: error.source.to_string() };
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -315,5 +324,50 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
             Err(Errno::INTR) => {}
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(name: &str, size: u64) -> (Handle, PathBuf) {
+        let path = std::env::temp_dir().join(format!("drover-handle-{}-{name}", std::process::id()));
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(size).unwrap();
+        (Handle::for_target(name.to_string(), file, FileKind::Regular, size, None), path)
+    }
+
+    #[test]
+    fn where_nothing_can_be_punched_zeros_are_written_over_the_whole_span() {
+        const SIZE: u64 = (1 << 20) + 7;
+        let (handle, path) = handle("zeros", SIZE);
+        handle.zeroing.store(2, Relaxed);
+        for span in [ByteSpan::new(100, 300_000), ByteSpan::new(400_000, SIZE - 400_000), ByteSpan::new(5, 1)]
+        {
+            handle.write(ByteSpan::new(0, SIZE), &vec![9; SIZE as usize]).unwrap();
+            handle.zero(span).unwrap();
+            let found = std::fs::read(&path).unwrap();
+            let expected = |at: u64| if (span.offset..span.end()).contains(&at) { 0 } else { 9 };
+            assert!((0..SIZE).zip(&found).all(|(at, byte)| *byte == expected(at)), "{span}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_failed_flush_is_never_followed_by_a_good_one() {
+        let (handle, path) = handle("flush", 4096);
+        handle.flush().unwrap();
+        let cause = io::Error::from(Errno::IO);
+        handle.keep_failure(&handle.error(DiskOp::Flush, ByteSpan::new(0, 0), cause));
+        for _ in 0..2 {
+            let error = handle.flush().unwrap_err();
+            assert_eq!(error.kind, DiskErrorKind::Failed);
+            assert!(error.source.to_string().contains("an earlier flush failed"));
+        }
+        assert!(handle.write(ByteSpan::new(0, 1), &[1]).is_err());
+        assert!(handle.zero(ByteSpan::new(0, 1)).is_err());
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -3,6 +3,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -71,7 +72,8 @@ fn open_options() -> OpenOptions {
 
 fn open_block(path: &Path, how: OpenTarget) -> io::Result<Target> {
     // For a block device O_EXCL means: nobody else claims it, neither a mount nor RAID nor LVM.
-    let file = open_options().custom_flags(OFlags::EXCL.bits() as i32).open(path).map_err(in_use)?;
+    let claim = || open_options().custom_flags(OFlags::EXCL.bits() as i32).open(path);
+    let file = patiently(claim, |error| error.kind() == io::ErrorKind::ResourceBusy).map_err(in_use)?;
     lock(&file)?;
     let size = size_of(&file, FileKind::Block)?;
     if size < how.size {
@@ -79,6 +81,22 @@ fn open_block(path: &Path, how: OpenTarget) -> io::Result<Target> {
     }
     Ok(Target { file, kind: FileKind::Block, zeroed: false, new_in: None })
 }
+
+/// Tries again for a moment. A program that drover starts holds copies of drover's files between
+/// its fork and its exec, and so for an instant claims a disk that was just closed.
+fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>, is_held: impl Fn(&E) -> bool) -> Result<T, E> {
+    for _ in 0..ATTEMPTS_MAX {
+        match attempt() {
+            Err(error) if is_held(&error) => std::thread::sleep(ATTEMPT_PAUSE),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+/// Together 100 ms, far longer than an exec takes, and no burden on a refusal.
+const ATTEMPTS_MAX: usize = 10;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(10);
 
 fn in_use(error: io::Error) -> io::Error {
     match error.kind() {
@@ -135,7 +153,8 @@ fn lock(file: &File) -> io::Result<()> {
         }
         errno => io::Error::from(errno),
     };
-    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).map_err(held)?;
+    let flock = || rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+    patiently(flock, |errno| *errno == Errno::WOULDBLOCK).map_err(held)?;
     match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         // Some network file systems have no record locks.
         Err(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS) => Ok(()),

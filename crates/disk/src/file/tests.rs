@@ -228,3 +228,62 @@ fn preflight_tells_room_and_rights() {
     let error = is_writable_dir(dir.file("file")).unwrap_err();
     assert!(error.source.to_string().contains("not a directory"));
 }
+
+/// Runs a program that needs rights; `None`, and a word about it, if it fails.
+fn privileged(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = std::process::Command::new(program).args(arguments).output().ok();
+    let output = output.filter(|output| output.status.success());
+    if output.is_none() {
+        println!("skipped: {program} {arguments:?} is not possible here");
+    }
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+#[test]
+fn a_full_file_system_is_out_of_space() {
+    let dir = Dir::new();
+    let mount = dir.0.to_str().unwrap();
+    if privileged("mount", &["-t", "tmpfs", "-o", "size=256k", "tmpfs", mount]).is_none() {
+        return;
+    }
+    let disk = FileDisk::open_target(dir.file("disk"), new_target(1 << 20)).unwrap();
+    let mut buffer = Buffer::zeroed(1 << 20);
+    buffer.fill(1);
+    let whole = ByteSpan::new(0, 1 << 20);
+    let error = run(&disk, whole, Work::Write(Slice::from(buffer))).result.unwrap_err();
+    assert_eq!(error.kind, DiskErrorKind::OutOfSpace);
+    // With room again it goes on.
+    run(&disk, whole, Work::Zero).result.unwrap();
+    write(&disk, 0, &[2; 4096]);
+    disk.flush().unwrap();
+    drop(disk);
+    privileged("umount", &[mount]);
+}
+
+#[test]
+fn a_block_device_is_a_target_unless_it_is_used_or_too_small() {
+    let dir = Dir::new();
+    let image = dir.file("image");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let Some(device) = privileged("losetup", &["--find", "--show", image.to_str().unwrap()]) else { return };
+    let size = (4 << 20) + 512;
+    let asked = AtomicU64::new(0);
+    conformance::check_writer(
+        |size| {
+            asked.store(size, Ordering::Relaxed);
+            Arc::new(FileDisk::open_target(&device, new_target(size)).unwrap())
+        },
+        || {
+            let mut content = std::fs::read(&device).unwrap();
+            content.truncate(asked.load(Ordering::Relaxed) as usize);
+            content
+        },
+    );
+    assert!(refused(FileDisk::open_target(&device, new_target(9 << 20))).1.contains("holds 8388608 bytes"));
+    let disk = FileDisk::open_target(&device, new_target(size)).unwrap();
+    assert!(!disk.features().zeroed && disk.kind() == FileKind::Block);
+    let (kind, text) = refused(FileDisk::open_target(&device, new_target(size)));
+    assert!(kind == DiskErrorKind::Denied && text.contains("in use"), "{text}");
+    drop(disk);
+    privileged("losetup", &["--detach", &device]);
+}
