@@ -58,10 +58,14 @@ enum Access {
 const LANES_MAX: usize = 8;
 
 /// A lane works in `complete`, one request after the other: more in flight only hold buffers.
-const DEPTH_MAX: usize = 4;
+const DEPTH_MAX: usize = 1;
 
 /// The largest request. Direct I/O gains nothing beyond 1 MiB in our trials.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
+
+/// Writes to a new file allocate, and each allocation costs: 2 GiB from NBD took 2.1 s in requests of
+/// 1 MiB, 1.75 s in requests of 4 MiB (nbdcopy: 1.8 s).
+const WRITE_BYTES_PREFERRED: u64 = 4 << 20;
 
 /// The size at which direct I/O reached the disk's own rate in our trials.
 const REQUEST_BYTES_PREFERRED: u64 = 1 << 20;
@@ -130,7 +134,10 @@ impl Disk for FileDisk {
     fn limits(&self) -> Limits {
         Limits {
             bytes_min: 1,
-            bytes_preferred: REQUEST_BYTES_PREFERRED,
+            bytes_preferred: match self.access {
+                Access::Source => REQUEST_BYTES_PREFERRED,
+                Access::Target => WRITE_BYTES_PREFERRED,
+            },
             bytes_max: REQUEST_BYTES_MAX,
             lanes_max: LANES_MAX,
             depth_max: DEPTH_MAX,
