@@ -1,6 +1,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_types::{ByteSpan, Extent};
@@ -62,7 +63,8 @@ pub struct RangeOptions {
     pub authorise: Option<Arc<dyn Authorise>>,
     /// What is allocated, if somebody knows.
     pub extents: Option<Arc<dyn ExtentSource>>,
-    /// What tells content from other content; by default made of the size, ETag and modification time.
+    /// What the content belongs to, where somebody knows better than by URL. What tells it from other
+    /// content of the same is added: size, ETag and modification time.
     pub identity: Option<String>,
     /// Requests the server takes well.
     pub limits: Limits,
@@ -130,7 +132,8 @@ impl RangeDisk {
         let client = Client::new(url.endpoint, &trust, timeouts).map_err(failed)?;
         let head = ask_head(&client, &url.path, authorise.as_deref()).map_err(failed)?;
         let size = size_of(&head).map_err(|(kind, why)| refuse_open(&name, kind, &why))?;
-        let identity = identity.unwrap_or_else(|| identity_of(&head, size));
+        let told = identity_of(&head, size);
+        let identity = identity.map_or(told.clone(), |object| format!("{object} {told}"));
         let shared = Shared {
             path: url.path,
             size,
@@ -177,9 +180,17 @@ fn size_of(head: &Head) -> Result<u64, (DiskErrorKind, String)> {
     length.ok_or_else(|| (DiskErrorKind::Unsupported, "server does not tell the length".to_string()))
 }
 
+/// A server that tells neither ETag nor modification time gets another identity at each opening: then a
+/// copy is never continued, because nobody knows whether the content is still the same.
 fn identity_of(head: &Head, size: u64) -> String {
     let field = |name| head.header(name).unwrap_or("-");
-    format!("http size={size} etag={} modified={}", field("etag"), field("last-modified"))
+    let (etag, modified) = (field("etag"), field("last-modified"));
+    let mut identity = format!("http size={size} etag={etag} modified={modified}");
+    if (etag, modified) == ("-", "-") {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        identity.push_str(&format!(" opened={}.{}", std::process::id(), since.as_nanos()));
+    }
+    identity
 }
 
 /// What a status other than the wanted one means for a disk.

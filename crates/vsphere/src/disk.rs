@@ -259,12 +259,12 @@ fn folder_path((datastore, file): &(String, String), datacenter: &str) -> String
     format!("/folder/{}?dcPath={}&dsName={}", file.join("/"), encode(datacenter), encode(datastore))
 }
 
-/// A snapshot never changes, nor does a VM that is off as long as its change id stays.
+/// Neither the snapshot nor the change id is part of it: a snapshot that is removed and made again, as a
+/// resumed migration does, changes nothing of what is read. What would is told by the modification time
+/// of the frozen file, which [`RangeDisk`] adds.
 fn identity(o: &OpenDisk<'_>, frozen: &VmDisk) -> String {
-    let state = o.snapshot.unwrap_or("off");
-    let change = frozen.change_id.as_deref().unwrap_or("-");
     let vm = if o.vm.instance_uuid.is_empty() { &o.vm.id } else { &o.vm.instance_uuid };
-    format!("vsphere {vm} disk={} size={} state={state} change={change}", frozen.key, frozen.capacity_bytes)
+    format!("vsphere {vm} disk={} file={}", frozen.key, frozen.path)
 }
 
 fn data_error(op: &str, error: DiskError) -> VsphereError {
