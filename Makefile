@@ -42,7 +42,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test .ci/run bench/run
+	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
@@ -54,7 +54,8 @@ check-go:
 
 bench: build lab
 	@scripts/prepare bench
-	@bench/run
+	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
+	@target/release/drover-bench
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover

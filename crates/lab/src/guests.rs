@@ -49,7 +49,8 @@ impl Guests {
     /// If a program or package is missing; the builder says which.
     pub fn build() -> Result<Guests> {
         let folder = lab_folder().join("guests");
-        let status = Command::new(workspace().join("lab/guests/make-guests")).arg("--out").arg(&folder).status()?;
+        let status =
+            Command::new(workspace().join("lab/guests/make-guests")).arg("--out").arg(&folder).status()?;
         if !status.success() {
             bail!("lab/guests/make-guests failed; run `make prepare` to install what it needs");
         }

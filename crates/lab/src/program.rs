@@ -80,7 +80,8 @@ impl Drover {
     /// # Errors
     /// If it does not start.
     pub fn start(&self, args: &[&str]) -> Result<Started> {
-        let child = self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let child =
+            self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         Ok(Started { child })
     }
 }

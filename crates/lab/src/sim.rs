@@ -28,7 +28,8 @@ pub struct Sim {
 impl Sim {
     /// Where the simulator's program is, if it is built.
     pub fn program() -> Option<PathBuf> {
-        let path = std::env::var_os("DROVER_VSPHERE_SIM").map_or(lab_folder().join("vsphere-sim"), PathBuf::from);
+        let path =
+            std::env::var_os("DROVER_VSPHERE_SIM").map_or(lab_folder().join("vsphere-sim"), PathBuf::from);
         path.is_file().then_some(path)
     }
 
@@ -66,7 +67,9 @@ impl Sim {
             bail!("the simulator did not start: {log}");
         }
         let ready: Value = serde_json::from_str(&line)?;
-        let text = |key: &str| ready[key].as_str().map(str::to_string).with_context(|| format!("no {key} in {line}"));
+        let text = |key: &str| {
+            ready[key].as_str().map(str::to_string).with_context(|| format!("no {key} in {line}"))
+        };
         let control: Url = text("control")?.parse()?;
         Ok(Sim {
             child,

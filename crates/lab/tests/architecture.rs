@@ -27,10 +27,16 @@ fn real() -> Graph {
     let short = |name: &Value| name.as_str().unwrap().trim_start_matches("drover-").to_string();
     let uses = |package: &Value| {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
-        let ours = dependencies.filter(|it| it["name"].as_str().unwrap().starts_with("drover-") && it["kind"].is_null());
+        let ours = dependencies
+            .filter(|it| it["name"].as_str().unwrap().starts_with("drover-") && it["kind"].is_null());
         ours.map(|it| short(&it["name"])).collect()
     };
-    metadata["packages"].as_array().unwrap().iter().map(|package| (short(&package["name"]), uses(package))).collect()
+    metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| (short(&package["name"]), uses(package)))
+        .collect()
 }
 
 #[test]
@@ -42,8 +48,11 @@ fn crates_use_each_other_as_architecture_md_draws() {
 fn arrows_have_no_circle() {
     let mut left = real();
     while !left.is_empty() {
-        let free: Vec<String> =
-            left.iter().filter(|(_, uses)| uses.iter().all(|it| !left.contains_key(it))).map(|(name, _)| name.clone()).collect();
+        let free: Vec<String> = left
+            .iter()
+            .filter(|(_, uses)| uses.iter().all(|it| !left.contains_key(it)))
+            .map(|(name, _)| name.clone())
+            .collect();
         assert!(!free.is_empty(), "a circle among {:?}", left.keys());
         free.iter().for_each(|name| drop(left.remove(name)));
     }
@@ -55,7 +64,9 @@ fn pure_crates_touch_no_clock_socket_thread_or_file() {
         let folder = drover_lab::workspace().join("crates").join(name).join("src");
         for file in rust_files(&folder) {
             let text = std::fs::read_to_string(&file).unwrap();
-            for word in ["std::fs", "std::net", "std::thread", "std::time::Instant", "SystemTime", "Mutex", "RwLock"] {
+            for word in
+                ["std::fs", "std::net", "std::thread", "std::time::Instant", "SystemTime", "Mutex", "RwLock"]
+            {
                 assert!(!text.contains(word), "{} uses {word}", file.display());
             }
         }

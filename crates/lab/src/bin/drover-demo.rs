@@ -1,0 +1,155 @@
+//! `make demo`: virtual machines leave a simulated vCenter, arrive on QEMU with every byte proven, and boot.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use drover_lab::{Drover, Guest, Guests, Scene, Sim, lab_folder};
+use serde_json::Value;
+
+/// Software emulation on two busy cores takes half a minute for four guests.
+const BOOT_SECONDS_MAX: u64 = 180;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool> {
+    let started = Instant::now();
+    let folder = lab_folder().join("demo");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).context("removing the last demo")?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    let guests = Guests::build()?;
+    let scene = Scene::of_guests(&guests);
+    let sim = Sim::start(&scene.inventory, &folder.join("vsphere"))?;
+    println!("a simulated vCenter is at https://127.0.0.1:{}\n", sim.port);
+    let drover = Drover::new(program()?, folder.join("state"));
+    let plan = folder.join("demo.yaml");
+    std::fs::write(&plan, scene.plan("demo", &sim, &folder.join("vms")))?;
+
+    let plan_text = plan.display().to_string();
+    show(&drover, &["inventory", &plan_text])?;
+    show(&drover, &["plan", "check", &plan_text])?;
+    show(&drover, &["migrate", &plan_text, "--start"])?;
+    let html = folder.join("report.html").display().to_string();
+    show(&drover, &["report", &plan_text, "--html", &html])?;
+
+    println!(
+        "\nwaiting for the guests to boot and prove their data (software emulation, up to {BOOT_SECONDS_MAX} s)"
+    );
+    let report = drover.run(&["report", &plan_text, "--json"])?.json()?;
+    let fine = final_table(&guests, &report, &folder.join("vms"))?;
+    let disk = sparse_disk(&report)?;
+    println!("\n{disk}");
+    println!("plan {plan_text}\nreport {html}\ntook {:.0} s", started.elapsed().as_secs_f64());
+    Ok(fine)
+}
+
+/// The drover program that was built beside this one.
+fn program() -> Result<PathBuf> {
+    let beside = std::env::current_exe()?.with_file_name("drover");
+    if !beside.is_file() {
+        bail!("{} is not built; run `make build`", beside.display());
+    }
+    Ok(beside)
+}
+
+/// Runs a drover command as a user would, with its words on the screen.
+fn show(drover: &Drover, args: &[&str]) -> Result<()> {
+    println!("$ drover {}", args.join(" "));
+    let status = drover.command(args).status()?;
+    println!();
+    if !status.success() {
+        bail!("drover {} ended with {status}", args[0]);
+    }
+    Ok(())
+}
+
+fn final_table(guests: &Guests, report: &Value, vms: &Path) -> Result<bool> {
+    let mut fine = true;
+    let mut rows = Vec::new();
+    let list = report["vms"].as_array().context("VMs in the report")?;
+    for guest in &guests.guests {
+        let vm =
+            list.iter().find(|vm| vm["name"] == guest.name.as_str()).with_context(|| guest.name.clone())?;
+        let booted = wait_for_proof(guest, &vms.join(&guest.name))?;
+        let disks = vm["disks"].as_array().context("disks")?;
+        let equal = disks.iter().all(|disk| disk["equal"] == true);
+        let sum = |key: &str| disks.iter().filter_map(|disk| disk["details"][key].as_u64()).sum::<u64>();
+        let seconds = disks.iter().filter_map(|disk| disk["details"]["copy_ms"].as_u64()).max().unwrap_or(0)
+            as f64
+            / 1000.0;
+        let rate = sum("read_bytes") as f64 / seconds.max(0.001) / 1e6;
+        rows.push(format!(
+            "{:<12} {:>5} {:>11} {:>11} {:>11} {:>11}   {:<10}   {}",
+            guest.name,
+            disks.len(),
+            mib(sum("size")),
+            mib(sum("read_bytes")),
+            mib(sum("written_bytes")),
+            format!("{rate:.0} MB/s"),
+            if equal { "yes" } else { "NO" },
+            if booted { "yes" } else { "NO" }
+        ));
+        fine &= equal && booted;
+    }
+    println!(
+        "\n{:<12} {:>5} {:>11} {:>11} {:>11} {:>11}   {:<10}   booted and proved its data",
+        "VM", "disks", "size", "read", "written", "rate", "hash equal"
+    );
+    rows.iter().for_each(|row| println!("{row}"));
+    Ok(fine)
+}
+
+/// Whether the guest printed all that it must; its serial line goes to a file in the VM's folder.
+fn wait_for_proof(guest: &Guest, folder: &Path) -> Result<bool> {
+    let until = Instant::now() + Duration::from_secs(BOOT_SECONDS_MAX);
+    loop {
+        let serial = std::fs::read(folder.join("serial.log")).unwrap_or_default();
+        let serial = String::from_utf8_lossy(&serial);
+        let missing = guest.missing_in(&serial);
+        if missing.is_empty() {
+            serial
+                .lines()
+                .filter(|line| line.contains("DROVER-"))
+                .for_each(|line| println!("{}: {}", guest.name, line.trim()));
+            return Ok(true);
+        }
+        if Instant::now() > until {
+            println!("{}: did not print {missing:?}", guest.name);
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// What the largest disk took, in bytes and time.
+fn sparse_disk(report: &Value) -> Result<String> {
+    let vms = report["vms"].as_array().context("VMs")?;
+    let disks = vms.iter().flat_map(|vm| vm["disks"].as_array().into_iter().flatten());
+    let disk = disks.max_by_key(|disk| disk["size"].as_u64()).context("a disk")?;
+    let path = disk["path"].as_str().context("a path")?;
+    let allocated = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path)?) * 512;
+    Ok(format!(
+        "the sparse disk: {} large, {} read, {} on the target, copied in {:.1} s",
+        mib(disk["size"].as_u64().unwrap_or(0)),
+        mib(disk["details"]["read_bytes"].as_u64().unwrap_or(0)),
+        mib(allocated),
+        disk["details"]["copy_ms"].as_u64().unwrap_or(0) as f64 / 1000.0
+    ))
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
