@@ -1,2 +1,34 @@
-//! Placeholder until its first code lands.
+//! Plans: what a user wants moved, judged against what a provider has, and put in order.
+//!
+//! Pure: text and values in, values out. No clock, socket, file or thread.
+//!
+//! - [`Plan::parse`] reads a plan file and finds every mistake in it at once; [`schema`] tells
+//!   editors the same rules.
+//! - [`concerns`] says what is worth knowing about a VM before it moves.
+//! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
+//! - [`schedule`] decides which VM goes next; [`draft`] writes a first plan from an inventory.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod concern;
+mod draft;
+mod glob;
+mod keys;
+mod model;
+mod near;
+mod node;
+mod problem;
+mod read;
+mod resolution;
+mod resolve;
+pub mod schedule;
+
+pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
+pub use draft::{DraftOptions, draft};
+pub use keys::schema;
+pub use model::*;
+pub use problem::{At, Problem, Severity};
+pub use resolution::{
+    HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
+};
+pub use resolve::resolve;

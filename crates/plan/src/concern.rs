@@ -1,0 +1,419 @@
+//! What there is to know about a VM before it moves.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use drover_types::BLOCK_BYTES;
+use drover_types::Bytes;
+use drover_types::inventory::{
+    DiskMode, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
+};
+
+use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
+
+/// How much a [`Concern`] matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weight {
+    /// The VM cannot be moved, or not without losing data.
+    Blocks,
+    /// It can; something will be different, slow or at risk.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+/// One thing to know about a VM before it moves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Concern {
+    /// Stable id (`snapshots-present`), one of the catalogue's.
+    pub id: String,
+    /// How much it matters.
+    pub severity: Weight,
+    /// VM, or VM and part: `web01`, `web01/Hard disk 2`.
+    pub subject: String,
+    /// What was found.
+    pub message: String,
+    /// What to do about it.
+    pub advice: String,
+}
+
+impl fmt::Display for Concern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} ({})", self.subject, self.message, self.advice)
+    }
+}
+
+/// What is known of the plan when a VM is judged; the default is "no plan yet".
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConcernContext {
+    /// What may be done to a running VM.
+    pub power_off: Option<PowerOff>,
+    /// Who serves the bytes.
+    pub data_from: Option<DataFrom>,
+    /// Whether the guest is converted.
+    pub convert: Option<Convert>,
+    /// Bus of the disks.
+    pub disk_bus: Option<DiskBusChoice>,
+    /// Keys of the disks that stay behind; nothing is said about them.
+    pub excluded_disks: Vec<i32>,
+}
+
+/// Every id, how much it matters, and what it means. An id never changes its meaning.
+pub const CATALOGUE: &[(&str, Weight, &str)] = &[
+    ("no-disks", Weight::Blocks, "the VM has no disk to move"),
+    ("independent-disk", Weight::Blocks, "the disk is left out of snapshots"),
+    ("rdm-disk", Weight::Blocks, "the disk is a raw device mapping"),
+    ("snapshots-present", Weight::Blocks, "earlier snapshots: the base file lacks later changes"),
+    ("disk-has-parent", Weight::Blocks, "the disk's file holds only changes to another file"),
+    ("consolidation-needed", Weight::Blocks, "files of removed snapshots are still in use"),
+    ("shared-disk", Weight::Blocks, "several VMs may write the disk"),
+    ("encrypted", Weight::Blocks, "VM or disk is encrypted"),
+    ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
+    ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
+    ("suspended", Weight::Blocks, "the VM is suspended"),
+    ("running", Weight::Warning, "the VM runs"),
+    ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
+    ("passthrough", Weight::Warning, "a device of the host is passed through"),
+    ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
+    ("unknown-firmware", Weight::Warning, "the firmware is not known"),
+    ("secure-boot", Weight::Info, "secure boot is on"),
+    ("needs-drivers", Weight::Warning, "the guest has no virtio drivers of its own"),
+    ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
+    ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
+    ("large-disk", Weight::Info, "a disk of 1 TiB or more"),
+    ("cbt-off", Weight::Info, "allocated areas are not known, so all is read"),
+    ("short-last-block", Weight::Info, "the capacity is no multiple of 64 KiB"),
+    ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
+];
+
+const LARGE_BYTES: u64 = 1 << 40;
+const FAST_NIC_MBPS: u32 = 10_000;
+
+/// All there is to know about `vm`, the worst first.
+pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec<Concern> {
+    let mut found = Found { vm, list: Vec::new() };
+    found.disks(context);
+    found.machine(context);
+    if let Some(host) = inventory.host(&vm.host_id) {
+        found.host(host);
+    }
+    found.list.sort_by_key(|concern| concern.severity);
+    found.list
+}
+
+struct Found<'a> {
+    vm: &'a Vm,
+    list: Vec<Concern>,
+}
+
+impl Found<'_> {
+    fn add(&mut self, id: &str, part: Option<&str>, message: impl Into<String>, advice: impl Into<String>) {
+        let known = CATALOGUE.iter().find(|(known, ..)| *known == id);
+        let (_, severity, _) = known.expect("every concern is in the catalogue");
+        let subject = part.map_or(self.vm.name.clone(), |part| format!("{}/{part}", self.vm.name));
+        let (message, advice) = (message.into(), advice.into());
+        self.list.push(Concern { id: id.to_string(), severity: *severity, subject, message, advice });
+    }
+
+    fn disks(&mut self, context: &ConcernContext) {
+        let vm = self.vm;
+        let disks: Vec<&VmDisk> =
+            vm.disks.iter().filter(|disk| !context.excluded_disks.contains(&disk.key)).collect();
+        if disks.is_empty() {
+            self.add("no-disks", None, "has no disk to move", "leave it out, or give it a disk");
+        }
+        disks.iter().for_each(|disk| self.disk(disk));
+        if !vm.change_tracking && !disks.is_empty() {
+            self.add(
+                "cbt-off",
+                None,
+                "changed block tracking is off, so allocated areas are not known and every byte is read",
+                "for thin or half-empty disks: switch CBT on, and make and remove a snapshot",
+            );
+        }
+    }
+
+    fn disk(&mut self, disk: &VmDisk) {
+        let part = Some(disk.label.as_str());
+        if disk.mode != DiskMode::Persistent {
+            self.add(
+                "independent-disk",
+                part,
+                "is independent: no snapshot freezes it",
+                "make it dependent while the VM is off, or exclude it",
+            );
+        }
+        if let Some(mode) = disk.rdm {
+            let what = match mode {
+                RdmMode::Physical => "is a raw device mapping (physical)",
+                RdmMode::Virtual => "is a raw device mapping (virtual)",
+            };
+            self.add("rdm-disk", part, what, "migrate it to a virtual disk with Storage vMotion, or attach the LUN at the target and exclude it");
+        }
+        if disk.has_parent && self.vm.snapshots.is_empty() {
+            self.add(
+                "disk-has-parent",
+                part,
+                "is a linked clone: its file holds only changes to another",
+                "make it a full clone",
+            );
+        }
+        if disk.shared {
+            self.add(
+                "shared-disk",
+                part,
+                "is shared with other VMs (multi-writer)",
+                "move the cluster by its own means, or unshare the disk",
+            );
+        }
+        if disk.encrypted {
+            self.add("encrypted", part, "is encrypted", "decrypt it first (change its storage policy)");
+        }
+        self.capacity(disk);
+    }
+
+    fn capacity(&mut self, disk: &VmDisk) {
+        let (part, bytes) = (Some(disk.label.as_str()), disk.capacity_bytes);
+        if bytes == 0 {
+            self.add("empty-disk", part, "has 0 bytes", "remove it or exclude it");
+        } else if !bytes.is_multiple_of(512) {
+            let text = format!("has {bytes} bytes, which is no multiple of 512: no guest could use its end");
+            self.add("odd-capacity", part, text, "grow it to a multiple of 1 MiB, or exclude it");
+        } else if !bytes.is_multiple_of(BLOCK_BYTES) {
+            let text = format!("has {bytes} bytes, which is no multiple of 64 KiB");
+            self.add("short-last-block", part, text, "nothing to do: the last block is just shorter");
+        }
+        if bytes >= LARGE_BYTES {
+            let text = format!("is large ({})", Bytes(bytes));
+            self.add(
+                "large-disk",
+                part,
+                text,
+                "move it early and alone in the window; an interrupted copy goes on where it stopped",
+            );
+        }
+    }
+
+    fn machine(&mut self, context: &ConcernContext) {
+        let vm = self.vm;
+        if !vm.snapshots.is_empty() {
+            let names: Vec<&str> = vm.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
+            let text = format!(
+                "has {} snapshots ({}): its base disks lack later changes",
+                names.len(),
+                names.join(", ")
+            );
+            self.add(
+                "snapshots-present",
+                None,
+                text,
+                "remove the snapshots (which merges them), then move it",
+            );
+        }
+        if vm.consolidation_needed {
+            self.add(
+                "consolidation-needed",
+                None,
+                "its disks need consolidation",
+                "consolidate its disks in vSphere",
+            );
+        }
+        if vm.encrypted {
+            self.add("encrypted", None, "is encrypted", "decrypt it first (change its storage policy)");
+        }
+        if vm.vtpm {
+            self.add(
+                "vtpm",
+                None,
+                "has a virtual TPM, whose content stays behind",
+                "have the recovery keys at hand (BitLocker), or suspend protection first",
+            );
+        }
+        for device in &vm.passthrough {
+            self.add(
+                "passthrough",
+                None,
+                format!("uses a device of its host: {device}"),
+                "plan a replacement at the target",
+            );
+        }
+        match vm.firmware {
+            None => self.add(
+                "unknown-firmware",
+                None,
+                "its firmware is not known",
+                "it is taken as BIOS; check that it boots",
+            ),
+            Some(_) if vm.secure_boot => self.add(
+                "secure-boot",
+                None,
+                "secure boot is on",
+                "the target needs OVMF with secure boot and enrolled keys",
+            ),
+            Some(_) => {}
+        }
+        self.power(context);
+        self.drivers(context);
+        for nic in vm.nics.iter().filter(|nic| !nic.connected) {
+            self.add(
+                "nic-disconnected",
+                Some(&nic.label),
+                "is disconnected",
+                "it is made at the target all the same",
+            );
+        }
+    }
+
+    fn power(&mut self, context: &ConcernContext) {
+        match self.vm.power {
+            PowerState::Off => return,
+            PowerState::Suspended => {
+                return self.add("suspended", None, "is suspended", "resume it and shut it down");
+            }
+            PowerState::On => {}
+        }
+        let advice = match context.power_off {
+            None | Some(PowerOff::Refuse) => {
+                "shut it down, or allow it in the plan with `power_off: shutdown`"
+            }
+            Some(PowerOff::Shutdown | PowerOff::Force) => "it is shut down when its turn comes",
+        };
+        self.add("running", None, "is running", advice);
+        if self.vm.tools != ToolsState::Running {
+            self.add(
+                "tools-not-running",
+                None,
+                "its guest tools do not run, so it cannot be asked to shut down",
+                "shut it down from inside, or allow `power_off: force`",
+            );
+        }
+    }
+
+    fn drivers(&mut self, context: &ConcernContext) {
+        let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
+        let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
+        if is_windows && !keeps_bus {
+            let advice = match context.convert {
+                Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
+                _ => "it is converted with virt-v2v-in-place, if that is installed",
+            };
+            self.add("needs-drivers", None, "is Windows, which has no virtio drivers of its own", advice);
+        }
+    }
+
+    fn host(&mut self, host: &Host) {
+        if host.power_policy.is_some_and(|policy| policy != PowerPolicy::HighPerformance) {
+            let text = format!("its host {} is not set to High Performance", host.name);
+            self.add(
+                "host-power-policy",
+                None,
+                text,
+                "set the host's power policy to High Performance for the migration (about 15 MiB/s more)",
+            );
+        }
+        let fastest = host.physical_nics.iter().filter_map(|nic| nic.link_mbps).max();
+        if let Some(mbps) = fastest.filter(|mbps| *mbps < FAST_NIC_MBPS) {
+            let text = format!("its host {} has {mbps} Mbit/s at the most", host.name);
+            self.add(
+                "slow-nic",
+                None,
+                text,
+                "use a NIC of 10 Gbit/s or more for the data, tagged vSphereBackupNFC",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drover_types::inventory::{Firmware, Nic, PhysicalNic, Snapshot};
+
+    fn plain() -> (Vm, Inventory) {
+        let disk =
+            VmDisk { key: 2000, label: "Hard disk 1".into(), capacity_bytes: 1 << 30, ..VmDisk::default() };
+        let vm = Vm {
+            name: "web01".into(),
+            host_id: "host-1".into(),
+            firmware: Some(Firmware::Bios),
+            change_tracking: true,
+            disks: vec![disk],
+            ..Vm::default()
+        };
+        let nic = PhysicalNic { device: "vmnic0".into(), link_mbps: Some(10_000) };
+        let policy = Some(PowerPolicy::HighPerformance);
+        let host =
+            Host { id: "host-1".into(), power_policy: policy, physical_nics: vec![nic], ..Host::default() };
+        (vm, Inventory { hosts: vec![host], ..Inventory::default() })
+    }
+
+    fn ids(vm: &Vm, inventory: &Inventory) -> Vec<String> {
+        concerns(vm, inventory, &ConcernContext::default()).into_iter().map(|concern| concern.id).collect()
+    }
+
+    #[test]
+    fn a_plain_vm_has_none() {
+        let (vm, inventory) = plain();
+        assert_eq!(ids(&vm, &inventory), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_trait_is_told() {
+        let change = |id: &str, change: &dyn Fn(&mut Vm, &mut Inventory)| {
+            let (mut vm, mut inventory) = plain();
+            change(&mut vm, &mut inventory);
+            assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
+            id.to_string()
+        };
+        let told = [
+            change("no-disks", &|vm, _| vm.disks.clear()),
+            change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
+            change("rdm-disk", &|vm, _| vm.disks[0].rdm = Some(RdmMode::Physical)),
+            change("snapshots-present", &|vm, _| vm.snapshots.push(Snapshot::default())),
+            change("disk-has-parent", &|vm, _| vm.disks[0].has_parent = true),
+            change("consolidation-needed", &|vm, _| vm.consolidation_needed = true),
+            change("shared-disk", &|vm, _| vm.disks[0].shared = true),
+            change("encrypted", &|vm, _| vm.encrypted = true),
+            change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
+            change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
+            change("suspended", &|vm, _| vm.power = PowerState::Suspended),
+            change("running", &|vm, _| vm.power = PowerState::On),
+            change("tools-not-running", &|vm, _| vm.power = PowerState::On),
+            change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),
+            change("vtpm", &|vm, _| vm.vtpm = true),
+            change("unknown-firmware", &|vm, _| vm.firmware = None),
+            change("secure-boot", &|vm, _| vm.secure_boot = true),
+            change("needs-drivers", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
+            change("host-power-policy", &|_, inventory| {
+                inventory.hosts[0].power_policy = Some(PowerPolicy::Balanced)
+            }),
+            change("slow-nic", &|_, inventory| inventory.hosts[0].physical_nics[0].link_mbps = Some(1000)),
+            change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),
+            change("cbt-off", &|vm, _| vm.change_tracking = false),
+            change("short-last-block", &|vm, _| vm.disks[0].capacity_bytes = 65536 + 512),
+            change("nic-disconnected", &|vm, _| vm.nics.push(Nic::default())),
+        ];
+        let known: Vec<&str> = CATALOGUE.iter().map(|(id, ..)| *id).collect();
+        assert_eq!(
+            told.iter().map(String::as_str).collect::<Vec<_>>(),
+            known,
+            "every concern of the catalogue is tested"
+        );
+    }
+
+    #[test]
+    fn nothing_is_said_of_disks_that_stay_behind_and_the_worst_comes_first() {
+        let (mut vm, inventory) = plain();
+        vm.disks.push(VmDisk { key: 2001, capacity_bytes: 0, ..vm.disks[0].clone() });
+        vm.change_tracking = false;
+        vm.snapshots.push(Snapshot::default());
+        let context = ConcernContext { excluded_disks: vec![2001], ..ConcernContext::default() };
+        let found = concerns(&vm, &inventory, &context);
+        assert_eq!(
+            found.iter().map(|concern| concern.id.as_str()).collect::<Vec<_>>(),
+            ["snapshots-present", "cbt-off"]
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! A first plan from an inventory.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use drover_types::inventory::{Inventory, Vm};
+
+use crate::concern::{ConcernContext, Weight, concerns};
+use crate::glob::matches;
+
+/// What the user said about the plan to be written.
+#[derive(Clone, Debug, Default)]
+pub struct DraftOptions {
+    /// Plan's name.
+    pub name: String,
+    /// Provider's endpoint.
+    pub endpoint: String,
+    /// User.
+    pub user: String,
+    /// File with the password; absent: the variable `DROVER_PASSWORD`.
+    pub password_file: Option<PathBuf>,
+    /// File with certificate authorities.
+    pub ca_file: Option<PathBuf>,
+    /// Thumbprint of the certificate.
+    pub thumbprint: Option<String>,
+    /// Whether the certificate is not verified.
+    pub insecure: bool,
+    /// Folder that VMs go to.
+    pub folder: PathBuf,
+}
+
+/// Writes a plan that takes the VMs whose names fit one of `patterns` (all, if there is none).
+///
+/// VMs that cannot be moved as they are stand in it as comments, with the reason.
+pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions) -> String {
+    let wanted = |vm: &&Vm| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, &vm.name));
+    let mut vms: Vec<&Vm> = inventory.vms.iter().filter(wanted).collect();
+    vms.sort_by(|a, b| (&a.folder, &a.name, &a.id).cmp(&(&b.folder, &b.name, &b.id)));
+    let mut text = head(options);
+    text.push_str(&networks(&vms));
+    text.push_str("\nvms:\n");
+    for vm in &vms {
+        text.push_str(&entry(vm, inventory));
+    }
+    text
+}
+
+fn head(options: &DraftOptions) -> String {
+    let password = match &options.password_file {
+        Some(path) => format!("password_file: {}", quote(&path.display().to_string())),
+        None => "password_env: DROVER_PASSWORD".to_string(),
+    };
+    let trust = match (&options.ca_file, &options.thumbprint) {
+        (Some(path), _) => format!("  ca_file: {}\n", quote(&path.display().to_string())),
+        (None, Some(thumbprint)) => format!("  thumbprint: {}\n", quote(thumbprint)),
+        (None, None) if options.insecure => "  insecure: true\n".to_string(),
+        (None, None) => String::new(),
+    };
+    format!(
+        "# Look through it, then: drover plan check FILE. All keys: drover plan schema.\n\
+         version: 1\n\
+         name: {}\n\n\
+         source:\n  type: vsphere\n  endpoint: {}\n  user: {}\n  {password}\n{trust}  \
+         data:\n    from: provider          # hosts: straight from the ESXi hosts, faster for many VMs\n\n\
+         target:\n  type: qemu\n  folder: {}\n  format: raw             # or qcow2\n\n\
+         mode: cold\n\
+         power_off: refuse         # shutdown: running VMs are shut down when their turn comes\n\
+         verify: full              # read every byte back and compare\n\
+         start: false\n\n",
+        quote(&options.name),
+        quote(&options.endpoint),
+        quote(&options.user),
+        quote(&options.folder.display().to_string())
+    )
+}
+
+fn networks(vms: &[&Vm]) -> String {
+    let mut names: Vec<&str> = vms.iter().flat_map(|vm| &vm.nics).map(|nic| nic.network.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() {
+        return String::new();
+    }
+    let mut text =
+        "networks:                 # source network: bridge at the target, `user` or `none`\n".to_string();
+    for name in names {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {}: user", quote(name));
+    }
+    text
+}
+
+fn entry(vm: &Vm, inventory: &Inventory) -> String {
+    let found = concerns(vm, inventory, &ConcernContext::default());
+    let blocking: Vec<String> =
+        found.iter().filter(|it| it.severity == Weight::Blocks).map(ToString::to_string).collect();
+    let mut text = String::new();
+    for reason in &blocking {
+        let _ = writeln!(text, "  # cannot be moved as it is: {}", one_line(reason));
+    }
+    let mark = if blocking.is_empty() { "" } else { "# " };
+    let _ = writeln!(text, "  {mark}- name: {}", quote(&vm.name));
+    let is_unique = inventory.vms.iter().filter(|it| it.name == vm.name).count() == 1;
+    if !is_unique {
+        let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
+    }
+    text
+}
+
+/// A YAML text in double quotes; JSON's strings are YAML's.
+fn quote(text: &str) -> String {
+    serde_json::Value::String(text.to_string()).to_string()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

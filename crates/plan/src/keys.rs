@@ -1,0 +1,283 @@
+//! All keys of a plan file: one table that the reader checks by and the schema is made from.
+
+use serde_json::{Map, Value, json};
+
+/// What a key holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Text,
+    /// Lower-case letters, digits and `-`.
+    PlanName,
+    Path,
+    /// `64MiB`, at least so many bytes.
+    Size(u64),
+    /// `90s`, `5m`, `2h`.
+    Duration,
+    Number(u64, u64),
+    /// Any whole number of 32 bits.
+    Priority,
+    Flag,
+    Choice(&'static [&'static str]),
+    TextList,
+    /// `none`, `full`, `sampled`, or `{sampled: N}`.
+    Verify,
+    One(&'static Table),
+    Many(&'static Table),
+    /// Keys of the user's own, each with a map.
+    Named(&'static Table),
+    /// Keys of the user's own, each with a text; the text says what the texts mean.
+    Texts(&'static str),
+}
+
+#[derive(Debug)]
+pub(crate) struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub required: bool,
+    pub default: &'static str,
+    pub doc: &'static str,
+}
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub keys: &'static [Key],
+}
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
+    Key { name, kind, required: false, default, doc }
+}
+
+const fn must(name: &'static str, kind: Kind, doc: &'static str) -> Key {
+    Key { name, kind, required: true, default: "", doc }
+}
+
+impl Table {
+    pub(crate) fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+pub(crate) static PLAN: Table = Table {
+    keys: &[
+        must("version", Kind::Number(1, 1), "Version of the file's format."),
+        must("name", Kind::PlanName, "Name of the plan: lower-case letters, digits and -, at most 64."),
+        must("source", Kind::One(&SOURCE), "The provider the VMs come from."),
+        must("target", Kind::One(&TARGET), "Where they go."),
+        key("mode", Kind::Choice(&["cold"]), "cold", "cold: switched off, copied, started."),
+        must("vms", Kind::Many(&SELECTION), "Which VMs, and what is different for them."),
+        key("exclude", Kind::Many(&SELECTOR), "", "Which of those stay behind all the same."),
+        key(
+            "networks",
+            Kind::Texts(NETWORK),
+            "",
+            "Source network to target network; \"*\" is every other one.",
+        ),
+        key("storage", Kind::Texts(STORAGE), "", "Source datastore to folder; \"*\" is every other one."),
+        key("power_off", Kind::Choice(POWER_OFF), "refuse", POWER_OFF_DOC),
+        key("shutdown_timeout", Kind::Duration, "5m", "How long a guest may take to shut down."),
+        key("start", Kind::Flag, "false", "Whether moved VMs are started."),
+        key("convert", Kind::Choice(CONVERT), "auto", CONVERT_DOC),
+        key("verify", Kind::Verify, "full", VERIFY_DOC),
+        key("limits", Kind::One(&LIMITS), "", "Budgets that all VMs of the plan share."),
+    ],
+};
+
+const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out";
+const STORAGE: &str = "folder, or `default` for the target's folder";
+const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
+const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, it is an error. shutdown: a clean shutdown by the \
+                             guest tools. force: the same, and if it fails the VM is switched off hard.";
+const CONVERT: &[&str] = &["auto", "never", "always"];
+const CONVERT_DOC: &str = "Whether guests are converted with virt-v2v-in-place (virtio drivers, boot loader). auto: where it is needed.";
+const VERIFY_DOC: &str = "How much of the target is read back and compared. sampled: 1,000 blocks of 64 KiB of each disk, or {sampled: N}.";
+const FORMAT: &[&str] = &["raw", "qcow2"];
+const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
+const BUS_DOC: &str = "Bus that disks get at the target. keep: as at the source.";
+
+pub(crate) static SOURCE: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["vsphere"]), "Kind of provider."),
+        must("endpoint", Kind::Text, "vCenter or ESXi host: host, host:port or an https URL."),
+        must("user", Kind::Text, "User; for vCenter with its domain."),
+        key("password_file", Kind::Path, "", "File whose first line is the password."),
+        key("password_env", Kind::Text, "", "Environment variable with the password."),
+        key("ca_file", Kind::Path, "", "PEM file of the certificate authorities to trust."),
+        key("thumbprint", Kind::Text, "", "SHA-1 or SHA-256 thumbprint of the certificate."),
+        key("insecure", Kind::Flag, "false", "Do not verify the certificate."),
+        key("data", Kind::One(&DATA), "", "Which way the bytes of the disks take."),
+    ],
+};
+
+pub(crate) static DATA: Table = Table {
+    keys: &[
+        key(
+            "from",
+            Kind::Choice(&["provider", "hosts"]),
+            "provider",
+            "provider: through the endpoint. hosts: straight from each VM's host.",
+        ),
+        key("port", Kind::Number(1, 65535), "443", "Port of the hosts' HTTPS server."),
+        key(
+            "network",
+            Kind::Text,
+            "auto",
+            "auto: the vmknic tagged vSphereBackupNFC, else the management one; or a vmknic's name (vmk2).",
+        ),
+        key("user", Kind::Text, "", "User on the hosts; absent: the vCenter gives tickets."),
+        key("password_file", Kind::Path, "", "File with that user's password."),
+        key("password_env", Kind::Text, "", "Environment variable with that user's password."),
+        key("hosts", Kind::Named(&HOST), "", "What is different for single hosts, by name."),
+    ],
+};
+
+pub(crate) static HOST: Table = Table {
+    keys: &[
+        key("address", Kind::Text, "", "Address to connect to."),
+        key("port", Kind::Number(1, 65535), "", "Port of its HTTPS server."),
+        key("user", Kind::Text, "", "User on this host."),
+        key("password_file", Kind::Path, "", "File with the password."),
+        key("password_env", Kind::Text, "", "Environment variable with the password."),
+        key("ca_file", Kind::Path, "", "PEM file of the certificate authorities to trust."),
+        key(
+            "thumbprint",
+            Kind::Text,
+            "",
+            "Thumbprint of its certificate; absent: the one that the vCenter knows.",
+        ),
+        key("insecure", Kind::Flag, "false", "Do not verify its certificate."),
+    ],
+};
+
+pub(crate) static TARGET: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["qemu"]), "Kind of target: QEMU/libvirt on this machine."),
+        must("folder", Kind::Path, "Folder that the VMs' own folders are made in."),
+        key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
+        key(
+            "accelerator",
+            Kind::Choice(&["auto", "kvm", "tcg"]),
+            "auto",
+            "auto: KVM where it can be used, else emulation.",
+        ),
+        key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key("uefi", Kind::One(&UEFI), "", "UEFI firmware files; absent: the usual places are searched."),
+        key(
+            "overcommit",
+            Kind::Flag,
+            "false",
+            "Allow a folder with less free space than the disks' full capacity.",
+        ),
+    ],
+};
+
+pub(crate) static UEFI: Table = Table {
+    keys: &[
+        must("code", Kind::Path, "Firmware code, shared and read-only."),
+        must("vars", Kind::Path, "Template of the variable store, copied for each VM."),
+    ],
+};
+
+pub(crate) static SELECTOR: Table = Table {
+    keys: &[
+        key("name", Kind::Text, "", "Exact name."),
+        key("glob", Kind::Text, "", "Pattern of the name: * and ?."),
+        key("folder", Kind::Text, "", "Folder, and all below it (prod/web)."),
+        key("tag", Kind::Text, "", "Tag as category:name; may be a pattern."),
+        key("id", Kind::Text, "", "The provider's id (vm-42)."),
+        key("host", Kind::Text, "", "Name of the source host."),
+    ],
+};
+
+pub(crate) static SELECTION: Table = Table {
+    keys: &[
+        key("name", Kind::Text, "", "Exact name. All keys that select must match."),
+        key("glob", Kind::Text, "", "Pattern of the name: * and ?."),
+        key("folder", Kind::Text, "", "Folder, and all below it (prod/web)."),
+        key("tag", Kind::Text, "", "Tag as category:name; may be a pattern."),
+        key("id", Kind::Text, "", "The provider's id (vm-42)."),
+        key("host", Kind::Text, "", "Name of the source host."),
+        key("target_name", Kind::Text, "", "Name at the target; for one VM only."),
+        key("target_folder", Kind::Path, "", "Folder that the VM's own folder is made in."),
+        key("format", Kind::Choice(FORMAT), "", "Format of its disk images."),
+        key("disk_bus", Kind::Choice(BUS), "", BUS_DOC),
+        key("power_off", Kind::Choice(POWER_OFF), "", POWER_OFF_DOC),
+        key("shutdown_timeout", Kind::Duration, "", "How long it may take to shut down."),
+        key("verify", Kind::Verify, "", VERIFY_DOC),
+        key("start", Kind::Flag, "", "Whether it is started."),
+        key("convert", Kind::Choice(CONVERT), "", CONVERT_DOC),
+        key("exclude_disks", Kind::TextList, "", "Disks to leave behind, by label or path."),
+        key("networks", Kind::Texts(NETWORK), "", "Networks, before the plan's own."),
+        key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),
+        key("priority", Kind::Priority, "0", "Greater goes first."),
+    ],
+};
+
+pub(crate) static LIMITS: Table = Table {
+    keys: &[
+        key("vms_per_host", Kind::Number(1, 1000), "20", "VMs copied at once from one source host."),
+        key("disks", Kind::Number(1, 1000), "8", "Disks copied at once in total."),
+        key("lanes_per_disk", Kind::Number(1, 64), "", "Connections per disk; absent: chosen."),
+        key("depth", Kind::Number(1, 64), "", "Requests in flight per connection; absent: chosen."),
+        key("request", Kind::Size(65536), "", "Size of a read request, 64KiB to 32MiB; absent: chosen."),
+        key("memory", Kind::Size(1 << 20), "512MiB", "Buffers of all transfers together, at least 1MiB."),
+        key("retries", Kind::Number(0, 10_000), "5", "Tries of a request after the first, at the least."),
+        key(
+            "retry_for",
+            Kind::Duration,
+            "10m",
+            "How long a source or target may be away before its transfer gives up.",
+        ),
+    ],
+};
+
+/// The JSON Schema of a plan file.
+pub fn schema() -> Value {
+    let mut schema = object(&PLAN);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("drover plan");
+    schema
+}
+
+fn object(table: &Table) -> Value {
+    let properties: Map<String, Value> =
+        table.keys.iter().map(|key| (key.name.to_string(), property(key))).collect();
+    let required: Vec<&str> = table.keys.iter().filter(|key| key.required).map(|key| key.name).collect();
+    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+}
+
+fn property(key: &Key) -> Value {
+    let mut property = value(key.kind);
+    property["description"] = json!(key.doc);
+    if !key.default.is_empty() {
+        property["default"] = match key.kind {
+            Kind::Flag => json!(key.default == "true"),
+            Kind::Number(..) | Kind::Priority => json!(key.default.parse::<i64>().unwrap_or_default()),
+            _ => json!(key.default),
+        };
+    }
+    property
+}
+
+fn value(kind: Kind) -> Value {
+    match kind {
+        Kind::Text | Kind::Path => json!({"type": "string", "minLength": 1}),
+        Kind::PlanName => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,63}$"}),
+        Kind::Size(least) => json!({"anyOf": [
+            {"type": "string", "pattern": "^[0-9]+ ?([kKmMgGtT](i[bB])?|[bB])?$"}, {"type": "integer", "minimum": least}]}),
+        Kind::Duration => json!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}),
+        Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
+        Kind::Priority => json!({"type": "integer"}),
+        Kind::Flag => json!({"type": "boolean"}),
+        Kind::Choice(words) => json!({"enum": words}),
+        Kind::TextList => json!({"type": "array", "items": {"type": "string"}}),
+        Kind::Verify => json!({"anyOf": [{"enum": ["none", "sampled", "full"]}, {"type": "object",
+            "properties": {"sampled": {"type": "integer", "minimum": 1}}, "required": ["sampled"],
+            "additionalProperties": false}]}),
+        Kind::One(table) => object(table),
+        Kind::Many(table) => json!({"type": "array", "items": object(table)}),
+        Kind::Named(table) => json!({"type": "object", "additionalProperties": object(table)}),
+        Kind::Texts(meaning) => {
+            json!({"type": "object", "additionalProperties": {"type": "string", "description": meaning}})
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The plan as values: what a user wrote, with every default filled in.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::problem::{At, Problem};
+
+/// A plan file, read and checked in itself. It knows nothing yet of any inventory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The plan's name: lower-case letters, digits and `-`.
+    pub name: String,
+    /// Where the VMs come from.
+    pub source: Source,
+    /// Where they go.
+    pub target: Target,
+    /// How they move.
+    pub mode: Mode,
+    /// Which VMs, and what is different for them.
+    pub vms: Vec<Selection>,
+    /// Which of those stay behind all the same.
+    pub exclude: Vec<Selector>,
+    /// Source network to target network.
+    pub networks: Vec<NetworkRule>,
+    /// Source datastore to target folder.
+    pub storage: Vec<StorageRule>,
+    /// What may be done to a running VM.
+    pub power_off: PowerOff,
+    /// How long a guest may take to shut down.
+    pub shutdown_timeout: Duration,
+    /// Whether moved VMs are started.
+    pub start: bool,
+    /// Whether guests are converted.
+    pub convert: Convert,
+    /// How far the copy is verified.
+    pub verify: Verify,
+    /// Budgets.
+    pub limits: Limits,
+    /// What is allowed but should be looked at, such as unverified TLS.
+    pub warnings: Vec<Problem>,
+}
+
+/// The provider VMs come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// What kind of provider it is.
+    pub kind: SourceKind,
+    /// Its address.
+    pub endpoint: Endpoint,
+    /// Who logs in.
+    pub login: Login,
+    /// How its TLS certificate is verified.
+    pub trust: Trust,
+    /// Which way the bytes take.
+    pub data: DataPath,
+}
+
+/// Kinds of source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// vCenter or a single ESXi host.
+    Vsphere,
+}
+
+/// Host and port of an HTTPS server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Name or address; an IPv6 address without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// A user and where the password is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Login {
+    /// User name; for vCenter with its domain (`administrator@vsphere.local`).
+    pub user: String,
+    /// Where the password is.
+    pub password: SecretSource,
+}
+
+/// Where a secret is; the plan never holds one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SecretSource {
+    /// First line of a file.
+    File(PathBuf),
+    /// An environment variable.
+    Env(String),
+}
+
+/// How a TLS certificate is verified.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trust {
+    /// By the machine's own certificate authorities.
+    System,
+    /// By the authorities in a PEM file.
+    CaFile(PathBuf),
+    /// By its thumbprint: SHA-1 (20 bytes) or SHA-256 (32 bytes), upper-case hexadecimal with colons.
+    Thumbprint(String),
+    /// Not at all.
+    Insecure,
+}
+
+/// Which way the bytes of the disks take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataPath {
+    /// Who serves them.
+    pub from: DataFrom,
+    /// TCP port of the hosts' HTTPS server.
+    pub port: u16,
+    /// Which of a host's addresses is used.
+    pub network: HostNetwork,
+    /// Login on the hosts, where all share one; absent: a ticket of the provider is used.
+    pub login: Option<Login>,
+    /// What is different for single hosts.
+    pub hosts: Vec<HostOverride>,
+}
+
+/// Who serves the bytes of the disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataFrom {
+    /// The endpoint itself.
+    Provider,
+    /// Each VM's own host.
+    Hosts,
+}
+
+/// Which of a host's addresses carries the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostNetwork {
+    /// The vmknic tagged `vSphereBackupNFC`, else the management one.
+    Auto,
+    /// The vmknic of this name.
+    Device(String),
+}
+
+/// What is different for one host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostOverride {
+    /// The host's name in the inventory.
+    pub host: String,
+    /// Address to use, whatever the inventory says.
+    pub address: Option<String>,
+    /// Port of its HTTPS server.
+    pub port: Option<u16>,
+    /// Login on this host.
+    pub login: Option<Login>,
+    /// How its certificate is verified.
+    pub trust: Option<Trust>,
+    /// Place in the file.
+    pub at: At,
+}
+
+/// Where VMs go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// What kind of target it is.
+    pub kind: TargetKind,
+    /// Folder that the VMs' own folders are made in.
+    pub folder: PathBuf,
+    /// Image format.
+    pub format: ImageFormat,
+    /// How QEMU runs the guest.
+    pub accelerator: Accelerator,
+    /// Bus that disks get.
+    pub disk_bus: DiskBusChoice,
+    /// UEFI firmware files; absent: the usual places are searched.
+    pub uefi: Option<UefiFiles>,
+    /// Whether a folder may be used that has less free space than the disks' full capacity.
+    pub overcommit: bool,
+}
+
+/// Kinds of target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetKind {
+    /// QEMU and libvirt on this machine.
+    Qemu,
+}
+
+/// Format of disk images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFormat {
+    /// Bytes as they are, with holes.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl ImageFormat {
+    /// The ending of a file of this format, which is also QEMU's name for it.
+    pub fn extension(self) -> &'static str {
+        match self {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// How QEMU runs a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// KVM where `/dev/kvm` can be opened, else TCG.
+    Auto,
+    /// KVM.
+    Kvm,
+    /// Emulation.
+    Tcg,
+}
+
+/// Bus that a plan asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskBusChoice {
+    /// virtio-blk.
+    Virtio,
+    /// SCSI.
+    Scsi,
+    /// SATA.
+    Sata,
+    /// As at the source.
+    Keep,
+}
+
+/// Firmware files of UEFI guests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UefiFiles {
+    /// The code, read-only and shared.
+    pub code: PathBuf,
+    /// The template of the variable store, copied for each VM.
+    pub vars: PathBuf,
+}
+
+/// How VMs move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Switched off, copied, started.
+    Cold,
+}
+
+/// What may be done to a running VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerOff {
+    /// Nothing: a running VM is an error.
+    Refuse,
+    /// A clean shutdown by the guest tools.
+    Shutdown,
+    /// A clean shutdown where possible, else the plug is pulled.
+    Force,
+}
+
+/// Whether a guest is converted (virtio drivers, boot loader).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Convert {
+    /// Where it is needed.
+    Auto,
+    /// Never.
+    Never,
+    /// Every guest; a missing converter is an error.
+    Always,
+}
+
+/// How far a copy is verified by reading the target back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verify {
+    /// Not at all.
+    None,
+    /// So many blocks of each disk.
+    Sampled {
+        /// Blocks of 64 KiB per disk.
+        blocks: u64,
+    },
+    /// Every block.
+    Full,
+}
+
+/// Budgets that all VMs of a plan share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// VMs copied at once from one source host.
+    pub vms_per_host: u32,
+    /// Disks copied at once in total.
+    pub disks: u32,
+    /// Connections per disk; absent: found by measuring.
+    pub lanes_per_disk: Option<u32>,
+    /// Requests in flight per connection; absent: found by measuring.
+    pub depth: Option<u32>,
+    /// Bytes of one read request; absent: chosen.
+    pub request: Option<u64>,
+    /// Bytes of all buffers together.
+    pub memory: u64,
+    /// Tries of one request after the first.
+    pub retries: u32,
+    /// How long a source may be out of reach before a transfer gives up.
+    pub retry_for: Duration,
+}
+
+/// An entry of `vms`: which VMs, and what is different for them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Selection {
+    /// Which VMs.
+    pub selector: Selector,
+    /// What is different for them.
+    pub overrides: Overrides,
+}
+
+/// Which VMs: all given keys must match.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selector {
+    /// Exact name.
+    pub name: Option<String>,
+    /// Pattern of the name (`*`, `?`, `[a-z]`).
+    pub glob: Option<String>,
+    /// Folder, and all below it (`prod/web`).
+    pub folder: Option<String>,
+    /// Tag (`env:prod`), which may be a pattern.
+    pub tag: Option<String>,
+    /// The provider's id (`vm-42`).
+    pub id: Option<String>,
+    /// Name of the source host.
+    pub host: Option<String>,
+    /// Place in the file.
+    pub at: At,
+    /// Path in the plan (`vms[2]`, `exclude[0]`).
+    pub path: String,
+}
+
+/// What is different for the VMs of one selection.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// Name at the target.
+    pub target_name: Option<String>,
+    /// Folder that the VM's own folder is made in.
+    pub target_folder: Option<PathBuf>,
+    /// Image format.
+    pub format: Option<ImageFormat>,
+    /// Bus of the disks.
+    pub disk_bus: Option<DiskBusChoice>,
+    /// What may be done if it runs.
+    pub power_off: Option<PowerOff>,
+    /// How long it may take to shut down.
+    pub shutdown_timeout: Option<Duration>,
+    /// How far the copy is verified.
+    pub verify: Option<Verify>,
+    /// Whether it is started.
+    pub start: Option<bool>,
+    /// Whether it is converted.
+    pub convert: Option<Convert>,
+    /// Disks to leave behind, by label or backing path.
+    pub exclude_disks: Option<Vec<String>>,
+    /// Networks, before the plan's own.
+    pub networks: Vec<NetworkRule>,
+    /// Datastores, before the plan's own.
+    pub storage: Vec<StorageRule>,
+    /// Greater goes first; 0 unless said.
+    pub priority: Option<i32>,
+}
+
+/// A source network and what it becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkRule {
+    /// Name of the source network; `*` for every one without a rule of its own.
+    pub from: String,
+    /// What it becomes.
+    pub to: NetworkTarget,
+    /// Place in the file.
+    pub at: At,
+}
+
+/// What a NIC is attached to at the target.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkTarget {
+    /// A bridge of the target machine.
+    Bridge(String),
+    /// QEMU's user-mode network: outgoing connections only.
+    User,
+    /// Nothing: the NIC is left out.
+    None,
+}
+
+/// A source datastore and where its disks go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorageRule {
+    /// Name of the source datastore; `*` for every one without a rule of its own.
+    pub from: String,
+    /// Folder; absent for the target's default folder.
+    pub to: Option<PathBuf>,
+    /// Place in the file.
+    pub at: At,
+}

@@ -1,0 +1,656 @@
+//! From a tree of YAML to a [`Plan`]: every mistake is noted, none stops the reading.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drover_types::Bytes;
+
+use crate::keys::{self, Kind, Table};
+use crate::model::*;
+use crate::node::{Entry, Node, Value};
+use crate::problem::{At, Problem, sort};
+
+/// Blocks of each disk that `verify: sampled` compares.
+const SAMPLED_BLOCKS: u64 = 1000;
+const REQUEST_BYTES_MAX: u64 = 32 << 20;
+
+impl Plan {
+    /// Reads a plan file.
+    ///
+    /// # Errors
+    /// Every mistake in it, in the order of the file.
+    pub fn parse(text: &str) -> Result<Plan, Vec<Problem>> {
+        let root = crate::node::parse(text).map_err(|problem| vec![problem])?;
+        let mut reader = Reader::default();
+        let plan = reader.plan(&root);
+        sort(&mut reader.problems);
+        if reader.problems.iter().any(Problem::is_error) {
+            return Err(reader.problems);
+        }
+        Ok(Plan { warnings: reader.problems, ..plan })
+    }
+}
+
+#[derive(Default)]
+struct Reader {
+    problems: Vec<Problem>,
+}
+
+/// The entries of a map that belongs to a table, and where it is.
+struct Fields<'a> {
+    table: &'static Table,
+    entries: &'a [Entry],
+    path: String,
+    at: At,
+}
+
+impl<'a> Fields<'a> {
+    fn find(&self, name: &str) -> Option<&'a Entry> {
+        debug_assert!(self.table.key(name).is_some(), "'{name}' is in no table");
+        self.entries.iter().find(|entry| entry.key == name && entry.node.value != Value::Null)
+    }
+
+    fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+impl Reader {
+    fn plan(&mut self, root: &Node) -> Plan {
+        let fields = self.fields(root, "", &keys::PLAN);
+        self.number(&fields, "version");
+        Plan {
+            name: self.plan_name(&fields),
+            source: self.source(&fields),
+            target: self.target(&fields),
+            mode: Mode::Cold,
+            vms: self.selections(&fields),
+            exclude: self.list(&fields, "exclude", |reader, fields| reader.selector(fields)),
+            networks: self.networks(&fields),
+            storage: self.storage(&fields),
+            power_off: self.power_off(&fields).unwrap_or(PowerOff::Refuse),
+            shutdown_timeout: self.duration(&fields, "shutdown_timeout").unwrap_or(Duration::from_secs(300)),
+            start: self.flag(&fields, "start").unwrap_or(false),
+            convert: self.convert(&fields).unwrap_or(Convert::Auto),
+            verify: self.verify(&fields).unwrap_or(Verify::Full),
+            limits: {
+                self.check_mode(&fields);
+                self.limits(&fields)
+            },
+            warnings: Vec::new(),
+        }
+    }
+
+    fn check_mode(&mut self, fields: &Fields<'_>) {
+        let Some(entry) = fields.find("mode") else { return };
+        if matches!(&entry.node.value, Value::Scalar { text, .. } if text == "warm") {
+            let problem = Problem::error("mode", "warm migration is not there yet").at(entry.node.at);
+            self.problems.push(problem.advise("use `mode: cold`"));
+        } else {
+            self.choice(fields, "mode");
+        }
+    }
+
+    fn plan_name(&mut self, fields: &Fields<'_>) -> String {
+        let name = self.text(fields, "name").unwrap_or_default();
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if let Some(entry) = fields.find("name")
+            && (name.is_empty() || name.len() > 64 || name.starts_with('-') || !name.chars().all(fits))
+        {
+            self.wrong(fields, entry, "is not made of at most 64 lower-case letters, digits and '-'");
+        }
+        name
+    }
+
+    fn source(&mut self, plan: &Fields<'_>) -> Source {
+        let fields = self.map(plan, "source", &keys::SOURCE);
+        self.choice(&fields, "type");
+        let user = self.text(&fields, "user").unwrap_or_default();
+        let password = self.password(&fields);
+        if password.is_none() && !fields.entries.is_empty() {
+            let problem =
+                Problem::error(fields.path.clone(), "it does not say where the password is").at(fields.at);
+            self.problems.push(problem.advise("add `password_file: FILE` or `password_env: VARIABLE`"));
+        }
+        Source {
+            kind: SourceKind::Vsphere,
+            endpoint: self.endpoint(&fields),
+            login: Login { user, password: password.unwrap_or(SecretSource::Env(String::new())) },
+            trust: self.trust(&fields).unwrap_or(Trust::System),
+            data: self.data(&fields),
+        }
+    }
+
+    fn endpoint(&mut self, fields: &Fields<'_>) -> Endpoint {
+        let nowhere = Endpoint { host: String::new(), port: 443 };
+        let Some(entry) = fields.find("endpoint") else { return nowhere };
+        let text = self.text(fields, "endpoint").unwrap_or_default();
+        parse_endpoint(&text).unwrap_or_else(|| {
+            self.wrong(fields, entry, "is not host, host:port or an https URL");
+            nowhere
+        })
+    }
+
+    fn password(&mut self, fields: &Fields<'_>) -> Option<SecretSource> {
+        let file = self.text(fields, "password_file").map(|path| SecretSource::File(path.into()));
+        let variable = self.text(fields, "password_env").map(SecretSource::Env);
+        if let (Some(_), Some(_)) = (&file, &variable) {
+            let problem =
+                Problem::error(fields.path_of("password_env"), "the password is told twice").at(fields.at);
+            self.problems.push(problem.advise("give either password_file or password_env"));
+        }
+        file.or(variable)
+    }
+
+    fn login(&mut self, fields: &Fields<'_>) -> Option<Login> {
+        let (user, password) = (self.text(fields, "user"), self.password(fields));
+        match (user, password) {
+            (Some(user), Some(password)) => Some(Login { user, password }),
+            (None, None) => None,
+            _ => {
+                let problem =
+                    Problem::error(fields.path.clone(), "user and password belong together").at(fields.at);
+                self.problems
+                    .push(problem.advise("give user and password_file (or password_env), or neither"));
+                None
+            }
+        }
+    }
+
+    fn trust(&mut self, fields: &Fields<'_>) -> Option<Trust> {
+        let ca_file = self.text(fields, "ca_file").map(|path| Trust::CaFile(path.into()));
+        let thumbprint = self.thumbprint(fields);
+        let insecure = self.flag(fields, "insecure").unwrap_or(false).then_some(Trust::Insecure);
+        let told: Vec<Trust> = [ca_file, thumbprint, insecure].into_iter().flatten().collect();
+        if told.len() > 1 {
+            let text = "ca_file, thumbprint and insecure exclude each other";
+            self.problems.push(Problem::error(fields.path.clone(), text).at(fields.at));
+        }
+        if told.contains(&Trust::Insecure) {
+            let text = "the certificate is not verified: anyone on the line can read and change everything";
+            let problem = Problem::warning(fields.path_of("insecure"), text).at(fields.at);
+            self.problems.push(problem.advise("give its thumbprint or a ca_file"));
+        }
+        told.into_iter().next()
+    }
+
+    fn thumbprint(&mut self, fields: &Fields<'_>) -> Option<Trust> {
+        let entry = fields.find("thumbprint")?;
+        let text = self.text(fields, "thumbprint")?;
+        let digits: String = text.chars().filter(|c| *c != ':').collect();
+        if !matches!(digits.len(), 40 | 64) || !digits.chars().all(|c| c.is_ascii_hexdigit()) {
+            self.wrong(fields, entry, "is not 20 bytes (SHA-1) or 32 bytes (SHA-256) in hexadecimal");
+            return None;
+        }
+        let pairs: Vec<String> = digits
+            .to_ascii_uppercase()
+            .as_bytes()
+            .chunks(2)
+            .map(|two| String::from_utf8_lossy(two).into_owned())
+            .collect();
+        Some(Trust::Thumbprint(pairs.join(":")))
+    }
+
+    fn data(&mut self, source: &Fields<'_>) -> DataPath {
+        let fields = self.map(source, "data", &keys::DATA);
+        let from = match self.choice(&fields, "from") {
+            Some("hosts") => DataFrom::Hosts,
+            _ => DataFrom::Provider,
+        };
+        let network = match self.text(&fields, "network") {
+            Some(device) if device != "auto" => HostNetwork::Device(device),
+            _ => HostNetwork::Auto,
+        };
+        DataPath {
+            from,
+            port: self.number(&fields, "port").unwrap_or(443) as u16,
+            network,
+            login: self.login(&fields),
+            hosts: self.hosts(&fields),
+        }
+    }
+
+    fn hosts(&mut self, data: &Fields<'_>) -> Vec<HostOverride> {
+        let Some(entry) = data.find("hosts") else { return Vec::new() };
+        let path = data.path_of("hosts");
+        let Value::Map(entries) = &entry.node.value else {
+            self.mismatch(&path, &entry.node, "a map of host names");
+            return Vec::new();
+        };
+        let host = |entry: &Entry| {
+            let fields = self.fields(&entry.node, &format!("{path}.{}", entry.key), &keys::HOST);
+            HostOverride {
+                host: entry.key.clone(),
+                address: self.text(&fields, "address"),
+                port: self.number(&fields, "port").map(|port| port as u16),
+                login: self.login(&fields),
+                trust: self.trust(&fields),
+                at: entry.at,
+            }
+        };
+        entries.iter().map(host).collect()
+    }
+
+    fn target(&mut self, plan: &Fields<'_>) -> Target {
+        let fields = self.map(plan, "target", &keys::TARGET);
+        self.choice(&fields, "type");
+        let accelerator = match self.choice(&fields, "accelerator") {
+            Some("kvm") => Accelerator::Kvm,
+            Some("tcg") => Accelerator::Tcg,
+            _ => Accelerator::Auto,
+        };
+        let uefi = fields.find("uefi").map(|_| {
+            let files = self.map(&fields, "uefi", &keys::UEFI);
+            let path =
+                |reader: &mut Reader, name| PathBuf::from(reader.text(&files, name).unwrap_or_default());
+            UefiFiles { code: path(self, "code"), vars: path(self, "vars") }
+        });
+        Target {
+            kind: TargetKind::Qemu,
+            folder: self.text(&fields, "folder").unwrap_or_default().into(),
+            format: self.format(&fields).unwrap_or(ImageFormat::Raw),
+            accelerator,
+            disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
+            uefi,
+            overcommit: self.flag(&fields, "overcommit").unwrap_or(false),
+        }
+    }
+
+    fn selections(&mut self, plan: &Fields<'_>) -> Vec<Selection> {
+        let vms = self.list(plan, "vms", |reader, fields| Selection {
+            selector: reader.selector(fields),
+            overrides: reader.overrides(fields),
+        });
+        if let (Some(entry), true) = (plan.find("vms"), vms.is_empty()) {
+            self.wrong(plan, entry, "selects nothing");
+        }
+        vms
+    }
+
+    fn selector(&mut self, fields: &Fields<'_>) -> Selector {
+        let selector = Selector {
+            name: self.text(fields, "name"),
+            glob: self.text(fields, "glob"),
+            folder: self.text(fields, "folder").map(|folder| folder.trim_matches('/').to_string()),
+            tag: self.text(fields, "tag"),
+            id: self.text(fields, "id"),
+            host: self.text(fields, "host"),
+            at: fields.at,
+            path: fields.path.clone(),
+        };
+        let keys =
+            [&selector.name, &selector.glob, &selector.folder, &selector.tag, &selector.id, &selector.host];
+        if keys.iter().all(|key| key.is_none()) {
+            let problem = Problem::error(fields.path.clone(), "it does not say which VMs").at(fields.at);
+            self.problems
+                .push(problem.advise("give name, glob, folder, tag, id or host; `glob: \"*\"` takes all"));
+        }
+        selector
+    }
+
+    fn overrides(&mut self, fields: &Fields<'_>) -> Overrides {
+        Overrides {
+            target_name: self.text(fields, "target_name"),
+            target_folder: self.text(fields, "target_folder").map(PathBuf::from),
+            format: self.format(fields),
+            disk_bus: self.bus(fields),
+            power_off: self.power_off(fields),
+            shutdown_timeout: self.duration(fields, "shutdown_timeout"),
+            verify: self.verify(fields),
+            start: self.flag(fields, "start"),
+            convert: self.convert(fields),
+            exclude_disks: self.texts(fields, "exclude_disks"),
+            networks: self.networks(fields),
+            storage: self.storage(fields),
+            priority: self.priority(fields),
+        }
+    }
+
+    fn networks(&mut self, fields: &Fields<'_>) -> Vec<NetworkRule> {
+        let rule = |(from, to, at): (String, String, At)| {
+            let to = match to.as_str() {
+                "user" => NetworkTarget::User,
+                "none" => NetworkTarget::None,
+                _ => NetworkTarget::Bridge(to),
+            };
+            NetworkRule { from, to, at }
+        };
+        self.pairs(fields, "networks").into_iter().map(rule).collect()
+    }
+
+    fn storage(&mut self, fields: &Fields<'_>) -> Vec<StorageRule> {
+        let rule = |(from, to, at): (String, String, At)| StorageRule {
+            from,
+            to: (to != "default").then(|| PathBuf::from(to)),
+            at,
+        };
+        self.pairs(fields, "storage").into_iter().map(rule).collect()
+    }
+
+    fn limits(&mut self, plan: &Fields<'_>) -> Limits {
+        let fields = self.map(plan, "limits", &keys::LIMITS);
+        let small = |value: Option<u64>| value.map(|value| value as u32);
+        let request = self.size(&fields, "request").map(|bytes| bytes.min(REQUEST_BYTES_MAX));
+        Limits {
+            vms_per_host: small(self.number(&fields, "vms_per_host")).unwrap_or(20),
+            disks: small(self.number(&fields, "disks")).unwrap_or(8),
+            lanes_per_disk: small(self.number(&fields, "lanes_per_disk")),
+            depth: small(self.number(&fields, "depth")),
+            request,
+            memory: self.size(&fields, "memory").unwrap_or(512 << 20),
+            retries: small(self.number(&fields, "retries")).unwrap_or(5),
+            retry_for: self.duration(&fields, "retry_for").unwrap_or(Duration::from_secs(600)),
+        }
+    }
+
+    fn format(&mut self, fields: &Fields<'_>) -> Option<ImageFormat> {
+        let word = self.choice(fields, "format")?;
+        Some(if word == "qcow2" { ImageFormat::Qcow2 } else { ImageFormat::Raw })
+    }
+
+    fn bus(&mut self, fields: &Fields<'_>) -> Option<DiskBusChoice> {
+        Some(match self.choice(fields, "disk_bus")? {
+            "scsi" => DiskBusChoice::Scsi,
+            "sata" => DiskBusChoice::Sata,
+            "keep" => DiskBusChoice::Keep,
+            _ => DiskBusChoice::Virtio,
+        })
+    }
+
+    fn power_off(&mut self, fields: &Fields<'_>) -> Option<PowerOff> {
+        Some(match self.choice(fields, "power_off")? {
+            "shutdown" => PowerOff::Shutdown,
+            "force" => PowerOff::Force,
+            _ => PowerOff::Refuse,
+        })
+    }
+
+    fn convert(&mut self, fields: &Fields<'_>) -> Option<Convert> {
+        Some(match self.choice(fields, "convert")? {
+            "never" => Convert::Never,
+            "always" => Convert::Always,
+            _ => Convert::Auto,
+        })
+    }
+
+    fn verify(&mut self, fields: &Fields<'_>) -> Option<Verify> {
+        let entry = fields.find("verify")?;
+        let number = match &entry.node.value {
+            Value::Scalar { text, .. } => match text.as_str() {
+                "none" => return Some(Verify::None),
+                "full" => return Some(Verify::Full),
+                "sampled" => Some(SAMPLED_BLOCKS),
+                _ => None,
+            },
+            Value::Map(entries) => match entries.as_slice() {
+                [Entry { key, node: Node { value: Value::Scalar { text, .. }, .. }, .. }]
+                    if key == "sampled" =>
+                {
+                    text.parse().ok()
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        match number {
+            Some(blocks) if blocks > 0 => Some(Verify::Sampled { blocks }),
+            _ => {
+                self.wrong(fields, entry, "is not none, sampled, full or {sampled: NUMBER}");
+                None
+            }
+        }
+    }
+
+    /// The map under a key, or an empty one with the complaint made.
+    fn map<'a>(&mut self, fields: &Fields<'a>, name: &str, table: &'static Table) -> Fields<'a> {
+        let path = fields.path_of(name);
+        match fields.find(name) {
+            Some(entry) => self.fields(&entry.node, &path, table),
+            None => Fields { table, entries: &[], path, at: fields.at },
+        }
+    }
+
+    /// The entries of a map, checked against its table: unknown, double and missing keys.
+    fn fields<'a>(&mut self, node: &'a Node, path: &str, table: &'static Table) -> Fields<'a> {
+        let mut fields = Fields { table, entries: &[], path: path.to_string(), at: node.at };
+        match &node.value {
+            Value::Map(entries) => fields.entries = entries,
+            Value::Null => {}
+            _ => {
+                self.mismatch(path, node, "a map");
+                return fields;
+            }
+        }
+        for (number, entry) in fields.entries.iter().enumerate() {
+            if table.key(&entry.key).is_none() {
+                self.unknown(&fields, entry);
+            } else if fields.entries[..number].iter().any(|earlier| earlier.key == entry.key) {
+                let text = format!("'{}' is there twice", entry.key);
+                self.problems.push(Problem::error(fields.path_of(&entry.key), text).at(entry.at));
+            }
+        }
+        for key in table.keys.iter().filter(|key| key.required && fields.find(key.name).is_none()) {
+            let problem = Problem::error(path, format!("'{}' is missing", key.name)).at(node.at);
+            self.problems.push(problem.advise(key.doc));
+        }
+        fields
+    }
+
+    fn unknown(&mut self, fields: &Fields<'_>, entry: &Entry) {
+        let problem =
+            Problem::error(fields.path_of(&entry.key), format!("unknown key '{}'", entry.key)).at(entry.at);
+        let names = fields.table.keys.iter().map(|key| key.name);
+        self.problems.push(match (entry.key.as_str(), crate::near::nearest(&entry.key, names)) {
+            ("password", _) => problem.advise("a plan holds no secret; use password_file or password_env"),
+            (_, Some(near)) => problem.advise(format!("did you mean '{near}'?")),
+            (_, None) => {
+                let known: Vec<&str> = fields.table.keys.iter().map(|key| key.name).collect();
+                problem.advise(format!("known here: {}", known.join(", ")))
+            }
+        });
+    }
+
+    fn list<T>(
+        &mut self,
+        fields: &Fields<'_>,
+        name: &str,
+        mut read: impl FnMut(&mut Reader, &Fields<'_>) -> T,
+    ) -> Vec<T> {
+        let Some(entry) = fields.find(name) else { return Vec::new() };
+        let path = fields.path_of(name);
+        let Some(Kind::Many(table)) = fields.table.key(name).map(|key| key.kind) else { return Vec::new() };
+        let Value::List(nodes) = &entry.node.value else {
+            self.mismatch(&path, &entry.node, "a list");
+            return Vec::new();
+        };
+        let mut items = Vec::new();
+        for (number, node) in nodes.iter().enumerate() {
+            let fields = self.fields(node, &format!("{path}[{number}]"), table);
+            items.push(read(self, &fields));
+        }
+        items
+    }
+
+    fn text(&mut self, fields: &Fields<'_>, name: &str) -> Option<String> {
+        let entry = fields.find(name)?;
+        match &entry.node.value {
+            Value::Scalar { text, .. } if !text.is_empty() => Some(text.clone()),
+            Value::Scalar { .. } => {
+                self.wrong(fields, entry, "is empty");
+                None
+            }
+            _ => {
+                self.mismatch(&fields.path_of(name), &entry.node, "a single value");
+                None
+            }
+        }
+    }
+
+    fn texts(&mut self, fields: &Fields<'_>, name: &str) -> Option<Vec<String>> {
+        let entry = fields.find(name)?;
+        let Value::List(nodes) = &entry.node.value else {
+            self.mismatch(&fields.path_of(name), &entry.node, "a list of texts");
+            return None;
+        };
+        let mut texts = Vec::new();
+        for (number, node) in nodes.iter().enumerate() {
+            match &node.value {
+                Value::Scalar { text, .. } => texts.push(text.clone()),
+                _ => self.mismatch(&format!("{}[{number}]", fields.path_of(name)), node, "a text"),
+            }
+        }
+        Some(texts)
+    }
+
+    fn pairs(&mut self, fields: &Fields<'_>, name: &str) -> Vec<(String, String, At)> {
+        let Some(entry) = fields.find(name) else { return Vec::new() };
+        let path = fields.path_of(name);
+        let Value::Map(entries) = &entry.node.value else {
+            self.mismatch(&path, &entry.node, "a map");
+            return Vec::new();
+        };
+        let mut pairs: Vec<(String, String, At)> = Vec::new();
+        for Entry { key, at, node } in entries {
+            let here = format!("{path}.{key}");
+            match &node.value {
+                _ if pairs.iter().any(|(earlier, ..)| earlier == key) => {
+                    self.problems.push(Problem::error(here, format!("'{key}' is there twice")).at(*at));
+                }
+                Value::Scalar { text, .. } if !text.is_empty() => {
+                    pairs.push((key.clone(), text.clone(), *at))
+                }
+                _ => self.mismatch(&here, node, "a text"),
+            }
+        }
+        pairs
+    }
+
+    fn flag(&mut self, fields: &Fields<'_>, name: &str) -> Option<bool> {
+        let entry = fields.find(name)?;
+        match &entry.node.value {
+            Value::Scalar { text, quoted: false } if text == "true" => Some(true),
+            Value::Scalar { text, quoted: false } if text == "false" => Some(false),
+            _ => {
+                self.wrong(fields, entry, "is neither true nor false");
+                None
+            }
+        }
+    }
+
+    fn choice(&mut self, fields: &Fields<'_>, name: &str) -> Option<&'static str> {
+        let entry = fields.find(name)?;
+        let Some(Kind::Choice(words)) = fields.table.key(name).map(|key| key.kind) else { return None };
+        if let Value::Scalar { text, .. } = &entry.node.value
+            && let Some(word) = words.iter().find(|word| *word == text)
+        {
+            return Some(word);
+        }
+        self.wrong(fields, entry, &format!("is not one of: {}", words.join(", ")));
+        None
+    }
+
+    fn number(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
+        let entry = fields.find(name)?;
+        let Some(Kind::Number(least, most)) = fields.table.key(name).map(|key| key.kind) else { return None };
+        if let Value::Scalar { text, quoted: false } = &entry.node.value
+            && let Some(number) = text.parse().ok().filter(|number| (least..=most).contains(number))
+        {
+            return Some(number);
+        }
+        let range = if least == most {
+            format!("is not {least}")
+        } else {
+            format!("is not a number from {least} to {most}")
+        };
+        self.wrong(fields, entry, &range);
+        None
+    }
+
+    fn priority(&mut self, fields: &Fields<'_>) -> Option<i32> {
+        let entry = fields.find("priority")?;
+        let number = match &entry.node.value {
+            Value::Scalar { text, quoted: false } => text.parse().ok(),
+            _ => None,
+        };
+        if number.is_none() {
+            self.wrong(fields, entry, "is not a whole number");
+        }
+        number
+    }
+
+    fn size(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
+        let entry = fields.find(name)?;
+        let Some(Kind::Size(least)) = fields.table.key(name).map(|key| key.kind) else { return None };
+        let size = match &entry.node.value {
+            Value::Scalar { text, .. } => text.parse::<Bytes>().ok(),
+            _ => None,
+        };
+        let fits = size.filter(|size| size.0 >= least);
+        if fits.is_none() {
+            self.wrong(fields, entry, &format!("is not a size of at least {}, such as 64MiB", Bytes(least)));
+        }
+        fits.map(|size| size.0)
+    }
+
+    fn duration(&mut self, fields: &Fields<'_>, name: &str) -> Option<Duration> {
+        let entry = fields.find(name)?;
+        let duration = match &entry.node.value {
+            Value::Scalar { text, .. } => parse_duration(text),
+            _ => None,
+        };
+        if duration.is_none() {
+            self.wrong(fields, entry, "is not a time such as 500ms, 90s, 5m or 2h");
+        }
+        duration
+    }
+
+    /// `path: 'value' <what>`.
+    fn wrong(&mut self, fields: &Fields<'_>, entry: &Entry, what: &str) {
+        let shown = match &entry.node.value {
+            Value::Scalar { text, .. } => format!("'{text}'"),
+            _ => entry.node.describe().to_string(),
+        };
+        self.problems
+            .push(Problem::error(fields.path_of(&entry.key), format!("{shown} {what}")).at(entry.node.at));
+    }
+
+    fn mismatch(&mut self, path: &str, node: &Node, wanted: &str) {
+        self.problems.push(
+            Problem::error(path, format!("{} is here where {wanted} belongs", node.describe())).at(node.at),
+        );
+    }
+}
+
+/// Host and port of `host`, `host:port`, `[v6]:port`, or an https URL.
+fn parse_endpoint(text: &str) -> Option<Endpoint> {
+    let rest = text.strip_prefix("https://").unwrap_or(text);
+    let rest = rest.strip_suffix("/sdk").unwrap_or(rest).trim_end_matches('/');
+    let (host, port) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
+        None => match rest.split_once(':') {
+            Some((_, port)) if port.contains(':') => (rest, None),
+            Some((host, port)) => (host, Some(port)),
+            None => (rest, None),
+        },
+    };
+    let port = port.map_or(Some(443), |port| port.parse().ok().filter(|port| *port > 0))?;
+    let fits = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/@?#[]".contains(c));
+    fits.then(|| Endpoint { host: host.to_string(), port })
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let number: u64 = text[..digits].parse().ok()?;
+    let millis = match &text[digits..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.checked_mul(millis).map(Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../example.yaml");
+
+const SMALL: &str = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                     target: {type: qemu, folder: /t}\nvms: [{name: a}]\n";
+
+fn problems(text: &str) -> Vec<String> {
+    match Plan::parse(text) {
+        Ok(plan) => plan.warnings.iter().map(ToString::to_string).collect(),
+        Err(problems) => problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn only_problem(change: impl Fn(&str) -> String) -> String {
+    let found = problems(&change(SMALL));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    found[0].clone()
+}
+
+#[test]
+fn the_example_says_everything_and_is_fine() {
+    let plan = Plan::parse(EXAMPLE).unwrap();
+    assert_eq!(plan.warnings, []);
+    assert_eq!(plan.limits.request, Some(4 << 20));
+    assert_eq!(plan.vms[2].overrides.verify, Some(Verify::Sampled { blocks: 5000 }));
+    assert_eq!(plan.source.data.hosts[0].address.as_deref(), Some("192.0.2.7"));
+    for table in
+        [&keys::PLAN, &keys::SOURCE, &keys::DATA, &keys::TARGET, &keys::SELECTION, &keys::LIMITS, &keys::UEFI]
+    {
+        for key in table.keys.iter().filter(|key| !["insecure", "ca_file"].contains(&key.name)) {
+            assert!(EXAMPLE.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
+        }
+    }
+}
+
+#[test]
+fn the_example_fits_the_schema_and_the_schema_refuses_what_the_reader_refuses() {
+    let validator = jsonschema::validator_for(&crate::schema()).unwrap();
+    let as_json = |text: &str| to_json(&crate::node::parse(text).unwrap());
+    assert!(validator.is_valid(&as_json(EXAMPLE)));
+    assert!(validator.is_valid(&as_json(SMALL)));
+    for (from, to) in
+        [("name: p", "name: P!"), ("version: 1", "version: 2"), ("type: qemu", "type: xen"), ("vms:", "vmz:")]
+    {
+        let text = SMALL.replace(from, to);
+        assert!(Plan::parse(&text).is_err() && !validator.is_valid(&as_json(&text)), "{to}");
+    }
+}
+
+fn to_json(node: &Node) -> serde_json::Value {
+    match &node.value {
+        Value::Null => serde_json::Value::Null,
+        Value::Scalar { text, quoted: true } => text.clone().into(),
+        Value::Scalar { text, .. } => serde_json::from_str(text).unwrap_or(text.clone().into()),
+        Value::List(nodes) => nodes.iter().map(to_json).collect(),
+        Value::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), to_json(&entry.node))).collect()
+        }
+    }
+}
+
+#[test]
+fn a_small_plan_gets_the_documented_defaults() {
+    let plan = Plan::parse(SMALL).unwrap();
+    assert_eq!((plan.power_off, plan.verify, plan.convert), (PowerOff::Refuse, Verify::Full, Convert::Auto));
+    assert_eq!((plan.limits.vms_per_host, plan.limits.disks, plan.limits.memory), (20, 8, 512 << 20));
+    assert_eq!((plan.source.endpoint.to_string().as_str(), plan.start), ("vc:443", false));
+}
+
+#[test]
+fn every_mistake_is_told_at_once_with_its_line() {
+    let text = "version: 2\nname: P\nsorce: {}\nsource:\n  type: vsphere\n  endpoint: vc\n  user: u\n  password: hunter2\n\
+                target:\n  type: qemu\n  folder: /t\n  format: vmdk\nvms:\n  - nme: a\npower_off: maybe\nlimits: {disks: 0}\n";
+    let found = Plan::parse(text).unwrap_err();
+    let lines: Vec<Option<u32>> = found.iter().map(|problem| problem.line).collect();
+    assert_eq!(lines, [1, 2, 3, 5, 8, 12, 14, 14, 15, 16].map(Some), "{found:#?}");
+    assert!(
+        found.iter().all(|problem| !problem.to_string().contains("hunter2")),
+        "a secret is never repeated"
+    );
+}
+
+#[test]
+fn each_mistake_has_its_own_words() {
+    let changes: [(&str, &str, &str); 12] = [
+        ("name: p", "name: p\nverfy: full", "did you mean 'verify'?"),
+        ("vms: [{name: a}]", "vms: []", "selects nothing"),
+        ("vms: [{name: a}]", "vms: [{start: true}]", "does not say which VMs"),
+        ("vms: [{name: a}]", "vms: {name: a}", "a map is here where a list belongs"),
+        ("folder: /t", "folder: []", "a list is here where a single value belongs"),
+        ("endpoint: vc", "endpoint: \"v c\"", "host, host:port or an https URL"),
+        ("name: p", "name: p\nmode: warm", "not there yet"),
+        ("name: p", "name: p\nname: q", "there twice"),
+        ("password_env: P", "password_env: P, thumbprint: abc", "20 bytes"),
+        (
+            "password_env: P",
+            "password_env: P, thumbprint: 00112233445566778899aabbccddeeff00112233, insecure: true",
+            "exclude each other",
+        ),
+        ("name: p", "name: p\nshutdown_timeout: 5", "is not a time"),
+        ("name: p", "name: p\nlimits: {memory: lots}", "is not a size"),
+    ];
+    for (from, to, words) in changes {
+        let found = problems(&SMALL.replace(from, to)).join("\n");
+        assert!(found.contains(words), "{to}: {found}");
+    }
+    assert!(only_problem(|text| text.replace(", password_env: P", "")).contains("where the password is"));
+}
+
+#[test]
+fn an_unverified_certificate_is_a_loud_warning_but_no_error() {
+    let plan = Plan::parse(&SMALL.replace("password_env: P", "password_env: P, insecure: true")).unwrap();
+    assert!(plan.warnings[0].to_string().contains("anyone on the line"));
+}
+
+#[test]
+fn endpoints_of_all_kinds_are_read() {
+    let read = |text| parse_endpoint(text).map(|endpoint| endpoint.to_string());
+    assert_eq!(read("https://vc.example.org/sdk").as_deref(), Some("vc.example.org:443"));
+    assert_eq!(read("127.0.0.1:8989").as_deref(), Some("127.0.0.1:8989"));
+    assert_eq!(read("[2001:db8::1]:8443").as_deref(), Some("[2001:db8::1]:8443"));
+    assert_eq!(read("2001:db8::1").as_deref(), Some("[2001:db8::1]:443"));
+    for wrong in ["", "vc:0", "vc:99999", "http://vc", "vc/path", "a b"] {
+        assert_eq!(read(wrong), None, "{wrong}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC*") {
+        let _ = Plan::parse(&text);
+    }
+
+    #[test]
+    fn no_damage_to_a_plan_makes_the_reader_panic(at in 0..EXAMPLE.len(), insert in "[\\PC\n]{0,4}", cut in 0usize..20) {
+        let start = (0..=at).rev().find(|at| EXAMPLE.is_char_boundary(*at)).unwrap_or(0);
+        let end = (start + cut).min(EXAMPLE.len());
+        let _ = Plan::parse(&format!("{}{insert}{}", &EXAMPLE[..start], &EXAMPLE[end..]));
+    }
+}

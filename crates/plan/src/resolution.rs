@@ -1,0 +1,174 @@
+//! What a plan means for an inventory: every VM with its place, its disks and its route.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drover_types::inventory::{Vm, VmDisk};
+use serde::{Deserialize, Serialize};
+
+use crate::concern::Concern;
+use crate::model::{Convert, DiskBusChoice, ImageFormat, Login, NetworkTarget, PowerOff, Trust, Verify};
+use crate::problem::Problem;
+
+/// A plan laid over an inventory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Resolution {
+    /// The VMs to move, in the order of their target names. VMs with errors are among them.
+    pub vms: Vec<PlannedVm>,
+    /// All that is wrong, warnings of the plan itself included, in the order of the file.
+    pub problems: Vec<Problem>,
+}
+
+impl Resolution {
+    /// Whether nothing stops the plan.
+    pub fn is_ok(&self) -> bool {
+        !self.problems.iter().any(Problem::is_error)
+    }
+}
+
+/// A VM that the plan moves, with every choice made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlannedVm {
+    /// The VM as the inventory showed it.
+    pub vm: Vm,
+    /// Name at the target; safe as a file name and as a libvirt domain name.
+    pub target_name: String,
+    /// The VM's own folder.
+    pub folder: PathBuf,
+    /// Format of its disk images.
+    pub format: ImageFormat,
+    /// Bus the plan asks for; each disk's own is in [`PlannedDisk::bus`].
+    pub disk_bus: DiskBusChoice,
+    /// Disks to copy, in boot order.
+    pub disks: Vec<PlannedDisk>,
+    /// NICs, in slot order, those without a target too.
+    pub nics: Vec<PlannedNic>,
+    /// What may be done if it runs.
+    pub power_off: PowerOff,
+    /// How long it may take to shut down.
+    pub shutdown_timeout: Duration,
+    /// How far the copy is verified.
+    pub verify: Verify,
+    /// Whether it is started at the target.
+    pub start: bool,
+    /// Whether it is converted.
+    pub convert: Convert,
+    /// Which way its bytes take.
+    pub route: Route,
+    /// Greater goes first.
+    pub priority: i32,
+    /// What there is to know about it, harmless things too.
+    pub concerns: Vec<Concern>,
+    /// Line of the selection that chose it.
+    pub line: u32,
+}
+
+impl PlannedVm {
+    /// Sum of the capacities of the disks to copy, in bytes; saturates.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.disk.capacity_bytes))
+    }
+}
+
+/// A disk to copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedDisk {
+    /// The disk at the source.
+    pub disk: VmDisk,
+    /// Position among all disks of the VM, from 0; also in the file name.
+    pub index: usize,
+    /// Image file to write.
+    pub path: PathBuf,
+    /// Folder of the plan that the image lies below; free space is judged here.
+    pub base: PathBuf,
+    /// Bus at the target.
+    pub bus: TargetBus,
+}
+
+/// Bus of a disk at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetBus {
+    /// virtio-blk.
+    Virtio,
+    /// SCSI.
+    Scsi,
+    /// SATA.
+    Sata,
+    /// IDE.
+    Ide,
+    /// NVMe.
+    Nvme,
+}
+
+/// A NIC and what it is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedNic {
+    /// Position among all NICs of the VM, from 0.
+    pub index: usize,
+    /// MAC address, kept.
+    pub mac: String,
+    /// Source network.
+    pub network: String,
+    /// What it is attached to.
+    pub target: NetworkTarget,
+    /// Whether it is connected at the source.
+    pub connected: bool,
+    /// Model at the source.
+    pub model: String,
+}
+
+/// Which way the bytes of a VM take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Route {
+    /// Through the endpoint, with its session.
+    Provider,
+    /// Straight from the host that runs the VM.
+    Host(HostRoute),
+}
+
+/// The way to a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRoute {
+    /// The provider's id of the host.
+    pub host_id: String,
+    /// The host's name.
+    pub host_name: String,
+    /// Address to connect to.
+    pub address: String,
+    /// TCP port.
+    pub port: u16,
+    /// Login on the host; absent: a ticket of the provider.
+    pub login: Option<Login>,
+    /// How its certificate is verified.
+    pub trust: Trust,
+}
+
+/// Bytes that a folder must take in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// If every byte of every disk were written: the most that can be needed.
+    pub capacity_bytes: u64,
+    /// Capacity of the disks that the source holds as thick; the rest is thin or unknown and may
+    /// need next to nothing.
+    pub thick_bytes: u64,
+}
+
+/// What each folder of the plan must take in. Sums saturate.
+///
+/// The inventory does not tell how much of a disk is allocated, so the truth lies between zero and
+/// [`Space::capacity_bytes`]: zeros are never written, not even those of a thick disk.
+pub fn space_needed(resolution: &Resolution) -> BTreeMap<PathBuf, Space> {
+    let mut folders = BTreeMap::<PathBuf, Space>::new();
+    for disk in resolution.vms.iter().flat_map(|vm| &vm.disks) {
+        let space = folders.entry(disk.base.clone()).or_default();
+        let bytes = disk.disk.capacity_bytes;
+        space.capacity_bytes = space.capacity_bytes.saturating_add(bytes);
+        if disk.disk.thin == Some(false) {
+            space.thick_bytes = space.thick_bytes.saturating_add(bytes);
+        }
+    }
+    folders
+}

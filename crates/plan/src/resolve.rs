@@ -1,0 +1,405 @@
+//! Lays a plan over an inventory.
+
+use std::path::PathBuf;
+
+use drover_types::inventory::{DiskBus, Host, Inventory, PowerState, ToolsState, Vm, VmDisk};
+
+use crate::concern::{ConcernContext, Weight, concerns};
+use crate::glob::matches;
+use crate::model::*;
+use crate::near::nearest;
+use crate::problem::{At, Problem, sort};
+use crate::resolution::{HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, TargetBus};
+
+/// The vmknic service that is meant for reading disks.
+const DATA_SERVICE: &str = "vSphereBackupNFC";
+const MANAGEMENT_SERVICE: &str = "management";
+/// A file name may have 255 bytes; the disk's number and ending are added to it.
+const NAME_BYTES_MAX: usize = 200;
+
+/// Lays a plan over an inventory; all problems at once, nothing is touched.
+pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
+    let mut resolver = Resolver { plan, inventory, problems: plan.warnings.clone() };
+    resolver.check_hosts();
+    let chosen = resolver.select();
+    let mut vms: Vec<PlannedVm> = chosen.iter().map(|(vm, choice)| resolver.plan_vm(vm, choice)).collect();
+    vms.sort_by(|a, b| a.target_name.cmp(&b.target_name));
+    resolver.check_names(&vms);
+    sort(&mut resolver.problems);
+    Resolution { vms, problems: resolver.problems }
+}
+
+struct Resolver<'a> {
+    plan: &'a Plan,
+    inventory: &'a Inventory,
+    problems: Vec<Problem>,
+}
+
+/// What the selections that chose a VM say of it.
+#[derive(Default)]
+struct Choice {
+    overrides: Overrides,
+    at: At,
+    path: String,
+}
+
+impl<'a> Resolver<'a> {
+    fn error(&mut self, path: &str, at: At, message: impl Into<String>, advice: impl Into<String>) {
+        self.problems.push(Problem::error(path, message).at(at).advise(advice));
+    }
+
+    fn check_hosts(&mut self) {
+        for over in &self.plan.source.data.hosts {
+            if !self.inventory.hosts.iter().any(|host| host.name == over.host) {
+                let near = nearest(&over.host, self.inventory.hosts.iter().map(|host| host.name.as_str()));
+                let advice = near.map_or("see `drover inventory` for the hosts".into(), |near| {
+                    format!("did you mean '{near}'?")
+                });
+                let text = format!("there is no host '{}'", over.host);
+                self.error(&format!("source.data.hosts.{}", over.host), over.at, text, advice);
+            }
+        }
+    }
+
+    /// The VMs of all selections, in the order of the inventory.
+    fn select(&mut self) -> Vec<(&'a Vm, Choice)> {
+        let mut chosen: Vec<(&Vm, Choice)> = Vec::new();
+        for selection in &self.plan.vms {
+            let found: Vec<&Vm> =
+                self.inventory.vms.iter().filter(|vm| self.selects(&selection.selector, vm)).collect();
+            if found.is_empty() {
+                self.nothing_found(&selection.selector);
+            }
+            if found.len() > 1 && selection.selector.name.is_some() {
+                self.several_found(&selection.selector, &found);
+            }
+            if found.len() > 1 && selection.overrides.target_name.is_some() {
+                let (path, at) = (format!("{}.target_name", selection.selector.path), selection.selector.at);
+                self.error(
+                    &path,
+                    at,
+                    format!("{} VMs would get one name", found.len()),
+                    "give target_name to one VM only",
+                );
+            }
+            for vm in
+                found.into_iter().filter(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)))
+            {
+                match chosen.iter().position(|(earlier, _)| earlier.id == vm.id) {
+                    Some(at) => merge(&mut chosen[at].1.overrides, &selection.overrides),
+                    None => {
+                        let (at, path) = (selection.selector.at, selection.selector.path.clone());
+                        chosen.push((vm, Choice { overrides: selection.overrides.clone(), at, path }));
+                    }
+                }
+            }
+        }
+        chosen
+    }
+
+    fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
+        let host = || self.inventory.host(&vm.host_id).map_or("", |host| host.name.as_str());
+        let below = |folder: &String| {
+            vm.folder == *folder
+                || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        selector.name.as_ref().is_none_or(|name| *name == vm.name)
+            && selector.glob.as_ref().is_none_or(|glob| matches(glob, &vm.name))
+            && selector.folder.as_ref().is_none_or(below)
+            && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
+            && selector.id.as_ref().is_none_or(|id| *id == vm.id)
+            && selector.host.as_ref().is_none_or(|name| name == host())
+    }
+
+    fn nothing_found(&mut self, selector: &Selector) {
+        let names = || self.inventory.vms.iter().map(|vm| vm.name.as_str());
+        let (message, advice) = match &selector.name {
+            Some(name) if names().any(|it| it == name) => (
+                format!("no VM called '{name}' is where this selection looks"),
+                "check folder, tag and host".to_string(),
+            ),
+            Some(name) => {
+                let near = nearest(name, names());
+                let advice = near.map_or("see `drover inventory` for the names".into(), |near| {
+                    format!("did you mean '{near}'?")
+                });
+                (format!("there is no VM called '{name}'"), advice)
+            }
+            None => (
+                "it selects no VM".to_string(),
+                "see `drover inventory` for names, folders and tags".to_string(),
+            ),
+        };
+        self.error(&selector.path.clone(), selector.at, message, advice);
+    }
+
+    fn several_found(&mut self, selector: &Selector, found: &[&Vm]) {
+        let places: Vec<String> =
+            found.iter().map(|vm| format!("{} in folder '{}'", vm.id, vm.folder)).collect();
+        let name = found[0].name.clone();
+        let message = format!("{} VMs are called '{name}': {}", found.len(), places.join(", "));
+        self.error(
+            &selector.path.clone(),
+            selector.at,
+            message,
+            "add `folder:` or use `id:` to say which; for all, use `glob:`",
+        );
+    }
+
+    fn plan_vm(&mut self, vm: &'a Vm, choice: &Choice) -> PlannedVm {
+        let plan = self.plan;
+        let over = &choice.overrides;
+        let excluded: Vec<i32> = self.excluded_disks(vm, choice);
+        let power_off = over.power_off.unwrap_or(plan.power_off);
+        let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
+        let convert = over.convert.unwrap_or(plan.convert);
+        let context = ConcernContext {
+            power_off: Some(power_off),
+            data_from: Some(plan.source.data.from),
+            convert: Some(convert),
+            disk_bus: Some(disk_bus),
+            excluded_disks: excluded.clone(),
+        };
+        let found = concerns(vm, self.inventory, &context);
+        for concern in found.iter().filter(|concern| concern.severity == Weight::Blocks) {
+            let message = format!("{} {}", concern.subject, concern.message);
+            self.error(&choice.path, choice.at, message, concern.advice.clone());
+        }
+        self.check_power(vm, choice, power_off);
+        let format = over.format.unwrap_or(plan.target.format);
+        let target_name = safe_name(over.target_name.as_deref().unwrap_or(&vm.name));
+        let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
+        let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
+        let folder = base.join(&target_name);
+        PlannedVm {
+            disks: self.plan_disks(vm, choice, &excluded, disk_bus, format, &folder, &target_name, &base),
+            nics: self.plan_nics(vm, choice),
+            route: self.route(vm, choice),
+            vm: vm.clone(),
+            target_name,
+            folder,
+            format,
+            disk_bus,
+            power_off,
+            shutdown_timeout: over.shutdown_timeout.unwrap_or(plan.shutdown_timeout),
+            verify: over.verify.unwrap_or(plan.verify),
+            start: over.start.unwrap_or(plan.start),
+            convert,
+            priority: over.priority.unwrap_or(0),
+            concerns: found,
+            line: choice.at.line,
+        }
+    }
+
+    fn excluded_disks(&mut self, vm: &Vm, choice: &Choice) -> Vec<i32> {
+        let mut excluded = Vec::new();
+        for wanted in choice.overrides.exclude_disks.iter().flatten() {
+            match vm.disks.iter().find(|disk| disk.label == *wanted || disk.path == *wanted) {
+                Some(disk) => excluded.push(disk.key),
+                None => {
+                    let labels: Vec<&str> = vm.disks.iter().map(|disk| disk.label.as_str()).collect();
+                    let text = format!("{} has no disk '{wanted}'", vm.name);
+                    self.error(
+                        &format!("{}.exclude_disks", choice.path),
+                        choice.at,
+                        text,
+                        format!("it has: {}", labels.join(", ")),
+                    );
+                }
+            }
+        }
+        excluded
+    }
+
+    fn check_power(&mut self, vm: &Vm, choice: &Choice, power_off: PowerOff) {
+        if vm.power != PowerState::On {
+            return;
+        }
+        let (message, advice) = match power_off {
+            PowerOff::Refuse => (
+                format!("{} is running, and the plan does not allow to switch it off", vm.name),
+                "shut it down, or write `power_off: shutdown`",
+            ),
+            PowerOff::Shutdown if vm.tools != ToolsState::Running => (
+                format!("{} is running without guest tools, so it cannot be shut down cleanly", vm.name),
+                "shut it down from inside, or write `power_off: force`",
+            ),
+            PowerOff::Shutdown | PowerOff::Force => return,
+        };
+        self.error(&choice.path, choice.at, message, advice);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a disk's place is made of")]
+    fn plan_disks(
+        &self,
+        vm: &Vm,
+        choice: &Choice,
+        excluded: &[i32],
+        bus: DiskBusChoice,
+        format: ImageFormat,
+        folder: &std::path::Path,
+        name: &str,
+        base: &std::path::Path,
+    ) -> Vec<PlannedDisk> {
+        let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
+        let plan_disk = |(index, disk): (usize, &VmDisk)| {
+            let store = self.store(disk, choice);
+            let (base, folder) = match store {
+                Some(store) => (store.clone(), store.join(name)),
+                None => (base.to_path_buf(), folder.to_path_buf()),
+            };
+            let path = folder.join(format!("{name}-{index}.{}", format.extension()));
+            PlannedDisk { disk: disk.clone(), index, path, base, bus: target_bus(bus, disk.bus) }
+        };
+        kept.map(plan_disk).collect()
+    }
+
+    /// The folder that a storage rule gives a disk, if one does.
+    fn store(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
+        let rules = || choice.overrides.storage.iter().chain(&self.plan.storage);
+        let rule = rules()
+            .find(|rule| rule.from == disk.datastore)
+            .or_else(|| rules().find(|rule| rule.from == "*"))?;
+        rule.to.as_ref().map(|folder| self.plan.target.folder.join(folder))
+    }
+
+    fn plan_nics(&mut self, vm: &Vm, choice: &Choice) -> Vec<PlannedNic> {
+        let mut nics = Vec::new();
+        for (index, nic) in vm.nics.iter().enumerate() {
+            let rules = || choice.overrides.networks.iter().chain(&self.plan.networks);
+            let rule = rules()
+                .find(|rule| rule.from == nic.network)
+                .or_else(|| rules().find(|rule| rule.from == "*"));
+            let target = match rule {
+                Some(rule) => rule.to.clone(),
+                None => {
+                    let text = format!("network '{}' of {} is not mapped", nic.network, vm.name);
+                    let advice =
+                        format!("add to `networks`:  \"{}\": BRIDGE (or user, or none)", nic.network);
+                    self.error("networks", choice.at, text, advice);
+                    NetworkTarget::None
+                }
+            };
+            nics.push(PlannedNic {
+                index,
+                mac: nic.mac.clone(),
+                network: nic.network.clone(),
+                target,
+                connected: nic.connected,
+                model: nic.model.clone(),
+            });
+        }
+        nics
+    }
+
+    fn route(&mut self, vm: &Vm, choice: &Choice) -> Route {
+        let data = &self.plan.source.data;
+        if data.from == DataFrom::Provider || !self.inventory.about.is_vcenter {
+            return Route::Provider;
+        }
+        let Some(host) = self.inventory.host(&vm.host_id) else {
+            self.error(
+                &choice.path,
+                choice.at,
+                format!("the host of {} is not known", vm.name),
+                "use `data: {from: provider}`",
+            );
+            return Route::Provider;
+        };
+        let over = data.hosts.iter().find(|over| over.host == host.name);
+        let told = over.and_then(|over| over.address.clone());
+        let address = told.or_else(|| self.host_address(host)).unwrap_or_else(|| {
+            let (wanted, advice) = match &data.network {
+                HostNetwork::Auto => {
+                    ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
+                }
+                HostNetwork::Device(device) => {
+                    (format!("no vmknic '{device}'"), "see `drover inventory` for the host's vmknics")
+                }
+            };
+            self.error("source.data", choice.at, format!("host {} has {wanted}", host.name), advice);
+            host.name.clone()
+        });
+        // The vCenter tells the thumbprint of each of its hosts, over a connection that is trusted.
+        let known = host.thumbprint.clone().filter(|text| !text.is_empty()).map(Trust::Thumbprint);
+        let trust =
+            over.and_then(|over| over.trust.clone()).or(known).unwrap_or(self.plan.source.trust.clone());
+        Route::Host(HostRoute {
+            host_id: host.id.clone(),
+            host_name: host.name.clone(),
+            address,
+            port: over.and_then(|over| over.port).unwrap_or(data.port),
+            login: over.and_then(|over| over.login.clone()).or(data.login.clone()),
+            trust,
+        })
+    }
+
+    fn host_address(&self, host: &Host) -> Option<String> {
+        let with =
+            |service: &str| host.addresses.iter().find(|it| it.services.iter().any(|tag| tag == service));
+        let found = match &self.plan.source.data.network {
+            HostNetwork::Device(device) => host.addresses.iter().find(|address| address.device == *device),
+            HostNetwork::Auto => with(DATA_SERVICE).or_else(|| with(MANAGEMENT_SERVICE)),
+        };
+        found.map(|address| address.address.clone())
+    }
+
+    /// No two VMs may share a name at the target, in whatever case.
+    fn check_names(&mut self, vms: &[PlannedVm]) {
+        for (number, vm) in vms.iter().enumerate() {
+            let twin = vms[..number]
+                .iter()
+                .find(|it| it.target_name.to_lowercase() == vm.target_name.to_lowercase());
+            if let Some(twin) = twin {
+                let at = At { line: vm.line, column: 1 };
+                let text = format!(
+                    "{} ({}) and {} ({}) would both be '{}' at the target",
+                    twin.vm.name, twin.vm.id, vm.vm.name, vm.vm.id, vm.target_name
+                );
+                self.error("vms", at, text, "select one of them by `id:` and give it a `target_name`");
+            }
+        }
+    }
+}
+
+/// What a later selection says of a VM wins over what an earlier one said.
+fn merge(into: &mut Overrides, later: &Overrides) {
+    let later = later.clone();
+    into.target_name = later.target_name.or(into.target_name.take());
+    into.target_folder = later.target_folder.or(into.target_folder.take());
+    into.format = later.format.or(into.format);
+    into.disk_bus = later.disk_bus.or(into.disk_bus);
+    into.power_off = later.power_off.or(into.power_off);
+    into.shutdown_timeout = later.shutdown_timeout.or(into.shutdown_timeout);
+    into.verify = later.verify.or(into.verify);
+    into.start = later.start.or(into.start);
+    into.convert = later.convert.or(into.convert);
+    into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
+    into.networks.splice(0..0, later.networks);
+    into.storage.splice(0..0, later.storage);
+    into.priority = later.priority.or(into.priority);
+}
+
+fn target_bus(choice: DiskBusChoice, source: DiskBus) -> TargetBus {
+    match (choice, source) {
+        (DiskBusChoice::Virtio, _) => TargetBus::Virtio,
+        (DiskBusChoice::Scsi, _) | (DiskBusChoice::Keep, DiskBus::Scsi) => TargetBus::Scsi,
+        (DiskBusChoice::Sata, _) | (DiskBusChoice::Keep, DiskBus::Sata | DiskBus::Ide) => TargetBus::Sata,
+        (DiskBusChoice::Keep, DiskBus::Nvme) => TargetBus::Nvme,
+    }
+}
+
+/// A name that is safe as a file name and as a libvirt domain name: letters, digits, `-`, `_`, `.`.
+/// Other characters become `-`; a name that keeps nothing of itself gets the number of its characters.
+pub(crate) fn safe_name(name: &str) -> String {
+    let safe: String =
+        name.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let mut safe = safe.trim_matches(['-', '.']).to_string();
+    while safe.len() > NAME_BYTES_MAX {
+        safe.pop();
+    }
+    if safe.is_empty() { format!("vm-{}", name.chars().count()) } else { safe }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use drover_types::inventory::{Firmware, HostAddress, Nic, Snapshot};
+
+use super::*;
+
+fn vm(id: &str, name: &str, folder: &str) -> Vm {
+    let disk = VmDisk {
+        key: 2000,
+        label: "Hard disk 1".into(),
+        capacity_bytes: 1 << 30,
+        datastore: "ds1".into(),
+        ..VmDisk::default()
+    };
+    Vm {
+        id: id.into(),
+        name: name.into(),
+        folder: folder.into(),
+        host_id: "host-1".into(),
+        firmware: Some(Firmware::Bios),
+        change_tracking: true,
+        tools: ToolsState::Running,
+        tags: vec![format!("env:{folder}")],
+        disks: vec![disk],
+        nics: vec![Nic { network: "VM Network".into(), connected: true, ..Nic::default() }],
+        ..Vm::default()
+    }
+}
+
+fn inventory() -> Inventory {
+    let address = |device: &str, address: &str, service: &str| HostAddress {
+        device: device.into(),
+        address: address.into(),
+        services: vec![service.into()],
+    };
+    let host = Host {
+        id: "host-1".into(),
+        name: "esx1".into(),
+        addresses: vec![
+            address("vmk0", "192.0.2.1", MANAGEMENT_SERVICE),
+            address("vmk1", "192.0.2.2", DATA_SERVICE),
+        ],
+        thumbprint: Some("AA:BB".into()),
+        ..Host::default()
+    };
+    let vms = vec![
+        vm("vm-1", "web01", "prod"),
+        vm("vm-2", "web02", "prod/web"),
+        vm("vm-3", "twin", "a"),
+        vm("vm-4", "twin", "b"),
+    ];
+    let mut inventory = Inventory { hosts: vec![host], vms, ..Inventory::default() };
+    inventory.about.is_vcenter = true;
+    inventory
+}
+
+fn plan(vms: &str, more: &str) -> Plan {
+    let text = format!(
+        "version: 1\nname: p\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P, data: {{from: hosts}}}}\n\
+         target: {{type: qemu, folder: /t}}\nnetworks: {{VM Network: br0}}\nvms: {vms}\n{more}"
+    );
+    Plan::parse(&text).unwrap()
+}
+
+fn errors(plan: &Plan, inventory: &Inventory) -> String {
+    resolve(plan, inventory).problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+fn names(plan: &Plan) -> Vec<String> {
+    let resolution = resolve(plan, &inventory());
+    resolution.vms.into_iter().map(|vm| vm.vm.id).collect()
+}
+
+#[test]
+fn vms_are_selected_by_name_glob_folder_tag_id_and_host() {
+    assert_eq!(names(&plan("[{name: web01}]", "")), ["vm-1"]);
+    assert_eq!(names(&plan("[{glob: 'web*'}]", "")), ["vm-1", "vm-2"]);
+    assert_eq!(names(&plan("[{folder: prod}]", "")), ["vm-1", "vm-2"]);
+    assert_eq!(names(&plan("[{folder: prod, glob: '*2'}]", "")), ["vm-2"]);
+    assert_eq!(names(&plan("[{tag: 'env:a'}]", "")), ["vm-3"]);
+    assert_eq!(names(&plan("[{id: vm-4}]", "")), ["vm-4"]);
+    assert_eq!(names(&plan("[{glob: 'web*'}]", "exclude: [{name: web01}]")), ["vm-2"]);
+    assert_eq!(names(&plan("[{host: esx1, glob: 'web*'}]", "")), ["vm-1", "vm-2"]);
+}
+
+#[test]
+fn a_good_plan_says_where_everything_goes() {
+    let resolution = resolve(&plan("[{name: web01}]", "storage: {ds1: /fast}"), &inventory());
+    assert_eq!(resolution.problems, []);
+    let vm = &resolution.vms[0];
+    assert_eq!(vm.folder, PathBuf::from("/t/web01"));
+    assert_eq!(vm.disks[0].path, PathBuf::from("/fast/web01/web01-0.raw"));
+    assert_eq!(vm.nics[0].target, NetworkTarget::Bridge("br0".into()));
+    let Route::Host(route) = &vm.route else { panic!("the bytes come from the host") };
+    assert_eq!((route.address.as_str(), route.port), ("192.0.2.2", 443), "the address meant for backups");
+    assert_eq!(route.trust, Trust::Thumbprint("AA:BB".into()));
+}
+
+#[test]
+fn unknown_and_double_names_are_told_apart() {
+    assert!(errors(&plan("[{name: wbe01}]", ""), &inventory()).contains("did you mean 'web01'?"));
+    let twins = errors(&plan("[{name: twin}]", ""), &inventory());
+    assert!(twins.contains("vm-3 in folder 'a', vm-4 in folder 'b'") && twins.contains("`id:`"), "{twins}");
+    assert!(errors(&plan("[{name: twin, folder: a}]", ""), &inventory()).is_empty());
+    assert!(errors(&plan("[{glob: 'twin'}]", ""), &inventory()).contains("would both be 'twin'"));
+    assert!(errors(&plan("[{glob: 'nothing*'}]", ""), &inventory()).contains("selects no VM"));
+}
+
+#[test]
+fn what_cannot_be_moved_is_an_error_with_its_line() {
+    let mut inventory = inventory();
+    inventory.vms[0].snapshots.push(Snapshot { name: "before".into(), ..Snapshot::default() });
+    inventory.vms[0].nics[0].network = "DMZ".into();
+    inventory.vms[0].power = PowerState::On;
+    let found = resolve(&plan("[{name: web01}]", ""), &inventory);
+    assert!(!found.is_ok());
+    let text = found.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    for words in [
+        "1 snapshots (before)",
+        "network 'DMZ' of web01 is not mapped",
+        "is running, and the plan does not allow",
+    ] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+    assert!(found.problems.iter().all(|problem| problem.line == Some(6)), "{text}");
+}
+
+#[test]
+fn a_running_vm_needs_tools_for_a_clean_shutdown() {
+    let mut inventory = inventory();
+    inventory.vms[0].power = PowerState::On;
+    assert!(errors(&plan("[{name: web01}]", "power_off: shutdown"), &inventory).is_empty());
+    inventory.vms[0].tools = ToolsState::NotRunning;
+    assert!(
+        errors(&plan("[{name: web01}]", "power_off: shutdown"), &inventory).contains("without guest tools")
+    );
+    assert!(errors(&plan("[{name: web01}]", "power_off: force"), &inventory).is_empty());
+}
+
+#[test]
+fn later_selections_override_earlier_ones() {
+    let plan = plan(
+        "[{glob: 'web*', format: qcow2, priority: 1}, {name: web02, priority: 7, target_name: two}]",
+        "",
+    );
+    let resolution = resolve(&plan, &inventory());
+    let two = resolution.vms.iter().find(|vm| vm.vm.id == "vm-2").unwrap();
+    assert_eq!((two.format, two.priority, two.target_name.as_str()), (ImageFormat::Qcow2, 7, "two"));
+    assert_eq!(resolution.vms.len(), 2);
+}
+
+#[test]
+fn disks_can_stay_behind_but_must_exist() {
+    let left = resolve(&plan("[{name: web01, exclude_disks: [Hard disk 1]}]", ""), &inventory());
+    assert!(left.problems[0].message.contains("has no disk to move"));
+    assert!(
+        errors(&plan("[{name: web01, exclude_disks: [Disk X]}]", ""), &inventory())
+            .contains("it has: Hard disk 1")
+    );
+}
+
+#[test]
+fn a_missing_vmknic_and_an_unknown_host_are_told() {
+    let mut with_device = plan("[{name: web01}]", "");
+    with_device.source.data.network = HostNetwork::Device("vmk9".into());
+    assert!(errors(&with_device, &inventory()).contains("host esx1 has no vmknic 'vmk9'"));
+    with_device.source.data.hosts = vec![HostOverride {
+        host: "esx9".into(),
+        address: None,
+        port: None,
+        login: None,
+        trust: None,
+        at: At::default(),
+    }];
+    assert!(errors(&with_device, &inventory()).contains("did you mean 'esx1'?"));
+}
+
+#[test]
+fn names_become_safe() {
+    for (name, safe) in [
+        ("web01", "web01"),
+        ("file srv ä", "file-srv-ä"),
+        ("a/../b", "a-..-b"),
+        ("..", "vm-2"),
+        ("-rf", "rf"),
+    ] {
+        assert_eq!(safe_name(name), safe);
+    }
+    assert!(safe_name(&"x".repeat(500)).len() <= NAME_BYTES_MAX);
+}
+
+#[test]
+fn a_draft_parses_and_its_movable_vms_resolve() {
+    let mut inventory = inventory();
+    inventory.vms[1].snapshots.push(Snapshot::default());
+    let options = crate::DraftOptions {
+        name: "drafted".into(),
+        endpoint: "vc".into(),
+        user: "u\"x".into(),
+        folder: "/t".into(),
+        ..crate::DraftOptions::default()
+    };
+    let text = crate::draft(&inventory, &["web*".into()], &options);
+    let plan = Plan::parse(&text).unwrap();
+    let resolution = resolve(&plan, &inventory);
+    assert!(resolution.is_ok(), "{text}\n{:#?}", resolution.problems);
+    assert_eq!(resolution.vms.len(), 1);
+    assert!(text.contains("# cannot be moved as it is") && text.contains("# - name: \"web02\""), "{text}");
+    assert_eq!(
+        text,
+        crate::draft(&inventory, &["web*".into()], &options),
+        "the same inventory gives the same text"
+    );
+}

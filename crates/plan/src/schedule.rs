@@ -1,0 +1,191 @@
+//! Which VM goes next: budgets per source host and in total, greater priority and more bytes first.
+//!
+//! A plain state machine: the engine asks [`Scheduler::next`] until it says `None`, and again
+//! whenever something finished. A VM takes a slot of its host and a slot for each of its disks, gives
+//! the disks' slots back one by one, and its host's slot when it needs the source no more.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::Limits;
+use crate::resolution::PlannedVm;
+
+/// Position of a VM in the list that the [`Scheduler`] was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct VmIndex(pub usize);
+
+/// What a VM asks of the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Id of the host that serves it.
+    pub host: String,
+    /// Disks to copy.
+    pub disks: u32,
+    /// Bytes to copy; the measure of "longest".
+    pub bytes: u64,
+    /// Greater goes first.
+    pub priority: i32,
+}
+
+impl From<&PlannedVm> for Work {
+    fn from(vm: &PlannedVm) -> Self {
+        Work {
+            host: vm.vm.host_id.clone(),
+            disks: u32::try_from(vm.disks.len()).unwrap_or(u32::MAX),
+            bytes: vm.capacity_bytes(),
+            priority: vm.priority,
+        }
+    }
+}
+
+/// Budgets of a [`Scheduler`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budgets {
+    /// VMs at once from one host; at least 1.
+    pub vms_per_host: u32,
+    /// Disks at once in total; at least 1. A VM with more disks than this goes alone.
+    pub disks: u32,
+}
+
+impl From<&Limits> for Budgets {
+    fn from(limits: &Limits) -> Self {
+        Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    /// Admitted, with this many disk slots.
+    Running(u32),
+    Finished,
+}
+
+/// Admits VMs within budgets.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    works: Vec<Work>,
+    states: Vec<State>,
+    /// Indexes of the waiting, first to go first.
+    queue: Vec<usize>,
+    budgets: Budgets,
+    hosts: BTreeMap<String, u32>,
+    disks: u32,
+}
+
+impl Scheduler {
+    /// A schedule of `works`, all waiting. Budgets of 0 count as 1, so that it always ends.
+    pub fn new(works: Vec<Work>, budgets: Budgets) -> Self {
+        let budgets = Budgets { vms_per_host: budgets.vms_per_host.max(1), disks: budgets.disks.max(1) };
+        let mut queue: Vec<usize> = (0..works.len()).collect();
+        queue.sort_by_key(|&index| order(&works[index], index));
+        let states = vec![State::Waiting; works.len()];
+        Scheduler { works, states, queue, budgets, hosts: BTreeMap::new(), disks: 0 }
+    }
+
+    /// The VM to start now, if one fits; its slots are taken from this moment.
+    ///
+    /// A host without a free slot is passed over. A VM for whose disks there is no room is not:
+    /// smaller ones behind it would otherwise hold it back for ever.
+    #[expect(clippy::should_implement_trait, reason = "answers differ over time: no iterator")]
+    pub fn next(&mut self) -> Option<VmIndex> {
+        let at = self.queue.iter().position(|&index| self.host_has_room(&self.works[index].host))?;
+        let index = self.queue[at];
+        let slots = self.slots(&self.works[index]);
+        if self.disks + slots > self.budgets.disks {
+            return None;
+        }
+        self.queue.remove(at);
+        self.disks += slots;
+        *self.hosts.entry(self.works[index].host.clone()).or_default() += 1;
+        self.states[index] = State::Running(slots);
+        self.check_invariants();
+        Some(VmIndex(index))
+    }
+
+    /// One disk of a running VM is done: its slot goes to others. More calls than disks are harmless.
+    pub fn disk_finished(&mut self, vm: VmIndex) {
+        if let State::Running(slots) = &mut self.states[vm.0]
+            && *slots > 0
+        {
+            *slots -= 1;
+            self.disks -= 1;
+        }
+    }
+
+    /// A running VM needs the source no more, whether it ended well or not.
+    ///
+    /// # Panics
+    /// If the VM does not run.
+    pub fn finished(&mut self, vm: VmIndex) {
+        self.release(vm);
+        self.states[vm.0] = State::Finished;
+        self.check_invariants();
+    }
+
+    /// A running VM goes back to the queue, at its old place, to be tried again.
+    ///
+    /// # Panics
+    /// If the VM does not run.
+    pub fn requeue(&mut self, vm: VmIndex) {
+        self.release(vm);
+        self.states[vm.0] = State::Waiting;
+        let key = order(&self.works[vm.0], vm.0);
+        let at = self.queue.partition_point(|&index| order(&self.works[index], index) < key);
+        self.queue.insert(at, vm.0);
+        self.check_invariants();
+    }
+
+    /// VMs that wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// VMs that run.
+    pub fn running(&self) -> usize {
+        self.states.iter().filter(|state| matches!(state, State::Running(_))).count()
+    }
+
+    /// Whether every VM has finished.
+    pub fn is_done(&self) -> bool {
+        self.states.iter().all(|state| *state == State::Finished)
+    }
+
+    fn release(&mut self, vm: VmIndex) {
+        let State::Running(slots) = self.states[vm.0] else {
+            panic!("VM {} is given back but does not run", vm.0);
+        };
+        self.disks -= slots;
+        if let Some(running) = self.hosts.get_mut(&self.works[vm.0].host) {
+            *running -= 1;
+        }
+    }
+
+    fn host_has_room(&self, host: &str) -> bool {
+        self.hosts.get(host).is_none_or(|running| *running < self.budgets.vms_per_host)
+    }
+
+    /// Slots a VM takes: one at least, and never more than there are.
+    fn slots(&self, work: &Work) -> u32 {
+        work.disks.clamp(1, self.budgets.disks)
+    }
+
+    /// # Panics
+    /// If a budget is exceeded or a VM is counted twice or not at all.
+    fn check_invariants(&self) {
+        assert!(self.disks <= self.budgets.disks, "more disks run than the budget allows");
+        assert!(
+            self.hosts.values().all(|running| *running <= self.budgets.vms_per_host),
+            "more VMs run on a host than the budget allows"
+        );
+        let waiting = self.states.iter().filter(|state| **state == State::Waiting).count();
+        assert_eq!(waiting, self.queue.len(), "the queue holds other VMs than the waiting ones");
+    }
+}
+
+/// Sort key: greater priority, then more bytes, then the earlier in the list.
+fn order(work: &Work, index: usize) -> (std::cmp::Reverse<(i32, u64)>, usize) {
+    (std::cmp::Reverse((work.priority, work.bytes)), index)
+}
