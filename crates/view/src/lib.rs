@@ -1,0 +1,29 @@
+//! What people and machines read: progress of a run, tables, reports, the HTML page.
+//!
+//! Nothing here decides anything. [`Display`] follows a run as it happens; the functions turn what the
+//! store, an inventory or a plan's problems hold into text, JSON or a page. Names that come from a
+//! provider are shown with their control characters replaced, so that none can drive a terminal.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod clock;
+mod copy_display;
+mod display;
+mod html;
+mod inventory;
+mod mode;
+mod problems;
+mod report;
+mod status;
+mod table;
+mod text;
+
+pub use copy_display::CopyDisplay;
+pub use display::Display;
+pub use html::report_html;
+pub use inventory::{inventory_json, inventory_text};
+pub use mode::DisplayMode;
+pub use problems::problems_text;
+pub use report::{report_json, report_text};
+pub use status::{plans_text, status_text};
+pub use table::{Align, Table};

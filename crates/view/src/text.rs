@@ -1,0 +1,150 @@
+//! Words and numbers as all views write them.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Stands for what is not known.
+pub(crate) const UNKNOWN: &str = "--";
+
+/// Beyond this an estimate says nothing.
+const ESTIMATE_MAX: Duration = Duration::from_secs(100 * 24 * 3600);
+
+/// The text without characters that could drive a terminal or turn the direction of writing.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    if text.chars().any(is_unsafe) {
+        Cow::Owned(text.chars().map(|c| if is_unsafe(c) { '\u{fffd}' } else { c }).collect())
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+fn is_unsafe(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Columns that the text takes.
+pub(crate) fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// The text in at most `columns`; where it was cut it ends in `~`.
+pub(crate) fn clip(text: &str, columns: usize) -> Cow<'_, str> {
+    if width(text) <= columns {
+        return Cow::Borrowed(text);
+    }
+    let mut taken = 0;
+    let mut cut = String::new();
+    for c in text.chars() {
+        taken += c.width().unwrap_or(0);
+        if taken + 1 > columns {
+            break;
+        }
+        cut.push(c);
+    }
+    if columns > 0 {
+        cut.push('~');
+    }
+    Cow::Owned(cut)
+}
+
+/// A duration: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..10 => format!("{:.1} s", time.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {:02} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// Milliseconds between two moments as a duration; nothing less than zero.
+pub(crate) fn between(started_ms: i64, ended_ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ended_ms.saturating_sub(started_ms)).unwrap_or(0))
+}
+
+/// An estimate: `0:12`, `1:02:03`, `3 d 04 h`; unknown or beyond sense: `--`.
+pub(crate) fn estimate(left: Option<Duration>) -> String {
+    match left {
+        Some(left) if left <= ESTIMATE_MAX => {
+            let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+            match hours {
+                0 => format!("{minutes}:{:02}", seconds % 60),
+                1..24 => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
+                _ => format!("{} d {:02} h", hours / 24, hours % 24),
+            }
+        }
+        _ => UNKNOWN.into(),
+    }
+}
+
+/// A share from 0 to 1 as whole percent, which says 100 only when it is all.
+pub(crate) fn percent(share: f64) -> u32 {
+    let whole = (share.clamp(0.0, 1.0) * 100.0).round() as u32;
+    if whole == 100 && share < 1.0 { 99 } else { whole }
+}
+
+/// `1 disk`, `2 disks`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_a_terminal() {
+        assert_eq!(clean("web01"), "web01");
+        assert_eq!(clean("\u{1b}[2Jx\u{202e}\n"), "\u{fffd}[2Jx\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn clips_by_columns_and_not_by_characters() {
+        assert_eq!(clip("web01", 5), "web01");
+        assert_eq!(clip("web0123", 5), "web0~");
+        assert_eq!(clip("倉庫倉庫", 5), "倉庫~");
+        assert_eq!(clip("倉庫倉庫", 4), "倉~");
+        assert_eq!(clip("web01", 1), "~");
+        assert_eq!(clip("web01", 0), "");
+    }
+
+    #[test]
+    fn durations_grow_through_their_units() {
+        let text = |ms| duration(Duration::from_millis(ms));
+        assert_eq!(text(40), "0.0 s");
+        assert_eq!(text(9_440), "9.4 s");
+        assert_eq!(text(59_999), "59 s");
+        assert_eq!(text(200_000), "3 min 20 s");
+        assert_eq!(text(7_500_000), "2 h 05 min");
+        assert_eq!(text(273_600_000), "3 d 04 h");
+        assert_eq!(between(10, 5), Duration::ZERO);
+    }
+
+    #[test]
+    fn estimates_round_up_and_are_unknown_beyond_sense() {
+        let text = |ms| estimate(Some(Duration::from_millis(ms)));
+        assert_eq!(text(0), "0:00");
+        assert_eq!(text(11_001), "0:12");
+        assert_eq!(text(3_723_000), "1:02:03");
+        assert_eq!(text(273_600_000), "3 d 04 h");
+        assert_eq!(estimate(Some(Duration::MAX)), "--");
+        assert_eq!(estimate(None), "--");
+    }
+
+    #[test]
+    fn a_hundred_percent_is_said_only_of_all() {
+        assert_eq!([0.0, 0.004, 0.5, 0.999, 1.0, 7.0].map(percent), [0, 0, 50, 99, 100, 100]);
+        assert_eq!(percent(f64::NAN), 0);
+    }
+
+    #[test]
+    fn counts_one_and_many() {
+        assert_eq!([count(0, "disk"), count(1, "disk"), count(2, "disk")], ["0 disks", "1 disk", "2 disks"]);
+    }
+}
