@@ -1,3 +1,49 @@
-//! The drover program.
+//! The drover program: picks the providers, wires them to the engine, and speaks to the user.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod cli;
+mod commands;
+mod connect;
+mod endpoint;
+mod exit;
+mod image;
+mod signals;
+mod source;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command, PlanCommand};
+use exit::{Exit, Failure};
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<Exit, Failure> {
+    match &cli.command {
+        Command::Inventory(args) => commands::inventory::run(args),
+        Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
+        Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
+        Command::Plan { command: PlanCommand::Schema } => {
+            println!("{:#}", drover_plan::schema());
+            Ok(Exit::Success)
+        }
+        Command::Migrate(args) => commands::migrate::migrate(args),
+        Command::Resume(args) => commands::migrate::resume(args),
+        Command::Cancel(args) => commands::migrate::cancel(args),
+        Command::Status(args) => commands::show::status(args),
+        Command::Report(args) => commands::show::report(args),
+        Command::Copy(args) => commands::copy::run(args),
+        Command::Completions { shell } => commands::documents::completions(*shell),
+        Command::Man { folder } => commands::documents::man(folder),
+    }
+}

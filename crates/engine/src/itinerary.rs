@@ -52,8 +52,8 @@ pub(crate) struct Journey<'a> {
     slots: usize,
     snapshot: Option<String>,
     copies: Vec<Option<Copied>>,
-    /// An earlier run started the machine at the target, so its images may have changed since.
-    started_before: bool,
+    /// An earlier run tried to convert the guest or to start it, so its images may have changed since.
+    touched_before: bool,
 }
 
 /// A disk that is on the target.
@@ -69,7 +69,7 @@ type Outcome<T> = Result<T, EngineError>;
 impl<'a> Journey<'a> {
     pub(crate) fn new(context: &'a Context<'a>, planned: &'a PlannedVm, slots: usize) -> Self {
         let copies = planned.disks.iter().map(|_| None).collect();
-        Journey { context, planned, slots: slots.max(1), snapshot: None, copies, started_before: false }
+        Journey { context, planned, slots: slots.max(1), snapshot: None, copies, touched_before: false }
     }
 
     /// Goes through all phases; after a failure undoes what must not be left behind. `copied` is called
@@ -102,7 +102,7 @@ impl<'a> Journey<'a> {
         let Some(row) = self.context.store.vm(self.context.plan, &self.planned.vm.id)? else {
             return Ok(Phase::Check);
         };
-        self.started_before = row.started.is_some();
+        self.touched_before = row.touched;
         match row.phase.as_deref() {
             Some(phase) if phase == Phase::CleanUp.name() => Ok(Phase::CleanUp),
             Some(phase)
@@ -302,9 +302,9 @@ impl<'a> Journey<'a> {
     }
 
     fn verify_disk(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<()> {
-        if self.was_verified_before_its_start(disk, copied)? {
+        if self.was_verified_before(disk, copied)? {
             self.note(format!(
-                "{}: verified before its first start and not copied again since, so not compared again",
+                "{}: verified before it was first converted or started, and not copied again since, so not compared again",
                 disk.disk.label
             ));
             return Ok(());
@@ -348,9 +348,9 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
-    /// A machine that ran may have written to its images: then the earlier verification counts.
-    fn was_verified_before_its_start(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<bool> {
-        if !self.started_before || copied.read_anything {
+    /// A converter or a guest may have written to the images: then the earlier verification counts.
+    fn was_verified_before(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<bool> {
+        if !self.touched_before || copied.read_anything {
             return Ok(false);
         }
         let row = self.stored_disk(disk)?;
@@ -363,6 +363,9 @@ impl<'a> Journey<'a> {
     }
 
     fn convert(&mut self) -> Outcome<()> {
+        if self.planned.convert != drover_plan::Convert::Never {
+            self.context.store.set_touched(self.context.plan, &self.planned.vm.id)?;
+        }
         match self.context.target.convert(self.planned)? {
             Converted::Done(log) => self.note(format!("converted; log in {log}")),
             Converted::Skipped(why) => self.note(format!("not converted: {why}")),
@@ -384,8 +387,7 @@ impl<'a> Journey<'a> {
         if self.look()?.power != PowerState::Off {
             return Err(self.refused("runs at the source", "switch it off there, then `drover resume`"));
         }
-        // Recorded before it happens: from now on the images may change.
-        self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some("start was tried"))?;
+        self.context.store.set_touched(self.context.plan, &self.planned.vm.id)?;
         let line = self.context.target.start(self.planned)?;
         self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(&line))?;
         self.note(line);

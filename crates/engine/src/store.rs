@@ -20,7 +20,7 @@ CREATE TABLE plan (
 CREATE TABLE vm (
     plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, id TEXT NOT NULL, name TEXT NOT NULL,
     state TEXT NOT NULL, phase TEXT, planned TEXT NOT NULL, snapshot TEXT, switched_off INTEGER NOT NULL DEFAULT 0,
-    started TEXT, error TEXT, cause TEXT, advice TEXT, started_ms INTEGER, ended_ms INTEGER,
+    touched INTEGER NOT NULL DEFAULT 0, started TEXT, error TEXT, cause TEXT, advice TEXT, started_ms INTEGER, ended_ms INTEGER,
     PRIMARY KEY (plan, id));
 CREATE TABLE disk (
     plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
@@ -137,6 +137,8 @@ pub struct VmRow {
     pub snapshot: Option<String>,
     /// Whether drover switched it off.
     pub switched_off: bool,
+    /// Whether a conversion or a start was tried, which may change the images.
+    pub touched: bool,
     /// What the start phase said.
     pub started: Option<String>,
     /// Error and its reasons.
@@ -374,6 +376,14 @@ impl Store {
         Ok(())
     }
 
+    /// Records that the images may change from now on, other than by copying.
+    pub fn set_touched(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("UPDATE vm SET touched = 1 WHERE plan = ?1 AND id = ?2", params![plan, vm])
+        })?;
+        Ok(())
+    }
+
     /// Records what the start phase said.
     pub fn set_started(&self, plan: &str, vm: &str, text: Option<&str>) -> Outcome<()> {
         self.run(|db| {
@@ -565,6 +575,7 @@ fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
         planned: row.get("planned")?,
         snapshot: row.get("snapshot")?,
         switched_off: row.get("switched_off")?,
+        touched: row.get("touched")?,
         started: row.get("started")?,
         error: row.get("error")?,
         cause: row.get("cause")?,

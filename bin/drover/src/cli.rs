@@ -1,0 +1,266 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use drover_types::Bytes;
+
+/// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
+#[derive(Debug, Parser)]
+#[command(name = "drover", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show what a provider has: VMs, hosts, networks, and what to know before moving them
+    Inventory(InventoryArgs),
+    /// Write, check and describe plan files
+    Plan {
+        #[command(subcommand)]
+        command: PlanCommand,
+    },
+    /// Run a plan: move its VMs
+    Migrate(MigrateArgs),
+    /// Go on with a plan that was interrupted or failed
+    Resume(ResumeArgs),
+    /// Stop a running plan, or give up an interrupted one and undo what it left
+    Cancel(NamedArgs),
+    /// Show plans and where their VMs stand
+    Status(StatusArgs),
+    /// Show what a plan did: hashes, rates, timeline
+    Report(ReportArgs),
+    /// Copy one disk
+    Copy(CopyArgs),
+    /// Write shell completions to standard output
+    Completions {
+        /// Shell
+        shell: Shell,
+    },
+    /// Write man pages into a folder
+    Man {
+        /// Folder
+        folder: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PlanCommand {
+    /// Write a plan from what a provider has
+    New(PlanNewArgs),
+    /// Report every problem of a plan at once; changes nothing
+    Check(PlanCheckArgs),
+    /// Print the JSON Schema of plan files
+    Schema,
+}
+
+/// How to reach a provider that no plan describes.
+#[derive(Debug, Args)]
+pub struct ProviderArgs {
+    /// vCenter or ESXi host: host[:port], an https URL, or a plan file whose source is used
+    pub provider: String,
+    /// User, for vCenter with its domain (administrator@vsphere.local)
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+}
+
+/// Where a password comes from, and how a certificate is verified.
+#[derive(Debug, Args)]
+pub struct SecretArgs {
+    /// File with the password; without it the variable DROVER_PASSWORD is read
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// PEM file with the certificate authorities to trust
+    #[arg(long, value_name = "FILE", group = "trust")]
+    pub ca_file: Option<PathBuf>,
+    /// SHA-1 or SHA-256 thumbprint of the server's certificate
+    #[arg(long, group = "trust")]
+    pub thumbprint: Option<String>,
+    /// Do not verify the server's certificate: anyone on the line can read and change everything
+    #[arg(long, group = "trust")]
+    pub insecure: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct InventoryArgs {
+    #[command(flatten)]
+    pub provider: ProviderArgs,
+    /// Show each disk and NIC too
+    #[arg(long)]
+    pub details: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanNewArgs {
+    #[command(flatten)]
+    pub provider: ProviderArgs,
+    /// Names or patterns of the VMs to take; all if none is given
+    #[arg(long = "vm", value_name = "NAME")]
+    pub vms: Vec<String>,
+    /// Plan's name
+    #[arg(long, default_value = "my-plan")]
+    pub name: String,
+    /// Folder that the VMs go to
+    #[arg(long, default_value = "/var/lib/drover/vms")]
+    pub folder: PathBuf,
+    /// File to write; standard output if absent
+    #[arg(long, short)]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanCheckArgs {
+    /// Plan file
+    pub plan: PathBuf,
+    /// Check the file alone, without asking the provider
+    #[arg(long)]
+    pub offline: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where drover keeps its state, and how it talks.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    /// Plan file
+    pub plan: PathBuf,
+    /// Start each VM at the target once it has arrived, whatever the plan says
+    #[arg(long)]
+    pub start: bool,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Start each VM at the target once it has arrived, whatever the plan says
+    #[arg(long)]
+    pub start: bool,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct NamedArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Name of a plan, or its file; all plans if absent
+    pub plan: Option<String>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Write one self-contained HTML page to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    /// Bytes as they are
+    Raw,
+    /// QEMU's qcow2
+    Qcow2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyArg {
+    /// Trust the copy
+    None,
+    /// Read some blocks of the target back and compare
+    Sampled,
+    /// Read the whole target back and compare
+    Full,
+}
+
+#[derive(Debug, Args)]
+pub struct CopyArgs {
+    /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
+    /// or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
+    pub source: String,
+    /// A file or block device, nbd://..., nbd+unix://..., or null: to read only
+    pub target: String,
+    /// Format of the source; never guessed from its content [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub source_format: Option<Format>,
+    /// Format of the target [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// How much of the target is read back and compared
+    #[arg(long, value_enum, default_value_t = VerifyArg::None)]
+    pub verify: VerifyArg,
+    /// Share of the blocks that `--verify sampled` reads, in percent
+    #[arg(long, default_value_t = 5.0, value_name = "PERCENT")]
+    pub sample: f64,
+    /// Overwrite a target that already holds something
+    #[arg(long)]
+    pub force: bool,
+    /// Keep no journal: the copy cannot be resumed
+    #[arg(long)]
+    pub no_journal: bool,
+    /// Journal file [default: the target's path with .drover-journal added]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]
+    pub journal: Option<PathBuf>,
+    /// Connections to the source [default: chosen from what it offers]
+    #[arg(long)]
+    pub lanes: Option<usize>,
+    /// Requests in flight on each connection [default: chosen]
+    #[arg(long)]
+    pub depth: Option<usize>,
+    /// Size of a request [default: chosen]
+    #[arg(long)]
+    pub request: Option<Bytes>,
+    /// Memory for buffers
+    #[arg(long, default_value = "512MiB")]
+    pub memory: Bytes,
+    /// Seconds that the source or target may be away before the copy gives up (to be resumed)
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub retry_for: u64,
+    /// User, for vsphere:// sources
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+}

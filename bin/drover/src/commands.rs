@@ -1,0 +1,8 @@
+//! One module per command; each returns how the program ends.
+
+pub mod copy;
+pub mod documents;
+pub mod inventory;
+pub mod migrate;
+pub mod plan;
+pub mod show;

@@ -1,0 +1,25 @@
+//! `drover completions` and `drover man`.
+
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+use crate::exit::{Exit, Failure};
+
+/// Writes completions for a shell to standard output.
+pub fn completions(shell: Shell) -> Result<Exit, Failure> {
+    clap_complete::generate(shell, &mut Cli::command(), "drover", &mut std::io::stdout());
+    Ok(Exit::Success)
+}
+
+/// Writes a man page for drover and each of its commands into a folder.
+pub fn man(folder: &Path) -> Result<Exit, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(Exit::Target, format!("man pages in {}: {error}", folder.display()))
+    };
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
+    Ok(Exit::Success)
+}

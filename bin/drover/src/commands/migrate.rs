@@ -1,0 +1,212 @@
+//! `drover migrate`, `resume` and `cancel`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drover_copy::RetryPolicy;
+use drover_engine::{Board, Cause, EngineError, PlanState, RunOutcome, Runner, Store};
+use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
+use drover_plan::{Limits, PlannedVm};
+use drover_view::{Display, DisplayMode};
+
+use super::plan::{self, PlanFile};
+use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
+use crate::connect;
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+use crate::source::VsphereSource;
+use crate::target::QemuTarget;
+
+/// How long `cancel` waits for the process that runs the plan.
+const CANCEL_WAIT: Duration = Duration::from_secs(120);
+
+/// Runs a plan file.
+pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
+    let file = plan::read(&args.plan)?;
+    run(file, args.start, &args.run)
+}
+
+/// Goes on with a plan, as it was when it was begun.
+pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    if row.state == PlanState::Done {
+        eprintln!("plan {name} is done; nothing is left to do");
+        return Ok(Exit::Success);
+    }
+    if row.state == PlanState::Cancelled {
+        return Err(Failure::new(Exit::Plan, format!("plan {name} was cancelled"))
+            .advise("begin it anew with `drover migrate` and its file"));
+    }
+    drop(store);
+    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    run(file, args.start, &args.run)
+}
+
+fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let store = open_store(args)?;
+    let session = connect::connect_plan(&file.plan.source, &file.folder)?;
+    let mut inventory = session.inventory()?;
+    session.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    let resolution = plan::resolve_here(&file, &mut inventory);
+    if !resolution.problems.is_empty() {
+        eprint!("{}", drover_view::problems_text(&file.path, &resolution.problems));
+    }
+    if !resolution.is_ok() {
+        return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
+    }
+    let mut vms = resolution.vms;
+    vms.iter_mut().for_each(|vm| vm.start |= start);
+    let source = VsphereSource { session, folder: file.folder.clone() };
+    let target = QemuTarget::new(&file.plan.target, &inventory.about);
+    let outcome = run_shown(&file, &vms, &store, &source, &target, &stop, args)?;
+    source.session.logout()?;
+    Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
+}
+
+fn run_shown(
+    file: &PlanFile,
+    vms: &[PlannedVm],
+    store: &Store,
+    source: &VsphereSource,
+    target: &QemuTarget,
+    stop: &StopSignal,
+    args: &RunArgs,
+) -> Result<RunOutcome, Failure> {
+    let board = Board::default();
+    let display = Display::start(DisplayMode::choose(args.json, args.quiet), board.clone());
+    let runner = Runner {
+        plan: &file.plan.name,
+        text: &file.text,
+        folder: &file.folder,
+        vms,
+        limits: &file.plan.limits,
+        source,
+        target,
+        store,
+        observer: &display,
+        board: &board,
+        options: &options(&file.plan.limits),
+        stop,
+    };
+    let outcome = runner.run();
+    display.finish();
+    Ok(outcome?)
+}
+
+fn options(limits: &Limits) -> TransferOptions {
+    TransferOptions {
+        lanes: limits.lanes_per_disk.map(|lanes| lanes as usize),
+        depth: limits.depth.map(|depth| depth as usize),
+        request_bytes: limits.request.into(),
+        retry: RetryPolicy {
+            attempts_min: limits.retries.saturating_add(1),
+            give_up_after: limits.retry_for,
+            ..RetryPolicy::default()
+        },
+        memory: MemoryBudget::new(limits.memory),
+    }
+}
+
+/// Prints the report and says how to go on.
+fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit {
+    if !args.json && !args.quiet {
+        let report = open_store(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
+        match report {
+            Ok(Some(report)) => print!("{}", drover_view::report_text(&report)),
+            Ok(None) => {}
+            Err(failure) => eprintln!("{failure}"),
+        }
+    }
+    if outcome.is_complete() {
+        return Exit::Success;
+    }
+    let state =
+        args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
+    if !args.quiet {
+        eprintln!("go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}");
+    }
+    let mut causes: Vec<Cause> = outcome.failed.iter().map(|(_, cause)| *cause).collect();
+    causes.dedup();
+    match causes.as_slice() {
+        [] => Exit::Interrupted,
+        _ if stopped => Exit::Interrupted,
+        [cause] => Exit::from(*cause),
+        _ => Exit::Mixed,
+    }
+}
+
+/// Stops a running plan, or undoes what an interrupted one left.
+pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
+        eprintln!("plan {name} has ended; there is nothing to cancel");
+        return Ok(Exit::Success);
+    }
+    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let session = connect::connect_plan(&file.plan.source, &file.folder)?;
+    let target = QemuTarget::new(&file.plan.target, session.about());
+    let source = VsphereSource { session, folder: file.folder.clone() };
+    store.ask_cancel(&name)?;
+    let left = wait_and_cancel(&name, &store, &source, &target)?;
+    if left.is_empty() {
+        eprintln!("plan {name} is cancelled; what it had begun is undone");
+        return Ok(Exit::Success);
+    }
+    left.iter().for_each(|problem| eprintln!("left behind: {problem}"));
+    Err(Failure::new(Exit::Source, "not everything could be undone")
+        .advise("mend the cause, then cancel again"))
+}
+
+fn wait_and_cancel(
+    name: &str,
+    store: &Store,
+    source: &VsphereSource,
+    target: &QemuTarget,
+) -> Result<Vec<String>, Failure> {
+    let until = std::time::Instant::now() + CANCEL_WAIT;
+    loop {
+        match drover_engine::cancel(name, store, source, target) {
+            Err(EngineError::Running { .. }) if std::time::Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// A plan's name from what the user gave: a name, or a plan file.
+pub fn plan_name(text: &str) -> Result<String, Failure> {
+    let path = Path::new(text);
+    if path.is_file() { Ok(plan::read(path)?.plan.name) } else { Ok(text.to_string()) }
+}
+
+pub fn unknown_plan(name: &str) -> Failure {
+    Failure::new(Exit::Plan, format!("there is no plan '{name}' in drover's state"))
+        .advise("see `drover status` for those there are, and check --state")
+}
+
+/// Opens the state folder.
+pub fn open_store(args: &RunArgs) -> Result<Store, Failure> {
+    let folder = match &args.state {
+        Some(folder) => folder.clone(),
+        None => default_state(),
+    };
+    Ok(Store::open(&folder)?)
+}
+
+fn default_state() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if variable("HOME").is_none_or(|home| home == Path::new("/root")) {
+        return PathBuf::from("/var/lib/drover");
+    }
+    let state = variable("XDG_STATE_HOME");
+    state
+        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_default()
+        .join("drover")
+}

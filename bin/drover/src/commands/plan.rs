@@ -1,0 +1,196 @@
+//! `drover plan`: new, check, schema. And reading a plan file for all who need one.
+
+use std::path::{Path, PathBuf};
+
+use drover_plan::{Plan, Problem, Resolution, resolve, space_needed};
+use drover_types::Bytes;
+use drover_types::inventory::Inventory;
+
+use crate::cli::{PlanCheckArgs, PlanNewArgs};
+use crate::connect;
+use crate::exit::{Exit, Failure};
+use crate::source::hide_own_snapshots;
+
+/// A plan file may not be larger.
+const PLAN_BYTES_MAX: u64 = 16 << 20;
+
+/// A plan file that was read.
+pub struct PlanFile {
+    pub plan: Plan,
+    pub text: String,
+    pub path: PathBuf,
+    /// Folder that paths in the plan are relative to.
+    pub folder: PathBuf,
+}
+
+/// Reads a plan file; prints its problems if it has any.
+pub fn read(path: &Path) -> Result<PlanFile, Failure> {
+    let failed = |why: String| Failure::new(Exit::Plan, format!("plan {}: {why}", path.display()));
+    let meta = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?;
+    if meta.len() > PLAN_BYTES_MAX {
+        return Err(failed(format!("it has {}, which no plan has", Bytes(meta.len()))));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let absolute = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
+    let folder = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
+    parse(text, absolute, folder)
+}
+
+/// Reads a plan's text.
+pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Failure> {
+    match Plan::parse(&text) {
+        Ok(mut plan) => {
+            plan.target.folder = folder.join(&plan.target.folder);
+            Ok(PlanFile { plan, text, path, folder })
+        }
+        Err(problems) => {
+            eprint!("{}", drover_view::problems_text(&path, &problems));
+            Err(Failure::new(
+                Exit::Plan,
+                format!("the plan has {} problems; nothing was touched", problems.len()),
+            ))
+        }
+    }
+}
+
+/// Lays a plan over an inventory, and judges this machine too; touches nothing.
+pub fn resolve_here(file: &PlanFile, inventory: &mut Inventory) -> Resolution {
+    hide_own_snapshots(inventory, &file.plan.name);
+    let mut resolution = resolve(&file.plan, inventory);
+    resolution.problems.extend(space_problems(file, &resolution));
+    resolution
+}
+
+/// Folders that cannot be written or are too small. Disks that are on their way count as if they were
+/// not, which asks for more than is needed but never for less.
+fn space_problems(file: &PlanFile, resolution: &Resolution) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (folder, space) in space_needed(resolution) {
+        let place = nearest_existing(&folder);
+        if let Err(error) = drover_disk::is_writable_dir(&place) {
+            let text = format!("{} cannot be written: {}", folder.display(), error.source);
+            problems.push(
+                Problem::error("target.folder", text).advise("choose a folder that this user may write to"),
+            );
+            continue;
+        }
+        let free = match drover_disk::free_bytes(&place) {
+            Ok(free) => free,
+            Err(error) => {
+                let text = format!("free space of {} is not known: {}", folder.display(), error.source);
+                problems.push(Problem::error("target.folder", text));
+                continue;
+            }
+        };
+        let there = already_written(resolution, &folder);
+        let (needed, thick) =
+            (space.capacity_bytes.saturating_sub(there), space.thick_bytes.saturating_sub(there));
+        let text = |bytes| {
+            format!("{} has {} free, and the disks may take {}", folder.display(), Bytes(free), Bytes(bytes))
+        };
+        if thick > free {
+            problems.push(
+                Problem::error("target.folder", text(thick)).advise("make room or choose another folder"),
+            );
+        } else if needed > free && !file.plan.target.overcommit {
+            problems.push(Problem::error("target.folder", text(needed)).advise(
+                "make room; or, as thin disks take only what they hold, allow it with `target.overcommit: true`",
+            ));
+        }
+    }
+    problems
+}
+
+/// Bytes that images of this plan take below a folder already, from an earlier try.
+fn already_written(resolution: &Resolution, folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let disks = resolution.vms.iter().flat_map(|vm| &vm.disks).filter(|disk| disk.base == folder);
+    disks.filter_map(|disk| std::fs::metadata(&disk.path).ok()).map(|meta| meta.blocks() * 512).sum()
+}
+
+fn nearest_existing(folder: &Path) -> PathBuf {
+    let mut place = folder;
+    while !place.exists() {
+        match place.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => place = parent,
+            _ => return PathBuf::from("."),
+        }
+    }
+    place.to_path_buf()
+}
+
+/// `drover plan check`.
+pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
+    let file = read(&args.plan)?;
+    let problems = if args.offline {
+        file.plan.warnings.clone()
+    } else {
+        let session = connect::connect_plan(&file.plan.source, &file.folder)?;
+        let mut inventory = session.inventory()?;
+        let resolution = resolve_here(&file, &mut inventory);
+        if !args.json {
+            print!("{}", summary(&resolution));
+        }
+        resolution.problems
+    };
+    if args.json {
+        println!("{:#}", serde_json::json!({ "problems": problems }));
+    } else {
+        eprint!("{}", drover_view::problems_text(&file.path, &problems));
+    }
+    let errors = problems.iter().filter(|problem| problem.is_error()).count();
+    if errors > 0 {
+        return Err(Failure::new(Exit::Plan, format!("the plan has {errors} errors; nothing was touched")));
+    }
+    if !args.json {
+        println!("the plan is fine; nothing was touched");
+    }
+    Ok(Exit::Success)
+}
+
+fn summary(resolution: &Resolution) -> String {
+    let disks: usize = resolution.vms.iter().map(|vm| vm.disks.len()).sum();
+    let bytes = resolution.vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.capacity_bytes()));
+    format!("{} VMs with {disks} disks of {} in all\n", resolution.vms.len(), Bytes(bytes))
+}
+
+/// `drover plan new`.
+pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
+    let session = super::inventory::session(&args.provider)?;
+    let inventory = session.inventory()?;
+    let text = draft_of(args, &inventory);
+    match &args.output {
+        None => print!("{text}"),
+        Some(path) => {
+            use std::io::Write;
+            let failed = |error: std::io::Error| {
+                Failure::new(Exit::Target, format!("writing {}: {error}", path.display()))
+                    .advise("an existing file is not overwritten; choose another name")
+            };
+            let mut file = std::fs::File::create_new(path).map_err(failed)?;
+            file.write_all(text.as_bytes()).map_err(failed)?;
+            eprintln!(
+                "wrote {}; look through it, then: drover plan check {}",
+                path.display(),
+                path.display()
+            );
+        }
+    }
+    Ok(Exit::Success)
+}
+
+fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> String {
+    let secret = &args.provider.secret;
+    let options = drover_plan::DraftOptions {
+        name: args.name.clone(),
+        endpoint: args.provider.provider.clone(),
+        user: args.provider.user.clone().unwrap_or_default(),
+        password_file: secret.password_file.clone(),
+        ca_file: secret.ca_file.clone(),
+        thumbprint: secret.thumbprint.clone(),
+        insecure: secret.insecure,
+        folder: args.folder.clone(),
+        ..drover_plan::DraftOptions::default()
+    };
+    drover_plan::draft(inventory, &args.vms, &options)
+}

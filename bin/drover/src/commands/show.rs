@@ -1,0 +1,48 @@
+//! `drover status` and `drover report`.
+
+use super::migrate::{open_store, plan_name, unknown_plan};
+use crate::cli::{ReportArgs, StatusArgs};
+use crate::exit::{Exit, Failure};
+
+/// Shows plans, or the VMs of one.
+pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    match &args.plan {
+        None => {
+            let plans = store.plans()?;
+            if args.run.json {
+                println!("{:#}", serde_json::json!({ "plans": plans }));
+            } else {
+                print!("{}", drover_view::plans_text(&plans));
+            }
+        }
+        Some(text) => {
+            let name = plan_name(text)?;
+            let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+            let (vms, disks) = (store.vms(&name)?, store.disks(&name)?);
+            if args.run.json {
+                println!("{:#}", serde_json::json!({ "plan": plan, "vms": vms, "disks": disks }));
+            } else {
+                print!("{}", drover_view::status_text(&plan, &vms, &disks));
+            }
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// Shows what a plan did.
+pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&name))?;
+    if let Some(path) = &args.html {
+        let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", path.display()));
+        std::fs::write(path, drover_view::report_html(&report)).map_err(failed)?;
+        eprintln!("wrote {}", path.display());
+    } else if args.run.json {
+        println!("{:#}", drover_view::report_json(&report));
+    } else {
+        print!("{}", drover_view::report_text(&report));
+    }
+    Ok(Exit::Success)
+}

@@ -1,0 +1,171 @@
+//! Exit codes by cause. `docs/exit-codes.md` says the same.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use drover_disk::{DiskError, DiskErrorKind};
+use drover_engine::{Cause, EngineError, ProviderError, StoreError};
+use drover_mover::MoveError;
+use drover_vsphere::{VsphereError, VsphereErrorKind};
+
+/// Why the program ends as it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// All that was asked is done.
+    Success = 0,
+    /// A defect, or drover's own state cannot be used.
+    Internal = 1,
+    /// The command line is wrong (clap's own code).
+    Usage = 2,
+    /// The plan has errors, or another process runs it.
+    Plan = 3,
+    /// Login or permission.
+    Access = 4,
+    /// Unreachable, or a certificate that is not trusted.
+    Connection = 5,
+    /// The source refused or failed.
+    Source = 6,
+    /// The target refused or failed.
+    Target = 7,
+    /// The target is full.
+    TargetFull = 8,
+    /// What arrived is not what left.
+    Verification = 9,
+    /// Some VMs arrived and others failed, for several causes.
+    Mixed = 10,
+    /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.
+    Interrupted = 130,
+}
+
+impl From<Cause> for Exit {
+    fn from(cause: Cause) -> Exit {
+        match cause {
+            Cause::Plan => Exit::Plan,
+            Cause::Access => Exit::Access,
+            Cause::Connection => Exit::Connection,
+            Cause::Source => Exit::Source,
+            Cause::Target => Exit::Target,
+            Cause::TargetFull => Exit::TargetFull,
+            Cause::Verification => Exit::Verification,
+            Cause::Cancelled => Exit::Interrupted,
+            Cause::Internal => Exit::Internal,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// An error that says how the program ends and what to try.
+#[derive(Debug)]
+pub struct Failure {
+    /// How to end.
+    pub exit: Exit,
+    /// What failed.
+    pub message: String,
+    /// What to try.
+    pub advice: Option<String>,
+}
+
+impl Failure {
+    /// A failure with a message.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Failure { exit, message: message.into(), advice: None }
+    }
+
+    /// Adds what to try.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        match &self.advice {
+            Some(advice) => write!(f, "\n  try: {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error and its reasons in one line, none said twice.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let reason = source.to_string();
+        if !text.ends_with(&reason) {
+            text.push_str(": ");
+            text.push_str(&reason);
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// The cause of a vSphere error.
+pub fn vsphere_cause(error: &VsphereError) -> Cause {
+    use VsphereErrorKind as K;
+    match error.kind {
+        K::WrongPassword | K::UserWithoutDomain | K::PermissionDenied => Cause::Access,
+        K::CertificateNotTrusted | K::ThumbprintMismatch | K::Unreachable | K::Timeout | K::NotVsphere => {
+            Cause::Connection
+        }
+        K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk => Cause::Source,
+    }
+}
+
+impl From<VsphereError> for Failure {
+    fn from(error: VsphereError) -> Failure {
+        Failure { exit: vsphere_cause(&error).into(), advice: error.advice(), message: chain(&error) }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        Failure { exit: error.cause().into(), advice: error.advice(), message: error.chain() }
+    }
+}
+
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Failure {
+        Failure { exit: error.cause.into(), advice: error.advice.clone(), message: chain(&error) }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        Failure::new(Exit::Internal, chain(&error)).advise("give a folder that can be written with --state")
+    }
+}
+
+/// A failed transfer of one disk; `target` names the target, to tell the sides apart.
+pub fn transfer_failure(error: MoveError, target: &str) -> Failure {
+    let exit = match &error {
+        MoveError::Cancelled => Exit::Interrupted,
+        MoveError::TooSmall { .. } | MoveError::Journal(_) => Exit::Target,
+        MoveError::Disk(disk) => disk_exit(disk, target),
+    };
+    Failure::new(exit, chain(&error))
+}
+
+/// The exit for a disk's error.
+pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
+    match error.kind {
+        DiskErrorKind::OutOfSpace => Exit::TargetFull,
+        _ if error.disk == target => Exit::Target,
+        DiskErrorKind::Denied => Exit::Access,
+        DiskErrorKind::Transient => Exit::Connection,
+        DiskErrorKind::Corrupt
+        | DiskErrorKind::Gone
+        | DiskErrorKind::Unsupported
+        | DiskErrorKind::Misuse
+        | DiskErrorKind::Failed => Exit::Source,
+    }
+}

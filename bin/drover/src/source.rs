@@ -1,0 +1,108 @@
+//! vSphere as the engine's source.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drover_engine::{OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
+use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
+use drover_types::inventory::{Inventory, Snapshot, Vm};
+use drover_vsphere::{OpenDisk, Route, Session, VsphereError};
+
+use crate::connect;
+use crate::exit::{Failure, vsphere_cause};
+
+/// A vSphere session, for a plan whose paths are relative to `folder`.
+pub struct VsphereSource {
+    pub session: Session,
+    pub folder: PathBuf,
+}
+
+impl SourceProvider for VsphereSource {
+    fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
+        self.session.vm(id).map_err(provider_error)
+    }
+
+    fn shutdown_guest(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError> {
+        self.session.shutdown_guest(&vm.id, timeout).map_err(provider_error)
+    }
+
+    fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.power_off(&vm.id).map_err(provider_error)
+    }
+
+    fn power_on(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.power_on(&vm.id).map_err(provider_error)
+    }
+
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
+        // The VM is off: there is nothing to quiesce.
+        self.session.create_snapshot(&vm.id, name, description, false).map_err(provider_error)
+    }
+
+    fn remove_snapshot(&self, _: &Vm, snapshot: &str) -> Result<(), ProviderError> {
+        self.session.remove_snapshot(snapshot).map_err(provider_error)
+    }
+
+    fn open_disk(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        let route = self.route(&vm.route)?;
+        let asked = OpenDisk {
+            vm: &vm.vm,
+            disk: &disk.disk,
+            snapshot: Some(snapshot),
+            route: &route,
+            datacenter: &vm.vm.datacenter,
+        };
+        let opened = self.session.open_disk(asked).map_err(provider_error)?;
+        Ok(OpenedSource { notes: opened.notes(), disk: opened.disk })
+    }
+}
+
+impl VsphereSource {
+    fn route(&self, route: &PlanRoute) -> Result<Route, ProviderError> {
+        match route {
+            PlanRoute::Provider => Ok(Route::Provider),
+            PlanRoute::Host(host) => self.host_route(host).map_err(from_failure),
+        }
+    }
+
+    fn host_route(&self, host: &HostRoute) -> Result<Route, Failure> {
+        let login = match &host.login {
+            Some(login) => Some((login.user.clone(), connect::secret(login, &self.folder)?)),
+            None => None,
+        };
+        let trust = connect::trust(&host.trust, &self.folder)?;
+        let address = drover_plan::Endpoint { host: host.address.clone(), port: host.port }.to_string();
+        Ok(Route::Host { address, trust, login })
+    }
+}
+
+/// Hides snapshots that drover made for this plan and an earlier run could not remove, so that they do
+/// not stop the plan from going on. A VM that has others too shows them all.
+pub fn hide_own_snapshots(inventory: &mut Inventory, plan: &str) {
+    for vm in &mut inventory.vms {
+        let own = |snapshot: &Snapshot| is_own_snapshot(&snapshot.description, plan);
+        if !vm.snapshots.is_empty() && vm.snapshots.iter().all(own) {
+            vm.snapshots.clear();
+            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+        }
+    }
+}
+
+/// A vSphere error in the engine's words.
+pub fn provider_error(error: VsphereError) -> ProviderError {
+    let mut wrapped = ProviderError::new(vsphere_cause(&error), error.to_string());
+    wrapped.advice = error.advice();
+    wrapped.source = error.source;
+    wrapped
+}
+
+fn from_failure(failure: Failure) -> ProviderError {
+    let mut error = ProviderError::new(drover_engine::Cause::Plan, failure.message);
+    error.advice = failure.advice;
+    error
+}
