@@ -80,7 +80,7 @@ fn guest_vm(guests: &Guests, guest: &Guest, number: usize) -> Value {
         })
     };
     json!({
-        "name": guest.name, "folder": "prod/web", "host": if number % 2 == 0 { "esx1.lab" } else { "esx2.lab" },
+        "name": guest.name, "folder": "prod/web", "host": if number.is_multiple_of(2) { "esx1.lab" } else { "esx2.lab" },
         "guest_id": "debian12_64Guest", "firmware": if guest.firmware == "uefi" { "efi" } else { "bios" },
         "cpus": guest.cpus, "memory_mib": guest.memory_mib,
         "power": if number == 0 { "on" } else { "off" }, "tools": "running", "tags": ["env:prod"], "cbt": true,

@@ -1,4 +1,5 @@
 //! Holds the arrows that ARCHITECTURE.md draws against what the crates really use.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

@@ -1,4 +1,5 @@
 //! Whole transfers with worker threads: disks in memory with faults, journals on a real file system.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,2 +1,54 @@
-//! Placeholder until its first code lands.
+//! The target: machines for QEMU/KVM and libvirt, their images, and running them.
+//!
+//! ```text
+//! MachineSpec ──> libvirt_xml, qemu_command, shell_script      pure text
+//!             ──> write_definition, undo_definition            files in the machine's folder
+//!             ──> start ──> Running ──> Qmp                     a detached QEMU
+//! images      ──> create_qcow2, image_info, ImageServer         qemu-img, and qemu-nbd as a guarded child
+//! ```
+//!
+//! QEMU's programs run as children; none is linked. Each is bounded in time, and what serves drover dies with it.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod accel;
+mod child;
+mod command;
+mod convert;
+mod definition;
+mod error;
+mod folder;
+mod image;
+mod libvirt;
+mod machine;
+mod need;
+mod ovmf;
+mod process;
+mod qmp;
+mod script;
+mod serial;
+mod server;
+mod spec;
+mod validate;
+mod xml;
+
+pub use accel::Detected;
+pub use command::{RunOptions, Serial, qemu_command};
+pub use convert::{ConvertOptions, ConvertOutcome, convert};
+pub use definition::{Definition, undo_definition, write_definition};
+pub use error::{QemuError, QemuErrorKind};
+pub use folder::VmFolder;
+pub use image::{ImageInfo, Preallocation, Qcow2Options, create_qcow2, format_of, image_info};
+pub use libvirt::libvirt_xml;
+pub use machine::{Running, find_running, start};
+pub use need::{Need, needs_conversion};
+pub use ovmf::Ovmf;
+pub use process::is_running;
+pub use qmp::Qmp;
+pub use script::shell_script;
+pub use server::{Access, ImageServer};
+pub use spec::{
+    Accelerator, Cache, Clock, DiskBus, DiskSpec, ImageFormat, MachineFirmware, MachineSpec, NicAttach,
+    NicModel, NicSpec,
+};
+pub use validate::{Validation, validate_xml};

@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn prints_the_largest_fitting_unit() {
-        for (bytes, text) in [(0, "0 B"), (511, "511 B"), (65536, "64 KiB"), (3 << 29, "1.5 GiB"), (20 << 30, "20 GiB")]
+        for (bytes, text) in
+            [(0, "0 B"), (511, "511 B"), (65536, "64 KiB"), (3 << 29, "1.5 GiB"), (20 << 30, "20 GiB")]
         {
             assert_eq!(Bytes(bytes).to_string(), text);
         }

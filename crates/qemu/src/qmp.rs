@@ -1,0 +1,318 @@
+//! A small client for QEMU's monitor (QMP): lines of JSON over a unix socket.
+//!
+//! ```text
+//! <- {"QMP": {...}}                                  greeting, once
+//! -> {"execute": "qmp_capabilities", "id": 1}
+//! <- {"return": {}, "id": 1}
+//! <- {"event": "STOP", "data": {...}, ...}           at any time
+//! ```
+//!
+//! Answers stay `serde_json::Value`, so that a newer QEMU's new words break nothing.
+//!
+//! Source: QEMU `docs/interop/qmp-spec.rst`.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::error::{QemuError, QemuErrorKind};
+
+/// A connection to a monitor. QEMU serves one client at a time per socket.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: UnixStream,
+    machine: String,
+    received: Vec<u8>,
+    events: VecDeque<Value>,
+    last_id: u64,
+    answer_time_max: Duration,
+}
+
+impl Qmp {
+    /// Connects to the socket and leaves the monitor's negotiation mode.
+    ///
+    /// # Errors
+    /// [`QemuErrorKind::NotFound`] if nobody listens; [`QemuErrorKind::Timeout`] if there is no greeting in time,
+    /// which is also what a second client sees.
+    pub fn connect(socket: &Path, answer_time_max: Duration) -> Result<Qmp, QemuError> {
+        let what = || format!("connection to the QEMU monitor {}", socket.display());
+        let stream = connect_unix(socket).map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => {
+                QemuError::new(QemuErrorKind::NotFound, what()).because(error)
+            }
+            _ => QemuError::io(what(), error),
+        })?;
+        let machine = socket.display().to_string();
+        let (received, events) = (Vec::new(), VecDeque::new());
+        let mut qmp = Qmp { stream, machine, received, events, last_id: 0, answer_time_max };
+        qmp.read_greeting()?;
+        qmp.execute("qmp_capabilities", Value::Null)?;
+        Ok(qmp)
+    }
+
+    /// Runs a command and gives what it returns. Events that arrive meanwhile are kept.
+    ///
+    /// # Errors
+    /// With QEMU's own words if it refuses; [`QemuErrorKind::Timeout`] if it does not answer in time.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QemuError> {
+        self.last_id += 1;
+        let id = self.last_id;
+        let mut message = json!({ "execute": command, "id": id });
+        if !arguments.is_null() {
+            message["arguments"] = arguments;
+        }
+        self.send(command, &message)?;
+        let until = Instant::now() + self.answer_time_max;
+        loop {
+            let mut message = self.read_message(command, until)?;
+            if message.get("event").is_some() {
+                self.keep_event(message);
+            } else if message.get("id").and_then(Value::as_u64) == Some(id) {
+                return self.answer(command, message);
+            } else if message.get("error").is_some() && message.get("id").is_none() {
+                return self.answer(command, message.take());
+            }
+        }
+    }
+
+    /// The machine's state in QEMU's word: `running`, `paused`, `shutdown` ...
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn status(&mut self) -> Result<String, QemuError> {
+        let answer = self.execute("query-status", Value::Null)?;
+        match answer.get("status").and_then(Value::as_str) {
+            Some(status) => Ok(status.to_string()),
+            None => Err(self.error(QemuErrorKind::Failed, "query-status", "no status in the answer")),
+        }
+    }
+
+    /// Ends QEMU at once, as pulling the plug does.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn quit(&mut self) -> Result<(), QemuError> {
+        self.execute("quit", Value::Null).map(drop)
+    }
+
+    /// Presses the power button: the guest may shut down.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn power_down(&mut self) -> Result<(), QemuError> {
+        self.execute("system_powerdown", Value::Null).map(drop)
+    }
+
+    /// The next event, of those kept or within this time.
+    ///
+    /// # Errors
+    /// If the connection breaks.
+    pub fn next_event(&mut self, time_max: Duration) -> Result<Option<Value>, QemuError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(Some(event));
+        }
+        let until = Instant::now() + time_max;
+        loop {
+            match self.read_message("event", until) {
+                Ok(message) if message.get("event").is_some() => return Ok(Some(message)),
+                Ok(_) => {}
+                Err(error) if error.kind == QemuErrorKind::Timeout => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn read_greeting(&mut self) -> Result<(), QemuError> {
+        let greeting = self.read_message("greeting", Instant::now() + self.answer_time_max)?;
+        match greeting.get("QMP") {
+            Some(_) => Ok(()),
+            None => Err(self.error(QemuErrorKind::Failed, "greeting", "this is no QEMU monitor")),
+        }
+    }
+
+    fn answer(&self, command: &str, mut message: Value) -> Result<Value, QemuError> {
+        if let Some(error) = message.get("error") {
+            let words = error.get("desc").and_then(Value::as_str).unwrap_or("refused without a reason");
+            return Err(self.error(QemuErrorKind::of_words(words), command, words));
+        }
+        Ok(message.get_mut("return").map(Value::take).unwrap_or_default())
+    }
+
+    fn keep_event(&mut self, event: Value) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    fn send(&mut self, command: &str, message: &Value) -> Result<(), QemuError> {
+        let line = format!("{message}\n");
+        let sent = self
+            .stream
+            .set_write_timeout(Some(self.answer_time_max))
+            .and_then(|()| self.stream.write_all(line.as_bytes()));
+        sent.map_err(|error| QemuError::io(self.what(command), error))
+    }
+
+    fn read_message(&mut self, command: &str, until: Instant) -> Result<Value, QemuError> {
+        let line = self.read_line(command, until)?;
+        serde_json::from_slice(&line)
+            .map_err(|error| self.error(QemuErrorKind::Failed, command, error.to_string()))
+    }
+
+    fn read_line(&mut self, command: &str, until: Instant) -> Result<Vec<u8>, QemuError> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.received[searched..].iter().position(|byte| *byte == b'\n') {
+                return Ok(self.received.drain(..=searched + end).collect());
+            }
+            searched = self.received.len();
+            if searched > LINE_BYTES_MAX {
+                return Err(self.error(QemuErrorKind::Failed, command, "the answer does not end"));
+            }
+            self.read_some(until).map_err(|error| QemuError::io(self.what(command), error))?;
+        }
+    }
+
+    fn read_some(&mut self, until: Instant) -> io::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "QEMU closed the connection")),
+            Ok(count) => {
+                self.received.extend_from_slice(&buffer[..count]);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn what(&self, command: &str) -> String {
+        format!("{command} on the QEMU monitor {}", self.machine)
+    }
+
+    fn error(&self, kind: QemuErrorKind, command: &str, why: impl Into<String>) -> QemuError {
+        QemuError::new(kind, self.what(command)).because(why.into())
+    }
+}
+
+/// Connects to a socket whose path may be longer than the 107 bytes that a socket address has room for.
+pub(crate) fn connect_unix(socket: &Path) -> io::Result<UnixStream> {
+    if socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+        return UnixStream::connect(socket);
+    }
+    let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let folder = File::open(folder)?;
+    UnixStream::connect(Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name))
+}
+
+/// `sockaddr_un` has 108, and Linux wants a zero at the end.
+pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// The schema of QEMU 10 takes 250 KB.
+const LINE_BYTES_MAX: usize = 4 << 20;
+/// A migration sends some hundred; older ones have lost their meaning.
+const EVENTS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    /// Plays a monitor: says the greeting, then one of the given texts after each line that arrives.
+    fn monitor(folder: &Path, texts: Vec<String>) -> std::path::PathBuf {
+        let socket = folder.join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"QMP\": {\"version\": {}}}\n").unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for text in texts {
+                let Some(Ok(_)) = lines.next() else { return };
+                let _ = stream.write_all(text.as_bytes());
+            }
+            let _ = lines.next();
+        });
+        socket
+    }
+
+    const READY: &str = "{\"return\": {}, \"id\": 1}\n";
+
+    fn connected(texts: &[&str]) -> (tempfile::TempDir, Qmp) {
+        let folder = tempfile::tempdir().unwrap();
+        let texts = [READY].iter().chain(texts).map(|text| text.to_string()).collect();
+        let socket = monitor(folder.path(), texts);
+        let qmp = Qmp::connect(&socket, Duration::from_millis(500)).unwrap();
+        (folder, qmp)
+    }
+
+    #[test]
+    fn events_and_unknown_words_do_not_disturb_an_answer() {
+        let (_folder, mut qmp) =
+            connected(&["{\"event\": \"NEWS\", \"data\": {\"status\": \"failing\"}}\n{\"what\": 1}\n\
+             {\"return\": {\"status\": \"running\", \"new\": []}, \"id\": 2}\n"]);
+        assert_eq!(qmp.status().unwrap(), "running");
+        assert_eq!(qmp.next_event(Duration::ZERO).unwrap().unwrap()["event"], "NEWS");
+        assert!(qmp.next_event(Duration::from_millis(10)).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_refusal_is_quoted() {
+        let (_folder, mut qmp) =
+            connected(&["{\"error\": {\"class\": \"X\", \"desc\": \"no such thing\"}, \"id\": 2}\n"]);
+        let error = qmp.execute("frob", json!({"a": 1})).unwrap_err();
+        assert!(
+            error.chain().contains("frob on") && error.chain().ends_with("no such thing"),
+            "{}",
+            error.chain()
+        );
+    }
+
+    #[test]
+    fn silence_ends_in_time() {
+        let (_folder, mut qmp) = connected(&["{\"ret"]);
+        assert_eq!(qmp.status().unwrap_err().kind, QemuErrorKind::Timeout);
+    }
+
+    #[test]
+    fn an_answer_that_never_ends_is_an_error() {
+        let endless = "x".repeat(LINE_BYTES_MAX + (1 << 20));
+        let (_folder, mut qmp) = connected(&[&endless]);
+        qmp.answer_time_max = Duration::from_secs(20);
+        assert!(qmp.status().unwrap_err().chain().contains("does not end"));
+    }
+
+    #[test]
+    fn nobody_listening_is_told_from_silence() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Qmp::connect(&folder.path().join("qmp.sock"), Duration::from_secs(1)).unwrap_err();
+        assert_eq!(error.kind, QemuErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_socket_deep_down_is_reached() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let short = folder.path().join("short");
+        std::os::unix::fs::symlink(&deep, &short).unwrap();
+        let socket = monitor(&short, vec![READY.to_string()]);
+        drop(socket);
+        Qmp::connect(&deep.join("qmp.sock"), Duration::from_secs(5)).unwrap();
+    }
+}
