@@ -6,16 +6,22 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod canvas;
 mod clock;
 mod copy_display;
 mod display;
+mod frame;
 mod html;
 mod inventory;
+mod meter;
 mod mode;
+mod now;
 mod problems;
 mod report;
+mod stage;
 mod status;
 mod table;
+mod tally;
 mod text;
 
 pub use copy_display::CopyDisplay;

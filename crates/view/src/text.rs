@@ -11,10 +11,16 @@ pub(crate) const UNKNOWN: &str = "--";
 /// Beyond this an estimate says nothing.
 const ESTIMATE_MAX: Duration = Duration::from_secs(100 * 24 * 3600);
 
-/// The text without characters that could drive a terminal or turn the direction of writing.
+/// The text on one line, without characters that could drive a terminal or turn the direction of
+/// writing.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let harmless = |c| match c {
+        '\n' | '\r' | '\t' => ' ',
+        c if is_unsafe(c) => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
     if text.chars().any(is_unsafe) {
-        Cow::Owned(text.chars().map(|c| if is_unsafe(c) { '\u{fffd}' } else { c }).collect())
+        Cow::Owned(text.trim_end().chars().map(harmless).collect())
     } else {
         Cow::Borrowed(text)
     }
@@ -66,19 +72,20 @@ pub(crate) fn between(started_ms: i64, ended_ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ended_ms.saturating_sub(started_ms)).unwrap_or(0))
 }
 
+/// The estimate, unless it is beyond sense.
+pub(crate) fn sensible(left: Option<Duration>) -> Option<Duration> {
+    left.filter(|left| *left <= ESTIMATE_MAX)
+}
+
 /// An estimate: `0:12`, `1:02:03`, `3 d 04 h`; unknown or beyond sense: `--`.
 pub(crate) fn estimate(left: Option<Duration>) -> String {
-    match left {
-        Some(left) if left <= ESTIMATE_MAX => {
-            let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
-            match hours {
-                0 => format!("{minutes}:{:02}", seconds % 60),
-                1..24 => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
-                _ => format!("{} d {:02} h", hours / 24, hours % 24),
-            }
-        }
-        _ => UNKNOWN.into(),
+    let Some(left) = sensible(left) else { return UNKNOWN.into() };
+    let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match hours {
+        0 => format!("{minutes}:{:02}", seconds % 60),
+        1..24 => format!("{hours}:{minutes:02}:{:02}", seconds % 60),
+        _ => format!("{} d {:02} h", hours / 24, hours % 24),
     }
 }
 
@@ -101,7 +108,8 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_a_terminal() {
         assert_eq!(clean("web01"), "web01");
-        assert_eq!(clean("\u{1b}[2Jx\u{202e}\n"), "\u{fffd}[2Jx\u{fffd}\u{fffd}");
+        assert_eq!(clean("\u{1b}[2Jx\u{202e}"), "\u{fffd}[2Jx\u{fffd}");
+        assert_eq!(clean("two\n\tlines\n"), "two  lines");
     }
 
     #[test]

@@ -1,0 +1,295 @@
+//! What the events of a run add up to, and how each reads. Pure.
+
+use std::time::{Duration, Instant};
+
+use drover_engine::{EngineError, Event, Phase};
+use drover_types::{Bytes, Rate};
+
+use crate::text::{clean, count, duration, percent};
+
+/// A line that stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub text: String,
+    /// Whether it tells of a failure.
+    pub bad: bool,
+}
+
+/// A VM that is on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct RunningVm {
+    pub name: String,
+    pub phase: Phase,
+    pub since: Instant,
+    sums: Sums,
+}
+
+/// What is known of a VM's disks.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    disks: usize,
+    read: u64,
+    copy_seconds: f64,
+    blocks: u64,
+    blocks_total: u64,
+    verified: usize,
+    unequal: usize,
+}
+
+/// The sum of a run's events.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub vms: usize,
+    pub done: usize,
+    pub failed: usize,
+    pub stopped: usize,
+    pub running: Vec<RunningVm>,
+}
+
+impl Tally {
+    /// VMs that have not begun.
+    pub(crate) fn queued(&self) -> usize {
+        self.vms.saturating_sub(self.done + self.failed + self.stopped + self.running.len())
+    }
+
+    /// Takes in an event; gives the lines it is worth.
+    pub(crate) fn take(&mut self, event: &Event, now: Instant) -> Vec<Line> {
+        match event {
+            Event::PlanStarted { vms, .. } => self.vms = *vms,
+            Event::PhaseStarted { vm, phase } => {
+                let running = self.enter(vm, *phase, now);
+                (running.phase, running.since) = (*phase, now);
+            }
+            Event::PhaseEnded { vm, phase: Phase::Copy, seconds } => {
+                self.sums(vm, |sums| sums.copy_seconds = *seconds);
+            }
+            Event::DiskCopied { vm, bytes_read, .. } => self.sums(vm, |sums| {
+                sums.disks += 1;
+                sums.read += bytes_read;
+            }),
+            Event::DiskVerified { vm, blocks, blocks_total, equal, .. } => self.sums(vm, |sums| {
+                sums.verified += 1;
+                sums.blocks += blocks;
+                sums.blocks_total += blocks_total;
+                sums.unequal += usize::from(!equal);
+            }),
+            Event::VmEnded { vm, error, advice } => {
+                return self.leave(vm, error.as_deref(), advice.as_deref());
+            }
+            Event::PhaseEnded { .. } | Event::Note { .. } | Event::PlanEnded { .. } => {}
+        }
+        vec![Line { text: clean(&words(event)).into_owned(), bad: is_bad(event) }]
+    }
+
+    fn enter(&mut self, name: &str, phase: Phase, now: Instant) -> &mut RunningVm {
+        let at = self.running.iter().position(|vm| vm.name == name).unwrap_or_else(|| {
+            self.running.push(RunningVm { name: name.into(), phase, since: now, sums: Sums::default() });
+            self.running.len() - 1
+        });
+        &mut self.running[at]
+    }
+
+    fn sums(&mut self, name: &str, change: impl FnOnce(&mut Sums)) {
+        if let Some(vm) = self.running.iter_mut().find(|vm| vm.name == name) {
+            change(&mut vm.sums);
+        }
+    }
+
+    fn leave(&mut self, name: &str, error: Option<&str>, advice: Option<&str>) -> Vec<Line> {
+        let at = self.running.iter().position(|vm| vm.name == name);
+        let sums = at.map(|at| self.running.remove(at).sums).unwrap_or_default();
+        let name = clean(name);
+        let Some(error) = error else {
+            self.done += 1;
+            return vec![Line { text: format!("{name}  done  {}", sums.words()), bad: false }];
+        };
+        if error.ends_with(&EngineError::Cancelled.to_string()) {
+            self.stopped += 1;
+            return vec![Line { text: format!("{name}  stopped"), bad: false }];
+        }
+        self.failed += 1;
+        let bad = |text| Line { text, bad: true };
+        let advice = advice.map(|advice| bad(format!("  try: {}", clean(advice))));
+        [bad(format!("{name}  FAILED  {}", clean(error)))].into_iter().chain(advice).collect()
+    }
+}
+
+impl Sums {
+    /// `3 disks  4.1 GiB  812 MB/s  hash equal`.
+    fn words(&self) -> String {
+        let mut parts = vec![count(self.disks, "disk"), Bytes(self.read).to_string()];
+        if self.copy_seconds > 0.0 && self.read > 0 {
+            parts.push(Rate(self.read as f64 / self.copy_seconds).to_string());
+        }
+        parts.push(self.verdict());
+        parts.join("  ")
+    }
+
+    fn verdict(&self) -> String {
+        match self {
+            Sums { unequal: 1.., .. } => "HASH NOT EQUAL".into(),
+            Sums { verified: 0, .. } => "not compared in this run".into(),
+            Sums { verified, disks, .. } if verified < disks => {
+                format!("{verified} of {disks} compared, equal")
+            }
+            Sums { blocks, blocks_total, .. } if blocks < blocks_total => {
+                format!("{} % compared, equal", percent(*blocks as f64 / *blocks_total as f64))
+            }
+            _ => "hash equal".into(),
+        }
+    }
+}
+
+/// Whether an event is worth a line above the moving ones: what the moving ones cannot tell.
+pub(crate) fn stays(event: &Event) -> bool {
+    match event {
+        Event::PlanStarted { .. } | Event::Note { .. } | Event::VmEnded { .. } | Event::PlanEnded { .. } => {
+            true
+        }
+        Event::DiskVerified { equal, .. } => !equal,
+        Event::PhaseStarted { .. } | Event::PhaseEnded { .. } | Event::DiskCopied { .. } => false,
+    }
+}
+
+fn is_bad(event: &Event) -> bool {
+    match event {
+        Event::DiskVerified { equal, .. } => !equal,
+        Event::PlanEnded { failed, .. } => *failed > 0,
+        _ => false,
+    }
+}
+
+fn words(event: &Event) -> String {
+    match event {
+        Event::PlanStarted { plan, vms, done_before: 0 } => {
+            format!("plan {plan}: {} to move", count(*vms, "VM"))
+        }
+        Event::PlanStarted { plan, vms, done_before } => {
+            format!("plan {plan}: {} to move, {done_before} moved before", count(*vms, "VM"))
+        }
+        Event::PhaseStarted { vm, phase } => format!("{vm}: {phase} begins"),
+        Event::PhaseEnded { vm, phase, seconds } => format!("{vm}: {phase} took {}", seconds_text(*seconds)),
+        Event::Note { vm, text } => format!("{vm}: {text}"),
+        Event::DiskCopied { vm, disk, root, bytes_read, seconds } => format!(
+            "{vm}/{disk}: copied, {} read in {} at {}, root {root}",
+            Bytes(*bytes_read),
+            seconds_text(*seconds),
+            Rate(if *seconds > 0.0 { *bytes_read as f64 / seconds } else { 0.0 })
+        ),
+        Event::DiskVerified { vm, disk, blocks, blocks_total, equal } => {
+            let verdict = if *equal { "equal" } else { "NOT EQUAL" };
+            format!("{vm}/{disk}: verified, {blocks} of {blocks_total} blocks compared, {verdict}")
+        }
+        Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
+        Event::PlanEnded { plan, done, failed, unfinished } => {
+            format!("plan {plan}: {done} done, {failed} failed, {unfinished} unfinished")
+        }
+    }
+}
+
+fn seconds_text(seconds: f64) -> String {
+    duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn journey(vm: &str) -> Vec<Event> {
+        let vm = || vm.to_string();
+        let copied = |disk: &str| Event::DiskCopied {
+            vm: vm(),
+            disk: disk.into(),
+            root: "ab12".into(),
+            bytes_read: 2 << 30,
+            seconds: 2.5,
+        };
+        let verified = |disk: &str| Event::DiskVerified {
+            vm: vm(),
+            disk: disk.into(),
+            blocks: 9,
+            blocks_total: 9,
+            equal: true,
+        };
+        vec![
+            Event::PhaseStarted { vm: vm(), phase: Phase::Copy },
+            copied("Hard disk 1"),
+            copied("Hard disk 2"),
+            Event::PhaseEnded { vm: vm(), phase: Phase::Copy, seconds: 5.0 },
+            Event::PhaseStarted { vm: vm(), phase: Phase::Verify },
+            verified("Hard disk 1"),
+            verified("Hard disk 2"),
+            Event::PhaseEnded { vm: vm(), phase: Phase::Verify, seconds: 1.0 },
+        ]
+    }
+
+    fn ended(vm: &str, error: Option<&str>) -> Event {
+        Event::VmEnded {
+            vm: vm.into(),
+            error: error.map(Into::into),
+            advice: error.map(|_| "make room".into()),
+        }
+    }
+
+    fn texts(lines: Vec<Line>) -> Vec<String> {
+        lines.into_iter().map(|line| line.text).collect()
+    }
+
+    #[test]
+    fn a_vm_that_arrives_is_summed_up_in_one_line() {
+        let (mut tally, now) = (Tally::default(), Instant::now());
+        tally.take(&Event::PlanStarted { plan: "lab".into(), vms: 3, done_before: 0 }, now);
+        journey("web01").iter().for_each(|event| drop(tally.take(event, now)));
+        assert_eq!((tally.running.len(), tally.queued()), (1, 2));
+        let lines = texts(tally.take(&ended("web01", None), now));
+        assert_eq!(lines, ["web01  done  2 disks  4 GiB  859 MB/s  hash equal"]);
+        assert_eq!((tally.done, tally.running.len(), tally.queued()), (1, 0, 2));
+    }
+
+    #[test]
+    fn a_vm_that_fails_says_why_and_what_to_try() {
+        let mut tally = Tally::default();
+        let lines = tally.take(&ended("web\u{1b}01", Some("disk full")), Instant::now());
+        assert!(lines.iter().all(|line| line.bad));
+        assert_eq!(texts(lines), ["web\u{fffd}01  FAILED  disk full", "  try: make room"]);
+        assert_eq!((tally.failed, tally.queued()), (1, 0));
+    }
+
+    #[test]
+    fn a_vm_that_was_stopped_has_not_failed() {
+        let mut tally = Tally::default();
+        let lines =
+            tally.take(&ended("web01", Some("copy of web01/Hard disk 1: stopped as asked")), Instant::now());
+        assert_eq!(texts(lines), ["web01  stopped"]);
+        assert_eq!((tally.failed, tally.stopped), (0, 1));
+    }
+
+    #[test]
+    fn equal_is_said_only_of_what_was_compared() {
+        let sums = Sums { disks: 2, verified: 2, blocks: 10, blocks_total: 100, ..Sums::default() };
+        assert_eq!(sums.verdict(), "10 % compared, equal");
+        assert_eq!(Sums { verified: 1, ..sums.clone() }.verdict(), "1 of 2 compared, equal");
+        assert_eq!(Sums { verified: 0, ..sums.clone() }.verdict(), "not compared in this run");
+        assert_eq!(Sums { unequal: 1, ..sums }.verdict(), "HASH NOT EQUAL");
+    }
+
+    #[test]
+    fn every_event_reads_as_a_line() {
+        let mut tally = Tally::default();
+        let lines = journey("web01").into_iter().flat_map(|event| tally.take(&event, Instant::now()));
+        let text: Vec<String> = lines.map(|line| line.text).collect();
+        assert_eq!(text[0], "web01: copy begins");
+        assert_eq!(text[1], "web01/Hard disk 1: copied, 2 GiB read in 2.5 s at 859 MB/s, root ab12");
+        assert_eq!(text[3], "web01: copy took 5.0 s");
+        assert_eq!(text[5], "web01/Hard disk 1: verified, 9 of 9 blocks compared, equal");
+        let end = Event::PlanEnded { plan: "lab".into(), done: 1, failed: 0, unfinished: 2 };
+        assert_eq!(texts(tally.take(&end, Instant::now())), ["plan lab: 1 done, 0 failed, 2 unfinished"]);
+    }
+
+    #[test]
+    fn times_that_no_clock_has_do_not_panic() {
+        for seconds in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
+            seconds_text(seconds);
+        }
+    }
+}
