@@ -6,7 +6,8 @@ use serde_json::Value;
 
 /// The workspace's folder.
 pub fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    path.canonicalize().unwrap_or(path)
 }
 
 /// Where the lab's built things are: the simulator, the guests.

@@ -1,0 +1,140 @@
+//! A simulated vCenter, a plan and the drover program, in a folder of their own.
+// Each test program uses a part of this.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use drover_lab::{Drover, Output, Scene, Sim};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub const MIB: u64 = 1 << 20;
+
+/// What a test stands on. The simulator ends and all files go when it is dropped.
+pub struct Stage {
+    pub sim: Sim,
+    pub drover: Drover,
+    scene: Scene,
+    folder: TempDir,
+}
+
+impl Stage {
+    /// A stage with these VMs; `None`, after a printed line, where the simulator is not built. Stages that
+    /// run at the same time should have different numbers.
+    pub fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Stage> {
+        if Sim::program().is_none() {
+            println!("skipped: the vSphere simulator is not built (`make lab`)");
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("drover-e2e-").tempdir().unwrap();
+        let scene = Scene::new(number, vms(folder.path()));
+        let sim = Sim::start(&scene.inventory, &folder.path().join("vsphere")).unwrap();
+        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+        Some(Stage { sim, drover, scene, folder })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Folder of the target.
+    pub fn vms(&self) -> PathBuf {
+        self.path("vms")
+    }
+
+    /// The image of a VM's disk.
+    pub fn image(&self, vm: &str, disk: usize) -> PathBuf {
+        self.vms().join(vm).join(format!("{vm}-{disk}.raw"))
+    }
+
+    /// The text of a plan that moves all VMs.
+    pub fn plan_text(&self, name: &str) -> String {
+        self.scene.plan(name, &self.sim, &self.vms())
+    }
+
+    /// Writes a plan that moves all VMs, with texts replaced, and gives its path.
+    pub fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
+        let mut text = self.plan_text(name);
+        for (from, to) in edits {
+            assert!(text.contains(from), "'{from}' is not in the plan:\n{text}");
+            text = text.replace(from, to);
+        }
+        let path = self.path(&format!("{name}.yaml"));
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.drover.run(args).unwrap()
+    }
+
+    /// Runs a plan that must arrive whole.
+    pub fn migrate(&self, plan: &str) {
+        let output = self.run(&["migrate", plan]);
+        assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    }
+
+    pub fn report(&self, plan: &str) -> Value {
+        self.run(&["report", plan, "--json"]).json().unwrap()
+    }
+
+    /// What must not change at the source: power, snapshots, files.
+    pub fn source_state(&self) -> Value {
+        self.sim.get("/vms").unwrap()
+    }
+
+    /// Bytes of disks that the simulator has served, over all its addresses.
+    pub fn served(&self) -> u64 {
+        let stats = self.sim.get("/stats").unwrap();
+        let endpoints = stats["endpoints"].as_object().unwrap();
+        endpoints.values().map(|endpoint| endpoint["folder_bytes"].as_u64().unwrap()).sum()
+    }
+
+    /// Holds an image against the file that its disk was made from.
+    pub fn assert_equal(&self, vm: &str, disk: usize, file: &Path) {
+        assert!(same_bytes(&self.image(vm, disk), file), "{vm}/{disk} differs from {}", file.display());
+    }
+}
+
+pub fn same_bytes(a: &Path, b: &Path) -> bool {
+    std::fs::read(a).unwrap() == std::fs::read(b).unwrap()
+}
+
+/// A file of pseudo-random bytes in which every fourth MiB is a hole.
+pub fn disk_file(folder: &Path, name: &str, bytes: u64) -> PathBuf {
+    let path = folder.join(name);
+    let mut content = vec![0; bytes as usize];
+    let mut state = bytes ^ 0x9e37_79b9_7f4a_7c15;
+    for (number, chunk) in content.chunks_mut(MIB as usize).enumerate() {
+        if number % 4 == 3 {
+            continue;
+        }
+        for word in chunk.chunks_mut(8) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+        }
+    }
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+/// A switched-off VM with these disks.
+pub fn vm(name: &str, disks: &[&Path]) -> Value {
+    let disk = |path: &&Path| json!({"file": path, "datastore": "ds1", "thin": true, "controller": "pvscsi"});
+    json!({
+        "name": name, "folder": "prod", "host": "esx1.lab", "guest_id": "debian12_64Guest", "firmware": "bios",
+        "cpus": 1, "memory_mib": 256, "power": "off", "tools": "running", "cbt": true,
+        "nics": [{"network": "VM Network", "mac": "00:50:56:aa:00:01", "model": "vmxnet3"}],
+        "disks": disks.iter().map(disk).collect::<Vec<_>>(),
+    })
+}
+
+/// The same VM with keys changed.
+pub fn with(mut vm: Value, changes: Value) -> Value {
+    for (key, value) in changes.as_object().unwrap() {
+        vm[key] = value.clone();
+    }
+    vm
+}

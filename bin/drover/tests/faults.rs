@@ -1,0 +1,209 @@
+//! Faults in mid-copy, each declared: retried (R) or a clear error with a state to resume from (E).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::{Value, json};
+
+fn stage(number: u8, mib: u64) -> Option<Stage> {
+    Stage::new(number, |folder| {
+        let a = disk_file(folder, "a", mib * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    })
+}
+
+fn retries(stage: &Stage, plan: &str) -> u64 {
+    stage.report(plan)["vms"][0]["disks"][0]["details"]["retries"].as_u64().unwrap()
+}
+
+/// R: the copy goes on by itself and the bytes are equal.
+fn is_outlasted(number: u8, fault: Value) {
+    let Some(stage) = stage(number, 64) else { return };
+    stage.sim.spoil_data(fault.clone()).unwrap();
+    let plan = stage.plan("retried", &[]);
+    stage.migrate(&plan);
+    stage.assert_equal("one", 0, &stage.path("a"));
+    assert!(retries(&stage, &plan) > 0, "{fault} struck nothing");
+}
+
+#[test]
+fn cut_connections_are_retried() {
+    is_outlasted(30, json!({"match": "flat", "cut_after": 100_000, "count": 5, "skip": 2}));
+}
+
+#[test]
+fn bursts_of_503_are_retried() {
+    is_outlasted(31, json!({"match": "flat", "status": 503, "count": 20, "skip": 3}));
+}
+
+#[test]
+fn a_stalled_body_is_retried_on_a_new_connection() {
+    is_outlasted(32, json!({"match": "flat", "stall_after": 50_000, "count": 1, "skip": 4}));
+}
+
+#[test]
+fn an_expired_session_is_renewed_in_mid_copy() {
+    let Some(stage) = stage(33, 96) else { return };
+    stage.sim.post("/rate", json!({"bytes_per_s": 60 * MIB, "per": "host"})).unwrap();
+    let plan = stage.plan("expired", &[("from: hosts", "from: provider")]);
+    let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
+    wait_for_bytes(&stage, 10 * MIB);
+    stage.sim.post("/sessions/expire", json!({})).unwrap();
+    assert!(child.wait().unwrap().success());
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+fn wait_for_bytes(stage: &Stage, bytes: u64) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while stage.served() < bytes {
+        assert!(Instant::now() < until, "the copy does not get going");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// E: the VM fails with this exit code and these words; the source is as it was; when the cause is gone,
+/// `resume` brings it home.
+fn fails_and_resumes(stage: &Stage, plan: &str, code: i32, words: &str, mend: impl FnOnce()) {
+    let before = stage.source_state();
+    let output = stage.run(&["migrate", plan]);
+    assert_eq!(output.code, Some(code), "{}", output.err);
+    assert!(
+        output.out.contains(words) || output.err.contains(words),
+        "'{words}' in {}{}",
+        output.out,
+        output.err
+    );
+    assert_eq!(stage.source_state(), before, "the source is as it was, and on again");
+    mend();
+    let resumed = stage.run(&["resume", plan]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+}
+
+#[test]
+fn an_outage_longer_than_the_plan_allows_ends_in_a_state_to_resume_from() {
+    let Some(stage) = stage(34, 48) else { return };
+    stage.sim.spoil_data(json!({"match": "flat", "status": 503, "count": -1, "skip": 6})).unwrap();
+    let limits = "mode: cold\nlimits: {retry_for: 1s, retries: 1, request: 1MiB}\n";
+    let plan = stage.plan("outage", &[("mode: cold\n", limits)]);
+    fails_and_resumes(&stage, &plan, 6, "503", || {
+        stage.sim.post("/fault/clear", json!({})).unwrap();
+    });
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn a_failed_snapshot_task_ends_with_the_source_as_it_was() {
+    let Some(stage) = stage(35, 4) else { return };
+    let fault =
+        json!({"method": "CreateSnapshot_Task", "fault": "TaskInProgress", "message": "busy", "as": "task"});
+    stage.sim.post("/fault/soap", fault).unwrap();
+    let plan = stage.plan("snapshot", &[]);
+    fails_and_resumes(&stage, &plan, 6, "create snapshot", || ());
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn a_full_target_stops_with_its_own_code_and_goes_on_when_there_is_room() {
+    let Some(stage) = stage(36, 48) else { return };
+    let Some(small) = SmallDisk::mount(&stage.vms(), 24) else { return };
+    let plan = stage.plan("full", &[]);
+    fails_and_resumes(&stage, &plan, 8, "make room", || small.grow(100));
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+/// A file system of its own size; needs root.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn mount(folder: &std::path::Path, mib: u64) -> Option<SmallDisk> {
+        std::fs::create_dir_all(folder).unwrap();
+        let size = format!("size={mib}m");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "drover-test"]).arg(folder).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            println!("skipped: a small file system cannot be mounted (needs root)");
+            return None;
+        }
+        Some(SmallDisk(folder.to_path_buf()))
+    }
+
+    fn grow(&self, mib: u64) {
+        let size = format!("remount,size={mib}m");
+        assert!(Command::new("mount").args(["-o", &size]).arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn ctrl_c_stops_cleanly_and_resume_goes_on() {
+    let Some(stage) = stage(37, 96) else { return };
+    let before = stage.source_state();
+    stage.sim.post("/rate", json!({"bytes_per_s": 20 * MIB, "per": "host"})).unwrap();
+    let plan = stage.plan("stopped", &[("mode: cold", "mode: cold\nlimits: {request: 1MiB}")]);
+    let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
+    wait_for_bytes(&stage, 30 * MIB);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(stage.source_state(), before, "the source is on again, without a snapshot");
+    assert!(stage.run(&["status", &plan]).out.contains("drover resume"));
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    let served = stage.served();
+    // The VM ran in between, though nothing was written: its disks are as they were, so the copy goes on.
+    assert_eq!(stage.run(&["resume", &plan]).code, Some(0));
+    assert!(stage.served() - served < 60 * MIB, "{} bytes were read again", stage.served() - served);
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn a_source_that_changed_after_a_stop_is_copied_from_the_beginning() {
+    let Some(stage) = stage(38, 48) else { return };
+    stage.sim.post("/rate", json!({"bytes_per_s": 16 * MIB, "per": "host"})).unwrap();
+    let plan = stage.plan("changed", &[("mode: cold", "mode: cold\nlimits: {request: 1MiB}")]);
+    let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
+    wait_for_bytes(&stage, 16 * MIB);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    // A second later, so that the modification time differs, as it would after any real pause.
+    std::thread::sleep(Duration::from_millis(1100));
+    stage
+        .sim
+        .post("/write", json!({"vm": "one", "disk": 0, "offset": 0, "fill": "random", "length": 65536}))
+        .unwrap();
+    let resumed = stage.run(&["resume", &plan]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    assert!(resumed.err.contains("the source has changed"), "{}", resumed.err);
+    let disks = stage.sim.get("/disks?vm=one").unwrap();
+    let live = disks[0]["disks"][0]["live"].as_str().unwrap().to_string();
+    stage.assert_equal("one", 0, std::path::Path::new(&live));
+}
+
+#[test]
+fn cancel_stops_a_running_plan_and_undoes_what_it_left() {
+    let Some(stage) = stage(39, 96) else { return };
+    let before = stage.source_state();
+    stage.sim.post("/rate", json!({"bytes_per_s": 10 * MIB, "per": "host"})).unwrap();
+    let plan = stage.plan("given-up", &[]);
+    let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
+    wait_for_bytes(&stage, 8 * MIB);
+    let second = stage.run(&["migrate", &plan]);
+    assert_eq!(second.code, Some(3), "{}", second.err);
+    assert!(second.err.contains("another drover"), "{}", second.err);
+    let cancelled = stage.run(&["cancel", &plan]);
+    assert_eq!(cancelled.code, Some(0), "{}", cancelled.err);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(stage.source_state(), before);
+    assert!(!stage.image("one", 0).exists(), "nothing is left at the target");
+    assert_eq!(stage.run(&["resume", &plan]).code, Some(3), "what was cancelled is not resumed");
+}

@@ -1,0 +1,186 @@
+//! Cold migrations from the simulated vCenter to files, from end to end.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{MIB, Stage, disk_file, same_bytes, vm, with};
+use serde_json::json;
+
+#[test]
+fn vms_arrive_equal_and_the_source_stays_as_it_was() {
+    let Some(stage) = Stage::new(10, |folder| {
+        let a = disk_file(folder, "a", 20 * MIB);
+        let b = disk_file(folder, "b", 7 * MIB + 512);
+        let c = disk_file(folder, "c", 3 * MIB);
+        vec![
+            vm("one", &[&a]),
+            with(
+                vm("three disks", &[&a, &b, &c]),
+                json!({"host": "esx2.lab", "cbt": false, "firmware": "efi"}),
+            ),
+        ]
+    }) else {
+        return;
+    };
+    let before = stage.source_state();
+    let plan = stage.plan("arrive", &[]);
+    stage.migrate(&plan);
+    stage.assert_equal("one", 0, &stage.path("a"));
+    for (disk, file) in ["a", "b", "c"].iter().enumerate() {
+        let image = stage.vms().join(format!("three-disks/three-disks-{disk}.raw"));
+        assert!(same_bytes(&image, &stage.path(file)), "{file}");
+    }
+    assert_eq!(stage.source_state(), before);
+    let report = stage.report(&plan);
+    for vm in report["vms"].as_array().unwrap() {
+        for disk in vm["disks"].as_array().unwrap() {
+            assert_eq!(disk["equal"], true);
+            assert_eq!(disk["details"]["root"], disk["details"]["target_root"]);
+        }
+    }
+    assert!(stage.vms().join("one/domain.xml").is_file() && stage.vms().join("one/run.sh").is_file());
+    let again = stage.run(&["migrate", &plan]);
+    assert_eq!(again.code, Some(0), "a plan that is done has nothing to do: {}", again.err);
+}
+
+#[test]
+fn bytes_come_from_the_hosts_backup_address_or_through_the_vcenter_as_the_plan_says() {
+    let Some(stage) = Stage::new(11, |folder| {
+        let a = disk_file(folder, "a", 8 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let bytes_at = |address: &str| {
+        let stats = stage.sim.get("/stats").unwrap();
+        stats["endpoints"][address]["folder_bytes"].as_u64().unwrap()
+    };
+    stage.migrate(&stage.plan("hosts", &[]));
+    assert!(
+        bytes_at("127.11.2.1") >= 6 * MIB && bytes_at("127.0.0.1") == 0,
+        "the address tagged for backups"
+    );
+    let edits = [("from: hosts", "from: provider"), ("/vms\n", "/vms2\n")];
+    stage.migrate(&stage.plan("provider", &edits));
+    assert!(bytes_at("127.0.0.1") >= 6 * MIB);
+    let login = "from: hosts\n    network: vmk0\n    user: root\n    password_env: DROVER_PASSWORD";
+    stage.migrate(&stage.plan("login", &[("from: hosts", login), ("/vms\n", "/vms3\n")]));
+    assert!(bytes_at("127.11.1.1") >= 6 * MIB, "the vmknic that the plan names, with the host's own login");
+}
+
+#[test]
+fn a_running_vm_is_refused_shut_down_or_forced_as_the_plan_says() {
+    let Some(stage) = Stage::new(12, |folder| {
+        let a = disk_file(folder, "a", 4 * MIB);
+        vec![
+            with(vm("busy", &[&a]), json!({"power": "on"})),
+            with(vm("mute", &[&a]), json!({"power": "on", "tools": "notRunning"})),
+        ]
+    }) else {
+        return;
+    };
+    let power = |name: &str| stage.sim.vm(name).unwrap()["power"].clone();
+    let refused =
+        stage.run(&["migrate", &stage.plan("refuse", &[("power_off: shutdown", "power_off: refuse")])]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(refused.err.contains("busy is running, and the plan does not allow"), "{}", refused.err);
+    assert_eq!((power("busy"), power("mute")), (json!("poweredOn"), json!("poweredOn")));
+    let mute = stage.run(&["migrate", &stage.plan("shutdown", &[])]);
+    assert!(mute.err.contains("mute is running without guest tools"), "{}", mute.err);
+    stage.migrate(&stage.plan("force", &[("power_off: shutdown", "power_off: force")]));
+    assert_eq!((power("busy"), power("mute")), (json!("poweredOff"), json!("poweredOff")));
+    stage.assert_equal("busy", 0, &stage.path("a"));
+    stage.assert_equal("mute", 0, &stage.path("a"));
+}
+
+#[test]
+fn a_sparse_disk_takes_time_and_room_by_its_data() {
+    let Some(stage) = Stage::new(13, |folder| {
+        let a = disk_file(folder, "a", 4 * MIB);
+        let mut sparse = vm("sparse", &[&a]);
+        sparse["disks"][0]["capacity"] = json!("20GiB");
+        vec![sparse]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("sparse", &[]);
+    stage.migrate(&plan);
+    let image = std::fs::metadata(stage.image("sparse", 0)).unwrap();
+    assert_eq!(image.len(), 20 << 30);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&image) * 512 <= 4 * MIB);
+    assert!(stage.served() <= 4 * MIB);
+}
+
+#[test]
+fn qcow2_images_hold_the_same_bytes() {
+    if std::process::Command::new("qemu-img").arg("--version").output().is_err() {
+        println!("skipped: qemu-img is not installed");
+        return;
+    }
+    let Some(stage) = Stage::new(14, |folder| {
+        let a = disk_file(folder, "a", 9 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("qcow", &[("  accelerator: tcg", "  format: qcow2\n  accelerator: tcg")]);
+    stage.migrate(&plan);
+    let image = stage.vms().join("one/one-0.qcow2");
+    let compared = std::process::Command::new("qemu-img")
+        .args(["compare", "-f", "qcow2", "-F", "raw"])
+        .args([&image, &stage.path("a")])
+        .output()
+        .unwrap();
+    assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stdout));
+    assert_eq!(stage.report(&plan)["vms"][0]["disks"][0]["equal"], true);
+}
+
+#[test]
+fn inventory_status_and_report_speak_json_and_text() {
+    let Some(stage) = Stage::new(15, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("talk", &[]);
+    let inventory = stage.run(&["inventory", &plan, "--json"]).json().unwrap();
+    assert_eq!(inventory["inventory"]["vms"][0]["name"], "one");
+    let events = stage.run(&["migrate", &plan, "--json"]);
+    let lines: Vec<serde_json::Value> =
+        events.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(
+        lines.iter().any(|line| line["event"] == "vm_ended")
+            && lines.last().unwrap()["event"] == "plan_ended"
+    );
+    assert!(stage.run(&["status"]).out.contains("talk"));
+    assert!(stage.run(&["status", &plan]).out.contains("one"));
+    assert!(stage.run(&["report", "talk"]).out.contains("one"));
+    let page = stage.path("report.html");
+    assert_eq!(stage.run(&["report", "talk", "--html", page.to_str().unwrap()]).code, Some(0));
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(
+        page.contains("<html") && !page.contains("http://") && !page.contains("<script"),
+        "one page, nothing fetched"
+    );
+    for secret in ["s3cret"] {
+        let all = format!("{}{}{page}", events.out, events.err);
+        assert!(!all.contains(secret), "a secret is shown");
+        let state = std::fs::read(stage.path("state/drover.db")).unwrap();
+        assert!(!String::from_utf8_lossy(&state).contains(secret), "a secret is in the state");
+    }
+    let drafted = stage.path("new.yaml");
+    let source = format!("127.0.0.1:{}", stage.sim.port);
+    let new = [
+        "plan",
+        "new",
+        &source,
+        "--thumbprint",
+        &stage.sim.thumbprint,
+        "--output",
+        drafted.to_str().unwrap(),
+    ];
+    assert_eq!(stage.run(&new).code, Some(0));
+    assert_ne!(stage.run(&new).code, Some(0), "an existing plan is not overwritten");
+    assert_eq!(stage.run(&["plan", "check", drafted.to_str().unwrap(), "--offline"]).code, Some(0));
+}

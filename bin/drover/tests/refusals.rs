@@ -1,0 +1,172 @@
+//! Bad input: each with its own words and exit code, and nothing touched.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::json;
+
+/// Runs `migrate`; it must end with this code and these words, touching nothing on either side.
+fn refused(stage: &Stage, plan: &str, code: i32, words: &[&str]) {
+    let before = stage.source_state();
+    let output = stage.run(&["migrate", plan]);
+    assert_eq!(output.code, Some(code), "{}", output.err);
+    for words in words {
+        assert!(output.err.contains(words), "'{words}' is not in: {}", output.err);
+    }
+    assert_eq!(stage.source_state(), before, "the source was touched");
+    assert!(!stage.vms().exists(), "the target was touched");
+}
+
+#[test]
+fn plans_that_cannot_work_are_refused_with_all_their_problems() {
+    let Some(stage) = Stage::new(20, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        let twin = with(vm("twin", &[&a]), json!({"folder": "test"}));
+        let disk = |change: serde_json::Value| {
+            let mut disk = vm("x", &[&a])["disks"][0].clone();
+            change.as_object().unwrap().iter().for_each(|(key, value)| disk[key] = value.clone());
+            json!({ "disks": [disk] })
+        };
+        vec![
+            vm("good", &[&a]),
+            vm("twin", &[&a]),
+            twin,
+            with(vm("bare", &[]), json!({})),
+            with(vm("dmz", &[&a]), json!({"nics": [{"network": "Storage Net", "mac": "00:50:56:aa:00:09"}]})),
+            with(vm("odd", &[&a]), disk(json!({"capacity": 2_097_153}))),
+            with(vm("empty", &[&a]), disk(json!({"file": null, "capacity": 0}))),
+            with(vm("alone", &[&a]), disk(json!({"mode": "independent_persistent"}))),
+            with(vm("lun", &[&a]), disk(json!({"rdm": "physical"}))),
+            with(vm("snapped", &[&a]), json!({"snapshots": [{"name": "before-patch"}]})),
+        ]
+    }) else {
+        return;
+    };
+    let only = |vm: &str| {
+        let text = stage.plan_text("bad");
+        let head = text.split("vms:\n").next().unwrap().to_string();
+        let path = stage.path("bad.yaml");
+        std::fs::write(&path, format!("{head}vms:\n  - name: {vm}\n")).unwrap();
+        path.display().to_string()
+    };
+    refused(&stage, &only("goood"), 3, &["there is no VM called 'goood'", "did you mean 'good'?"]);
+    refused(&stage, &only("twin"), 3, &["2 VMs are called 'twin'", "folder 'prod'", "folder 'test'"]);
+    refused(&stage, &only("bare"), 3, &["bare has no disk to move"]);
+    refused(&stage, &only("odd"), 3, &["2097153 bytes, which is no multiple of 512"]);
+    refused(&stage, &only("empty"), 3, &["has 0 bytes"]);
+    refused(&stage, &only("alone"), 3, &["is independent"]);
+    refused(&stage, &only("lun"), 3, &["raw device mapping"]);
+    refused(&stage, &only("snapped"), 3, &["1 snapshots (before-patch)"]);
+    let unmapped = only("dmz");
+    let text = std::fs::read_to_string(&unmapped).unwrap().replace("  \"*\": user\n", "  VM Network: br0\n");
+    std::fs::write(&unmapped, text).unwrap();
+    refused(&stage, &unmapped, 3, &["network 'Storage Net' of dmz is not mapped"]);
+    let unknown = only("good");
+    let text = std::fs::read_to_string(&unknown).unwrap().replace("mode: cold", "mode: cold\nverfy: full");
+    std::fs::write(&unknown, text).unwrap();
+    refused(&stage, &unknown, 3, &["unknown key 'verfy'", "did you mean 'verify'?", "bad.yaml:"]);
+    let check = stage.run(&["plan", "check", &stage.plan("all", &[])]);
+    assert_eq!(check.code, Some(3));
+    for name in ["twin", "bare", "odd", "empty", "alone", "lun", "snapped"] {
+        assert!(check.err.contains(name), "{name} is not among all problems: {}", check.err);
+    }
+}
+
+#[test]
+fn target_folders_that_cannot_take_it_are_refused_before_the_start() {
+    let Some(stage) = Stage::new(21, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        let mut huge = vm("huge", &[&a]);
+        huge["disks"][0]["capacity"] = json!("900TiB");
+        vec![huge]
+    }) else {
+        return;
+    };
+    refused(
+        &stage,
+        &stage.plan("small", &[("  overcommit: true\n", "")]),
+        3,
+        &["free, and the disks may take 900 TiB"],
+    );
+    let vms = stage.vms().display().to_string();
+    let file = stage.path("a").join("below").display().to_string();
+    refused(&stage, &stage.plan("unwritable", &[(&vms, &file)]), 3, &["cannot be written"]);
+    let proc_folder = stage.plan("proc", &[(&vms, "/proc/drover")]);
+    refused(&stage, &proc_folder, 3, &["/proc/drover cannot be written"]);
+}
+
+#[test]
+fn an_image_that_drover_did_not_make_is_not_overwritten() {
+    let Some(stage) = Stage::new(22, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let image = stage.image("one", 0);
+    std::fs::create_dir_all(image.parent().unwrap()).unwrap();
+    std::fs::write(&image, b"somebody's work").unwrap();
+    let before = stage.source_state();
+    let output = stage.run(&["migrate", &stage.plan("keep", &[])]);
+    assert_eq!(output.code, Some(7), "{}", output.err);
+    assert!(output.err.contains("already holds"), "{}", output.err);
+    assert_eq!(std::fs::read(&image).unwrap(), b"somebody's work");
+    assert_eq!(stage.source_state(), before);
+}
+
+#[test]
+fn connection_troubles_have_different_words_and_codes() {
+    let Some(stage) = Stage::new(23, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let thumb = stage.sim.thumbprint.clone();
+    let here = format!("127.0.0.1:{}", stage.sim.port);
+    let ask = |args: &[&str], password: &str| {
+        let mut command = stage.drover.command(&[&["inventory"], args].concat());
+        let output = command.env("DROVER_PASSWORD", password).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let cases: [(&[&str], &str, i32, &str); 6] = [
+        (&[&here, "--thumbprint", &thumb], "wrong", 4, "wrong user or password"),
+        (&[&here, "--thumbprint", &thumb, "--user", "administrator"], "wrong", 4, "no domain"),
+        (&[&here, "--thumbprint", "00112233445566778899aabbccddeeff00112233"], "s3cret", 5, &thumb),
+        (&[&here], "s3cret", 5, "certificate"),
+        (&["127.0.0.1:1", "--insecure"], "s3cret", 5, "refused"),
+        (&["no-such-host.invalid", "--insecure"], "s3cret", 5, "no-such-host.invalid"),
+    ];
+    let mut said = Vec::new();
+    for (args, password, code, words) in cases {
+        let (got, err) = ask(args, password);
+        assert_eq!(got, code, "{err}");
+        assert!(err.contains(words), "'{words}' is not in: {err}");
+        assert!(err.contains("try:") && !err.contains("s3cret"), "{err}");
+        said.push(err);
+    }
+    said.dedup();
+    assert_eq!(said.len(), 6, "all different");
+}
+
+#[test]
+fn garbage_and_answers_that_never_end_are_given_up() {
+    let Some(stage) = Stage::new(24, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("garbage", &[]);
+    let fault = |fault: serde_json::Value| stage.sim.post("/fault/http", fault).unwrap();
+    fault(json!({"path": "/sdk", "garbage": true, "count": -1}));
+    refused(&stage, &plan, 5, &["is not one of a vSphere server"]);
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    fault(json!({"path": "/sdk", "endless": true, "count": -1}));
+    let started = std::time::Instant::now();
+    refused(&stage, &plan, 5, &["is not one of a vSphere server"]);
+    assert!(started.elapsed().as_secs() < 400, "the longest wait for an answer is five minutes");
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    stage.migrate(&plan);
+}
