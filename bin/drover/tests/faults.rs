@@ -160,7 +160,8 @@ fn ctrl_c_stops_cleanly_and_resume_goes_on() {
     let served = stage.served();
     // The VM ran in between, though nothing was written: its disks are as they were, so the copy goes on.
     assert_eq!(stage.run(&["resume", &plan]).code, Some(0));
-    assert!(stage.served() - served < 60 * MIB, "{} bytes were read again", stage.served() - served);
+    let read_again = stage.served() - served;
+    assert!(read_again <= (96 - 30) * MIB, "{read_again} bytes were read after the stop");
     stage.assert_equal("one", 0, &stage.path("a"));
 }
 

@@ -78,7 +78,7 @@ fn target_folders_that_cannot_take_it_are_refused_before_the_start() {
     let Some(stage) = Stage::new(21, |folder| {
         let a = disk_file(folder, "a", 2 * MIB);
         let mut huge = vm("huge", &[&a]);
-        huge["disks"][0]["capacity"] = json!("900TiB");
+        huge["disks"][0]["capacity"] = json!("15TiB");
         vec![huge]
     }) else {
         return;
@@ -87,7 +87,7 @@ fn target_folders_that_cannot_take_it_are_refused_before_the_start() {
         &stage,
         &stage.plan("small", &[("  overcommit: true\n", "")]),
         3,
-        &["free, and the disks may take 900 TiB"],
+        &["free, and the disks may take 15 TiB"],
     );
     let vms = stage.vms().display().to_string();
     let file = stage.path("a").join("below").display().to_string();

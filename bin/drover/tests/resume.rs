@@ -82,6 +82,8 @@ fn one_copy(stage: &Stage, dice: &mut Dice, kills_max: u32) -> (u32, u32) {
     }
     let recorded = recorded_bytes(stage);
     stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    // The simulator may still be sending to the process that was killed.
+    std::thread::sleep(Duration::from_millis(500));
     stage.sim.post("/stats/reset", json!({})).unwrap();
     if !is_done(stage, &plan) {
         let end = stage.run(&["resume", &plan]);

@@ -57,14 +57,14 @@ pub struct CopierConfig {
 }
 
 impl CopierConfig {
-    /// The defaults for a mode: 1 MiB requests, a window of 64 MiB, a flush every 256 MiB or 2 s.
+    /// The defaults for a mode: 1 MiB requests, a window of 64 MiB, a flush every 256 MiB or 1 s.
     pub fn new(mode: Mode) -> Self {
         CopierConfig {
             mode,
             request_bytes: 1 << 20,
             window_bytes: 64 << 20,
             flush_bytes: 256 << 20,
-            flush_interval: Duration::from_secs(2),
+            flush_interval: Duration::from_secs(1),
             retry: RetryPolicy::default(),
         }
     }
