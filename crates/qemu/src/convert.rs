@@ -1,27 +1,34 @@
 //! Conversion of guests with `virt-v2v-in-place`, on overlays.
 //!
 //! ```text
-//! overlay beside each image ──> virt-v2v-in-place ──> failed:  overlays removed, images as they were
-//!                                                └──> ready:   marked, then each overlay committed, then removed
+//! copies ──> overlays ──> converter ──> fails:  overlays removed, copies as they were
+//!                                  └──> ready:  state "converted", each overlay merged, state "committed", overlays removed
+//!
+//! convert/disk0.qcow2      overlay of the first disk
+//! convert/state            written whole and durable
+//! convert/convert.log      the converter's words
 //! ```
 //!
-//! A crash while overlays are being committed is mended by committing them again: the mark says so.
+//! Changes are merged into the copies rather than kept on top, so that a disk stays one file in the format that
+//! was asked for. All overlays stay until all are merged, and none is emptied: a merge that is cut short at any
+//! point, of any disk, is simply done again.
 
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::child::{Ended, run};
-use crate::definition::remove_if_there;
-use crate::error::QemuError;
-use crate::image::{PACKAGE, beside};
+use crate::child::{self, Guarded, private_folder, run_of};
+use crate::definition::{remove_if_there, write_file};
+use crate::error::{QemuError, QemuErrorKind};
+use crate::image::{HOURS, PACKAGE};
 use crate::libvirt::libvirt_xml;
-use crate::spec::{ImageFormat, MachineSpec};
+use crate::spec::{DiskSpec, ImageFormat, MachineSpec};
+use crate::validate::find_program;
 
 /// How a guest is converted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// The converter; found in the usual places if absent.
     pub program: Option<PathBuf>,
@@ -31,8 +38,8 @@ pub struct ConvertOptions {
 
 impl Default for ConvertOptions {
     fn default() -> Self {
-        // Half an hour covers emulation: a small guest took 4 minutes without KVM.
-        ConvertOptions { program: None, time_max: Duration::from_secs(1800) }
+        // Without KVM a small guest took 4 minutes; the rest is room for large ones on busy machines.
+        ConvertOptions { program: None, time_max: Duration::from_secs(3600) }
     }
 }
 
@@ -47,229 +54,339 @@ pub enum ConvertOutcome {
     NotAvailable(String),
 }
 
-/// Debian's package of the converter.
-const CONVERTER_PACKAGE: &str = "virt-v2v";
-const PLACES: [&str; 3] =
-    ["/usr/bin/virt-v2v-in-place", "/usr/libexec/virt-v2v-in-place", "/usr/lib/virt-v2v-in-place"];
-const COMMIT_TIME_MAX: Duration = Duration::from_secs(3600);
-
 /// Converts the guest of a machine whose images are complete and not in use.
 ///
+/// Afterwards the images are not the source's any more, so compare them before. Done again, it goes on where
+/// it was cut short, and never converts twice.
+///
 /// # Errors
-/// If the converter fails (the images are as they were), or an overlay cannot be made or committed.
+/// If the converter fails (the images are as they were), or an overlay cannot be made or merged.
 pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOutcome, QemuError> {
-    let paths = Paths::of(spec);
-    if paths.done.exists() {
-        return Ok(ConvertOutcome::ConvertedBefore);
-    }
-    if !paths.ready.exists() {
-        let Some(program) = options.program.clone().or_else(find_program) else {
-            return Ok(ConvertOutcome::NotAvailable(format!(
-                "virt-v2v-in-place is not installed (package {CONVERTER_PACKAGE})"
-            )));
-        };
-        let made =
-            make_overlays(spec).and_then(|overlays| run_converter(&overlays, &program, options, &paths));
-        if let Err(error) = made {
-            remove_overlays(spec)?;
-            return Err(error);
+    let conversion = Conversion { spec, folder: spec.folder.path().join("convert") };
+    match conversion.state()? {
+        State::Committed => {
+            conversion.remove_overlays()?;
+            return Ok(ConvertOutcome::ConvertedBefore);
         }
-        mark(&paths.ready)?;
-    }
-    commit(spec)?;
-    mark(&paths.done)?;
-    remove_if_there(&paths.ready).map_err(|error| QemuError::io("clean-up of a conversion", error))?;
-    Ok(ConvertOutcome::Converted(paths.log))
-}
-
-struct Paths {
-    log: PathBuf,
-    /// The converter is done, and the overlays are being committed.
-    ready: PathBuf,
-    done: PathBuf,
-}
-
-impl Paths {
-    fn of(spec: &MachineSpec) -> Paths {
-        let folder = spec.folder.path();
-        Paths {
-            log: folder.join("convert.log"),
-            ready: folder.join("convert.ready"),
-            done: folder.join("convert.done"),
+        State::Converted => {}
+        State::Untouched => {
+            let Some(program) = options.program.clone().or_else(find_converter) else {
+                let why = "virt-v2v-in-place is not installed (package virt-v2v)";
+                return Ok(ConvertOutcome::NotAvailable(why.into()));
+            };
+            conversion.run(&program, options.time_max)?;
         }
     }
+    conversion.commit()?;
+    Ok(ConvertOutcome::Converted(conversion.log()))
 }
 
-fn find_program() -> Option<PathBuf> {
-    let in_path = std::env::var_os("PATH")
-        .into_iter()
-        .flat_map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
-    let candidates =
-        in_path.map(|folder| folder.join("virt-v2v-in-place")).chain(PLACES.iter().map(PathBuf::from));
-    candidates.into_iter().find(|path| path.is_file())
+/// How far a conversion has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The images are as they were copied; overlays that may lie about are worth nothing.
+    Untouched,
+    /// The overlays are complete; images may be merged in part.
+    Converted,
+    /// The images hold the converted guest.
+    Committed,
 }
 
-fn overlay_of(image: &Path) -> PathBuf {
-    beside(image, "convert")
+struct Conversion<'a> {
+    spec: &'a MachineSpec,
+    folder: PathBuf,
 }
 
-/// The machine with overlays in place of its images.
-fn make_overlays(spec: &MachineSpec) -> Result<MachineSpec, QemuError> {
-    let mut with_overlays = spec.clone();
-    for disk in &mut with_overlays.disks {
-        let overlay = overlay_of(&disk.path);
-        let what = format!("overlay {}", overlay.display());
-        remove_if_there(&overlay).map_err(|error| QemuError::io(&what, error))?;
-        let mut command = Command::new("qemu-img");
-        command
-            .args(["create", "-q", "-f", "qcow2", "-F", disk.format.as_str(), "-b"])
-            .arg(&disk.path)
-            .arg(&overlay);
-        run_image(&mut command, &what)?;
-        disk.path = overlay;
-        disk.format = ImageFormat::Qcow2;
+impl Conversion<'_> {
+    fn run(&self, program: &Path, time_max: Duration) -> Result<(), QemuError> {
+        let done = self.make_overlays().and_then(|()| self.run_program(program, time_max));
+        if done.is_err() {
+            self.remove_overlays()?;
+            return done;
+        }
+        self.sync_overlays()?;
+        self.set_state(CONVERTED)
     }
-    Ok(with_overlays)
-}
 
-fn run_converter(
-    spec: &MachineSpec,
-    program: &Path,
-    options: &ConvertOptions,
-    paths: &Paths,
-) -> Result<(), QemuError> {
-    let what = format!("conversion of {}", spec.name);
-    let io = |error| QemuError::io(&what, error);
-    let xml = spec.folder.path().join("convert.xml");
-    fs::write(&xml, libvirt_xml(spec)).map_err(io)?;
-    let mut command = Command::new(program);
-    command.args(["-i", "libvirtxml"]).arg(&xml);
-    let ended = run(&mut command, options.time_max).map_err(io)?;
-    write_log(&paths.log, &ended).map_err(io)?;
-    remove_if_there(&xml).map_err(io)?;
-    ended.check(format!("{what} (log in {})", paths.log.display())).map(|_| ())
-}
-
-fn write_log(path: &Path, ended: &Ended) -> std::io::Result<()> {
-    let mut file = fs::File::create(path)?;
-    file.write_all(&ended.stdout)?;
-    file.write_all(&ended.stderr)
-}
-
-fn commit(spec: &MachineSpec) -> Result<(), QemuError> {
-    for disk in &spec.disks {
-        let overlay = overlay_of(&disk.path);
-        if overlay.exists() {
+    fn commit(&self) -> Result<(), QemuError> {
+        for overlay in self.overlays() {
+            let what = format!("merge of the converted {}", overlay.display());
             let mut command = Command::new("qemu-img");
-            command.args(["commit", "-q", "-f", "qcow2"]).arg(&overlay);
-            run_image(&mut command, &format!("commit of {}", overlay.display()))?;
-            remove_if_there(&overlay).map_err(|error| QemuError::io("clean-up of a conversion", error))?;
+            // `-d` keeps the overlay's content, which must stay whole until all are merged.
+            command.args(["commit", "-q", "-d", "-f", "qcow2"]).arg(&overlay);
+            run_of(PACKAGE, &mut command, HOURS)?.check(what)?;
+        }
+        self.sync_images()?;
+        self.set_state(COMMITTED)?;
+        self.remove_overlays()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("convert.log")
+    }
+
+    /// The machine with overlays for disks.
+    fn on_overlays(&self) -> MachineSpec {
+        let mut spec = self.spec.clone();
+        for (disk, overlay) in spec.disks.iter_mut().zip(self.overlays()) {
+            (disk.path, disk.format) = (overlay, ImageFormat::Qcow2);
+        }
+        spec
+    }
+
+    fn overlays(&self) -> Vec<PathBuf> {
+        (0..self.spec.disks.len()).map(|index| self.folder.join(format!("disk{index}.qcow2"))).collect()
+    }
+
+    fn make_overlays(&self) -> Result<(), QemuError> {
+        fs::create_dir_all(&self.folder).map_err(|error| self.failure("preparation", error))?;
+        self.remove_overlays()?;
+        for (disk, overlay) in self.spec.disks.iter().zip(self.overlays()) {
+            make_overlay(disk, &overlay)?;
+        }
+        write_file(&self.definition(), libvirt_xml(&self.on_overlays()).as_bytes(), 0o644)
+    }
+
+    fn remove_overlays(&self) -> Result<(), QemuError> {
+        let files = self.overlays().into_iter().chain([self.definition()]);
+        let removed = files.map(|file| if self.folder.exists() { remove_if_there(&file) } else { Ok(()) });
+        removed.collect::<io::Result<()>>().map_err(|error| self.failure("clean-up", error))
+    }
+
+    fn sync_overlays(&self) -> Result<(), QemuError> {
+        self.sync(self.overlays().iter().map(PathBuf::as_path))
+    }
+
+    fn sync_images(&self) -> Result<(), QemuError> {
+        self.sync(self.spec.disks.iter().map(|disk| disk.path.as_path()))
+    }
+
+    fn sync<'a>(&self, mut files: impl Iterator<Item = &'a Path>) -> Result<(), QemuError> {
+        files.try_for_each(|file| File::open(file)?.sync_all()).map_err(|error| self.failure("flush", error))
+    }
+
+    fn definition(&self) -> PathBuf {
+        self.folder.join("domain.xml")
+    }
+
+    /// It ends with us, so that it never works on overlays behind the back of a drover that was started anew.
+    fn run_program(&self, program: &Path, time_max: Duration) -> Result<(), QemuError> {
+        let mut command = Command::new(program);
+        command.args(["-i", "libvirtxml"]).arg(self.definition());
+        if std::env::var_os(BACKEND).is_none() {
+            // No libvirtd is needed to look into a disk.
+            command.env(BACKEND, "direct");
+        }
+        let io = |error| self.failure("run", error);
+        let log = File::create(self.log()).map_err(io)?;
+        let guard = private_folder().map_err(io)?;
+        let mut child = Guarded::spawn(&command, guard.path(), log).map_err(io)?;
+        let status = child.wait(time_max).map_err(io)?;
+        child.stop();
+        let words = child::tail(&fs::read(self.log()).unwrap_or_default());
+        let (kind, why) = match status {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) if words.is_empty() => (QemuErrorKind::Failed, status.to_string()),
+            Some(_) => (QemuErrorKind::Failed, words),
+            None => (
+                QemuErrorKind::Timeout,
+                format!("not done after {} s; last words: {words}", time_max.as_secs()),
+            ),
+        };
+        let what = format!("conversion of {} (log in {})", self.spec.name, self.log().display());
+        Err(QemuError::new(kind, what).because(why))
+    }
+
+    fn state(&self) -> Result<State, QemuError> {
+        match fs::read_to_string(self.folder.join("state")) {
+            Ok(state) if state == CONVERTED => Ok(State::Converted),
+            Ok(state) if state == COMMITTED => Ok(State::Committed),
+            // Taking it for untouched could convert twice.
+            Ok(state) => Err(self.failure("state", io::Error::other(format!("'{state}' is not known")))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(State::Untouched),
+            Err(error) => Err(self.failure("state", error)),
         }
     }
-    Ok(())
+
+    fn set_state(&self, state: &str) -> Result<(), QemuError> {
+        write_file(&self.folder.join("state"), state.as_bytes(), 0o644)
+    }
+
+    fn failure(&self, step: &str, error: io::Error) -> QemuError {
+        QemuError::io(format!("{step} of the conversion in {}", self.folder.display()), error)
+    }
 }
 
-fn remove_overlays(spec: &MachineSpec) -> Result<(), QemuError> {
-    let overlays = spec.disks.iter().map(|disk| overlay_of(&disk.path));
-    overlays
-        .into_iter()
-        .try_for_each(|overlay| remove_if_there(&overlay))
-        .map_err(|error| QemuError::io("removal of overlays", error))
+fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuError> {
+    let mut command = Command::new("qemu-img");
+    command
+        .args(["create", "-q", "-f", "qcow2", "-F", disk.format.as_str(), "-b"])
+        .arg(&disk.path)
+        .arg(overlay);
+    let what = format!("creation of the overlay {}", overlay.display());
+    run_of(PACKAGE, &mut command, OVERLAY_TIME_MAX)?.check(what).map(drop)
 }
 
-fn run_image(command: &mut Command, what: &str) -> Result<(), QemuError> {
-    crate::child::run_of(PACKAGE, command, COMMIT_TIME_MAX)?.check(what).map(|_| ())
+fn find_converter() -> Option<PathBuf> {
+    find_program("virt-v2v-in-place", &["/usr/libexec", "/usr/lib", "/usr/lib/virt-v2v"])
 }
 
-fn mark(path: &Path) -> Result<(), QemuError> {
-    let made = fs::File::create(path).and_then(|file| file.sync_all());
-    made.and_then(|()| crate::image::sync_folder_of(path))
-        .map_err(|error| QemuError::io(format!("mark {}", path.display()), error))
-}
+const CONVERTED: &str = "converted";
+const COMMITTED: &str = "committed";
+const BACKEND: &str = "LIBGUESTFS_BACKEND";
+const OVERLAY_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::{Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, VmFolder};
+    use crate::image::{Qcow2Options, create_qcow2};
+    use crate::spec::DiskBus;
+    use crate::spec::tests::{disk, machine};
+    use crate::validate::on_path;
 
-    fn machine(folder: &Path) -> MachineSpec {
-        let path = folder.join("disk.raw");
-        fs::write(&path, vec![7; 1 << 20]).unwrap();
-        let disk = DiskSpec {
-            path,
-            format: ImageFormat::Raw,
-            bus: DiskBus::Virtio,
-            capacity_bytes: 1 << 20,
-            serial: None,
+    /// Writes sevens to the start of each disk in the domain XML, and notes that it ran.
+    const CONVERTS: &str = "echo x >> \"$(dirname \"$0\")/runs\"\n\
+        sed -n \"s/.*source file='\\([^']*\\)'.*/\\1/p\" \"$3\" | while read -r image; do\n\
+        qemu-io -f qcow2 -c 'write -q -P 7 0 64k' \"$image\" || exit 1\ndone\n";
+
+    struct Scene {
+        folder: tempfile::TempDir,
+        spec: MachineSpec,
+        options: ConvertOptions,
+    }
+
+    impl Scene {
+        /// A machine with a raw and a qcow2 disk, and a converter that runs `body`; `None` without QEMU's tools.
+        fn new(body: &str) -> Option<Scene> {
+            if !on_path("qemu-img") || !on_path("qemu-io") {
+                println!("skipped: no qemu-img and qemu-io");
+                return None;
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let mut spec = machine(folder.path());
+            fs::write(&spec.disks[0].path, vec![1; 1 << 20]).unwrap();
+            let mut second = disk(&folder.path().join("disk1.qcow2"), DiskBus::Virtio);
+            second.format = ImageFormat::Qcow2;
+            create_qcow2(&second.path, 1 << 20, &Qcow2Options::default()).unwrap();
+            spec.disks.push(second);
+            let mut scene = Scene { folder, spec, options: ConvertOptions::default() };
+            scene.set_program(body);
+            Some(scene)
+        }
+
+        fn set_program(&mut self, body: &str) {
+            let program = self.folder.path().join("converter");
+            fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            self.options.program = Some(program);
+        }
+
+        fn convert(&self) -> Result<ConvertOutcome, QemuError> {
+            convert(&self.spec, &self.options)
+        }
+
+        fn conversion(&self) -> Conversion<'_> {
+            Conversion { spec: &self.spec, folder: self.folder.path().join("convert") }
+        }
+
+        fn runs(&self) -> usize {
+            fs::read_to_string(self.folder.path().join("runs")).unwrap_or_default().lines().count()
+        }
+
+        /// Whether both disks start with these bytes.
+        fn disks_start_with(&self, first: u8, second: u8) -> bool {
+            let read = format!("read -q -P {second} 0 64k");
+            let mut command = Command::new("qemu-io");
+            command.args(["-f", "qcow2", "-c", &read]).arg(&self.spec.disks[1].path);
+            // qemu-io tells a differing pattern only in words.
+            let ended = child::run(&mut command, Duration::from_secs(30)).unwrap();
+            let differs = String::from_utf8_lossy(&ended.stdout).contains("failed");
+            fs::read(&self.spec.disks[0].path).unwrap()[0] == first && ended.success && !differs
+        }
+
+        fn is_as_copied(&self) -> bool {
+            self.disks_start_with(1, 0)
+        }
+
+        fn is_converted(&self) -> bool {
+            self.disks_start_with(7, 7)
+        }
+    }
+
+    #[test]
+    fn a_conversion_changes_the_disks_once() {
+        let Some(scene) = Scene::new(CONVERTS) else { return };
+        assert!(scene.is_as_copied());
+        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted(log) if log.is_file()));
+        assert_eq!(scene.convert().unwrap(), ConvertOutcome::ConvertedBefore);
+        assert!(scene.is_converted());
+        assert_eq!(scene.runs(), 1);
+        // The state and the log are left, and no overlay.
+        assert_eq!(fs::read_dir(scene.folder.path().join("convert")).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_merge_that_was_cut_short_is_done_again_and_the_converter_is_not() {
+        let Some(scene) = Scene::new(CONVERTS) else { return };
+        let conversion = scene.conversion();
+        conversion.run(scene.options.program.as_ref().unwrap(), Duration::from_secs(60)).unwrap();
+        assert!(scene.is_as_copied());
+        // The first disk was merged, then drover was killed.
+        let overlay = &conversion.overlays()[0];
+        let mut commit = Command::new("qemu-img");
+        commit.args(["commit", "-q", "-d", "-f", "qcow2"]).arg(overlay);
+        assert!(child::run(&mut commit, Duration::from_secs(60)).unwrap().success);
+        assert!(scene.disks_start_with(7, 0));
+        scene.convert().unwrap();
+        assert!(scene.is_converted());
+        assert_eq!(scene.runs(), 1);
+    }
+
+    #[test]
+    fn overlays_of_a_conversion_that_was_killed_are_not_used() {
+        let Some(mut scene) = Scene::new("exit 1") else { return };
+        scene.conversion().make_overlays().unwrap();
+        scene.convert().unwrap_err();
+        assert!(scene.is_as_copied());
+        scene.conversion().make_overlays().unwrap();
+        scene.set_program(CONVERTS);
+        scene.convert().unwrap();
+        assert!(scene.is_converted());
+    }
+
+    #[test]
+    fn a_failed_conversion_costs_no_copy_and_can_be_tried_again() {
+        let Some(mut scene) = Scene::new(&format!("{CONVERTS}echo 'no root device' >&2; exit 1")) else {
+            return;
         };
-        MachineSpec {
-            folder: VmFolder::new(folder),
-            name: "m".into(),
-            uuid: None,
-            title: None,
-            description: None,
-            firmware: MachineFirmware::Bios,
-            cpus: 1,
-            cores_per_socket: 1,
-            memory_mib: 64,
-            clock: Clock::Utc,
-            disks: vec![disk],
-            cache: Cache::Buffered,
-            nics: Vec::new(),
-            accelerator: Accelerator::Tcg,
-        }
-    }
-
-    fn has_qemu_img() -> bool {
-        let there = Command::new("qemu-img").arg("--version").output().is_ok();
-        if !there {
-            println!("skipped: qemu-img is not installed");
-        }
-        there
-    }
-
-    /// A stand-in that writes into the first overlay it finds in the XML, then ends as told.
-    fn program(folder: &Path, ends: u8) -> ConvertOptions {
-        let path = folder.join("fake-v2v");
-        let script = format!(
-            "#!/bin/sh\nf=$(sed -n \"s/.*source file='\\([^']*\\)'.*/\\1/p; s/.*source file=\\\"\\([^\\\"]*\\)\\\".*/\\1/p\" \"$3\" | head -n 1)\n\
-             echo \"converting $f\"\nqemu-io -f qcow2 -c 'write -P 9 0 64k' \"$f\" >/dev/null || exit 9\nexit {ends}\n"
-        );
-        fs::write(&path, script).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        ConvertOptions { program: Some(path), ..ConvertOptions::default() }
-    }
-
-    #[test]
-    fn a_conversion_that_succeeds_changes_the_image_once() {
-        if !has_qemu_img() {
-            return;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let spec = machine(folder.path());
-        let options = program(folder.path(), 0);
-        let outcome = convert(&spec, &options).unwrap();
+        let error = scene.convert().unwrap_err();
         assert!(
-            matches!(outcome, ConvertOutcome::Converted(log) if fs::read_to_string(&log).unwrap().contains("converting"))
+            error.chain().contains("convert.log") && error.chain().contains("no root device"),
+            "{}",
+            error.chain()
         );
-        let bytes = fs::read(&spec.disks[0].path).unwrap();
-        assert!(bytes[..65536].iter().all(|byte| *byte == 9) && bytes[65536..].iter().all(|byte| *byte == 7));
-        assert_eq!(convert(&spec, &options).unwrap(), ConvertOutcome::ConvertedBefore);
-        assert!(!overlay_of(&spec.disks[0].path).exists());
+        assert!(scene.is_as_copied());
+        scene.set_program(CONVERTS);
+        scene.convert().unwrap();
+        assert!(scene.is_converted());
     }
 
     #[test]
-    fn a_conversion_that_fails_leaves_the_image_as_it_was() {
-        if !has_qemu_img() {
-            return;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let spec = machine(folder.path());
-        convert(&spec, &program(folder.path(), 1)).unwrap_err();
-        assert!(fs::read(&spec.disks[0].path).unwrap().iter().all(|byte| *byte == 7));
-        assert!(!overlay_of(&spec.disks[0].path).exists());
-        convert(&spec, &program(folder.path(), 0)).unwrap();
+    fn a_conversion_that_hangs_is_given_up() {
+        let Some(mut scene) = Scene::new("exec sleep 600") else { return };
+        scene.options.time_max = Duration::from_millis(300);
+        assert_eq!(scene.convert().unwrap_err().kind, QemuErrorKind::Timeout);
+        assert!(scene.is_as_copied());
+    }
+
+    #[test]
+    fn a_state_that_nobody_knows_stops_the_conversion() {
+        let Some(scene) = Scene::new(CONVERTS) else { return };
+        fs::create_dir(scene.folder.path().join("convert")).unwrap();
+        fs::write(scene.folder.path().join("convert/state"), "half").unwrap();
+        assert!(scene.convert().unwrap_err().chain().contains("half"));
+        assert!(scene.runs() == 0 && scene.is_as_copied());
     }
 }
