@@ -164,10 +164,10 @@ mod tests {
         let line = |columns| frame(&disks()[..1], &[], None, &screen(columns, 24)).remove(0);
         assert_eq!(
             line(90),
-            "web01/Hard disk 1  ####-----   50 %  812 MB/s   ETA 0:12       waits for source 71 %"
+            "web01/Hard disk 1  #####-----   50 %  812 MB/s   ETA 0:12       waits for source 71 %"
         );
         assert_eq!(line(52), "web01/Hard disk 1   50 %  812 MB/s   ETA 0:12");
-        assert_eq!(line(30), "web01/Hard ~   50 %  812 MB/s");
+        assert_eq!(line(31), "web01/Hard ~   50 %  812 MB/s");
         assert_eq!(line(20), "web01/Hard ~   50 %");
         assert_eq!(line(10), "w~   50 %");
     }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod axis;
 mod canvas;
 mod clock;
 mod copy_display;
@@ -18,8 +19,11 @@ mod mode;
 mod now;
 mod problems;
 mod report;
+#[cfg(test)]
+mod sample;
 mod stage;
 mod status;
+mod summary;
 mod table;
 mod tally;
 mod text;

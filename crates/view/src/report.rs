@@ -1,12 +1,233 @@
-use drover_engine::PlanReport;
-use serde_json::Value;
+use std::fmt::{self, Write};
 
-/// The report as text.
+use drover_engine::{DiskReport, PlanReport, PlanState, VmReport};
+use drover_types::Bytes;
+use serde_json::{Value, json};
+
+use crate::clock::local;
+use crate::now::rate_text;
+use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
+use crate::table::{Align, Table};
+use crate::text::{UNKNOWN, clean, count, duration};
+
+/// The report of a plan as text: its VMs, what failed and what to try, its disks, and their proof.
 pub fn report_text(report: &PlanReport) -> String {
-    format!("plan {}\n", report.plan.name)
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_report(&mut text, report);
+    text
 }
 
-/// The report as JSON.
+/// The report of a plan as JSON: all that the store has, and a summary.
 pub fn report_json(report: &PlanReport) -> Value {
-    serde_json::to_value(report).unwrap_or_default()
+    match serde_json::to_value(report) {
+        Ok(mut value) => {
+            value["summary"] = json!(Summary::of(report));
+            value
+        }
+        Err(error) => json!({ "error": error.to_string() }),
+    }
+}
+
+fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
+    let summary = Summary::of(report);
+    write_head(text, report, &summary)?;
+    if !report.vms.is_empty() {
+        write!(text, "\n{}", vm_table(report))?;
+    }
+    report.vms.iter().try_for_each(|vm| write_vm_notes(text, vm))?;
+    if summary.disks > 0 {
+        write!(text, "\n{}", disk_table(report))?;
+        writeln!(text, "\nRoots of the hash trees (BLAKE3, a leaf per 64 KiB):")?;
+    }
+    report.vms.iter().try_for_each(|vm| vm.disks.iter().try_for_each(|disk| write_roots(text, vm, disk)))
+}
+
+fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt::Result {
+    let plan = &report.plan;
+    let (from, to) = (local(plan.started_ms), local(summary.ended_ms));
+    let state = plan_state(plan.state);
+    writeln!(text, "plan {}: {state}, {from} to {to}, {}", clean(&plan.name), duration(summary.elapsed()))?;
+    writeln!(text, "{}; {}", summary.verdict(), summary.proof())?;
+    write!(
+        text,
+        "{} of {}, {} of data; {} read, {} written in the last run",
+        count(summary.disks, "disk"),
+        Bytes(summary.size_bytes),
+        Bytes(summary.data_bytes),
+        Bytes(summary.read_bytes),
+        Bytes(summary.written_bytes)
+    )?;
+    if summary.resumed_bytes > 0 {
+        write!(text, ", {} kept from runs before", Bytes(summary.resumed_bytes))?;
+    }
+    writeln!(text)?;
+    match waited_for(&summary.attribution) {
+        waits if waits.is_empty() => Ok(()),
+        waits => writeln!(text, "copies waited for: {waits}"),
+    }
+}
+
+fn vm_table(report: &PlanReport) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("VM", Left),
+        ("STATE", Left),
+        ("DISKS", Right),
+        ("SIZE", Right),
+        ("DATA", Right),
+        ("READ", Right),
+        ("RATE", Right),
+        ("HASH EQUAL", Left),
+        ("STARTED", Left),
+        ("TIME", Right),
+    ]);
+    for vm in &report.vms {
+        let size = vm.disks.iter().fold(0u64, |sum, disk| sum.saturating_add(disk.size));
+        table.row([
+            vm.row.name.clone(),
+            vm_state(vm.row.state).into(),
+            vm.disks.len().to_string(),
+            Bytes(size).to_string(),
+            Bytes(vm.sum(|disk| disk.data_bytes)).to_string(),
+            Bytes(vm.sum(|disk| disk.read_bytes)).to_string(),
+            rate_text(vm_rate(vm)),
+            Equal::of_disks(&vm.disks).to_string(),
+            started_word(vm).into(),
+            vm_time(vm).map_or(UNKNOWN.into(), duration),
+        ]);
+    }
+    table
+}
+
+fn write_vm_notes(text: &mut String, vm: &VmReport) -> fmt::Result {
+    let name = clean(&vm.row.name);
+    if let Some(started) = &vm.row.started {
+        writeln!(text, "\n{name} started: {}", clean(started))?;
+    }
+    if let Some(error) = &vm.row.error {
+        let phase = vm.row.phase.as_deref().unwrap_or("its first phase");
+        writeln!(text, "\n{name} {} in {}: {}", vm_state(vm.row.state), clean(phase), clean(error))?;
+    }
+    if let Some(advice) = &vm.row.advice {
+        writeln!(text, "  try: {}", clean(advice))?;
+    }
+    Ok(())
+}
+
+fn disk_table(report: &PlanReport) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("DISK", Left),
+        ("SIZE", Right),
+        ("DATA", Right),
+        ("READ", Right),
+        ("RESUMED", Right),
+        ("RETRIES", Right),
+        ("RATE", Right),
+        ("HASH EQUAL", Left),
+        ("WAITED FOR", Left),
+    ]);
+    for (vm, disk) in report.vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+        let bytes = |bytes: Option<u64>| bytes.map_or(UNKNOWN.into(), |bytes| Bytes(bytes).to_string());
+        table.row([
+            format!("{}/{}", vm.row.name, disk.label),
+            Bytes(disk.size).to_string(),
+            bytes(disk.details.data_bytes),
+            bytes(disk.details.read_bytes),
+            bytes(disk.details.resumed_bytes),
+            disk.details.retries.map_or(UNKNOWN.into(), |retries| retries.to_string()),
+            rate_text(disk.read_rate),
+            Equal::of_disk(disk).to_string(),
+            disk.attribution.as_ref().map(waited_for).unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn write_roots(text: &mut String, vm: &VmReport, disk: &DiskReport) -> fmt::Result {
+    let root = |root: &Option<String>| clean(root.as_deref().unwrap_or(UNKNOWN)).into_owned();
+    writeln!(text, "  {}/{}", clean(&vm.row.name), clean(&disk.label))?;
+    writeln!(text, "    source  {}", root(&disk.details.root))?;
+    writeln!(text, "    target  {}", root(&disk.details.target_root))?;
+    writeln!(text, "    image   {}", clean(&disk.path.display().to_string()))?;
+    match &disk.details.note {
+        Some(note) => writeln!(text, "    note    {}", clean(note)),
+        None => Ok(()),
+    }
+}
+
+/// State of a plan in a word.
+pub(crate) fn plan_state(state: PlanState) -> &'static str {
+    match state {
+        PlanState::Running => "running",
+        PlanState::Done => "done",
+        PlanState::Incomplete => "incomplete",
+        PlanState::Cancelled => "cancelled",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn the_text_says_what_arrived_what_failed_and_how_it_is_proven() {
+        let root = "a1".repeat(32);
+        let expected = format!(
+            "\
+plan lab: incomplete, 2026-03-01 14:05:10 to 2026-03-01 14:06:22, 1 min 12 s
+1 of 2 VMs arrived, 1 failed; not all disks were compared
+3 disks of 30 GiB, 6 GiB of data; 5 GiB read, 6 GiB written in the last run, 1 GiB kept from runs before
+copies waited for: source 71 %, target 20 %, cpu 6 %
+
+VM             STATE   DISKS    SIZE   DATA   READ      RATE  HASH EQUAL   STARTED        TIME
+web01          done        2  20 GiB  4 GiB  4 GiB  107 MB/s  yes          yes      1 min 00 s
+<db> & \"co\"'s  FAILED      1  10 GiB  2 GiB  1 GiB        --  not checked  no       1 min 00 s
+
+web01 started: runs as process 42
+
+<db> & \"co\"'s FAILED in copy: copy of <db> & \"co\"/Hard disk 1: write: no space left
+  try: make room on the target, then `drover resume`
+
+DISK                         SIZE   DATA   READ  RESUMED  RETRIES      RATE  HASH EQUAL   WAITED FOR
+web01/Hard disk 1          10 GiB  2 GiB  2 GiB      0 B        0  537 MB/s  yes          source 71 %, target 20 %, cpu 6 %
+web01/Hard disk 2          10 GiB  2 GiB  2 GiB      0 B        0  537 MB/s  yes          source 71 %, target 20 %, cpu 6 %
+<db> & \"co\"'s/Hard disk 1  10 GiB  2 GiB  1 GiB    1 GiB        3        --  not checked  source 71 %, target 20 %, cpu 6 %
+
+Roots of the hash trees (BLAKE3, a leaf per 64 KiB):
+  web01/Hard disk 1
+    source  {root}
+    target  {root}
+    image   /images/vm-1/disk0.raw
+  web01/Hard disk 2
+    source  {root}
+    target  {root}
+    image   /images/vm-1/disk1.raw
+  <db> & \"co\"'s/Hard disk 1
+    source  --
+    target  --
+    image   /images/vm-2/disk0.raw
+    note    journal was cut
+"
+        );
+        assert_eq!(report_text(&sample::report()), expected);
+    }
+
+    #[test]
+    fn the_json_has_all_and_a_summary() {
+        let value = report_json(&sample::report());
+        assert_eq!(value["summary"]["done"], 1);
+        assert_eq!(value["summary"]["equal"], "not_checked");
+        assert_eq!(value["vms"][0]["name"], "web01");
+        assert_eq!(value["vms"][0]["disks"][1]["details"]["root"], "a1".repeat(32));
+    }
+
+    #[test]
+    fn an_empty_report_is_still_a_report() {
+        let text = report_text(&sample::empty());
+        assert!(text.contains("0 of 0 VMs arrived; no disk was copied"), "{text}");
+        assert_eq!(report_json(&sample::empty())["summary"]["vms"], 0);
+    }
 }

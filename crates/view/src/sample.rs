@@ -1,0 +1,163 @@
+//! Made-up data for tests.
+
+use drover_engine::{
+    DiskReport, DiskRow, EventRow, PhaseTime, PlanReport, PlanRow, PlanState, RatePoint, VmReport, VmRow,
+    VmState,
+};
+use drover_mover::Attribution;
+
+/// 2026-03-01 14:05:10 UTC.
+pub(crate) const START: i64 = 1_772_373_910_000;
+
+pub(crate) fn plan(name: &str, state: PlanState) -> PlanRow {
+    let ended_ms = (state != PlanState::Running).then_some(START + 72_000);
+    let pid = (state == PlanState::Running).then_some(4711);
+    PlanRow {
+        name: name.into(),
+        text: String::new(),
+        folder: "/plans".into(),
+        state,
+        pid,
+        started_ms: START,
+        ended_ms,
+    }
+}
+
+pub(crate) fn vm(id: &str, name: &str, state: VmState) -> VmRow {
+    VmRow {
+        id: id.into(),
+        name: name.into(),
+        state,
+        phase: Some("copy".into()),
+        planned: String::new(),
+        snapshot: None,
+        switched_off: true,
+        touched: false,
+        started: None,
+        error: None,
+        cause: None,
+        advice: None,
+        started_ms: Some(START + 1000),
+        ended_ms: Some(START + 61_000),
+    }
+}
+
+pub(crate) fn disk(vm: &str, number: usize) -> DiskRow {
+    DiskRow {
+        vm: vm.into(),
+        number,
+        label: format!("Hard disk {}", number + 1),
+        path: format!("/images/{vm}/disk{number}.raw").into(),
+        size: 10 << 30,
+        data_bytes: Some(2 << 30),
+        read_bytes: Some(2 << 30),
+        written_bytes: Some(2 << 30),
+        resumed_bytes: Some(0),
+        retries: Some(0),
+        root: Some("a1".repeat(32)),
+        target_root: Some("a1".repeat(32)),
+        blocks_verified: Some(163_840),
+        blocks: Some(163_840),
+        differing: Some(0),
+        copy_ms: Some(4000),
+        verify_ms: Some(2000),
+        attribution: None,
+        note: None,
+    }
+}
+
+pub(crate) fn disk_report(details: DiskRow) -> DiskReport {
+    DiskReport {
+        label: details.label.clone(),
+        path: details.path.clone(),
+        size: details.size,
+        equal: details.blocks_verified.map(|_| details.differing == Some(0)),
+        read_rate: details
+            .read_bytes
+            .zip(details.copy_ms)
+            .map(|(bytes, ms)| bytes as f64 * 1000.0 / ms as f64),
+        attribution: Some(Attribution {
+            source_ns: 710,
+            target_ns: 200,
+            cpu_ns: 60,
+            flush_ns: 20,
+            idle_ns: 10,
+        }),
+        details,
+    }
+}
+
+fn phase(name: &str, from_s: i64, to_s: Option<i64>) -> PhaseTime {
+    PhaseTime {
+        phase: name.into(),
+        started_ms: START + from_s * 1000,
+        ended_ms: to_s.map(|s| START + s * 1000),
+    }
+}
+
+fn event(at_s: i64, vm: &str, kind: &str, phase: Option<&str>, text: &str) -> EventRow {
+    EventRow {
+        at_ms: START + at_s * 1000,
+        vm: Some(vm.into()),
+        phase: phase.map(Into::into),
+        kind: kind.into(),
+        text: text.into(),
+    }
+}
+
+/// A VM with two disks that arrived, and one with hostile names that failed.
+pub(crate) fn report() -> PlanReport {
+    let done = VmReport {
+        row: VmRow { started: Some("runs as process 42".into()), ..vm("vm-1", "web01", VmState::Done) },
+        disks: vec![disk_report(disk("vm-1", 0)), disk_report(disk("vm-1", 1))],
+        phases: vec![
+            phase("check", 1, Some(2)),
+            phase("copy", 2, Some(42)),
+            phase("verify", 42, Some(55)),
+            phase("start", 55, Some(61)),
+        ],
+    };
+    let half = DiskRow {
+        read_bytes: Some(1 << 30),
+        resumed_bytes: Some(1 << 30),
+        retries: Some(3),
+        root: None,
+        target_root: None,
+        blocks_verified: None,
+        differing: None,
+        copy_ms: None,
+        note: Some("journal was cut".into()),
+        ..disk("vm-2", 0)
+    };
+    let failed = VmReport {
+        row: VmRow {
+            error: Some("copy of <db> & \"co\"/Hard disk 1: write: no space left".into()),
+            cause: Some("targetfull".into()),
+            advice: Some("make room on the target, then `drover resume`".into()),
+            ..vm("vm-2", "<db> & \"co\"'s", VmState::Failed)
+        },
+        disks: vec![disk_report(half)],
+        phases: vec![phase("check", 1, Some(2)), phase("copy", 2, None)],
+    };
+    let point = |s: i64| RatePoint {
+        at_ms: START + s * 1000,
+        read_rate: 8e8 + 1e7 * (s % 7) as f64,
+        written_rate: 7e8,
+        disks: 3,
+    };
+    PlanReport {
+        plan: plan("lab", PlanState::Incomplete),
+        vms: vec![done, failed],
+        rates: (3..42).map(point).collect(),
+        events: vec![
+            event(1, "vm-1", "started", Some("check"), ""),
+            event(61, "vm-1", "note", None, "runs as process 42"),
+            event(61, "vm-2", "error", Some("copy"), "no <space> & \u{1b}[31mleft"),
+        ],
+    }
+}
+
+pub(crate) fn empty() -> PlanReport {
+    let plan = PlanRow { ended_ms: None, ..plan("", PlanState::Done) };
+    PlanReport { plan, vms: vec![], rates: vec![], events: vec![] }
+}
