@@ -63,8 +63,14 @@ fn copies_disks_of_every_odd_size() {
         let report = run(&job(&source, &target, None)).unwrap();
         assert!(target.content() == content(size), "size {size}");
         assert!(!target.has_unflushed(), "size {size}: done before it is durable");
-        let check =
-            verify(target.as_ref(), &report.leaves, Verify::Full, &options(), &Progress::default(), &StopSignal::default());
+        let check = verify(
+            target.as_ref(),
+            &report.leaves,
+            Verify::Full,
+            &options(),
+            &Progress::default(),
+            &StopSignal::default(),
+        );
         let check = check.unwrap();
         assert_eq!((check.is_equal(), check.target_root), (true, Some(report.root)), "size {size}");
     }
@@ -189,8 +195,14 @@ fn damage_of_the_target_is_found_by_full_verification() {
     let (source, target) = disks(90 * BLOCK_BYTES as usize);
     let report = run(&job(&source, &target, None)).unwrap();
     target.overwrite(44 * BLOCK_BYTES + 5, &[0x5a]);
-    let check =
-        verify(target.as_ref(), &report.leaves, Verify::Full, &options(), &Progress::default(), &StopSignal::default());
+    let check = verify(
+        target.as_ref(),
+        &report.leaves,
+        Verify::Full,
+        &options(),
+        &Progress::default(),
+        &StopSignal::default(),
+    );
     let check = check.unwrap();
     assert_eq!(check.mismatches.iter().map(|found| found.block).collect::<Vec<_>>(), [44]);
     assert_ne!(check.target_root, Some(report.root));
