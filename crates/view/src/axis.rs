@@ -10,9 +10,9 @@ const GAP_MIN_SHARE: f64 = 0.15;
 const GAPS_MAX: usize = 12;
 
 /// Steps between labels, in milliseconds: what clocks count in.
-const STEPS_MS: [i64; 19] = [
-    10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000, 300_000, 900_000,
-    3_600_000, 10_800_000, 43_200_000, 86_400_000,
+const STEPS_MS: [i64; 21] = [
+    10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 900_000,
+    1_800_000, 3_600_000, 10_800_000, 43_200_000, 86_400_000,
 ];
 
 /// A time axis without the long gaps in which nothing ran: between the end of a run and its resume,

@@ -25,8 +25,7 @@ type Part = (usize, fn(&DiskNow) -> String);
 
 /// What to leave out first. The share done stays always.
 const PARTS: [Part; 5] = [
-    // A transfer on its own is named for what it does.
-    (6, |disk| if disk.disk.is_some() { disk.activity.clone() } else { String::new() }),
+    (6, |disk| disk.activity.clone()),
     (21, |disk| {
         let (done, size) = disk.done();
         format!("{}/{}", Bytes(done), Bytes(size))
@@ -49,11 +48,11 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(columns: usize, longest_name: usize) -> Layout {
+    fn new(columns: usize, longest_name: usize, least: usize) -> Layout {
         let wish = longest_name.clamp(1, NAME_MAX);
         let parts = |first: usize| PARTS[first..].iter().map(|(wide, _)| wide + GAP.len()).sum::<usize>();
         let fits = |first: &usize| NAME_MIN.min(wish) + GAP.len() + SHARE_COLUMNS + parts(*first) <= columns;
-        let first_part = (0..PARTS.len()).find(fits).unwrap_or(PARTS.len());
+        let first_part = (least..PARTS.len()).find(fits).unwrap_or(PARTS.len());
         let free = columns.saturating_sub(GAP.len() + SHARE_COLUMNS + parts(first_part));
         let name = wish.min(free);
         let bar = free.saturating_sub(name + GAP.len()).min(BAR_MAX);
@@ -105,7 +104,9 @@ pub(crate) fn frame(
     // where the cursor waits.
     let screen = Screen { columns: screen.columns.saturating_sub(1), ..*screen };
     let room = screen.rows.saturating_sub(1 + usize::from(total.is_some()));
-    let layout = Layout::new(screen.columns, longest);
+    // A transfer on its own is named for what it does; that is not said twice.
+    let least = usize::from(disks.iter().all(|disk| disk.disk.is_none()));
+    let layout = Layout::new(screen.columns, longest, least);
     let lines: Vec<String> = disks.iter().map(|disk| layout.line(disk, &screen)).collect();
     let others = others.iter().map(|text| clip(&clean(text), screen.columns).into_owned());
     let mut lines = bounded(lines, others.collect(), room);
@@ -202,6 +203,13 @@ mod tests {
         assert_eq!(lines[3..], ["... and 12 more disks", "total"]);
         let lines = frame(&disks[..2], &["a".into(), "b".into(), "c".into()], Some("total"), &screen(100, 6));
         assert_eq!(lines[3..], ["... and 2 more VMs", "total"]);
+    }
+
+    #[test]
+    fn a_transfer_on_its_own_is_named_for_what_it_does() {
+        let disk = DiskNow { vm: None, disk: None, ..copying("", "", 0.25) };
+        let line = frame(&[disk], &[], None, &screen(140, 24)).remove(0);
+        assert!(line.starts_with("copy  ######------------------   25 %  5 GiB/20 GiB"), "{line}");
     }
 
     #[test]

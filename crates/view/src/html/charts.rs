@@ -107,9 +107,7 @@ pub(super) fn write_rates(page: &mut String, report: &PlanReport) -> fmt::Result
             Rate(*tick)
         )?;
     }
-    let lines: [(&str, fn(&RatePoint) -> f64); 2] =
-        [("written", |point| point.written_rate), ("read", |point| point.read_rate)];
-    for (class, rate) in lines {
+    for (class, rate) in [("written", written_rate as fn(&RatePoint) -> f64), ("read", read_rate)] {
         let mut path = String::new();
         for (at, point) in points.iter().enumerate() {
             let breaks = at == 0 || axis.is_broken(points[at - 1].at_ms, point.at_ms);
@@ -126,6 +124,14 @@ pub(super) fn write_rates(page: &mut String, report: &PlanReport) -> fmt::Result
     end_chart(page)?;
     write_legend(page, [("read", "read from the sources"), ("written", "written to the targets")].iter())?;
     writeln!(page, "</section>")
+}
+
+fn read_rate(point: &RatePoint) -> f64 {
+    point.read_rate
+}
+
+fn written_rate(point: &RatePoint) -> f64 {
+    point.written_rate
 }
 
 /// Both charts have the same axis, so that one explains the other.
