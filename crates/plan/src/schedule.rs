@@ -58,8 +58,11 @@ impl From<&Limits> for Budgets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waiting,
-    /// Admitted, with this many disk slots.
-    Running(u32),
+    /// Admitted: slots held, and disks still to copy, of which there may be more.
+    Running {
+        slots: u32,
+        disks: u32,
+    },
     Finished,
 }
 
@@ -100,19 +103,20 @@ impl Scheduler {
         self.queue.remove(at);
         self.disks += slots;
         *self.hosts.entry(self.works[index].host.clone()).or_default() += 1;
-        self.states[index] = State::Running(slots);
+        self.states[index] = State::Running { slots, disks: self.works[index].disks.max(1) };
         self.check_invariants();
         Some(VmIndex(index))
     }
 
-    /// One disk of a running VM is done: its slot goes to others. More calls than disks are harmless.
+    /// One disk of a running VM is done: its slot goes to the VM's next disk, or else to other VMs.
+    /// More calls than disks are harmless.
     pub fn disk_finished(&mut self, vm: VmIndex) {
-        if let State::Running(slots) = &mut self.states[vm.0]
-            && *slots > 0
-        {
-            *slots -= 1;
-            self.disks -= 1;
+        if let State::Running { slots, disks } = &mut self.states[vm.0] {
+            *disks = disks.saturating_sub(1);
+            self.disks -= slots.saturating_sub(*disks);
+            *slots = (*slots).min(*disks);
         }
+        self.check_invariants();
     }
 
     /// A running VM needs the source no more, whether it ended well or not.
@@ -145,7 +149,7 @@ impl Scheduler {
 
     /// VMs that run.
     pub fn running(&self) -> usize {
-        self.states.iter().filter(|state| matches!(state, State::Running(_))).count()
+        self.states.iter().filter(|state| matches!(state, State::Running { .. })).count()
     }
 
     /// Whether every VM has finished.
@@ -154,7 +158,7 @@ impl Scheduler {
     }
 
     fn release(&mut self, vm: VmIndex) {
-        let State::Running(slots) = self.states[vm.0] else {
+        let State::Running { slots, .. } = self.states[vm.0] else {
             panic!("VM {} is given back but does not run", vm.0);
         };
         self.disks -= slots;
@@ -180,6 +184,11 @@ impl Scheduler {
             self.hosts.values().all(|running| *running <= self.budgets.vms_per_host),
             "more VMs run on a host than the budget allows"
         );
+        let held = self.states.iter().map(|state| match state {
+            State::Running { slots, .. } => *slots,
+            State::Waiting | State::Finished => 0,
+        });
+        assert_eq!(held.sum::<u32>(), self.disks, "disk slots were lost or made up");
         let waiting = self.states.iter().filter(|state| **state == State::Waiting).count();
         assert_eq!(waiting, self.queue.len(), "the queue holds other VMs than the waiting ones");
     }
@@ -188,4 +197,117 @@ impl Scheduler {
 /// Sort key: greater priority, then more bytes, then the earlier in the list.
 fn order(work: &Work, index: usize) -> (std::cmp::Reverse<(i32, u64)>, usize) {
     (std::cmp::Reverse((work.priority, work.bytes)), index)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn work(host: &str, disks: u32, bytes: u64, priority: i32) -> Work {
+        Work { host: host.into(), disks, bytes, priority }
+    }
+
+    fn scheduler(works: &[Work], vms_per_host: u32, disks: u32) -> Scheduler {
+        Scheduler::new(works.to_vec(), Budgets { vms_per_host, disks })
+    }
+
+    fn admitted(scheduler: &mut Scheduler) -> Vec<usize> {
+        std::iter::from_fn(|| scheduler.next()).map(|vm| vm.0).collect()
+    }
+
+    #[test]
+    fn priority_goes_first_then_size_then_the_order_of_the_list() {
+        let works = [work("a", 1, 5, 0), work("a", 1, 9, 0), work("a", 1, 1, 7), work("a", 1, 9, 0)];
+        assert_eq!(admitted(&mut scheduler(&works, 20, 8)), [2, 1, 3, 0]);
+    }
+
+    #[test]
+    fn a_full_host_does_not_hold_back_the_others() {
+        let works = [work("a", 1, 9, 0), work("a", 1, 8, 0), work("b", 1, 1, 0)];
+        let mut scheduler = scheduler(&works, 1, 8);
+        assert_eq!(admitted(&mut scheduler), [0, 2]);
+        scheduler.finished(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [1]);
+    }
+
+    #[test]
+    fn a_vm_with_many_disks_is_not_overtaken_for_ever() {
+        let works = [work("a", 3, 9, 1), work("b", 4, 8, 0), work("c", 1, 1, 0)];
+        let mut scheduler = scheduler(&works, 20, 4);
+        assert_eq!(admitted(&mut scheduler), [0], "the one-disk VM would fit, but it is not its turn");
+        scheduler.finished(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [1]);
+    }
+
+    #[test]
+    fn a_vm_with_more_disks_than_the_budget_goes_alone_until_its_last_ones() {
+        let works = [work("a", 10, 9, 0), work("b", 1, 1, 0)];
+        let mut scheduler = scheduler(&works, 20, 4);
+        assert_eq!(admitted(&mut scheduler), [0]);
+        (0..6).for_each(|_| scheduler.disk_finished(VmIndex(0)));
+        assert_eq!(scheduler.next(), None, "four disks are left for four slots");
+        scheduler.disk_finished(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [1]);
+    }
+
+    #[test]
+    fn a_vm_that_is_put_back_gets_its_old_place() {
+        let works = [work("a", 1, 9, 0), work("a", 1, 8, 0), work("a", 1, 7, 0)];
+        let mut scheduler = scheduler(&works, 1, 8);
+        assert_eq!(admitted(&mut scheduler), [0]);
+        scheduler.requeue(VmIndex(0));
+        assert_eq!((scheduler.waiting(), scheduler.running()), (3, 0));
+        assert_eq!(admitted(&mut scheduler), [0]);
+    }
+
+    fn any_work() -> impl Strategy<Value = Work> {
+        (0..4u8, 0..12u32, 0..6u64, -1..2i32)
+            .prop_map(|(host, disks, bytes, priority)| work(&host.to_string(), disks, bytes, priority))
+    }
+
+    /// VMs and disks that run, counted from the outside.
+    fn usage(works: &[Work], running: &[usize], disks: u32) -> (BTreeMap<String, u32>, u32) {
+        let mut hosts = BTreeMap::new();
+        running.iter().for_each(|&vm| *hosts.entry(works[vm].host.clone()).or_default() += 1);
+        (hosts, running.iter().map(|&vm| works[vm].disks.clamp(1, disks)).sum())
+    }
+
+    proptest! {
+        #[test]
+        fn budgets_hold_all_get_done_and_the_first_that_a_host_can_take_goes_first(
+            works in prop::collection::vec(any_work(), 0..40),
+            vms_per_host in 0..4u32,
+            disks in 0..10u32,
+            ends in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..200),
+        ) {
+            let mut scheduler = scheduler(&works, vms_per_host, disks);
+            let (vms_per_host, disks) = (vms_per_host.max(1), disks.max(1));
+            let (mut running, mut waiting) = (Vec::new(), (0..works.len()).collect::<Vec<usize>>());
+            let mut ends = ends.into_iter();
+            while !scheduler.is_done() {
+                while let Some(VmIndex(vm)) = scheduler.next() {
+                    let (hosts, _) = usage(&works, &running, disks);
+                    let room = |vm: &usize| hosts.get(&works[*vm].host).is_none_or(|n| *n < vms_per_host);
+                    let first = waiting.iter().copied().filter(room).min_by_key(|&vm| order(&works[vm], vm));
+                    prop_assert_eq!(Some(vm), first);
+                    waiting.retain(|other| *other != vm);
+                    running.push(vm);
+                    let (hosts, used) = usage(&works, &running, disks);
+                    prop_assert!(used <= disks && hosts.values().all(|n| *n <= vms_per_host));
+                }
+                prop_assert!(!running.is_empty(), "work is left, nothing runs and nothing is admitted");
+                let (which, again) = ends.next().map_or((0, false), |(at, again)| (at.index(running.len()), again));
+                let vm = running.swap_remove(which);
+                if again {
+                    scheduler.requeue(VmIndex(vm));
+                    waiting.push(vm);
+                } else {
+                    scheduler.finished(VmIndex(vm));
+                }
+            }
+            prop_assert_eq!((scheduler.waiting(), running.len()), (0, 0));
+        }
+    }
 }
