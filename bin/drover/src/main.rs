@@ -7,6 +7,7 @@ mod connect;
 mod endpoint;
 mod exit;
 mod image;
+mod out;
 mod signals;
 mod source;
 mod target;
@@ -34,7 +35,7 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
         Command::Plan { command: PlanCommand::Schema } => {
-            println!("{:#}", drover_plan::schema());
+            crate::out::line(format!("{:#}", drover_plan::schema()));
             Ok(Exit::Success)
         }
         Command::Migrate(args) => commands::migrate::migrate(args),

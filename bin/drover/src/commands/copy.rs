@@ -94,11 +94,8 @@ impl Job<'_> {
         let rate = Rate::of(found.snapshot.read, found.elapsed);
         if self.args.json {
             let bytes = found.snapshot.read;
-            println!(
-                "{}",
-                json!({"event": "done", "root": root, "size": disk.size(), "bytes_read": bytes,
-                "seconds": found.elapsed.as_secs_f64()})
-            );
+            crate::out::line(json!({"event": "done", "root": root, "size": disk.size(), "bytes_read": bytes,
+                "seconds": found.elapsed.as_secs_f64()}));
         } else {
             self.say(&format!("read {} at {rate}, root {root}", Bytes(found.snapshot.read)));
         }
@@ -142,7 +139,7 @@ impl Job<'_> {
                 "target_root": check.and_then(|check| check.target_root).map(|root| root.to_hex()),
                 "blocks_compared": check.map(|check| check.blocks),
             });
-            println!("{line}");
+            crate::out::line(line);
             return;
         }
         let (stage, share) = now.attribution.slowest();

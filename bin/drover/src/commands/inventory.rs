@@ -18,9 +18,9 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
     session.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
     let concerns = all_concerns(&inventory);
     if args.json {
-        println!("{:#}", drover_view::inventory_json(&inventory, &concerns));
+        crate::out::line(format!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
-        print!("{}", drover_view::inventory_text(&inventory, &concerns, args.details));
+        crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details));
     }
     Ok(Exit::Success)
 }

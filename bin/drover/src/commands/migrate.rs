@@ -115,7 +115,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
     if !args.json && !args.quiet {
         let report = open_store(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
         match report {
-            Ok(Some(report)) => print!("{}", drover_view::report_text(&report)),
+            Ok(Some(report)) => crate::out::print(&drover_view::report_text(&report)),
             Ok(None) => {}
             Err(failure) => eprintln!("{failure}"),
         }

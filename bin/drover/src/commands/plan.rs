@@ -129,12 +129,12 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         let mut inventory = session.inventory()?;
         let resolution = resolve_here(&file, &mut inventory);
         if !args.json {
-            print!("{}", summary(&resolution));
+            crate::out::print(&summary(&resolution));
         }
         resolution.problems
     };
     if args.json {
-        println!("{:#}", serde_json::json!({ "problems": problems }));
+        crate::out::line(format!("{:#}", serde_json::json!({ "problems": problems })));
     } else {
         eprint!("{}", drover_view::problems_text(&file.path, &problems));
     }
@@ -143,7 +143,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Plan, format!("the plan has {errors} errors; nothing was touched")));
     }
     if !args.json {
-        println!("the plan is fine; nothing was touched");
+        crate::out::line("the plan is fine; nothing was touched");
     }
     Ok(Exit::Success)
 }
@@ -160,7 +160,7 @@ pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
     let inventory = session.inventory()?;
     let text = draft_of(args, &inventory);
     match &args.output {
-        None => print!("{text}"),
+        None => crate::out::print(&text),
         Some(path) => {
             use std::io::Write;
             let failed = |error: std::io::Error| {

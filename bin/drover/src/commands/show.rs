@@ -11,9 +11,9 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
         None => {
             let plans = store.plans()?;
             if args.run.json {
-                println!("{:#}", serde_json::json!({ "plans": plans }));
+                crate::out::line(format!("{:#}", serde_json::json!({ "plans": plans })));
             } else {
-                print!("{}", drover_view::plans_text(&plans));
+                crate::out::print(&drover_view::plans_text(&plans));
             }
         }
         Some(text) => {
@@ -21,9 +21,12 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
             let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
             let (vms, disks) = (store.vms(&name)?, store.disks(&name)?);
             if args.run.json {
-                println!("{:#}", serde_json::json!({ "plan": plan, "vms": vms, "disks": disks }));
+                crate::out::line(format!(
+                    "{:#}",
+                    serde_json::json!({ "plan": plan, "vms": vms, "disks": disks })
+                ));
             } else {
-                print!("{}", drover_view::status_text(&plan, &vms, &disks));
+                crate::out::print(&drover_view::status_text(&plan, &vms, &disks));
             }
         }
     }
@@ -40,9 +43,9 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
         std::fs::write(path, drover_view::report_html(&report)).map_err(failed)?;
         eprintln!("wrote {}", path.display());
     } else if args.run.json {
-        println!("{:#}", drover_view::report_json(&report));
+        crate::out::line(format!("{:#}", drover_view::report_json(&report)));
     } else {
-        print!("{}", drover_view::report_text(&report));
+        crate::out::print(&drover_view::report_text(&report));
     }
     Ok(Exit::Success)
 }
