@@ -9,8 +9,10 @@ pub(crate) enum Kind {
     /// Lower-case letters, digits and `-`.
     PlanName,
     Path,
-    /// `64MiB`, at least so many bytes.
-    Size(u64),
+    /// `64MiB`: from so many bytes to so many.
+    Size(u64, u64),
+    /// 20 or 32 bytes in hexadecimal, with or without colons.
+    Thumbprint,
     /// `90s`, `5m`, `2h`.
     Duration,
     Number(u64, u64),
@@ -38,10 +40,27 @@ pub(crate) struct Key {
     pub doc: &'static str,
 }
 
+/// Which keys of a table go together. The reader has its own words for each; the schema gets them from here.
+#[derive(Debug)]
+pub(crate) enum Rule {
+    /// One of these at least.
+    Needs(&'static [&'static str]),
+    /// Not both.
+    NotBoth(&'static str, &'static str),
+    /// The first together with one of the others, or none of them at all.
+    Together(&'static str, &'static [&'static str]),
+}
+
 #[derive(Debug)]
 pub(crate) struct Table {
     pub keys: &'static [Key],
+    pub rules: &'static [Rule],
 }
+
+const PASSWORD: &[&str] = &["password_file", "password_env"];
+const PASSWORD_ONCE: Rule = Rule::NotBoth("password_file", "password_env");
+const TRUST_ONCE: Rule = Rule::NotBoth("ca_file", "thumbprint");
+const SELECTS: Rule = Rule::Needs(&["name", "glob", "folder", "tag", "id", "host"]);
 
 const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
     Key { name, kind, required: false, default, doc }
@@ -64,7 +83,11 @@ pub(crate) static PLAN: Table = Table {
         must("source", Kind::One(&SOURCE), "The provider the VMs come from."),
         must("target", Kind::One(&TARGET), "Where they go."),
         key("mode", Kind::Choice(&["cold"]), "cold", "cold: switched off, copied, started."),
-        must("vms", Kind::Many(&SELECTION), "Which VMs, and what is different for them."),
+        must(
+            "vms",
+            Kind::Many(&SELECTION),
+            "Which VMs, and what is different for them. For a VM that several entries select, the later ones win.",
+        ),
         key("exclude", Kind::Many(&SELECTOR), "", "Which of those stay behind all the same."),
         key(
             "networks",
@@ -80,10 +103,11 @@ pub(crate) static PLAN: Table = Table {
         key("verify", Kind::Verify, "full", VERIFY_DOC),
         key("limits", Kind::One(&LIMITS), "", "Budgets that all VMs of the plan share."),
     ],
+    rules: &[],
 };
 
 const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out";
-const STORAGE: &str = "folder, or `default` for the target's folder";
+const STORAGE: &str = "folder (if relative, below the target's), or `default` for the target's folder";
 const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
 const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, it is an error. shutdown: a clean shutdown by the \
                              guest tools. force: the same, and if it fails the VM is switched off hard.";
@@ -102,10 +126,11 @@ pub(crate) static SOURCE: Table = Table {
         key("password_file", Kind::Path, "", "File whose first line is the password."),
         key("password_env", Kind::Text, "", "Environment variable with the password."),
         key("ca_file", Kind::Path, "", "PEM file of the certificate authorities to trust."),
-        key("thumbprint", Kind::Text, "", "SHA-1 or SHA-256 thumbprint of the certificate."),
+        key("thumbprint", Kind::Thumbprint, "", "SHA-1 or SHA-256 thumbprint of the certificate."),
         key("insecure", Kind::Flag, "false", "Do not verify the certificate."),
         key("data", Kind::One(&DATA), "", "Which way the bytes of the disks take."),
     ],
+    rules: &[Rule::Needs(PASSWORD), PASSWORD_ONCE, TRUST_ONCE],
 };
 
 pub(crate) static DATA: Table = Table {
@@ -128,6 +153,7 @@ pub(crate) static DATA: Table = Table {
         key("password_env", Kind::Text, "", "Environment variable with that user's password."),
         key("hosts", Kind::Named(&HOST), "", "What is different for single hosts, by name."),
     ],
+    rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE],
 };
 
 pub(crate) static HOST: Table = Table {
@@ -140,12 +166,13 @@ pub(crate) static HOST: Table = Table {
         key("ca_file", Kind::Path, "", "PEM file of the certificate authorities to trust."),
         key(
             "thumbprint",
-            Kind::Text,
+            Kind::Thumbprint,
             "",
             "Thumbprint of its certificate; absent: the one that the vCenter knows.",
         ),
         key("insecure", Kind::Flag, "false", "Do not verify its certificate."),
     ],
+    rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE, TRUST_ONCE],
 };
 
 pub(crate) static TARGET: Table = Table {
@@ -168,6 +195,7 @@ pub(crate) static TARGET: Table = Table {
             "Allow a folder with less free space than the disks' full capacity.",
         ),
     ],
+    rules: &[],
 };
 
 pub(crate) static UEFI: Table = Table {
@@ -175,6 +203,7 @@ pub(crate) static UEFI: Table = Table {
         must("code", Kind::Path, "Firmware code, shared and read-only."),
         must("vars", Kind::Path, "Template of the variable store, copied for each VM."),
     ],
+    rules: &[],
 };
 
 pub(crate) static SELECTOR: Table = Table {
@@ -186,6 +215,7 @@ pub(crate) static SELECTOR: Table = Table {
         key("id", Kind::Text, "", "The provider's id (vm-42)."),
         key("host", Kind::Text, "", "Name of the source host."),
     ],
+    rules: &[SELECTS],
 };
 
 pub(crate) static SELECTION: Table = Table {
@@ -196,8 +226,18 @@ pub(crate) static SELECTION: Table = Table {
         key("tag", Kind::Text, "", "Tag as category:name; may be a pattern."),
         key("id", Kind::Text, "", "The provider's id (vm-42)."),
         key("host", Kind::Text, "", "Name of the source host."),
-        key("target_name", Kind::Text, "", "Name at the target; for one VM only."),
-        key("target_folder", Kind::Path, "", "Folder that the VM's own folder is made in."),
+        key(
+            "target_name",
+            Kind::Text,
+            "",
+            "Name at the target, of letters, digits, - _ and .; for one VM only. Absent: the VM's own, with - for all else.",
+        ),
+        key(
+            "target_folder",
+            Kind::Path,
+            "",
+            "Folder that the VM's own folder is made in; if relative, below the target's.",
+        ),
         key("format", Kind::Choice(FORMAT), "", "Format of its disk images."),
         key("disk_bus", Kind::Choice(BUS), "", BUS_DOC),
         key("power_off", Kind::Choice(POWER_OFF), "", POWER_OFF_DOC),
@@ -210,6 +250,7 @@ pub(crate) static SELECTION: Table = Table {
         key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),
         key("priority", Kind::Priority, "0", "Greater goes first."),
     ],
+    rules: &[SELECTS],
 };
 
 pub(crate) static LIMITS: Table = Table {
@@ -218,8 +259,18 @@ pub(crate) static LIMITS: Table = Table {
         key("disks", Kind::Number(1, 1000), "8", "Disks copied at once in total."),
         key("lanes_per_disk", Kind::Number(1, 64), "", "Connections per disk; absent: chosen."),
         key("depth", Kind::Number(1, 64), "", "Requests in flight per connection; absent: chosen."),
-        key("request", Kind::Size(65536), "", "Size of a read request, 64KiB to 32MiB; absent: chosen."),
-        key("memory", Kind::Size(1 << 20), "512MiB", "Buffers of all transfers together, at least 1MiB."),
+        key(
+            "request",
+            Kind::Size(64 << 10, 32 << 20),
+            "",
+            "Size of a read request, 64KiB to 32MiB and at most `memory`; absent: chosen.",
+        ),
+        key(
+            "memory",
+            Kind::Size(1 << 20, 1 << 40),
+            "512MiB",
+            "Buffers of all transfers together, 1MiB to 1TiB.",
+        ),
         key("retries", Kind::Number(0, 10_000), "5", "Tries of a request after the first, at the least."),
         key(
             "retry_for",
@@ -228,6 +279,7 @@ pub(crate) static LIMITS: Table = Table {
             "How long a source or target may be away before its transfer gives up.",
         ),
     ],
+    rules: &[],
 };
 
 /// The JSON Schema of a plan file.
@@ -242,7 +294,23 @@ fn object(table: &Table) -> Value {
     let properties: Map<String, Value> =
         table.keys.iter().map(|key| (key.name.to_string(), property(key))).collect();
     let required: Vec<&str> = table.keys.iter().filter(|key| key.required).map(|key| key.name).collect();
-    json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+    let mut object = json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false});
+    if !table.rules.is_empty() {
+        object["allOf"] = table.rules.iter().map(rule).collect();
+    }
+    object
+}
+
+fn rule(rule: &Rule) -> Value {
+    let one_of = |names: &[&str]| -> Value { names.iter().map(|name| json!({"required": [name]})).collect() };
+    match rule {
+        Rule::Needs(names) => json!({"anyOf": one_of(names)}),
+        Rule::NotBoth(one, other) => json!({"not": {"required": [one, other]}}),
+        Rule::Together(first, others) => {
+            let back: Map<String, Value> = others.iter().map(|it| (it.to_string(), json!([first]))).collect();
+            json!({"dependentSchemas": {*first: {"anyOf": one_of(others)}}, "dependentRequired": back})
+        }
+    }
 }
 
 fn property(key: &Key) -> Value {
@@ -262,11 +330,14 @@ fn value(kind: Kind) -> Value {
     match kind {
         Kind::Text | Kind::Path => json!({"type": "string", "minLength": 1}),
         Kind::PlanName => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,63}$"}),
-        Kind::Size(least) => json!({"anyOf": [
-            {"type": "string", "pattern": "^[0-9]+ ?([kKmMgGtT](i[bB])?|[bB])?$"}, {"type": "integer", "minimum": least}]}),
+        Kind::Size(least, most) => json!({"anyOf": [
+            {"type": "string", "pattern": "^[0-9]+ ?([kKmMgGtT](i[bB])?|[bB])?$"}, {"type": "integer", "minimum": least, "maximum": most}]}),
+        Kind::Thumbprint => {
+            json!({"type": "string", "pattern": "^:*(([0-9A-Fa-f]:*){40}|([0-9A-Fa-f]:*){64})$"})
+        }
         Kind::Duration => json!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}),
         Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
-        Kind::Priority => json!({"type": "integer"}),
+        Kind::Priority => json!({"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX}),
         Kind::Flag => json!({"type": "boolean"}),
         Kind::Choice(words) => json!({"enum": words}),
         Kind::TextList => json!({"type": "array", "items": {"type": "string"}}),
@@ -274,7 +345,7 @@ fn value(kind: Kind) -> Value {
             "properties": {"sampled": {"type": "integer", "minimum": 1}}, "required": ["sampled"],
             "additionalProperties": false}]}),
         Kind::One(table) => object(table),
-        Kind::Many(table) => json!({"type": "array", "items": object(table)}),
+        Kind::Many(table) => json!({"type": "array", "items": object(table), "minItems": 1}),
         Kind::Named(table) => json!({"type": "object", "additionalProperties": object(table)}),
         Kind::Texts(meaning) => {
             json!({"type": "object", "additionalProperties": {"type": "string", "description": meaning}})

@@ -333,7 +333,7 @@ pub struct Selection {
 pub struct Selector {
     /// Exact name.
     pub name: Option<String>,
-    /// Pattern of the name (`*`, `?`, `[a-z]`).
+    /// Pattern of the name (`*`, `?`).
     pub glob: Option<String>,
     /// Folder, and all below it (`prod/web`).
     pub folder: Option<String>,

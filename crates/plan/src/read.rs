@@ -9,10 +9,10 @@ use crate::keys::{self, Kind, Table};
 use crate::model::*;
 use crate::node::{Entry, Node, Value};
 use crate::problem::{At, Problem, sort};
+use crate::resolve::safe_name;
 
 /// Blocks of each disk that `verify: sampled` compares.
 const SAMPLED_BLOCKS: u64 = 1000;
-const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
 impl Plan {
     /// Reads a plan file.
@@ -126,7 +126,14 @@ impl Reader {
         let Some(entry) = fields.find("endpoint") else { return nowhere };
         let text = self.text(fields, "endpoint").unwrap_or_default();
         parse_endpoint(&text).unwrap_or_else(|| {
-            self.wrong(fields, entry, "is not host, host:port or an https URL");
+            if text.contains('@') {
+                // What stands before the @ may hold a password, which no message repeats.
+                let message = "a user or password does not belong into the endpoint";
+                let problem = Problem::error(fields.path_of("endpoint"), message).at(entry.node.at);
+                self.problems.push(problem.advise("give `user` and `password_file` or `password_env`"));
+            } else {
+                self.wrong(fields, entry, "is not host, host:port or an https URL");
+            }
             nowhere
         })
     }
@@ -217,6 +224,11 @@ impl Reader {
             self.mismatch(&path, &entry.node, "a map of host names");
             return Vec::new();
         };
+        for (number, entry) in entries.iter().enumerate() {
+            if entries[..number].iter().any(|earlier| earlier.key == entry.key) {
+                self.double(format!("{path}.{}", entry.key), entry);
+            }
+        }
         let host = |entry: &Entry| {
             let fields = self.fields(&entry.node, &format!("{path}.{}", entry.key), &keys::HOST);
             HostOverride {
@@ -290,7 +302,7 @@ impl Reader {
 
     fn overrides(&mut self, fields: &Fields<'_>) -> Overrides {
         Overrides {
-            target_name: self.text(fields, "target_name"),
+            target_name: self.target_name(fields),
             target_folder: self.text(fields, "target_folder").map(PathBuf::from),
             format: self.format(fields),
             disk_bus: self.bus(fields),
@@ -304,6 +316,15 @@ impl Reader {
             storage: self.storage(fields),
             priority: self.priority(fields),
         }
+    }
+
+    fn target_name(&mut self, fields: &Fields<'_>) -> Option<String> {
+        let (entry, name) = (fields.find("target_name")?, self.text(fields, "target_name")?);
+        let safe = safe_name(&name);
+        if safe != name {
+            self.wrong(fields, entry, &format!("is not made of letters, digits, - _ and .; '{safe}' is"));
+        }
+        Some(name)
     }
 
     fn networks(&mut self, fields: &Fields<'_>) -> Vec<NetworkRule> {
@@ -330,14 +351,20 @@ impl Reader {
     fn limits(&mut self, plan: &Fields<'_>) -> Limits {
         let fields = self.map(plan, "limits", &keys::LIMITS);
         let small = |value: Option<u64>| value.map(|value| value as u32);
-        let request = self.size(&fields, "request").map(|bytes| bytes.min(REQUEST_BYTES_MAX));
+        let request = self.size(&fields, "request");
+        let memory = self.size(&fields, "memory").unwrap_or(512 << 20);
+        if let Some(entry) = fields.find("request")
+            && request.is_some_and(|request| request > memory)
+        {
+            self.wrong(&fields, entry, "is more than all the `memory` for buffers");
+        }
         Limits {
             vms_per_host: small(self.number(&fields, "vms_per_host")).unwrap_or(20),
             disks: small(self.number(&fields, "disks")).unwrap_or(8),
             lanes_per_disk: small(self.number(&fields, "lanes_per_disk")),
             depth: small(self.number(&fields, "depth")),
             request,
-            memory: self.size(&fields, "memory").unwrap_or(512 << 20),
+            memory,
             retries: small(self.number(&fields, "retries")).unwrap_or(5),
             retry_for: self.duration(&fields, "retry_for").unwrap_or(Duration::from_secs(600)),
         }
@@ -425,8 +452,7 @@ impl Reader {
             if table.key(&entry.key).is_none() {
                 self.unknown(&fields, entry);
             } else if fields.entries[..number].iter().any(|earlier| earlier.key == entry.key) {
-                let text = format!("'{}' is there twice", entry.key);
-                self.problems.push(Problem::error(fields.path_of(&entry.key), text).at(entry.at));
+                self.double(fields.path_of(&entry.key), entry);
             }
         }
         for key in table.keys.iter().filter(|key| key.required && fields.find(key.name).is_none()) {
@@ -510,12 +536,10 @@ impl Reader {
             return Vec::new();
         };
         let mut pairs: Vec<(String, String, At)> = Vec::new();
-        for Entry { key, at, node } in entries {
-            let here = format!("{path}.{key}");
+        for entry in entries {
+            let (Entry { key, at, node }, here) = (entry, format!("{path}.{}", entry.key));
             match &node.value {
-                _ if pairs.iter().any(|(earlier, ..)| earlier == key) => {
-                    self.problems.push(Problem::error(here, format!("'{key}' is there twice")).at(*at));
-                }
+                _ if pairs.iter().any(|(earlier, ..)| earlier == key) => self.double(here, entry),
                 Value::Scalar { text, .. } if !text.is_empty() => {
                     pairs.push((key.clone(), text.clone(), *at))
                 }
@@ -580,14 +604,15 @@ impl Reader {
 
     fn size(&mut self, fields: &Fields<'_>, name: &str) -> Option<u64> {
         let entry = fields.find(name)?;
-        let Some(Kind::Size(least)) = fields.table.key(name).map(|key| key.kind) else { return None };
+        let Some(Kind::Size(least, most)) = fields.table.key(name).map(|key| key.kind) else { return None };
         let size = match &entry.node.value {
             Value::Scalar { text, .. } => text.parse::<Bytes>().ok(),
             _ => None,
         };
-        let fits = size.filter(|size| size.0 >= least);
+        let fits = size.filter(|size| (least..=most).contains(&size.0));
         if fits.is_none() {
-            self.wrong(fields, entry, &format!("is not a size of at least {}, such as 64MiB", Bytes(least)));
+            let range = format!("is not a size from {} to {}, such as 16MiB", Bytes(least), Bytes(most));
+            self.wrong(fields, entry, &range);
         }
         fits.map(|size| size.0)
     }
@@ -612,6 +637,11 @@ impl Reader {
         };
         self.problems
             .push(Problem::error(fields.path_of(&entry.key), format!("{shown} {what}")).at(entry.node.at));
+    }
+
+    fn double(&mut self, path: String, entry: &Entry) {
+        let text = format!("'{}' is there twice", entry.key);
+        self.problems.push(Problem::error(path, text).at(entry.at));
     }
 
     fn mismatch(&mut self, path: &str, node: &Node, wanted: &str) {

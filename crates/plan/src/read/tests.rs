@@ -42,12 +42,99 @@ fn the_example_fits_the_schema_and_the_schema_refuses_what_the_reader_refuses() 
     let as_json = |text: &str| to_json(&crate::node::parse(text).unwrap());
     assert!(validator.is_valid(&as_json(EXAMPLE)));
     assert!(validator.is_valid(&as_json(SMALL)));
-    for (from, to) in
-        [("name: p", "name: P!"), ("version: 1", "version: 2"), ("type: qemu", "type: xen"), ("vms:", "vmz:")]
-    {
+    for (from, to) in [
+        ("name: p", "name: P!"),
+        ("version: 1", "version: 2"),
+        ("type: qemu", "type: xen"),
+        ("vms:", "vmz:"),
+        ("[{name: a}]", "[]"),
+        ("[{name: a}]", "[{start: true}]"),
+        ("[{name: a}]", "[{name: a, priority: 5000000000}]"),
+        (", password_env: P", ""),
+        ("password_env: P", "password_env: P, password_file: p"),
+        ("password_env: P", "password_env: P, thumbprint: abc"),
+        ("password_env: P", "password_env: P, data: {user: root}"),
+        ("password_env: P", "password_env: P, data: {password_env: P}"),
+        ("name: p", "name: p\nlimits: {request: 100000000}"),
+        ("name: p", "name: p\nlimits: {request: 1 parsec}"),
+        ("name: p", "name: p\nshutdown_timeout: 5"),
+        ("name: p", "name: p\nverify: {sampled: 0}"),
+    ] {
         let text = SMALL.replace(from, to);
         assert!(Plan::parse(&text).is_err() && !validator.is_valid(&as_json(&text)), "{to}");
     }
+}
+
+/// A copy of `text` as JSON on one line, with `value` at `path` (made where it is missing).
+fn with(text: &str, path: &[&str], value: serde_json::Value) -> String {
+    let mut json = to_json(&crate::node::parse(text).unwrap());
+    let mut place = &mut json;
+    for part in path {
+        place = match part.parse::<usize>() {
+            Ok(number) => &mut place[number],
+            Err(_) => &mut place[*part],
+        };
+    }
+    *place = value;
+    json.to_string()
+}
+
+/// Every table and where it is used, in the example.
+const TABLES: [(&[&str], &keys::Table); 9] = [
+    (&[], &keys::PLAN),
+    (&["source"], &keys::SOURCE),
+    (&["source", "data"], &keys::DATA),
+    (&["source", "data", "hosts", "esx1.example.org"], &keys::HOST),
+    (&["target"], &keys::TARGET),
+    (&["target", "uefi"], &keys::UEFI),
+    (&["vms", "2"], &keys::SELECTION),
+    (&["exclude", "0"], &keys::SELECTOR),
+    (&["limits"], &keys::LIMITS),
+];
+
+#[test]
+fn every_key_of_the_tables_is_read_and_its_kind_is_checked() {
+    for (place, table) in TABLES {
+        for key in table.keys {
+            let path: Vec<&str> = place.iter().copied().chain([key.name]).collect();
+            let found = Plan::parse(&with(EXAMPLE, &path, serde_json::json!([[]]))).unwrap_err();
+            let written = path.join(".").replace("vms.2", "vms[2]").replace("exclude.0", "exclude[0]");
+            assert!(found.iter().any(|it| it.path.starts_with(&written)), "{written}: {found:#?}");
+        }
+    }
+}
+
+#[test]
+fn the_defaults_that_are_documented_are_those_that_hold() {
+    // A selection has the plan's own settings for defaults, so its table names none but the priority's.
+    for (place, table) in TABLES.into_iter().filter(|(_, table)| !std::ptr::eq(*table, &keys::SELECTION)) {
+        for key in table.keys.iter().filter(|key| !key.default.is_empty()) {
+            let value = match key.kind {
+                Kind::Flag | Kind::Number(..) => serde_json::from_str(key.default).unwrap(),
+                _ => serde_json::Value::from(key.default),
+            };
+            let path: Vec<&str> = place.iter().copied().chain([key.name]).collect();
+            let said = with(SMALL, &path, value);
+            let silent = with(SMALL, place, to_json_without(&said, place, key.name));
+            assert_ne!(said, silent, "the key is there in one and not in the other");
+            assert_eq!(without_places(&said), without_places(&silent), "{}", path.join("."));
+        }
+    }
+}
+
+fn to_json_without(text: &str, place: &[&str], key: &str) -> serde_json::Value {
+    let mut json = to_json(&crate::node::parse(text).unwrap());
+    let place = place.iter().fold(&mut json, |place, part| &mut place[*part]);
+    place.as_object_mut().unwrap().remove(key);
+    place.clone()
+}
+
+/// All that a plan says, but for where it says it.
+fn without_places(text: &str) -> String {
+    let plan = format!("{:?}", Plan::parse(text).unwrap());
+    let mut parts = plan.split("At {");
+    let first = parts.next().unwrap_or_default().to_string();
+    parts.fold(first, |text, part| text + part.split_once('}').unwrap().1)
 }
 
 fn to_json(node: &Node) -> serde_json::Value {
@@ -85,7 +172,7 @@ fn every_mistake_is_told_at_once_with_its_line() {
 
 #[test]
 fn each_mistake_has_its_own_words() {
-    let changes: [(&str, &str, &str); 12] = [
+    let changes: [(&str, &str, &str); 18] = [
         ("name: p", "name: p\nverfy: full", "did you mean 'verify'?"),
         ("vms: [{name: a}]", "vms: []", "selects nothing"),
         ("vms: [{name: a}]", "vms: [{start: true}]", "does not say which VMs"),
@@ -102,6 +189,12 @@ fn each_mistake_has_its_own_words() {
         ),
         ("name: p", "name: p\nshutdown_timeout: 5", "is not a time"),
         ("name: p", "name: p\nlimits: {memory: lots}", "is not a size"),
+        ("name: p", "name: p\nlimits: {request: 64MiB}", "'64MiB' is not a size from 64 KiB to 32 MiB"),
+        ("name: p", "name: p\nlimits: {request: 4MiB, memory: 2MiB}", "more than all the `memory`"),
+        ("name: a", "name: a, target_name: a/b", "'a-b' is"),
+        ("password_env: P", "password_env: P, data: {hosts: {h: {}, h: {}}}", "'h' is there twice"),
+        ("name: p", "name: p\nnetworks: {n: br0, n: br1}", "networks.n: 'n' is there twice"),
+        ("name: p", "name: p\nstorage: {ds: }", "nothing is here where a text belongs"),
     ];
     for (from, to, words) in changes {
         let found = problems(&SMALL.replace(from, to)).join("\n");
@@ -114,6 +207,12 @@ fn each_mistake_has_its_own_words() {
 fn an_unverified_certificate_is_a_loud_warning_but_no_error() {
     let plan = Plan::parse(&SMALL.replace("password_env: P", "password_env: P, insecure: true")).unwrap();
     assert!(plan.warnings[0].to_string().contains("anyone on the line"));
+}
+
+#[test]
+fn a_password_in_the_endpoint_is_refused_and_not_repeated() {
+    let told = only_problem(|text| text.replace("endpoint: vc", "endpoint: \"https://root:hunter2@vc\""));
+    assert!(told.contains("does not belong into the endpoint") && !told.contains("hunter2"), "{told}");
 }
 
 #[test]
