@@ -79,7 +79,7 @@ impl QemuTarget {
         Ok(MachineFirmware::Uefi { secure_boot, files })
     }
 
-    fn folders<'a>(vm: &'a PlannedVm) -> impl Iterator<Item = &'a Path> {
+    fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
         let disks = vm.disks.iter().filter_map(|disk| disk.path.parent());
         std::iter::once(vm.folder.as_path()).chain(disks)
     }

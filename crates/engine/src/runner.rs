@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -162,7 +163,9 @@ impl Runner<'_> {
         let planned = |id: &str| self.vms.iter().any(|vm| vm.vm.id == id);
         let count = |state: VmState| rows.iter().filter(|row| planned(&row.id) && row.state == state).count();
         let done = count(VmState::Done);
-        let failed: Vec<_> = failed.into_iter().filter(|(_, cause)| *cause != Cause::Cancelled).collect();
+        let is_done = |name: &str| rows.iter().any(|row| row.name == name && row.state == VmState::Done);
+        let counts = |(name, cause): &(String, Cause)| *cause != Cause::Cancelled && !is_done(name);
+        let failed: Vec<_> = failed.into_iter().filter(counts).collect();
         let unfinished = self.vms.len() - done - failed.len();
         let outcome = RunOutcome { done, failed, unfinished };
         let state = if outcome.is_complete() { PlanState::Done } else { PlanState::Incomplete };
@@ -189,11 +192,17 @@ fn run_vm(
         ends.lock().unwrap_or_else(PoisonError::into_inner).scheduler.finished(index);
         changed.notify_all();
     };
-    let result = Journey::new(context, vm, slots.min(vm.disks.len())).run(release);
+    // A defect that shows with one VM must not take the others along. Its state stays as a crash would
+    // leave it, and a resume sees to it.
+    let travel = AssertUnwindSafe(|| Journey::new(context, vm, slots.min(vm.disks.len())).run(release));
+    let cause = match catch_unwind(travel) {
+        Ok(result) => result.err().map(|error| error.cause()),
+        Err(_) => Some(Cause::Internal),
+    };
     let mut state = ends.lock().unwrap_or_else(PoisonError::into_inner);
     state.running -= 1;
-    if let Err(error) = result {
-        state.failed.push((vm.target_name.clone(), error.cause()));
+    if let Some(cause) = cause {
+        state.failed.push((vm.target_name.clone(), cause));
     }
     changed.notify_all();
 }

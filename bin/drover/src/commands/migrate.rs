@@ -100,7 +100,7 @@ fn options(limits: &Limits) -> TransferOptions {
     TransferOptions {
         lanes: limits.lanes_per_disk.map(|lanes| lanes as usize),
         depth: limits.depth.map(|depth| depth as usize),
-        request_bytes: limits.request.into(),
+        request_bytes: limits.request,
         retry: RetryPolicy {
             attempts_min: limits.retries.saturating_add(1),
             give_up_after: limits.retry_for,

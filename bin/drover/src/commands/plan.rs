@@ -190,7 +190,6 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> String {
         thumbprint: secret.thumbprint.clone(),
         insecure: secret.insecure,
         folder: args.folder.clone(),
-        ..drover_plan::DraftOptions::default()
     };
     drover_plan::draft(inventory, &args.vms, &options)
 }
