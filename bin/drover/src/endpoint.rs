@@ -148,9 +148,19 @@ fn open_vsphere(
     Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)] })
 }
 
+/// Whether two paths lead to one file, by whatever names.
+fn is_same_file(a: &str, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    id(Path::new(a)).is_some_and(|of_a| id(b) == Some(of_a))
+}
+
 /// Opens the target of a copy of `size` bytes; `None` for `null:`, which only reads.
 pub fn open_target(args: &CopyArgs, size: u64) -> Result<Option<TargetEnd>, Failure> {
     match place(&args.target)? {
+        Place::Path(path) if is_same_file(&args.source, &path) => {
+            Err(Failure::new(Exit::Usage, format!("{} is both source and target", path.display())))
+        }
         Place::Null => Ok(None),
         Place::Nbd(uri) => open_nbd_target(&uri).map(Some),
         Place::Path(path) => match format_of(&path, args.format) {

@@ -1,0 +1,197 @@
+//! `drover copy`: one disk from any source to any target.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{MIB, Stage, disk_file, same_bytes, vm};
+use drover_lab::Drover;
+
+fn setup() -> (tempfile::TempDir, Drover) {
+    let folder = tempfile::tempdir().unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    (folder, drover)
+}
+
+fn copied(drover: &Drover, source: &str, target: &Path, more: &[&str]) -> String {
+    let args = [&["copy", source, target.to_str().unwrap()], more].concat();
+    let output = drover.run(&args).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    output.err + &output.out
+}
+
+fn refused(drover: &Drover, args: &[&str], code: i32, words: &str) {
+    let output = drover.run(&[&["copy"], args].concat()).unwrap();
+    assert_eq!(output.code, Some(code), "{}", output.err);
+    assert!(output.err.contains(words), "'{words}' is not in: {}", output.err);
+}
+
+/// An nbdkit that ends with the test; `None` where nbdkit is not installed.
+struct Nbdkit {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Nbdkit {
+    fn start(folder: &Path, args: &[&str]) -> Option<Nbdkit> {
+        let socket = folder.join("nbd.sock");
+        let _ = std::fs::remove_file(&socket);
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "--exit-with-parent", "-U"]).arg(&socket).args(args).stdout(Stdio::null());
+        let Ok(child) = command.spawn() else {
+            println!("skipped: nbdkit is not installed");
+            return None;
+        };
+        let until = Instant::now() + Duration::from_secs(10);
+        while !socket.exists() {
+            assert!(Instant::now() < until, "nbdkit did not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(Nbdkit { child, socket })
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn files_of_odd_sizes_are_copied_and_verified() {
+    let (folder, drover) = setup();
+    for size in [1, 511, 65_537, 5 * MIB + 3] {
+        let source = disk_file(folder.path(), "source", size);
+        let target = folder.path().join(format!("target-{size}"));
+        let said = copied(&drover, source.to_str().unwrap(), &target, &["--verify", "full"]);
+        assert!(said.contains("verified: equal") && same_bytes(&source, &target), "{size}: {said}");
+        assert!(!drover_mover::journal_path(&target).exists(), "a finished copy needs no journal");
+    }
+}
+
+#[test]
+fn what_is_there_is_kept_unless_forced() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", MIB);
+    let target = folder.path().join("target");
+    std::fs::write(&target, vec![1; MIB as usize]).unwrap();
+    let (from, to) = (source.to_str().unwrap(), target.to_str().unwrap());
+    refused(&drover, &[from, to], 7, "already holds");
+    assert_eq!(std::fs::read(&target).unwrap()[0], 1);
+    refused(&drover, &[from, from, "--force"], 2, "both source and target");
+    copied(&drover, from, &target, &["--force"]);
+    assert!(same_bytes(&source, &target));
+    refused(&drover, &["/no/such/file", to], 6, "/no/such/file");
+    refused(&drover, &["vsphere://host", to], 2, "vsphere://HOST");
+    refused(&drover, &["gopher://host/x", to], 2, "not known");
+}
+
+#[test]
+fn nbd_servers_are_read_and_written() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 9 * MIB);
+    let target = folder.path().join("target");
+    let Some(server) = Nbdkit::start(folder.path(), &["-r", "file", source.to_str().unwrap()]) else {
+        return;
+    };
+    copied(&drover, &server.uri(), &target, &[]);
+    assert!(same_bytes(&source, &target));
+    drop(server);
+    let other = folder.path().join("other");
+    std::fs::write(&other, vec![0xee; 9 * MIB as usize]).unwrap();
+    let Some(server) = Nbdkit::start(folder.path(), &["file", other.to_str().unwrap()]) else { return };
+    copied(&drover, source.to_str().unwrap(), Path::new(&server.uri()), &["--verify", "full"]);
+    assert!(same_bytes(&source, &other));
+}
+
+#[test]
+fn errors_and_delays_of_a_server_are_outlasted() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 6 * MIB);
+    let target = folder.path().join("target");
+    let args = [
+        "-r",
+        "--filter=error",
+        "--filter=delay",
+        "file",
+        source.to_str().unwrap(),
+        "error-pread-rate=10%",
+        "delay-read=2ms",
+    ];
+    let Some(server) = Nbdkit::start(folder.path(), &args) else { return };
+    copied(&drover, &server.uri(), &target, &["--request", "64KiB", "--verify", "full"]);
+    assert!(same_bytes(&source, &target));
+}
+
+#[test]
+fn qcow2_goes_both_ways_and_is_never_guessed_from_content() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        println!("skipped: qemu-img is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source.raw", 5 * MIB);
+    let image = folder.path().join("image.qcow2");
+    copied(&drover, source.to_str().unwrap(), &image, &["--verify", "full"]);
+    let back = folder.path().join("back.raw");
+    copied(&drover, image.to_str().unwrap(), &back, &[]);
+    assert!(same_bytes(&source, &back));
+    let disguised = folder.path().join("disguised.raw");
+    std::fs::copy(&image, &disguised).unwrap();
+    let as_raw = folder.path().join("as-raw");
+    copied(&drover, disguised.to_str().unwrap(), &as_raw, &[]);
+    assert!(same_bytes(&disguised, &as_raw), "a raw disk that looks like qcow2 is copied as it is");
+}
+
+#[test]
+fn a_killed_copy_goes_on_where_it_stopped() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 64 * MIB);
+    let target = folder.path().join("target");
+    let args = ["-r", "--filter=delay", "file", source.to_str().unwrap(), "delay-read=60ms"];
+    let Some(server) = Nbdkit::start(folder.path(), &args) else { return };
+    let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
+    let command = ["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"];
+    let child = drover.start(&command).unwrap();
+    std::thread::sleep(Duration::from_millis(2600));
+    child.kill().unwrap();
+    let said = copied(&drover, &uri, &target, &["--verify", "full"]);
+    assert!(said.contains("resumed"), "{said}");
+    assert!(same_bytes(&source, &target));
+}
+
+#[test]
+fn disks_of_vsphere_are_copied_by_name_and_number() {
+    let Some(stage) = Stage::new(50, |folder| {
+        let a = disk_file(folder, "a", 3 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let source = format!("vsphere://127.0.0.1:{}/one/0", stage.sim.port);
+    let target = stage.path("copy.raw");
+    copied(&stage.drover, &source, &target, &["--thumbprint", &stage.sim.thumbprint]);
+    assert!(same_bytes(&stage.path("a"), &target));
+    let wrong = format!("vsphere://127.0.0.1:{}/one/7", stage.sim.port);
+    refused(&stage.drover, &[&wrong, "x", "--thumbprint", &stage.sim.thumbprint], 6, "there is no disk 7");
+}
+
+#[test]
+fn completions_and_man_pages_are_written() {
+    let (folder, drover) = setup();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = drover.run(&["completions", shell]).unwrap();
+        assert!(output.out.contains("migrate"), "{shell}");
+    }
+    let pages = folder.path().join("man");
+    assert_eq!(drover.run(&["man", pages.to_str().unwrap()]).unwrap().code, Some(0));
+    assert!(std::fs::read_to_string(pages.join("drover-migrate.1")).unwrap().contains(".TH"));
+}
