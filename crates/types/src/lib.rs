@@ -1,6 +1,7 @@
 //! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, and the
 //! neutral model of an inventory. Nothing here does I/O.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod digest;
 pub mod inventory;
