@@ -2,18 +2,13 @@
 
 use std::path::PathBuf;
 
-use drover_types::inventory::{DiskBus, Host, Inventory, PowerState, ToolsState, Vm, VmDisk};
+use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
 use crate::concern::{ConcernContext, Weight, concerns};
-use crate::glob::matches;
 use crate::model::*;
-use crate::near::nearest;
 use crate::problem::{At, Problem, sort};
-use crate::resolution::{HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, TargetBus};
+use crate::resolution::{PlannedDisk, PlannedNic, PlannedVm, Resolution, TargetBus};
 
-/// The vmknic service that is meant for reading disks.
-const DATA_SERVICE: &str = "vSphereBackupNFC";
-const MANAGEMENT_SERVICE: &str = "management";
 /// A file name may have 255 bytes; the disk's number and ending are added to it.
 const NAME_BYTES_MAX: usize = 200;
 
@@ -46,104 +41,6 @@ struct Choice {
 impl<'a> Resolver<'a> {
     fn error(&mut self, path: &str, at: At, message: impl Into<String>, advice: impl Into<String>) {
         self.problems.push(Problem::error(path, message).at(at).advise(advice));
-    }
-
-    fn check_hosts(&mut self) {
-        for over in &self.plan.source.data.hosts {
-            if !self.inventory.hosts.iter().any(|host| host.name == over.host) {
-                let near = nearest(&over.host, self.inventory.hosts.iter().map(|host| host.name.as_str()));
-                let advice = near.map_or("see `drover inventory` for the hosts".into(), |near| {
-                    format!("did you mean '{near}'?")
-                });
-                let text = format!("there is no host '{}'", over.host);
-                self.error(&format!("source.data.hosts.{}", over.host), over.at, text, advice);
-            }
-        }
-    }
-
-    /// The VMs of all selections, in the order of the inventory.
-    fn select(&mut self) -> Vec<(&'a Vm, Choice)> {
-        let mut chosen: Vec<(&Vm, Choice)> = Vec::new();
-        for selection in &self.plan.vms {
-            let found: Vec<&Vm> =
-                self.inventory.vms.iter().filter(|vm| self.selects(&selection.selector, vm)).collect();
-            if found.is_empty() {
-                self.nothing_found(&selection.selector);
-            }
-            if found.len() > 1 && selection.selector.name.is_some() {
-                self.several_found(&selection.selector, &found);
-            }
-            if found.len() > 1 && selection.overrides.target_name.is_some() {
-                let (path, at) = (format!("{}.target_name", selection.selector.path), selection.selector.at);
-                self.error(
-                    &path,
-                    at,
-                    format!("{} VMs would get one name", found.len()),
-                    "give target_name to one VM only",
-                );
-            }
-            for vm in
-                found.into_iter().filter(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)))
-            {
-                match chosen.iter().position(|(earlier, _)| earlier.id == vm.id) {
-                    Some(at) => merge(&mut chosen[at].1.overrides, &selection.overrides),
-                    None => {
-                        let (at, path) = (selection.selector.at, selection.selector.path.clone());
-                        chosen.push((vm, Choice { overrides: selection.overrides.clone(), at, path }));
-                    }
-                }
-            }
-        }
-        chosen
-    }
-
-    fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
-        let host = || self.inventory.host(&vm.host_id).map_or("", |host| host.name.as_str());
-        let below = |folder: &String| {
-            vm.folder == *folder
-                || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        selector.name.as_ref().is_none_or(|name| *name == vm.name)
-            && selector.glob.as_ref().is_none_or(|glob| matches(glob, &vm.name))
-            && selector.folder.as_ref().is_none_or(below)
-            && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
-            && selector.id.as_ref().is_none_or(|id| *id == vm.id)
-            && selector.host.as_ref().is_none_or(|name| name == host())
-    }
-
-    fn nothing_found(&mut self, selector: &Selector) {
-        let names = || self.inventory.vms.iter().map(|vm| vm.name.as_str());
-        let (message, advice) = match &selector.name {
-            Some(name) if names().any(|it| it == name) => (
-                format!("no VM called '{name}' is where this selection looks"),
-                "check folder, tag and host".to_string(),
-            ),
-            Some(name) => {
-                let near = nearest(name, names());
-                let advice = near.map_or("see `drover inventory` for the names".into(), |near| {
-                    format!("did you mean '{near}'?")
-                });
-                (format!("there is no VM called '{name}'"), advice)
-            }
-            None => (
-                "it selects no VM".to_string(),
-                "see `drover inventory` for names, folders and tags".to_string(),
-            ),
-        };
-        self.error(&selector.path.clone(), selector.at, message, advice);
-    }
-
-    fn several_found(&mut self, selector: &Selector, found: &[&Vm]) {
-        let places: Vec<String> =
-            found.iter().map(|vm| format!("{} in folder '{}'", vm.id, vm.folder)).collect();
-        let name = found[0].name.clone();
-        let message = format!("{} VMs are called '{name}': {}", found.len(), places.join(", "));
-        self.error(
-            &selector.path.clone(),
-            selector.at,
-            message,
-            "add `folder:` or use `id:` to say which; for all, use `glob:`",
-        );
     }
 
     fn plan_vm(&mut self, vm: &'a Vm, choice: &Choice) -> PlannedVm {
@@ -292,58 +189,6 @@ impl<'a> Resolver<'a> {
         nics
     }
 
-    fn route(&mut self, vm: &Vm, choice: &Choice) -> Route {
-        let data = &self.plan.source.data;
-        if data.from == DataFrom::Provider || !self.inventory.about.is_vcenter {
-            return Route::Provider;
-        }
-        let Some(host) = self.inventory.host(&vm.host_id) else {
-            self.error(
-                &choice.path,
-                choice.at,
-                format!("the host of {} is not known", vm.name),
-                "use `data: {from: provider}`",
-            );
-            return Route::Provider;
-        };
-        let over = data.hosts.iter().find(|over| over.host == host.name);
-        let told = over.and_then(|over| over.address.clone());
-        let address = told.or_else(|| self.host_address(host)).unwrap_or_else(|| {
-            let (wanted, advice) = match &data.network {
-                HostNetwork::Auto => {
-                    ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
-                }
-                HostNetwork::Device(device) => {
-                    (format!("no vmknic '{device}'"), "see `drover inventory` for the host's vmknics")
-                }
-            };
-            self.error("source.data", choice.at, format!("host {} has {wanted}", host.name), advice);
-            host.name.clone()
-        });
-        // The vCenter tells the thumbprint of each of its hosts, over a connection that is trusted.
-        let known = host.thumbprint.clone().filter(|text| !text.is_empty()).map(Trust::Thumbprint);
-        let trust =
-            over.and_then(|over| over.trust.clone()).or(known).unwrap_or(self.plan.source.trust.clone());
-        Route::Host(HostRoute {
-            host_id: host.id.clone(),
-            host_name: host.name.clone(),
-            address,
-            port: over.and_then(|over| over.port).unwrap_or(data.port),
-            login: over.and_then(|over| over.login.clone()).or(data.login.clone()),
-            trust,
-        })
-    }
-
-    fn host_address(&self, host: &Host) -> Option<String> {
-        let with =
-            |service: &str| host.addresses.iter().find(|it| it.services.iter().any(|tag| tag == service));
-        let found = match &self.plan.source.data.network {
-            HostNetwork::Device(device) => host.addresses.iter().find(|address| address.device == *device),
-            HostNetwork::Auto => with(DATA_SERVICE).or_else(|| with(MANAGEMENT_SERVICE)),
-        };
-        found.map(|address| address.address.clone())
-    }
-
     /// No two VMs may share a name at the target, in whatever case.
     fn check_names(&mut self, vms: &[PlannedVm]) {
         for (number, vm) in vms.iter().enumerate() {
@@ -360,24 +205,6 @@ impl<'a> Resolver<'a> {
             }
         }
     }
-}
-
-/// What a later selection says of a VM wins over what an earlier one said.
-fn merge(into: &mut Overrides, later: &Overrides) {
-    let later = later.clone();
-    into.target_name = later.target_name.or(into.target_name.take());
-    into.target_folder = later.target_folder.or(into.target_folder.take());
-    into.format = later.format.or(into.format);
-    into.disk_bus = later.disk_bus.or(into.disk_bus);
-    into.power_off = later.power_off.or(into.power_off);
-    into.shutdown_timeout = later.shutdown_timeout.or(into.shutdown_timeout);
-    into.verify = later.verify.or(into.verify);
-    into.start = later.start.or(into.start);
-    into.convert = later.convert.or(into.convert);
-    into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
-    into.networks.splice(0..0, later.networks);
-    into.storage.splice(0..0, later.storage);
-    into.priority = later.priority.or(into.priority);
 }
 
 fn target_bus(choice: DiskBusChoice, source: DiskBus) -> TargetBus {
@@ -401,5 +228,7 @@ pub(crate) fn safe_name(name: &str) -> String {
     if safe.is_empty() { format!("vm-{}", name.chars().count()) } else { safe }
 }
 
+mod route;
+mod select;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
-use drover_types::inventory::{Firmware, HostAddress, Nic, Snapshot};
+use drover_types::inventory::{Firmware, Host, HostAddress, Nic, Snapshot};
 
+use super::route::{DATA_SERVICE, MANAGEMENT_SERVICE};
 use super::*;
+use crate::resolution::Route;
 
 fn vm(id: &str, name: &str, folder: &str) -> Vm {
     let disk = VmDisk {

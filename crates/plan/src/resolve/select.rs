@@ -1,0 +1,113 @@
+//! Which VMs a plan's selections choose, and what they say of them.
+
+use drover_types::inventory::Vm;
+
+use super::{Choice, Resolver};
+use crate::glob::matches;
+use crate::model::{Overrides, Selector};
+use crate::near::nearest;
+
+impl<'a> Resolver<'a> {
+    /// The VMs of all selections, in the order of the inventory.
+    pub(super) fn select(&mut self) -> Vec<(&'a Vm, Choice)> {
+        let mut chosen: Vec<(&Vm, Choice)> = Vec::new();
+        for selection in &self.plan.vms {
+            let found: Vec<&Vm> =
+                self.inventory.vms.iter().filter(|vm| self.selects(&selection.selector, vm)).collect();
+            if found.is_empty() {
+                self.nothing_found(&selection.selector);
+            }
+            if found.len() > 1 && selection.selector.name.is_some() {
+                self.several_found(&selection.selector, &found);
+            }
+            if found.len() > 1 && selection.overrides.target_name.is_some() {
+                let (path, at) = (format!("{}.target_name", selection.selector.path), selection.selector.at);
+                self.error(
+                    &path,
+                    at,
+                    format!("{} VMs would get one name", found.len()),
+                    "give target_name to one VM only",
+                );
+            }
+            for vm in
+                found.into_iter().filter(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)))
+            {
+                match chosen.iter().position(|(earlier, _)| earlier.id == vm.id) {
+                    Some(at) => merge(&mut chosen[at].1.overrides, &selection.overrides),
+                    None => {
+                        let (at, path) = (selection.selector.at, selection.selector.path.clone());
+                        chosen.push((vm, Choice { overrides: selection.overrides.clone(), at, path }));
+                    }
+                }
+            }
+        }
+        chosen
+    }
+
+    fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
+        let host = || self.inventory.host(&vm.host_id).map_or("", |host| host.name.as_str());
+        let below = |folder: &String| {
+            vm.folder == *folder
+                || vm.folder.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        selector.name.as_ref().is_none_or(|name| *name == vm.name)
+            && selector.glob.as_ref().is_none_or(|glob| matches(glob, &vm.name))
+            && selector.folder.as_ref().is_none_or(below)
+            && selector.tag.as_ref().is_none_or(|tag| vm.tags.iter().any(|it| matches(tag, it)))
+            && selector.id.as_ref().is_none_or(|id| *id == vm.id)
+            && selector.host.as_ref().is_none_or(|name| name == host())
+    }
+
+    fn nothing_found(&mut self, selector: &Selector) {
+        let names = || self.inventory.vms.iter().map(|vm| vm.name.as_str());
+        let (message, advice) = match &selector.name {
+            Some(name) if names().any(|it| it == name) => (
+                format!("no VM called '{name}' is where this selection looks"),
+                "check folder, tag and host".to_string(),
+            ),
+            Some(name) => {
+                let near = nearest(name, names());
+                let advice = near.map_or("see `drover inventory` for the names".into(), |near| {
+                    format!("did you mean '{near}'?")
+                });
+                (format!("there is no VM called '{name}'"), advice)
+            }
+            None => (
+                "it selects no VM".to_string(),
+                "see `drover inventory` for names, folders and tags".to_string(),
+            ),
+        };
+        self.error(&selector.path.clone(), selector.at, message, advice);
+    }
+
+    fn several_found(&mut self, selector: &Selector, found: &[&Vm]) {
+        let places: Vec<String> =
+            found.iter().map(|vm| format!("{} in folder '{}'", vm.id, vm.folder)).collect();
+        let name = found[0].name.clone();
+        let message = format!("{} VMs are called '{name}': {}", found.len(), places.join(", "));
+        self.error(
+            &selector.path.clone(),
+            selector.at,
+            message,
+            "add `folder:` or use `id:` to say which; for all, use `glob:`",
+        );
+    }
+}
+
+/// What a later selection says of a VM wins over what an earlier one said.
+fn merge(into: &mut Overrides, later: &Overrides) {
+    let later = later.clone();
+    into.target_name = later.target_name.or(into.target_name.take());
+    into.target_folder = later.target_folder.or(into.target_folder.take());
+    into.format = later.format.or(into.format);
+    into.disk_bus = later.disk_bus.or(into.disk_bus);
+    into.power_off = later.power_off.or(into.power_off);
+    into.shutdown_timeout = later.shutdown_timeout.or(into.shutdown_timeout);
+    into.verify = later.verify.or(into.verify);
+    into.start = later.start.or(into.start);
+    into.convert = later.convert.or(into.convert);
+    into.exclude_disks = later.exclude_disks.or(into.exclude_disks.take());
+    into.networks.splice(0..0, later.networks);
+    into.storage.splice(0..0, later.storage);
+    into.priority = later.priority.or(into.priority);
+}
