@@ -1,25 +1,36 @@
 //! Lays a plan over an inventory.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::model::*;
+use crate::near::nearest;
 use crate::problem::{At, Problem, sort};
 use crate::resolution::{PlannedDisk, PlannedNic, PlannedVm, Resolution, TargetBus};
 
 /// A file name may have 255 bytes; the disk's number and ending are added to it.
 const NAME_BYTES_MAX: usize = 200;
+/// VMs that one message names; the rest is counted.
+const NAMES_SHOWN_MAX: usize = 5;
 
 /// Lays a plan over an inventory; all problems at once, nothing is touched.
 pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
-    let mut resolver = Resolver { plan, inventory, problems: plan.warnings.clone() };
+    let mut resolver =
+        Resolver { plan, inventory, problems: plan.warnings.clone(), unmapped: BTreeMap::new() };
     resolver.check_hosts();
+    resolver.check_exclusions();
+    resolver.check_rules();
     let chosen = resolver.select();
     let mut vms: Vec<PlannedVm> = chosen.iter().map(|(vm, choice)| resolver.plan_vm(vm, choice)).collect();
     vms.sort_by(|a, b| a.target_name.cmp(&b.target_name));
     resolver.check_names(&vms);
+    resolver.tell_unmapped();
+    if vms.is_empty() && !resolver.problems.iter().any(Problem::is_error) {
+        resolver.problems.push(Problem::error("vms", "the plan moves no VM").advise("see its warnings"));
+    }
     sort(&mut resolver.problems);
     Resolution { vms, problems: resolver.problems }
 }
@@ -28,6 +39,8 @@ struct Resolver<'a> {
     plan: &'a Plan,
     inventory: &'a Inventory,
     problems: Vec<Problem>,
+    /// Networks without a rule, where that was first seen, and the VMs on them.
+    unmapped: BTreeMap<&'a str, (At, Vec<&'a str>)>,
 }
 
 /// What the selections that chose a VM say of it.
@@ -160,7 +173,7 @@ impl<'a> Resolver<'a> {
         rule.to.as_ref().map(|folder| self.plan.target.folder.join(folder))
     }
 
-    fn plan_nics(&mut self, vm: &Vm, choice: &Choice) -> Vec<PlannedNic> {
+    fn plan_nics(&mut self, vm: &'a Vm, choice: &Choice) -> Vec<PlannedNic> {
         let mut nics = Vec::new();
         for (index, nic) in vm.nics.iter().enumerate() {
             let rules = || choice.overrides.networks.iter().chain(&self.plan.networks);
@@ -170,10 +183,10 @@ impl<'a> Resolver<'a> {
             let target = match rule {
                 Some(rule) => rule.to.clone(),
                 None => {
-                    let text = format!("network '{}' of {} is not mapped", nic.network, vm.name);
-                    let advice =
-                        format!("add to `networks`:  \"{}\": BRIDGE (or user, or none)", nic.network);
-                    self.error("networks", choice.at, text, advice);
+                    let (_, vms) = self.unmapped.entry(&nic.network).or_insert((choice.at, Vec::new()));
+                    if vms.last() != Some(&vm.name.as_str()) {
+                        vms.push(&vm.name);
+                    }
                     NetworkTarget::None
                 }
             };
@@ -189,12 +202,44 @@ impl<'a> Resolver<'a> {
         nics
     }
 
+    fn tell_unmapped(&mut self) {
+        for (network, (at, vms)) in std::mem::take(&mut self.unmapped) {
+            let message = format!("network '{network}' of {} is not mapped", some_of(&vms));
+            let advice = format!("add to `networks`:  \"{network}\": BRIDGE (or user, or none)");
+            self.error("networks", at, message, advice);
+        }
+    }
+
+    /// Rules of the plan for networks and datastores that the inventory lacks.
+    fn check_rules(&mut self) {
+        let inventory = self.inventory;
+        let nics = inventory.vms.iter().flat_map(|vm| &vm.nics).map(|nic| nic.network.as_str());
+        let networks = inventory.networks.iter().map(|network| network.name.as_str()).chain(nics).collect();
+        let disks = inventory.vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.datastore.as_str());
+        let stores = inventory.datastores.iter().map(|store| store.name.as_str()).chain(disks).collect();
+        for rule in &self.plan.networks {
+            self.check_rule("networks", "network", &rule.from, rule.at, &networks);
+        }
+        for rule in &self.plan.storage {
+            self.check_rule("storage", "datastore", &rule.from, rule.at, &stores);
+        }
+    }
+
+    fn check_rule(&mut self, key: &str, what: &str, from: &str, at: At, known: &BTreeSet<&str>) {
+        if from == "*" || known.contains(from) {
+            return;
+        }
+        let advice = nearest(from, known.iter().copied())
+            .map_or("it does no harm".to_string(), |near| format!("did you mean '{near}'?"));
+        let problem = Problem::warning(format!("{key}.{from}"), format!("there is no {what} '{from}'"));
+        self.problems.push(problem.at(at).advise(advice));
+    }
+
     /// No two VMs may share a name at the target, in whatever case.
     fn check_names(&mut self, vms: &[PlannedVm]) {
-        for (number, vm) in vms.iter().enumerate() {
-            let twin = vms[..number]
-                .iter()
-                .find(|it| it.target_name.to_lowercase() == vm.target_name.to_lowercase());
+        let mut names: HashMap<String, &PlannedVm> = HashMap::new();
+        for vm in vms {
+            let twin = names.insert(vm.target_name.to_lowercase(), vm);
             if let Some(twin) = twin {
                 let at = At { line: vm.line, column: 1 };
                 let text = format!(
@@ -226,6 +271,15 @@ pub(crate) fn safe_name(name: &str) -> String {
         safe.pop();
     }
     if safe.is_empty() { format!("vm-{}", name.chars().count()) } else { safe }
+}
+
+/// `a, b, c and 4 more`.
+fn some_of(names: &[&str]) -> String {
+    let shown = names[..names.len().min(NAMES_SHOWN_MAX)].join(", ");
+    match names.len().saturating_sub(NAMES_SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 mod route;

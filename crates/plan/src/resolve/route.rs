@@ -41,21 +41,13 @@ impl Resolver<'_> {
         let over = data.hosts.iter().find(|over| over.host == host.name);
         let told = over.and_then(|over| over.address.clone());
         let address = told.or_else(|| self.host_address(host)).unwrap_or_else(|| {
-            let (wanted, advice) = match &data.network {
-                HostNetwork::Auto => {
-                    ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
-                }
-                HostNetwork::Device(device) => {
-                    (format!("no vmknic '{device}'"), "see `drover inventory` for the host's vmknics")
-                }
-            };
-            self.error("source.data", choice.at, format!("host {} has {wanted}", host.name), advice);
+            self.no_address(host, choice);
             host.name.clone()
         });
         // The vCenter tells the thumbprint of each of its hosts, over a connection that is trusted.
         let known = host.thumbprint.clone().filter(|text| !text.is_empty()).map(Trust::Thumbprint);
         let trust =
-            over.and_then(|over| over.trust.clone()).or(known).unwrap_or(self.plan.source.trust.clone());
+            over.and_then(|over| over.trust.clone()).or(known).unwrap_or_else(|| self.trust_of_hosts());
         Route::Host(HostRoute {
             host_id: host.id.clone(),
             host_name: host.name.clone(),
@@ -64,6 +56,30 @@ impl Resolver<'_> {
             login: over.and_then(|over| over.login.clone()).or(data.login.clone()),
             trust,
         })
+    }
+
+    /// The vCenter's own thumbprint says nothing of its hosts' certificates.
+    fn trust_of_hosts(&self) -> Trust {
+        match &self.plan.source.trust {
+            Trust::Thumbprint(_) => Trust::System,
+            trust => trust.clone(),
+        }
+    }
+
+    /// Told once for a host, whatever the number of its VMs.
+    fn no_address(&mut self, host: &Host, choice: &Choice) {
+        let (wanted, advice) = match &self.plan.source.data.network {
+            HostNetwork::Auto => {
+                ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
+            }
+            HostNetwork::Device(device) => {
+                (format!("no vmknic '{device}'"), "see `drover inventory` for the host's vmknics")
+            }
+        };
+        let message = format!("host {} has {wanted}", host.name);
+        if !self.problems.iter().any(|problem| problem.message == message) {
+            self.error("source.data", choice.at, message, advice);
+        }
     }
 
     fn host_address(&self, host: &Host) -> Option<String> {

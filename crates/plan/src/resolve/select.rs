@@ -6,16 +6,22 @@ use super::{Choice, Resolver};
 use crate::glob::matches;
 use crate::model::{Overrides, Selector};
 use crate::near::nearest;
+use crate::problem::Problem;
 
 impl<'a> Resolver<'a> {
     /// The VMs of all selections, in the order of the inventory.
     pub(super) fn select(&mut self) -> Vec<(&'a Vm, Choice)> {
         let mut chosen: Vec<(&Vm, Choice)> = Vec::new();
         for selection in &self.plan.vms {
-            let found: Vec<&Vm> =
+            let mut found: Vec<&Vm> =
                 self.inventory.vms.iter().filter(|vm| self.selects(&selection.selector, vm)).collect();
             if found.is_empty() {
                 self.nothing_found(&selection.selector);
+                continue;
+            }
+            found.retain(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)));
+            if found.is_empty() {
+                self.all_excluded(&selection.selector);
             }
             if found.len() > 1 && selection.selector.name.is_some() {
                 self.several_found(&selection.selector, &found);
@@ -29,9 +35,7 @@ impl<'a> Resolver<'a> {
                     "give target_name to one VM only",
                 );
             }
-            for vm in
-                found.into_iter().filter(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)))
-            {
+            for vm in found {
                 match chosen.iter().position(|(earlier, _)| earlier.id == vm.id) {
                     Some(at) => merge(&mut chosen[at].1.overrides, &selection.overrides),
                     None => {
@@ -42,6 +46,27 @@ impl<'a> Resolver<'a> {
             }
         }
         chosen
+    }
+
+    /// A misspelt exclusion would move a VM that was to stay.
+    pub(super) fn check_exclusions(&mut self) {
+        for selector in &self.plan.exclude {
+            if self.inventory.vms.iter().any(|vm| self.selects(selector, vm)) {
+                continue;
+            }
+            let names = self.inventory.vms.iter().map(|vm| vm.name.as_str());
+            let near = selector.name.as_deref().and_then(|name| nearest(name, names));
+            let advice = near.map_or("check the spelling, or remove it".to_string(), |near| {
+                format!("did you mean '{near}'?")
+            });
+            let problem = Problem::warning(selector.path.clone(), "it excludes no VM").at(selector.at);
+            self.problems.push(problem.advise(advice));
+        }
+    }
+
+    fn all_excluded(&mut self, selector: &Selector) {
+        let problem = Problem::warning(selector.path.clone(), "every VM it selects is excluded");
+        self.problems.push(problem.at(selector.at).advise("remove it here or in `exclude`"));
     }
 
     fn selects(&self, selector: &Selector, vm: &Vm) -> bool {

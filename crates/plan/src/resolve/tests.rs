@@ -126,6 +126,64 @@ fn what_cannot_be_moved_is_an_error_with_its_line() {
 }
 
 #[test]
+fn an_unmapped_network_is_told_once_with_its_vms() {
+    let mut inventory = inventory();
+    inventory.vms = (0..8).map(|n| vm(&format!("vm-{n}"), &format!("web{n}"), "prod")).collect();
+    inventory
+        .vms
+        .iter_mut()
+        .for_each(|vm| vm.nics = vec![Nic { network: "DMZ".into(), ..Nic::default() }; 2]);
+    let told = errors(&plan("[{glob: '*'}]", ""), &inventory);
+    assert!(
+        told.contains("network 'DMZ' of web0, web1, web2, web3, web4 and 3 more is not mapped"),
+        "{told}"
+    );
+    assert_eq!(told.matches("is not mapped").count(), 1, "{told}");
+}
+
+#[test]
+fn what_a_plan_names_in_vain_is_a_warning() {
+    let plan = plan("[{name: web01}]", "exclude: [{name: wbe02}]\nstorage: {ds2: /fast}");
+    let resolution = resolve(&plan, &inventory());
+    let told: Vec<String> = resolution.problems.iter().map(ToString::to_string).collect();
+    assert!(resolution.is_ok() && told.len() == 2, "{told:#?}");
+    assert!(told[0].contains("it excludes no VM (did you mean 'web02'?)"), "{told:#?}");
+    assert!(told[1].contains("there is no datastore 'ds2' (did you mean 'ds1'?)"), "{told:#?}");
+}
+
+#[test]
+fn excluding_one_of_two_twins_tells_them_apart_and_excluding_all_is_an_error() {
+    assert_eq!(names(&plan("[{name: twin}]", "exclude: [{folder: a}]")), ["vm-4"]);
+    assert!(errors(&plan("[{name: twin}]", "exclude: [{folder: a}]"), &inventory()).is_empty());
+    let none = resolve(&plan("[{name: web01}]", "exclude: [{glob: '*'}]"), &inventory());
+    assert!(!none.is_ok() && none.vms.is_empty(), "{:#?}", none.problems);
+}
+
+#[test]
+fn the_thumbprint_of_the_vcenter_is_not_taken_for_a_hosts() {
+    let mut inventory = inventory();
+    inventory.hosts[0].thumbprint = None;
+    let mut plan = plan("[{name: web01}]", "");
+    for (source, host) in [
+        (Trust::Thumbprint("CC".into()), Trust::System),
+        (Trust::CaFile("ca.pem".into()), Trust::CaFile("ca.pem".into())),
+    ] {
+        plan.source.trust = source;
+        let Route::Host(route) = &resolve(&plan, &inventory).vms[0].route else { panic!("a host's route") };
+        assert_eq!(route.trust, host);
+    }
+}
+
+#[test]
+fn thousands_of_vms_can_be_selected_one_by_one() {
+    let mut inventory = inventory();
+    inventory.vms = (0..2000).map(|n| vm(&format!("vm-{n}"), &format!("web{n}"), "prod")).collect();
+    let names: Vec<String> = (0..2000).map(|n| format!("{{name: web{n}}}")).collect();
+    let resolution = resolve(&plan(&format!("[{}]", names.join(", ")), ""), &inventory);
+    assert!(resolution.is_ok() && resolution.vms.len() == 2000);
+}
+
+#[test]
 fn a_running_vm_needs_tools_for_a_clean_shutdown() {
     let mut inventory = inventory();
     inventory.vms[0].power = PowerState::On;
