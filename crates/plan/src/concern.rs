@@ -11,6 +11,7 @@ use drover_types::inventory::{
 };
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
+use crate::resolve::safe_name;
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -86,6 +87,8 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("cbt-off", Weight::Info, "allocated areas are not known, so all is read"),
     ("short-last-block", Weight::Info, "the capacity is no multiple of 64 KiB"),
     ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
+    ("duplicate-name", Weight::Info, "another VM has the same name"),
+    ("name-changed", Weight::Info, "the name cannot be that of a file"),
 ];
 
 const LARGE_BYTES: u64 = 1 << 40;
@@ -96,6 +99,7 @@ pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec
     let mut found = Found { vm, list: Vec::new() };
     found.disks(context);
     found.machine(context);
+    found.name(inventory);
     if let Some(host) = inventory.host(&vm.host_id) {
         found.host(host);
     }
@@ -266,6 +270,21 @@ impl Found<'_> {
         }
     }
 
+    fn name(&mut self, inventory: &Inventory) {
+        let vm = self.vm;
+        if let Some(twin) = inventory.vms.iter().find(|twin| twin.name == vm.name && twin.id != vm.id) {
+            let text = format!("shares its name with {} in folder '{}'", twin.id, twin.folder);
+            let advice =
+                format!("select it by `id: {}`; to move both, give one of them a `target_name`", vm.id);
+            self.add("duplicate-name", None, text, advice);
+        }
+        let safe = safe_name(&vm.name);
+        if safe != vm.name {
+            let text = format!("its name cannot be that of a file, so it is '{safe}' at the target");
+            self.add("name-changed", None, text, "give it another `target_name` if you like");
+        }
+    }
+
     fn power(&mut self, context: &ConcernContext) {
         match self.vm.power {
             PowerState::Off => return,
@@ -286,7 +305,12 @@ impl Found<'_> {
                 "tools-not-running",
                 None,
                 "its guest tools do not run, so it cannot be asked to shut down",
-                "shut it down from inside, or allow `power_off: force`",
+                match context.power_off {
+                    Some(PowerOff::Force) => {
+                        "it is switched off hard; shut it down from inside to avoid that"
+                    }
+                    _ => "shut it down from inside, or allow `power_off: force`",
+                },
             );
         }
     }
@@ -394,6 +418,10 @@ mod tests {
             change("cbt-off", &|vm, _| vm.change_tracking = false),
             change("short-last-block", &|vm, _| vm.disks[0].capacity_bytes = 65536 + 512),
             change("nic-disconnected", &|vm, _| vm.nics.push(Nic::default())),
+            change("duplicate-name", &|vm, inventory| {
+                inventory.vms.push(Vm { id: "vm-2".into(), name: vm.name.clone(), ..Vm::default() })
+            }),
+            change("name-changed", &|vm, _| vm.name = "file server/1".into()),
         ];
         let known: Vec<&str> = CATALOGUE.iter().map(|(id, ..)| *id).collect();
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use drover_types::inventory::{Inventory, Vm};
+use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::glob::matches;
@@ -99,7 +99,8 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
         let _ = writeln!(text, "  # cannot be moved as it is: {}", one_line(reason));
     }
     let mark = if blocking.is_empty() { "" } else { "# " };
-    let _ = writeln!(text, "  {mark}- name: {}", quote(&vm.name));
+    let power = if vm.power == PowerState::On { "   # is running" } else { "" };
+    let _ = writeln!(text, "  {mark}- name: {}{power}", quote(&vm.name));
     let is_unique = inventory.vms.iter().filter(|it| it.name == vm.name).count() == 1;
     if !is_unique {
         let _ = writeln!(text, "  {mark}  id: {}", quote(&vm.id));
@@ -107,11 +108,63 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
     text
 }
 
-/// A YAML text in double quotes; JSON's strings are YAML's.
+/// A YAML text in double quotes. JSON's strings are YAML's, but for what YAML takes as a line break or
+/// does not print.
 fn quote(text: &str) -> String {
-    serde_json::Value::String(text.to_string()).to_string()
+    let json = serde_json::Value::String(text.to_string()).to_string();
+    json.chars().map(quote_char).collect()
+}
+
+fn quote_char(c: char) -> String {
+    let is_odd =
+        matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+    if is_odd { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
 }
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_types::inventory::{Nic, VmDisk};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{NetworkTarget, Plan};
+
+    fn vm(name: &str, network: &str) -> Vm {
+        let disk = VmDisk { capacity_bytes: 1 << 20, ..VmDisk::default() };
+        let nic = Nic { network: network.into(), connected: true, ..Nic::default() };
+        Vm { id: "vm-1".into(), name: name.into(), disks: vec![disk], nics: vec![nic], ..Vm::default() }
+    }
+
+    fn drafted(vm: Vm) -> String {
+        let inventory = Inventory { vms: vec![vm], ..Inventory::default() };
+        let options = DraftOptions {
+            name: "p".into(),
+            endpoint: "vc".into(),
+            user: "u".into(),
+            folder: "/t".into(),
+            ..DraftOptions::default()
+        };
+        draft(&inventory, &[], &options)
+    }
+
+    #[test]
+    fn a_running_vm_is_marked() {
+        let text = drafted(Vm { power: PowerState::On, ..vm("web01", "net") });
+        assert!(text.contains("- name: \"web01\"   # is running\n"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_of_a_vm_and_a_network_is_read_back_as_it_was(name in "(?s).{1,20}", network in "(?s).{1,20}") {
+            let text = drafted(vm(&name, &network));
+            let plan = Plan::parse(&text).map_err(|problems| TestCaseError::fail(format!("{problems:?}\n{text}")))?;
+            prop_assert_eq!(plan.vms[0].selector.name.as_ref(), Some(&name));
+            prop_assert_eq!(&plan.networks[0].from, &network);
+            prop_assert_eq!(&plan.networks[0].to, &NetworkTarget::User);
+        }
+    }
 }
