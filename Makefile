@@ -46,7 +46,7 @@ check-scripts:
 
 check-rust:
 	@echo "tests of the workspace"
-	@$(CARGO) test --workspace
+	@$(CARGO) test --workspace --no-fail-fast
 
 check-go:
 	@echo "tests of the simulator"

@@ -69,6 +69,21 @@ fn bytes_come_from_the_hosts_backup_address_or_through_the_vcenter_as_the_plan_s
 }
 
 #[test]
+fn a_single_esxi_host_is_a_source_too() {
+    let Some(stage) = Stage::new_as("esxi", 16, |folder| {
+        let a = disk_file(folder, "a", 8 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let before = stage.source_state();
+    let plan = stage.plan("esxi", &[("administrator@vsphere.local", "root")]);
+    stage.migrate(&plan);
+    stage.assert_equal("one", 0, &stage.path("a"));
+    assert_eq!(stage.source_state(), before);
+}
+
+#[test]
 fn a_running_vm_is_refused_shut_down_or_forced_as_the_plan_says() {
     let Some(stage) = Stage::new(12, |folder| {
         let a = disk_file(folder, "a", 4 * MIB);
@@ -145,7 +160,8 @@ fn inventory_status_and_report_speak_json_and_text() {
     };
     let plan = stage.plan("talk", &[]);
     let inventory = stage.run(&["inventory", &plan, "--json"]).json().unwrap();
-    assert_eq!(inventory["inventory"]["vms"][0]["name"], "one");
+    let vm = |key: &str| inventory["vms"][0][key].clone();
+    assert_eq!((vm("name"), vm("power"), vm("firmware")), (json!("one"), json!("off"), json!("bios")));
     let events = stage.run(&["migrate", &plan, "--json"]);
     let lines: Vec<serde_json::Value> =
         events.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

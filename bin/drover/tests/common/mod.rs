@@ -22,13 +22,18 @@ impl Stage {
     /// A stage with these VMs; `None`, after a printed line, where the simulator is not built. Stages that
     /// run at the same time should have different numbers.
     pub fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Stage> {
+        Stage::new_as("vcenter", number, vms)
+    }
+
+    /// As [`Stage::new`], for a `vcenter` or a single `esxi` host.
+    pub fn new_as(mode: &str, number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Stage> {
         if Sim::program().is_none() {
             println!("skipped: the vSphere simulator is not built (`make lab`)");
             return None;
         }
         let folder = tempfile::Builder::new().prefix("drover-e2e-").tempdir().unwrap();
         let scene = Scene::new(number, vms(folder.path()));
-        let sim = Sim::start(&scene.inventory, &folder.path().join("vsphere")).unwrap();
+        let sim = Sim::start_as(mode, &scene.inventory, &folder.path().join("vsphere")).unwrap();
         let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
         Some(Stage { sim, drover, scene, folder })
     }
