@@ -178,7 +178,7 @@ impl Arguments {
         let backend = match &nic.attach {
             NicAttach::Bridge(bridge) => format!("bridge,id=net{index},br={bridge}"),
             NicAttach::User => format!("user,id=net{index}"),
-            // A hub with nothing else on it: QEMU warns of a NIC without any backend.
+            // A hub with nothing else on it: the frames of the guest go nowhere. QEMU has no other way to say so.
             NicAttach::None => format!("hubport,id=net{index},hubid={index}"),
         };
         self.add("-netdev", backend);

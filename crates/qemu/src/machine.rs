@@ -173,21 +173,23 @@ fn launch(spec: &MachineSpec, options: &RunOptions, what: &str) -> Result<(), Qe
     let words = qemu_command(spec, options)?;
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).current_dir(spec.folder.path());
-    // `-D` is where QEMU's standard error goes once it is in the background.
+    // With `-daemonize` and `-D` all that QEMU says goes there, from its start on.
     command.args(["-msg", "timestamp=on", "-daemonize", "-D"]).arg(spec.folder.qemu_log());
-    child::run_of("qemu-system-x86", &mut command, START_TIME_MAX)?.check(what)?;
-    Ok(())
+    let ended = child::run_of("qemu-system-x86", &mut command, START_TIME_MAX)?;
+    if ended.success { Ok(()) } else { Err(failure(&spec.folder, what, ended.words())) }
+}
+
+/// QEMU's last words from its log, or what else is known.
+fn failure(folder: &VmFolder, what: &str, otherwise: String) -> QemuError {
+    let words = child::tail(&fs::read(folder.qemu_log()).unwrap_or_default());
+    let why = if words.is_empty() { otherwise } else { words };
+    QemuError::new(QemuErrorKind::of_words(&why), what).because(why)
 }
 
 /// Sees that the machine runs, and goes on running for a while.
 fn watch(spec: &MachineSpec, accelerator: Accelerator, what: &str) -> Result<Running, QemuError> {
     let folder = spec.folder.clone();
-    let died = || {
-        let log = fs::read(folder.qemu_log()).unwrap_or_default();
-        let words = Some(child::tail(&log)).filter(|words| !words.is_empty());
-        let why = words.unwrap_or_else(|| "QEMU ended without a word".into());
-        QemuError::new(QemuErrorKind::of_words(&why), what).because(why)
-    };
+    let died = || failure(&folder, what, "QEMU ended without a word".into());
     let pid = find_pid(&folder)?.ok_or_else(died)?;
     let running = Running { pid, accelerator, notes: Vec::new(), folder: folder.clone() };
     let until = Instant::now() + if accelerator == Accelerator::Kvm { WATCH_KVM } else { WATCH_TCG };
@@ -228,3 +230,19 @@ const START_TIME_MAX: Duration = Duration::from_secs(60);
 /// A KVM that cannot run the guest shows it in this time, mostly.
 const WATCH_KVM: Duration = Duration::from_secs(2);
 const WATCH_TCG: Duration = Duration::from_millis(300);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kvm_that_nobody_asked_for_is_given_up() {
+        let detected = |accelerator, forced| Detected { accelerator, forced, reason: String::new() };
+        let died = QemuError::new(QemuErrorKind::Failed, "start");
+        let locked = QemuError::new(QemuErrorKind::Busy, "start");
+        assert!(may_fall_back(&detected(Accelerator::Kvm, false), &died));
+        assert!(!may_fall_back(&detected(Accelerator::Kvm, true), &died));
+        assert!(!may_fall_back(&detected(Accelerator::Tcg, false), &died));
+        assert!(!may_fall_back(&detected(Accelerator::Kvm, false), &locked));
+    }
+}

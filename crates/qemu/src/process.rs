@@ -52,9 +52,14 @@ fn names_pid_file(pid: u32, pid_file: &Path) -> bool {
     words.windows(2).any(|pair| pair[0] == b"-pidfile" && pair[1] == pid_file.as_os_str().as_bytes())
 }
 
-/// Whether a process is there and is not a zombie.
+/// Whether a process still holds its files, and so its locks and sockets. A process that is being killed loses its
+/// memory (and command line) first, so only its end as a zombie counts, and only when no thread is left.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // `pid (name) state ...`; the name may hold anything.
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    !matches!(state, Some('Z' | 'X') | None) || threads > 1
 }
 
 /// Waits until a process is gone.
