@@ -15,13 +15,15 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::child::{self, Guarded, private_folder, run_of};
 use crate::definition::{remove_if_there, write_file};
 use crate::error::{QemuError, QemuErrorKind};
+use crate::folder::VmFolder;
 use crate::image::{HOURS, PACKAGE};
 use crate::libvirt::libvirt_xml;
 use crate::spec::{DiskSpec, ImageFormat, MachineSpec};
@@ -62,7 +64,7 @@ pub enum ConvertOutcome {
 /// # Errors
 /// If the converter fails (the images are as they were), or an overlay cannot be made or merged.
 pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOutcome, QemuError> {
-    let conversion = Conversion { spec, folder: spec.folder.path().join("convert") };
+    let conversion = Conversion { spec, folder: folder_of(&spec.folder) };
     match conversion.state()? {
         State::Committed => {
             conversion.remove_overlays()?;
@@ -79,6 +81,25 @@ pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOu
     }
     conversion.commit()?;
     Ok(ConvertOutcome::Converted(conversion.log()))
+}
+
+/// Removes what a conversion left in a machine's folder: overlays, state and log. For when the images go too, as
+/// the state says whether they hold the converted guest. What is gone already is fine.
+///
+/// # Errors
+/// If a file cannot be removed.
+pub fn forget_conversion(folder: &VmFolder) -> Result<(), QemuError> {
+    let convert = folder_of(folder);
+    match fs::remove_dir_all(&convert) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(QemuError::io(format!("removal of {}", convert.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn folder_of(folder: &VmFolder) -> PathBuf {
+    folder.path().join("convert")
 }
 
 /// How far a conversion has come.
@@ -197,19 +218,38 @@ impl Conversion<'_> {
         Err(QemuError::new(kind, what).because(why))
     }
 
+    /// A state counts only for the very files it was written about: images that were removed and copied
+    /// anew under the same names hold an unconverted guest again.
     fn state(&self) -> Result<State, QemuError> {
-        match fs::read_to_string(self.folder.join("state")) {
-            Ok(state) if state == CONVERTED => Ok(State::Converted),
-            Ok(state) if state == COMMITTED => Ok(State::Committed),
+        let text = match fs::read_to_string(self.folder.join("state")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::Untouched),
+            text => text.map_err(|error| self.failure("state", error))?,
+        };
+        let (state, images) = text.split_once('\n').unwrap_or((&text, ""));
+        match state {
+            CONVERTED | COMMITTED if images != self.images()? => Ok(State::Untouched),
+            CONVERTED => Ok(State::Converted),
+            COMMITTED => Ok(State::Committed),
             // Taking it for untouched could convert twice.
-            Ok(state) => Err(self.failure("state", io::Error::other(format!("'{state}' is not known")))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(State::Untouched),
-            Err(error) => Err(self.failure("state", error)),
+            _ => Err(self.failure("state", io::Error::other(format!("'{state}' is not known")))),
         }
     }
 
     fn set_state(&self, state: &str) -> Result<(), QemuError> {
-        write_file(&self.folder.join("state"), state.as_bytes(), 0o644)
+        write_file(&self.folder.join("state"), format!("{state}\n{}", self.images()?).as_bytes(), 0o644)
+    }
+
+    /// A line for each image that tells the file from a later one of its name. Inodes are used again, hence
+    /// the time of birth, where the file system has it.
+    fn images(&self) -> Result<String, QemuError> {
+        let line = |disk: &DiskSpec| {
+            let metadata = fs::metadata(&disk.path)?;
+            let birth = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let nanoseconds = birth.unwrap_or_default().as_nanos();
+            Ok(format!("{} {} {nanoseconds} {}\n", metadata.dev(), metadata.ino(), disk.path.display()))
+        };
+        let lines = self.spec.disks.iter().map(line).collect::<io::Result<Vec<_>>>();
+        lines.map(|lines| lines.concat()).map_err(|error| self.failure("look at the images", error))
     }
 
     fn failure(&self, step: &str, error: io::Error) -> QemuError {
@@ -288,7 +328,7 @@ mod tests {
         }
 
         fn conversion(&self) -> Conversion<'_> {
-            Conversion { spec: &self.spec, folder: self.folder.path().join("convert") }
+            Conversion { spec: &self.spec, folder: folder_of(&self.spec.folder) }
         }
 
         fn runs(&self) -> usize {
@@ -379,6 +419,21 @@ mod tests {
         scene.options.time_max = Duration::from_millis(300);
         assert_eq!(scene.convert().unwrap_err().kind, QemuErrorKind::Timeout);
         assert!(scene.is_as_copied());
+    }
+
+    #[test]
+    fn images_that_were_copied_anew_are_converted_anew() {
+        let Some(scene) = Scene::new(CONVERTS) else { return };
+        scene.convert().unwrap();
+        let first = &scene.spec.disks[0].path;
+        fs::remove_file(first).unwrap();
+        fs::write(first, vec![1; 1 << 20]).unwrap();
+        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted(_)));
+        assert!(scene.is_converted());
+        assert_eq!(scene.runs(), 2);
+        forget_conversion(&scene.spec.folder).unwrap();
+        forget_conversion(&scene.spec.folder).unwrap();
+        assert!(!folder_of(&scene.spec.folder).exists());
     }
 
     #[test]
