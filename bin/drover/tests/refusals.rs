@@ -92,8 +92,16 @@ fn target_folders_that_cannot_take_it_are_refused_before_the_start() {
     let vms = stage.vms().display().to_string();
     let file = stage.path("a").join("below").display().to_string();
     refused(&stage, &stage.plan("unwritable", &[(&vms, &file)]), 3, &["cannot be written"]);
-    let proc_folder = stage.plan("proc", &[(&vms, "/proc/drover")]);
-    refused(&stage, &proc_folder, 3, &["/proc/drover cannot be written"]);
+    let read_only = stage.path("read-only");
+    std::fs::create_dir(&read_only).unwrap();
+    let mount = |args: &[&str]| std::process::Command::new("mount").args(args).arg(&read_only).output();
+    if !mount(&["-t", "tmpfs", "-o", "ro", "drover-test"]).is_ok_and(|output| output.status.success()) {
+        println!("skipped: a read-only file system cannot be mounted (needs root)");
+        return;
+    }
+    let path = read_only.display().to_string();
+    refused(&stage, &stage.plan("read-only", &[(&vms, &path)]), 3, &["cannot be written"]);
+    assert!(std::process::Command::new("umount").arg(&read_only).status().unwrap().success());
 }
 
 #[test]
