@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use drover_engine::chain;
 use drover_plan::{Login, SecretSource, Source, Trust as PlanTrust};
 use drover_types::Secret;
 use drover_vsphere::{ConnectOptions, Session, Thumbprint, Timeouts, Trust};
 
 use crate::cli::{ProviderArgs, SecretArgs};
-use crate::exit::{Exit, Failure, chain};
+use crate::exit::{Exit, Failure};
 
 /// A password file may not be larger; a larger one is the wrong file.
 const PASSWORD_BYTES_MAX: u64 = 4096;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::{Disk, FileDisk, OpenTarget};
+use drover_engine::chain;
 use drover_http::RangeDisk;
 use drover_mover::{file_tag, journal_path};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
@@ -13,7 +14,8 @@ use drover_vsphere::{OpenDisk, Route};
 
 use crate::cli::{CopyArgs, Format as FormatArg, SecretArgs};
 use crate::connect;
-use crate::exit::{Exit, Failure, chain, disk_exit};
+
+use crate::exit::{Exit, Failure, disk_exit};
 use crate::image;
 
 /// An open end of a copy.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use drover_disk::{DiskError, DiskErrorKind};
-use drover_engine::{Cause, EngineError, ProviderError, StoreError};
+use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
 use drover_mover::MoveError;
 use drover_vsphere::{VsphereError, VsphereErrorKind};
 
@@ -92,21 +92,6 @@ impl fmt::Display for Failure {
             None => Ok(()),
         }
     }
-}
-
-/// An error and its reasons in one line, none said twice.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let reason = source.to_string();
-        if !text.ends_with(&reason) {
-            text.push_str(": ");
-            text.push_str(&reason);
-        }
-        next = source.source();
-    }
-    text
 }
 
 /// The cause of a vSphere error.

@@ -4,12 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use drover_disk::Disk;
-use drover_engine::{Cause, ProviderError};
+use drover_engine::{Cause, ProviderError, chain};
 use drover_mover::file_tag;
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_qemu::{Access, ImageFormat, ImageServer, Qcow2Options, QemuError, QemuErrorKind, create_qcow2};
-
-use crate::exit::chain;
 
 /// An image and the server that it lives by.
 pub struct OpenImage {

@@ -161,7 +161,7 @@ impl EngineError {
 }
 
 /// An error and its reasons in one line, each said once.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -15,7 +15,7 @@ mod report;
 mod runner;
 mod store;
 
-pub use error::{Cause, EngineError, ProviderError};
+pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
 pub use phase::Phase;
