@@ -176,6 +176,7 @@ impl TargetProvider for QemuTarget {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         for disk in &vm.disks {
             // Only what drover made: an image without a journal is somebody else's.
             let journal = journal_path(&disk.path);
