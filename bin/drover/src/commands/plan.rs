@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use drover_plan::{Plan, Problem, Resolution, resolve, space_needed};
+use drover_plan::{Plan, Problem, Resolution, Weight, resolve, space_needed};
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
 
@@ -129,7 +129,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         let mut inventory = session.inventory()?;
         let resolution = resolve_here(&file, &mut inventory);
         if !args.json {
-            crate::out::print(&summary(&resolution));
+            crate::out::print(&(summary(&resolution) + &told_concerns(&resolution)));
         }
         resolution.problems
     };
@@ -146,6 +146,18 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         crate::out::line("the plan is fine; nothing was touched");
     }
     Ok(Exit::Success)
+}
+
+/// What is worth knowing and stops nothing, said once however many VMs share it.
+fn told_concerns(resolution: &Resolution) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for concern in resolution.vms.iter().flat_map(|vm| &vm.concerns) {
+        let line = format!("warning: {concern}\n");
+        if concern.severity == Weight::Warning && !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.concat()
 }
 
 fn summary(resolution: &Resolution) -> String {
