@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod cancel;
 mod error;
 mod event;
 mod itinerary;
@@ -15,11 +16,12 @@ mod report;
 mod runner;
 mod store;
 
+pub use cancel::cancel;
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
 pub use phase::Phase;
 pub use provider::{Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
-pub use runner::{RunOutcome, Runner, cancel};
+pub use runner::{RunOutcome, Runner};
 pub use store::{DiskRow, EventRow, PlanRow, PlanState, SampleRow, Store, StoreError, VmRow, VmState};
