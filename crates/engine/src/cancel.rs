@@ -3,9 +3,9 @@
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
 
-use crate::error::{EngineError, ProviderError};
+use crate::error::{EngineError, ProviderError, chain};
 use crate::event::Board;
-use crate::itinerary::{Context, is_own_snapshot, switch_on_again};
+use crate::itinerary::{Context, look, remove_own_snapshots, switch_on_again};
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
@@ -38,8 +38,8 @@ pub fn cancel(
         // One that runs at the target has arrived; only its snapshot is still to be removed.
         let arrived = row.phase.as_deref() == Some(Phase::CleanUp.name());
         let problems = if arrived {
-            let removed = remove_own_snapshots(plan, source, &planned);
-            removed.err().map(|error| crate::error::chain(&error)).into_iter().collect()
+            let removed = thaw(plan, source, &planned);
+            removed.err().map(|error| chain(&error)).into_iter().collect()
         } else {
             cancel_vm(plan, store, source, target, &planned)
         };
@@ -65,13 +65,13 @@ fn cancel_vm(
     let mut left = Vec::new();
     let mut keep = |result: Result<(), ProviderError>| {
         if let Err(error) = result {
-            left.push(crate::error::chain(&error));
+            left.push(chain(&error));
         }
     };
     keep(target.stop(planned));
     keep(target.undo_define(planned));
     keep(target.remove_images(planned));
-    keep(remove_own_snapshots(plan, source, planned));
+    keep(thaw(plan, source, planned));
     let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
     let context = Context {
         plan,
@@ -87,14 +87,6 @@ fn cancel_vm(
     left
 }
 
-fn remove_own_snapshots(
-    plan: &str,
-    source: &dyn SourceProvider,
-    planned: &PlannedVm,
-) -> Result<(), ProviderError> {
-    let now = source.vm(&planned.vm.id)?;
-    for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
-        source.remove_snapshot(&now, &snapshot.id)?;
-    }
-    Ok(())
+fn thaw(plan: &str, source: &dyn SourceProvider, planned: &PlannedVm) -> Result<(), ProviderError> {
+    remove_own_snapshots(plan, source, &look(source, planned)?)
 }

@@ -13,7 +13,7 @@ use drover_plan::{PlannedDisk, PlannedVm, PowerOff};
 use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{PowerState, Vm};
 
-use crate::error::{Cause, EngineError, ProviderError};
+use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
 use crate::phase::Phase;
 use crate::provider::{Converted, SourceProvider, TargetProvider};
@@ -115,7 +115,8 @@ impl<'a> Journey<'a> {
     }
 
     fn run_phase(&mut self, phase: Phase) -> Outcome<()> {
-        if self.context.stop.is_set() {
+        // What has arrived is not left half done: the last phase takes a moment.
+        if self.context.stop.is_set() && phase < Phase::CleanUp {
             return Err(EngineError::Cancelled);
         }
         let (plan, vm) = (self.context.plan, &self.planned.vm.id);
@@ -131,7 +132,7 @@ impl<'a> Journey<'a> {
             Phase::Convert => self.convert()?,
             Phase::Define => self.define()?,
             Phase::Start => self.start()?,
-            Phase::CleanUp => self.thaw()?,
+            Phase::CleanUp => self.clean_up()?,
         }
         let seconds = started.elapsed().as_secs_f64();
         self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", "")?;
@@ -154,6 +155,13 @@ impl<'a> Journey<'a> {
                 }
                 None => return Err(self.source_error(format!("disk {key} of {} is gone", now.name))),
             }
+        }
+        let known = |key: i32| self.planned.vm.disks.iter().any(|disk| disk.key == key);
+        if let Some(new) = now.disks.iter().find(|disk| !known(disk.key)) {
+            return Err(self.source_error(format!(
+                "{} of {} was added after the plan was checked",
+                new.label, now.name
+            )));
         }
         if self.context.target.is_running(self.planned)? {
             let what = format!("{} runs at the target already", self.planned.target_name);
@@ -184,31 +192,23 @@ impl<'a> Journey<'a> {
         match (clean, self.planned.power_off) {
             (Ok(()), _) => Ok(()),
             (Err(error), PowerOff::Force) => {
-                self.note(format!(
-                    "the guest did not shut down ({}), so it was switched off",
-                    crate::error::chain(&error)
-                ));
+                self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 Ok(self.context.source.power_off(&now)?)
             }
             (Err(error), _) => Err(error.into()),
         }
     }
 
-    /// Takes the snapshot, or finds the one that an earlier run took and could not remove.
+    /// Takes a snapshot of the VM as it is now. One that an earlier run left is removed first: the VM may
+    /// have run since, and what it wrote then is not in it.
     fn freeze(&mut self) -> Outcome<()> {
         let now = self.look()?;
         if now.power != PowerState::Off {
             return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
         }
-        let own =
-            now.snapshots.iter().find(|snapshot| is_own_snapshot(&snapshot.description, self.context.plan));
-        let id = match own {
-            Some(snapshot) => snapshot.id.clone(),
-            None => {
-                let name = format!("drover-{}", self.context.plan);
-                self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id
-            }
-        };
+        remove_own_snapshots(self.context.plan, self.context.source, &now)?;
+        let name = format!("drover-{}", self.context.plan);
+        let id = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
         self.snapshot = Some(id);
         Ok(())
@@ -396,14 +396,23 @@ impl<'a> Journey<'a> {
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
     fn thaw(&mut self) -> Outcome<()> {
-        let now = self.look()?;
-        for snapshot in now.snapshots.iter().filter(|it| is_own_snapshot(&it.description, self.context.plan))
-        {
-            self.context.source.remove_snapshot(&now, &snapshot.id)?;
-        }
+        remove_own_snapshots(self.context.plan, self.context.source, &self.look()?)?;
         self.snapshot = None;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
         Ok(())
+    }
+
+    /// What arrived is only right as long as the source stays off.
+    fn clean_up(&mut self) -> Outcome<()> {
+        self.thaw()?;
+        if self.look()?.power == PowerState::Off {
+            return Ok(());
+        }
+        Err(self.refused(
+            "was switched on at the source after it had arrived",
+            "decide which of the two goes on: switch the source off and `drover resume`, or stop the target, \
+             remove its files and move the VM with another plan",
+        ))
     }
 
     fn end_well(&self) -> Outcome<()> {
@@ -436,7 +445,7 @@ impl<'a> Journey<'a> {
         let mut left = Vec::new();
         let mut keep = |result: Result<(), ProviderError>| {
             if let Err(error) = result {
-                left.push(crate::error::chain(&error));
+                left.push(chain(&error));
             }
         };
         if reached >= Phase::Start && self.planned.start {
@@ -445,16 +454,12 @@ impl<'a> Journey<'a> {
         if reached >= Phase::Define {
             keep(self.context.target.undo_define(self.planned));
         }
-        // A guest that may still run at the target must not run at the source too.
-        let may_run = !left.is_empty();
         let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
         let has_snapshot = row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
         if reached >= Phase::Snapshot || has_snapshot {
             left.extend(self.thaw().err().map(|error| error.chain()));
         }
-        if !may_run {
-            left.extend(switch_on_again(self.context, self.planned));
-        }
+        left.extend(switch_on_again(self.context, self.planned));
         left
     }
 
@@ -482,13 +487,7 @@ impl<'a> Journey<'a> {
     }
 
     fn look(&self) -> Outcome<Vm> {
-        let now = self.context.source.vm(&self.planned.vm.id)?;
-        if now.instance_uuid != self.planned.vm.instance_uuid {
-            return Err(
-                self.source_error(format!("{} is another VM than when the plan was checked", now.name))
-            );
-        }
-        Ok(now)
+        Ok(look(self.context.source, self.planned)?)
     }
 
     fn copy_error(&self, disk: &PlannedDisk, source: MoveError, target: &dyn Disk) -> EngineError {
@@ -504,7 +503,7 @@ impl<'a> Journey<'a> {
     }
 
     fn source_error(&self, what: String) -> EngineError {
-        ProviderError::new(Cause::Source, what).advise("look at the source, then run the plan again").into()
+        ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN).into()
     }
 
     fn refused(&self, what: &str, advice: &str) -> EngineError {
@@ -538,20 +537,54 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
     }
 }
 
+/// Removes every snapshot that drover made of a VM for this plan.
+pub(crate) fn remove_own_snapshots(
+    plan: &str,
+    source: &dyn SourceProvider,
+    now: &Vm,
+) -> Result<(), ProviderError> {
+    for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
+        source.remove_snapshot(now, &snapshot.id)?;
+    }
+    Ok(())
+}
+
 /// Switches a VM on again if drover switched it off; gives what went wrong.
 pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
     let (plan, id) = (context.plan, &planned.vm.id);
     let switched_off = match context.store.vm(plan, id) {
         Ok(row) => row.is_some_and(|row| row.switched_off),
-        Err(error) => return vec![crate::error::chain(&error)],
+        Err(error) => return vec![chain(&error)],
     };
     if !switched_off {
         return Vec::new();
     }
-    let result = context.source.power_on(&planned.vm).map_err(EngineError::from);
+    let result = switch_on(context, planned).map_err(EngineError::from);
     let result = result.and_then(|()| Ok(context.store.set_switched_off(plan, id, false)?));
-    result.err().map(|error| error.chain()).into_iter().collect()
+    let problem = |error: EngineError| format!("{} is still off: {}", planned.vm.name, error.chain());
+    result.err().map(problem).into_iter().collect()
 }
+
+fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderError> {
+    // A guest that runs, or may run, at the target must not run at the source too.
+    if context.target.is_running(planned)? {
+        let what = format!("{} runs at the target", planned.target_name);
+        return Err(ProviderError::new(Cause::Target, what));
+    }
+    context.source.power_on(&look(context.source, planned)?)
+}
+
+/// The VM as it is now, if it is still the one that was planned: hosts without vCenter give ids again.
+pub(crate) fn look(source: &dyn SourceProvider, planned: &PlannedVm) -> Result<Vm, ProviderError> {
+    let now = source.vm(&planned.vm.id)?;
+    if now.instance_uuid != planned.vm.instance_uuid {
+        let what = format!("{} is another VM than when the plan was checked", now.name);
+        return Err(ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN));
+    }
+    Ok(now)
+}
+
+const LOOK_AND_RUN_AGAIN: &str = "look at the source, then run the plan again";
 
 fn how_to_verify(plan: drover_plan::Verify, blocks: u64) -> Verify {
     match plan {
