@@ -4,12 +4,12 @@ use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
 
 use crate::error::{EngineError, ProviderError, chain};
-use crate::event::Board;
+use crate::event::{Board, NoObserver};
 use crate::itinerary::{Context, look, remove_own_snapshots, switch_on_again};
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
-use crate::store::{PlanState, Store, VmState};
+use crate::store::{PlanState, Store, StoreError, VmRow, VmState};
 
 /// Gives a plan up: removes snapshots, images and journals of VMs that have not arrived, and switches
 /// on what drover switched off. VMs that arrived stay as they are. Gives what could not be undone.
@@ -23,31 +23,21 @@ pub fn cancel(
     target: &dyn TargetProvider,
 ) -> Result<Vec<String>, EngineError> {
     let _lock = PlanLock::take(store, plan)?;
+    let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
+    let observer = &NoObserver;
+    let context =
+        Context { plan, source, target, store, observer, board: &board, options: &options, stop: &stop };
     let mut left = Vec::new();
     for row in store.vms(plan)? {
-        if row.state == VmState::Done {
-            continue;
-        }
-        let planned: PlannedVm = match serde_json::from_str(&row.planned) {
-            Ok(planned) => planned,
-            Err(error) => {
-                left.push(format!("{}: its plan cannot be read ({error})", row.name));
+        let problems = match (row.state, &row.phase) {
+            (VmState::Done, _) => continue,
+            // Never touched.
+            (_, None) => {
+                store.end_vm(plan, &row.id, VmState::Cancelled, None)?;
                 continue;
             }
+            (_, Some(_)) => cancel_vm(&context, &row)?,
         };
-        // One that runs at the target has arrived; only its snapshot is still to be removed.
-        let arrived = row.phase.as_deref() == Some(Phase::CleanUp.name());
-        let problems = if arrived {
-            let removed = thaw(plan, source, &planned);
-            removed.err().map(|error| chain(&error)).into_iter().collect()
-        } else {
-            cancel_vm(plan, store, source, target, &planned)
-        };
-        if problems.is_empty() {
-            let state = if arrived { VmState::Done } else { VmState::Cancelled };
-            store.set_snapshot(plan, &row.id, None)?;
-            store.end_vm(plan, &row.id, state, None)?;
-        }
         left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
     }
     let state = if left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
@@ -55,38 +45,72 @@ pub fn cancel(
     Ok(left)
 }
 
-fn cancel_vm(
-    plan: &str,
-    store: &Store,
-    source: &dyn SourceProvider,
-    target: &dyn TargetProvider,
-    planned: &PlannedVm,
-) -> Vec<String> {
-    let mut left = Vec::new();
-    let mut keep = |result: Result<(), ProviderError>| {
-        if let Err(error) = result {
-            left.push(chain(&error));
+fn cancel_vm(context: &Context<'_>, row: &VmRow) -> Result<Vec<String>, StoreError> {
+    let planned: PlannedVm = match serde_json::from_str(&row.planned) {
+        Ok(planned) => planned,
+        Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
+    };
+    let (problems, state) = match fate(context, row, &planned) {
+        Ok(Fate::Arrived) => (thaw(context, &planned), VmState::Done),
+        Ok(Fate::Undo) => (undo(context, &planned)?, VmState::Cancelled),
+        Ok(Fate::LeftAlone) => {
+            let what =
+                format!("{} runs at the target; stop it there, then cancel again", planned.target_name);
+            (vec![what], row.state)
         }
+        Err(error) => (vec![chain(&error)], row.state),
     };
-    keep(target.stop(planned));
-    keep(target.undo_define(planned));
-    keep(target.remove_images(planned));
-    keep(thaw(plan, source, planned));
-    let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
-    let context = Context {
-        plan,
-        source,
-        target,
-        store,
-        observer: &crate::event::NoObserver,
-        board: &board,
-        options: &options,
-        stop: &stop,
-    };
-    left.extend(switch_on_again(&context, planned));
-    left
+    if problems.is_empty() {
+        context.store.set_snapshot(context.plan, &row.id, None)?;
+        context.store.end_vm(context.plan, &row.id, state, None)?;
+    }
+    Ok(problems)
 }
 
-fn thaw(plan: &str, source: &dyn SourceProvider, planned: &PlannedVm) -> Result<(), ProviderError> {
-    remove_own_snapshots(plan, source, &look(source, planned)?)
+/// What becomes of a VM whose plan is given up.
+enum Fate {
+    /// It was started at the target, so its guest may have written to the images, and they are all
+    /// there is. Only the snapshot is still to be removed.
+    Arrived,
+    Undo,
+    /// It runs at the target and should not. A running machine is never killed to make room.
+    LeftAlone,
+}
+
+/// What `resume` takes for arrived has arrived here too.
+fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate, ProviderError> {
+    let is_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+    let gave_up = matches!(row.state, VmState::Failed | VmState::Stopped);
+    if is_in(Phase::CleanUp) || (is_in(Phase::Start) && row.started.is_some()) {
+        return Ok(Fate::Arrived);
+    }
+    match context.target.is_running(planned)? {
+        true if is_in(Phase::Start) && !gave_up => Ok(Fate::Arrived),
+        true => Ok(Fate::LeftAlone),
+        false => Ok(Fate::Undo),
+    }
+}
+
+fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, StoreError> {
+    let mut problems = Vec::new();
+    // A VM that no run took further than its checks may have images of another plan at its place.
+    if has_begun(context, planned, Phase::Copy)? {
+        let removed = [context.target.undo_define(planned), context.target.remove_images(planned)];
+        problems.extend(removed.into_iter().filter_map(Result::err).map(|error| chain(&error)));
+    }
+    problems.extend(thaw(context, planned));
+    problems.extend(switch_on_again(context, planned));
+    Ok(problems)
+}
+
+/// Whether any run of the plan entered a phase with this VM.
+fn has_begun(context: &Context<'_>, planned: &PlannedVm, phase: Phase) -> Result<bool, StoreError> {
+    let events = context.store.events_of(context.plan, &planned.vm.id)?;
+    Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref() == Some(phase.name())))
+}
+
+fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+    let now = look(context.source, planned);
+    let result = now.and_then(|now| remove_own_snapshots(context.plan, context.source, &now));
+    result.err().map(|error| chain(&error)).into_iter().collect()
 }

@@ -85,7 +85,7 @@ impl<'a> Journey<'a> {
 
     fn run_phases(&mut self, reached: &mut Phase, copied: impl FnOnce()) -> Outcome<()> {
         // Gives the source's slots back when dropped, however this ends.
-        let mut slots = Some(OnDrop(Some(copied)));
+        let mut slots = Some(OnDrop::new(copied));
         let first = self.first_phase()?;
         for phase in Phase::COLD.into_iter().filter(|phase| *phase >= first) {
             *reached = phase;
@@ -97,21 +97,18 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
-    /// Where to begin: at the start, unless an earlier run had the machine running at the target.
+    /// Where to begin: at the start, unless an earlier run had started the machine at the target. From
+    /// then on its guest writes to the images, so they are never copied over again.
     fn first_phase(&mut self) -> Outcome<Phase> {
         let Some(row) = self.context.store.vm(self.context.plan, &self.planned.vm.id)? else {
             return Ok(Phase::Check);
         };
         self.touched_before = row.touched;
-        match row.phase.as_deref() {
-            Some(phase) if phase == Phase::CleanUp.name() => Ok(Phase::CleanUp),
-            Some(phase)
-                if phase == Phase::Start.name() && self.context.target.is_running(self.planned)? =>
-            {
-                Ok(Phase::CleanUp)
-            }
-            _ => Ok(Phase::Check),
-        }
+        let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+        let arrived = was_in(Phase::CleanUp)
+            || was_in(Phase::Start)
+                && (row.started.is_some() || self.context.target.is_running(self.planned)?);
+        Ok(if arrived { Phase::CleanUp } else { Phase::Check })
     }
 
     fn run_phase(&mut self, phase: Phase) -> Outcome<()> {
@@ -450,6 +447,8 @@ impl<'a> Journey<'a> {
         };
         if reached >= Phase::Start && self.planned.start {
             keep(self.context.target.stop(self.planned));
+            // A store that fails here failed before; the error that led here tells.
+            let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
         }
         if reached >= Phase::Define {
             keep(self.context.target.undo_define(self.planned));
@@ -527,7 +526,13 @@ impl<'a> Journey<'a> {
 }
 
 /// Calls a closure once, when dropped at the latest.
-struct OnDrop<F: FnOnce()>(Option<F>);
+pub(crate) struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> OnDrop<F> {
+    pub(crate) fn new(call: F) -> Self {
+        OnDrop(Some(call))
+    }
+}
 
 impl<F: FnOnce()> Drop for OnDrop<F> {
     fn drop(&mut self) {

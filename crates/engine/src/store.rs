@@ -451,19 +451,14 @@ impl Store {
 
     /// Events of a plan in order.
     pub fn events(&self, plan: &str) -> Outcome<Vec<EventRow>> {
-        self.rows(
-            "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 ORDER BY id",
-            [plan],
-            |row| {
-                Ok(EventRow {
-                    at_ms: row.get(0)?,
-                    vm: row.get(1)?,
-                    phase: row.get(2)?,
-                    kind: row.get(3)?,
-                    text: row.get(4)?,
-                })
-            },
-        )
+        let sql = "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 ORDER BY id";
+        self.rows(sql, [plan], event_row)
+    }
+
+    /// Events of a VM of a plan in order.
+    pub fn events_of(&self, plan: &str, vm: &str) -> Outcome<Vec<EventRow>> {
+        let sql = "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 AND vm = ?2 ORDER BY id";
+        self.rows(sql, [plan, vm], event_row)
     }
 
     /// Adds a sample of the rate.
@@ -582,6 +577,16 @@ fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
         advice: row.get("advice")?,
         started_ms: row.get("started_ms")?,
         ended_ms: row.get("ended_ms")?,
+    })
+}
+
+fn event_row(row: &Row<'_>) -> rusqlite::Result<EventRow> {
+    Ok(EventRow {
+        at_ms: row.get("at_ms")?,
+        vm: row.get("vm")?,
+        phase: row.get("phase")?,
+        kind: row.get("kind")?,
+        text: row.get("text")?,
     })
 }
 

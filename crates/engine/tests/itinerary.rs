@@ -48,6 +48,7 @@ fn a_crash_at_any_event_is_mended_by_the_next_run() {
         let world = World::new();
         let dying = DiesAt::event(at);
         world.run(&dying);
+        world.as_if_killed();
         let read_before: u64 = world.sources.values().map(|disk| disk.counts().bytes_read).sum();
         world.run(&NoObserver);
         world.assert_arrived(&format!("after a crash at event {at}"));
@@ -64,6 +65,7 @@ fn a_crash_before_or_after_any_call_is_mended_by_the_next_run() {
             let world = World::new();
             world.set_trouble(call, trouble);
             world.run(&NoObserver);
+            world.as_if_killed();
             assert!(world.trouble_struck(), "{call} was never called");
             world.run(&NoObserver);
             world.assert_arrived(&format!("after a death, {trouble:?} {call}"));
@@ -128,6 +130,7 @@ fn cancelling_after_a_crash_leaves_nothing_behind() {
         let world = World::new();
         world.set_trouble(call, Trouble::DiesAfter);
         world.run(&NoObserver);
+        world.as_if_killed();
         let done: Vec<String> = world
             .store
             .vms(PLAN)

@@ -11,7 +11,7 @@ use drover_copy::RetryPolicy;
 use drover_disk::{Disk, MemDisk};
 use drover_engine::{
     Board, Cause, Converted, Event, Observer, OpenedSource, OpenedTarget, ProviderError, RunOutcome, Runner,
-    SNAPSHOT_MARK, SourceProvider, Store, TargetProvider,
+    SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmState,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
@@ -106,6 +106,16 @@ impl World {
             stop,
         };
         runner.run().unwrap()
+    }
+
+    /// Takes back what the engine noted about a VM whose thread panicked: a process that is killed
+    /// notes nothing.
+    pub fn as_if_killed(&self) {
+        for row in self.store.vms(PLAN).unwrap() {
+            if row.error.is_some_and(|error| error.starts_with("a defect of drover")) {
+                self.store.end_vm(PLAN, &row.id, VmState::Running, None).unwrap();
+            }
+        }
     }
 
     pub fn set_trouble(&self, call: &'static str, trouble: Trouble) {
