@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
-use crate::itinerary::{Context, Journey};
+use crate::itinerary::{Context, Journey, OnDrop};
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::store::{PlanState, Store, VmState};
 
@@ -105,6 +105,8 @@ impl Runner<'_> {
         let over = StopSignal::default();
         std::thread::scope(|scope| {
             scope.spawn(|| self.watch(&over));
+            // Also if this loop panics: the scope waits for the watcher.
+            let _over = OnDrop::new(|| over.stop());
             loop {
                 let mut state = ends.lock().unwrap_or_else(PoisonError::into_inner);
                 let admitted = if self.stop.is_set() { None } else { state.scheduler.next() };
@@ -120,7 +122,6 @@ impl Runner<'_> {
                     None => drop(changed.wait_timeout(state, Duration::from_millis(200))),
                 }
             }
-            over.stop();
         });
         let ends = ends.into_inner().unwrap_or_else(PoisonError::into_inner);
         ends.failed
@@ -191,12 +192,18 @@ fn run_vm(
         ends.lock().unwrap_or_else(PoisonError::into_inner).scheduler.finished(index);
         changed.notify_all();
     };
-    // A defect that shows with one VM must not take the others along. Its state stays as a crash would
-    // leave it, and a resume sees to it.
+    // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
+    // would leave it, and a resume sees to it.
     let travel = AssertUnwindSafe(|| Journey::new(context, vm, slots.min(vm.disks.len())).run(release));
     let cause = match catch_unwind(travel) {
         Ok(result) => result.err().map(|error| error.cause()),
-        Err(_) => Some(Cause::Internal),
+        Err(panic) => {
+            let what = panic.downcast_ref::<String>().map(String::as_str);
+            let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            // An observer that panicked may panic again.
+            let _ = catch_unwind(AssertUnwindSafe(|| keep_panic(context, vm, what)));
+            Some(Cause::Internal)
+        }
     };
     let mut state = ends.lock().unwrap_or_else(PoisonError::into_inner);
     state.running -= 1;
@@ -204,6 +211,17 @@ fn run_vm(
         state.failed.push((vm.target_name.clone(), cause));
     }
     changed.notify_all();
+}
+
+fn keep_panic(context: &Context<'_>, vm: &PlannedVm, what: &str) {
+    let text = format!("a defect of drover: {what}");
+    let advice = "report this; `drover resume` goes on with the VM, `drover cancel` puts its source back";
+    // Where the store is the trouble, the event below still tells.
+    let _ = context.store.add_event(context.plan, Some(&vm.vm.id), None, "error", &text);
+    let error = Some((text.as_str(), "internal", Some(advice)));
+    let _ = context.store.end_vm(context.plan, &vm.vm.id, VmState::Failed, error);
+    let (error, advice) = (Some(text), Some(advice.to_string()));
+    context.observer.event(&Event::VmEnded { vm: vm.target_name.clone(), error, advice });
 }
 
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.
