@@ -1,5 +1,6 @@
 //! One VM through the phases of the cold itinerary.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,12 +161,47 @@ impl<'a> Journey<'a> {
                 new.label, now.name
             )));
         }
+        self.check_other_plans()?;
         if self.context.target.is_running(self.planned)? {
             let what = format!("{} runs at the target already", self.planned.target_name);
             return Err(ProviderError::new(Cause::Target, what).advise("stop it there first").into());
         }
         self.context.target.prepare(self.planned)?;
         Ok(())
+    }
+
+    /// Two plans with one VM: the later must not write over what the earlier brought, nor run it twice.
+    fn check_other_plans(&self) -> Outcome<()> {
+        for (plan, row) in self.context.store.in_other_plans(self.context.plan, &self.planned.vm.id)? {
+            let Ok(other) = serde_json::from_str::<PlannedVm>(&row.planned) else { continue };
+            if other.vm.instance_uuid != self.planned.vm.instance_uuid {
+                continue;
+            }
+            let name = &self.planned.vm.name;
+            let problem = match row.state {
+                VmState::Running => {
+                    Some((format!("{name} is on its way with"), "let that plan end, resume it or cancel it"))
+                }
+                VmState::Done if self.shares_an_image_with(&other) => Some((
+                    format!("{name} has arrived, in the same files, with"),
+                    "take it out of this plan, choose another folder, or remove the files if they may go",
+                )),
+                VmState::Done if self.context.target.is_running(&other)? => {
+                    Some((format!("{name} has arrived, and runs at the target, with"), "stop it there first"))
+                }
+                _ => None,
+            };
+            if let Some((what, advice)) = problem {
+                let what = format!("{what} plan {plan}");
+                return Err(ProviderError::new(Cause::Plan, what).advise(advice).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn shares_an_image_with(&self, other: &PlannedVm) -> bool {
+        let is_theirs = |path: &Path| other.disks.iter().any(|disk| disk.path == path);
+        self.planned.disks.iter().any(|disk| is_theirs(&disk.path) && disk.path.exists())
     }
 
     fn power_off(&mut self) -> Outcome<()> {

@@ -329,6 +329,13 @@ impl Store {
         Ok(self.rows("SELECT * FROM vm WHERE plan = ?1 AND id = ?2", [plan, id], vm_row)?.pop())
     }
 
+    /// The same VM in other plans than this one, with their names.
+    pub fn in_other_plans(&self, plan: &str, id: &str) -> Outcome<Vec<(String, VmRow)>> {
+        self.rows("SELECT * FROM vm WHERE id = ?2 AND plan <> ?1", [plan, id], |row| {
+            Ok((row.get("plan")?, vm_row(row)?))
+        })
+    }
+
     /// Records that a VM enters a phase, before it does.
     pub fn enter_phase(&self, plan: &str, vm: &str, phase: &str) -> Outcome<()> {
         self.run(|db| {
