@@ -3,10 +3,10 @@
 
 mod fakes;
 
-use drover_engine::{Cause, NoObserver, PlanState, VmState, cancel, plan_report};
-use drover_mover::StopSignal;
+use drover_disk::Disk;
+use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, VmState, cancel, plan_report};
 use drover_types::inventory::PowerState;
-use fakes::{DiesAt, PLAN, Trouble, World};
+use fakes::{DiesAt, PLAN, Trouble, Watch, World, leaves};
 
 /// Every call of a migration that goes well.
 const CALLS: [&str; 12] = [
@@ -49,156 +49,121 @@ fn a_crash_at_any_event_is_mended_by_the_next_run() {
         let dying = DiesAt::event(at);
         world.run(&dying);
         world.as_if_killed();
-        let read_before: u64 = world.sources.values().map(|disk| disk.counts().bytes_read).sum();
+        let (read, recorded) = (world.read(), world.recorded());
         world.run(&NoObserver);
         world.assert_arrived(&format!("after a crash at event {at}"));
-        let size: u64 = world.sources.values().map(drover_disk::Disk::size).sum();
-        let read: u64 = world.sources.values().map(|disk| disk.counts().bytes_read).sum();
-        assert!(read <= 2 * size && read_before <= size, "{read} bytes read of {size}");
+        for (disk, bytes) in world.read() {
+            let left = world.sources[&disk].size() - recorded[&disk];
+            assert!(bytes - read[&disk] <= left, "{disk} after event {at}: recorded blocks were read again");
+        }
     }
 }
 
 #[test]
 fn a_crash_before_or_after_any_call_is_mended_by_the_next_run() {
-    for call in CALLS {
+    for (call, nth) in every_call() {
         for trouble in [Trouble::DiesBefore, Trouble::DiesAfter] {
+            let why = format!("after a death, {trouble:?} {call} {nth}");
             let world = World::new();
-            world.set_trouble(call, trouble);
+            world.set_trouble_at(call, nth, trouble);
             world.run(&NoObserver);
             world.as_if_killed();
-            assert!(world.trouble_struck(), "{call} was never called");
+            assert!(world.trouble_struck(), "{why}");
             world.run(&NoObserver);
-            world.assert_arrived(&format!("after a death, {trouble:?} {call}"));
+            world.assert_arrived(&why);
         }
     }
 }
 
 #[test]
 fn a_failure_of_any_call_leaves_the_source_as_it_was_and_the_next_run_arrives() {
-    for call in CALLS {
-        let world = World::new();
-        world.set_trouble(call, Trouble::Fails);
-        let outcome = world.run(&NoObserver);
-        assert!(world.trouble_struck(), "{call} was never called");
-        if call != "shut down" {
-            assert_eq!(outcome.failed.len(), 1, "{call}");
-        }
-        for row in world.store.vms(PLAN).unwrap().iter().filter(|row| row.state == VmState::Failed) {
-            assert!(row.error.as_ref().unwrap().contains("as ordered"), "{call}: {:?}", row.error);
-            let arrived = world.runs_at_target(&row.name);
-            let expected = if row.name == "on" && !arrived { PowerState::On } else { PowerState::Off };
-            assert_eq!(world.power(&row.id), expected, "{call}: {} at the source", row.name);
-        }
-        if call != "remove snapshot" {
-            assert_eq!(world.own_snapshots(), 0, "{call}: a snapshot is left");
-        }
-        world.run(&NoObserver);
-        world.assert_arrived(&format!("after {call} failed"));
-    }
-}
-
-#[test]
-fn what_cannot_be_undone_is_told() {
-    let world = World::new();
-    world.set_trouble("define", Trouble::Fails);
-    world.run(&NoObserver);
-    world.set_trouble("remove snapshot", Trouble::Fails);
-    // The engine gives up at the last phase; the machine runs and stays.
-    world.run(&NoObserver);
-    let rows = world.store.vms(PLAN).unwrap();
-    let failed: Vec<_> = rows.iter().filter(|row| row.state == VmState::Failed).collect();
-    assert!(failed.iter().all(|row| world.runs_at_target(&row.name)), "a machine that runs is not stopped");
-    world.run(&NoObserver);
-    world.assert_arrived("in the end");
-}
-
-#[test]
-fn a_stop_undoes_and_can_be_resumed() {
-    let world = World::new();
-    let stop = StopSignal::default();
-    stop.stop();
-    let outcome = world.run_until(&NoObserver, &stop);
-    assert_eq!((outcome.done, outcome.unfinished), (0, 2));
-    assert_eq!(world.power("vm-on"), PowerState::On);
-    world.run(&NoObserver);
-    world.assert_arrived("after a stop");
-}
-
-#[test]
-fn cancelling_after_a_crash_leaves_nothing_behind() {
-    for call in CALLS {
-        let world = World::new();
-        world.set_trouble(call, Trouble::DiesAfter);
-        world.run(&NoObserver);
-        world.as_if_killed();
-        let done: Vec<String> = world
-            .store
-            .vms(PLAN)
-            .unwrap()
-            .into_iter()
-            .filter(|row| row.state == VmState::Done)
-            .map(|row| row.id)
-            .collect();
-        let left = cancel(PLAN, &world.store, &world, &world).unwrap();
-        assert_eq!(left, Vec::<String>::new(), "{call}");
-        assert_eq!(world.own_snapshots(), 0, "{call}: a snapshot is left");
-        for row in world.store.vms(PLAN).unwrap() {
-            let arrived = done.contains(&row.id) || row.state == VmState::Done;
-            let expected = if row.name == "on" && !arrived { PowerState::On } else { PowerState::Off };
-            assert_eq!(world.power(&row.id), expected, "{call}: {} at the source", row.name);
-            assert_eq!(world.runs_at_target(&row.name), arrived, "{call}: {} at the target", row.name);
-            assert_eq!(
-                world.images().iter().any(|(path, _)| path.starts_with(world.folder.path().join(&row.name))),
-                arrived
-            );
+    for (call, nth) in every_call() {
+        for trouble in [Trouble::Fails, Trouble::FailsAfter] {
+            let why = format!("{trouble:?} {call} {nth}");
+            let world = World::new();
+            world.set_trouble_at(call, nth, trouble);
+            let outcome = world.run(&NoObserver);
+            assert!(world.trouble_struck(), "{why}");
+            assert_eq!((outcome.done, outcome.failed.len()), (1, 1), "{why}");
+            for row in world.store.vms(PLAN).unwrap().iter().filter(|row| row.state == VmState::Failed) {
+                assert!(row.error.as_ref().unwrap().contains("as ordered"), "{why}: {:?}", row.error);
+                assert_eq!(row.cause.as_deref(), Some("source"), "{why}");
+                assert_eq!(row.advice.as_deref(), Some("order something else"), "{why}");
+                let arrived = world.runs_at_target(&row.name);
+                assert_eq!(arrived, row.phase.as_deref() == Some("clean up"), "{why}");
+                let expected = if row.name == "on" && !arrived { PowerState::On } else { PowerState::Off };
+                assert_eq!(world.power(&row.id), expected, "{why}: {} at the source", row.name);
+                assert_eq!(world.is_defined(&row.name), arrived, "{why}");
+                assert!(arrived || world.own_snapshots() == 0, "{why}: a snapshot is left");
+            }
+            world.run(&NoObserver);
+            world.assert_arrived(&why);
         }
     }
-}
-
-#[test]
-fn refusals_touch_nothing() {
-    let world = World::new();
-    let planned = world.planned();
-    world.change("vm-off", |vm| vm.disks[0].capacity_bytes += 65536);
-    world.change("vm-on", |vm| vm.power = PowerState::Suspended);
-    let options = drover_mover::TransferOptions::default();
-    let runner = drover_engine::Runner {
-        plan: PLAN,
-        text: "",
-        folder: std::path::Path::new("/"),
-        vms: &planned,
-        limits: &world.plan.limits,
-        source: &world,
-        target: &world,
-        store: &world.store,
-        observer: &NoObserver,
-        board: &drover_engine::Board::default(),
-        options: &options,
-        stop: &StopSignal::default(),
-    };
-    let outcome = runner.run().unwrap();
-    assert!(outcome.failed.iter().all(|(_, cause)| *cause == Cause::Source) && outcome.failed.len() == 2);
-    let errors: Vec<String> =
-        world.store.vms(PLAN).unwrap().into_iter().filter_map(|row| row.error).collect();
-    assert!(
-        errors.iter().any(|text| text.contains("is suspended"))
-            && errors.iter().any(|text| text.contains("when the plan was checked")),
-        "{errors:?}"
-    );
-    assert!(world.images().is_empty() && world.own_snapshots() == 0);
 }
 
 #[test]
 fn damage_at_the_target_is_found_before_the_machine_starts() {
     let world = World::new();
-    // The image is damaged by whoever asks for it to be verified first.
-    world.set_trouble("open for verify", Trouble::Fails);
-    world.run(&NoObserver);
-    for (_, image) in world.images() {
-        image.overwrite(70_000, &[0xff; 8]);
-    }
+    world.before("open for verify", |state| {
+        state.images.values().for_each(|image| image.overwrite(70_000, &[0xff; 8]));
+    });
     let outcome = world.run(&NoObserver);
-    assert!(outcome.failed.iter().any(|(_, cause)| *cause == Cause::Verification), "{outcome:?}");
-    let failed = &outcome.failed.iter().find(|(_, cause)| *cause == Cause::Verification).unwrap().0;
-    assert!(!world.runs_at_target(failed), "a machine with a damaged disk was started");
+    assert!(!outcome.failed.is_empty());
+    for (name, cause) in &outcome.failed {
+        assert_eq!(*cause, Cause::Verification);
+        let row = world.row(&format!("vm-{name}"));
+        assert_eq!((row.state, row.cause.as_deref()), (VmState::Failed, Some("verification")));
+        assert!(row.error.unwrap().contains("differs from its source in 1 of"));
+        assert!(row.advice.unwrap().contains("remove the image"));
+        assert!(!world.runs_at_target(name), "a machine with a damaged disk was started");
+        assert_eq!(world.calls_about("start", name) + world.calls_about("define", name), 0);
+    }
+    assert_eq!(world.own_snapshots(), 0);
+    // What is damaged stays damaged until the image goes.
+    assert!(world.run(&NoObserver).failed.iter().all(|(_, cause)| *cause == Cause::Verification));
+    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap(), Vec::<String>::new());
+    world.run(&NoObserver);
+    world.assert_arrived("with new images");
+}
+
+#[test]
+fn a_defect_with_one_vm_does_not_lose_the_others() {
+    let world = World::new();
+    world.set_trouble("prepare", Trouble::DiesBefore);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.failed.len()), (1, 1));
+    let (name, cause) = &outcome.failed[0];
+    assert_eq!(*cause, Cause::Internal);
+    let row = world.row(&format!("vm-{name}"));
+    assert_eq!(row.state, VmState::Failed);
+    assert!(row.error.unwrap().contains("dies before prepare") && row.advice.unwrap().contains("resume"));
+    world.run(&NoObserver);
+    world.assert_arrived("after the defect");
+}
+
+#[test]
+fn what_the_guest_wrote_after_a_crash_is_not_lost() {
+    let world = World::new();
+    let dying = Watch(|event: &Event| assert!(!leaves(event, "on", Phase::Copy), "the process dies"));
+    world.run(&dying);
+    world.as_if_killed();
+    assert_eq!(world.own_snapshots(), 1);
+    // Nobody resumes; the VM is needed and switched on by hand.
+    world.set_power("vm-on", PowerState::On);
+    world.guest_writes("on", 2000, 3 * 65536 + 5, b"paid in full");
+    world.run(&NoObserver);
+    world.assert_arrived("with what was written since");
+    let planned = world.planned();
+    let on = planned.iter().find(|vm| vm.target_name == "on").unwrap();
+    let content = world.state().images[&on.disks[0].path].content();
+    assert_eq!(&content[3 * 65536 + 5..][..12], b"paid in full");
+}
+
+/// Each call of a run that goes well, and which of its kind it is.
+fn every_call() -> Vec<(&'static str, u32)> {
+    let world = World::new();
+    world.run(&NoObserver);
+    let count = |call| world.calls(call) as u32;
+    CALLS.into_iter().flat_map(|call| (1..=count(call)).map(move |nth| (call, nth))).collect()
 }

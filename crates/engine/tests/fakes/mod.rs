@@ -8,34 +8,48 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
-use drover_disk::{Disk, MemDisk};
+use drover_disk::memory::{Effect, Nth};
+use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, MemDisk};
 use drover_engine::{
-    Board, Cause, Converted, Event, Observer, OpenedSource, OpenedTarget, ProviderError, RunOutcome, Runner,
-    SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmState,
+    Board, Cause, Converted, EngineError, Event, Observer, OpenedSource, OpenedTarget, Phase, ProviderError,
+    RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
 use drover_types::inventory::{About, Inventory, PowerState, Snapshot, ToolsState, Vm, VmDisk};
+use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
 /// Calls that can be made to go wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trouble {
     /// The call fails and does nothing.
     Fails,
+    /// The call does its work and fails nevertheless.
+    FailsAfter,
     /// The process dies before the call does anything.
     DiesBefore,
     /// The process dies when it has done its work.
     DiesAfter,
 }
 
+type Hook = Box<dyn FnOnce(&mut State) + Send>;
+
+/// What both sides hold.
 #[derive(Default)]
-struct State {
-    vms: BTreeMap<String, Vm>,
-    running_at_target: BTreeSet<String>,
-    defined: BTreeSet<String>,
-    images: BTreeMap<PathBuf, MemDisk>,
+pub struct State {
+    pub vms: BTreeMap<String, Vm>,
+    pub running_at_target: BTreeSet<String>,
+    pub defined: BTreeSet<String>,
+    pub images: BTreeMap<PathBuf, MemDisk>,
     snapshots_made: u32,
-    trouble: Option<(&'static str, Trouble)>,
+    /// What guests wrote while a snapshot froze their disk: disk, offset, bytes.
+    deltas: Vec<(String, u64, Vec<u8>)>,
+    /// What goes wrong, with which call, and how many such calls go well before.
+    troubles: Vec<(&'static str, u32, Trouble)>,
+    /// What others do just before a call.
+    hooks: Vec<(&'static str, Hook)>,
+    /// Every call and the VM it was about.
+    calls: Vec<(&'static str, String)>,
 }
 
 /// Both sides of a migration.
@@ -45,6 +59,7 @@ pub struct World {
     pub folder: tempfile::TempDir,
     pub store: Store,
     pub plan: Plan,
+    pub at_work: AtWork,
 }
 
 pub const PLAN: &str = "p";
@@ -52,26 +67,23 @@ pub const PLAN: &str = "p";
 impl World {
     /// A running VM with two disks, and one that is off, both to be started at the target.
     pub fn new() -> World {
+        World::with(&[vm("on", PowerState::On, 2), vm("off", PowerState::Off, 1)], "start: true")
+    }
+
+    /// These VMs under a plan with these lines more.
+    pub fn with(vms: &[Vm], lines: &str) -> World {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
             "version: 1\nname: {PLAN}\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
-             target: {{type: qemu, folder: {}}}\npower_off: shutdown\nstart: true\nvms: [{{glob: '*'}}]\n",
+             target: {{type: qemu, folder: {}}}\npower_off: shutdown\nvms: [{{glob: '*'}}]\n{lines}\n",
             folder.path().display()
         );
-        let vms = [vm("on", PowerState::On, 2), vm("off", PowerState::Off, 1)];
-        let mut sources = BTreeMap::new();
-        for vm in &vms {
-            for disk in &vm.disks {
-                let content: Vec<u8> = (0..disk.capacity_bytes).map(|at| (at / 4096 % 251) as u8).collect();
-                let name = format!("{}/{}", vm.name, disk.key);
-                let source = MemDisk::new(&name, content);
-                sources.insert(name, source);
-            }
-        }
-        let state =
-            State { vms: vms.into_iter().map(|vm| (vm.id.clone(), vm)).collect(), ..State::default() };
+        let sources = vms.iter().flat_map(disks_of).collect();
+        let vms = vms.iter().map(|vm| (vm.id.clone(), vm.clone())).collect();
+        let state = Mutex::new(State { vms, ..State::default() });
         let store = Store::open(&folder.path().join("state")).unwrap();
-        World { state: Mutex::new(state), sources, folder, store, plan: Plan::parse(&text).unwrap() }
+        let plan = Plan::parse(&text).unwrap();
+        World { state, sources, folder, store, plan, at_work: AtWork::default() }
     }
 
     pub fn planned(&self) -> Vec<PlannedVm> {
@@ -89,13 +101,33 @@ impl World {
     }
 
     pub fn run_until(&self, observer: &dyn Observer, stop: &StopSignal) -> RunOutcome {
+        let outcome = self.run_plan(PLAN, &self.planned(), observer, stop).unwrap();
+        assert_eq!(self.at_work.now(), 0, "a disk is still open");
+        assert!(self.sources.values().all(|disk| disk.counts().writes + disk.counts().zeros == 0));
+        outcome
+    }
+
+    pub fn run_plan(
+        &self,
+        plan: &str,
+        vms: &[PlannedVm],
+        observer: &dyn Observer,
+        stop: &StopSignal,
+    ) -> Result<RunOutcome, EngineError> {
         let retry = RetryPolicy { give_up_after: Duration::from_millis(50), ..RetryPolicy::default() };
-        let options = TransferOptions { request_bytes: Some(65536), retry, ..TransferOptions::default() };
+        // Few requests in flight, so that a stop finds most of a small disk not yet asked for.
+        let options = TransferOptions {
+            lanes: Some(2),
+            depth: Some(2),
+            request_bytes: Some(65536),
+            retry,
+            ..TransferOptions::default()
+        };
         let runner = Runner {
-            plan: PLAN,
+            plan,
             text: "",
             folder: Path::new("/"),
-            vms: &self.planned(),
+            vms,
             limits: &self.plan.limits,
             source: self,
             target: self,
@@ -105,7 +137,7 @@ impl World {
             options: &options,
             stop,
         };
-        runner.run().unwrap()
+        runner.run()
     }
 
     /// Takes back what the engine noted about a VM whose thread panicked: a process that is killed
@@ -118,12 +150,64 @@ impl World {
         }
     }
 
+    /// Every read of every source disk takes this long.
+    pub fn slow_down(&self, time: Duration) {
+        self.sources
+            .values()
+            .for_each(|disk| disk.add_fault(DiskOp::Read, Nth::Every(1), Effect::Delay(time)));
+    }
+
     pub fn set_trouble(&self, call: &'static str, trouble: Trouble) {
-        self.state().trouble = Some((call, trouble));
+        self.set_trouble_at(call, 1, trouble);
+    }
+
+    /// Trouble with the nth such call from now on.
+    pub fn set_trouble_at(&self, call: &'static str, nth: u32, trouble: Trouble) {
+        self.state().troubles.push((call, nth - 1, trouble));
     }
 
     pub fn trouble_struck(&self) -> bool {
-        self.state().trouble.is_none()
+        self.state().troubles.is_empty()
+    }
+
+    /// Someone else does something just before the next such call.
+    pub fn before(&self, call: &'static str, hook: impl FnOnce(&mut State) + Send + 'static) {
+        self.state().hooks.push((call, Box::new(hook)));
+    }
+
+    /// How often a call was made, about any VM.
+    pub fn calls(&self, call: &str) -> usize {
+        self.state().calls.iter().filter(|(name, _)| *name == call).count()
+    }
+
+    /// How often a call was made about a VM.
+    pub fn calls_about(&self, call: &str, vm: &str) -> usize {
+        self.state().calls.iter().filter(|(name, about)| *name == call && about == vm).count()
+    }
+
+    pub fn row(&self, id: &str) -> VmRow {
+        self.store.vm(PLAN, id).unwrap().unwrap()
+    }
+
+    pub fn is_defined(&self, name: &str) -> bool {
+        self.state().defined.contains(name)
+    }
+
+    /// Bytes that the journals say are on the target, by source disk.
+    pub fn recorded(&self) -> BTreeMap<String, u64> {
+        let recorded = |path: &Path| {
+            let Ok(file) = std::fs::File::open(journal_path(path)) else { return 0 };
+            drover_copy::replay(&mut std::io::BufReader::new(file))
+                .map_or(0, |replay| replay.leaves.known_blocks() * BLOCK_BYTES)
+        };
+        let planned = self.planned();
+        let disks = planned.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk)));
+        disks.map(|(vm, disk)| (format!("{}/{}", vm.vm.name, disk.disk.key), recorded(&disk.path))).collect()
+    }
+
+    /// Bytes read of each source disk so far.
+    pub fn read(&self) -> BTreeMap<String, u64> {
+        self.sources.iter().map(|(name, disk)| (name.clone(), disk.counts().bytes_read)).collect()
     }
 
     pub fn power(&self, id: &str) -> PowerState {
@@ -131,11 +215,35 @@ impl World {
     }
 
     pub fn set_power(&self, id: &str, power: PowerState) {
-        self.state().vms.get_mut(id).unwrap().power = power;
+        self.state().set_power(id, power);
     }
 
     pub fn change(&self, id: &str, change: impl FnOnce(&mut Vm)) {
         change(self.state().vms.get_mut(id).unwrap());
+    }
+
+    /// A guest writes. As in a real source, what is below a snapshot does not change until it is removed.
+    pub fn guest_writes(&self, vm: &str, disk: i32, offset: u64, bytes: &[u8]) {
+        let mut state = self.state();
+        state.deltas.push((format!("{vm}/{disk}"), offset, bytes.to_vec()));
+        self.merge(&mut state);
+    }
+
+    fn merge(&self, state: &mut State) {
+        let frozen: Vec<String> = state
+            .vms
+            .values()
+            .filter(|vm| !vm.snapshots.is_empty())
+            .map(|vm| format!("{}/", vm.name))
+            .collect();
+        state.deltas.retain(|(disk, offset, bytes)| {
+            let stays = frozen.iter().any(|vm| disk.starts_with(vm));
+            if !stays {
+                self.sources[disk].overwrite(*offset, bytes);
+                self.sources[disk].set_identity("changed");
+            }
+            stays
+        });
     }
 
     pub fn own_snapshots(&self) -> usize {
@@ -159,22 +267,37 @@ impl World {
                 assert!(image == source.content(), "{why}: {} differs", disk.path.display());
             }
             assert_eq!(self.power(&vm.vm.id), PowerState::Off, "{why}: {} at the source", vm.vm.name);
-            assert!(self.runs_at_target(&vm.target_name), "{why}: {} does not run at the target", vm.vm.name);
+            let runs = self.runs_at_target(&vm.target_name);
+            assert_eq!(runs, vm.start, "{why}: whether {} runs at the target", vm.vm.name);
+            assert!(self.is_defined(&vm.target_name), "{why}: {} has no definition", vm.vm.name);
+            assert_eq!(self.row(&vm.vm.id).state, VmState::Done, "{why}: {}", vm.vm.name);
         }
         assert_eq!(self.own_snapshots(), 0, "{why}: a snapshot is left");
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does a call's work, or what was ordered instead.
-    fn call<T>(&self, name: &'static str, work: impl FnOnce(&mut State) -> T) -> Result<T, ProviderError> {
+    fn call<T>(
+        &self,
+        name: &'static str,
+        about: &str,
+        work: impl FnOnce(&mut State) -> T,
+    ) -> Result<T, ProviderError> {
         let mut state = self.state();
-        let trouble = state.trouble.take_if(|(call, _)| *call == name).map(|(_, trouble)| trouble);
+        state.calls.push((name, about.to_string()));
+        if let Some(at) = state.hooks.iter().position(|(call, _)| *call == name) {
+            let (_, hook) = state.hooks.remove(at);
+            hook(&mut state);
+        }
+        let trouble = state.next_trouble(name);
         match trouble {
-            Some(Trouble::Fails) => {
-                return Err(ProviderError::new(Cause::Source, format!("{name} fails as ordered")));
+            Some(Trouble::Fails) => return Err(ordered(name)),
+            Some(Trouble::FailsAfter) => {
+                work(&mut state);
+                return Err(ordered(name));
             }
             Some(Trouble::DiesBefore) => {
                 drop(state);
@@ -189,14 +312,45 @@ impl World {
         }
         let result = work(&mut state);
         for name in &state.running_at_target {
-            let at_source = state.vms.values().find(|vm| vm.name == *name).unwrap();
-            assert_eq!(at_source.power, PowerState::Off, "{name} runs on two sides");
+            let runs_here = |vm: &Vm| vm.name == *name && vm.power != PowerState::Off;
+            assert!(!state.vms.values().any(runs_here), "{name} runs on two sides");
         }
         Ok(result)
     }
 }
 
-fn vm(name: &str, power: PowerState, disks: i32) -> Vm {
+impl State {
+    fn next_trouble(&mut self, call: &str) -> Option<Trouble> {
+        let at = self.troubles.iter().position(|(name, ..)| *name == call)?;
+        if self.troubles[at].1 == 0 {
+            return Some(self.troubles.remove(at).2);
+        }
+        self.troubles[at].1 -= 1;
+        None
+    }
+
+    pub fn set_power(&mut self, id: &str, power: PowerState) {
+        self.vms.get_mut(id).unwrap().power = power;
+    }
+}
+
+fn ordered(call: &str) -> ProviderError {
+    ProviderError::new(Cause::Source, format!("{call} fails as ordered")).advise("order something else")
+}
+
+/// The source's disks, which refuse to be written.
+fn disks_of(vm: &Vm) -> Vec<(String, MemDisk)> {
+    let disk = |disk: &VmDisk| {
+        let content = (0..disk.capacity_bytes).map(|at| (at / 4096 % 251) as u8 ^ disk.key as u8).collect();
+        let name = format!("{}/{}", vm.name, disk.key);
+        let source = MemDisk::new(&name, content);
+        let features = Features { writable: false, ..source.features() };
+        (name, source.with_features(features))
+    };
+    vm.disks.iter().map(disk).collect()
+}
+
+pub fn vm(name: &str, power: PowerState, disks: i32) -> Vm {
     let disk = |key| VmDisk {
         key,
         label: format!("Hard disk {}", key - 1999),
@@ -218,23 +372,23 @@ fn vm(name: &str, power: PowerState, disks: i32) -> Vm {
 
 impl SourceProvider for World {
     fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
-        self.call("look", |state| state.vms[id].clone())
+        self.call("look", id, |state| state.vms[id].clone())
     }
 
     fn shutdown_guest(&self, vm: &Vm, _: Duration) -> Result<(), ProviderError> {
-        self.call("shut down", |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off)
+        self.call("shut down", &vm.name, |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off)
     }
 
     fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {
-        self.call("power off", |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off)
+        self.call("power off", &vm.name, |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off)
     }
 
     fn power_on(&self, vm: &Vm) -> Result<(), ProviderError> {
-        self.call("power on", |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::On)
+        self.call("power on", &vm.name, |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::On)
     }
 
     fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
-        self.call("create snapshot", |state| {
+        self.call("create snapshot", &vm.name, |state| {
             state.snapshots_made += 1;
             let id = format!("snapshot-{}", state.snapshots_made);
             let vm = state.vms.get_mut(&vm.id).unwrap();
@@ -246,11 +400,12 @@ impl SourceProvider for World {
     }
 
     fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError> {
-        self.call("remove snapshot", |state| {
+        self.call("remove snapshot", &vm.name, |state| {
             let vm = state.vms.get_mut(&vm.id).unwrap();
             let own = |it: &Snapshot| it.id == snapshot && it.description.starts_with(SNAPSHOT_MARK);
             assert!(vm.snapshots.iter().any(own), "somebody else's snapshot is removed");
             vm.snapshots.retain(|it| it.id != snapshot);
+            self.merge(state);
         })
     }
 
@@ -261,53 +416,62 @@ impl SourceProvider for World {
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
         let name = format!("{}/{}", vm.vm.name, disk.disk.key);
-        self.call("open source", |state| {
+        self.call("open source", &vm.vm.name, |state| {
             assert!(
                 state.vms[&vm.vm.id].snapshots.iter().any(|it| it.id == snapshot),
                 "read without a snapshot"
             );
-            OpenedSource { disk: Arc::new(self.sources[&name].clone()), notes: Vec::new() }
+            let disk = self.at_work.open(self.sources[&name].clone(), vm);
+            OpenedSource { disk, notes: Vec::new() }
         })
     }
 }
 
 impl TargetProvider for World {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.call("prepare", |_| std::fs::create_dir_all(&vm.folder).unwrap())
+        self.call("prepare", &vm.target_name, |_| std::fs::create_dir_all(&vm.folder).unwrap())
     }
 
-    fn open_disk(&self, disk: &PlannedDisk, _: &PlannedVm, size: u64) -> Result<OpenedTarget, ProviderError> {
-        self.call("open target", |state| {
+    fn open_disk(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+        size: u64,
+    ) -> Result<OpenedTarget, ProviderError> {
+        self.call("open target", &vm.target_name, |state| {
             let is_new = !state.images.contains_key(&disk.path);
             let name = disk.path.display().to_string();
+            std::fs::write(&disk.path, "").unwrap();
             let image = state.images.entry(disk.path.clone()).or_insert_with(|| MemDisk::blank(&name, size));
             OpenedTarget { disk: Arc::new(image.clone()), tag: name, is_new, zeroed: is_new }
         })
     }
 
-    fn open_for_verify(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
-        self.call("open for verify", |state| Arc::new(state.images[&disk.path].clone()) as Arc<dyn Disk>)
+    fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
+        self.call("open for verify", &vm.target_name, |state| {
+            self.at_work.open(state.images[&disk.path].clone(), vm)
+        })
     }
 
-    fn convert(&self, _: &PlannedVm) -> Result<Converted, ProviderError> {
-        self.call("convert", |_| Converted::Skipped("a fake".into()))
+    fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        self.call("convert", &vm.target_name, |_| Converted::Skipped("a fake".into()))
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
-        self.call("define", |state| {
+        self.call("define", &vm.target_name, |state| {
             state.defined.insert(vm.target_name.clone());
             "defined".into()
         })
     }
 
     fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.call("undo define", |state| {
+        self.call("undo define", &vm.target_name, |state| {
             state.defined.remove(&vm.target_name);
         })
     }
 
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
-        self.call("start", |state| {
+        self.call("start", &vm.target_name, |state| {
             assert!(state.defined.contains(&vm.target_name), "started without a definition");
             assert!(state.running_at_target.insert(vm.target_name.clone()), "started twice");
             "started".into()
@@ -315,23 +479,139 @@ impl TargetProvider for World {
     }
 
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        self.call("is running", |state| state.running_at_target.contains(&vm.target_name))
+        self.call("is running", &vm.target_name, |state| state.running_at_target.contains(&vm.target_name))
     }
 
     fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.call("stop", |state| {
+        self.call("stop", &vm.target_name, |state| {
             state.running_at_target.remove(&vm.target_name);
         })
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.call("remove images", |state| {
+        self.call("remove images", &vm.target_name, |state| {
             for disk in &vm.disks {
                 state.images.remove(&disk.path);
+                let _ = std::fs::remove_file(&disk.path);
                 let _ = std::fs::remove_file(journal_path(&disk.path));
             }
         })
     }
+}
+
+/// Counts disks being copied or read back, and the VMs they belong to.
+#[derive(Clone, Default)]
+pub struct AtWork(Arc<Mutex<Open>>);
+
+#[derive(Default)]
+struct Open {
+    disks: usize,
+    /// Open disks by host and VM.
+    hosts: BTreeMap<String, BTreeMap<String, usize>>,
+    disks_max: usize,
+    vms_per_host_max: usize,
+}
+
+impl AtWork {
+    fn open(&self, disk: MemDisk, vm: &PlannedVm) -> Arc<dyn Disk> {
+        let of = (vm.vm.host_id.clone(), vm.vm.id.clone());
+        let mut open = self.lock();
+        open.disks += 1;
+        open.disks_max = open.disks_max.max(open.disks);
+        let host = open.hosts.entry(of.0.clone()).or_default();
+        *host.entry(of.1.clone()).or_default() += 1;
+        let vms = host.len();
+        open.vms_per_host_max = open.vms_per_host_max.max(vms);
+        Arc::new(Counted { disk, at_work: self.clone(), of })
+    }
+
+    fn close(&self, (host, vm): &(String, String)) {
+        let mut open = self.lock();
+        open.disks -= 1;
+        let vms = open.hosts.get_mut(host).unwrap();
+        *vms.get_mut(vm).unwrap() -= 1;
+        vms.retain(|_, disks| *disks > 0);
+    }
+
+    fn now(&self) -> usize {
+        self.lock().disks
+    }
+
+    /// The most disks at once, and the most VMs of a host at once.
+    pub fn max(&self) -> (usize, usize) {
+        let open = self.lock();
+        (open.disks_max, open.vms_per_host_max)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A disk that tells when it is let go.
+struct Counted {
+    disk: MemDisk,
+    at_work: AtWork,
+    of: (String, String),
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.at_work.close(&self.of);
+    }
+}
+
+impl Disk for Counted {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    fn identity(&self) -> String {
+        self.disk.identity()
+    }
+
+    fn limits(&self) -> Limits {
+        self.disk.limits()
+    }
+
+    fn features(&self) -> Features {
+        self.disk.features()
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        self.disk.extents(span)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+        self.disk.open_lane()
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
+        self.disk.flush()
+    }
+}
+
+/// Does something at every event.
+pub struct Watch<F: Fn(&Event) + Send + Sync>(pub F);
+
+impl<F: Fn(&Event) + Send + Sync> Observer for Watch<F> {
+    fn event(&self, event: &Event) {
+        (self.0)(event);
+    }
+}
+
+/// Whether a VM enters a phase.
+pub fn enters(event: &Event, name: &str, wanted: Phase) -> bool {
+    matches!(event, Event::PhaseStarted { vm, phase } if vm == name && *phase == wanted)
+}
+
+/// Whether a VM leaves a phase.
+pub fn leaves(event: &Event, name: &str, wanted: Phase) -> bool {
+    matches!(event, Event::PhaseEnded { vm, phase, .. } if vm == name && *phase == wanted)
 }
 
 /// Counts events, and dies at one of them.

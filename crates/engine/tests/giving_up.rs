@@ -1,0 +1,349 @@
+//! Stops, cancels, and what is told when something cannot be undone.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use drover_engine::{
+    Cause, EngineError, Event, NoObserver, Observer, Phase, PlanState, Store, VmState, cancel,
+};
+use drover_mover::{StopSignal, journal_path};
+use drover_types::inventory::PowerState;
+use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
+
+/// One VM that runs at the source and is to run at the target.
+fn one() -> World {
+    World::with(&[vm("on", PowerState::On, 2)], "start: true")
+}
+
+fn cancelled(world: &World) -> Vec<String> {
+    cancel(PLAN, &world.store, world, world).unwrap()
+}
+
+#[test]
+fn what_cannot_be_undone_is_told_and_the_next_run_sees_to_it() {
+    for undone in ["remove snapshot", "power on", "undo define"] {
+        let world = one();
+        world.set_trouble("define", Trouble::FailsAfter);
+        world.set_trouble(undone, Trouble::Fails);
+        world.run(&NoObserver);
+        let row = world.row("vm-on");
+        assert_eq!(row.state, VmState::Failed);
+        let error = row.error.unwrap();
+        assert!(error.starts_with("define fails as ordered; left behind: "), "{error}");
+        assert!(error.ends_with(&format!("{undone} fails as ordered")), "{error}");
+        // The one thing that could not be undone is all that is left.
+        assert_eq!(world.own_snapshots(), usize::from(undone == "remove snapshot"), "{undone}");
+        assert_eq!(world.power("vm-on") == PowerState::Off, undone == "power on", "{undone}");
+        assert_eq!(world.is_defined("on"), undone == "undo define", "{undone}");
+        world.run(&NoObserver);
+        world.assert_arrived(undone);
+    }
+}
+
+#[test]
+fn a_machine_that_cannot_be_stopped_keeps_the_source_off() {
+    let world = one();
+    world.set_trouble("start", Trouble::FailsAfter);
+    world.set_trouble("stop", Trouble::Fails);
+    world.run(&NoObserver);
+    let error = world.row("vm-on").error.unwrap();
+    assert!(error.contains("left behind: stop fails as ordered"), "{error}");
+    assert!(error.contains("on is still off: on runs at the target"), "{error}");
+    assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::Off, true));
+    // Cancelling does not kill it; once it is stopped, all is put back.
+    assert_eq!(cancelled(&world), ["on: on runs at the target; stop it there, then cancel again"]);
+    assert!(world.runs_at_target("on") && !world.images().is_empty());
+    world.state().running_at_target.clear();
+    assert_eq!(cancelled(&world), Vec::<String>::new());
+    assert!(world.images().is_empty());
+    assert_eq!(world.power("vm-on"), PowerState::On);
+}
+
+#[test]
+fn a_source_is_not_switched_on_while_nobody_knows_what_runs_at_the_target() {
+    let world = one();
+    world.set_trouble("start", Trouble::DiesAfter);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    world.set_trouble("is running", Trouble::Fails);
+    world.set_trouble("is running", Trouble::Fails);
+    let outcome = world.run(&NoObserver);
+    assert_eq!(outcome.failed.len(), 1);
+    assert!(world.row("vm-on").error.unwrap().contains("left behind: on is still off: is running fails"));
+    assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::Off, true));
+    world.run(&NoObserver);
+    world.assert_arrived("once the target answers");
+    assert_eq!(world.calls("start"), 1);
+}
+
+#[test]
+fn another_vm_under_the_same_id_is_never_switched_on() {
+    let world = one();
+    world.set_trouble("create snapshot", Trouble::DiesBefore);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    let planned = world.planned();
+    world.change("vm-on", |vm| vm.instance_uuid = "another".into());
+    world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    let error = world.row("vm-on").error.unwrap();
+    assert!(error.starts_with("on is another VM than when the plan was checked"), "{error}");
+    assert!(!cancelled(&world).is_empty());
+    assert_eq!((world.power("vm-on"), world.calls("power on")), (PowerState::Off, 0));
+}
+
+#[test]
+fn a_stop_before_anything_began_touches_nothing() {
+    let world = World::new();
+    let stop = StopSignal::default();
+    stop.stop();
+    let outcome = world.run_until(&NoObserver, &stop);
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (0, 0, 2));
+    assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Incomplete);
+    assert_eq!((world.power("vm-on"), world.calls("shut down")), (PowerState::On, 0));
+    world.run(&NoObserver);
+    world.assert_arrived("after a stop");
+}
+
+#[test]
+fn a_stop_before_any_phase_undoes_and_can_be_resumed() {
+    for phase in Phase::COLD {
+        let world = one();
+        let stop = StopSignal::default();
+        let watch = Watch(|event: &Event| {
+            if enters(event, "on", phase) {
+                stop.stop();
+            }
+        });
+        let outcome = world.run_until(&watch, &stop);
+        let row = world.row("vm-on");
+        // From the start on it has arrived, and is not left half done.
+        if phase >= Phase::Start {
+            assert_eq!((outcome.done, outcome.unfinished), (1, 0), "{phase}");
+        } else {
+            assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (0, 0, 1), "{phase}");
+            assert_eq!((row.state, row.cause.as_deref()), (VmState::Stopped, Some("cancelled")), "{phase}");
+            assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0), "{phase}");
+            assert!(!world.runs_at_target("on") && !world.is_defined("on"), "{phase}");
+        }
+        world.run(&NoObserver);
+        world.assert_arrived(&format!("after a stop in {phase}"));
+    }
+}
+
+#[test]
+fn a_stop_in_mid_copy_loses_nothing_that_was_recorded() {
+    let world = one();
+    world.slow_down(Duration::from_millis(30));
+    let stop = StopSignal::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while world.read().values().sum::<u64>() < 8 * 65536 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.stop();
+        });
+        world.run_until(&NoObserver, &stop);
+    });
+    assert_stopped_in_mid_copy(&world);
+}
+
+#[test]
+fn another_process_can_ask_for_the_stop() {
+    let world = one();
+    world.slow_down(Duration::from_millis(200));
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Copy) {
+            world.store.ask_cancel(PLAN).unwrap();
+        }
+    });
+    world.run(&watch);
+    assert_stopped_in_mid_copy(&world);
+}
+
+fn assert_stopped_in_mid_copy(world: &World) {
+    let row = world.row("vm-on");
+    assert_eq!((row.state, row.phase.as_deref()), (VmState::Stopped, Some("copy")));
+    assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+    let (read, recorded) = (world.read(), world.recorded());
+    let size: u64 = world.sources.values().map(drover_disk::Disk::size).sum();
+    let sum: u64 = recorded.values().sum();
+    assert!(0 < sum && sum < size, "{sum} of {size} bytes were recorded");
+    world.sources.values().for_each(drover_disk::MemDisk::clear_faults);
+    world.run(&NoObserver);
+    world.assert_arrived("resumed");
+    for (disk, bytes) in world.read() {
+        let left = drover_disk::Disk::size(&world.sources[&disk]) - recorded[&disk];
+        assert_eq!(bytes - read[&disk], left, "{disk}: exactly what was not recorded is read");
+    }
+}
+
+#[test]
+fn a_plan_that_is_being_run_is_neither_run_nor_cancelled_by_a_second_drover() {
+    let world = one();
+    let refused = Mutex::new(Vec::new());
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Copy) {
+            let planned = world.planned();
+            let run = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default());
+            let cancelled = cancel(PLAN, &world.store, &world, &world);
+            *refused.lock().unwrap() = vec![run.err(), cancelled.err()];
+        }
+    });
+    world.run(&watch);
+    world.assert_arrived("undisturbed");
+    let refused = refused.into_inner().unwrap();
+    assert_eq!(refused.len(), 2);
+    for error in refused {
+        let error = error.expect("it was refused");
+        let own = std::process::id().to_string();
+        assert!(matches!(&error, EngineError::Running { pid, .. } if *pid == own), "{error}");
+    }
+}
+
+#[test]
+fn cancelling_after_a_crash_leaves_nothing_behind() {
+    for phase in Phase::COLD {
+        let world = World::new();
+        let dying = Watch(|event: &Event| assert!(!enters(event, "on", phase), "the process dies"));
+        world.run(&dying);
+        world.as_if_killed();
+        assert_eq!(cancelled(&world), Vec::<String>::new(), "{phase}");
+        assert_eq!(world.own_snapshots(), 0, "{phase}");
+        assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Cancelled);
+        let arrived = phase == Phase::CleanUp;
+        let row = world.row("vm-on");
+        assert_eq!(row.state, if arrived { VmState::Done } else { VmState::Cancelled }, "{phase}");
+        assert_eq!(world.power("vm-on") == PowerState::Off, arrived, "{phase}");
+        assert_eq!((world.runs_at_target("on"), world.is_defined("on")), (arrived, arrived), "{phase}");
+        // The other one arrived, and stays.
+        assert_eq!(world.row("vm-off").state, VmState::Done);
+        assert!(world.runs_at_target("off"));
+        for vm in world.planned() {
+            for disk in &vm.disks {
+                let stays = arrived || vm.target_name == "off";
+                assert_eq!(world.state().images.contains_key(&disk.path), stays, "{phase}");
+                assert_eq!(journal_path(&disk.path).exists(), stays, "{phase}");
+            }
+        }
+        // Begun anew, it arrives.
+        world.run(&NoObserver);
+        world.assert_arrived(&format!("again, after {phase}"));
+    }
+}
+
+#[test]
+fn cancelling_tells_what_it_could_not_undo_and_can_be_tried_again() {
+    for call in ["remove images", "undo define", "remove snapshot", "power on", "is running", "look"] {
+        let world = one();
+        let dying = Watch(|event: &Event| assert!(!enters(event, "on", Phase::Define), "the process dies"));
+        world.run(&dying);
+        world.as_if_killed();
+        world.set_trouble(call, Trouble::Fails);
+        let left = cancelled(&world);
+        assert!(left.len() == 1 && left[0].contains(&format!("{call} fails as ordered")), "{call}: {left:?}");
+        assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Incomplete);
+        assert_eq!(cancelled(&world), Vec::<String>::new(), "{call}");
+        assert!(world.images().is_empty() && world.own_snapshots() == 0, "{call}");
+        assert_eq!(world.power("vm-on"), PowerState::On, "{call}");
+    }
+}
+
+#[test]
+fn a_machine_that_was_started_is_kept_by_cancelling_even_if_it_was_shut_down_since() {
+    let at_its_end = |event: &Event| assert!(!leaves(event, "on", Phase::Start), "the process dies");
+    let dying: [(&str, Box<dyn Observer>); 2] =
+        [("start", Box::new(Watch(at_its_end))), ("clean up", Box::new(NoObserver))];
+    for (phase, observer) in dying {
+        for shut_down in [false, true] {
+            let world = one();
+            if phase == "clean up" {
+                world.set_trouble("remove snapshot", Trouble::Fails);
+            }
+            world.run(observer.as_ref());
+            world.as_if_killed();
+            assert_eq!((world.row("vm-on").phase.as_deref(), world.own_snapshots()), (Some(phase), 1));
+            if shut_down {
+                world.state().running_at_target.clear();
+            }
+            assert_eq!(cancelled(&world), Vec::<String>::new());
+            assert_eq!(world.row("vm-on").state, VmState::Done);
+            assert_eq!((world.images().len(), world.own_snapshots()), (2, 0));
+            assert_eq!(world.runs_at_target("on"), !shut_down);
+            assert_eq!(world.power("vm-on"), PowerState::Off);
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_was_started_is_not_started_or_written_again_by_a_resume() {
+    let world = one();
+    let dying = Watch(|event: &Event| assert!(!leaves(event, "on", Phase::Start), "the process dies"));
+    world.run(&dying);
+    world.as_if_killed();
+    world.state().running_at_target.clear();
+    world.images().iter().for_each(|(_, image)| image.overwrite(0, b"written by its guest"));
+    world.run(&NoObserver);
+    assert_eq!(world.row("vm-on").state, VmState::Done);
+    assert_eq!((world.calls("start"), world.own_snapshots()), (1, 0));
+    assert!(world.images().iter().all(|(_, image)| image.content().starts_with(b"written by its guest")));
+}
+
+#[test]
+fn what_one_plan_brought_is_safe_from_another_plan_and_from_its_cancelling() {
+    let mut world = one();
+    world.run(&NoObserver);
+    let planned = world.planned();
+    let again = |world: &World, runs: bool, expected: &str| {
+        if !runs {
+            world.state().running_at_target.clear();
+        }
+        let outcome = world.run_plan("q", &planned, &NoObserver, &StopSignal::default()).unwrap();
+        assert_eq!(outcome.failed.len(), 1);
+        let error = world.store.vm("q", "vm-on").unwrap().unwrap().error.unwrap();
+        assert!(error.contains(expected), "{error}");
+        cancel("q", &world.store, world, world).unwrap();
+        assert_eq!((world.images().len(), world.calls("stop")), (2, 0));
+        assert!(world.is_defined("on") && world.runs_at_target("on") == runs);
+    };
+    again(&world, true, "on has arrived, in the same files, with plan p");
+    // Also if this drover knows nothing of the first plan.
+    let first = std::mem::replace(&mut world.store, Store::open(&world.folder.path().join("new")).unwrap());
+    again(&world, true, "on runs at the target already");
+    world.store = first;
+    again(&world, false, "on has arrived, in the same files, with plan p");
+}
+
+#[test]
+fn a_vm_is_not_run_twice_from_two_folders() {
+    let world = one();
+    world.run(&NoObserver);
+    let mut planned = world.planned();
+    for disk in &mut planned[0].disks {
+        disk.path = disk.path.with_file_name(format!("second-{}", disk.index));
+    }
+    let outcome = world.run_plan("q", &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!(outcome.failed, [("on".to_string(), Cause::Plan)]);
+    let error = world.store.vm("q", "vm-on").unwrap().unwrap().error.unwrap();
+    assert!(error.contains("runs at the target, with plan p"), "{error}");
+}
+
+#[test]
+fn a_vm_is_moved_by_one_plan_at_a_time() {
+    let world = one();
+    let second = Mutex::new(None);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Copy) {
+            let planned = world.planned();
+            let outcome = world.run_plan("q", &planned, &NoObserver, &StopSignal::default()).unwrap();
+            *second.lock().unwrap() = Some(outcome.failed);
+        }
+    });
+    world.run(&watch);
+    world.assert_arrived("undisturbed");
+    assert_eq!(second.into_inner().unwrap(), Some(vec![("on".to_string(), Cause::Plan)]));
+    let error = world.store.vm("q", "vm-on").unwrap().unwrap().error.unwrap();
+    assert!(error.contains("is on its way with plan p"), "{error}");
+}
