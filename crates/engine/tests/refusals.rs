@@ -1,0 +1,141 @@
+//! What the engine does not do, and what others do to a VM while it is on its way.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use drover_engine::{Cause, Event, NoObserver, Phase, VmState};
+use drover_mover::StopSignal;
+use drover_plan::{PlannedVm, PowerOff};
+use drover_types::inventory::{PowerState, Vm};
+use fakes::{PLAN, Trouble, Watch, World, enters, vm};
+
+fn one(power: PowerState) -> World {
+    World::with(&[vm("one", power, 2)], "start: true")
+}
+
+/// Runs what was planned before; gives the error, which has advice and left no trace at the target.
+fn refused(world: &World, planned: &[PlannedVm]) -> String {
+    let outcome = world.run_plan(PLAN, planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!(outcome.failed.len(), 1);
+    let row = world.row("vm-one");
+    assert_eq!(row.state, VmState::Failed);
+    assert!(row.advice.is_some_and(|advice| !advice.is_empty()));
+    assert_eq!(world.calls("create snapshot") + world.calls("open target") + world.calls("define"), 0);
+    row.error.unwrap()
+}
+
+#[test]
+fn a_running_vm_is_left_running_if_the_plan_says_so() {
+    let world = one(PowerState::Off);
+    let mut planned = world.planned();
+    planned[0].power_off = PowerOff::Refuse;
+    world.set_power("vm-one", PowerState::On);
+    assert_eq!(refused(&world, &planned), "one is running");
+    assert_eq!((world.power("vm-one"), world.calls("shut down")), (PowerState::On, 0));
+}
+
+#[test]
+fn a_suspended_vm_keeps_its_memory() {
+    let world = one(PowerState::Off);
+    let planned = world.planned();
+    world.set_power("vm-one", PowerState::Suspended);
+    assert_eq!(refused(&world, &planned), "one is suspended");
+    assert_eq!(world.power("vm-one"), PowerState::Suspended);
+}
+
+#[test]
+fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
+    type Change = fn(&mut Vm);
+    let changes: [(Change, &str); 4] = [
+        (
+            |vm| vm.disks[1].capacity_bytes += 65536,
+            "Hard disk 2 of one has 1376256 bytes now and had 1310720",
+        ),
+        (|vm| vm.disks.truncate(1), "disk 2001 of one is gone"),
+        (
+            |vm| {
+                let mut third = vm.disks[1].clone();
+                (third.key, third.label) = (2002, "Hard disk 3".into());
+                vm.disks.push(third);
+            },
+            "Hard disk 3 of one was added after the plan was checked",
+        ),
+        (|vm| vm.instance_uuid = "another".into(), "one is another VM than when the plan was checked"),
+    ];
+    for (change, expected) in changes {
+        let world = one(PowerState::On);
+        let planned = world.planned();
+        world.change("vm-one", change);
+        let error = refused(&world, &planned);
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(world.power("vm-one"), PowerState::On);
+    }
+}
+
+#[test]
+fn a_machine_that_runs_at_the_target_already_is_left_running() {
+    let world = one(PowerState::Off);
+    world.state().running_at_target.insert("one".into());
+    assert_eq!(refused(&world, &world.planned()), "one runs at the target already");
+    assert!(world.runs_at_target("one") && world.calls("stop") == 0);
+}
+
+#[test]
+fn a_guest_that_does_not_shut_down_is_switched_off_only_by_force() {
+    let world = one(PowerState::On);
+    world.set_trouble("shut down", Trouble::Fails);
+    assert_eq!(refused(&world, &world.planned()), "shut down fails as ordered");
+    assert_eq!((world.power("vm-one"), world.calls("power off")), (PowerState::On, 0));
+    let world = one(PowerState::On);
+    let mut planned = world.planned();
+    planned[0].power_off = PowerOff::Force;
+    world.set_trouble("shut down", Trouble::Fails);
+    world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    world.assert_arrived("by force");
+    assert_eq!(world.calls("power off"), 1);
+    let events = world.store.events(PLAN).unwrap();
+    assert!(events.iter().any(|event| event.kind == "note" && event.text.contains("was switched off")));
+}
+
+#[test]
+fn a_vm_that_someone_switches_on_again_is_not_started_at_the_target() {
+    // From the last phase on it has arrived, which is another test.
+    for phase in [Phase::Snapshot, Phase::Copy, Phase::Verify, Phase::Convert, Phase::Define, Phase::Start] {
+        let world = one(PowerState::On);
+        let watch = Watch(|event: &Event| {
+            if enters(event, "one", phase) {
+                world.set_power("vm-one", PowerState::On);
+            }
+        });
+        let outcome = world.run(&watch);
+        assert_eq!(outcome.failed, [("one".to_string(), Cause::Source)], "{phase}");
+        let error = world.row("vm-one").error.unwrap();
+        let expected =
+            if phase == Phase::Snapshot { "was switched on again by someone" } else { "runs at the source" };
+        assert!(error.contains(expected) && !error.contains("left behind"), "{phase}: {error}");
+        assert_eq!((world.calls("start"), world.own_snapshots()), (0, 0), "{phase}");
+        assert_eq!(world.power("vm-one"), PowerState::On, "{phase}");
+        // The guest that ran has written; what it wrote is moved too.
+        world.guest_writes("one", 2001, 70_000, b"written while it should have been off");
+        world.run(&NoObserver);
+        world.assert_arrived(&format!("after it was switched on in {phase}"));
+    }
+}
+
+#[test]
+fn a_source_that_is_switched_on_after_arrival_is_not_called_done() {
+    let world = World::with(&[vm("one", PowerState::On, 1)], "start: false");
+    world.set_trouble("remove snapshot", Trouble::Fails);
+    world.run(&NoObserver);
+    assert_eq!(world.row("vm-one").phase.as_deref(), Some("clean up"));
+    world.set_power("vm-one", PowerState::On);
+    let outcome = world.run(&NoObserver);
+    assert_eq!(outcome.failed, [("one".to_string(), Cause::Source)]);
+    let row = world.row("vm-one");
+    assert!(row.error.unwrap().contains("switched on at the source after it had arrived"));
+    assert!(row.advice.unwrap().contains("decide which of the two"));
+    assert_eq!((world.power("vm-one"), world.own_snapshots()), (PowerState::On, 0));
+    world.set_power("vm-one", PowerState::Off);
+    world.run(&NoObserver);
+    world.assert_arrived("once it is off again");
+}
