@@ -16,6 +16,7 @@ use drover_types::inventory::{PowerState, Vm};
 
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
+use crate::parallel::{OnDrop, in_parallel};
 use crate::phase::Phase;
 use crate::provider::{Converted, SourceProvider, TargetProvider};
 use crate::store::{DiskRow, Store, VmState};
@@ -250,15 +251,14 @@ impl<'a> Journey<'a> {
     fn copy_disks(&mut self) -> Outcome<()> {
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         let this = &*self;
-        let results = in_parallel(this.slots, &disks, |disk| this.copy_disk(disk));
-        for (at, result) in results.into_iter().enumerate() {
-            self.copies[at] = Some(result?);
-        }
+        let copies =
+            in_parallel(this.slots, &disks, this.context.stop, |disk, stop| this.copy_disk(disk, stop))?;
+        self.copies = copies.into_iter().map(Some).collect();
         Ok(())
     }
 
-    fn copy_disk(&self, disk: &PlannedDisk) -> Outcome<Copied> {
-        if self.context.stop.is_set() {
+    fn copy_disk(&self, disk: &PlannedDisk, stop: &StopSignal) -> Outcome<Copied> {
+        if stop.is_set() {
             return Err(EngineError::Cancelled);
         }
         let snapshot = self.snapshot.as_deref().unwrap_or_default();
@@ -275,7 +275,7 @@ impl<'a> Journey<'a> {
             options: self.context.options.clone(),
         };
         let live = self.enter(disk, DiskActivity::Copy);
-        let result = copy(&job, &live, self.context.stop);
+        let result = copy(&job, &live, stop);
         self.context.board.leave(&live);
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
         self.keep_copy(disk, &report, &opened.notes)?;
@@ -331,10 +331,13 @@ impl<'a> Journey<'a> {
         let work: Vec<(&PlannedDisk, &Copied)> =
             self.planned.disks.iter().zip(self.copies.iter().flatten()).collect();
         let this = &*self;
-        in_parallel(this.slots, &work, |(disk, copied)| this.verify_disk(disk, copied)).into_iter().collect()
+        in_parallel(this.slots, &work, this.context.stop, |(disk, copied), stop| {
+            this.verify_disk(disk, copied, stop)
+        })?;
+        Ok(())
     }
 
-    fn verify_disk(&self, disk: &PlannedDisk, copied: &Copied) -> Outcome<()> {
+    fn verify_disk(&self, disk: &PlannedDisk, copied: &Copied, stop: &StopSignal) -> Outcome<()> {
         if self.was_verified_before(disk, copied)? {
             self.note(format!(
                 "{}: verified before it was first converted or started, and not copied again since, so not compared again",
@@ -346,7 +349,7 @@ impl<'a> Journey<'a> {
         let target = self.context.target.open_for_verify(disk, self.planned)?;
         let how = how_to_verify(self.planned.verify, leaves.blocks());
         let live = self.enter(disk, DiskActivity::Verify);
-        let result = verify(target.as_ref(), leaves, how, self.context.options, &live, self.context.stop);
+        let result = verify(target.as_ref(), leaves, how, self.context.options, &live, stop);
         self.context.board.leave(&live);
         let found = result.map_err(|source| self.copy_error(disk, source, target.as_ref()))?;
         self.keep_verification(disk, &found)?;
@@ -561,23 +564,6 @@ impl<'a> Journey<'a> {
     }
 }
 
-/// Calls a closure once, when dropped at the latest.
-pub(crate) struct OnDrop<F: FnOnce()>(Option<F>);
-
-impl<F: FnOnce()> OnDrop<F> {
-    pub(crate) fn new(call: F) -> Self {
-        OnDrop(Some(call))
-    }
-}
-
-impl<F: FnOnce()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        if let Some(call) = self.0.take() {
-            call();
-        }
-    }
-}
-
 /// Removes every snapshot that drover made of a VM for this plan.
 pub(crate) fn remove_own_snapshots(
     plan: &str,
@@ -643,29 +629,4 @@ fn how_to_verify(plan: drover_plan::Verify, blocks: u64) -> Verify {
 
 fn millis(time: Duration) -> u64 {
     time.as_millis() as u64
-}
-
-/// Does `work` for every item, `slots` at a time, and gives the results in the order of the items.
-fn in_parallel<T: Sync, R: Send>(slots: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let results: Vec<std::sync::Mutex<Option<R>>> =
-        items.iter().map(|_| std::sync::Mutex::new(None)).collect();
-    std::thread::scope(|scope| {
-        for _ in 0..slots.min(items.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    let Some(item) = items.get(at) else { return };
-                    let result = work(item);
-                    *results[at].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
-                }
-            });
-        }
-    });
-    results
-        .into_iter()
-        .map(|slot| {
-            slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).expect("every item was done")
-        })
-        .collect()
 }

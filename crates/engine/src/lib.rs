@@ -10,6 +10,7 @@ mod cancel;
 mod error;
 mod event;
 mod itinerary;
+mod parallel;
 mod phase;
 mod provider;
 mod report;

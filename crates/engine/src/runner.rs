@@ -14,7 +14,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
-use crate::itinerary::{Context, Journey, OnDrop};
+use crate::itinerary::{Context, Journey};
+use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::store::{PlanState, Store, VmState};
 

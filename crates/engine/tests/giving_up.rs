@@ -181,6 +181,22 @@ fn assert_stopped_in_mid_copy(world: &World) {
 }
 
 #[test]
+fn a_disk_that_fails_does_not_keep_the_source_off_until_the_others_are_copied() {
+    let world = World::with(&[vm("on", PowerState::On, 3)], "start: true");
+    world.slow_down(Duration::from_millis(50));
+    world.set_trouble_at("open source", 3, Trouble::Fails);
+    world.run(&NoObserver);
+    let row = world.row("vm-on");
+    assert_eq!((row.state, row.error.as_deref()), (VmState::Failed, Some("open source fails as ordered")));
+    assert_eq!(world.power("vm-on"), PowerState::On);
+    for (disk, read) in world.read() {
+        assert!(read < drover_disk::Disk::size(&world.sources[&disk]), "{disk} was copied to its end");
+    }
+    world.run(&NoObserver);
+    world.assert_arrived("in the end");
+}
+
+#[test]
 fn a_plan_that_is_being_run_is_neither_run_nor_cancelled_by_a_second_drover() {
     let world = one();
     let refused = Mutex::new(Vec::new());
