@@ -33,9 +33,16 @@ pub const MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
 /// First eight bytes of the answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
-const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-const CHUNK_MAGIC: u32 = 0x668e_33ef;
+/// First four bytes of a request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// First four bytes of a request with an extended header.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// First four bytes of a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// First four bytes of a chunk of a structured reply.
+pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+/// First four bytes of a chunk with an extended header.
+pub const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flag: the server takes options and answers each.
 pub const FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -50,12 +57,20 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
+    /// Go on in TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Ask about an export without starting.
+    pub const INFO: u32 = 6;
     /// Choose an export and start.
     pub const GO: u32 = 7;
     /// Ask for structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
+    /// Ask what block status could tell.
+    pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose what block status tells.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Ask for 64-bit lengths.
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of answers to options.
@@ -86,18 +101,28 @@ pub mod answer {
     pub const SHUTDOWN: u32 = ERROR | 7;
     /// The client must ask for block sizes.
     pub const BLOCK_SIZE_REQUIRED: u32 = ERROR | 8;
+    /// The option has more data than the server takes.
+    pub const TOO_BIG: u32 = ERROR | 9;
+    /// Extended headers were agreed and rule this out.
+    pub const EXTENDED_HEADERS_REQUIRED: u32 = ERROR | 10;
 }
 
 /// Types of facts in an [`answer::INFO`].
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
+    /// The export's name as the server writes it.
+    pub const NAME: u16 = 1;
+    /// What the export is, for people.
+    pub const DESCRIPTION: u16 = 2;
     /// Block size constraints.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
 /// Transmission flags of an export.
 pub mod flag {
+    /// Set in all that follow the protocol.
+    pub const HAS_FLAGS: u16 = 1 << 0;
     /// No writes.
     pub const READ_ONLY: u16 = 1 << 1;
     /// Takes `FLUSH`.
@@ -106,12 +131,24 @@ pub mod flag {
     pub const FUA: u16 = 1 << 3;
     /// Takes `WRITE_ZEROES`.
     pub const WRITE_ZEROES: u16 = 1 << 6;
+    /// Takes the flag that a read is answered in one chunk.
+    pub const DF: u16 = 1 << 7;
     /// A flush on one connection covers the writes of all.
     pub const MULTI_CONN: u16 = 1 << 8;
 }
 
 /// Request flag: the reply comes when the bytes are durable.
 pub const COMMAND_FUA: u16 = 1 << 0;
+/// Request flag of a zeroing: leave no hole.
+pub const COMMAND_NO_HOLE: u16 = 1 << 1;
+/// Request flag of a read: answer in one chunk.
+pub const COMMAND_DF: u16 = 1 << 2;
+/// Request flag of a block status: one run per context.
+pub const COMMAND_REQ_ONE: u16 = 1 << 3;
+/// Request flag with extended headers: the length is that of the payload which follows.
+pub const COMMAND_PAYLOAD: u16 = 1 << 5;
+/// Block status flag: no storage is taken.
+pub const STATUS_HOLE: u32 = 1 << 0;
 /// Block status flag: reads as zeros. That it is a hole (bit 0) says nothing about what it reads as.
 pub const STATUS_ZERO: u32 = 1 << 1;
 /// The context whose block status tells holes and zeros.
@@ -119,6 +156,8 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 
 /// Bytes of a request without its data.
 pub const REQUEST_BYTES: usize = 28;
+/// The same with an extended header.
+pub const EXTENDED_REQUEST_BYTES: usize = 32;
 /// Bytes of a simple reply without its data.
 pub const SIMPLE_BYTES: usize = 16;
 /// Bytes of the head of a chunk.
