@@ -39,7 +39,7 @@ impl FileDisk {
         let handle = Handle::for_target(name, target.file, target.kind, how.size, target.new_in);
         let features = Features {
             writable: true,
-            fast_zero: punches(handle.file(), target.kind),
+            fast_zero: punches(handle.file(), target.kind, how.size),
             extents: target.kind == FileKind::Regular && map::works(handle.file(), how.size),
             zeroed: target.zeroed,
         };
@@ -162,12 +162,12 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether zeroing costs less than writing zeros. For files tried past the end, where it changes
-/// nothing; a device says so in sysfs.
-fn punches(file: &File, kind: FileKind) -> bool {
+/// Whether zeroing costs less than writing zeros. For files tried right behind the end, where it changes
+/// nothing (far behind it, ext4 takes no offset at all); a device says so in sysfs.
+fn punches(file: &File, kind: FileKind, size: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match kind {
-        FileKind::Regular => rustix::fs::fallocate(file, mode, 1 << 50, 4096).is_ok(),
+        FileKind::Regular => rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok(),
         FileKind::Block => block_zeroes(file).unwrap_or(false),
     }
 }

@@ -177,6 +177,7 @@ fn holes_are_told_and_zeroing_makes_one() {
     assert_eq!(disk.extents(whole).unwrap(), expected);
     run(&disk, middle, Work::Zero).result.unwrap();
     assert_eq!(disk.extents(whole).unwrap(), [Extent::zero(whole)]);
+    assert!(disk.features().fast_zero, "a hole was made, so zeroing is cheap here");
 }
 
 #[test]
