@@ -1,0 +1,215 @@
+//! The highest epoch of a disk, kept in a file that outlives the server.
+//!
+//! ```text
+//!   0  512  slot A: "drover fence 1 epoch 00000000000000000007 check 0123456789abcdef", blanks, line feed
+//! 512  512  slot B: the same
+//! ```
+//!
+//! A new epoch goes into the slot that does not hold the highest, so a torn write costs only an epoch
+//! that nobody was told to be durable. The check is the first eight bytes of the BLAKE3 of what stands
+//! before it. The file is locked while a server uses it: two servers on one disk could not fence it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::fence::Epoch;
+
+/// Slots lie in disk sectors of their own, so that a write of one never tears the other.
+const SLOT_BYTES: usize = 512;
+const SLOTS: usize = 2;
+const PREFIX: &str = "drover fence 1 epoch ";
+const CHECK_BYTES: usize = 8;
+
+/// The fence file that belongs to a target: its path with `.drover-fence` added.
+pub fn fence_path(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".drover-fence");
+    PathBuf::from(name)
+}
+
+/// A fence file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{op} of fence file {}", path.display())]
+pub struct FenceFileError {
+    op: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// An open fence file.
+#[derive(Debug)]
+pub(crate) struct FenceFile {
+    file: File,
+    path: PathBuf,
+    highest: Epoch,
+    /// Where the next epoch goes.
+    next: usize,
+}
+
+impl FenceFile {
+    /// Opens or makes the file.
+    ///
+    /// # Errors
+    /// When another server holds it, it cannot be read or written, or it holds something else: a fence
+    /// that forgot its epoch would let in whom it kept out, so it is never made anew on its own.
+    pub(crate) fn open(path: &Path) -> Result<FenceFile, FenceFileError> {
+        let wrap = |op| move |source| FenceFileError { op, path: path.to_path_buf(), source };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(path).map_err(wrap("opening"))?;
+        lock(&file).map_err(wrap("locking"))?;
+        let (highest, slot) = read(&file).map_err(wrap("reading"))?;
+        Ok(FenceFile { file, path: path.to_path_buf(), highest, next: (slot + 1) % SLOTS })
+    }
+
+    pub(crate) fn highest(&self) -> Epoch {
+        self.highest
+    }
+
+    /// Makes `epoch` durable.
+    pub(crate) fn store(&mut self, epoch: Epoch) -> Result<(), FenceFileError> {
+        let written = self
+            .file
+            .write_all_at(&encode(epoch), (self.next * SLOT_BYTES) as u64)
+            .and_then(|()| self.file.sync_all())
+            .and_then(|()| sync_folder(&self.path));
+        written.map_err(|source| FenceFileError { op: "writing", path: self.path.clone(), source })?;
+        self.highest = epoch;
+        self.next = (self.next + 1) % SLOTS;
+        Ok(())
+    }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+        rustix::io::Errno::WOULDBLOCK => io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another drover serves this disk for writing; stop it first",
+        ),
+        other => other.into(),
+    })
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// The highest epoch and its slot. An empty file has seen none.
+fn read(file: &File) -> io::Result<(Epoch, usize)> {
+    let mut bytes = [0; SLOTS * SLOT_BYTES];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], filled as u64)? {
+            0 => break,
+            length => filled += length,
+        }
+    }
+    let slots = bytes.chunks(SLOT_BYTES).enumerate();
+    let found = slots.filter_map(|(index, slot)| Some((decode(slot)?, index))).max();
+    match found {
+        Some(found) => Ok(found),
+        None if never_whole(&bytes) => Ok((0, SLOTS - 1)),
+        None => {
+            let text = "it holds no epoch drover wrote; if no earlier run can still be alive, remove it";
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+    }
+}
+
+/// Whether the first epoch ever was cut off while it was written, if there was one at all: a slot that
+/// was once whole ends in a line feed.
+fn never_whole(bytes: &[u8; SLOTS * SLOT_BYTES]) -> bool {
+    let (first, second) = bytes.split_at(SLOT_BYTES);
+    let written = first.iter().position(|byte| *byte == 0).unwrap_or(SLOT_BYTES).min(PREFIX.len());
+    let ours = first[..written] == PREFIX.as_bytes()[..written];
+    ours && first[SLOT_BYTES - 1] == 0 && second.iter().all(|byte| *byte == 0)
+}
+
+fn encode(epoch: Epoch) -> [u8; SLOT_BYTES] {
+    let text = format!("{PREFIX}{epoch:020} check ");
+    let line = format!("{text}{}", check(&text));
+    let mut slot = [b' '; SLOT_BYTES];
+    slot[..line.len()].copy_from_slice(line.as_bytes());
+    slot[SLOT_BYTES - 1] = b'\n';
+    slot
+}
+
+fn check(text: &str) -> String {
+    let hash = blake3::hash(text.as_bytes());
+    hash.as_bytes()[..CHECK_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn decode(slot: &[u8]) -> Option<Epoch> {
+    let text = std::str::from_utf8(slot).ok()?;
+    let epoch = text.strip_prefix(PREFIX)?.get(..20)?.parse().ok()?;
+    (encode(epoch) == slot).then_some(epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_outlive_the_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.drover-fence");
+        for (before, after) in [(0, 7), (7, 8), (8, u64::MAX)] {
+            let mut file = FenceFile::open(&path).unwrap();
+            assert_eq!(file.highest(), before);
+            file.store(after).unwrap();
+        }
+        assert_eq!(FenceFile::open(&path).unwrap().highest(), u64::MAX);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1024, "it never grows");
+    }
+
+    #[test]
+    fn a_second_server_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fence");
+        let _first = FenceFile::open(&path).unwrap();
+        let error = FenceFile::open(&path).unwrap_err();
+        assert!(error.source.to_string().contains("another drover serves"), "{}", error.source);
+    }
+
+    #[test]
+    fn a_write_torn_at_any_byte_leaves_the_epoch_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fence");
+        let mut file = FenceFile::open(&path).unwrap();
+        file.store(1).unwrap();
+        file.store(2).unwrap();
+        drop(file);
+        let whole = std::fs::read(&path).unwrap();
+        let next = encode(3);
+        for torn in 0..SLOT_BYTES {
+            let mut bytes = whole.clone();
+            bytes[..torn].copy_from_slice(&next[..torn]);
+            std::fs::write(&path, &bytes).unwrap();
+            // Up to the last byte that differs the new epoch does not count, and never is it an error.
+            let highest = FenceFile::open(&path).unwrap().highest();
+            assert!(highest == 2 || (highest == 3 && bytes[..SLOT_BYTES] == next), "{torn}: {highest}");
+        }
+        for torn in 0..SLOT_BYTES {
+            std::fs::write(&path, &encode(9)[..torn]).unwrap();
+            assert_eq!(FenceFile::open(&path).unwrap().highest(), 0);
+        }
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fence");
+        let mut flipped = encode(7);
+        flipped[30] ^= 1;
+        for bytes in [&[b'x'; 4096][..], b"x", &flipped] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(FenceFile::open(&path).is_err());
+        }
+    }
+}
