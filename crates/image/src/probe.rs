@@ -1,0 +1,37 @@
+use std::path::Path;
+
+use drover_disk::DiskError;
+
+use crate::fault::open_error;
+use crate::open::Format;
+use crate::source::{FileSource, ReadAt};
+
+/// Says what format a file seems to have, by its first and last bytes.
+///
+/// Only for a user who asks for it in so many words: what is inside a raw disk belongs to its
+/// guest, who may write any format's header there and so have another disk shown than its own.
+/// Whoever knows the format says it. Rules: `docs/formats.md`.
+///
+/// # Errors
+/// When the file cannot be read. A file without any known mark is raw.
+pub fn probe(path: impl AsRef<Path>) -> Result<Format, DiskError> {
+    let path = path.as_ref();
+    let look = || {
+        let source = FileSource::open(path)?;
+        let mut head = vec![0; source.length().min(HEAD_BYTES) as usize];
+        source.read_at(0, &mut head)?;
+        Ok(of_head(&head))
+    };
+    look().map_err(|error| open_error(&path.display().to_string(), error))
+}
+
+/// What is looked at.
+const HEAD_BYTES: u64 = 1024;
+
+fn of_head(head: &[u8]) -> Format {
+    match () {
+        () if head.starts_with(b"QFI\xfb") => Format::Qcow2,
+        () if head.starts_with(b"KDMV") || crate::vmdk::is_descriptor(head) => Format::Vmdk,
+        () => Format::Raw,
+    }
+}

@@ -1,0 +1,159 @@
+//! Images that lie. Opening and reading them gives bytes or an error; it never panics, never hangs
+//! and never takes memory that the image's size does not explain.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use drover_disk::{Buffer, Disk, Request, Work};
+use drover_image::{Format, OpenOptions, open};
+use drover_types::ByteSpan;
+use support::{Folder, Random, has_qemu, mixture};
+
+/// Reads here and there, asks for extents; errors are fine.
+fn poke(path: &Path, format: Format) {
+    let Ok(disk) = open(path, format, &OpenOptions::default()) else { return };
+    let size = disk.size();
+    if size == 0 {
+        return;
+    }
+    let mut lane = disk.open_lane().unwrap();
+    for offset in [0, size / 3, size - 1] {
+        let span = ByteSpan::new(offset, (size - offset).min(300_000));
+        lane.submit(Request { id: 0, span, work: Work::Read(Buffer::zeroed(span.length as usize)) });
+        let _ = lane.complete().unwrap().result;
+        if let Ok(extents) = disk.extents(ByteSpan::from_bounds(offset, size)) {
+            assert!(!extents.is_empty() && extents.len() <= 1024);
+            let mut at = offset;
+            for extent in extents {
+                assert!(extent.span.offset == at && !extent.span.is_empty() && extent.span.end() <= size);
+                at = extent.span.end();
+            }
+        }
+    }
+}
+
+/// Extremes for a number of `width` bytes.
+fn extremes(width: usize) -> Vec<Vec<u8>> {
+    let zero = vec![0; width];
+    let one = |at: usize| {
+        let mut bytes = zero.clone();
+        bytes[at] = 1;
+        bytes
+    };
+    let mut half = vec![0xff; width];
+    half[0] = 0x7f;
+    let mut last = vec![0xff; width];
+    last[width - 1] = 0xfe;
+    let mut high = zero.clone();
+    high[0] = 0x80;
+    vec![zero.clone(), vec![0xff; width], one(0), one(width - 1), one(width / 2), half, last, high]
+}
+
+/// Every number of the first `fields` bytes at its extremes, in both widths and alignments.
+fn every_field(folder: &Folder, format: Format, image: &[u8], fields: std::ops::Range<usize>) {
+    let path = folder.file("hostile");
+    std::fs::write(&path, image).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for width in [1, 2, 4, 8] {
+        for at in fields.clone().step_by(width.min(4)).filter(|at| at + width <= image.len()) {
+            for value in extremes(width) {
+                file.write_all_at(&value, at as u64).unwrap();
+                poke(&path, format);
+            }
+            file.write_all_at(&image[at..at + width], at as u64).unwrap();
+        }
+    }
+}
+
+fn every_length(folder: &Folder, format: Format, image: &[u8]) {
+    let path = folder.file("hostile");
+    std::fs::write(&path, image).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let mut lengths: Vec<usize> = (0..120).chain((0..image.len()).step_by(512)).collect();
+    lengths.sort_unstable();
+    for length in lengths.into_iter().rev() {
+        file.set_len(length.min(image.len()) as u64).unwrap();
+        poke(&path, format);
+    }
+}
+
+/// Random bytes over random places, many at once: tables that point to each other.
+fn random_damage(folder: &Folder, format: Format, image: &[u8], rounds: u64) {
+    let path = folder.file("hostile");
+    for seed in 0..rounds {
+        let mut random = Random(seed);
+        let mut bytes = image.to_vec();
+        for _ in 0..1 + random.below(40) {
+            let at = random.below(bytes.len() as u64 - 8) as usize;
+            let value = match random.below(3) {
+                0 => random.next(),
+                1 => random.below(bytes.len() as u64 * 2) & !511,
+                _ => random.below(bytes.len() as u64 / 512 + 2),
+            };
+            let value = if random.below(2) == 0 { value.to_be_bytes() } else { value.to_le_bytes() };
+            bytes[at..at + 8].copy_from_slice(&value);
+        }
+        std::fs::write(&path, bytes).unwrap();
+        poke(&path, format);
+    }
+}
+
+/// A small image with data of every kind.
+fn image(folder: &Folder, arguments: &str) -> Vec<u8> {
+    std::fs::write(folder.file("a.raw"), mixture(400_000 / 512 * 512, 9)).unwrap();
+    folder.qemu_img(&format!("convert -f raw {arguments} a.raw a.image"));
+    let bytes = std::fs::read(folder.file("a.image")).unwrap();
+    std::fs::remove_file(folder.file("a.image")).unwrap();
+    bytes
+}
+
+#[test]
+fn qcow2_that_lies_does_no_harm() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    for options in
+        ["", "-c ", "-o extended_l2=on,cluster_size=16k ", "-c -o compression_type=zstd,cluster_size=512 "]
+    {
+        let image = image(&folder, format!("-O qcow2 {options}").trim_end());
+        every_field(&folder, Format::Qcow2, &image, 0..128);
+        every_length(&folder, Format::Qcow2, &image);
+        random_damage(&folder, Format::Qcow2, &image, 300);
+    }
+}
+
+#[test]
+fn vmdk_that_lies_does_no_harm() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    for options in ["", "-o zeroed_grain=on ", "-o subformat=streamOptimized "] {
+        let image = image(&folder, format!("-O vmdk {options}").trim_end());
+        every_field(&folder, Format::Vmdk, &image, 0..80);
+        let footer = image.len() - 1024;
+        every_field(&folder, Format::Vmdk, &image, footer..footer + 80);
+        every_length(&folder, Format::Vmdk, &image);
+        random_damage(&folder, Format::Vmdk, &image, 300);
+    }
+}
+
+#[test]
+fn descriptors_that_lie_do_no_harm() {
+    let folder = Folder::new();
+    let path = folder.file("hostile");
+    let text = "# Disk DescriptorFile\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"vmfs\"\n\
+                RW 18446744073709551615 ZERO\nRW 281474976710656 ZERO\nRW 1 FLAT \"hostile\" 281474976710656\n";
+    for end in 0..=text.len() {
+        std::fs::write(&path, &text[..end]).unwrap();
+        poke(&path, Format::Vmdk);
+    }
+    random_damage(&folder, Format::Vmdk, text.as_bytes(), 1000);
+    let zeros = "RW 281474976710656 ZERO\n".repeat(900);
+    std::fs::write(&path, format!("# Disk DescriptorFile\ncreateType=\"vmfs\"\n{zeros}")).unwrap();
+    poke(&path, Format::Vmdk);
+}
