@@ -35,6 +35,8 @@ pub enum Command {
     Report(ReportArgs),
     /// Copy one disk
     Copy(CopyArgs),
+    /// Serve one disk to other programs over NBD
+    ServeDisk(ServeDiskArgs),
     /// Write shell completions to standard output
     Completions {
         /// Shell
@@ -263,4 +265,70 @@ pub struct CopyArgs {
     /// Print errors only
     #[arg(long, short)]
     pub quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TlsArg {
+    /// No TLS
+    Off,
+    /// TLS for clients that ask for it
+    On,
+    /// Send clients without TLS away
+    Require,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeDiskArgs {
+    /// Whatever `drover copy` reads: a file, block device, nbd://..., https://..., vsphere://HOST[:PORT]/VM/DISK
+    pub disk: String,
+    /// Format of a file; never guessed from its content [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Listen on TCP; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "socket")]
+    pub listen: Option<String>,
+    /// Listen on this Unix socket [default: a new one in a folder of its own]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Name of the export; clients that ask for no name get it too
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+    pub export: String,
+    /// Take no writes; so it is if nothing else is said
+    #[arg(long, conflicts_with = "writable")]
+    pub read_only: bool,
+    /// Let clients change the disk
+    #[arg(long)]
+    pub writable: bool,
+    /// File that keeps the highest epoch of a writer [default: the disk's path with .drover-fence added]
+    #[arg(long, value_name = "FILE", requires = "writable", conflicts_with = "no_fence")]
+    pub fence_file: Option<PathBuf>,
+    /// Keep no epochs: any client may write, also one that another took over from
+    #[arg(long, requires = "writable")]
+    pub no_fence: bool,
+    /// Folder with server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
+    #[arg(long, value_name = "FOLDER")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Who must use TLS [default: everybody, if there are certificates]
+    #[arg(long, value_enum, requires = "tls_certificates")]
+    pub tls: Option<TlsArg>,
+    /// Let only clients in whose certificate ca-cert.pem signed
+    #[arg(long, requires = "tls_certificates")]
+    pub tls_verify_peer: bool,
+    /// Clients at once
+    #[arg(long, default_value_t = drover_nbd_server::CONNECTIONS_MAX, value_name = "N")]
+    pub connections: usize,
+    /// End when the last client has gone
+    #[arg(long)]
+    pub once: bool,
+    /// End when the program that started this one ends
+    #[arg(long)]
+    pub exit_with_parent: bool,
+    /// User, for vsphere:// disks
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
 }

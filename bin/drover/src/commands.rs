@@ -5,4 +5,6 @@ pub mod documents;
 pub mod inventory;
 pub mod migrate;
 pub mod plan;
+pub mod recorded;
+pub mod serve_disk;
 pub mod show;

@@ -81,22 +81,28 @@ fn format_of(path: &Path, told: Option<FormatArg>) -> Format {
     }
 }
 
-/// Opens the source of a copy.
-pub fn open_source(args: &CopyArgs) -> Result<End, Failure> {
+/// What names a disk to be read, and how to get at it.
+pub struct Named<'a> {
+    pub text: &'a str,
+    pub format: Option<FormatArg>,
+    pub user: Option<&'a str>,
+    pub secret: &'a SecretArgs,
+}
+
+/// Opens a disk to be read.
+pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
     let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new() };
-    match place(&args.source)? {
+    match place(named.text)? {
         Place::Nbd(uri) => {
             let disk = NbdDisk::open_source(&uri, NbdOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
         Place::Web(url) => {
-            let disk = RangeDisk::open(&url, connect::trust_of(&args.secret)?).map_err(source_failure)?;
+            let disk = RangeDisk::open(&url, connect::trust_of(named.secret)?).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
-        Place::Vsphere { host, vm, disk } => {
-            open_vsphere(&host, &vm, disk, args.user.as_deref(), &args.secret)
-        }
-        Place::Path(path) => match format_of(&path, args.source_format) {
+        Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
+        Place::Path(path) => match format_of(&path, named.format) {
             Format::Raw => Ok(simple(Arc::new(FileDisk::open_source(&path).map_err(source_failure)?))),
             Format::Qcow2 => {
                 let image = image::open_for_reading(&path)?;
@@ -104,6 +110,40 @@ pub fn open_source(args: &CopyArgs) -> Result<End, Failure> {
             }
         },
         Place::Null => Err(Failure::new(Exit::Usage, "null: can only be a target")),
+    }
+}
+
+/// Opens a disk that is there already to change it in place, and says what file it is, if it is one.
+pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failure> {
+    let end = |disk, keep| End { disk, keep, notes: Vec::new() };
+    match place(named.text)? {
+        Place::Nbd(uri) => {
+            let disk = NbdDisk::open_target(&uri, NbdOptions::default()).map_err(target_failure)?;
+            Ok((end(Arc::new(disk), Vec::new()), None))
+        }
+        Place::Path(path) => match format_of(&path, named.format) {
+            Format::Raw => {
+                let size = FileDisk::open_source(&path).map_err(target_failure)?.size();
+                let how = OpenTarget { size, create: false, resume: true };
+                let disk = FileDisk::open_target(&path, how).map_err(target_failure)?;
+                Ok((end(Arc::new(disk), Vec::new()), Some(path)))
+            }
+            Format::Qcow2 => {
+                let image = image::open_for_writing(&path, 0, false)?;
+                Ok((end(image.disk, vec![Box::new(image.server)]), Some(path)))
+            }
+        },
+        Place::Web(_) | Place::Vsphere { .. } | Place::Null => {
+            Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))
+        }
+    }
+}
+
+/// The file or device that a text names, if it names one.
+pub fn path_of(text: &str) -> Option<PathBuf> {
+    match place(text) {
+        Ok(Place::Path(path)) => Some(path),
+        _ => None,
     }
 }
 

@@ -85,6 +85,15 @@ impl FenceFile {
     }
 }
 
+/// A file that no epoch went into is not left behind.
+impl Drop for FenceFile {
+    fn drop(&mut self) {
+        if self.highest == 0 {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 fn lock(file: &File) -> io::Result<()> {
     flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
         rustix::io::Errno::WOULDBLOCK => io::Error::new(
@@ -172,9 +181,12 @@ mod tests {
     fn a_second_server_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("fence");
-        let _first = FenceFile::open(&path).unwrap();
+        let first = FenceFile::open(&path).unwrap();
         let error = FenceFile::open(&path).unwrap_err();
+        assert!(path.exists());
         assert!(error.source.to_string().contains("another drover serves"), "{}", error.source);
+        drop(first);
+        assert!(!path.exists(), "no epoch came, so nothing is left");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use drover_view::{CopyDisplay, DisplayMode};
 use serde_json::json;
 
 use crate::cli::{CopyArgs, VerifyArg};
-use crate::endpoint::{self, End, TargetEnd};
+use crate::endpoint::{self, End, Named, TargetEnd};
 use crate::exit::{Exit, Failure, transfer_failure};
 use crate::signals::stop_on_signals;
 
@@ -24,7 +24,12 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, format!("--sample {} is not between 0 and 100", args.sample)));
     }
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let source = endpoint::open_source(args)?;
+    let source = endpoint::open_source(&Named {
+        text: &args.source,
+        format: args.source_format,
+        user: args.user.as_deref(),
+        secret: &args.secret,
+    })?;
     let target = endpoint::open_target(args, source.disk.size())?;
     let mode = DisplayMode::choose(args.json, args.quiet);
     let job = Job { args, mode, stop, options: options(args) };
