@@ -178,8 +178,7 @@ mod tests {
         let sent =
             drover_nbd::wire::RequestHead { flags: 1, command: Command::Write, cookie, offset, length };
         let bytes = sent.encode();
-        let expected =
-            RequestHead { flags: 1, command: command::WRITE, cookie, offset, length: length.into() };
+        let expected = RequestHead { flags: 1, command: command::WRITE, cookie, offset, length };
         assert_eq!(decode_request(&bytes, false), Some(expected));
         assert_eq!(decode_request(&bytes, true), None);
         assert_eq!(decode_request(&bytes[..27], false), None);
@@ -190,7 +189,7 @@ mod tests {
         let request = RequestHead { flags: 0, command: command::READ, cookie: 7, offset: 512, length: 512 };
         let simple = ReplyHead::Simple { error: errno::EIO, cookie: 7 };
         assert_eq!(decode_reply(&super::simple(errno::EIO, 7)), Decoded::Whole(simple, 16));
-        let head = ChunkHead { done: true, kind: ChunkKind::Hole, cookie: 7, length: 12 };
+        let head = ChunkHead { done: true, kind: ChunkKind::Hole, cookie: 7, offset: None, length: 12 };
         let bytes = chunk_head(false, &request, chunk::HOLE, true, 12);
         assert_eq!(decode_reply(&bytes), Decoded::Whole(ReplyHead::Chunk(head), 20));
         assert_eq!(decode_error(&error_payload(22, "no")), Some((22, "no".to_string())));
@@ -203,8 +202,8 @@ mod tests {
         let runs =
             [Run { length: 5, flags: 1 }, Run { length: 1 << 33, flags: 3 }, Run { length: 1, flags: 0 }];
         let bytes = status_payload(false, 9, &runs);
-        let (context, found) = decode_status(&bytes).unwrap();
-        assert_eq!((context, found.collect::<Vec<_>>()), (9, vec![(5, 1), (CUT_BYTES, 3)]));
+        let (context, found) = decode_status(&bytes, false).unwrap();
+        assert_eq!((context, found.collect::<Vec<_>>()), (9, vec![(5, 1), (u64::from(CUT_BYTES), 3)]));
         assert_eq!(status_payload(true, 9, &runs).len(), 8 + 3 * 16);
     }
 }

@@ -11,37 +11,46 @@
 //! blocked senders would wait for each other for ever, the server with the data of our reads and
 //! we with the data of our writes, with the buffers between them full.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_disk::{DiskErrorKind, Slice, Work};
-use drover_types::{ByteSpan, Extent};
+use drover_types::ByteSpan;
 
-use crate::handshake::Export;
-use crate::reply::{Breach, Failure, Pending, Ticket};
-use crate::socket::Socket;
-use crate::wire::{self, COMMAND_FUA, ChunkHead, ChunkKind, Command, Decoded, ReplyHead, RequestHead, flag};
+use crate::handshake::{Export, Style};
+use crate::reply::{Breach, Failure, Pending, Status, Ticket};
+use crate::stream::Stream;
+use crate::wire::{
+    self, COMMAND_FUA, COMMAND_PAYLOAD, ChunkHead, ChunkKind, Command, Decoded, ReplyHead, RequestHead, flag,
+};
 
 /// Room for heads and small payloads. What follows a head in the same read is copied from here to
 /// its buffer, so it should not be large.
 const STAGE_BYTES: usize = 4096;
 
-/// A payload that is not data; the longest is a block status of a million runs.
-const PAYLOAD_BYTES_MAX: u32 = 4 + 8 * (1 << 20);
+/// A payload that is not data; the longest is an extended block status of a million runs.
+const PAYLOAD_BYTES_MAX: u64 = 8 + 16 * (1 << 20);
+
+/// An error: number, length of the message, the message, and what the type adds.
+const ERROR_BYTES_MAX: u64 = 6 + u16::MAX as u64 + 64;
+
+/// A request counts as answered bit by bit if this much of it comes within the time for a request.
+const PROGRESS_BYTES: usize = 64 << 10;
 
 /// Zeros are sent from here to servers without `WRITE_ZEROES`.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A socket with requests in flight.
 pub struct Connection {
-    socket: Socket,
+    stream: Stream,
     export: Export,
-    timeout: Duration,
-    pending: HashMap<u64, Pending>,
+    timeouts: Timeouts,
+    pending: BTreeMap<u64, Pending>,
+    oldest: Oldest,
     done: VecDeque<Ended>,
     cookie: u64,
     stage: Stage,
@@ -53,6 +62,31 @@ pub struct Connection {
     no_zeroes: bool,
 }
 
+/// How long to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// For the next byte.
+    pub silence: Duration,
+    /// For signs of life of one request, while others are answered.
+    pub request: Duration,
+}
+
+/// The oldest request in flight, and when it last showed a sign of life.
+struct Oldest {
+    cookie: u64,
+    received: usize,
+    since: Instant,
+    /// When we last looked at all.
+    looked: Instant,
+}
+
+impl Oldest {
+    fn new(cookie: u64, received: usize) -> Oldest {
+        let now = Instant::now();
+        Oldest { cookie, received, since: now, looked: now }
+    }
+}
+
 /// A request that ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -60,7 +94,7 @@ pub struct Ended {
     pub command: Command,
     pub span: ByteSpan,
     pub work: Work,
-    pub extents: Vec<Extent>,
+    pub status: Status,
     pub result: Result<(), Failure>,
 }
 
@@ -131,12 +165,13 @@ impl Payload {
 }
 
 impl Connection {
-    pub fn new(socket: Socket, export: Export, timeout: Duration, lost: Arc<AtomicBool>) -> Connection {
+    pub fn new(stream: Stream, export: Export, timeouts: Timeouts, lost: Arc<AtomicBool>) -> Connection {
         Connection {
-            socket,
+            stream,
             export,
-            timeout,
-            pending: HashMap::new(),
+            timeouts,
+            pending: BTreeMap::new(),
+            oldest: Oldest::new(0, 0),
             done: VecDeque::new(),
             cookie: 0,
             stage: Stage { bytes: [0; STAGE_BYTES], filled: 0..0 },
@@ -183,10 +218,14 @@ impl Connection {
             command: pending.command,
             cookie: self.cookie,
             offset: pending.span.offset,
-            length: pending.span.length as u32,
+            length: pending.span.length,
         };
         self.pending.insert(self.cookie, pending);
-        if let Err(fault) = self.send(&head.encode(), &payload) {
+        let sent = match self.export.style {
+            Style::Extended => self.send(&head.encode_extended(), &payload),
+            Style::Simple | Style::Structured => self.send(&head.encode(), &payload),
+        };
+        if let Err(fault) = sent {
             self.fail(fault);
         }
     }
@@ -195,18 +234,20 @@ impl Connection {
     fn flags(&self, command: Command) -> u16 {
         let writes = matches!(command, Command::Write | Command::WriteZeroes);
         let fua = writes && !self.export.has(flag::FLUSH) && self.export.has(flag::FUA);
-        if fua { COMMAND_FUA } else { 0 }
+        let payload = command == Command::Write && self.export.style == Style::Extended;
+        (if fua { COMMAND_FUA } else { 0 }) | (if payload { COMMAND_PAYLOAD } else { 0 })
     }
 
     fn send(&mut self, head: &[u8], payload: &Payload) -> Result<(), Fault> {
         let mut sent = 0;
-        while sent < head.len() + payload.len() {
+        while sent < head.len() + payload.len() || self.stream.has_unsent() {
             let data = payload.from(sent.saturating_sub(head.len()));
-            let length = self.socket.send_now(&head[sent.min(head.len())..], data)?;
-            if length == 0 && self.socket.wait(self.timeout)?.to_receive {
+            let length = self.stream.send_now(&head[sent.min(head.len())..], data)?;
+            sent += length;
+            let waits = length == 0 && (sent < head.len() + payload.len() || self.stream.has_unsent());
+            if waits && self.stream.wait(self.timeouts.silence)? {
                 self.receive_now()?;
             }
-            sent += length;
         }
         Ok(())
     }
@@ -249,14 +290,14 @@ impl Connection {
     }
 
     fn receive_some(&mut self) -> Result<(), Fault> {
-        let (socket, into, fill) = self.destination();
-        let length = socket.receive(into, fill)?;
+        let (stream, into, fill) = self.destination();
+        let length = stream.receive(into, fill)?;
         self.received(length)
     }
 
     fn receive_now(&mut self) -> Result<(), Fault> {
-        let (socket, into, _) = self.destination();
-        match socket.receive_now(into)? {
+        let (stream, into, _) = self.destination();
+        match stream.receive_now(into)? {
             Some(length) => self.received(length),
             None => Ok(()),
         }
@@ -264,21 +305,45 @@ impl Connection {
 
     /// Where the next bytes go, and whether to wait until all of it is filled: all of the data of a
     /// chunk will come, but of what follows nobody knows.
-    fn destination(&mut self) -> (&Socket, &mut [u8], bool) {
+    fn destination(&mut self) -> (&mut Stream, &mut [u8], bool) {
         if let Expect::Data { cookie, range, .. } = &self.expect
             && let Some(pending) = self.pending.get_mut(cookie)
         {
-            return (&self.socket, pending.buffer(range.clone()), true);
+            return (&mut self.stream, pending.buffer(range.clone()), true);
         }
-        (&self.socket, self.stage.room(), false)
+        (&mut self.stream, self.stage.room(), false)
     }
 
     fn received(&mut self, length: usize) -> Result<(), Fault> {
         match &mut self.expect {
-            Expect::Data { range, .. } => range.start += length,
+            Expect::Data { cookie, range, .. } => {
+                range.start += length;
+                if let Some(pending) = self.pending.get_mut(cookie) {
+                    pending.received += length;
+                }
+            }
             _ => self.stage.filled.end += length,
         }
         while self.advance()? {}
+        self.watch()
+    }
+
+    /// A server may answer all but one request for ever, which silence would never tell. Requests
+    /// wait for those before them on a slow line, so what counts is the oldest: since it became that,
+    /// or since some of its answer came.
+    fn watch(&mut self) -> Result<(), Fault> {
+        let Some((cookie, pending)) = self.pending.first_key_value() else { return Ok(()) };
+        let oldest = &mut self.oldest;
+        let progress = *cookie != oldest.cookie || pending.received >= oldest.received + PROGRESS_BYTES;
+        // One wait is never longer than that: nobody asked meanwhile, which is not the server's fault.
+        if progress || oldest.looked.elapsed() > self.timeouts.silence {
+            *oldest = Oldest::new(*cookie, pending.received);
+        } else if oldest.since.elapsed() > self.timeouts.request {
+            let (command, span, seconds) = (pending.command, pending.span, self.timeouts.request.as_secs());
+            let text = format!("a {command:?} of {span} has no answer after {seconds} s, others have");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
+        }
+        oldest.looked = Instant::now();
         Ok(())
     }
 
@@ -306,6 +371,7 @@ impl Connection {
                     .buffer(range.start..range.start + length)
                     .copy_from_slice(&self.stage.get()[..length]);
                 self.stage.consume(length);
+                pending.received += length;
                 range.start += length;
                 if range.start < range.end {
                     return Ok(false);
@@ -340,12 +406,15 @@ impl Connection {
     }
 
     fn on_simple(&mut self, error: u32, cookie: u64) -> Result<(), Fault> {
-        let structured = self.export.structured;
+        let style = self.export.style;
+        if style == Style::Extended {
+            return Err("a simple reply, though extended headers were agreed".to_string().into());
+        }
         let pending = self.pending(cookie)?;
         if error != 0 {
             pending.fail(error, String::new())?;
         } else if pending.command == Command::Read {
-            if structured {
+            if style == Style::Structured {
                 return Err("a simple reply to a read, though chunks were agreed".to_string().into());
             }
             let range = pending.place(pending.span.offset, pending.span.length)?;
@@ -357,16 +426,32 @@ impl Connection {
     }
 
     fn on_chunk(&mut self, head: ChunkHead) -> Result<(), Fault> {
-        if !self.export.structured {
-            return Err("a chunk, though chunks were not agreed".to_string().into());
+        let agreed = match self.export.style {
+            Style::Simple => return Err("a chunk, though chunks were not agreed".to_string().into()),
+            Style::Structured => head.offset.is_none(),
+            Style::Extended => head.offset.is_some(),
+        };
+        if !agreed {
+            return Err("a chunk with a header of the other kind".to_string().into());
         }
-        self.pending(head.cookie)?;
+        let pending = self.pending(head.cookie)?;
+        let (offset, span) = (head.offset, pending.span);
+        if offset.is_some_and(|offset| offset != span.offset) {
+            return Err(format!("a chunk about another offset than {span}").into());
+        }
+        let extended = head.offset.is_some();
         let (length, most) = (head.length, PAYLOAD_BYTES_MAX);
         match head.kind {
             ChunkKind::None if length == 0 && head.done => self.chunk_ends(head.cookie, true),
             ChunkKind::Data if length > 8 => self.expect = Expect::Offset(head),
             ChunkKind::Hole if length == 12 => self.expect = Expect::Payload(head, Vec::new()),
-            ChunkKind::Status | ChunkKind::Error if (4..=most).contains(&length) => {
+            ChunkKind::Status if !extended && (4..=most).contains(&length) => {
+                self.expect = Expect::Payload(head, Vec::new());
+            }
+            ChunkKind::ExtendedStatus if extended && (8..=most).contains(&length) => {
+                self.expect = Expect::Payload(head, Vec::new());
+            }
+            ChunkKind::Error if (6..=ERROR_BYTES_MAX).contains(&length) => {
                 self.expect = Expect::Payload(head, Vec::new());
             }
             kind => return Err(format!("a chunk {kind:?} of {length} bytes").into()),
@@ -375,13 +460,13 @@ impl Connection {
     }
 
     fn on_offset(&mut self, head: ChunkHead, offset: u64) -> Result<(), Fault> {
-        let range = self.pending(head.cookie)?.place(offset, u64::from(head.length) - 8)?;
+        let range = self.pending(head.cookie)?.place(offset, head.length - 8)?;
         self.expect = Expect::Data { cookie: head.cookie, range, done: head.done };
         Ok(())
     }
 
     fn on_payload(&mut self, head: ChunkHead, payload: &[u8]) -> Result<(), Fault> {
-        let context = self.export.context;
+        let contexts = self.export.contexts;
         let pending = self.pending(head.cookie)?;
         match head.kind {
             ChunkKind::Hole => {
@@ -390,7 +475,8 @@ impl Connection {
                 let range = pending.place(offset, length.into())?;
                 pending.buffer(range).fill(0);
             }
-            ChunkKind::Status => pending.status(payload, context)?,
+            ChunkKind::Status => pending.take_status(payload, false, contexts)?,
+            ChunkKind::ExtendedStatus => pending.take_status(payload, true, contexts)?,
             _ => {
                 let (error, message) =
                     wire::decode_error(payload).ok_or("an error that is cut off".to_string())?;
@@ -422,7 +508,8 @@ impl Connection {
             }
         };
         self.lost.store(true, Ordering::SeqCst);
-        for (_, pending) in self.pending.drain().filter(|(_, pending)| pending.ticket.owner != NOBODY) {
+        let pending = std::mem::take(&mut self.pending).into_values();
+        for pending in pending.filter(|pending| pending.ticket.owner != NOBODY) {
             self.done.push_back(ended(pending, Err(broken(kind, &why))));
         }
         self.broken = Some(why);
@@ -433,8 +520,8 @@ impl Connection {
 const NOBODY: u64 = u64::MAX;
 
 fn ended(pending: Pending, result: Result<(), Failure>) -> Ended {
-    let Pending { ticket, command, span, work, extents, .. } = pending;
-    Ended { ticket, command, span, work, extents, result }
+    let Pending { ticket, command, span, work, status, .. } = pending;
+    Ended { ticket, command, span, work, status, result }
 }
 
 fn broken(kind: DiskErrorKind, why: &str) -> Failure {
@@ -451,7 +538,10 @@ impl Drop for Connection {
         if self.broken.is_none() && self.pending.is_empty() {
             let head =
                 RequestHead { flags: 0, command: Command::Disconnect, cookie: 0, offset: 0, length: 0 };
-            let _ = self.socket.send_now(&head.encode(), &[]);
+            let _ = match self.export.style {
+                Style::Extended => self.stream.send_now(&head.encode_extended(), &[]),
+                Style::Simple | Style::Structured => self.stream.send_now(&head.encode(), &[]),
+            };
         }
     }
 }

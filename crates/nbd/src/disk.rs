@@ -1,19 +1,17 @@
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use drover_disk::{
-    Completion, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, Request, Work, check_request,
-    check_span,
-};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_types::{ByteSpan, Extent};
 
 use crate::connection::{Connection, Ended};
-use crate::handshake::{Export, HandshakeError, handshake};
-use crate::reply::Ticket;
-use crate::socket::Socket;
+use crate::handshake::{Export, Style};
+use crate::lane::NbdLane;
+use crate::reply::{DirtyExtent, Status, Ticket};
+use crate::route::{Route, open_error};
+use crate::tls::TlsFiles;
 use crate::uri::NbdUri;
 use crate::wire::{Command, flag};
 
@@ -29,6 +27,9 @@ const REQUEST_BYTES_PREFERRED: u64 = 256 << 10;
 /// Bytes that one question for block status covers. Servers walk their map while we wait.
 const STATUS_BYTES_MAX: u64 = 1 << 30;
 
+/// Tries to get an answer about it, on as many connections.
+const STATUS_TRIES: usize = 3;
+
 /// How long a further connection may take when the server did not say that it takes several: one
 /// that serves a single client lets the others wait without a word (qemu-nbd without --shared).
 const SECOND_CONNECTION_WAIT: Duration = Duration::from_secs(2);
@@ -41,14 +42,27 @@ const CONTROL: u64 = 0;
 pub struct NbdOptions {
     /// Without a byte for this long a connection counts as broken.
     pub timeout: Duration,
+    /// So does one with a request that shows no sign of life for this long while others are answered.
+    pub request_timeout: Duration,
     /// What tells the export's content from another, if the caller knows better than this crate,
     /// which only sees a name and a size (a change id; a path where the socket is made anew).
     pub identity: Option<String>,
+    /// Files for TLS; used with `nbds://` and `nbds+unix://` only.
+    pub tls: TlsFiles,
+    /// The name of a dirty bitmap that [`NbdDisk::dirty`] tells (of `qemu:dirty-bitmap:NAME`). An
+    /// export without it is refused.
+    pub dirty_bitmap: Option<String>,
 }
 
 impl Default for NbdOptions {
     fn default() -> Self {
-        NbdOptions { timeout: Duration::from_secs(30), identity: None }
+        NbdOptions {
+            timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(120),
+            identity: None,
+            tls: TlsFiles::default(),
+            dirty_bitmap: None,
+        }
     }
 }
 
@@ -63,7 +77,7 @@ impl Default for NbdOptions {
 /// A target takes several connections only if the server says that a flush on one covers the
 /// writes of all (`NBD_FLAG_CAN_MULTI_CONN`). A source takes as many as the server lets in.
 pub struct NbdDisk {
-    uri: NbdUri,
+    place: String,
     name: String,
     options: NbdOptions,
     export: Export,
@@ -71,14 +85,18 @@ pub struct NbdDisk {
     control: Mutex<Arc<Slot>>,
     /// Whether all lanes share the control connection.
     single: AtomicBool,
+    /// Whether the server let in more than one connection, by word or deed.
+    several: AtomicBool,
     /// Whether a connection broke since the last flush.
     lost: Arc<AtomicBool>,
     no_status: AtomicBool,
     next_owner: AtomicU64,
+    /// Last, so that connections end before what they go through.
+    route: Arc<Route>,
 }
 
 /// A connection that several owners take in turns.
-struct Slot {
+pub struct Slot {
     /// Held while waiting for the connection, so that who came first gets it first: a lane that
     /// takes it again at once would otherwise keep a flush out for long.
     queue: Mutex<()>,
@@ -90,7 +108,7 @@ impl Slot {
         Arc::new(Slot { queue: Mutex::new(()), connection: Mutex::new(connection) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
+    pub fn lock(&self) -> MutexGuard<'_, Connection> {
         let _queue = lock(&self.queue);
         lock(&self.connection)
     }
@@ -139,19 +157,22 @@ impl NbdDisk {
     }
 
     fn open(uri: &NbdUri, options: NbdOptions, writable: bool) -> Result<NbdDisk, DiskError> {
-        let name = uri.to_string();
+        let name = uri.name();
         let lost = Arc::new(AtomicBool::new(false));
-        let connection =
-            connect(uri, &options, options.timeout, &lost).map_err(|error| open_error(&name, error))?;
+        let failed = |error| open_error(&name, error);
+        let route = Arc::new(Route::new(uri, &options).map_err(failed)?);
+        let connection = route.connect(options.timeout, &lost).map_err(failed)?;
         let export = *connection.export();
         Ok(NbdDisk {
-            uri: uri.clone(),
+            route,
+            place: uri.place(),
             name,
             options,
             export,
             writable,
             control: Mutex::new(Slot::new(connection)),
             single: AtomicBool::new(writable && !export.has(flag::MULTI_CONN)),
+            several: AtomicBool::new(export.has(flag::MULTI_CONN)),
             lost,
             no_status: AtomicBool::new(false),
             next_owner: AtomicU64::new(CONTROL + 1),
@@ -161,6 +182,47 @@ impl NbdDisk {
     fn refusal(&self, kind: DiskErrorKind, text: &str) -> DiskError {
         let source = io::Error::new(io::ErrorKind::PermissionDenied, text);
         DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), &self.name, source)
+    }
+
+    /// What the bitmap of [`NbdOptions::dirty_bitmap`] marks, from `span.offset` on: as with
+    /// [`Disk::extents`], at least one byte and at most `span`; ask again from where it ends.
+    ///
+    /// The bitmap has a granularity (64 KiB as QEMU makes it), so more may be marked than was written,
+    /// never less.
+    ///
+    /// # Errors
+    /// When no bitmap was chosen, and when the server fails to answer. Then all of it must be taken as
+    /// dirty.
+    pub fn dirty(&self, span: ByteSpan) -> Result<Vec<DirtyExtent>, DiskError> {
+        check_span(DiskOp::Extents, span, self)?;
+        if self.export.contexts.dirty.is_none() {
+            let source = io::Error::new(io::ErrorKind::Unsupported, "no dirty bitmap was chosen");
+            return Err(DiskError::new(DiskOp::Extents, span, &self.name, source));
+        }
+        let found = self.status(span)?.dirty;
+        let part = |extent: DirtyExtent| Some(DirtyExtent { span: extent.span.intersect(span)?, ..extent });
+        let parts: Vec<_> = found.into_iter().filter_map(part).collect();
+        if parts.is_empty() {
+            let source = io::Error::new(io::ErrorKind::InvalidData, "the server tells nothing of the bitmap");
+            return Err(DiskError::new(DiskOp::Extents, span, &self.name, source));
+        }
+        Ok(parts)
+    }
+
+    /// What the server tells about `span` or its front. A connection that broke meanwhile is made anew
+    /// a few times: maps are asked for ahead of the copy, and without one all has to be read.
+    fn status(&self, span: ByteSpan) -> Result<Status, DiskError> {
+        let most = if self.export.style == Style::Extended { u64::MAX } else { STATUS_BYTES_MAX };
+        let asked = ByteSpan::new(span.offset, span.length.min(most))
+            .widened(self.export.block.minimum, self.export.size);
+        for _ in 1..STATUS_TRIES {
+            let control = self.control()?;
+            let result = self.error(DiskOp::Extents, control.call(Command::BlockStatus, asked));
+            if result.is_ok() || !control.lock().is_broken() {
+                return Ok(result?.status);
+            }
+        }
+        Ok(self.error(DiskOp::Extents, self.control()?.call(Command::BlockStatus, asked))?.status)
     }
 
     /// The control connection, made anew if it broke.
@@ -173,8 +235,7 @@ impl NbdDisk {
     }
 
     fn connect_again(&self, limit: Duration) -> Result<Connection, DiskError> {
-        let connection = connect(&self.uri, &self.options, limit, &self.lost)
-            .map_err(|error| open_error(&self.name, error))?;
+        let connection = self.route.connect_again(limit, &self.lost, &self.name)?;
         let (now, then) = (connection.export().size, self.export.size);
         if now == then {
             return Ok(connection);
@@ -188,13 +249,19 @@ impl NbdDisk {
         if self.single.load(SeqCst) {
             return self.control();
         }
-        let several = self.export.has(flag::MULTI_CONN);
+        let several = self.several.load(SeqCst);
         let limit =
             if several { self.options.timeout } else { self.options.timeout.min(SECOND_CONNECTION_WAIT) };
         match self.connect_again(limit) {
-            Ok(connection) => Ok(Slot::new(connection)),
-            // The server lives but lets nobody else in: share what we have, now and from now on.
-            Err(error) if error.kind != DiskErrorKind::Corrupt && lock(&self.control).lock().probe() => {
+            Ok(connection) => {
+                self.several.store(true, SeqCst);
+                Ok(Slot::new(connection))
+            }
+            // The server lives but lets nobody else in: share what we have, now and from now on. One
+            // that did let others in is only busy, or gone.
+            Err(error)
+                if !several && error.kind != DiskErrorKind::Corrupt && lock(&self.control).lock().probe() =>
+            {
                 self.single.store(true, SeqCst);
                 self.control()
             }
@@ -223,27 +290,6 @@ impl NbdDisk {
     }
 }
 
-fn connect(
-    uri: &NbdUri,
-    options: &NbdOptions,
-    limit: Duration,
-    lost: &Arc<AtomicBool>,
-) -> Result<Connection, HandshakeError> {
-    let socket = Socket::connect(&uri.address, limit)?;
-    let export = handshake(&socket, &uri.export, limit)?;
-    socket.set_timeout(options.timeout)?;
-    Ok(Connection::new(socket, export, options.timeout, lost.clone()))
-}
-
-fn open_error(name: &str, error: HandshakeError) -> DiskError {
-    let kind = error.kind();
-    let source = match error {
-        HandshakeError::Io(error) => error,
-        other => io::Error::other(other),
-    };
-    DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), name, source)
-}
-
 impl Disk for NbdDisk {
     fn name(&self) -> &str {
         &self.name
@@ -256,7 +302,7 @@ impl Disk for NbdDisk {
     fn identity(&self) -> String {
         match &self.options.identity {
             Some(identity) => identity.clone(),
-            None => format!("{}:{}", self.name, self.export.size),
+            None => format!("{}:{}", self.place, self.export.size),
         }
     }
 
@@ -276,38 +322,31 @@ impl Disk for NbdDisk {
         Features {
             writable: self.writable,
             fast_zero: self.writable && self.export.has(flag::WRITE_ZEROES),
-            extents: self.export.context.is_some(),
+            extents: self.export.contexts.allocation.is_some(),
             zeroed: false,
         }
     }
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
         check_span(DiskOp::Extents, span, self)?;
-        let asked = ByteSpan::new(span.offset, span.length.min(STATUS_BYTES_MAX))
-            .widened(self.export.block.minimum, self.export.size);
-        let control = self.control()?;
-        if self.no_status.load(SeqCst) || control.lock().export().context.is_none() {
+        if self.no_status.load(SeqCst) || self.export.contexts.allocation.is_none() {
             return Ok(vec![Extent::allocated(span)]);
         }
-        let ended = control.call(Command::BlockStatus, asked);
-        if matches!(&ended.result, Err(failure) if failure.kind == DiskErrorKind::Unsupported) {
-            self.no_status.store(true, SeqCst);
-            return Ok(vec![Extent::allocated(span)]);
+        match self.status(span) {
+            Ok(status) if status.allocation.is_empty() => Ok(vec![Extent::allocated(span)]),
+            Ok(status) => Ok(cut(status.allocation, span)),
+            Err(error) if error.kind == DiskErrorKind::Unsupported => {
+                self.no_status.store(true, SeqCst);
+                Ok(vec![Extent::allocated(span)])
+            }
+            Err(error) => Err(error),
         }
-        Ok(cut(self.error(DiskOp::Extents, ended)?.extents, span))
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
-        Ok(Box::new(NbdLane {
-            slot: self.lane_slot()?,
-            owner: self.next_owner.fetch_add(1, SeqCst),
-            name: self.name.clone(),
-            size: self.export.size,
-            writable: self.writable,
-            limits: self.limits(),
-            refused: VecDeque::new(),
-            in_flight: 0,
-        }))
+        let slot = self.lane_slot()?;
+        let owner = self.next_owner.fetch_add(1, SeqCst);
+        Ok(Box::new(NbdLane::new(slot, owner, self.route.clone(), self)))
     }
 
     fn flush(&self) -> Result<(), DiskError> {
@@ -325,83 +364,4 @@ impl Disk for NbdDisk {
 fn cut(extents: Vec<Extent>, span: ByteSpan) -> Vec<Extent> {
     let part = |extent: Extent| Some(Extent { span: extent.span.intersect(span)?, ..extent });
     extents.into_iter().filter_map(part).collect()
-}
-
-struct NbdLane {
-    slot: Arc<Slot>,
-    owner: u64,
-    name: String,
-    size: u64,
-    writable: bool,
-    limits: Limits,
-    /// Requests that were not even sent.
-    refused: VecDeque<Completion>,
-    in_flight: usize,
-}
-
-impl Lane for NbdLane {
-    fn submit(&mut self, request: Request) {
-        let Request { id, span, work } = request;
-        self.in_flight += 1;
-        match self.check(span, &work) {
-            Ok(()) => self.slot.lock().start_work(Ticket { owner: self.owner, id }, span, work),
-            Err(error) => self.refused.push_back(Completion { id, span, work, result: Err(error) }),
-        }
-    }
-
-    fn complete(&mut self) -> Option<Completion> {
-        if self.in_flight == 0 {
-            return None;
-        }
-        let completion = self.refused.pop_front().unwrap_or_else(|| self.wait());
-        self.in_flight -= 1;
-        Some(completion)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn is_broken(&self) -> bool {
-        self.slot.lock().is_broken()
-    }
-}
-
-impl NbdLane {
-    fn wait(&self) -> Completion {
-        loop {
-            // Between two reads of the socket others may have it, so a flush gets its turn.
-            let mut connection = self.slot.lock();
-            if let Some(ended) = connection.take(self.owner) {
-                return self.completion(ended);
-            }
-            connection.receive();
-        }
-    }
-
-    fn completion(&self, ended: Ended) -> Completion {
-        let Ended { ticket, span, work, result, .. } = ended;
-        let result = result.map_err(|failure| {
-            DiskError::with_kind(failure.kind, work.op(), span, &self.name, failure.source)
-        });
-        Completion { id: ticket.id, span, work, result }
-    }
-
-    fn check(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
-        check_request(span, work, self.size, self.writable, &self.name)?;
-        let Limits { bytes_min, bytes_max, .. } = self.limits;
-        let ends_well = span.end().is_multiple_of(bytes_min) || span.end() == self.size;
-        if span.offset.is_multiple_of(bytes_min) && ends_well && span.length <= bytes_max {
-            return Ok(());
-        }
-        let text = format!("the server takes multiples of {bytes_min} bytes, up to {bytes_max}");
-        let source = io::Error::new(io::ErrorKind::InvalidInput, text);
-        Err(DiskError::new(work.op(), span, &self.name, source))
-    }
-}
-
-impl Drop for NbdLane {
-    fn drop(&mut self) {
-        self.slot.lock().abandon(self.owner);
-    }
 }

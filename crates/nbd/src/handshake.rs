@@ -1,8 +1,8 @@
-use std::io::{self, Read, Write};
-use std::time::{Duration, Instant};
+use std::io;
 
-use drover_disk::DiskErrorKind;
-
+use crate::stream::Stream;
+use crate::talk::{Answer, HandshakeError, Talk, protocol, text};
+use crate::tls::Tls;
 use crate::wire::{self, Fields, answer, flag, info, option};
 
 /// What the server told about the export, and what both sides agreed on.
@@ -12,277 +12,294 @@ pub struct Export {
     pub size: u64,
     /// Transmission flags, see [`flag`].
     pub flags: u16,
-    /// Whether replies come in chunks.
-    pub structured: bool,
-    /// The id of `base:allocation` in block status.
-    pub context: Option<u32>,
+    /// How requests and replies look.
+    pub style: Style,
+    /// What block status tells.
+    pub contexts: Contexts,
     /// Block size constraints.
     pub block: BlockSizes,
+}
+
+/// How requests and replies look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// A reply is one piece.
+    Simple,
+    /// A reply comes in chunks.
+    Structured,
+    /// Chunks, and lengths of 64 bits.
+    Extended,
+}
+
+/// The ids of contexts in block status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contexts {
+    /// Of `base:allocation`.
+    pub allocation: Option<u32>,
+    /// Of the dirty bitmap that was asked for.
+    pub dirty: Option<u32>,
 }
 
 /// Block size constraints in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
+    /// Offsets and lengths are multiples of it.
     pub minimum: u64,
+    /// The best size of a request.
     pub preferred: u64,
+    /// No request with data may be longer.
     pub maximum: u64,
 }
 
 /// What holds if the server says nothing: any byte, and 32 MiB, which every server must take.
 /// The protocol advises 512 as the minimum in that case; servers that care do tell.
-const BLOCK_SIZES_UNTOLD: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
+pub const BLOCK_SIZES_UNTOLD: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
 
-/// Data of one answer to an option; the longest honest one is an info with two strings.
-const ANSWER_BYTES_MAX: u32 = 64 << 10;
+/// Names shown when something is not there.
+const NAMES_MAX: usize = 64;
 
-/// Answers to one option; only a list of exports has more than a few.
-const ANSWERS_MAX: usize = 4096;
+/// Prefix of the contexts that QEMU gives for its dirty bitmaps.
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// Names of exports shown in an error.
-const NAMES_SHOWN_MAX: usize = 8;
-
-/// Why no transmission came about.
-#[derive(Debug, thiserror::Error)]
-pub enum HandshakeError {
-    /// The stream failed or ended.
-    #[error("handshake")]
-    Io(#[from] io::Error),
-    /// The bytes are not those of an NBD server, or make no sense.
-    #[error("not a sound NBD server: {0}")]
-    Protocol(String),
-    /// The server does not export this name.
-    #[error("no export '{name}'{}", offered(.exports))]
-    UnknownExport {
-        /// What was asked for.
-        name: String,
-        /// What there is, if the server tells.
-        exports: Vec<String>,
-    },
-    /// The server said no.
-    #[error("{0}")]
-    Refused(String),
-    /// The server is about to end.
-    #[error("the server is shutting down")]
-    Shutdown,
+/// What the client wants.
+pub struct Wishes<'a> {
+    /// The export's name.
+    pub export: &'a str,
+    /// TLS, which then is a must.
+    pub tls: Option<&'a Tls>,
+    /// The name of a dirty bitmap, which then is a must.
+    pub dirty_bitmap: Option<&'a str>,
 }
 
-fn offered(exports: &[String]) -> String {
-    match exports {
-        [] => String::new(),
-        names => {
-            let more = if names.len() > NAMES_SHOWN_MAX { ", ..." } else { "" };
-            let shown: Vec<_> = names.iter().take(NAMES_SHOWN_MAX).map(|name| format!("'{name}'")).collect();
-            format!("; the server has {}{more}", shown.join(", "))
-        }
-    }
-}
-
-impl HandshakeError {
-    /// What may be done about it.
-    pub fn kind(&self) -> DiskErrorKind {
-        match self {
-            HandshakeError::Io(error) => DiskErrorKind::of(error),
-            HandshakeError::Protocol(_) => DiskErrorKind::Corrupt,
-            HandshakeError::UnknownExport { .. } => DiskErrorKind::Gone,
-            HandshakeError::Refused(_) => DiskErrorKind::Denied,
-            HandshakeError::Shutdown => DiskErrorKind::Transient,
-        }
-    }
-}
-
-/// Goes from connect to transmission: the best both sides know, for export `name`.
+/// Goes from connect to transmission: the best both sides know.
 ///
 /// ```text
-/// greeting -> STRUCTURED_REPLY -> SET_META_CONTEXT -> GO          transmission
-///     |                                               '-> EXPORT_NAME if GO is not known
-///     '-> EXPORT_NAME, for servers without options
+/// greeting -> STARTTLS -> EXTENDED_HEADERS -> STRUCTURED_REPLY -> SET_META_CONTEXT -> GO     transmission
+///     |                                                                                '-> EXPORT_NAME if GO is not known
+///     |-> EXPORT_NAME, for servers without options
+///     '-> at once, for servers of before 2010
 /// ```
 ///
 /// # Errors
-/// See [`HandshakeError`]. Takes no longer than `limit`, give or take one read's timeout.
-pub fn handshake(stream: impl Read + Write, name: &str, limit: Duration) -> Result<Export, HandshakeError> {
-    let mut talk = Talk { stream, until: Instant::now() + limit };
-    let server = talk.greeting()?;
-    let ours = server & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES);
-    talk.stream.write_all(&u32::from(ours).to_be_bytes())?;
+/// See [`HandshakeError`].
+pub fn handshake(talk: Talk, wishes: &Wishes<'_>) -> Result<(Stream, Export), HandshakeError> {
+    let (talk, export) = negotiate(talk, wishes)?;
+    if export.size > i64::MAX as u64 {
+        return protocol(format!("its export has {} bytes", export.size));
+    }
+    if wishes.dirty_bitmap.is_some() && export.contexts.dirty.is_none() {
+        return Err(HandshakeError::UnknownContext { name: wishes.bitmap_context(), contexts: Vec::new() });
+    }
+    Ok((talk.into_stream(), export))
+}
+
+fn negotiate(mut talk: Talk, wishes: &Wishes<'_>) -> Result<(Talk, Export), HandshakeError> {
+    let name = wishes.export;
+    let ours = match talk.greet()? {
+        Greeting::Old => {
+            wishes.must_not_want_tls("it speaks the style of before 2010")?;
+            let export = talk.old_style(name)?;
+            return Ok((talk, export));
+        }
+        Greeting::New(ours) => ours,
+    };
     let padded = ours & wire::NO_ZEROES == 0;
     if ours & wire::FIXED_NEWSTYLE == 0 {
-        return talk.export_name(name, padded);
+        wishes.must_not_want_tls("it takes no options")?;
+        let export = talk.export_name(name, padded)?;
+        return Ok((talk, export));
     }
-    let structured = talk.structured()?;
-    let context = if structured { talk.context(name)? } else { None };
-    match talk.go(name)? {
-        Some((size, flags, block)) => Ok(Export { size, flags, structured, context, block }),
-        None => Ok(Export { structured, context, ..talk.export_name(name, padded)? }),
+    if let Some(tls) = wishes.tls {
+        talk = talk.start_tls()?.into_tls(tls)?;
     }
+    let style = talk.style().map_err(|error| if wishes.tls.is_some() { after_tls(error) } else { error })?;
+    let contexts = if style == Style::Simple { Contexts::default() } else { talk.choose_contexts(wishes)? };
+    let export = match talk.go(name)? {
+        Some((size, flags, block)) => Export { size, flags, style, contexts, block },
+        None if style == Style::Extended => return protocol("it has extended headers but not GO"),
+        None => Export { style, contexts, ..talk.export_name(name, padded)? },
+    };
+    Ok((talk, export))
 }
 
-struct Talk<S> {
-    stream: S,
-    until: Instant,
-}
-
-/// An answer to an option.
-struct Answer {
-    kind: u32,
-    data: Vec<u8>,
-}
-
-fn protocol<T>(text: impl Into<String>) -> Result<T, HandshakeError> {
-    Err(HandshakeError::Protocol(text.into()))
-}
-
-impl<S: Read + Write> Talk<S> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
-        let mut bytes = [0; N];
-        self.stream.read_exact(&mut bytes)?;
-        if Instant::now() > self.until {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the server dawdles").into());
+impl Wishes<'_> {
+    fn must_not_want_tls(&self, why: &str) -> Result<(), HandshakeError> {
+        match self.tls {
+            None => Ok(()),
+            Some(_) => Err(no_tls(why)),
         }
-        Ok(bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, HandshakeError> {
-        self.array().map(u64::from_be_bytes)
+    fn bitmap_context(&self) -> String {
+        format!("{DIRTY_BITMAP}{}", self.dirty_bitmap.unwrap_or_default())
     }
+}
 
-    fn u32(&mut self) -> Result<u32, HandshakeError> {
-        self.array().map(u32::from_be_bytes)
+/// A downgrade is never made silently: whoever sits between could ask for one.
+fn no_tls(why: &str) -> HandshakeError {
+    HandshakeError::Tls(format!("the server offers no TLS ({why}); nbd:// would send all in the clear"))
+}
+
+/// A server may look at our certificate only after its part of TLS is done, and then just hangs up.
+fn after_tls(error: HandshakeError) -> HandshakeError {
+    use io::ErrorKind as K;
+    match error {
+        HandshakeError::Io(error)
+            if matches!(error.kind(), K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof) =>
+        {
+            let text =
+                "the server hung up as soon as TLS began; if it wants to know us, give it a certificate";
+            HandshakeError::Io(io::Error::new(error.kind(), text))
+        }
+        other => other,
     }
+}
 
-    fn u16(&mut self) -> Result<u16, HandshakeError> {
-        self.array().map(u16::from_be_bytes)
-    }
+/// How a server opens.
+pub enum Greeting {
+    /// Size and flags follow at once.
+    Old,
+    /// Options follow; these handshake flags were agreed.
+    New(u16),
+}
 
-    fn greeting(&mut self) -> Result<u16, HandshakeError> {
+impl Talk {
+    /// Takes the greeting and answers it.
+    pub fn greet(&mut self) -> Result<Greeting, HandshakeError> {
         match self.u64()? {
             wire::MAGIC => {}
             other => return protocol(format!("it greets with {other:#018x}")),
         }
         match self.u64()? {
-            wire::OPTION_MAGIC => self.u16(),
-            _ => protocol("it speaks the old style of before 2010, or another protocol"),
-        }
-    }
-
-    fn ask(&mut self, option: u32, data: &[u8]) -> Result<(), HandshakeError> {
-        Ok(self.stream.write_all(&wire::encode_option(option, data))?)
-    }
-
-    fn answer(&mut self, option: u32) -> Result<Answer, HandshakeError> {
-        match self.u64()? {
-            wire::OPTION_REPLY_MAGIC => {}
-            other => return protocol(format!("its answer to option {option} starts with {other:#018x}")),
-        }
-        let (about, kind, length) = (self.u32()?, self.u32()?, self.u32()?);
-        if about != option {
-            return protocol(format!("it answers option {about}, asked was {option}"));
-        }
-        if length > ANSWER_BYTES_MAX {
-            return protocol(format!("its answer to option {option} has {length} bytes"));
-        }
-        let mut data = vec![0; length as usize];
-        self.stream.read_exact(&mut data)?;
-        Ok(Answer { kind, data })
-    }
-
-    /// Takes answers until one ends the option; gives that one.
-    fn answers(
-        &mut self,
-        option: u32,
-        mut each: impl FnMut(&Answer) -> Result<(), HandshakeError>,
-    ) -> Result<Answer, HandshakeError> {
-        for _ in 0..ANSWERS_MAX {
-            let answer = self.answer(option)?;
-            if answer.kind == answer::ACK || answer.kind & answer::ERROR != 0 {
-                return Ok(answer);
+            wire::OPTION_MAGIC => {
+                let ours = self.u16()? & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES);
+                self.send(&u32::from(ours).to_be_bytes())?;
+                Ok(Greeting::New(ours))
             }
-            each(&answer)?;
+            wire::OLD_STYLE_MAGIC => Ok(Greeting::Old),
+            other => protocol(format!("it goes on with {other:#018x}")),
         }
-        protocol(format!("it never ends its answer to option {option}"))
     }
 
-    fn structured(&mut self) -> Result<bool, HandshakeError> {
-        self.ask(option::STRUCTURED_REPLY, &[])?;
-        let answer = self.answers(option::STRUCTURED_REPLY, |_| protocol("it informs unasked"))?;
-        // A server that demands TLS says so to every option.
-        must_not_demand_tls(&answer)?;
-        Ok(answer.kind == answer::ACK)
+    /// The style of before 2010: one export without a name, and no choice.
+    pub fn old_style(&mut self, name: &str) -> Result<Export, HandshakeError> {
+        if !name.is_empty() {
+            let text = "the server is of an old kind that has one export without a name; leave the name out";
+            return Err(HandshakeError::Refused(text.to_string()));
+        }
+        let (size, flags) = (self.u64()?, self.u32()?);
+        self.array::<124>()?;
+        // The upper half are flags of the handshake that never came to be used.
+        Ok(plain_export(size, flags as u16))
     }
 
-    fn context(&mut self, name: &str) -> Result<Option<u32>, HandshakeError> {
-        self.ask(option::SET_META_CONTEXT, &wire::encode_meta_context(name, wire::BASE_ALLOCATION))?;
-        let mut context = None;
+    /// Has the server begin TLS.
+    pub fn start_tls(mut self) -> Result<Talk, HandshakeError> {
+        self.ask(option::STARTTLS, &[])?;
+        let answer = self.answers(option::STARTTLS, |_| protocol("it informs unasked"))?;
+        match answer.kind {
+            answer::ACK => Ok(self),
+            answer::UNSUPPORTED => Err(no_tls(&format!("it does not know the option{}", answer.words()))),
+            answer::POLICY => Err(no_tls(&format!("its policy forbids it{}", answer.words()))),
+            kind => Err(no_tls(&format!("it answers {kind:#x}{}", answer.words()))),
+        }
+    }
+
+    /// The best style the server knows.
+    pub fn style(&mut self) -> Result<Style, HandshakeError> {
+        if self.agree(option::EXTENDED_HEADERS)? {
+            Ok(Style::Extended)
+        } else if self.agree(option::STRUCTURED_REPLY)? {
+            Ok(Style::Structured)
+        } else {
+            Ok(Style::Simple)
+        }
+    }
+
+    fn choose_contexts(&mut self, wishes: &Wishes<'_>) -> Result<Contexts, HandshakeError> {
+        let dirty = wishes.dirty_bitmap.map(|_| wishes.bitmap_context());
+        let mut queries = vec![wire::BASE_ALLOCATION];
+        queries.extend(dirty.as_deref());
+        self.ask(option::SET_META_CONTEXT, &wire::encode_meta_contexts(wishes.export, &queries))?;
+        let mut contexts = Contexts::default();
         let last = self.answers(option::SET_META_CONTEXT, |answer| {
             let mut fields = Fields(&answer.data);
             let id = fields.u32().filter(|_| answer.kind == answer::META_CONTEXT);
-            match id {
-                Some(id) if fields.0 == wire::BASE_ALLOCATION.as_bytes() => context = Some(id),
-                _ => return protocol("it offers a context nobody asked for"),
+            let place = if fields.0 == wire::BASE_ALLOCATION.as_bytes() {
+                &mut contexts.allocation
+            } else if dirty.as_ref().is_some_and(|dirty| dirty.as_bytes() == fields.0) {
+                &mut contexts.dirty
+            } else {
+                return protocol("it offers a context nobody asked for");
+            };
+            if id.is_none() || place.is_some() {
+                return protocol("it offers a context twice");
             }
+            *place = id;
             Ok(())
         })?;
-        // An error here is no harm: if it is about the export, GO will meet it and tell.
-        Ok(context.filter(|_| last.kind == answer::ACK))
+        if last.kind != answer::ACK {
+            // An error here is no harm: if it is about the export, GO will meet it and tell.
+            return Ok(Contexts::default());
+        }
+        if contexts.allocation.is_some() && contexts.allocation == contexts.dirty {
+            return protocol("it gives two contexts one number");
+        }
+        match dirty {
+            Some(name) if contexts.dirty.is_none() => {
+                let contexts = self.contexts(wishes.export, DIRTY_BITMAP, NAMES_MAX)?;
+                self.abort();
+                Err(HandshakeError::UnknownContext { name, contexts })
+            }
+            _ => Ok(contexts),
+        }
     }
 
     /// Size, flags and block sizes; `None` if the server does not know GO.
     fn go(&mut self, name: &str) -> Result<Option<(u64, u16, BlockSizes)>, HandshakeError> {
-        self.ask(option::GO, &wire::encode_go(name, &[info::BLOCK_SIZE]))?;
-        let (mut export, mut block) = (None, BLOCK_SIZES_UNTOLD);
-        let last = self.answers(option::GO, |answer| {
-            let mut fields = Fields(&answer.data);
-            match (answer.kind, fields.u16()) {
-                (answer::INFO, Some(info::EXPORT)) => export = fields.u64().zip(fields.u16()),
-                (answer::INFO, Some(info::BLOCK_SIZE)) => block = block_sizes(fields)?,
-                _ => {}
+        let (facts, last) = self.facts(option::GO, name, &[info::BLOCK_SIZE])?;
+        match (last.kind, facts.export) {
+            (answer::ACK, Some((size, flags))) => {
+                Ok(Some((size, flags, facts.told_block.unwrap_or(BLOCK_SIZES_UNTOLD))))
             }
-            Ok(())
-        })?;
-        match (last.kind, export) {
-            (answer::ACK, Some((size, flags))) => Ok(Some((size, flags, block))),
             (answer::ACK, None) => protocol("it starts without telling the size"),
             (answer::UNSUPPORTED, _) => Ok(None),
             _ => Err(self.refusal(name, &last)),
         }
     }
 
-    /// What a refused GO means. Lists the exports where that helps.
-    fn refusal(&mut self, name: &str, answer: &Answer) -> HandshakeError {
-        if let Err(error) = must_not_demand_tls(answer) {
-            return error;
-        }
-        let exports =
-            if answer.kind == answer::UNKNOWN { self.list().unwrap_or_default() } else { Vec::new() };
-        // The server may be gone already; the refusal is what counts.
-        let _ = self.ask(option::ABORT, &[]);
-        let said = String::from_utf8_lossy(&answer.data);
-        let said = if said.is_empty() { String::new() } else { format!(" ({said})") };
-        match answer.kind {
-            answer::UNKNOWN => HandshakeError::UnknownExport { name: name.to_string(), exports },
-            answer::POLICY => HandshakeError::Refused(format!("the server's policy forbids '{name}'{said}")),
-            answer::SHUTDOWN => HandshakeError::Shutdown,
-            answer::BLOCK_SIZE_REQUIRED => {
-                HandshakeError::Refused(format!("the server insists on block sizes{said}"))
-            }
-            kind => HandshakeError::Refused(format!("the server refuses '{name}' with {kind:#x}{said}")),
-        }
-    }
-
-    fn list(&mut self) -> Result<Vec<String>, HandshakeError> {
-        self.ask(option::LIST, &[])?;
-        let mut names = Vec::new();
-        self.answers(option::LIST, |answer| {
+    /// Asks what an export is, by INFO or GO.
+    pub fn facts(
+        &mut self,
+        option: u32,
+        name: &str,
+        infos: &[u16],
+    ) -> Result<(Facts, Answer), HandshakeError> {
+        self.ask(option, &wire::encode_go(name, infos))?;
+        let mut facts = Facts { export: None, told_block: None, description: None };
+        let last = self.answers(option, |answer| {
             let mut fields = Fields(&answer.data);
-            let length = fields.u32().map_or(0, |length| length as usize);
-            if let (answer::SERVER, Some(name)) = (answer.kind, fields.bytes(length))
-                && names.len() <= NAMES_SHOWN_MAX
-            {
-                names.push(String::from_utf8_lossy(name).into_owned());
+            match (answer.kind, fields.u16()) {
+                (answer::INFO, Some(info::EXPORT)) => facts.export = fields.u64().zip(fields.u16()),
+                (answer::INFO, Some(info::BLOCK_SIZE)) => facts.told_block = Some(block_sizes(fields)?),
+                (answer::INFO, Some(info::DESCRIPTION)) => facts.description = Some(text(fields.0)),
+                _ => {}
             }
             Ok(())
         })?;
-        Ok(names)
+        Ok((facts, last))
+    }
+
+    /// What a refused GO means. Lists the exports where that helps.
+    fn refusal(&mut self, name: &str, answer: &Answer) -> HandshakeError {
+        let mut error = answer.refusal(name);
+        if let HandshakeError::UnknownExport { exports, .. } = &mut error
+            && let Ok((found, _)) = self.exports(NAMES_MAX)
+        {
+            *exports = found.into_iter().map(|(name, _)| name).collect();
+        }
+        self.abort();
+        error
     }
 
     /// The way before GO: an unknown name simply ends the connection.
@@ -298,17 +315,20 @@ impl<S: Read + Write> Talk<S> {
         if padded {
             self.array::<124>()?;
         }
-        Ok(Export { size, flags, structured: false, context: None, block: BLOCK_SIZES_UNTOLD })
+        Ok(plain_export(size, flags))
     }
 }
 
-fn must_not_demand_tls(answer: &Answer) -> Result<(), HandshakeError> {
-    match answer.kind {
-        answer::TLS_REQUIRED => {
-            Err(HandshakeError::Refused("the server demands TLS, which comes later".to_string()))
-        }
-        _ => Ok(()),
-    }
+/// What a server told of an export.
+pub struct Facts {
+    /// Size and transmission flags.
+    pub export: Option<(u64, u16)>,
+    pub told_block: Option<BlockSizes>,
+    pub description: Option<String>,
+}
+
+fn plain_export(size: u64, flags: u16) -> Export {
+    Export { size, flags, style: Style::Simple, contexts: Contexts::default(), block: BLOCK_SIZES_UNTOLD }
 }
 
 /// The minimum decides what we may ask, so it is checked as the protocol demands: a power of two up

@@ -1,27 +1,48 @@
-//! NBD client: a disk behind an NBD server (nbdkit, qemu-nbd, nbd-server), newstyle, over TCP or a
-//! Unix socket, with structured replies and many requests in flight.
+//! NBD client: a disk behind an NBD server (nbdkit, qemu-nbd, nbd-server), over TCP or a Unix
+//! socket, in the clear or through TLS, with many requests in flight on several connections.
 //!
 //! ```text
-//! uri         nbd://host/export, nbd+unix:///export?socket=/path
-//! handshake   from connect to transmission: features, export, block sizes
+//! uri         nbd://host/export, nbds+unix:///export?socket=/path&tls-certificates=/folder
+//! route       all it takes to make one more connection; pauses between tries
+//! dial        TCP and Unix sockets, with a limit on time
+//! tls, psk    whom to believe; a child for pre-shared keys
+//! socket      a plain stream; tls_stream: one through TLS; stream: either
+//! talk        options and their answers, one after the other
+//! handshake   from connect to transmission: TLS, style, contexts, export, block sizes
+//! list        what a server exports
 //! wire        pure: bytes of requests, replies, options
 //! reply       pure: what a request still waits for, and checks that its answer makes sense
-//! connection  one socket: sends requests, receives replies into their buffers
-//! disk        NbdDisk and its lanes: which connection does what, reconnects, flush
+//! connection  one stream: sends requests, receives replies into their buffers
+//! disk, lane  NbdDisk and its lanes: which connection does what, reconnects, flush
 //! ```
 //!
-//! Source: NBD `doc/proto.md`.
+//! Sources: NBD `doc/proto.md` (with the extension for extended headers), `doc/uri.md`.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod connection;
+mod dial;
 mod disk;
 mod handshake;
+mod lane;
+mod list;
+mod psk;
 mod reply;
+mod route;
 mod socket;
+mod stream;
+mod talk;
+mod text;
+mod tls;
+mod tls_stream;
 mod uri;
 pub mod wire;
 
 pub use disk::{NbdDisk, NbdOptions};
-pub use handshake::HandshakeError;
-pub use uri::{NbdUri, UriError};
+pub use handshake::BlockSizes;
+pub use list::{ExportInfo, ExportList, list};
+pub use reply::DirtyExtent;
+pub use talk::HandshakeError;
+pub use text::printable;
+pub use tls::TlsFiles;
+pub use uri::{Address, NbdUri, UriError, UriTls};

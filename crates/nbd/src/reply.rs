@@ -5,8 +5,10 @@ use std::io;
 use std::ops::Range;
 
 use drover_disk::{DiskErrorKind, Work};
-use drover_types::{ByteSpan, Extent, ExtentKind};
+use drover_types::{ByteSpan, Extent};
 
+use crate::handshake::Contexts;
+use crate::text::printable;
 use crate::wire::{self, Command};
 
 /// Error chunks for one request; an honest server sends one.
@@ -19,10 +21,28 @@ pub struct Pending {
     pub command: Command,
     pub span: ByteSpan,
     pub work: Work,
-    pub extents: Vec<Extent>,
+    pub status: Status,
+    /// Bytes of payload that came for it: a sign of life.
+    pub received: usize,
     cover: Cover,
     errors: usize,
     failure: Option<(u32, String)>,
+}
+
+/// What a block status told, by context.
+#[derive(Debug, Default)]
+pub struct Status {
+    pub allocation: Vec<Extent>,
+    pub dirty: Vec<DirtyExtent>,
+}
+
+/// A span, and whether something was written to it since its bitmap was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyExtent {
+    /// The bytes.
+    pub span: ByteSpan,
+    /// Whether the bitmap marks them.
+    pub dirty: bool,
 }
 
 /// Whose request it is: several lanes may share a connection.
@@ -45,7 +65,8 @@ pub struct Failure {
 impl Pending {
     pub fn new(ticket: Ticket, command: Command, span: ByteSpan, work: Work) -> Self {
         let cover = Cover::default();
-        Pending { ticket, command, span, work, extents: Vec::new(), cover, errors: 0, failure: None }
+        let status = Status::default();
+        Pending { ticket, command, span, work, status, received: 0, cover, errors: 0, failure: None }
     }
 
     /// Where in the buffer `length` bytes of data or zeros from `offset` belong.
@@ -82,19 +103,28 @@ impl Pending {
         Ok(())
     }
 
-    /// Takes a block status of context `context`.
-    pub fn status(&mut self, payload: &[u8], context: Option<u32>) -> Result<(), Breach> {
-        if self.command != Command::BlockStatus || !self.extents.is_empty() {
+    /// Takes a block status; `contexts` are those that were chosen.
+    pub fn take_status(&mut self, payload: &[u8], extended: bool, contexts: Contexts) -> Result<(), Breach> {
+        if self.command != Command::BlockStatus {
             return Err(format!("block status in the answer to a {:?}", self.command));
         }
-        let Some((found, runs)) = wire::decode_status(payload) else {
+        let Some((found, runs)) = wire::decode_status(payload, extended) else {
             return Err(format!("a block status of {} bytes", payload.len()));
         };
-        if Some(found) != context {
-            return Err(format!("a block status of context {found}, which was not chosen"));
+        if Some(found) == contexts.allocation && self.status.allocation.is_empty() {
+            // A hole that is not said to be zero may read as anything.
+            let is_zero = |flags| flags & u64::from(wire::STATUS_ZERO) != 0;
+            let extent = |(span, zero)| if zero { Extent::zero(span) } else { Extent::allocated(span) };
+            self.status.allocation = pieces(self.span, runs, is_zero)?.into_iter().map(extent).collect();
+            return Ok(());
         }
-        self.extents = extents(self.span, runs)?;
-        Ok(())
+        if Some(found) == contexts.dirty && self.status.dirty.is_empty() {
+            let is_dirty = |flags| flags & u64::from(wire::STATUS_DIRTY) != 0;
+            let extent = |(span, dirty)| DirtyExtent { span, dirty };
+            self.status.dirty = pieces(self.span, runs, is_dirty)?.into_iter().map(extent).collect();
+            return Ok(());
+        }
+        Err(format!("a block status of context {found}, which was not chosen or is told twice"))
     }
 
     /// The outcome, once the last chunk is in.
@@ -106,7 +136,7 @@ impl Pending {
             Command::Read if !self.cover.is(self.span) => {
                 Err(Failure::corrupt(format!("the answer to a read of {} leaves bytes out", self.span)))
             }
-            Command::BlockStatus if self.extents.is_empty() => {
+            Command::BlockStatus if self.status.allocation.is_empty() && self.status.dirty.is_empty() => {
                 Err(Failure::corrupt(format!("the answer about {} says nothing", self.span)))
             }
             _ => Ok(()),
@@ -120,24 +150,30 @@ impl Failure {
     }
 }
 
-/// Turns runs into extents of `span`: neighbours of a kind become one, what lies past the span is cut.
-fn extents(span: ByteSpan, runs: impl Iterator<Item = (u32, u32)>) -> Result<Vec<Extent>, Breach> {
-    let mut extents: Vec<Extent> = Vec::new();
+/// Turns runs into pieces of `span`: neighbours that are alike become one, what lies past the span is cut.
+fn pieces(
+    span: ByteSpan,
+    runs: impl Iterator<Item = (u64, u64)>,
+    is_marked: impl Fn(u64) -> bool,
+) -> Result<Vec<(ByteSpan, bool)>, Breach> {
+    let mut pieces: Vec<(ByteSpan, bool)> = Vec::new();
     let mut at = span.offset;
     for (length, flags) in runs {
         if length == 0 {
             return Err("a run of no bytes in a block status".to_string());
         }
-        let Some(piece) = ByteSpan::new(at, length.into()).intersect(span) else { break };
-        // A hole that is not said to be zero may read as anything.
-        let kind = if flags & wire::STATUS_ZERO != 0 { ExtentKind::Zero } else { ExtentKind::Allocated };
-        match extents.last_mut() {
-            Some(last) if last.kind == kind => last.span.length += piece.length,
-            _ => extents.push(Extent { span: piece, kind }),
+        let length = length.min(span.end() - at);
+        if length == 0 {
+            break;
         }
-        at = piece.end();
+        let marked = is_marked(flags);
+        match pieces.last_mut() {
+            Some((last, was)) if *was == marked => last.length += length,
+            _ => pieces.push((ByteSpan::new(at, length), marked)),
+        }
+        at += length;
     }
-    Ok(extents)
+    Ok(pieces)
 }
 
 /// An error that the server reports. What it means for us:
@@ -157,7 +193,7 @@ fn server_error(error: u32, message: &str) -> Failure {
         108 => (K::Transient, "shutting down"),
         _ => (K::Failed, "an error the protocol does not know"),
     };
-    let said = if message.is_empty() { String::new() } else { format!(": {message}") };
+    let said = if message.is_empty() { String::new() } else { format!(": {}", printable(message)) };
     Failure { kind, source: io::Error::other(format!("the server reports error {error}, {name}{said}")) }
 }
 
@@ -219,18 +255,37 @@ mod tests {
         assert!(pending.outcome().is_ok());
     }
 
+    fn status(context: u32, runs: &[(u64, u64)]) -> Vec<u8> {
+        let mut payload = [context.to_be_bytes(), (runs.len() as u32).to_be_bytes()].concat();
+        payload.extend(
+            runs.iter().flat_map(|(length, flags)| [length.to_be_bytes(), flags.to_be_bytes()].concat()),
+        );
+        payload
+    }
+
     #[test]
     fn a_hole_that_may_read_as_anything_is_data() {
         let span = ByteSpan::new(1000, 100);
-        let found =
-            extents(span, [(10, 1), (10, 0), (30, 3), (10, 2), (100, 0), (5, 0)].into_iter()).unwrap();
+        let contexts = Contexts { allocation: Some(1), dirty: Some(2) };
+        let ticket = Ticket { owner: 1, id: 1 };
+        let mut pending = Pending::new(ticket, Command::BlockStatus, span, Work::Zero);
+        assert!(pending.outcome().is_err(), "nothing was told yet");
+        let runs = [(10, 1), (10, 0), (30, 3), (10, 2), (u64::MAX, 0), (5, 0)];
+        pending.take_status(&status(1, &runs), true, contexts).unwrap();
         let expected = [
             Extent::allocated(ByteSpan::new(1000, 20)),
             Extent::zero(ByteSpan::new(1020, 40)),
             Extent::allocated(ByteSpan::new(1060, 40)),
         ];
-        assert_eq!(found, expected);
-        assert!(extents(span, [(0, 0)].into_iter()).is_err());
+        assert_eq!(pending.status.allocation, expected);
+        pending.take_status(&status(2, &[(60, 1), (1, 2)]), true, contexts).unwrap();
+        let dirty = |offset, length, dirty| DirtyExtent { span: ByteSpan::new(offset, length), dirty };
+        assert_eq!(pending.status.dirty, [dirty(1000, 60, true), dirty(1060, 1, false)]);
+        for (context, runs) in [(1, [(1, 1)]), (2, [(1, 1)]), (3, [(1, 1)])] {
+            assert!(pending.take_status(&status(context, &runs), true, contexts).is_err());
+        }
+        let mut pending = Pending::new(ticket, Command::BlockStatus, span, Work::Zero);
+        assert!(pending.take_status(&status(1, &[(0, 0)]), true, contexts).is_err());
     }
 
     #[test]

@@ -1,17 +1,14 @@
-use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::{self, IoSlice};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, sendmsg,
-    socket_with, sockopt,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, sendmsg, sockopt};
 
+use crate::dial::{connect_tcp, connect_unix};
 use crate::uri::Address;
 
 /// Room asked for what we send over a Unix socket, where the default is 208 KiB. For TCP the kernel
@@ -25,15 +22,8 @@ pub enum Socket {
     Unix(UnixStream),
 }
 
-/// What a socket is ready for.
-#[derive(Clone, Copy, Debug)]
-pub struct Ready {
-    pub to_receive: bool,
-    pub to_send: bool,
-}
-
 impl Socket {
-    /// Connects, with `timeout` for each address of a name.
+    /// Connects, in `timeout` at most.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Socket> {
         let socket = match address {
             Address::Tcp(host, port) => Socket::Tcp(connect_tcp(host, *port, timeout)?),
@@ -102,9 +92,20 @@ impl Socket {
         }
     }
 
-    /// Waits until there is a byte to receive or room to send.
-    pub fn wait(&self, timeout: Duration) -> io::Result<Ready> {
-        let mut fds = [PollFd::new(self, PollFlags::IN | PollFlags::OUT)];
+    /// Waits until there is a byte to receive or room to send; whether it is a byte.
+    pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
+        // A hangup or error shows itself by what the next receive returns.
+        let events = self.poll(PollFlags::IN | PollFlags::OUT, timeout)?;
+        Ok(events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR))
+    }
+
+    /// Waits until there is room to send.
+    pub fn wait_to_send(&self, timeout: Duration) -> io::Result<()> {
+        self.poll(PollFlags::OUT, timeout).map(drop)
+    }
+
+    fn poll(&self, flags: PollFlags, timeout: Duration) -> io::Result<PollFlags> {
+        let mut fds = [PollFd::new(self, flags)];
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         loop {
             match poll(&mut fds, Some(&timeout)) {
@@ -112,43 +113,15 @@ impl Socket {
                 Ok(0) => return Err(timed_out()),
                 result => {
                     result?;
-                    break;
+                    return Ok(fds[0].revents());
                 }
             }
         }
-        // A hangup or error shows itself by what the next receive returns.
-        let events = fds[0].revents();
-        let to_send = events.contains(PollFlags::OUT);
-        let to_receive = events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
-        Ok(Ready { to_receive, to_send })
     }
 }
 
-fn timed_out() -> io::Error {
+pub fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server was silent for too long")
-}
-
-fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// With a time limit, which the standard library does not offer here: the connect waits while the
-/// server's backlog is full.
-fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
-    match connect(&socket, &SocketAddrUnix::new(path)?) {
-        Ok(()) => Ok(UnixStream::from(socket)),
-        Err(Errno::WOULDBLOCK) => Err(timed_out()),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 impl AsFd for Socket {
@@ -157,25 +130,5 @@ impl AsFd for Socket {
             Socket::Tcp(stream) => stream.as_fd(),
             Socket::Unix(stream) => stream.as_fd(),
         }
-    }
-}
-
-/// For the handshake, which takes one step after the other.
-impl Read for &Socket {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.receive(bytes, false)
-    }
-}
-
-impl Write for &Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&mut &*stream).write(bytes),
-            Socket::Unix(stream) => (&mut &*stream).write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

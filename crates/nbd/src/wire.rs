@@ -22,6 +22,19 @@
 //!                             error         0  4 error    4 2 length   6 . message
 //! ```
 //!
+//! With extended headers:
+//!
+//! ```text
+//! request (client)          chunk (server)             payload that differs
+//!  0  4  0x21e41c71          0  4  0x6e8a278c          block status  0  4 context
+//!  4  2  flags               4  2  flags                             4  4 number of runs
+//!  6  2  command             6  2  type                              8  . (8 length, 8 flags)*
+//!  8  8  cookie              8  8  cookie
+//! 16  8  offset             16  8  offset of the request
+//! 24  8  length             24  8  length
+//! 32  .  data, if flag 5    32  .  payload
+//! ```
+//!
 //! A server that agreed to structured replies still may answer all but reads with simple ones, so
 //! the magic of each reply tells which it is.
 //!
@@ -31,6 +44,8 @@
 pub const MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 /// Next eight bytes from a newstyle server, and first eight of each option.
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+/// The same from a server of before 2010: size and flags follow, and no option.
+pub const OLD_STYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// First eight bytes of the answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// First four bytes of a request.
@@ -151,6 +166,8 @@ pub const COMMAND_PAYLOAD: u16 = 1 << 5;
 pub const STATUS_HOLE: u32 = 1 << 0;
 /// Block status flag: reads as zeros. That it is a hole (bit 0) says nothing about what it reads as.
 pub const STATUS_ZERO: u32 = 1 << 1;
+/// Block status flag of a dirty bitmap: something was written here.
+pub const STATUS_DIRTY: u32 = 1 << 0;
 /// The context whose block status tells holes and zeros.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
@@ -162,6 +179,8 @@ pub const EXTENDED_REQUEST_BYTES: usize = 32;
 pub const SIMPLE_BYTES: usize = 16;
 /// Bytes of the head of a chunk.
 pub const CHUNK_BYTES: usize = 20;
+/// The same with an extended header.
+pub const EXTENDED_CHUNK_BYTES: usize = 32;
 /// The longest string the protocol allows.
 pub const STRING_BYTES_MAX: usize = 4096;
 
@@ -194,21 +213,33 @@ pub struct RequestHead {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes.
-    pub length: u32,
+    /// Number of bytes; without extended headers at most `u32::MAX`.
+    pub length: u64,
 }
 
 impl RequestHead {
     /// The request's bytes.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
-        bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        self.put(REQUEST_MAGIC, &mut bytes);
+        bytes[24..28].copy_from_slice(&(self.length as u32).to_be_bytes());
+        bytes
+    }
+
+    /// The request's bytes with an extended header.
+    pub fn encode_extended(&self) -> [u8; EXTENDED_REQUEST_BYTES] {
+        let mut bytes = [0; EXTENDED_REQUEST_BYTES];
+        self.put(EXTENDED_REQUEST_MAGIC, &mut bytes);
+        bytes[24..32].copy_from_slice(&self.length.to_be_bytes());
+        bytes
+    }
+
+    fn put(&self, magic: u32, bytes: &mut [u8]) {
+        bytes[0..4].copy_from_slice(&magic.to_be_bytes());
         bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
         bytes[6..8].copy_from_slice(&(self.command as u16).to_be_bytes());
         bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
         bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..28].copy_from_slice(&self.length.to_be_bytes());
-        bytes
     }
 }
 
@@ -235,8 +266,10 @@ pub struct ChunkHead {
     pub kind: ChunkKind,
     /// Of which request.
     pub cookie: u64,
+    /// The request's offset, in an extended header only.
+    pub offset: Option<u64>,
     /// Bytes of the payload.
-    pub length: u32,
+    pub length: u64,
 }
 
 /// Types of chunks.
@@ -250,6 +283,8 @@ pub enum ChunkKind {
     Hole,
     /// Block status.
     Status,
+    /// Block status with lengths of 64 bits.
+    ExtendedStatus,
     /// An error, of a known or unknown type.
     Error,
     /// Anything else.
@@ -265,6 +300,7 @@ impl ChunkKind {
             1 => ChunkKind::Data,
             2 => ChunkKind::Hole,
             5 => ChunkKind::Status,
+            6 => ChunkKind::ExtendedStatus,
             kind if kind & CHUNK_ERROR != 0 => ChunkKind::Error,
             kind => ChunkKind::Unknown(kind),
         }
@@ -288,7 +324,8 @@ pub fn decode_reply(bytes: &[u8]) -> Decoded<ReplyHead> {
     match fields.u32() {
         None => Decoded::Partial,
         Some(SIMPLE_REPLY_MAGIC) => whole(simple(fields), SIMPLE_BYTES),
-        Some(CHUNK_MAGIC) => whole(chunk(fields), CHUNK_BYTES),
+        Some(CHUNK_MAGIC) => whole(chunk(fields, false), CHUNK_BYTES),
+        Some(EXTENDED_CHUNK_MAGIC) => whole(chunk(fields, true), EXTENDED_CHUNK_BYTES),
         Some(other) => Decoded::Garbage(other),
     }
 }
@@ -301,10 +338,12 @@ fn simple(mut fields: Fields<'_>) -> Option<ReplyHead> {
     Some(ReplyHead::Simple { error: fields.u32()?, cookie: fields.u64()? })
 }
 
-fn chunk(mut fields: Fields<'_>) -> Option<ReplyHead> {
+fn chunk(mut fields: Fields<'_>, extended: bool) -> Option<ReplyHead> {
     let (flags, kind) = (fields.u16()?, ChunkKind::from_wire(fields.u16()?));
-    let (cookie, length) = (fields.u64()?, fields.u32()?);
-    Some(ReplyHead::Chunk(ChunkHead { done: flags & 1 != 0, kind, cookie, length }))
+    let cookie = fields.u64()?;
+    let (offset, length) =
+        if extended { (Some(fields.u64()?), fields.u64()?) } else { (None, fields.u32()?.into()) };
+    Some(ReplyHead::Chunk(ChunkHead { done: flags & 1 != 0, kind, cookie, offset, length }))
 }
 
 /// Offset and length of a hole.
@@ -322,19 +361,22 @@ pub fn decode_error(payload: &[u8]) -> Option<(u32, String)> {
     Some((error, String::from_utf8_lossy(message).into_owned()))
 }
 
-/// Context and (length, flags) of each run of a block status.
-pub fn decode_status(payload: &[u8]) -> Option<(u32, impl Iterator<Item = (u32, u32)> + '_)> {
+/// Context and (length, flags) of each run of a block status, `extended` or not.
+pub fn decode_status(payload: &[u8], extended: bool) -> Option<(u32, impl Iterator<Item = (u64, u64)> + '_)> {
     let mut fields = Fields(payload);
     let context = fields.u32()?;
-    let runs = fields.0;
-    if runs.is_empty() || !runs.len().is_multiple_of(8) {
+    let count = if extended { Some(fields.u32()? as usize) } else { None };
+    let (runs, run_bytes) = (fields.0, if extended { 16 } else { 8 });
+    let whole = !runs.is_empty() && runs.len().is_multiple_of(run_bytes);
+    if !whole || count.is_some_and(|count| count != runs.len() / run_bytes) {
         return None;
     }
-    let run = |bytes: &[u8]| {
+    let run = move |bytes: &[u8]| {
         let mut fields = Fields(bytes);
-        (fields.u32().unwrap_or(0), fields.u32().unwrap_or(0))
+        let mut number = || if extended { fields.u64() } else { fields.u32().map(u64::from) }.unwrap_or(0);
+        (number(), number())
     };
-    Some((context, runs.chunks_exact(8).map(run)))
+    Some((context, runs.chunks_exact(run_bytes).map(run)))
 }
 
 /// An option with its data.
@@ -355,11 +397,11 @@ pub fn encode_go(export: &str, infos: &[u16]) -> Vec<u8> {
     bytes
 }
 
-/// Data of [`option::SET_META_CONTEXT`]: the export, and one context.
-pub fn encode_meta_context(export: &str, context: &str) -> Vec<u8> {
+/// Data of [`option::SET_META_CONTEXT`] and [`option::LIST_META_CONTEXT`]: the export, and queries.
+pub fn encode_meta_contexts(export: &str, queries: &[&str]) -> Vec<u8> {
     let mut bytes = encode_string(export);
-    bytes.extend(1u32.to_be_bytes());
-    bytes.extend(encode_string(context));
+    bytes.extend((queries.len() as u32).to_be_bytes());
+    bytes.extend(queries.iter().flat_map(|query| encode_string(query)));
     bytes
 }
 
@@ -402,93 +444,4 @@ impl<'a> Fields<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn chunk_bytes(flags: u16, kind: u16, cookie: u64, length: u32) -> Vec<u8> {
-        let mut bytes = CHUNK_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(kind.to_be_bytes());
-        bytes.extend(cookie.to_be_bytes());
-        bytes.extend(length.to_be_bytes());
-        bytes
-    }
-
-    #[test]
-    fn a_request_has_its_fields_where_the_protocol_says() {
-        let (cookie, offset, length) = (0x0102_0304_0506_0708, 0x1000, 0x0010_0000);
-        let head = RequestHead { flags: COMMAND_FUA, command: Command::Write, cookie, offset, length };
-        let expected = [
-            0x25, 0x60, 0x95, 0x13, 0, 1, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0x10,
-            0, 0,
-        ];
-        assert_eq!(head.encode(), expected);
-    }
-
-    #[test]
-    fn a_head_is_partial_until_its_last_byte() {
-        let bytes = chunk_bytes(1, 5, 9, 12);
-        for length in 0..CHUNK_BYTES {
-            assert_eq!(decode_reply(&bytes[..length]), Decoded::Partial);
-        }
-        let head = ChunkHead { done: true, kind: ChunkKind::Status, cookie: 9, length: 12 };
-        assert_eq!(decode_reply(&bytes), Decoded::Whole(ReplyHead::Chunk(head), CHUNK_BYTES));
-        assert_eq!(decode_reply(b"HTTP/1.1 400"), Decoded::Garbage(0x4854_5450));
-    }
-
-    #[test]
-    fn errors_of_unknown_type_are_errors() {
-        assert_eq!(ChunkKind::from_wire(0x8001), ChunkKind::Error);
-        assert_eq!(ChunkKind::from_wire(0xbeef), ChunkKind::Error);
-        assert_eq!(ChunkKind::from_wire(3), ChunkKind::Unknown(3));
-    }
-
-    #[test]
-    fn payloads_of_a_wrong_length_are_refused() {
-        assert!(decode_hole(&[0; 12]).is_some() && decode_hole(&[0; 11]).is_none());
-        assert!(decode_hole(&[0; 13]).is_none());
-        assert!(decode_status(&[0; 4]).is_none() && decode_status(&[0; 13]).is_none());
-        assert!(decode_error(&[0, 0, 0, 5, 0, 9, b'x']).is_none(), "a message longer than its chunk");
-        assert_eq!(decode_error(&[0, 0, 0, 5, 0, 1, b'x']), Some((5, "x".to_string())));
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_make_a_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            let _ = (decode_reply(&bytes), decode_hole(&bytes), decode_error(&bytes));
-            if let Some((_, runs)) = decode_status(&bytes) {
-                prop_assert!(runs.count() > 0);
-            }
-        }
-
-        #[test]
-        fn chunk_heads_go_there_and_back(done: bool, kind: u16, cookie: u64, length: u32) {
-            let bytes = chunk_bytes(u16::from(done), kind, cookie, length);
-            let head = ChunkHead { done, kind: ChunkKind::from_wire(kind), cookie, length };
-            prop_assert_eq!(decode_reply(&bytes), Decoded::Whole(ReplyHead::Chunk(head), CHUNK_BYTES));
-        }
-
-        #[test]
-        fn requests_go_there_and_back(flags: u16, cookie: u64, offset: u64, length: u32) {
-            let bytes = RequestHead { flags, command: Command::WriteZeroes, cookie, offset, length }.encode();
-            let mut fields = Fields(&bytes);
-            prop_assert_eq!(fields.u32(), Some(REQUEST_MAGIC));
-            prop_assert_eq!((fields.u16(), fields.u16()), (Some(flags), Some(6)));
-            prop_assert_eq!((fields.u64(), fields.u64()), (Some(cookie), Some(offset)));
-            prop_assert_eq!((fields.u32(), fields.u16()), (Some(length), None));
-        }
-
-        #[test]
-        fn runs_of_a_status_go_there_and_back(context: u32, runs in prop::collection::vec(any::<(u32, u32)>(), 1..20)) {
-            let mut bytes = context.to_be_bytes().to_vec();
-            for (length, flags) in &runs {
-                bytes.extend(length.to_be_bytes());
-                bytes.extend(flags.to_be_bytes());
-            }
-            let (found, decoded) = decode_status(&bytes).unwrap();
-            prop_assert_eq!(found, context);
-            prop_assert_eq!(decoded.collect::<Vec<_>>(), runs);
-        }
-    }
-}
+mod tests;

@@ -70,9 +70,11 @@ pub struct Offer {
     pub size: u64,
     pub flags: u16,
     pub structured: bool,
+    pub extended: bool,
 }
 
-pub const OFFER: Offer = Offer { size: 1 << 20, flags: 1 | READ_ONLY | MULTI, structured: true };
+pub const OFFER: Offer =
+    Offer { size: 1 << 20, flags: 1 | READ_ONLY | MULTI, structured: true, extended: false };
 
 /// A request as it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +83,7 @@ pub struct Asked {
     pub command: u16,
     pub cookie: u64,
     pub offset: u64,
-    pub length: u32,
+    pub length: u64,
     pub data: Vec<u8>,
 }
 
@@ -93,6 +95,12 @@ pub struct Peer {
 impl Peer {
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.stream.write_all(bytes.as_ref())
+    }
+
+    /// Keeps the line open and says nothing, until the client goes or long enough has passed.
+    pub fn hold(&mut self) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(PATIENCE * 3))?;
+        io::copy(&mut self.stream, &mut io::sink()).map(drop)
     }
 
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
@@ -150,8 +158,9 @@ impl Peer {
                     self.export_info(7, offer)?;
                     return self.answer(7, ACK, &[]);
                 }
+                (11, _) if offer.extended => self.answer(11, ACK, &[])?,
                 (8, _) if offer.structured => self.answer(8, ACK, &[])?,
-                (10, _) if offer.structured => {
+                (10, _) if offer.structured || offer.extended => {
                     let mut context = 42u32.to_be_bytes().to_vec();
                     context.extend(b"base:allocation");
                     self.answer(10, 4, &context)?;
@@ -168,7 +177,33 @@ impl Peer {
         let (cookie, offset) = (u64::from_be_bytes(self.take()?), u64::from_be_bytes(self.take()?));
         let length = self.u32()?;
         let data = if command == 1 { self.data(length)? } else { Vec::new() };
+        let length = length.into();
         Ok(Asked { flags, command, cookie, offset, length, data })
+    }
+
+    pub fn extended_request(&mut self) -> io::Result<Asked> {
+        assert_eq!(self.u32()?, 0x21e4_1c71);
+        let (flags, command) = (u16::from_be_bytes(self.take()?), u16::from_be_bytes(self.take()?));
+        let (cookie, offset) = (u64::from_be_bytes(self.take()?), u64::from_be_bytes(self.take()?));
+        let length = u64::from_be_bytes(self.take()?);
+        assert_eq!(flags & 32 != 0, command == 1, "what has a payload says so");
+        let data = if command == 1 { self.data(length as u32)? } else { Vec::new() };
+        Ok(Asked { flags, command, cookie, offset, length, data })
+    }
+
+    pub fn extended_chunk(&mut self, done: bool, kind: u16, asked: &Asked, payload: &[u8]) -> io::Result<()> {
+        self.extended_head(done, kind, asked, payload.len() as u64)?;
+        self.send(payload)
+    }
+
+    pub fn extended_head(&mut self, done: bool, kind: u16, asked: &Asked, length: u64) -> io::Result<()> {
+        let mut bytes = 0x6e8a_278cu32.to_be_bytes().to_vec();
+        bytes.extend(u16::from(done).to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(asked.cookie.to_be_bytes());
+        bytes.extend(asked.offset.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        self.send(bytes)
     }
 
     pub fn simple(&mut self, error: u32, cookie: u64, data: &[u8]) -> io::Result<()> {

@@ -1,11 +1,16 @@
 //! The client against servers: scripted ones that break the protocol, and nbdkit and qemu-nbd.
 #![allow(clippy::unwrap_used, clippy::new_without_default, missing_docs)]
 
+mod certificates;
+mod contexts;
+mod extended;
 mod fake;
+mod list;
 mod nbdkit;
 mod process;
 mod protocol;
 mod qemu;
+mod tls;
 mod transmission;
 
 use std::path::{Path, PathBuf};

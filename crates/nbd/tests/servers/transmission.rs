@@ -167,7 +167,7 @@ fn chunks_in_any_order_of_several_requests_at_once_make_the_right_bytes() {
 #[test]
 fn writing_while_the_server_is_blocked_on_our_reads_does_not_stall() {
     const MIB: u64 = 1 << 20;
-    let offer = Offer { size: 64 * MIB, flags: 1 | FLUSH | MULTI, structured: true };
+    let offer = Offer { size: 64 * MIB, flags: 1 | FLUSH | MULTI, structured: true, extended: false };
     let fake = Fake::start(move |mut peer, _| {
         peer.handshake(offer)?;
         let reads: Vec<_> = (0..8).map(|_| peer.request()).collect::<io::Result<_>>()?;
@@ -251,7 +251,7 @@ fn block_status_that_makes_no_sense_is_corrupt() {
     assert_eq!(status(fake, span), Err(DiskErrorKind::Corrupt));
 }
 
-const TARGET: Offer = Offer { size: 1 << 20, flags: 1 | FLUSH | ZEROES, structured: true };
+const TARGET: Offer = Offer { size: 1 << 20, flags: 1 | FLUSH | ZEROES, structured: true, extended: false };
 
 #[test]
 fn zeroing_that_the_server_refuses_after_all_is_written_over_the_same_spans() {
@@ -275,7 +275,7 @@ fn zeroing_that_the_server_refuses_after_all_is_written_over_the_same_spans() {
     let writes: Vec<_> = asked.iter().filter(|asked| asked.command == 1).collect();
     assert_eq!(asked.len(), writes.len() + 1, "the refusal is remembered");
     for (write, span) in writes.iter().zip(spans) {
-        assert_eq!(ByteSpan::new(write.offset, write.length.into()), span);
+        assert_eq!(ByteSpan::new(write.offset, write.length), span);
         assert!(write.data.iter().all(|byte| *byte == 0));
     }
     assert_eq!(writes.len(), spans.len());
