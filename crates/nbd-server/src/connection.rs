@@ -24,9 +24,6 @@ use crate::serve::{Failure, Job, Service, check};
 use crate::stream::{Input, Stream};
 use crate::wire::{self, Framing, command, errno};
 
-/// A client has this long for its handshake.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-
 const _: () = assert!(REQUEST_BYTES_MAX as u64 <= IN_FLIGHT_BYTES_MAX, "the largest request must fit");
 
 /// Payloads of refused requests are read and forgotten up to this; a client beyond that is lost.
@@ -37,6 +34,7 @@ pub(crate) struct Context {
     pub exports: Vec<Arc<Export>>,
     pub tls: Option<Arc<ServerConfig>>,
     pub rule: TlsRule,
+    pub handshake_max: Duration,
     pub stopping: Arc<AtomicBool>,
 }
 
@@ -46,7 +44,7 @@ pub(crate) struct Context {
 /// When the client breaks the protocol or goes away in the middle; nobody but a log cares.
 pub(crate) fn run(stream: &Stream, context: &Context, entered: impl FnOnce()) -> io::Result<()> {
     let mut input = Input::new(stream);
-    let Some(agreed) = handshake(stream, &mut input, context, Instant::now() + HANDSHAKE_MAX)? else {
+    let Some(agreed) = handshake(stream, &mut input, context, Instant::now() + context.handshake_max)? else {
         stream.finish();
         return Ok(());
     };

@@ -24,6 +24,9 @@ use crate::stream::{Socket, Stream};
 /// of buffers for the next ones.
 pub const CONNECTIONS_MAX: usize = 32;
 
+/// A client has this long for its handshake, if nothing else is said.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
 /// After this long a stopped server no longer waits for requests in flight.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -35,6 +38,8 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 pub struct ServerOptions {
     /// Clients at once; further ones are sent away.
     pub connections_max: usize,
+    /// Time that a client has for its handshake.
+    pub handshake_max: Duration,
     /// Certificate and key; see [`crate::server_config`].
     pub tls: Option<Arc<ServerConfig>>,
     /// Whether clients without TLS are sent away; only with `tls`.
@@ -43,7 +48,12 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { connections_max: CONNECTIONS_MAX, tls: None, tls_required: true }
+        ServerOptions {
+            connections_max: CONNECTIONS_MAX,
+            handshake_max: HANDSHAKE_MAX,
+            tls: None,
+            tls_required: true,
+        }
     }
 }
 
@@ -105,7 +115,13 @@ impl Server {
             (true, true) => TlsRule::Required,
         };
         let exports = exports.into_iter().map(Arc::new).collect();
-        let context = Context { exports, tls: options.tls, rule, stopping: Arc::new(AtomicBool::new(false)) };
+        let context = Context {
+            exports,
+            tls: options.tls,
+            rule,
+            handshake_max: options.handshake_max,
+            stopping: Arc::new(AtomicBool::new(false)),
+        };
         let shared = Arc::new(Shared {
             context,
             connections_max: options.connections_max.max(1),

@@ -109,7 +109,7 @@ fn options(args: &ServeDiskArgs) -> Result<ServerOptions, Failure> {
         .transpose()
         .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
     let tls_required = args.tls != Some(TlsArg::On);
-    Ok(ServerOptions { connections_max: args.connections, tls, tls_required })
+    Ok(ServerOptions { connections_max: args.connections, tls, tls_required, ..ServerOptions::default() })
 }
 
 /// A folder that goes with the server.

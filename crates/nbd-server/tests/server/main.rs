@@ -2,7 +2,13 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod conformance;
+mod fence;
 mod foreign;
+mod hostile;
+mod oracle;
+mod protocol;
+mod raw;
+mod tls;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,0 +1,125 @@
+//! TLS with certificates named as nbdkit and QEMU name them, and QEMU's client on the other end.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use drover_disk::{MemDisk, conformance};
+use drover_nbd::wire::{self, answer, option};
+use drover_nbd_server::{Export, ServerOptions, server_config};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use crate::Stage;
+use crate::raw::Raw;
+
+/// Writes a CA, and certificates of it for a server and a client, into a folder.
+fn certificates(folder: &Path) {
+    let mut ca = CertificateParams::new(vec![]).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(ca, KeyPair::generate().unwrap()).unwrap();
+    std::fs::write(folder.join("ca-cert.pem"), ca.pem()).unwrap();
+    for name in ["server", "client"] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_string()]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &ca).unwrap();
+        std::fs::write(folder.join(format!("{name}-cert.pem")), certificate.pem()).unwrap();
+        std::fs::write(folder.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+fn stage(disk: MemDisk, folder: &Path, verify_clients: bool, tls_required: bool) -> Stage {
+    let tls = Some(server_config(folder, verify_clients).unwrap());
+    let options = ServerOptions { tls, tls_required, ..ServerOptions::default() };
+    Stage::with(Export::new("", Arc::new(disk)).writable(), options)
+}
+
+fn qemu_img(stage: &Stage, certificates: &Path, arguments: &[&str]) -> Option<std::process::Output> {
+    let object = format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", certificates.display());
+    let disk = format!(
+        "driver=nbd,server.type=unix,server.path={},tls-creds=tls0,tls-hostname=localhost",
+        stage.socket.display()
+    );
+    let mut command = Command::new("qemu-img");
+    command.args(&arguments[..1]).args(["--object", &object, "--image-opts"]).args(&arguments[1..]);
+    let output = command.arg(&disk).stdin(Stdio::null()).output();
+    if output.is_err() {
+        println!("skipped: qemu-img is not installed");
+    }
+    output.ok()
+}
+
+#[test]
+fn whoever_needs_tls_is_told_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let stage = stage(MemDisk::new("a", vec![7; 4096]), folder.path(), false, true);
+    assert!(stage.server().uri("").starts_with("nbds+unix:///"));
+    let mut raw = Raw::greet(&stage);
+    for (option, data) in [(option::LIST, vec![]), (option::GO, wire::encode_go("", &[]))] {
+        assert_eq!(raw.option(option, &data)[0].0, answer::TLS_REQUIRED);
+    }
+    raw.send(&wire::encode_option(option::EXPORT_NAME, b""));
+    assert!(raw.is_ended());
+}
+
+#[test]
+fn words_slipped_in_ahead_of_tls_end_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let stage = stage(MemDisk::new("a", vec![7; 4096]), folder.path(), false, true);
+    let mut raw = Raw::greet(&stage);
+    let both = [wire::encode_option(option::STARTTLS, &[]), wire::encode_option(option::LIST, &[])].concat();
+    raw.send(&both);
+    assert!(raw.is_ended());
+    let mut raw = Raw::greet(&stage);
+    raw.agree(option::STARTTLS);
+    raw.send(&[0; 100]);
+    assert!(raw.is_ended(), "rubbish instead of a TLS hello");
+}
+
+#[test]
+fn qemu_copies_over_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let content = conformance::pattern(8 << 20);
+    let stage = stage(MemDisk::new("a", content.clone()), folder.path(), true, true);
+    let out = folder.path().join("out");
+    let out_disk = format!("driver=raw,file.filename={}", out.display());
+    std::fs::write(&out, &content).unwrap();
+    let Some(output) = qemu_img(&stage, folder.path(), &["compare", &out_disk]) else { return };
+    assert!(output.status.success(), "{output:?}");
+    // Through the other way: what QEMU writes.
+    let other: Vec<u8> = content.iter().rev().copied().collect();
+    std::fs::write(&out, &other).unwrap();
+    let output =
+        qemu_img(&stage, folder.path(), &["convert", "-n", "--target-image-opts", &out_disk]).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let output = qemu_img(&stage, folder.path(), &["compare", &out_disk]).unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_client_of_another_authority_is_sent_away() {
+    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    certificates(ours.path());
+    certificates(theirs.path());
+    // They trust us, we do not trust them.
+    std::fs::copy(ours.path().join("ca-cert.pem"), theirs.path().join("ca-cert.pem")).unwrap();
+    let stage = stage(MemDisk::new("a", vec![7; 4096]), ours.path(), true, true);
+    let Some(output) = qemu_img(&stage, theirs.path(), &["info"]) else { return };
+    assert!(!output.status.success(), "{output:?}");
+    assert!(qemu_img(&stage, ours.path(), &["info"]).unwrap().status.success());
+}
+
+#[test]
+fn certificates_that_are_missing_or_no_certificates_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = server_config(folder.path(), false).unwrap_err().to_string();
+    assert!(missing.contains("server-cert.pem"), "{missing}");
+    certificates(folder.path());
+    std::fs::write(folder.path().join("ca-cert.pem"), "nothing").unwrap();
+    assert!(server_config(folder.path(), false).is_ok());
+    let empty = server_config(folder.path(), true).unwrap_err().to_string();
+    assert!(empty.contains("ca-cert.pem") && empty.contains("no certificate"), "{empty}");
+}
