@@ -45,6 +45,11 @@ impl Files {
         Ok(Files { rule: options.references, root, opened: 1, in_use: options.in_use })
     }
 
+    /// For files that nothing but a folder names.
+    pub(crate) fn below(rule: References, root: &Path) -> Files {
+        Files { rule, root: root.to_path_buf(), opened: 0, in_use: false }
+    }
+
     /// Opens what `name` means in an image that lies in `folder`.
     pub(crate) fn open(&mut self, what: &str, name: &str, folder: &Path) -> io::Result<Arc<FileSource>> {
         self.find(name, folder)

@@ -4,6 +4,7 @@
 //! open      a path and a format become an ImageDisk; the chain of images below it
 //! probe     what format a file has, for who asks
 //! disk      ImageDisk: the Disk and Lane over a chain
+//! ova       appliances: a machine's description and its disks
 //! map       where the bytes of a guest span are: Run, Place, Layer, Chain
 //! unpack    compressed units
 //! source    bytes at offsets: files, parts of files
@@ -27,6 +28,7 @@ mod files;
 mod in_use;
 mod map;
 mod open;
+mod ova;
 mod probe;
 mod qcow2;
 mod raw;
@@ -38,4 +40,5 @@ mod vmdk;
 pub use disk::ImageDisk;
 pub use files::References;
 pub use open::{Format, OpenOptions, open, open_part};
+pub use ova::{ManifestCheck, Ova, OvaDisk};
 pub use probe::probe;

@@ -11,7 +11,7 @@ use crate::disk::ImageDisk;
 use crate::fault::{about, damaged, open_error, unsupported};
 use crate::files::{Files, References};
 use crate::map::{Chain, Layer};
-use crate::raw::RawLayer;
+use crate::raw::{RawLayer, ZeroLayer};
 use crate::source::{FileSource, Part, ReadAt};
 use crate::tables::Tables;
 use crate::{qcow2, vmdk};
@@ -81,7 +81,9 @@ const MEMORY_BYTES_MAX: u64 = 128 << 20;
 pub fn open(path: impl AsRef<Path>, format: Format, options: &OpenOptions) -> Result<ImageDisk, DiskError> {
     let path = path.as_ref();
     let name = path.display().to_string();
-    open_path(&name, path, format, options).map_err(|error| open_error(&name, error))
+    FileSource::open(path)
+        .and_then(|file| open_file(&name, Arc::new(file), format, options))
+        .map_err(|error| open_error(&name, error))
 }
 
 /// Opens an image that lies inside another file, such as an archive. It may not name other files.
@@ -115,8 +117,19 @@ pub(crate) fn open_part_of(
     Ok(ImageDisk::new(name.to_string(), Chain::new(vec![opened.layer]), format, context.notes))
 }
 
-fn open_path(name: &str, path: &Path, format: Format, options: &OpenOptions) -> io::Result<ImageDisk> {
-    let mut file = Arc::new(FileSource::open(path)?);
+/// A disk of zeros.
+pub(crate) fn empty_disk(name: &str, size: u64) -> ImageDisk {
+    let chain = Chain::new(vec![Box::new(ZeroLayer { size })]);
+    ImageDisk::new(name.to_string(), chain, Format::Raw, Vec::new())
+}
+
+/// Opens an open file as an image, with the images below it.
+pub(crate) fn open_file(
+    name: &str,
+    mut file: Arc<FileSource>,
+    format: Format,
+    options: &OpenOptions,
+) -> io::Result<ImageDisk> {
     let files = Files::new(options, &file)?;
     let mut context = Context { files, memory_left: MEMORY_BYTES_MAX, notes: Vec::new() };
     let mut seen = vec![file.id()];

@@ -34,3 +34,22 @@ impl Layer for RawLayer {
         vec![&*self.source]
     }
 }
+
+/// Zeros: a disk that starts empty.
+pub(crate) struct ZeroLayer {
+    pub(crate) size: u64,
+}
+
+impl Layer for ZeroLayer {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn run_at(&self, span: ByteSpan) -> io::Result<Run<'_>> {
+        Ok(Run { length: span.length, place: Place::Zero })
+    }
+
+    fn sources(&self) -> Vec<&dyn ReadAt> {
+        Vec::new()
+    }
+}
