@@ -23,7 +23,7 @@ pub mod memory;
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
-pub use file::{FileDisk, FileKind, OpenTarget, free_bytes, is_writable_dir};
+pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable_dir};
 pub use memory::MemDisk;
 
 use drover_types::{ByteSpan, Extent};

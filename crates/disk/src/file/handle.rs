@@ -318,7 +318,7 @@ fn write_all(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Does a system call again that a signal interrupted.
-fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+pub(super) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}

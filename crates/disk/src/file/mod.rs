@@ -7,16 +7,19 @@
 //! direct     whether and how direct I/O works on an open file
 //! pieces     cutting a span at whole grains
 //! map        holes and data
+//! host       a file that grows, for image formats
 //! preflight  room and rights, before anything is opened
 //! ```
 
 mod direct;
 mod handle;
+mod host;
 mod map;
 mod pieces;
 mod preflight;
 mod target;
 
+pub use host::HostFile;
 pub use preflight::{free_bytes, is_writable_dir};
 pub use target::OpenTarget;
 

@@ -64,7 +64,7 @@ fn open(path: &Path, how: OpenTarget) -> io::Result<Target> {
     }
 }
 
-fn open_options() -> OpenOptions {
+pub(super) fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     options
@@ -110,17 +110,20 @@ fn in_use(error: io::Error) -> io::Error {
 
 fn create(path: &Path, how: OpenTarget) -> io::Result<Target> {
     let file = open_options().create_new(true).mode(0o600).open(path)?;
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let filled = fill(file, how, Some(parent.to_path_buf()));
+    let filled = fill(file, how, Some(parent_of(path).to_path_buf()));
     if filled.is_err() {
         // It was made a moment ago and nothing is in it. If it cannot be removed either, the
         // first error still says more.
         let _ = std::fs::remove_file(path);
     }
     filled
+}
+
+pub(super) fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
 }
 
 /// Locks a regular file, then brings it to its size, then judges what it holds: in this order,
@@ -146,7 +149,7 @@ fn refusal(text: String) -> io::Error {
 /// Two locks, since neither is seen by everyone: `flock` keeps other drovers out, the record lock
 /// meets those of QEMU (which locks single bytes of its images). The latter ends early if this
 /// process opens and closes the file once more, so it is a fence, not the wall.
-fn lock(file: &File) -> io::Result<()> {
+pub(super) fn lock(file: &File) -> io::Result<()> {
     let held = |errno| match errno {
         Errno::WOULDBLOCK | Errno::ACCESS => {
             refusal("another process holds a lock on it: a second drover, or a running guest".to_string())

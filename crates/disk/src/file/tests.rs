@@ -288,3 +288,26 @@ fn a_block_device_is_a_target_unless_it_is_used_or_too_small() {
     drop(disk);
     privileged("losetup", &["--detach", &device]);
 }
+
+#[test]
+fn a_file_for_an_image_appears_when_published_and_never_in_place_of_another() {
+    let dir = Dir::new();
+    let path = dir.file("image");
+    let file = HostFile::create(&path).unwrap();
+    file.set_length(10_000).unwrap();
+    file.write(5000, &[7; 300]).unwrap();
+    assert!(!path.exists(), "half of an image is nobody's business");
+    file.publish().unwrap();
+    let again = HostFile::open(&path).err().unwrap();
+    assert_eq!(again.kind, DiskErrorKind::Denied, "one writer at a time");
+    let mut bytes = [1; 400];
+    HostFile::open_to_read(&path).unwrap().read(4950, &mut bytes).unwrap();
+    assert!(bytes[..50].iter().all(|byte| *byte == 0) && bytes[50..350] == [7; 300]);
+    file.zero(ByteSpan::new(5000, 300)).unwrap();
+    file.read(4950, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 400]);
+    assert_eq!((file.length().unwrap(), HostFile::create(&path).is_err()), (10_000, true));
+    drop(file);
+    drop(HostFile::create(&dir.file("never")).unwrap());
+    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 1);
+}
