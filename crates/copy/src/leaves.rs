@@ -17,6 +17,9 @@ use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
 /// Blocks under one node of the tree.
 pub(crate) const SEGMENT_BLOCKS: u64 = 4096;
 
+/// Bytes of disk under one node of the tree.
+pub const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS * BLOCK_BYTES;
+
 /// What is known of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
@@ -93,7 +96,7 @@ impl LeafTable {
         match self.segments.get((block / SEGMENT_BLOCKS) as usize)? {
             Segment::Unknown => None,
             Segment::Zero => Some(Leaf::Zero),
-            Segment::Mixed(leaves) => leaves[(block % SEGMENT_BLOCKS) as usize],
+            Segment::Mixed(leaves) => *leaves.get((block % SEGMENT_BLOCKS) as usize)?,
         }
     }
 
@@ -162,13 +165,9 @@ impl LeafTable {
 
     /// The root digest, once every block is known.
     pub fn root(&self) -> Option<Digest> {
-        let mut root = blake3::Hasher::new_derive_key("drover disk tree v1 root");
-        root.update(&self.size.to_le_bytes());
-        root.update(&(BLOCK_BYTES as u32).to_le_bytes());
-        for index in 0..self.segments.len() {
-            root.update(&self.node(index)?.0);
-        }
-        Some(Digest(*root.finalize().as_bytes()))
+        let mut root = RootHasher::new(self.size);
+        root.push(self)?;
+        Some(root.finish())
     }
 
     /// Blocks that both tables know and that differ.
@@ -218,6 +217,46 @@ impl LeafTable {
             Leaf::Zero => zero_leaf(self.span_of(block).length),
             Leaf::Data(digest) => digest,
         })
+    }
+}
+
+/// Makes the root of a disk from tables of its parts, so that a large disk never needs one table of
+/// all its leaves.
+#[derive(Debug)]
+pub struct RootHasher {
+    hasher: blake3::Hasher,
+    left: u64,
+}
+
+impl RootHasher {
+    /// For a disk of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("drover disk tree v1 root");
+        hasher.update(&size.to_le_bytes());
+        hasher.update(&(BLOCK_BYTES as u32).to_le_bytes());
+        RootHasher { hasher, left: size }
+    }
+
+    /// Takes the table of the part that follows; `None` if it has an unknown block.
+    ///
+    /// # Panics
+    /// If the part is larger than what is left, or is not the last and does not end on 256 MiB.
+    pub fn push(&mut self, part: &LeafTable) -> Option<()> {
+        self.left = self.left.checked_sub(part.size).expect("parts are not larger than the disk");
+        assert!(self.left == 0 || part.size.is_multiple_of(SEGMENT_BYTES), "a part ends inside a segment");
+        (0..part.segments.len()).try_for_each(|index| {
+            self.hasher.update(&part.node(index)?.0);
+            Some(())
+        })
+    }
+
+    /// The root.
+    ///
+    /// # Panics
+    /// If parts are missing.
+    pub fn finish(self) -> Digest {
+        assert_eq!(self.left, 0, "all parts were pushed");
+        Digest(*self.hasher.finalize().as_bytes())
     }
 }
 
@@ -285,6 +324,25 @@ mod tests {
             table_of(&zeros).mismatches(&table_of(&changed)).map(|m| m.block).collect::<Vec<_>>(),
             [1]
         );
+        let shorter = table_of(&[1; 65536]);
+        assert_eq!(table_of(&changed).mismatches(&shorter).count(), 1, "what only one has does not differ");
+    }
+
+    #[test]
+    fn the_root_of_parts_is_the_root_of_the_whole() {
+        let size = 2 * SEGMENT_BYTES + 3 * BLOCK_BYTES + 9;
+        let mut whole = LeafTable::new(size);
+        whole.set_zero(0, whole.blocks());
+        whole.set(SEGMENT_BLOCKS + 5, Leaf::of(b"data"));
+        whole.set(2 * SEGMENT_BLOCKS + 3, Leaf::of(b"end"));
+        let mut root = RootHasher::new(size);
+        for (first, bytes) in [(0, 2 * SEGMENT_BYTES), (2 * SEGMENT_BLOCKS, 3 * BLOCK_BYTES + 9)] {
+            let mut part = LeafTable::new(bytes);
+            (0..part.blocks()).for_each(|block| part.set(block, whole.get(first + block).unwrap()));
+            root.push(&part).unwrap();
+        }
+        assert_eq!(Some(root.finish()), whole.root());
+        assert!(RootHasher::new(5).push(&LeafTable::new(5)).is_none(), "an unknown block has no hash");
     }
 
     #[test]

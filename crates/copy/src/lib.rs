@@ -12,13 +12,14 @@
 mod copier;
 mod journal;
 mod leaves;
+pub mod report;
 mod retry;
 mod sample;
 mod zero;
 
 pub use copier::{Copier, CopierConfig, Failure, FlushTicket, Mode, Next, StopCause, Totals, WriteParts};
 pub use journal::{Damage, Entry, Header, JournalError, RECORD_BLOCKS_MAX, Replay, encode_entry, replay};
-pub use leaves::{Leaf, LeafTable, Mismatch, zero_leaf};
+pub use leaves::{Leaf, LeafTable, Mismatch, RootHasher, SEGMENT_BYTES, zero_leaf};
 pub use retry::{RetryPolicy, Verdict};
 pub use sample::{Sample, miss_probability};
 pub use zero::is_zero;
