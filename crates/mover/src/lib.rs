@@ -6,12 +6,17 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod compare;
 mod journal;
 mod memory;
+mod part;
 mod progress;
 mod transfer;
 mod worker;
 
+pub use compare::{
+    Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
+};
 pub use journal::{JournalFile, JournalFileError, JournalStart, file_tag, journal_path};
 pub use memory::{MemoryBudget, MemoryShare};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};

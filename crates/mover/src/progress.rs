@@ -1,5 +1,5 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_copy::Totals;
@@ -7,22 +7,32 @@ use serde::{Deserialize, Serialize};
 
 /// Asks every transfer that holds a clone to stop. What is in flight ends and is recorded.
 #[derive(Clone, Debug, Default)]
-pub struct StopSignal(Arc<AtomicBool>);
+pub struct StopSignal {
+    asked: Arc<AtomicBool>,
+    /// Another flag that counts as well; see [`StopSignal::child`].
+    parent: Option<Arc<AtomicBool>>,
+}
 
 impl StopSignal {
     /// Asks for the stop.
     pub fn stop(&self) {
-        self.0.store(true, Relaxed);
+        self.asked.store(true, Relaxed);
     }
 
     /// Whether it was asked for.
     pub fn is_set(&self) -> bool {
-        self.0.load(Relaxed)
+        self.asked.load(Relaxed) || self.parent.as_ref().is_some_and(|flag| flag.load(Relaxed))
     }
 
     /// The flag itself, for a signal handler to set.
     pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
+        self.asked.clone()
+    }
+
+    /// A signal that is also set when this one is, but not the other way round: for transfers that
+    /// stop each other.
+    pub fn child(&self) -> StopSignal {
+        StopSignal { asked: Arc::default(), parent: Some(self.asked.clone()) }
     }
 }
 
@@ -44,6 +54,7 @@ pub struct Progress {
     pub(crate) target_ns: AtomicU64,
     pub(crate) flush_ns: AtomicU64,
     pub(crate) idle_ns: AtomicU64,
+    parts: Mutex<Vec<Arc<Progress>>>,
 }
 
 /// A look at a transfer at one moment, in bytes.
@@ -74,6 +85,22 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    fn plus_part(self, part: &Snapshot) -> Snapshot {
+        Snapshot {
+            size: self.size,
+            resumed: self.resumed + part.resumed,
+            mapped: self.mapped + part.mapped,
+            to_read: self.to_read + part.to_read,
+            read: self.read + part.read,
+            written: self.written + part.written,
+            zero: self.zero + part.zero,
+            settled: self.settled + part.settled,
+            recorded: self.recorded + part.recorded,
+            retries: self.retries + part.retries,
+            attribution: self.attribution.plus(&part.attribution),
+        }
+    }
+
     /// Bytes of the disk that need no more work.
     pub fn done(&self) -> u64 {
         (self.resumed + self.settled).min(self.size)
@@ -133,6 +160,18 @@ impl Attribution {
 impl Progress {
     /// A look at it now. The fields are read one by one, so they may be a moment apart.
     pub fn snapshot(&self) -> Snapshot {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.iter().fold(self.own_snapshot(), |sum, part| sum.plus_part(&part.own_snapshot()))
+    }
+
+    /// The progress of a transfer that is a part of this one: its sums count here, its size does not.
+    pub(crate) fn part(&self) -> Arc<Progress> {
+        let part = Arc::new(Progress::default());
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).push(part.clone());
+        part
+    }
+
+    fn own_snapshot(&self) -> Snapshot {
         Snapshot {
             size: self.size.load(Relaxed),
             resumed: self.resumed.load(Relaxed),
@@ -187,6 +226,29 @@ mod tests {
         let snapshot = Snapshot { size: 1000, mapped: 500, to_read: 100, read: 40, ..Snapshot::default() };
         assert_eq!(snapshot.left_to_read(), 60 + 100);
         assert_eq!(Snapshot { size: 1000, ..Snapshot::default() }.left_to_read(), 1000);
+    }
+
+    #[test]
+    fn parts_count_in_the_whole_but_for_their_size() {
+        let whole = Progress::default();
+        whole.start(100);
+        for _ in 0..2 {
+            let part = whole.part();
+            part.start(50);
+            part.update(&Totals { read: 7, mapped: 50, ..Totals::default() });
+        }
+        let now = whole.snapshot();
+        assert_eq!((now.size, now.read, now.mapped), (100, 14, 100));
+    }
+
+    #[test]
+    fn a_child_stops_with_its_parent_and_not_the_other_way_round() {
+        let parent = StopSignal::default();
+        let (one, other) = (parent.child(), parent.child());
+        one.stop();
+        assert!(one.is_set() && !other.is_set() && !parent.is_set());
+        parent.stop();
+        assert!(other.is_set());
     }
 
     #[test]

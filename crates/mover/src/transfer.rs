@@ -164,6 +164,15 @@ pub enum MoveError {
     /// The journal failed.
     #[error(transparent)]
     Journal(#[from] JournalFileError),
+    /// What the transfer feeds or is held against failed: a hash report.
+    #[error("{what}")]
+    Other {
+        /// What was being done, to what.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 /// Copies a disk, or goes on with a copy.

@@ -12,7 +12,7 @@ use drover_types::ByteSpan;
 use super::FileKind;
 use super::direct::{self, DirectFile};
 use super::pieces::{Piece, cut};
-use crate::{DiskError, DiskErrorKind, DiskOp};
+use crate::{Buffer, DiskError, DiskErrorKind, DiskOp};
 
 /// An open file and how its bytes are moved. Shared by the lanes.
 ///
@@ -92,6 +92,12 @@ impl Handle {
         Handle::new(name, file, size, direct, new_in)
     }
 
+    /// A handle that reads past the page cache where it can.
+    pub fn for_verify(name: String, file: File, kind: FileKind, size: u64) -> Handle {
+        let direct = direct::open(&file, kind, size, OFlags::RDONLY);
+        Handle::new(name, file, size, direct, None)
+    }
+
     fn new(
         name: String,
         file: File,
@@ -138,8 +144,13 @@ impl Handle {
     }
 
     fn read_piece(&self, piece: Piece, bytes: &mut [u8]) -> io::Result<()> {
-        if let Some(direct) = self.direct().filter(|_| piece.whole) {
-            match read_all(&direct.file, piece.span.offset, bytes) {
+        if let Some(direct) = self.direct() {
+            let read = if piece.whole {
+                read_all(&direct.file, piece.span.offset, bytes)
+            } else {
+                read_part_of_grains(direct, piece.span, bytes)
+            };
+            match read {
                 Err(error) if self.turn_direct_off(&error) => {}
                 result => return result,
             }
@@ -296,13 +307,40 @@ fn read_all(file: &File, mut offset: u64, mut bytes: &mut [u8]) -> io::Result<()
     while !bytes.is_empty() {
         let length = retry(|| rustix::io::pread(file, &mut *bytes, offset))?;
         if length == 0 {
-            let text = format!("it ends at byte {offset}, it was longer when opened");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, ends_early(offset)));
         }
         bytes = &mut bytes[length..];
         offset += length as u64;
     }
     Ok(())
+}
+
+/// Reads what does not lie on the grain (or into memory that is not aligned) directly, too: the whole
+/// grains around it, of which the last may be cut by the end of the file. Whoever reads directly wants
+/// what the disk has, also in the last bytes of an odd-sized file, which were written through the cache.
+fn read_part_of_grains(direct: &DirectFile, span: ByteSpan, bytes: &mut [u8]) -> io::Result<()> {
+    let mut at = span.offset;
+    while at < span.end() {
+        let start = at / direct.grain * direct.grain;
+        let end = span.end().min(start + BOUNCE_BYTES_MAX);
+        let mut bounce = Buffer::zeroed((end - start).next_multiple_of(direct.grain) as usize);
+        let length = retry(|| rustix::io::pread(&direct.file, &mut bounce[..], start))?;
+        let got = (start + length as u64).min(end);
+        if got <= at {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, ends_early(at)));
+        }
+        let into = (at - span.offset) as usize..(got - span.offset) as usize;
+        bytes[into].copy_from_slice(&bounce[(at - start) as usize..(got - start) as usize]);
+        at = got;
+    }
+    Ok(())
+}
+
+/// Bytes that a read through a buffer of our own takes at once; heads and tails are far shorter.
+const BOUNCE_BYTES_MAX: u64 = 1 << 20;
+
+fn ends_early(offset: u64) -> String {
+    format!("it ends at byte {offset}, it was longer when opened")
 }
 
 fn write_all(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {

@@ -80,12 +80,18 @@ impl FileDisk {
     /// # Errors
     /// When it is not there, not readable, or neither a regular file nor a block device.
     pub fn open_source(path: impl AsRef<Path>) -> Result<FileDisk, DiskError> {
-        let path = path.as_ref();
+        FileDisk::open_to_read(path.as_ref(), |name, file, _, size| Handle::for_source(name, file, size))
+    }
+
+    fn open_to_read(
+        path: &Path,
+        handle: impl FnOnce(String, File, FileKind, u64) -> Handle,
+    ) -> Result<FileDisk, DiskError> {
         let name = path.display().to_string();
         let opened = check_kind(path).and_then(|kind| Ok((File::open(path)?, kind)));
         let (file, kind) = opened.map_err(|source| open_error(&name, source))?;
         let size = size_of(&file, kind).map_err(|source| open_error(&name, source))?;
-        let handle = Handle::for_source(name, file, size);
+        let handle = handle(name, file, kind, size);
         let features = Features {
             writable: false,
             fast_zero: false,
@@ -93,6 +99,16 @@ impl FileDisk {
             zeroed: false,
         };
         Ok(FileDisk { handle: Arc::new(handle), kind, access: Access::Source, features })
+    }
+
+    /// Opens a file or block device to be read from the disk itself, past the page cache where the
+    /// file system lets it be: what a copy just wrote is in the cache, and reading it there would
+    /// prove nothing. [`FileDisk::is_direct`] tells whether that works.
+    ///
+    /// # Errors
+    /// As [`FileDisk::open_source`].
+    pub fn open_for_verify(path: impl AsRef<Path>) -> Result<FileDisk, DiskError> {
+        FileDisk::open_to_read(path.as_ref(), Handle::for_verify)
     }
 
     /// What the path is.

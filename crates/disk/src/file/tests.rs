@@ -82,6 +82,30 @@ fn passes_the_conformance_suite_in_memory() {
 }
 
 #[test]
+fn reads_for_verification_bypass_the_cache_for_every_byte() {
+    let dir = Dir::new();
+    for size in [1, 4095, 4097, 70_001, (2 << 20) + 5] {
+        let path = dir.file(&format!("v{size}"));
+        let content: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let disk = FileDisk::open_for_verify(&path).unwrap();
+        conformance::check_reader(&disk, &content);
+        // Spans that do not lie on the grain, and memory that is not aligned.
+        let from = content.len() / 3;
+        let mut bytes = vec![0; content.len() - from + 1];
+        disk.handle.read(ByteSpan::new(from as u64, (content.len() - from) as u64), &mut bytes[1..]).unwrap();
+        assert_eq!(bytes[1..], content[from..]);
+        if disk.is_direct() {
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(size / 2).unwrap();
+            let error = disk.handle.read(ByteSpan::new(size / 2, 1), &mut [0]).unwrap_err();
+            assert!(error.source.to_string().contains("it ends at byte"), "{}", error.source);
+        } else {
+            println!("skipped in part: no direct I/O in {}", dir.0.display());
+        }
+    }
+}
+
+#[test]
 fn an_odd_sized_file_keeps_its_size() {
     let dir = Dir::new();
     for size in [1, 511, 513, 65537] {
