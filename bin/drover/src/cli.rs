@@ -1,10 +1,13 @@
 //! The command line.
 
+mod disks;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use drover_types::Bytes;
+
+pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
 #[derive(Debug, Parser)]
@@ -35,6 +38,10 @@ pub enum Command {
     Report(ReportArgs),
     /// Copy one disk
     Copy(CopyArgs),
+    /// Read a disk and print the root of its hash tree
+    Hash(HashArgs),
+    /// Compare two disks, or a disk with a hash report
+    Verify(VerifyArgs),
     /// Serve one disk to other programs over NBD
     ServeDisk(ServeDiskArgs),
     /// Write shell completions to standard output
@@ -191,80 +198,6 @@ pub struct ReportArgs {
     pub html: Option<PathBuf>,
     #[command(flatten)]
     pub run: RunArgs,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Format {
-    /// Bytes as they are
-    Raw,
-    /// QEMU's qcow2
-    Qcow2,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum VerifyArg {
-    /// Trust the copy
-    None,
-    /// Read some blocks of the target back and compare
-    Sampled,
-    /// Read the whole target back and compare
-    Full,
-}
-
-#[derive(Debug, Args)]
-pub struct CopyArgs {
-    /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
-    /// or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
-    pub source: String,
-    /// A file or block device, nbd://..., nbd+unix://..., or null: to read only
-    pub target: String,
-    /// Format of the source; never guessed from its content [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub source_format: Option<Format>,
-    /// Format of the target [default: by the name's ending, else raw]
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
-    /// How much of the target is read back and compared
-    #[arg(long, value_enum, default_value_t = VerifyArg::None)]
-    pub verify: VerifyArg,
-    /// Share of the blocks that `--verify sampled` reads, in percent
-    #[arg(long, default_value_t = 5.0, value_name = "PERCENT")]
-    pub sample: f64,
-    /// Overwrite a target that already holds something
-    #[arg(long)]
-    pub force: bool,
-    /// Keep no journal: the copy cannot be resumed
-    #[arg(long)]
-    pub no_journal: bool,
-    /// Journal file [default: the target's path with .drover-journal added]
-    #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]
-    pub journal: Option<PathBuf>,
-    /// Connections to the source [default: chosen from what it offers]
-    #[arg(long)]
-    pub lanes: Option<usize>,
-    /// Requests in flight on each connection [default: chosen]
-    #[arg(long)]
-    pub depth: Option<usize>,
-    /// Size of a request [default: chosen]
-    #[arg(long)]
-    pub request: Option<Bytes>,
-    /// Memory for buffers
-    #[arg(long, default_value = "512MiB")]
-    pub memory: Bytes,
-    /// Seconds that the source or target may be away before the copy gives up (to be resumed)
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
-    pub retry_for: u64,
-    /// User, for vsphere:// sources
-    #[arg(long, short, env = "DROVER_USER")]
-    pub user: Option<String>,
-    #[command(flatten)]
-    pub secret: SecretArgs,
-    /// Print one JSON object per event on standard output
-    #[arg(long)]
-    pub json: bool,
-    /// Print errors only
-    #[arg(long, short)]
-    pub quiet: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,10 +1,13 @@
 //! One module per command; each returns how the program ends.
 
 pub mod copy;
+mod disk_run;
 pub mod documents;
+pub mod hash;
 pub mod inventory;
 pub mod migrate;
 pub mod plan;
 pub mod recorded;
 pub mod serve_disk;
 pub mod show;
+pub mod verify;

@@ -44,6 +44,8 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::Status(args) => commands::show::status(args),
         Command::Report(args) => commands::show::report(args),
         Command::Copy(args) => commands::copy::run(args),
+        Command::Hash(args) => commands::hash::run(args),
+        Command::Verify(args) => commands::verify::run(args),
         Command::ServeDisk(args) => commands::serve_disk::run(args),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),

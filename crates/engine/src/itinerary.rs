@@ -534,7 +534,7 @@ impl<'a> Journey<'a> {
                 Cause::Target
             }
             MoveError::Disk(_) => Cause::Source,
-            MoveError::Journal(_) | MoveError::TooSmall { .. } => Cause::Target,
+            MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
             MoveError::Cancelled => Cause::Cancelled,
         };
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }

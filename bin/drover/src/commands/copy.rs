@@ -1,60 +1,56 @@
 //! `drover copy`.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use drover_copy::RetryPolicy;
+use drover_copy::LeafTable;
 use drover_disk::Disk;
 use drover_mover::{
-    CopyJob, MemoryBudget, MoveError, Progress, StopSignal, TransferOptions, Verification, Verify, copy,
-    hash, verify,
+    Comparison, CopyJob, MoveError, Share, Verification, Verify, compare, copy, hash_parts, verify,
 };
-use drover_types::{Bytes, Rate};
-use drover_view::{CopyDisplay, DisplayMode};
+use drover_types::{Bytes, Digest, Rate};
 use serde_json::json;
 
+use super::disk_run::{DiskRun, fresh_seed, share_of};
+use super::verify::escape_text;
 use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::{self, End, Named, TargetEnd};
 use crate::exit::{Exit, Failure, transfer_failure};
-use crate::signals::stop_on_signals;
 
 /// Copies one disk.
 pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
-    if !(0.0..=100.0).contains(&args.sample) {
-        return Err(Failure::new(Exit::Usage, format!("--sample {} is not between 0 and 100", args.sample)));
-    }
-    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let source = endpoint::open_source(&Named {
-        text: &args.source,
-        format: args.source_format,
-        user: args.user.as_deref(),
-        secret: &args.secret,
-    })?;
+    let share = share_of(args.sample)?;
+    let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
+    let source = endpoint::open_source(&source_of(args, false))?;
     let target = endpoint::open_target(args, source.disk.size())?;
-    let mode = DisplayMode::choose(args.json, args.quiet);
-    let job = Job { args, mode, stop, options: options(args) };
-    job.tell_notes(&source);
+    let job = Job { args, run, share };
+    job.run.tell_notes(&source);
     match target {
         Some(target) => job.copy(source, target),
         None => job.read_only(&source),
     }
 }
 
-fn options(args: &CopyArgs) -> TransferOptions {
-    TransferOptions {
-        lanes: args.lanes,
-        depth: args.depth,
-        request_bytes: args.request.map(|bytes| bytes.0),
-        retry: RetryPolicy { give_up_after: Duration::from_secs(args.retry_for), ..RetryPolicy::default() },
-        memory: MemoryBudget::new(args.memory.0.max(1)),
+fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
+    Named {
+        text: &args.source,
+        format: args.source_format,
+        user: args.user.as_deref(),
+        secret: &args.secret,
+        past_cache,
     }
 }
 
 struct Job<'a> {
     args: &'a CopyArgs,
-    mode: DisplayMode,
-    stop: StopSignal,
-    options: TransferOptions,
+    run: DiskRun,
+    share: f64,
+}
+
+/// What reading the target back has shown, by whichever way.
+struct Check {
+    equal: bool,
+    verdict: String,
+    target_root: Option<Digest>,
+    blocks: u64,
+    escape: f64,
 }
 
 impl Job<'_> {
@@ -71,15 +67,16 @@ impl Job<'_> {
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
             journal: journal.clone(),
-            options: self.options.clone(),
+            options: self.run.options.clone(),
         };
         let report = self
-            .shown("copy", |progress| copy(&job, progress, &self.stop))
+            .run
+            .shown("copy", |progress| copy(&job, progress, &self.run.stop))
             .map_err(|error| self.failure(error, job.target.as_ref(), journal.is_some()))?;
-        report.note.iter().for_each(|note| self.say(note));
-        let check = self.verify(job.target.as_ref(), &report.leaves)?;
+        report.note.iter().for_each(|note| self.run.say(note));
+        let check = self.verify(&source, &target.end, &report.leaves)?;
         self.report(&report, check.as_ref());
-        if check.is_some_and(|check| !check.is_equal()) {
+        if check.is_some_and(|check| !check.equal) {
             return Ok(Exit::Verification);
         }
         if let Some(path) = journal.filter(|_| self.args.journal.is_none()) {
@@ -92,63 +89,80 @@ impl Job<'_> {
 
     fn read_only(&self, source: &End) -> Result<Exit, Failure> {
         let disk = source.disk.as_ref();
-        let found = self
-            .shown("read", |progress| hash(disk, disk.size(), None, &self.options, progress, &self.stop))
+        let (found, bytes) = self
+            .run
+            .shown("read", |progress| {
+                let found = hash_parts(disk, &self.run.options, progress, &self.run.stop, |_| Ok(()));
+                found.map(|found| (found, progress.snapshot().read))
+            })
             .map_err(|error| self.failure(error, disk, false))?;
-        let root = found.root.map(|root| root.to_hex()).unwrap_or_default();
-        let rate = Rate::of(found.snapshot.read, found.elapsed);
+        let rate = Rate::of(bytes, found.elapsed);
+        let root = found.root;
         if self.args.json {
-            let bytes = found.snapshot.read;
-            crate::out::line(json!({"event": "done", "root": root, "size": disk.size(), "bytes_read": bytes,
-                "seconds": found.elapsed.as_secs_f64()}));
+            crate::out::line(
+                json!({"event": "done", "root": root.to_hex(), "size": disk.size(), "bytes_read": bytes,
+                "seconds": found.elapsed.as_secs_f64()}),
+            );
         } else {
-            self.say(&format!("read {} at {rate}, root {root}", Bytes(found.snapshot.read)));
+            self.run.say(&format!("read {} at {rate}, root {root}", Bytes(bytes)));
         }
         Ok(Exit::Success)
     }
 
-    fn verify(
-        &self,
-        target: &dyn Disk,
-        leaves: &drover_copy::LeafTable,
-    ) -> Result<Option<Verification>, Failure> {
-        let how = match self.args.verify {
+    /// Reads back what was asked for.
+    fn verify(&self, source: &End, target: &End, leaves: &LeafTable) -> Result<Option<Check>, Failure> {
+        let (share, seed) = (self.share, fresh_seed());
+        let (how, share) = match self.args.verify {
             VerifyArg::None => return Ok(None),
-            VerifyArg::Full => Verify::Full,
-            VerifyArg::Sampled => {
-                Verify::Sampled { share: self.args.sample / 100.0, seed: u64::from(std::process::id()) }
-            }
+            VerifyArg::Source => return self.verify_source(source, target, leaves).map(Some),
+            VerifyArg::Full => (Verify::Full, Share::Full),
+            VerifyArg::Sampled => (Verify::Sampled { share, seed }, Share::Sampled { share, seed }),
         };
-        let result =
-            self.shown("verify", |progress| verify(target, leaves, how, &self.options, progress, &self.stop));
-        result.map(Some).map_err(|error| self.failure(error, target, true))
+        self.run.tell_notes(target);
+        let disk = target.disk.as_ref();
+        let result = self.run.shown("verify", |progress| {
+            verify(disk, leaves, how, &self.run.options, progress, &self.run.stop)
+        });
+        let found = result.map_err(|error| self.failure(error, disk, true))?;
+        Ok(Some(Check::of_leaves(&found, share)))
     }
 
-    /// Runs a transfer with its progress on show.
-    fn shown<T>(&self, what: &str, work: impl FnOnce(&Progress) -> T) -> T {
-        let progress = Arc::new(Progress::default());
-        let display = CopyDisplay::start(self.mode, what, progress.clone());
-        let result = work(&progress);
-        display.finish();
-        result
+    /// Reads the source once more, and the target, and holds both against each other: then neither the
+    /// first reading nor its hashes are trusted.
+    fn verify_source(&self, source: &End, target: &End, leaves: &LeafTable) -> Result<Check, Failure> {
+        self.run.tell_notes(target);
+        // A file is opened anew, past the page cache that the copy read it through.
+        let again = match endpoint::path_of(&self.args.source) {
+            Some(_) => Some(endpoint::open_source(&source_of(self.args, true))?),
+            None => None,
+        };
+        let source = again.as_ref().unwrap_or(source).disk.as_ref();
+        let target = target.disk.as_ref();
+        let result = self.run.shown("verify", |progress| {
+            let (options, stop) = (&self.run.options, &self.run.stop);
+            compare([source, target], source.size(), Share::Full, options, progress, stop)
+        });
+        let found = result.map_err(|error| self.failure(error, target, true))?;
+        Ok(Check::of_source(&found, leaves))
     }
 
-    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Verification>) {
+    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>) {
         let now = &report.snapshot;
         if self.args.json {
             let line = json!({
                 "event": "done", "root": report.root.to_hex(), "size": report.leaves.size(), "bytes_read": now.read,
                 "bytes_written": now.written, "bytes_resumed": now.resumed, "retries": now.retries,
                 "seconds": report.elapsed.as_secs_f64(), "attribution": now.attribution,
-                "equal": check.map(Verification::is_equal),
+                "equal": check.map(|check| check.equal),
                 "target_root": check.and_then(|check| check.target_root).map(|root| root.to_hex()),
                 "blocks_compared": check.map(|check| check.blocks),
+                "escape_probability": check.map(|check| check.escape),
             });
             crate::out::line(line);
             return;
         }
         let (stage, share) = now.attribution.slowest();
-        self.say(&format!(
+        self.run.say(&format!(
             "copied {} of {} in {:.1} s at {}, waiting for {stage} {:.0} % of the time",
             Bytes(now.read),
             Bytes(report.leaves.size()),
@@ -156,9 +170,9 @@ impl Job<'_> {
             Rate::of(now.read, report.elapsed),
             share * 100.0
         ));
-        self.say(&format!("root {}", report.root));
+        self.run.say(&format!("root {}", report.root));
         if let Some(check) = check {
-            self.say(&verdict(check));
+            self.run.say(&check.verdict);
         }
     }
 
@@ -173,26 +187,46 @@ impl Job<'_> {
         };
         failure.advise(advice)
     }
+}
 
-    fn tell_notes(&self, end: &End) {
-        end.notes.iter().for_each(|note| self.say(note));
+impl Check {
+    fn of_leaves(found: &Verification, share: Share) -> Check {
+        Check {
+            equal: found.is_equal(),
+            verdict: verdict(found, share),
+            target_root: found.target_root,
+            blocks: found.blocks,
+            escape: found.miss_probability,
+        }
     }
 
-    fn say(&self, text: &str) {
-        if !self.args.quiet {
-            eprintln!("{text}");
+    fn of_source(found: &Comparison, leaves: &LeafTable) -> Check {
+        let compared = format!("{} of {} blocks compared", found.blocks, found.blocks_total);
+        let copied = leaves.root();
+        let verdict = match found.spans.first() {
+            Some(first) => {
+                format!("NOT EQUAL: {} of {compared} differ, the first at {first}", found.differing_blocks)
+            }
+            None if found.first_root != copied => {
+                "NOT EQUAL: the source reads otherwise than when it was copied".to_string()
+            }
+            None => format!("verified against the source: equal, {compared}"),
+        };
+        Check {
+            equal: found.is_equal() && found.first_root == copied,
+            verdict,
+            target_root: found.second_root,
+            blocks: found.blocks,
+            escape: 0.0,
         }
     }
 }
 
-fn verdict(check: &Verification) -> String {
+fn verdict(check: &Verification, how: Share) -> String {
     let compared = format!("{} of {} blocks compared", check.blocks, check.blocks_total);
     match check.mismatches.first() {
         None if check.blocks == check.blocks_total => format!("verified: equal, {compared}"),
-        None => format!(
-            "verified: equal, {compared}; one damaged block would have escaped with a chance of {:.0} %",
-            check.miss_probability * 100.0
-        ),
+        None => format!("verified: equal, {compared}; {}", escape_text(how)),
         Some(first) => {
             format!("NOT EQUAL: {} of {compared} differ, the first at {}", check.mismatches.len(), first.span)
         }

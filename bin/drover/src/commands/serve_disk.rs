@@ -50,7 +50,13 @@ pub fn run(args: &ServeDiskArgs) -> Result<Exit, Failure> {
 }
 
 fn named(args: &ServeDiskArgs) -> Named<'_> {
-    Named { text: &args.disk, format: args.format, user: args.user.as_deref(), secret: &args.secret }
+    Named {
+        text: &args.disk,
+        format: args.format,
+        user: args.user.as_deref(),
+        secret: &args.secret,
+        past_cache: false,
+    }
 }
 
 /// The journal of a copy to this disk that has not come to its end.

@@ -1,0 +1,156 @@
+//! Arguments of the commands for single disks.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use drover_types::Bytes;
+
+use super::SecretArgs;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    /// Bytes as they are
+    Raw,
+    /// QEMU's qcow2
+    Qcow2,
+    /// VMware's VMDK; only read
+    Vmdk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyArg {
+    /// Trust the copy
+    None,
+    /// Read some blocks of the target back and compare
+    Sampled,
+    /// Read the whole target back and compare
+    Full,
+    /// Read the source once more and the whole target, and compare
+    Source,
+}
+
+#[derive(Debug, Args)]
+pub struct CopyArgs {
+    /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
+    /// or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
+    pub source: String,
+    /// A file or block device, nbd://..., nbd+unix://..., or null: to read only
+    pub target: String,
+    /// Format of the source; never guessed from its content [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub source_format: Option<Format>,
+    /// Format of the target [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// How much of the target is read back and compared
+    #[arg(long, value_enum, default_value_t = VerifyArg::None)]
+    pub verify: VerifyArg,
+    /// Share of the blocks that `--verify sampled` reads, in percent
+    #[arg(long, default_value_t = 5.0, value_name = "PERCENT")]
+    pub sample: f64,
+    /// Overwrite a target that already holds something
+    #[arg(long)]
+    pub force: bool,
+    /// Keep no journal: the copy cannot be resumed
+    #[arg(long)]
+    pub no_journal: bool,
+    /// Journal file [default: the target's path with .drover-journal added]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]
+    pub journal: Option<PathBuf>,
+    #[command(flatten)]
+    pub tune: TuneArgs,
+    /// User, for vsphere:// sources
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// How a disk is read; all of it is chosen if nothing is said.
+#[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// Connections to the source [default: chosen from what it offers]
+    #[arg(long)]
+    pub lanes: Option<usize>,
+    /// Requests in flight on each connection [default: chosen]
+    #[arg(long)]
+    pub depth: Option<usize>,
+    /// Size of a request [default: chosen]
+    #[arg(long)]
+    pub request: Option<Bytes>,
+    /// Memory for buffers
+    #[arg(long, default_value = "512MiB")]
+    pub memory: Bytes,
+    /// Seconds that the source or target may be away before the copy gives up (to be resumed)
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub retry_for: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct HashArgs {
+    /// Whatever `drover copy` reads: a file, block device, nbd://..., https://..., vsphere://HOST[:PORT]/VM/DISK
+    pub disk: String,
+    /// Format of a file; never guessed from its content [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Write a report with the whole tree to this new file, for `drover verify --report`
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub tune: TuneArgs,
+    /// User, for vsphere:// disks
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print the root and errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Two disks, or one with --report: whatever `drover copy` reads
+    #[arg(required = true, num_args = 1..=2, value_name = "DISK")]
+    pub disks: Vec<String>,
+    /// Compare with this report of `drover hash --output`
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Format of the first disk; never guessed from its content [default: by the name's ending, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Format of the second disk
+    #[arg(long, value_enum)]
+    pub second_format: Option<Format>,
+    /// Read only this share of the blocks, chosen at random, in percent
+    #[arg(long, value_name = "PERCENT", conflicts_with = "full")]
+    pub sample: Option<f64>,
+    /// Read everything; so it is if nothing else is said
+    #[arg(long)]
+    pub full: bool,
+    /// Let one be longer: a device that a smaller disk was copied to
+    #[arg(long)]
+    pub allow_longer: bool,
+    #[command(flatten)]
+    pub tune: TuneArgs,
+    /// User, for vsphere:// disks
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+}

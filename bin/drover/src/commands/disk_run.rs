@@ -1,0 +1,84 @@
+//! What the commands for single disks have in common: signals, progress, what they say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_copy::RetryPolicy;
+use drover_disk::Disk;
+use drover_mover::{MemoryBudget, Progress, StopSignal, TransferOptions};
+use drover_view::{CopyDisplay, DisplayMode};
+
+use crate::cli::TuneArgs;
+use crate::endpoint::End;
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+
+/// One run of such a command.
+pub struct DiskRun {
+    pub stop: StopSignal,
+    pub options: TransferOptions,
+    mode: DisplayMode,
+    quiet: bool,
+}
+
+impl DiskRun {
+    /// Begins to listen to signals.
+    pub fn new(tune: &TuneArgs, json: bool, quiet: bool) -> Result<DiskRun, Failure> {
+        let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+        Ok(DiskRun { stop, options: options(tune), mode: DisplayMode::choose(json, quiet), quiet })
+    }
+
+    /// Runs a transfer with its progress on show.
+    pub fn shown<T>(&self, what: &str, work: impl FnOnce(&Progress) -> T) -> T {
+        let progress = Arc::new(Progress::default());
+        let display = CopyDisplay::start(self.mode, what, progress.clone());
+        let result = work(&progress);
+        display.finish();
+        result
+    }
+
+    /// Says what a person should know.
+    pub fn say(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+
+    /// Says what was noticed at opening.
+    pub fn tell_notes(&self, end: &End) {
+        end.notes.iter().for_each(|note| self.say(note));
+    }
+}
+
+/// A share given in percent, as a number from 0 to 1.
+pub fn share_of(percent: f64) -> Result<f64, Failure> {
+    if (0.0..=100.0).contains(&percent) {
+        return Ok(percent / 100.0);
+    }
+    Err(Failure::new(Exit::Usage, format!("--sample {percent} is not between 0 and 100")))
+}
+
+/// A seed that is another one in each run, so that repeated samples reach other blocks.
+pub fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
+}
+
+/// Fails if a disk became another while it was read: what was found is of no one moment then.
+pub fn check_unchanged(disk: &dyn Disk, identity: &str) -> Result<(), Failure> {
+    if disk.identity() == identity {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Source, format!("{} was changed while it was read", disk.name()))
+        .advise("stop whatever writes to it, or read a snapshot"))
+}
+
+fn options(tune: &TuneArgs) -> TransferOptions {
+    TransferOptions {
+        lanes: tune.lanes,
+        depth: tune.depth,
+        request_bytes: tune.request.map(|bytes| bytes.0),
+        retry: RetryPolicy { give_up_after: Duration::from_secs(tune.retry_for), ..RetryPolicy::default() },
+        memory: MemoryBudget::new(tune.memory.0.max(1)),
+    }
+}

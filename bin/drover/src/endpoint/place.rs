@@ -1,0 +1,49 @@
+//! What a text on the command line names.
+
+use std::path::PathBuf;
+
+use drover_nbd::NbdUri;
+
+use crate::exit::{Exit, Failure};
+
+/// What a text on the command line names.
+pub enum Place {
+    Nbd(NbdUri),
+    Web(String),
+    Vsphere { host: String, vm: String, disk: usize },
+    Path(PathBuf),
+    Null,
+}
+
+pub fn place(text: &str) -> Result<Place, Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    match text.split_once(':') {
+        Some(("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _)) => {
+            text.parse().map(Place::Nbd).map_err(|error: drover_nbd::UriError| usage(error.to_string()))
+        }
+        Some(("http" | "https", _)) => Ok(Place::Web(text.to_string())),
+        Some(("vsphere", rest)) => vsphere_place(rest).ok_or_else(|| {
+            usage(format!("'{text}' is not vsphere://HOST[:PORT]/VM/DISK, with DISK counted from 0"))
+        }),
+        Some(("null", "")) => Ok(Place::Null),
+        Some((scheme, rest)) if rest.starts_with("//") => Err(usage(format!(
+            "'{scheme}' is not known; use a path, nbd://, nbd+unix://, http://, https:// or vsphere://"
+        ))),
+        _ => Ok(Place::Path(PathBuf::from(text))),
+    }
+}
+
+fn vsphere_place(rest: &str) -> Option<Place> {
+    let mut parts = rest.strip_prefix("//")?.splitn(2, '/');
+    let host = parts.next().filter(|host| !host.is_empty())?.to_string();
+    let (vm, disk) = parts.next()?.rsplit_once('/')?;
+    Some(Place::Vsphere { host, vm: vm.to_string(), disk: disk.parse().ok()? })
+}
+
+/// The file or device that a text names, if it names one.
+pub fn path_of(text: &str) -> Option<PathBuf> {
+    match place(text) {
+        Ok(Place::Path(path)) => Some(path),
+        _ => None,
+    }
+}

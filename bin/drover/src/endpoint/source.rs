@@ -1,0 +1,135 @@
+//! Disks to be read.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use drover_disk::{Disk, DiskError, FileDisk, OpenTarget};
+use drover_engine::chain;
+use drover_http::RangeDisk;
+use drover_image::{Format as ImageFormat, OpenOptions};
+use drover_nbd::{NbdDisk, NbdOptions};
+use drover_vsphere::{OpenDisk, Route};
+
+use super::place::{Place, place};
+use super::target::target_failure;
+use super::{End, format_of};
+use crate::cli::{Format, SecretArgs};
+use crate::connect;
+use crate::exit::{Exit, Failure, disk_exit};
+use crate::image;
+
+/// What names a disk to be read, and how to get at it.
+pub struct Named<'a> {
+    pub text: &'a str,
+    pub format: Option<Format>,
+    pub user: Option<&'a str>,
+    pub secret: &'a SecretArgs,
+    /// Whether files are read from the disk itself, past the page cache.
+    pub past_cache: bool,
+}
+
+/// Opens a disk to be read.
+pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
+    let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new() };
+    match place(named.text)? {
+        Place::Nbd(uri) => {
+            let disk = NbdDisk::open_source(&uri, NbdOptions::default()).map_err(source_failure)?;
+            Ok(simple(Arc::new(disk)))
+        }
+        Place::Web(url) => {
+            let disk = RangeDisk::open(&url, connect::trust_of(named.secret)?).map_err(source_failure)?;
+            Ok(simple(Arc::new(disk)))
+        }
+        Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
+        Place::Path(path) => match format_of(&path, named.format) {
+            Format::Raw => Ok(simple(Arc::new(open_raw(&path, named.past_cache).map_err(source_failure)?))),
+            Format::Qcow2 => open_image(&path, ImageFormat::Qcow2),
+            Format::Vmdk => open_image(&path, ImageFormat::Vmdk),
+        },
+        Place::Null => Err(Failure::new(Exit::Usage, "null: can only be a target")),
+    }
+}
+
+fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
+    if past_cache { FileDisk::open_for_verify(path) } else { FileDisk::open_source(path) }
+}
+
+fn open_image(path: &Path, format: ImageFormat) -> Result<End, Failure> {
+    let image = drover_image::open(path, format, &OpenOptions::default()).map_err(source_failure)?;
+    let notes = image.notes().to_vec();
+    Ok(End { disk: Arc::new(image), keep: Vec::new(), notes })
+}
+
+/// Opens a disk that is there already to change it in place, and says what file it is, if it is one.
+pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failure> {
+    let end = |disk, keep| End { disk, keep, notes: Vec::new() };
+    match place(named.text)? {
+        Place::Nbd(uri) => {
+            let disk = NbdDisk::open_target(&uri, NbdOptions::default()).map_err(target_failure)?;
+            Ok((end(Arc::new(disk), Vec::new()), None))
+        }
+        Place::Path(path) => match format_of(&path, named.format) {
+            Format::Raw => {
+                let size = FileDisk::open_source(&path).map_err(target_failure)?.size();
+                let how = OpenTarget { size, create: false, resume: true };
+                let disk = FileDisk::open_target(&path, how).map_err(target_failure)?;
+                Ok((end(Arc::new(disk), Vec::new()), Some(path)))
+            }
+            Format::Qcow2 => {
+                let image = image::open_for_writing(&path, 0, false)?;
+                Ok((end(image.disk, vec![Box::new(image.server)]), Some(path)))
+            }
+            Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")),
+        },
+        Place::Web(_) | Place::Vsphere { .. } | Place::Null => {
+            Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))
+        }
+    }
+}
+
+fn open_vsphere(
+    host: &str,
+    vm: &str,
+    disk: usize,
+    user: Option<&str>,
+    secret: &SecretArgs,
+) -> Result<End, Failure> {
+    let session = connect::connect_host(host, user, secret)?;
+    let inventory = session.inventory()?;
+    let found: Vec<_> = inventory.vms.iter().filter(|it| it.name == vm || it.id == vm).collect();
+    let vm = match found.as_slice() {
+        [] => {
+            return Err(
+                Failure::new(Exit::Source, format!("there is no VM '{vm}'")).advise("see `drover inventory`")
+            );
+        }
+        [vm] => *vm,
+        many => {
+            let ids: Vec<String> = many.iter().map(|vm| format!("{} in {}", vm.id, vm.folder)).collect();
+            return Err(Failure::new(
+                Exit::Source,
+                format!("{} VMs are called '{vm}': {}", many.len(), ids.join(", ")),
+            )
+            .advise("give the id instead of the name"));
+        }
+    };
+    let Some(found) = vm.disks.get(disk) else {
+        return Err(Failure::new(
+            Exit::Source,
+            format!("{} has {} disks, so there is no disk {disk}", vm.name, vm.disks.len()),
+        ));
+    };
+    let route = Route::Provider;
+    let opened = session.open_disk(OpenDisk {
+        vm,
+        disk: found,
+        snapshot: None,
+        route: &route,
+        datacenter: &vm.datacenter,
+    })?;
+    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)] })
+}
+
+fn source_failure(error: drover_disk::DiskError) -> Failure {
+    Failure::new(disk_exit(&error, ""), chain(&error))
+}
