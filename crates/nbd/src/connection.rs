@@ -76,7 +76,7 @@ struct Oldest {
     cookie: u64,
     received: usize,
     since: Instant,
-    /// When we last looked at all.
+    /// When we last stopped waiting for the server.
     looked: Instant,
 }
 
@@ -256,8 +256,11 @@ impl Connection {
     pub fn take(&mut self, owner: u64) -> Option<Ended> {
         let index = self.done.iter().position(|ended| ended.ticket.owner == owner)?;
         let ended = self.done.remove(index)?;
-        // The server promised zeroing but cannot: the same span again, by writing zeros.
-        let unsupported = matches!(&ended.result, Err(failure) if failure.kind == DiskErrorKind::Unsupported);
+        // The server promised zeroing but cannot: the same span again, by writing zeros. Some call that
+        // an invalid argument.
+        use DiskErrorKind::{Failed, Unsupported};
+        let unsupported =
+            matches!(&ended.result, Err(failure) if matches!(failure.kind, Unsupported | Failed));
         if ended.command == Command::WriteZeroes && unsupported && !self.is_broken() {
             self.no_zeroes = true;
             self.start_work(ended.ticket, ended.span, ended.work);
@@ -290,6 +293,8 @@ impl Connection {
     }
 
     fn receive_some(&mut self) -> Result<(), Fault> {
+        // Time in which nobody waited is not the server's fault.
+        self.oldest.since += self.oldest.looked.elapsed();
         let (stream, into, fill) = self.destination();
         let length = stream.receive(into, fill)?;
         self.received(length)
@@ -335,8 +340,7 @@ impl Connection {
         let Some((cookie, pending)) = self.pending.first_key_value() else { return Ok(()) };
         let oldest = &mut self.oldest;
         let progress = *cookie != oldest.cookie || pending.received >= oldest.received + PROGRESS_BYTES;
-        // One wait is never longer than that: nobody asked meanwhile, which is not the server's fault.
-        if progress || oldest.looked.elapsed() > self.timeouts.silence {
+        if progress {
             *oldest = Oldest::new(*cookie, pending.received);
         } else if oldest.since.elapsed() > self.timeouts.request {
             let (command, span, seconds) = (pending.command, pending.span, self.timeouts.request.as_secs());

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use drover_disk::{Completion, Disk, DiskError, Lane, Limits, Request, Work, check_request};
+use drover_disk::{Completion, Disk, DiskError, DiskErrorKind, Lane, Limits, Request, Work, check_request};
 use drover_types::ByteSpan;
 
 use crate::connection::Ended;
@@ -82,9 +82,21 @@ impl NbdLane {
     fn completion(&self, ended: Ended) -> Completion {
         let Ended { ticket, span, work, result, .. } = ended;
         let result = result.map_err(|failure| {
-            DiskError::with_kind(failure.kind, work.op(), span, &self.name, failure.source)
+            let source = self.explain(span, failure.kind, failure.source);
+            DiskError::with_kind(failure.kind, work.op(), span, &self.name, source)
         });
         Completion { id: ticket.id, span, work, result }
+    }
+
+    /// A disk may end within a block of a server that insists on whole ones: nobody can read that.
+    fn explain(&self, span: ByteSpan, kind: DiskErrorKind, source: io::Error) -> io::Error {
+        let minimum = self.limits.bytes_min;
+        if kind != DiskErrorKind::Failed || span.end().is_multiple_of(minimum) {
+            return source;
+        }
+        let (size, try_this) = (self.size, "have the server round the size up (nbdkit --filter=truncate)");
+        let text = format!("{source}; the disk of {size} bytes ends within a block of {minimum}: {try_this}");
+        io::Error::new(source.kind(), text)
     }
 
     fn check(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {

@@ -7,6 +7,8 @@ mod extended;
 mod fake;
 mod list;
 mod nbdkit;
+mod old;
+mod outage;
 mod process;
 mod protocol;
 mod qemu;

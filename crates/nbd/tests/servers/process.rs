@@ -4,6 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use drover_nbd::NbdUri;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Dir, text};
 
@@ -17,6 +18,42 @@ pub struct Server {
 impl Server {
     pub fn uri(&self) -> NbdUri {
         NbdUri::unix(&self.socket, "")
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops the server: it holds its sockets and does nothing.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        // The signal takes a moment to reach each thread.
+        let started = Instant::now();
+        while !self.is_frozen() {
+            assert!(started.elapsed() < Duration::from_secs(20), "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_frozen(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
+            let stat = std::fs::read_to_string(stat).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+        })
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Starts nbdkit again on the same socket, after [`Server::kill`].
+    pub fn nbdkit_again(&mut self, arguments: &[&str]) {
+        let _ = std::fs::remove_file(&self.socket);
+        let mut command = nbdkit_at(&self.socket);
+        self.child = command.args(arguments).stdin(Stdio::null()).spawn().unwrap();
+        wait_until_ready(self, &command);
     }
 
     /// Ends the server at once, as a crash would.
@@ -46,9 +83,59 @@ pub fn installed(program: &str) -> bool {
 pub fn nbdkit(arguments: &[&str]) -> Server {
     let dir = Dir::new();
     let socket = dir.file("nbd.sock");
-    let mut command = Command::new("nbdkit");
-    command.args(["--exit-with-parent", "--foreground", "--unix", text(&socket)]).args(arguments);
+    let mut command = nbdkit_at(&socket);
+    command.args(arguments);
     start(command, dir, socket)
+}
+
+fn nbdkit_at(socket: &Path) -> Command {
+    let mut command = Command::new("nbdkit");
+    command.args(["--exit-with-parent", "--foreground", "--unix", text(socket)]);
+    command
+}
+
+/// A running nbd-server, which makes itself a daemon; ended when dropped.
+pub struct NbdServer {
+    dir: Dir,
+    daemon: Pid,
+}
+
+impl NbdServer {
+    /// Serves one file as `web`.
+    pub fn start(file: &Path, more: &str) -> NbdServer {
+        let dir = Dir::new();
+        let (config, socket, pid) = (dir.file("config"), dir.file("nbd.sock"), dir.file("pid"));
+        let generic =
+            format!("[generic]\nallowlist = true\nlistenaddr = 127.0.0.1\nport = {}\n", free_port());
+        let export = format!("unixsock = {}\n[web]\nexportname = {}\n{more}\n", text(&socket), text(file));
+        std::fs::write(&config, generic + &export).unwrap();
+        let mut command = Command::new("nbd-server");
+        command.args(["-C", text(&config), "-p", text(&pid)]).stdin(Stdio::null());
+        assert!(command.status().unwrap().success());
+        let started = Instant::now();
+        loop {
+            let number = std::fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse().ok());
+            if let Some(daemon) = number.and_then(Pid::from_raw).filter(|_| is_ready(&socket)) {
+                return NbdServer { dir, daemon };
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "{command:?} never listened");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn uri(&self) -> NbdUri {
+        NbdUri::unix(self.dir.file("nbd.sock"), "web")
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = kill_process(self.daemon, Signal::TERM);
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Starts qemu-nbd with these arguments.
@@ -63,6 +150,11 @@ pub fn qemu_nbd(arguments: &[&str]) -> Server {
 fn start(mut command: Command, dir: Dir, socket: PathBuf) -> Server {
     let child = command.stdin(Stdio::null()).spawn().unwrap();
     let mut server = Server { child, socket, _dir: dir };
+    wait_until_ready(&mut server, &command);
+    server
+}
+
+fn wait_until_ready(server: &mut Server, command: &Command) {
     let started = Instant::now();
     while !is_ready(&server.socket) {
         let ended = server.child.try_wait().unwrap();
@@ -70,7 +162,6 @@ fn start(mut command: Command, dir: Dir, socket: PathBuf) -> Server {
         assert!(started.elapsed() < Duration::from_secs(20), "{command:?} never listened");
         std::thread::sleep(Duration::from_millis(5));
     }
-    server
 }
 
 /// By the list of sockets: a trial connection would count as a client for `qemu-nbd --shared=1`.
