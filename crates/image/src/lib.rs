@@ -1,4 +1,4 @@
-//! Disk images read in this process: qcow2, VMDK, or raw bytes inside another file.
+//! Disk images read in this process: qcow2, VMDK, VHD, VHDX, or raw bytes inside another file.
 //!
 //! ```text
 //! open      a path and a format become an ImageDisk; the chain of images below it
@@ -35,6 +35,8 @@ mod raw;
 mod source;
 mod tables;
 mod unpack;
+mod vhd;
+mod vhdx;
 mod vmdk;
 
 pub use disk::ImageDisk;

@@ -14,7 +14,7 @@ use crate::map::{Chain, Layer};
 use crate::raw::{RawLayer, ZeroLayer};
 use crate::source::{FileSource, Part, ReadAt};
 use crate::tables::Tables;
-use crate::{qcow2, vmdk};
+use crate::{qcow2, vhd, vhdx, vmdk};
 
 /// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,11 +25,15 @@ pub enum Format {
     Qcow2,
     /// VMware's: a descriptor with extents, or one sparse file.
     Vmdk,
+    /// Virtual PC's and Hyper-V's older one.
+    Vhd,
+    /// Hyper-V's.
+    Vhdx,
 }
 
 impl Format {
     /// Every format, in the order of their names in messages.
-    pub const ALL: [Format; 3] = [Format::Raw, Format::Qcow2, Format::Vmdk];
+    pub const ALL: [Format; 5] = [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhd, Format::Vhdx];
 
     /// The name that users write.
     pub fn as_str(self) -> &'static str {
@@ -37,6 +41,8 @@ impl Format {
             Format::Raw => "raw",
             Format::Qcow2 => "qcow2",
             Format::Vmdk => "vmdk",
+            Format::Vhd => "vhd",
+            Format::Vhdx => "vhdx",
         }
     }
 }
@@ -52,6 +58,8 @@ impl FromStr for Format {
 
     fn from_str(text: &str) -> Result<Format, String> {
         let names = || Format::ALL.map(Format::as_str).join(", ");
+        // QEMU says `vpc`.
+        let text = if text == "vpc" { "vhd" } else { text };
         let found = Format::ALL.into_iter().find(|format| format.as_str() == text);
         found.ok_or_else(|| format!("'{text}' is no image format that is read here; there are {}", names()))
     }
@@ -172,6 +180,8 @@ fn open_layer(
         }
         Format::Qcow2 => qcow2::open(source, place, context),
         Format::Vmdk => vmdk::open(source, place, context),
+        Format::Vhd => vhd::open(source, context),
+        Format::Vhdx => vhdx::open(source, context),
     }
 }
 

@@ -20,18 +20,24 @@ pub fn probe(path: impl AsRef<Path>) -> Result<Format, DiskError> {
         let source = FileSource::open(path)?;
         let mut head = vec![0; source.length().min(HEAD_BYTES) as usize];
         source.read_at(0, &mut head)?;
-        Ok(of_head(&head))
+        // A fixed VHD is known by its footer only.
+        let mut tail = vec![0; source.length().min(TAIL_BYTES) as usize];
+        source.read_at(source.length() - tail.len() as u64, &mut tail)?;
+        Ok(of_ends(&head, &tail))
     };
     look().map_err(|error| open_error(&path.display().to_string(), error))
 }
 
 /// What is looked at.
 const HEAD_BYTES: u64 = 1024;
+const TAIL_BYTES: u64 = 512;
 
-fn of_head(head: &[u8]) -> Format {
+fn of_ends(head: &[u8], tail: &[u8]) -> Format {
     match () {
         () if head.starts_with(b"QFI\xfb") => Format::Qcow2,
         () if head.starts_with(b"KDMV") || crate::vmdk::is_descriptor(head) => Format::Vmdk,
+        () if crate::vhdx::is_head(head) => Format::Vhdx,
+        () if crate::vhd::is_head(head) || crate::vhd::is_head(tail) => Format::Vhd,
         () => Format::Raw,
     }
 }

@@ -186,12 +186,12 @@ pub(crate) fn unit_bytes(text: &str) -> Option<u64> {
 /// The format that the descriptor states by a URL, else the one that the file's name ends in.
 fn format_of(url: &str, file: Option<&FileEntry>) -> Option<Format> {
     let url = url.to_ascii_lowercase();
-    let by_url =
-        [("vmdk", Format::Vmdk), ("qcow2", Format::Qcow2)].into_iter().find(|(word, _)| url.contains(word));
+    let words =
+        [("vmdk", Format::Vmdk), ("qcow2", Format::Qcow2), ("vhdx", Format::Vhdx), ("vhd", Format::Vhd)];
+    let by_url = words.into_iter().find(|(word, _)| url.contains(word));
     let name = file.map(|file| file.href.to_ascii_lowercase()).unwrap_or_default();
-    let ends = [("vmdk", Format::Vmdk), ("qcow2", Format::Qcow2), ("raw", Format::Raw), ("img", Format::Raw)];
-    let by_name =
-        || ends.into_iter().find(|(end, _)| name.rsplit_once('.').is_some_and(|(_, found)| found == *end));
+    let mut ends = words.into_iter().chain([("raw", Format::Raw), ("img", Format::Raw)]);
+    let by_name = || ends.find(|(end, _)| name.rsplit_once('.').is_some_and(|(_, found)| found == *end));
     by_url.or_else(by_name).map(|(_, format)| format)
 }
 
