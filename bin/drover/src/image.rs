@@ -1,4 +1,4 @@
-//! qcow2 images, which QEMU's own server reads and writes for us over a private socket.
+//! qcow2 images of kinds that drover does not write: QEMU's own server does, over a private socket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use drover_disk::Disk;
 use drover_engine::{Cause, ProviderError, chain};
 use drover_mover::file_tag;
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
-use drover_qemu::{Access, ImageFormat, ImageServer, Qcow2Options, QemuError, QemuErrorKind, create_qcow2};
+use drover_qemu::{Access, ImageFormat, ImageServer, QemuError, QemuErrorKind};
 
 /// An image and the server that it lives by.
 pub struct OpenImage {
@@ -15,37 +15,16 @@ pub struct OpenImage {
     pub server: ImageServer,
 }
 
-/// Opens an image to read it.
-pub fn open_for_reading(path: &Path) -> Result<OpenImage, ProviderError> {
-    open(path, Access::Read)
-}
-
-/// Opens an image to write it, and makes it first if it is new.
-pub fn open_for_writing(path: &Path, size: u64, is_new: bool) -> Result<OpenImage, ProviderError> {
-    if is_new {
-        create_qcow2(path, size, &Qcow2Options::default()).map_err(qemu_error)?;
-    }
-    open(path, Access::Write)
-}
-
-fn open(path: &Path, access: Access) -> Result<OpenImage, ProviderError> {
+/// Opens an image to write it.
+pub fn open_for_writing(path: &Path) -> Result<OpenImage, ProviderError> {
     let failed =
         |what: String, cause: Cause| ProviderError::new(cause, format!("image {}: {what}", path.display()));
-    let server = ImageServer::open(path, ImageFormat::Qcow2, access).map_err(qemu_error)?;
+    let server = ImageServer::open(path, ImageFormat::Qcow2, Access::Write).map_err(qemu_error)?;
     let uri: NbdUri = server.uri().parse().map_err(|error| failed(format!("{error}"), Cause::Internal))?;
     // The socket has another name each time; the image is told by what it is.
     let tag = file_tag(path).map_err(|error| failed(error.to_string(), Cause::Target))?;
-    let modified = std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let identity = match access {
-        Access::Read => format!("qcow2 {tag} modified={modified:?}"),
-        Access::Write => format!("qcow2 {tag}"),
-    };
-    let options = NbdOptions { identity: Some(identity), ..NbdOptions::default() };
-    let disk = match access {
-        Access::Read => NbdDisk::open_source(&uri, options),
-        Access::Write => NbdDisk::open_target(&uri, options),
-    };
-    let disk = disk.map_err(|error| failed(chain(&error), Cause::Target))?;
+    let options = NbdOptions { identity: Some(format!("qcow2 {tag}")), ..NbdOptions::default() };
+    let disk = NbdDisk::open_target(&uri, options).map_err(|error| failed(chain(&error), Cause::Target))?;
     Ok(OpenImage { disk: Arc::new(disk), server })
 }
 

@@ -8,6 +8,7 @@ mod endpoint;
 mod exit;
 mod image;
 mod out;
+mod qcow2;
 mod signals;
 mod source;
 mod target;

@@ -10,6 +10,7 @@ use drover_mover::journal_path;
 use drover_plan::{
     Convert, ImageFormat, NetworkTarget, PlannedDisk, PlannedNic, PlannedVm, Target, TargetBus,
 };
+use drover_qcow2::{Qcow2Disk, Qcow2Options};
 use drover_qemu::{
     Accelerator, Cache, Clock, ConvertOptions, ConvertOutcome, DiskBus, DiskSpec, MachineFirmware,
     MachineSpec, Need, NicAttach, NicModel, NicSpec, Ovmf, RunOptions, Validation, VmFolder,
@@ -17,9 +18,10 @@ use drover_qemu::{
 use drover_types::inventory::{About, Firmware};
 use drover_types::{ByteSpan, Extent};
 
-use crate::endpoint::{TargetEnd, open_qcow2_target, open_raw_target};
+use crate::endpoint::{TargetEnd, open_raw_target};
 use crate::exit::Failure;
-use crate::image::{self, qemu_error};
+use crate::image::qemu_error;
+use crate::qcow2;
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
@@ -106,26 +108,20 @@ impl TargetProvider for QemuTarget {
     ) -> Result<OpenedTarget, ProviderError> {
         let opened = match vm.format {
             ImageFormat::Raw => open_raw_target(&disk.path, size, false),
-            ImageFormat::Qcow2 => open_qcow2_target(&disk.path, size, false),
+            ImageFormat::Qcow2 => qcow2::open_target(&disk.path, size, false, Qcow2Options::default()),
         };
         let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
         Ok(OpenedTarget { disk: held(end.disk, end.keep), tag, is_new, zeroed })
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
-        match vm.format {
-            ImageFormat::Raw => {
-                let opened = FileDisk::open_source(&disk.path).map_err(|error| {
-                    ProviderError::new(Cause::Target, format!("reading {} back", disk.path.display()))
-                        .because(error)
-                })?;
-                Ok(Arc::new(opened))
-            }
-            ImageFormat::Qcow2 => {
-                let opened = image::open_for_reading(&disk.path)?;
-                Ok(held(opened.disk, opened.server))
-            }
-        }
+        let opened: Result<Arc<dyn Disk>, DiskError> = match vm.format {
+            ImageFormat::Raw => FileDisk::open_source(&disk.path).map(|disk| Arc::new(disk) as _),
+            ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(&disk.path).map(|disk| Arc::new(disk) as _),
+        };
+        opened.map_err(|error| {
+            ProviderError::new(Cause::Target, format!("reading {} back", disk.path.display())).because(error)
+        })
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {

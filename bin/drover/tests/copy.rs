@@ -168,6 +168,65 @@ fn a_killed_copy_goes_on_where_it_stopped() {
     assert!(same_bytes(&source, &target));
 }
 
+/// Whether an image has neither errors nor leaks, as QEMU judges; true where QEMU is not installed.
+fn is_sound(image: &Path) -> bool {
+    let Ok(output) = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(image).output() else {
+        println!("skipped: qemu-img is not installed");
+        return true;
+    };
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    output.status.success()
+}
+
+#[test]
+fn a_killed_copy_to_qcow2_goes_on_and_leaves_a_sound_image() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 64 * MIB);
+    let args = ["-r", "--filter=delay", "file", source.to_str().unwrap(), "delay-read=60ms"];
+    let Some(server) = Nbdkit::start(folder.path(), &args) else { return };
+    for (name, more) in [("plain", &[][..]), ("packed", &["--compress", "-o", "compression_type=zstd"][..])] {
+        let target = folder.path().join(format!("{name}.qcow2"));
+        let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
+        let command =
+            [&["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"], more].concat();
+        let child = drover.start(&command).unwrap();
+        std::thread::sleep(Duration::from_millis(2600));
+        child.kill().unwrap();
+        let said = copied(&drover, &uri, &target, &[&["--verify", "full"], more].concat());
+        assert!(said.contains("resumed"), "{said}");
+        assert!(is_sound(&target));
+        let back = folder.path().join(format!("{name}.raw"));
+        copied(&drover, &to, &back, &[]);
+        assert!(same_bytes(&source, &back));
+    }
+}
+
+#[test]
+fn qcow2_images_are_made_as_asked_and_replaced_only_by_force() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source.raw", 5 * MIB);
+    let (from, target) = (source.to_str().unwrap(), folder.path().join("image.qcow2"));
+    let to = target.to_str().unwrap();
+    for more in [
+        &["-o", "cluster_size=4k"][..],
+        &["-o", "cluster_size=2MiB,preallocation=metadata"],
+        &["-o", "preallocation=falloc"],
+        &["--compress"],
+        &["--compress", "-o", "compression_type=zstd,cluster_size=128KiB"],
+    ] {
+        copied(&drover, from, &target, &[&["--force", "--verify", "full"], more].concat());
+        assert!(is_sound(&target), "{more:?}");
+        let back = folder.path().join("back.raw");
+        copied(&drover, to, &back, &["--force"]);
+        assert!(same_bytes(&source, &back), "{more:?}");
+    }
+    refused(&drover, &[from, to], 7, "is there already");
+    refused(&drover, &[from, to, "--force", "-o", "cluster_size=1000"], 7, "a cluster of 1000 bytes");
+    assert!(target.exists(), "what cannot be replaced stays");
+    refused(&drover, &[from, "x.qcow2", "-o", "lazy_refcounts=on"], 2, "no such option");
+    refused(&drover, &[from, "x.raw", "--compress"], 2, "for qcow2 targets");
+}
+
 #[test]
 fn disks_of_vsphere_are_copied_by_name_and_number() {
     let Some(stage) = Stage::new(50, |folder| {

@@ -64,13 +64,13 @@ impl Qcow2Disk {
         Ok(Qcow2Disk { image: Arc::new(Image::open(host, options)?), is_new: false })
     }
 
-    /// Opens an image of the kind that drover makes, to read it.
+    /// Opens an image of the kind that drover makes to read it back, past the page cache where that works.
     ///
     /// # Errors
     /// As [`Qcow2Disk::open`].
-    pub fn open_to_read(path: &Path) -> Result<Qcow2Disk, DiskError> {
-        let host = Box::new(HostFile::open_to_read(path)?);
-        Ok(Qcow2Disk { image: Arc::new(Image::open_to_read(host)?), is_new: false })
+    pub fn open_for_verify(path: &Path) -> Result<Qcow2Disk, DiskError> {
+        let host = Box::new(HostFile::open_for_verify(path)?);
+        Ok(Qcow2Disk { image: Arc::new(Image::open_for_verify(host)?), is_new: false })
     }
 
     /// Whether no data was in it when it was opened.

@@ -55,7 +55,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::open`].
-    pub fn open_to_read(host: Box<dyn Host>) -> Result<Image, DiskError> {
+    pub fn open_for_verify(host: Box<dyn Host>) -> Result<Image, DiskError> {
         let header = scan::read_header(&*host)?;
         let length = host.length()?;
         let found = scan::scan(&*host, &header, length, false)?;

@@ -1,5 +1,7 @@
 use std::io;
 
+use crate::geometry::Geometry;
+
 /// How an image is made and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qcow2Options {
@@ -53,7 +55,14 @@ pub enum Compression {
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 12..=21;
 
 impl Qcow2Options {
-    /// Refuses what cannot be.
+    /// Refuses what cannot be made, before anything is touched.
+    ///
+    /// # Errors
+    /// With what to choose instead.
+    pub fn check_for(&self, size: u64) -> io::Result<()> {
+        self.check().and_then(|bits| Geometry::new(bits, size)).map(drop)
+    }
+
     pub(crate) fn check(&self) -> io::Result<u32> {
         let bits = self.cluster_bytes.trailing_zeros();
         if !self.cluster_bytes.is_power_of_two() || !CLUSTER_BITS.contains(&bits) {

@@ -341,7 +341,7 @@ fn a_reader_sees_the_bytes_and_may_not_write() {
     write(&mut *disk.open_lane().unwrap(), 0, &bytes).result.unwrap();
     disk.flush().unwrap();
     drop(disk);
-    let reader = Qcow2Disk::open_to_read(&path).unwrap();
+    let reader = Qcow2Disk::open_for_verify(&path).unwrap();
     conformance::check_reader(&reader, &bytes);
     let refused = write(&mut *reader.open_lane().unwrap(), 0, &[1]).result.unwrap_err();
     assert_eq!(refused.kind, DiskErrorKind::Misuse);

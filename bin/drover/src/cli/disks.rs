@@ -42,6 +42,13 @@ pub struct CopyArgs {
     /// Format of the target [default: by the name's ending, else raw]
     #[arg(long, value_enum)]
     pub format: Option<Format>,
+    /// Settings of a qcow2 target: cluster_size=64KiB, preallocation=off|metadata|falloc|full,
+    /// compression_type=zlib|zstd
+    #[arg(long, short, value_name = "NAME=VALUE,...")]
+    pub options: Vec<String>,
+    /// Pack the clusters of a qcow2 target
+    #[arg(long, short)]
+    pub compress: bool,
     /// How much of the target is read back and compared
     #[arg(long, value_enum, default_value_t = VerifyArg::None)]
     pub verify: VerifyArg,

@@ -16,7 +16,7 @@ use super::{End, format_of};
 use crate::cli::{Format, SecretArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure, disk_exit};
-use crate::image;
+use crate::qcow2;
 
 /// What names a disk to be read, and how to get at it.
 pub struct Named<'a> {
@@ -75,10 +75,7 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
                 let disk = FileDisk::open_target(&path, how).map_err(target_failure)?;
                 Ok((end(Arc::new(disk), Vec::new()), Some(path)))
             }
-            Format::Qcow2 => {
-                let image = image::open_for_writing(&path, 0, false)?;
-                Ok((end(image.disk, vec![Box::new(image.server)]), Some(path)))
-            }
+            Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
             Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")),
         },
         Place::Web(_) | Place::Vsphere { .. } | Place::Null => {

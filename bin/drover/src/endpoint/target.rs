@@ -12,7 +12,7 @@ use super::place::{Place, place};
 use super::{End, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure, disk_exit};
-use crate::image;
+use crate::qcow2;
 
 /// Whether two paths lead to one file, by whatever names.
 fn is_same_file(a: &str, b: &Path) -> bool {
@@ -30,8 +30,15 @@ pub fn open_target(args: &CopyArgs, size: u64) -> Result<Option<TargetEnd>, Fail
         Place::Null => Ok(None),
         Place::Nbd(uri) => open_nbd_target(&uri).map(Some),
         Place::Path(path) => match format_of(&path, args.format) {
+            Format::Raw if args.compress || !args.options.is_empty() => {
+                Err(Failure::new(Exit::Usage, "-o and --compress are for qcow2 targets")
+                    .advise("add --format qcow2"))
+            }
             Format::Raw => open_raw_target(&path, size, args.force).map(Some),
-            Format::Qcow2 => open_qcow2_target(&path, size, args.force).map(Some),
+            Format::Qcow2 => {
+                let options = qcow2::options(&args.options, args.compress)?;
+                qcow2::open_target(&path, size, args.force, options).map(Some)
+            }
             Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")
                 .advise("choose --format raw or qcow2")),
         },
@@ -72,20 +79,6 @@ pub fn open_raw_target(path: &Path, size: u64, force: bool) -> Result<TargetEnd,
 fn holds_nothing(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.blocks() == 0)
-}
-
-/// Makes or goes on with a qcow2 image.
-pub fn open_qcow2_target(path: &Path, size: u64, force: bool) -> Result<TargetEnd, Failure> {
-    let is_new = !path.exists();
-    if !is_new && !force && !journal_path(path).exists() {
-        return Err(Failure::new(Exit::Target, format!("{} is there already", path.display()))
-            .advise("remove it, choose another name, or overwrite it with --force"));
-    }
-    let image = image::open_for_writing(path, size, is_new)?;
-    let tag =
-        file_tag(path).map_err(|error| Failure::new(Exit::Target, format!("{}: {error}", path.display())))?;
-    let end = End { disk: image.disk, keep: vec![Box::new(image.server)], notes: Vec::new() };
-    Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)) })
 }
 
 pub fn target_failure(error: drover_disk::DiskError) -> Failure {

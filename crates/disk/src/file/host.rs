@@ -66,11 +66,11 @@ impl HostFile {
         Ok(HostFile { handle, unpublished: Mutex::new(None) })
     }
 
-    /// Opens a file to read it.
+    /// Opens a file to read it back, past the page cache where that works.
     ///
     /// # Errors
     /// When it is not there, not readable or no regular file.
-    pub fn open_to_read(path: &Path) -> Result<HostFile, DiskError> {
+    pub fn open_for_verify(path: &Path) -> Result<HostFile, DiskError> {
         let name = path.display().to_string();
         let opened = regular(path).and_then(|()| {
             let file = File::open(path)?;
@@ -78,7 +78,10 @@ impl HostFile {
             Ok((file, length))
         });
         let (file, length) = opened.map_err(|error| open_error(&name, error))?;
-        Ok(HostFile { handle: Handle::for_source(name, file, length), unpublished: Mutex::new(None) })
+        Ok(HostFile {
+            handle: Handle::for_verify(name, file, FileKind::Regular, length),
+            unpublished: Mutex::new(None),
+        })
     }
 
     /// Makes what was written durable and gives the file its name, durably and without replacing another.

@@ -325,7 +325,7 @@ fn a_file_for_an_image_appears_when_published_and_never_in_place_of_another() {
     let again = HostFile::open(&path).err().unwrap();
     assert_eq!(again.kind, DiskErrorKind::Denied, "one writer at a time");
     let mut bytes = [1; 400];
-    HostFile::open_to_read(&path).unwrap().read(4950, &mut bytes).unwrap();
+    HostFile::open_for_verify(&path).unwrap().read(4950, &mut bytes).unwrap();
     assert!(bytes[..50].iter().all(|byte| *byte == 0) && bytes[50..350] == [7; 300]);
     file.zero(ByteSpan::new(5000, 300)).unwrap();
     file.read(4950, &mut bytes).unwrap();
