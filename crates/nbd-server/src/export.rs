@@ -8,6 +8,7 @@ use drover_types::ByteSpan;
 use crate::fence::Epoch;
 use crate::fence_file::FenceFileError;
 use crate::gate::Gate;
+use crate::holes::Holes;
 use crate::lanes::Lanes;
 use crate::wire::{self, Run};
 
@@ -21,7 +22,7 @@ pub struct Export {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) lanes: Lanes,
     pub(crate) access: Access,
-    pub(crate) holes_in_reads: bool,
+    pub(crate) holes: Option<Holes>,
     pub(crate) contexts: Vec<(String, Box<Status>)>,
 }
 
@@ -41,7 +42,7 @@ impl Export {
             lanes: Lanes::new(disk.clone()),
             disk,
             access: Access::ReadOnly,
-            holes_in_reads: false,
+            holes: None,
             contexts: Vec::new(),
         }
     }
@@ -66,7 +67,8 @@ impl Export {
     /// anyone: they are asked before each read.
     #[must_use]
     pub fn holes_in_reads(self) -> Export {
-        Export { holes_in_reads: self.disk.features().extents, ..self }
+        let holes = self.disk.features().extents.then(|| Holes::new(self.disk.clone()));
+        Export { holes, ..self }
     }
 
     /// Adds something that block status can tell, by the name of its context (`drover:recorded`).

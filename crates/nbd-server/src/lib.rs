@@ -7,6 +7,7 @@
 //! negotiate   pure: options of the handshake and their answers
 //! queue       what a client has in flight, and its memory
 //! serve       from a request to its reply
+//! holes       which parts of a read need not be sent
 //! lanes       the disk's lanes, lent for one request at a time
 //! fence       pure: which run may write; gate and fence_file put it between threads and on disk
 //! stream, tls bytes to and from a client
@@ -23,6 +24,7 @@ mod export;
 pub mod fence;
 mod fence_file;
 mod gate;
+mod holes;
 mod lanes;
 mod negotiate;
 mod queue;

@@ -13,12 +13,6 @@ use crate::queue::Queue;
 use crate::stream::Stream;
 use crate::wire::{self, Framing, RequestHead, Run, chunk, command, errno};
 
-/// Holes smaller than this are sent as data: a chunk and another read cost more.
-const HOLE_BYTES_MIN: u64 = 64 << 10;
-
-/// Pieces of one read; beyond that, the rest is read as it comes.
-const PIECES_MAX: usize = 64;
-
 /// Runs in one block status; the client asks again from where it ends.
 const RUNS_MAX: usize = 4096;
 
@@ -133,23 +127,13 @@ impl Service<'_> {
     fn read(&self, head: &RequestHead) -> Result<Vec<Part>, Failure> {
         let span = ByteSpan::new(head.offset, head.length);
         let whole = self.agreed.framing == Framing::Simple || head.flags & COMMAND_DF != 0;
-        let pieces = if whole { vec![Extent::allocated(span)] } else { self.pieces(span) };
+        let holes = self.agreed.export.holes.as_ref().filter(|_| !whole);
+        let pieces = holes.map_or_else(|| vec![Extent::allocated(span)], |holes| holes.pieces(span));
         let part = |piece: Extent| match piece.kind {
             ExtentKind::Zero => Ok(Part::Hole(piece.span)),
             ExtentKind::Allocated => Ok(Part::Data(piece.span, self.read_data(piece.span)?)),
         };
         pieces.into_iter().map(part).collect()
-    }
-
-    /// What of `span` is a large hole and what must be read.
-    fn pieces(&self, span: ByteSpan) -> Vec<Extent> {
-        let export = &self.agreed.export;
-        if !export.holes_in_reads || span.length < HOLE_BYTES_MIN {
-            return vec![Extent::allocated(span)];
-        }
-        // The map only saves work: without it all is read.
-        let extents = export.disk.extents(span).unwrap_or_default();
-        large_holes(span, &extents)
     }
 
     fn read_data(&self, span: ByteSpan) -> Result<Buffer, Failure> {
@@ -348,45 +332,6 @@ fn cut(span: ByteSpan, bytes_max: u64) -> impl Iterator<Item = ByteSpan> {
     })
 }
 
-/// `span` in pieces, of which the zero ones are the large holes among `extents`; whatever these leave
-/// out counts as data.
-fn large_holes(span: ByteSpan, extents: &[Extent]) -> Vec<Extent> {
-    let mut pieces = Vec::new();
-    let mut at = span.offset;
-    for hole in extents.iter().filter(|extent| extent.kind == ExtentKind::Zero) {
-        let Some(hole) = shrunk(hole.span, span).intersect(span) else { continue };
-        if hole.length < HOLE_BYTES_MIN.min(span.length) || hole.offset < at || pieces.len() + 3 > PIECES_MAX
-        {
-            continue;
-        }
-        if at < hole.offset {
-            pieces.push(Extent::allocated(ByteSpan::from_bounds(at, hole.offset)));
-        }
-        pieces.push(Extent::zero(hole));
-        at = hole.end();
-    }
-    if at < span.end() {
-        pieces.push(Extent::allocated(ByteSpan::from_bounds(at, span.end())));
-    }
-    pieces
-}
-
-/// A hole whose ends lie on the grain, so that what is left to read is aligned for any disk; the
-/// ends of the request itself may stay.
-fn shrunk(hole: ByteSpan, request: ByteSpan) -> ByteSpan {
-    let start = if hole.offset <= request.offset {
-        request.offset
-    } else {
-        hole.offset.next_multiple_of(HOLE_BYTES_MIN)
-    };
-    let end = if hole.end() >= request.end() {
-        request.end()
-    } else {
-        hole.end() / HOLE_BYTES_MIN * HOLE_BYTES_MIN
-    };
-    ByteSpan::from_bounds(start, end.max(start))
-}
-
 /// Refuses what no disk could do, before it takes any memory.
 pub(crate) fn check(agreed: &Agreed, head: &RequestHead) -> Result<(), Failure> {
     let invalid = |text: &str| Err(Failure::new(errno::EINVAL, text));
@@ -438,31 +383,6 @@ mod tests {
             for piece in cut(span, max) {
                 prop_assert!(piece.offset == at && !piece.is_empty() && piece.length <= max);
                 at = piece.end();
-            }
-            prop_assert_eq!(at, span.end());
-        }
-
-        #[test]
-        fn large_holes_are_kept_and_nothing_else_is_a_hole(
-            offset in 0u64..1 << 20,
-            lengths in prop::collection::vec((1u64..1 << 19, any::<bool>()), 1..40),
-        ) {
-            let mut at = offset;
-            let mut extents = Vec::new();
-            for (length, zero) in lengths {
-                let span = ByteSpan::new(at, length);
-                extents.push(if zero { Extent::zero(span) } else { Extent::allocated(span) });
-                at += length;
-            }
-            let span = ByteSpan::from_bounds(offset, at);
-            let pieces = large_holes(span, &extents);
-            prop_assert!(pieces.len() <= PIECES_MAX);
-            let mut at = offset;
-            for piece in pieces {
-                prop_assert!(piece.span.offset == at && !piece.span.is_empty());
-                let inside = |extent: &Extent| extent.kind == ExtentKind::Zero && extent.span.contains(piece.span);
-                prop_assert!(piece.kind == ExtentKind::Allocated || extents.iter().any(inside));
-                at = piece.span.end();
             }
             prop_assert_eq!(at, span.end());
         }

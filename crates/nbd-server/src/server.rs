@@ -30,6 +30,10 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// After this long a stopped server no longer waits for requests in flight.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Threads that have nothing more to do are waited for this long, looking this often.
+const LEAVE_WAIT_MAX: Duration = Duration::from_secs(5);
+const LEAVE_LOOK: Duration = Duration::from_millis(1);
+
 /// Rest after a failed accept (no descriptors left), so that it does not spin.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
@@ -189,6 +193,12 @@ impl Server {
             let _ = std::fs::remove_file(path);
         }
         self.shared.end_clients();
+        // A thread that has just left the list holds the exports, and with them the fence's lock, for
+        // some instants more. One that hangs in its disk keeps both, as it should.
+        let until = Instant::now() + LEAVE_WAIT_MAX;
+        while Arc::strong_count(&self.shared) > 1 && Instant::now() < until {
+            std::thread::sleep(LEAVE_LOOK);
+        }
     }
 }
 
