@@ -25,9 +25,6 @@ const BASE_ID: u32 = 1;
 const FENCE_ID: u32 = 2;
 const FIRST_OWN_ID: u32 = 3;
 
-/// Context by which a client carries its epoch.
-pub const FENCE_PREFIX: &str = "drover:fence=";
-
 /// What TLS is here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsRule {
@@ -319,7 +316,7 @@ impl Found {
 
 /// The epoch in `drover:fence=N`, where this export keeps epochs.
 fn epoch_of(export: &Export, query: &str) -> Option<Epoch> {
-    let digits = query.strip_prefix(FENCE_PREFIX)?;
+    let digits = query.strip_prefix(wire::FENCE_PREFIX)?;
     let sound =
         matches!(export.access, Access::Fenced(_)) && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|epoch| sound && *epoch > 0)

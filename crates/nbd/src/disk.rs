@@ -52,6 +52,10 @@ pub struct NbdOptions {
     /// The name of a dirty bitmap that [`NbdDisk::dirty`] tells (of `qemu:dirty-bitmap:NAME`). An
     /// export without it is refused.
     pub dirty_bitmap: Option<String>,
+    /// The epoch of this run, from 1 and higher than that of every run before it. A server that keeps
+    /// epochs (`drover serve-disk`) lets no run with a lower one write any more, see
+    /// [`NbdDisk::is_fenced`]; others do not know of it.
+    pub fence: Option<u64>,
 }
 
 impl Default for NbdOptions {
@@ -62,6 +66,7 @@ impl Default for NbdOptions {
             identity: None,
             tls: TlsFiles::default(),
             dirty_bitmap: None,
+            fence: None,
         }
     }
 }
@@ -184,6 +189,11 @@ impl NbdDisk {
         DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), &self.name, source)
     }
 
+    /// Whether the server keeps out writers of older epochs than [`NbdOptions::fence`].
+    pub fn is_fenced(&self) -> bool {
+        self.export.contexts.fence.is_some()
+    }
+
     /// What the bitmap of [`NbdOptions::dirty_bitmap`] marks, from `span.offset` on: as with
     /// [`Disk::extents`], at least one byte and at most `span`; ask again from where it ends.
     ///
@@ -236,6 +246,9 @@ impl NbdDisk {
 
     fn connect_again(&self, limit: Duration) -> Result<Connection, DiskError> {
         let connection = self.route.connect_again(limit, &self.lost, &self.name)?;
+        if self.is_fenced() && connection.export().contexts.fence.is_none() {
+            return Err(self.refusal(DiskErrorKind::Denied, "the server does not keep epochs any more"));
+        }
         let (now, then) = (connection.export().size, self.export.size);
         if now == then {
             return Ok(connection);

@@ -38,6 +38,16 @@ pub struct Contexts {
     pub allocation: Option<u32>,
     /// Of the dirty bitmap that was asked for.
     pub dirty: Option<u32>,
+    /// Of the fence: the server keeps writers of older epochs out.
+    pub fence: Option<u32>,
+}
+
+impl Contexts {
+    fn are_apart(&self) -> bool {
+        let ids = [self.allocation, self.dirty, self.fence];
+        let twice = |index: usize| ids[index].is_some() && ids[..index].contains(&ids[index]);
+        !(0..ids.len()).any(twice)
+    }
 }
 
 /// Block size constraints in bytes.
@@ -69,6 +79,8 @@ pub struct Wishes<'a> {
     pub tls: Option<&'a Tls>,
     /// The name of a dirty bitmap, which then is a must.
     pub dirty_bitmap: Option<&'a str>,
+    /// The epoch to carry.
+    pub fence: Option<u64>,
 }
 
 /// Goes from connect to transmission: the best both sides know.
@@ -218,8 +230,9 @@ impl Talk {
 
     fn choose_contexts(&mut self, wishes: &Wishes<'_>) -> Result<Contexts, HandshakeError> {
         let dirty = wishes.dirty_bitmap.map(|_| wishes.bitmap_context());
+        let fence = wishes.fence.map(|epoch| format!("{}{epoch}", wire::FENCE_PREFIX));
         let mut queries = vec![wire::BASE_ALLOCATION];
-        queries.extend(dirty.as_deref());
+        queries.extend(dirty.as_deref().into_iter().chain(fence.as_deref()));
         self.ask(option::SET_META_CONTEXT, &wire::encode_meta_contexts(wishes.export, &queries))?;
         let mut contexts = Contexts::default();
         let last = self.answers(option::SET_META_CONTEXT, |answer| {
@@ -229,6 +242,8 @@ impl Talk {
                 &mut contexts.allocation
             } else if dirty.as_ref().is_some_and(|dirty| dirty.as_bytes() == fields.0) {
                 &mut contexts.dirty
+            } else if fence.as_ref().is_some_and(|fence| fence.as_bytes() == fields.0) {
+                &mut contexts.fence
             } else {
                 return protocol("it offers a context nobody asked for");
             };
@@ -242,7 +257,7 @@ impl Talk {
             // An error here is no harm: if it is about the export, GO will meet it and tell.
             return Ok(Contexts::default());
         }
-        if contexts.allocation.is_some() && contexts.allocation == contexts.dirty {
+        if !contexts.are_apart() {
             return protocol("it gives two contexts one number");
         }
         match dirty {

@@ -34,6 +34,8 @@ pub struct Pending {
 pub struct Status {
     pub allocation: Vec<Extent>,
     pub dirty: Vec<DirtyExtent>,
+    /// Whether the fence's context, which tells nothing, was told.
+    fence: bool,
 }
 
 /// A span, and whether something was written to it since its bitmap was made.
@@ -122,6 +124,10 @@ impl Pending {
             let is_dirty = |flags| flags & u64::from(wire::STATUS_DIRTY) != 0;
             let extent = |(span, dirty)| DirtyExtent { span, dirty };
             self.status.dirty = pieces(self.span, runs, is_dirty)?.into_iter().map(extent).collect();
+            return Ok(());
+        }
+        if Some(found) == contexts.fence && !self.status.fence {
+            self.status.fence = true;
             return Ok(());
         }
         Err(format!("a block status of context {found}, which was not chosen or is told twice"))
@@ -266,7 +272,7 @@ mod tests {
     #[test]
     fn a_hole_that_may_read_as_anything_is_data() {
         let span = ByteSpan::new(1000, 100);
-        let contexts = Contexts { allocation: Some(1), dirty: Some(2) };
+        let contexts = Contexts { allocation: Some(1), dirty: Some(2), fence: Some(4) };
         let ticket = Ticket { owner: 1, id: 1 };
         let mut pending = Pending::new(ticket, Command::BlockStatus, span, Work::Zero);
         assert!(pending.outcome().is_err(), "nothing was told yet");
@@ -281,7 +287,8 @@ mod tests {
         pending.take_status(&status(2, &[(60, 1), (1, 2)]), true, contexts).unwrap();
         let dirty = |offset, length, dirty| DirtyExtent { span: ByteSpan::new(offset, length), dirty };
         assert_eq!(pending.status.dirty, [dirty(1000, 60, true), dirty(1060, 1, false)]);
-        for (context, runs) in [(1, [(1, 1)]), (2, [(1, 1)]), (3, [(1, 1)])] {
+        pending.take_status(&status(4, &[(100, 0)]), true, contexts).unwrap();
+        for (context, runs) in [(1, [(1, 1)]), (2, [(1, 1)]), (3, [(1, 1)]), (4, [(1, 1)])] {
             assert!(pending.take_status(&status(context, &runs), true, contexts).is_err());
         }
         let mut pending = Pending::new(ticket, Command::BlockStatus, span, Work::Zero);

@@ -28,6 +28,7 @@ pub struct Route {
     export: String,
     tls: Option<Tls>,
     dirty_bitmap: Option<String>,
+    fence: Option<u64>,
     timeouts: Timeouts,
     proxy: Option<PskProxy>,
     gate: Mutex<Gate>,
@@ -47,6 +48,7 @@ impl Route {
             export: uri.export.clone(),
             tls: None,
             dirty_bitmap: options.dirty_bitmap.clone(),
+            fence: options.fence,
             timeouts: Timeouts { silence: options.timeout, request: options.request_timeout },
             proxy: None,
             gate: Mutex::new(Gate { pause: PAUSE_MIN, next: Instant::now() }),
@@ -93,6 +95,7 @@ impl Route {
             export: &self.export,
             tls: self.tls.as_ref(),
             dirty_bitmap: self.dirty_bitmap.as_deref(),
+            fence: self.fence,
         };
         let result = self.talk(limit).and_then(|talk| handshake(talk, &wishes));
         let (mut stream, export) = result.map_err(|error| self.explain(error))?;

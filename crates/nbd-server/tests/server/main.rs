@@ -8,6 +8,7 @@ mod hostile;
 mod oracle;
 mod protocol;
 mod raw;
+mod takeover;
 mod tls;
 
 use std::path::PathBuf;

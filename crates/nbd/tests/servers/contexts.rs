@@ -1,4 +1,4 @@
-//! Dirty bitmaps.
+//! Dirty bitmaps, and the fence.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use drover_nbd::{DirtyExtent, NbdDisk, NbdOptions};
 use drover_types::ByteSpan;
 
 use crate::fake::*;
-use crate::process::{installed, qemu_nbd};
+use crate::process::{installed, nbdkit, qemu_nbd};
 use crate::{Dir, text, words};
 
 fn with_bitmap(name: &str) -> NbdOptions {
@@ -185,5 +185,25 @@ fn each_context_is_told_once_and_by_its_number() {
     for offers in offers {
         let error = open(&tells(offers, &[])).err().unwrap();
         assert_eq!(error.kind, DiskErrorKind::Corrupt, "{}", words(&error));
+    }
+}
+
+/// An epoch is carried where the server knows of it, and no harm elsewhere.
+#[test]
+fn a_server_that_keeps_no_epochs_is_written_to_unfenced() {
+    let fenced = NbdOptions { fence: Some(3), ..options() };
+    let offers: [(&'static [(u32, &'static str)], bool); 2] =
+        [(&[(1, "base:allocation")], false), (&[(1, "base:allocation"), (9, "drover:fence=3")], true)];
+    for (offers, expected) in offers {
+        let fake = tells(offers, &[(1, &[(65536, 3)])]);
+        let disk = NbdDisk::open_source(&fake.uri(), fenced.clone()).unwrap();
+        assert_eq!(disk.is_fenced(), expected);
+    }
+    let fake = tells(&[(9, "drover:fence=4")], &[]);
+    let error = NbdDisk::open_source(&fake.uri(), fenced.clone()).err().unwrap();
+    assert_eq!(error.kind, DiskErrorKind::Corrupt, "{}", words(&error));
+    if installed("nbdkit") {
+        let server = nbdkit(&["memory", "1M"]);
+        assert!(!NbdDisk::open_target(&server.uri(), fenced).unwrap().is_fenced());
     }
 }
