@@ -15,6 +15,7 @@ mod leaves;
 pub mod report;
 mod retry;
 mod sample;
+mod window;
 mod zero;
 
 pub use copier::{Copier, CopierConfig, Failure, FlushTicket, Mode, Next, StopCause, Totals, WriteParts};
@@ -22,4 +23,5 @@ pub use journal::{Damage, Entry, Header, JournalError, RECORD_BLOCKS_MAX, Replay
 pub use leaves::{Leaf, LeafTable, Mismatch, RootHasher, SEGMENT_BYTES, zero_leaf};
 pub use retry::{RetryPolicy, Verdict};
 pub use sample::{Sample, miss_probability};
+pub use window::{REQUEST_BYTES_START, Window, WindowLimits};
 pub use zero::is_zero;

@@ -1,0 +1,375 @@
+//! How many requests are in flight, on how many lanes, and how large they are: found by measuring.
+//!
+//! ```text
+//! what is seen                                      what is done
+//! all requests are served at once (latency)         more in flight
+//! requests queue up at the source or behind us      fewer in flight: twice what is served at a time
+//! one request alone is slow, more do not help       larger requests, while they bring more
+//! larger ones do not help either                    more lanes, while they bring more
+//! one request alone is fast                         small ones, few: they stay in the cache
+//! ```
+//!
+//! How many are served at a time follows from Little's law: rate times the shortest latency seen. That
+//! stays right when this side is the slow one, and when the source queues. Only sizes and lanes have to be
+//! tried out: a trial is kept if it brings a clear gain, else undone and not repeated for a while.
+
+use std::time::Duration;
+
+use drover_types::BLOCK_BYTES;
+
+/// Requests of this size keep a fast source, the hash and a local disk busy from the cache.
+pub const REQUEST_BYTES_START: u64 = 512 << 10;
+/// Four lanes fill a local disk and two cores.
+const LANES_START: usize = 4;
+/// Requests in flight on a lane at the start.
+const DEPTH_START: usize = 2;
+/// A request that moves this many bytes a second by itself has no fixed cost worth saving.
+const FAST_BYTES_PER_SECOND: f64 = 600e6;
+/// A trial is kept if it brings this much more.
+const GAIN_MIN: f64 = 1.15;
+/// Share of the requests in flight that must be served at once for more to be worth it.
+const SERVED_SHARE_MIN: f64 = 0.7;
+/// Shortest time over which a rate is believed.
+const MEASURE_MIN: Duration = Duration::from_millis(5);
+/// The first pause between trials; four times as long after each that brought nothing.
+const TRIAL_PAUSE: Duration = Duration::from_secs(1);
+const TRIAL_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// When the rate falls to this share of the best, the line has changed, and its latency is measured anew.
+const RATE_FALL: f64 = 0.5;
+
+/// What a window may use. What is `fixed` was set by hand and stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// Most lanes.
+    pub lanes_max: usize,
+    /// Most requests in flight on a lane.
+    pub depth_max: usize,
+    /// Smallest request; a multiple of the block size.
+    pub request_min: u64,
+    /// Largest request; a multiple of the block size.
+    pub request_max: u64,
+    /// Most bytes of requests in flight.
+    pub bytes_max: u64,
+    /// Lanes set by hand.
+    pub lanes: Option<usize>,
+    /// Requests in flight on each lane, set by hand.
+    pub depth: Option<usize>,
+    /// Size of requests set by hand.
+    pub request: Option<u64>,
+}
+
+/// The state of the search. Driven by completions; has no clock of its own.
+#[derive(Clone, Debug)]
+pub struct Window {
+    limits: WindowLimits,
+    shape: Shape,
+    /// Requests sent under an older shape do not count; this tells them apart.
+    generation: u64,
+    /// The shortest latency of a request of the present size, or a bound for it.
+    latency: Option<Duration>,
+    /// The best rate since the latency was last forgotten.
+    best_rate: f64,
+    measure: Measure,
+    starting: bool,
+    trial: Option<Trial>,
+    trials: Trials,
+    more: Pause,
+    changes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    lanes: usize,
+    in_flight: usize,
+    request: u64,
+}
+
+/// A rate being measured: from one completion to another, after the first ones of a shape have passed.
+#[derive(Clone, Copy, Debug)]
+struct Measure {
+    skip: usize,
+    began: Option<Duration>,
+    count: usize,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    kind: TrialKind,
+    before: Shape,
+    latency_before: Option<Duration>,
+    rate_before: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrialKind {
+    More,
+    Larger,
+    Lanes,
+}
+
+/// A pause before the next trial, longer each time nothing came of one.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    length: Duration,
+    until: Duration,
+}
+
+impl Default for Pause {
+    fn default() -> Self {
+        Pause { length: TRIAL_PAUSE, until: Duration::ZERO }
+    }
+}
+
+impl Pause {
+    fn lengthen(&mut self, now: Duration) {
+        self.until = now + self.length;
+        self.length = (self.length * 4).min(TRIAL_PAUSE_MAX);
+    }
+}
+
+/// Trials of larger requests and of more lanes: each once, then a pause.
+#[derive(Clone, Copy, Debug)]
+struct Trials {
+    first: TrialKind,
+    failed: usize,
+    pause: Pause,
+}
+
+impl Default for Trials {
+    fn default() -> Self {
+        Trials { first: TrialKind::Larger, failed: 0, pause: Pause::default() }
+    }
+}
+
+impl Trials {
+    fn next(&self, now: Duration) -> Option<TrialKind> {
+        let other = match self.first {
+            TrialKind::Larger => TrialKind::Lanes,
+            _ => TrialKind::Larger,
+        };
+        (now >= self.pause.until).then_some(if self.failed == 0 { self.first } else { other })
+    }
+
+    fn failed(&mut self, kind: TrialKind, now: Duration) {
+        self.failed += 1;
+        if self.failed == 2 {
+            (self.first, self.failed) = (kind, 0);
+            self.pause.lengthen(now);
+        }
+    }
+}
+
+impl Measure {
+    fn after(skip: usize) -> Self {
+        Measure { skip, began: None, count: 0, bytes: 0 }
+    }
+}
+
+impl Window {
+    /// A window at its start.
+    pub fn new(limits: WindowLimits) -> Self {
+        let lanes = limits.lanes.unwrap_or(LANES_START).clamp(1, limits.lanes_max.max(1));
+        let request = limits.request.unwrap_or(REQUEST_BYTES_START);
+        let request = request.clamp(limits.request_min.max(BLOCK_BYTES), limits.request_max.max(BLOCK_BYTES));
+        let shape = Shape { lanes, in_flight: lanes * limits.depth.unwrap_or(DEPTH_START), request };
+        let mut window = Window {
+            limits,
+            shape,
+            generation: 0,
+            latency: None,
+            best_rate: 0.0,
+            measure: Measure::after(0),
+            starting: true,
+            trial: None,
+            trials: Trials::default(),
+            more: Pause::default(),
+            changes: 0,
+        };
+        window.shape = window.bounded(shape);
+        window
+    }
+
+    /// Lanes that may be busy now.
+    pub fn lanes(&self) -> usize {
+        self.shape.lanes
+    }
+
+    /// Requests that one lane may have in flight now.
+    pub fn depth(&self) -> usize {
+        self.shape.in_flight.div_ceil(self.shape.lanes).clamp(1, self.limits.depth_max.max(1))
+    }
+
+    /// Size of the next request.
+    pub fn request_bytes(&self) -> u64 {
+        self.shape.request
+    }
+
+    /// Goes with each request; given back when it ended.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// How often the shape was changed.
+    pub fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// A request ended well. True if the shape changed.
+    pub fn completed(&mut self, generation: u64, bytes: u64, latency: Duration, now: Duration) -> bool {
+        if generation != self.generation {
+            return false;
+        }
+        if bytes * 2 > self.shape.request {
+            self.latency = Some(self.latency.map_or(latency, |best| best.min(latency)));
+        }
+        let measure = &mut self.measure;
+        if measure.skip > 0 {
+            measure.skip -= 1;
+            if measure.skip == 0 {
+                measure.began = Some(now);
+            }
+            return false;
+        }
+        let began = *measure.began.get_or_insert(now.saturating_sub(latency));
+        measure.count += 1;
+        measure.bytes += bytes;
+        let elapsed = now.saturating_sub(began);
+        // At the very start one round trip tells whether the source serves requests side by side.
+        let best = self.latency.unwrap_or(latency);
+        let early = self.starting && self.changes == 0 && elapsed >= best * 2 && measure.count >= 2;
+        let whole = measure.count >= self.shape.in_flight && elapsed >= MEASURE_MIN;
+        if !early && !whole {
+            return false;
+        }
+        let rate = measure.bytes as f64 / elapsed.as_secs_f64().max(1e-9);
+        self.measured(rate, now)
+    }
+
+    fn measured(&mut self, rate: f64, now: Duration) -> bool {
+        self.measure = Measure { began: Some(now), ..Measure::after(0) };
+        if let Some(trial) = self.trial.take() {
+            if rate < trial.rate_before * GAIN_MIN {
+                self.undo(trial, now);
+                return true;
+            }
+            if trial.kind == TrialKind::More {
+                self.more = Pause::default();
+            } else {
+                self.trials = Trials { first: trial.kind, ..Trials::default() };
+            }
+        }
+        if rate < self.best_rate * RATE_FALL {
+            (self.latency, self.best_rate) = (None, rate);
+            return false;
+        }
+        self.best_rate = self.best_rate.max(rate);
+        let before = self.shape;
+        let latency = self.latency.unwrap_or_default().as_secs_f64();
+        let served = rate * latency / before.request as f64;
+        let in_flight = before.in_flight as f64;
+        if served >= SERVED_SHARE_MIN * in_flight {
+            let times = if self.starting { 4 } else { 2 };
+            if now >= self.more.until {
+                self.try_shape(
+                    TrialKind::More,
+                    Shape { in_flight: before.in_flight * times, ..before },
+                    rate,
+                );
+            }
+        } else {
+            self.starting = false;
+            if served < in_flight / 4.0 {
+                self.change(Shape { in_flight: (2.0 * served).ceil() as usize, ..before });
+            }
+        }
+        let is_slow = (self.shape.request as f64) < latency * FAST_BYTES_PER_SECOND;
+        if is_slow && self.trial.is_none() {
+            self.try_out(rate, now);
+        }
+        self.shape != before
+    }
+
+    fn undo(&mut self, trial: Trial, now: Duration) {
+        self.starting = false;
+        match trial.kind {
+            TrialKind::More => self.more.lengthen(now),
+            kind => self.trials.failed(kind, now),
+        }
+        self.change(trial.before);
+        self.latency = trial.latency_before;
+    }
+
+    /// Begins a trial of the kinds that have not failed since the last pause.
+    fn try_out(&mut self, rate: f64, now: Duration) {
+        let shape = self.shape;
+        while let Some(kind) = self.trials.next(now) {
+            let tried = match kind {
+                TrialKind::Larger => Shape { request: shape.request * 4, ..shape },
+                _ => Shape { lanes: shape.lanes * 2, ..shape },
+            };
+            if self.try_shape(kind, tried, rate) {
+                return;
+            }
+            self.trials.failed(kind, now);
+        }
+    }
+
+    /// Begins a trial, unless the limits leave no room for it.
+    fn try_shape(&mut self, kind: TrialKind, shape: Shape, rate: f64) -> bool {
+        let (before, latency_before) = (self.shape, self.latency);
+        self.change(shape);
+        let changed = self.shape != before;
+        if changed {
+            self.trial = Some(Trial { kind, before, latency_before, rate_before: rate });
+        }
+        changed
+    }
+
+    fn change(&mut self, shape: Shape) {
+        let shape = self.bounded(shape);
+        if shape == self.shape {
+            return;
+        }
+        if shape.request > self.shape.request {
+            // A request k times as large takes at most k times as long: a bound until it is measured.
+            let times = shape.request.div_ceil(self.shape.request) as u32;
+            self.latency = self.latency.map(|latency| latency * times);
+        }
+        self.shape = shape;
+        self.generation += 1;
+        self.changes += 1;
+        self.measure = Measure::after(shape.in_flight);
+    }
+
+    /// The nearest shape within the limits.
+    fn bounded(&self, shape: Shape) -> Shape {
+        let limits = &self.limits;
+        let lanes_max = limits.lanes_max.max(1);
+        // Each lane holds one request at least, and another while it writes.
+        let fitting = limits.bytes_max / (2 * shape.lanes.min(lanes_max) as u64) / BLOCK_BYTES * BLOCK_BYTES;
+        let request = match limits.request {
+            Some(request) => request.clamp(BLOCK_BYTES, limits.request_max.max(BLOCK_BYTES)),
+            None => {
+                shape.request.min(limits.request_max).min(fitting).max(limits.request_min.max(BLOCK_BYTES))
+            }
+        };
+        let depth_max = limits.depth_max.max(1);
+        // What is being written takes memory as well.
+        let by_memory = (limits.bytes_max / 4 * 3 / request).max(1) as usize;
+        let in_flight = shape.in_flight.min(by_memory).min(lanes_max * depth_max);
+        let lanes = match limits.lanes {
+            Some(lanes) => lanes,
+            None => shape.lanes.max(in_flight.div_ceil(depth_max)),
+        };
+        let lanes = lanes.clamp(1, lanes_max).min(by_memory.max(1));
+        let in_flight = match limits.depth {
+            Some(depth) => lanes * depth.clamp(1, depth_max),
+            None => in_flight.clamp(lanes, lanes * depth_max),
+        };
+        Shape { lanes, in_flight, request }
+    }
+}
+
+#[cfg(test)]
+mod tests;
