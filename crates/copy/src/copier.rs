@@ -22,8 +22,13 @@ use crate::sample::Sample;
 /// Bytes whose block status is asked at a time. Far enough ahead that readers never wait for it, and
 /// never a whole large disk, for which some sources take minutes.
 const MAP_PAGE_BYTES: u64 = 1 << 30;
-/// The map is asked further while fewer tasks than this are queued.
+/// The map is asked further while fewer tasks and fewer bytes to read than this are queued.
 const QUEUE_TASKS_MIN: usize = 64;
+const QUEUE_BYTES_MIN: u64 = 256 << 20;
+/// Space is reserved only for a run of data of at least this part of what is reserved at a time.
+const RESERVE_PART_MIN: u64 = 8;
+/// Nothing is reserved while more than this share of what is read turns out to be zeros.
+const RESERVE_ZEROS_MAX: f64 = 0.25;
 /// Longest single request to zero a span.
 const ZERO_BYTES_MAX: u64 = 128 << 20;
 
@@ -44,8 +49,10 @@ pub enum Mode {
 pub struct CopierConfig {
     /// What to do.
     pub mode: Mode,
-    /// Bytes of a read request; a multiple of the block size.
+    /// Bytes of a read request; a multiple of the block size. See [`Copier::set_request_bytes`].
     pub request_bytes: u64,
+    /// Space is set aside on the target for this many bytes of data at a time; 0 is never.
+    pub reserve_bytes: u64,
     /// Most bytes being read or written at a time.
     pub window_bytes: u64,
     /// A flush is asked for when this many bytes have landed since the last one.
@@ -62,6 +69,7 @@ impl CopierConfig {
         CopierConfig {
             mode,
             request_bytes: 1 << 20,
+            reserve_bytes: 0,
             window_bytes: 64 << 20,
             flush_bytes: 256 << 20,
             flush_interval: Duration::from_secs(1),
@@ -75,6 +83,9 @@ impl CopierConfig {
 pub enum Next {
     /// Ask the source what this span holds, then call [`Copier::mapped`] or [`Copier::map_failed`].
     Map(ByteSpan),
+    /// Set space aside on the target for this span, whose content stays as it is; then call
+    /// [`Copier::reserve_failed`] if that did not work. It may be left undone.
+    Reserve(ByteSpan),
     /// Read this span, then call [`Copier::read`] or [`Copier::failed`].
     Read(ByteSpan),
     /// Make this span of the target zero, then call [`Copier::landed`] or [`Copier::failed`].
@@ -154,17 +165,31 @@ struct Job {
     leaves: Vec<Leaf>,
     attempts: u32,
     first_failure: Option<Duration>,
+    /// Whether space was set aside for it, so that its zeros have to be made holes again.
+    reserved: bool,
 }
 
 impl Job {
     fn new(task: Task, span: ByteSpan) -> Self {
-        Job { task, span, leaves: Vec::new(), attempts: 0, first_failure: None }
+        Job { task, span, leaves: Vec::new(), attempts: 0, first_failure: None, reserved: false }
     }
 
     /// Bytes held in memory for it: zeroing holds none.
     fn window_bytes(&self) -> u64 {
         if self.task == Task::Read { self.span.length } else { 0 }
     }
+}
+
+/// What space is set aside for.
+#[derive(Debug, Default)]
+struct Reserve {
+    /// Looked at up to here.
+    decided_to: u64,
+    /// The last span that was set aside.
+    span: Option<ByteSpan>,
+    is_off: bool,
+    /// Share of zeros in what was read lately.
+    zeros: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +206,8 @@ pub struct Copier {
     map: MapState,
     mapped_to: u64,
     queue: VecDeque<Job>,
+    queued_bytes: u64,
+    reserve: Reserve,
     paused: Vec<(Duration, Job)>,
     in_flight: BTreeMap<u64, Job>,
     in_flight_bytes: u64,
@@ -210,6 +237,8 @@ impl Copier {
             map: MapState::Idle,
             mapped_to: 0,
             queue: VecDeque::new(),
+            queued_bytes: 0,
+            reserve: Reserve::default(),
             paused: Vec::new(),
             in_flight: BTreeMap::new(),
             in_flight_bytes: 0,
@@ -289,8 +318,10 @@ impl Copier {
     pub fn read(&mut self, span: ByteSpan, leaves: Vec<Leaf>) -> WriteParts {
         let count = span.length.div_ceil(BLOCK_BYTES);
         assert_eq!(leaves.len() as u64, count, "leaves of {span}");
-        let parts = self.parts_to_write(span, &leaves);
+        let reserved = self.in_flight.get(&span.offset).is_some_and(|job| job.reserved);
+        let parts = self.parts_to_write(span, &leaves, reserved);
         let zeros = leaves.iter().filter(|leaf| **leaf == Leaf::Zero).count() as u64;
+        self.reserve.zeros = 0.75 * self.reserve.zeros + 0.25 * zeros as f64 / count as f64;
         self.totals.read += span.length;
         self.totals.zero_found += (zeros * BLOCK_BYTES).min(span.length);
         self.totals.written += parts.data.iter().map(|part| part.length).sum::<u64>();
@@ -379,6 +410,20 @@ impl Copier {
         }
     }
 
+    /// Space could not be set aside: no more is asked for.
+    pub fn reserve_failed(&mut self) {
+        self.reserve.is_off = true;
+    }
+
+    /// Sets the size of the reads that follow; a multiple of the block size.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn set_request_bytes(&mut self, bytes: u64) {
+        assert!(bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES), "request of {bytes} bytes");
+        self.config.request_bytes = bytes;
+    }
+
     /// Starts no more work. What is in flight ends, is flushed and recorded.
     pub fn stop(&mut self, cause: StopCause) {
         self.stop.get_or_insert(cause);
@@ -416,6 +461,8 @@ impl Copier {
     pub fn check_invariants(&self) {
         let bytes: u64 = self.in_flight.values().map(Job::window_bytes).sum();
         assert_eq!(bytes, self.in_flight_bytes, "bytes in flight");
+        let queued: u64 = self.queue.iter().map(Job::window_bytes).sum();
+        assert_eq!(queued, self.queued_bytes, "bytes queued");
         assert!(self.mapped_to <= self.leaves.size(), "map beyond the disk");
         let mut end = 0;
         for job in self.in_flight.values() {
@@ -439,20 +486,68 @@ impl Copier {
         self.map == MapState::Idle
             && self.mapped_to < self.leaves.size()
             && self.queue.len() < QUEUE_TASKS_MIN
+            && self.queued_bytes < QUEUE_BYTES_MIN
     }
 
     fn start_job(&mut self) -> Option<Next> {
-        let job = self.queue.front()?;
-        let fits = self.in_flight_bytes == 0
-            || self.in_flight_bytes + job.window_bytes() <= self.config.window_bytes;
-        let job = if fits { self.queue.pop_front()? } else { return None };
-        let (task, span) = (job.task, job.span);
+        let span = self.next_span()?;
+        let task = self.queue.front()?.task;
+        let bytes = if task == Task::Read { span.length } else { 0 };
+        if self.in_flight_bytes > 0 && self.in_flight_bytes + bytes > self.config.window_bytes {
+            return None;
+        }
+        if let Some(span) = self.reserve_before(span) {
+            return Some(Next::Reserve(span));
+        }
+        let job = self.take_from_queue(span)?;
         self.in_flight_bytes += job.window_bytes();
         self.in_flight.insert(span.offset, job);
         Some(match task {
             Task::Read => Next::Read(span),
             Task::Zero => Next::Zero(span),
         })
+    }
+
+    /// What the first job of the queue would do next: a read is cut at multiples of the request size.
+    fn next_span(&self) -> Option<ByteSpan> {
+        let job = self.queue.front()?;
+        let request = self.config.request_bytes;
+        let border = (job.span.offset / request).saturating_add(1).saturating_mul(request);
+        let end = if job.task == Task::Read { job.span.end().min(border) } else { job.span.end() };
+        Some(ByteSpan::from_bounds(job.span.offset, end))
+    }
+
+    /// Takes `span` off the front of the first job.
+    fn take_from_queue(&mut self, span: ByteSpan) -> Option<Job> {
+        let first = self.queue.front_mut()?;
+        let inside = |reserved: ByteSpan| reserved.intersect(span).is_some();
+        let reserved = first.reserved || self.reserve.span.is_some_and(inside);
+        let mut job = if span.end() == first.span.end() {
+            self.queue.pop_front()?
+        } else {
+            let rest = ByteSpan::from_bounds(span.end(), first.span.end());
+            let job = Job { span, ..first.clone() };
+            first.span = rest;
+            job
+        };
+        job.reserved = reserved;
+        self.queued_bytes -= job.window_bytes();
+        Some(job)
+    }
+
+    /// What to set aside before `span`, the next to be read, if that is due and pays.
+    fn reserve_before(&mut self, span: ByteSpan) -> Option<ByteSpan> {
+        let run = self.queue.front().filter(|job| job.task == Task::Read)?.span;
+        let at_a_time = self.config.reserve_bytes;
+        if at_a_time == 0 || !self.is_copy() || self.reserve.is_off || span.offset < self.reserve.decided_to {
+            return None;
+        }
+        let border = (span.offset / at_a_time).saturating_add(1).saturating_mul(at_a_time);
+        let wanted = ByteSpan::from_bounds(span.offset, run.end().min(border.max(span.end())));
+        self.reserve.decided_to = wanted.end();
+        let pays = wanted.length >= at_a_time / RESERVE_PART_MIN && self.reserve.zeros <= RESERVE_ZEROS_MAX;
+        self.reserve.span = pays.then_some(wanted);
+        self.reserve.span
     }
 
     fn take_job(&mut self, span: ByteSpan) -> Job {
@@ -467,6 +562,7 @@ impl Copier {
         while index < self.paused.len() {
             if self.paused[index].0 <= now {
                 let (_, job) = self.paused.swap_remove(index);
+                self.queued_bytes += job.window_bytes();
                 self.queue.push_front(job);
             } else {
                 index += 1;
@@ -566,12 +662,8 @@ impl Copier {
         sampled && self.leaves.get(block).is_none()
     }
 
-    /// Reads break on multiples of the request size, so that a resumed copy asks for the same spans.
     fn may_grow(&self, task: Task, whole: ByteSpan) -> bool {
-        match task {
-            Task::Read => !whole.end().is_multiple_of(self.config.request_bytes),
-            Task::Zero => whole.length < ZERO_BYTES_MAX,
-        }
+        task == Task::Read || whole.length < ZERO_BYTES_MAX
     }
 
     fn enqueue(&mut self, task: Task, span: ByteSpan) {
@@ -582,8 +674,13 @@ impl Copier {
         if task == Task::Zero && (self.target_zeroed() || !self.is_copy()) {
             self.settle_zero(span);
         } else {
-            self.queue.push_back(Job::new(task, span));
+            self.push(Job::new(task, span));
         }
+    }
+
+    fn push(&mut self, job: Job) {
+        self.queued_bytes += job.window_bytes();
+        self.queue.push_back(job);
     }
 
     fn redo(&mut self, task: Task, first: u64, count: u64) {
@@ -593,15 +690,17 @@ impl Copier {
         let last = self.leaves.span_of(first + count - 1);
         let mut rest = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
         self.totals.settled -= rest.length;
+        // What was set aside in vain by then is made a hole again.
+        let reserved = self.config.reserve_bytes > 0;
         while !rest.is_empty() {
-            let limit = if task == Task::Read { self.config.request_bytes } else { ZERO_BYTES_MAX };
+            let limit = if task == Task::Read { rest.length } else { ZERO_BYTES_MAX };
             let piece = ByteSpan::new(rest.offset, rest.length.min(limit));
-            self.queue.push_back(Job::new(task, piece));
+            self.push(Job { reserved, ..Job::new(task, piece) });
             rest = ByteSpan::from_bounds(piece.end(), rest.end());
         }
     }
 
-    fn parts_to_write(&self, span: ByteSpan, leaves: &[Leaf]) -> WriteParts {
+    fn parts_to_write(&self, span: ByteSpan, leaves: &[Leaf], reserved: bool) -> WriteParts {
         let mut parts = WriteParts::default();
         if !self.is_copy() {
             return parts;
@@ -610,7 +709,7 @@ impl Copier {
             let block_span = self.leaves.span_of(block);
             let list = match leaf {
                 Leaf::Data(_) => &mut parts.data,
-                Leaf::Zero if self.target_zeroed() => continue,
+                Leaf::Zero if self.target_zeroed() && !reserved => continue,
                 Leaf::Zero => &mut parts.zero,
             };
             match list.last_mut() {

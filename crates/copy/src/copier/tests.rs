@@ -34,6 +34,9 @@ struct World {
     fault_percent: u64,
     restarts_per_400: u64,
     reads_of_block: Vec<u32>,
+    reserve_bytes: u64,
+    /// Whether the target keeps space for a block.
+    allocated: Vec<bool>,
 }
 
 impl World {
@@ -54,6 +57,7 @@ impl World {
         let target = vec![if target_zeroed { 0 } else { 0xee }; size as usize];
         let header = Header::new(size, "source", "target", 1);
         let blocks = size.div_ceil(BLOCK_BYTES) as usize;
+        let dice_reserve = dice.roll(3) * 5 * BLOCK_BYTES;
         World {
             fault_percent: dice.roll(30),
             restarts_per_400: dice.roll(8),
@@ -66,6 +70,8 @@ impl World {
             header,
             target_zeroed,
             reads_of_block: vec![0; blocks],
+            reserve_bytes: dice_reserve,
+            allocated: vec![!target_zeroed; blocks],
         }
     }
 
@@ -74,6 +80,7 @@ impl World {
             request_bytes: 3 * BLOCK_BYTES,
             window_bytes: 9 * BLOCK_BYTES,
             flush_bytes: 8 * BLOCK_BYTES,
+            reserve_bytes: self.reserve_bytes,
             retry: RetryPolicy { corrupt_attempts_max: u32::MAX, ..RetryPolicy::default() },
             ..CopierConfig::new(Mode::Copy { target_zeroed: self.target_zeroed })
         }
@@ -104,9 +111,23 @@ impl World {
         for part in &parts.data {
             let range = part.offset as usize..part.end() as usize;
             self.target[range.clone()].copy_from_slice(&self.source[range]);
+            self.set_allocated(*part, true);
         }
         for part in &parts.zero {
+            self.set_allocated(*part, false);
             self.target[part.offset as usize..part.end() as usize].fill(0);
+        }
+    }
+
+    fn set_allocated(&mut self, span: ByteSpan, allocated: bool) {
+        let blocks = span.offset / BLOCK_BYTES..span.end().div_ceil(BLOCK_BYTES);
+        blocks.for_each(|block| self.allocated[block as usize] = allocated);
+    }
+
+    /// A target that was all holes has space for data only, in spite of what was set aside.
+    fn check_holes(&self) {
+        for (block, allocated) in self.source.chunks(BLOCK_BYTES as usize).zip(&self.allocated) {
+            assert_eq!(*allocated, !crate::is_zero(block), "space for zeros, or none for data");
         }
     }
 
@@ -121,11 +142,16 @@ impl World {
                 self.restart_target(copier, &mut zeroing, now);
             }
             now += Duration::from_millis(self.dice.roll(20));
+            if self.dice.chance(5) {
+                copier.set_request_bytes((1 + self.dice.roll(5)) * BLOCK_BYTES);
+            }
             let busy = reading.len() + zeroing.len();
             if busy < 4 && self.dice.chance(70) {
                 match copier.next(now) {
                     Next::Map(_) if self.dice.chance(self.fault_percent / 3) => copier.map_failed(),
                     Next::Map(span) => copier.mapped(&self.extents(span)),
+                    Next::Reserve(_) if self.dice.chance(self.fault_percent / 3) => copier.reserve_failed(),
+                    Next::Reserve(span) => self.set_allocated(span, true),
                     Next::Read(span) => reading.push(span),
                     Next::Zero(span) => zeroing.push(span),
                     Next::Flush(ticket) => self.flush(copier, ticket, now),
@@ -230,6 +256,9 @@ fn copies_equal_through_thousands_of_fault_schedules() {
         let mut copier = Copier::new(world.config(), LeafTable::new(world.source.len() as u64));
         assert_eq!(world.run(&mut copier, 100_000), Next::Done, "seed {seed}");
         assert!(world.durable == world.source, "seed {seed}: target differs or is not durable");
+        if world.target_zeroed {
+            world.check_holes();
+        }
         let replayed = replay(&mut &world.journal[..]).unwrap();
         assert!(replayed.leaves.is_complete(), "seed {seed}");
         assert_eq!(replayed.leaves.root(), copier.root(), "seed {seed}");
