@@ -424,9 +424,20 @@ impl Copier {
         self.config.request_bytes = bytes;
     }
 
+    /// Sets the bound of bytes in flight. What is in flight stays.
+    pub fn set_window_bytes(&mut self, bytes: u64) {
+        self.config.window_bytes = bytes;
+    }
+
     /// Starts no more work. What is in flight ends, is flushed and recorded.
     pub fn stop(&mut self, cause: StopCause) {
         self.stop.get_or_insert(cause);
+    }
+
+    /// Whether there is nothing left to do: all is settled, or it has stopped and come to rest.
+    pub fn is_over(&self) -> bool {
+        let stopped = self.stop.is_some() && self.is_quiet() && self.landed.is_empty();
+        stopped || self.is_settled()
     }
 
     /// Why the copy stops or stopped.

@@ -46,6 +46,8 @@ pub struct WindowLimits {
     pub depth_max: usize,
     /// Smallest request; a multiple of the block size.
     pub request_min: u64,
+    /// Size to start with.
+    pub request_start: u64,
     /// Largest request; a multiple of the block size.
     pub request_max: u64,
     /// Most bytes of requests in flight.
@@ -170,7 +172,7 @@ impl Window {
     /// A window at its start.
     pub fn new(limits: WindowLimits) -> Self {
         let lanes = limits.lanes.unwrap_or(LANES_START).clamp(1, limits.lanes_max.max(1));
-        let request = limits.request.unwrap_or(REQUEST_BYTES_START);
+        let request = limits.request.unwrap_or(limits.request_start);
         let request = request.clamp(limits.request_min.max(BLOCK_BYTES), limits.request_max.max(BLOCK_BYTES));
         let shape = Shape { lanes, in_flight: lanes * limits.depth.unwrap_or(DEPTH_START), request };
         let mut window = Window {
@@ -213,6 +215,14 @@ impl Window {
     /// How often the shape was changed.
     pub fn changes(&self) -> u32 {
         self.changes
+    }
+
+    /// Sets the bound of bytes in flight. True if the shape changed.
+    pub fn set_bytes_max(&mut self, bytes: u64) -> bool {
+        let before = self.shape;
+        self.limits.bytes_max = bytes;
+        self.change(before);
+        self.shape != before
     }
 
     /// A request ended well. True if the shape changed.

@@ -68,6 +68,21 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When the backend cannot promise that.
     fn flush(&self) -> Result<(), DiskError>;
+
+    /// How many bytes of space [`Disk::reserve`] had best be asked for at a time; 0 if it gains nothing.
+    fn reserve_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Sets space aside for a span that will be written soon. Its content stays as it is, so this may be
+    /// left out, and may meet writes to the same span. What is not written in the end is to be zeroed
+    /// ([`Work::Zero`]), or it keeps its space.
+    ///
+    /// # Errors
+    /// When there is no space, or the backend cannot do it; the copy goes on without.
+    fn reserve(&self, _span: ByteSpan) -> Result<(), DiskError> {
+        Ok(())
+    }
 }
 
 /// One worker's way to a disk. Owned by one thread at a time.

@@ -11,6 +11,7 @@ mod journal;
 mod memory;
 mod part;
 mod progress;
+mod shared;
 mod transfer;
 mod worker;
 

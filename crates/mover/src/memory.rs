@@ -1,55 +1,46 @@
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One budget of buffer memory for all transfers of the process.
+/// One budget of buffer memory for all transfers of the process, in equal shares for those that run.
 ///
-/// A transfer takes what it wants when there is that much, else what is left if that is at least what
-/// it needs, else it waits for another to end.
+/// A share shrinks when another transfer begins; what is in flight by then still ends, so for a moment
+/// the sum may be larger.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
-    shared: Arc<(Mutex<u64>, Condvar)>,
     total: u64,
+    sharers: Arc<AtomicU64>,
 }
 
 /// A part of the budget; goes back when dropped.
 #[derive(Debug)]
 pub struct MemoryShare {
     budget: MemoryBudget,
-    bytes: u64,
+    wanted: u64,
 }
 
 impl MemoryBudget {
     /// A budget of that many bytes.
     pub fn new(total: u64) -> Self {
-        MemoryBudget { shared: Arc::new((Mutex::new(total), Condvar::new())), total }
+        MemoryBudget { total, sharers: Arc::default() }
     }
 
-    /// Takes between `needed` and `wanted` bytes; waits while there is less than `needed`. A transfer
-    /// that needs more than the whole budget gets the whole budget.
-    pub fn take(&self, needed: u64, wanted: u64) -> MemoryShare {
-        let needed = needed.min(self.total);
-        let (left, freed) = &*self.shared;
-        let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
-        while *left < needed {
-            left = freed.wait(left).unwrap_or_else(PoisonError::into_inner);
-        }
-        let bytes = wanted.max(needed).min(*left);
-        *left -= bytes;
-        MemoryShare { budget: self.clone(), bytes }
+    /// Takes part, with at most `wanted` bytes.
+    pub fn share(&self, wanted: u64) -> MemoryShare {
+        self.sharers.fetch_add(1, Relaxed);
+        MemoryShare { budget: self.clone(), wanted }
     }
 }
 
 impl MemoryShare {
-    /// Bytes that may be used.
+    /// Bytes that may be used at the moment.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.wanted.min(self.budget.total / self.budget.sharers.load(Relaxed).max(1))
     }
 }
 
 impl Drop for MemoryShare {
     fn drop(&mut self) {
-        let (left, freed) = &*self.budget.shared;
-        *left.lock().unwrap_or_else(PoisonError::into_inner) += self.bytes;
-        freed.notify_all();
+        self.budget.sharers.fetch_sub(1, Relaxed);
     }
 }
 
@@ -58,17 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_what_is_wanted_then_what_is_left_then_waits() {
+    fn shares_are_equal_and_never_larger_than_wanted() {
         let budget = MemoryBudget::new(100);
-        let first = budget.take(10, 80);
-        let second = budget.take(10, 80);
-        assert_eq!((first.bytes(), second.bytes()), (80, 20));
-        let waiter = std::thread::spawn({
-            let budget = budget.clone();
-            move || budget.take(50, 50).bytes()
-        });
-        drop(first);
-        assert_eq!(waiter.join().unwrap(), 50);
-        assert_eq!(MemoryBudget::new(5).take(10, 10).bytes(), 5);
+        let first = budget.share(80);
+        assert_eq!(first.bytes(), 80);
+        let others: Vec<_> = (0..3).map(|_| budget.share(10)).collect();
+        assert_eq!((first.bytes(), others[0].bytes()), (25, 10));
+        drop(others);
+        assert_eq!(first.bytes(), 80);
     }
 }

@@ -5,17 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::{
-    Copier, CopierConfig, Entry, LeafTable, Mismatch, Mode, RetryPolicy, Sample, StopCause, miss_probability,
+    Copier, CopierConfig, Entry, LeafTable, Mismatch, Mode, REQUEST_BYTES_START, RetryPolicy, Sample,
+    StopCause, Window, WindowLimits, miss_probability,
 };
 use drover_disk::{Disk, DiskError};
 use drover_types::{BLOCK_BYTES, Digest};
 
 use crate::journal::{JournalFile, JournalFileError, JournalStart};
-use crate::memory::{MemoryBudget, MemoryShare};
+use crate::memory::MemoryBudget;
 use crate::progress::{Progress, Snapshot, StopSignal};
-use crate::worker::{Shared, run_workers};
+use crate::shared::Shared;
+use crate::worker::run_workers;
 
-/// Settings of a transfer. What is absent is chosen from what the disks say.
+/// Settings of a transfer. What is absent is found by measuring.
 #[derive(Clone, Debug)]
 pub struct TransferOptions {
     /// Worker threads, each with one lane to both disks.
@@ -30,14 +32,14 @@ pub struct TransferOptions {
     pub memory: MemoryBudget,
 }
 
-/// Memory that one disk's buffers take when nothing else is said.
+/// Memory that one disk's buffers take at the most.
 const DISK_MEMORY_BYTES: u64 = 64 << 20;
-/// Four lanes fill a local disk and hide the latency of a LAN source; more brought nothing.
-const LANES_DEFAULT: usize = 4;
-/// Bytes of requests in flight over all lanes, from which the depth of a lane follows: enough for
-/// 1 GB/s at 32 ms.
-const IN_FLIGHT_BYTES: u64 = 32 << 20;
-const DEPTH_MIN: usize = 2;
+/// Memory of all disks, unless said otherwise.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Largest request to begin with, whatever a disk prefers.
+const REQUEST_START_MAX: u64 = 4 << 20;
+/// Largest request that is tried.
+const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
 impl Default for TransferOptions {
     fn default() -> Self {
@@ -46,7 +48,7 @@ impl Default for TransferOptions {
             depth: None,
             request_bytes: None,
             retry: RetryPolicy::default(),
-            memory: MemoryBudget::new(512 << 20),
+            memory: MemoryBudget::new(MEMORY_BYTES),
         }
     }
 }
@@ -203,12 +205,11 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
     };
     // A target that an earlier try wrote to proves nothing about blocks that were not recorded.
     let target_zeroed = job.target_zeroed && job.target_is_new;
-    let lanes = Lanes::choose(&job.options, job.source.as_ref(), Some(job.target.as_ref()));
-    let memory = job.options.memory.take(lanes.request_bytes, lanes.memory_bytes());
-    let config = lanes.config(Mode::Copy { target_zeroed }, &job.options, &memory);
-    let copier = Copier::new(config, recorded);
-    let shared = Shared::new(copier, journal, progress, stop);
-    run_workers(&shared, &lanes, job.source.as_ref(), Some(job.target.as_ref()));
+    let mode = Mode::Copy { target_zeroed };
+    let reserve_bytes = if target_zeroed { job.target.reserve_bytes() } else { 0 };
+    let plan = Plan::new(&job.options, mode, reserve_bytes, job.source.as_ref(), Some(job.target.as_ref()));
+    let shared = plan.shared(recorded, journal, &job.options, progress, stop);
+    run_workers(&shared, plan.limits.lanes_max, job.source.as_ref(), Some(job.target.as_ref()));
     let end = shared.into_end();
     if let Some(error) = end.error {
         return Err(error);
@@ -238,11 +239,9 @@ pub fn hash(
 ) -> Result<HashReport, MoveError> {
     let started = Instant::now();
     progress.start(size);
-    let lanes = Lanes::choose(options, disk, None);
-    let memory = options.memory.take(lanes.request_bytes, lanes.memory_bytes());
-    let config = lanes.config(Mode::Hash(sample), options, &memory);
-    let shared = Shared::new(Copier::new(config, LeafTable::new(size)), None, progress, stop);
-    run_workers(&shared, &lanes, disk, None);
+    let plan = Plan::new(options, Mode::Hash(sample), 0, disk, None);
+    let shared = plan.shared(LeafTable::new(size), None, options, progress, stop);
+    run_workers(&shared, plan.limits.lanes_max, disk, None);
     let end = shared.into_end();
     if let Some(error) = end.error {
         return Err(error);
@@ -283,43 +282,52 @@ pub fn verify(
     })
 }
 
-/// How many workers, how deep, how large the requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lanes {
-    pub(crate) count: usize,
-    pub(crate) depth: usize,
-    pub(crate) target_depth: usize,
-    pub(crate) request_bytes: u64,
+/// How a transfer begins, and within which limits it may change.
+struct Plan {
+    limits: WindowLimits,
+    config: CopierConfig,
 }
 
-impl Lanes {
-    fn choose(options: &TransferOptions, source: &dyn Disk, target: Option<&dyn Disk>) -> Lanes {
+impl Plan {
+    fn new(
+        options: &TransferOptions,
+        mode: Mode,
+        reserve_bytes: u64,
+        source: &dyn Disk,
+        target: Option<&dyn Disk>,
+    ) -> Plan {
         let from = source.limits();
         let to = target.map(Disk::limits);
-        let largest = from.bytes_max.min(to.map_or(u64::MAX, |to| to.bytes_max));
-        let preferred = from.bytes_preferred.max(to.map_or(0, |to| to.bytes_preferred)).max(1 << 20);
-        let request = options.request_bytes.unwrap_or(preferred).min(largest);
-        let request_bytes = (request / BLOCK_BYTES).max(1) * BLOCK_BYTES;
-        let lanes_max = from.lanes_max.min(to.map_or(usize::MAX, |to| to.lanes_max)).max(1);
-        let count = options.lanes.unwrap_or(LANES_DEFAULT).clamp(1, lanes_max);
-        let filling = (IN_FLIGHT_BYTES / (count as u64 * request_bytes)) as usize;
-        let depth = options.depth.unwrap_or(filling.max(DEPTH_MIN)).clamp(1, from.depth_max.max(1));
-        let target_depth = to.map_or(1, |to| to.depth_max.clamp(1, depth));
-        Lanes { count, depth, target_depth, request_bytes }
+        let blocks = |bytes: u64| (bytes / BLOCK_BYTES).max(1) * BLOCK_BYTES;
+        let request_max =
+            blocks(from.bytes_max.min(to.map_or(u64::MAX, |to| to.bytes_max)).min(REQUEST_BYTES_MAX));
+        let preferred = from.bytes_preferred.max(to.map_or(0, |to| to.bytes_preferred));
+        let limits = WindowLimits {
+            lanes_max: from.lanes_max.min(to.map_or(usize::MAX, |to| to.lanes_max)).max(1),
+            depth_max: from.depth_max.max(1),
+            request_min: BLOCK_BYTES,
+            request_start: blocks(preferred.clamp(REQUEST_BYTES_START, REQUEST_START_MAX)),
+            request_max,
+            bytes_max: DISK_MEMORY_BYTES,
+            lanes: options.lanes,
+            depth: options.depth,
+            request: options.request_bytes.map(blocks),
+        };
+        let config = CopierConfig { reserve_bytes, retry: options.retry, ..CopierConfig::new(mode) };
+        Plan { limits, config }
     }
 
-    fn config(&self, mode: Mode, options: &TransferOptions, memory: &MemoryShare) -> CopierConfig {
-        CopierConfig {
-            request_bytes: self.request_bytes,
-            window_bytes: memory.bytes(),
-            retry: options.retry,
-            ..CopierConfig::new(mode)
-        }
-    }
-
-    /// Bytes of buffers that these lanes use at the most: each lane holds what it reads and writes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let buffers = self.count * (self.depth + self.target_depth);
-        (buffers as u64 * self.request_bytes).min(DISK_MEMORY_BYTES)
+    fn shared<'a>(
+        &self,
+        recorded: LeafTable,
+        journal: Option<JournalFile>,
+        options: &TransferOptions,
+        progress: &'a Progress,
+        stop: &'a StopSignal,
+    ) -> Shared<'a> {
+        let memory = options.memory.share(DISK_MEMORY_BYTES);
+        let window = Window::new(self.limits);
+        let config = CopierConfig { request_bytes: window.request_bytes(), ..self.config };
+        Shared::new(Copier::new(config, recorded), window, memory, journal, progress, stop)
     }
 }

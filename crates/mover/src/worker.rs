@@ -1,194 +1,60 @@
-//! The worker threads of one transfer.
+//! A worker thread of a transfer, with a lane to each disk.
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drover_copy::{Copier, Failure, FlushTicket, Leaf, Next, StopCause};
-use drover_disk::{Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work};
+use drover_copy::{Leaf, Next};
+use drover_disk::{Buffer, Completion, Disk, DiskError, DiskOp, Lane, Request, Slice, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
-use crate::journal::JournalFile;
-use crate::progress::{Progress, StopSignal};
-use crate::transfer::{Lanes, MoveError};
+use crate::progress::Progress;
+use crate::shared::{Sent, Shared, Turn};
 
-/// A worker with nothing to do looks again after this long, to notice a stop.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// What the workers of a transfer share.
-pub(crate) struct Shared<'a> {
-    core: Mutex<Core>,
-    changed: Condvar,
-    journal: Mutex<Option<JournalFile>>,
-    progress: &'a Progress,
-    stop: &'a StopSignal,
-    started: Instant,
-}
-
-struct Core {
-    copier: Copier,
-    error: Option<MoveError>,
-}
-
-/// How it ended.
-pub(crate) struct End {
-    pub(crate) copier: Copier,
-    pub(crate) journal: Option<JournalFile>,
-    pub(crate) error: Option<MoveError>,
-}
-
-impl<'a> Shared<'a> {
-    pub(crate) fn new(
-        copier: Copier,
-        journal: Option<JournalFile>,
-        progress: &'a Progress,
-        stop: &'a StopSignal,
-    ) -> Self {
-        progress.update(&copier.totals());
-        let core = Mutex::new(Core { copier, error: None });
-        Shared {
-            core,
-            changed: Condvar::new(),
-            journal: Mutex::new(journal),
-            progress,
-            stop,
-            started: Instant::now(),
-        }
-    }
-
-    pub(crate) fn into_end(self) -> End {
-        let core = self.core.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let journal = self.journal.into_inner().unwrap_or_else(PoisonError::into_inner);
-        End { copier: core.copier, journal, error: core.error }
-    }
-
-    fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn next(&self) -> Next {
-        let mut core = self.core();
-        if self.stop.is_set() {
-            core.copier.stop(StopCause::Cancelled);
-        }
-        core.copier.next(self.now())
-    }
-
-    /// Tells the core what happened and wakes workers that wait for it.
-    fn tell<R>(&self, event: impl FnOnce(&mut Copier, Duration) -> R) -> R {
-        let mut core = self.core();
-        let result = event(&mut core.copier, self.now());
-        self.progress.update(&core.copier.totals());
-        drop(core);
-        self.changed.notify_all();
-        result
-    }
-
-    /// Tells the core of a failure; keeps the error if the copy ends because of it.
-    fn failed(&self, span: ByteSpan, error: DiskError) {
-        let mut core = self.core();
-        let now = self.now();
-        if !core.copier.failed(span, failure_of(error.kind), now) {
-            core.error.get_or_insert(error.into());
-        }
-        self.progress.update(&core.copier.totals());
-        drop(core);
-        self.changed.notify_all();
-    }
-
-    fn target_broke(&self) {
-        self.tell(|copier, _| copier.target_lost());
-    }
-
-    fn wait(&self, until: Option<Duration>) {
-        let pause = until.map_or(LOOK_AGAIN, |until| until.saturating_sub(self.now()).min(LOOK_AGAIN));
-        let core = self.core();
-        drop(self.changed.wait_timeout(core, pause.max(Duration::from_micros(100))));
-    }
-
-    /// Flushes the target and records what that made durable.
-    fn flush(&self, ticket: FlushTicket, target: &dyn Disk) {
-        let started = Instant::now();
-        let result = target.flush();
-        match result {
-            Ok(()) => self.record(ticket),
-            Err(error) => {
-                let mut core = self.core();
-                let now = self.now();
-                core.copier.flush_failed(failure_of(error.kind), now);
-                if core.copier.stop_cause() == Some(StopCause::Failed) {
-                    core.error.get_or_insert(error.into());
-                }
-            }
-        }
-        Progress::spent(&self.progress.flush_ns, started.elapsed());
-        self.changed.notify_all();
-    }
-
-    fn record(&self, ticket: FlushTicket) {
-        let entries = self.tell(|copier, now| copier.flushed(ticket, now));
-        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(journal) = journal.as_mut() else { return };
-        match journal.append(&entries) {
-            Ok(()) => self.progress.add_recorded(bytes_of(&entries)),
-            // A copy whose journal cannot be kept must not go on for hours: it could not be resumed.
-            Err(error) => {
-                let mut core = self.core();
-                core.copier.stop(StopCause::Failed);
-                core.error.get_or_insert(error.into());
-            }
-        }
-    }
-}
-
-fn bytes_of(entries: &[drover_copy::Entry]) -> u64 {
-    let blocks = entries.iter().map(|entry| match entry {
-        drover_copy::Entry::Data { leaves, .. } => leaves.len() as u64,
-        drover_copy::Entry::Zero { count, .. } => u64::from(*count),
-        drover_copy::Entry::Complete(_) => 0,
-    });
-    blocks.sum::<u64>() * BLOCK_BYTES
-}
-
-/// What a kind of error means for the copy's course.
-fn failure_of(kind: DiskErrorKind) -> Failure {
-    match kind {
-        DiskErrorKind::Transient => Failure::Transient,
-        DiskErrorKind::Corrupt => Failure::Corrupt,
-        DiskErrorKind::OutOfSpace
-        | DiskErrorKind::Gone
-        | DiskErrorKind::Denied
-        | DiskErrorKind::Unsupported
-        | DiskErrorKind::Misuse
-        | DiskErrorKind::Failed => Failure::Fatal,
-    }
-}
-
-/// Runs the workers to the end of the copy. A panic of one is passed on.
-pub(crate) fn run_workers(shared: &Shared<'_>, lanes: &Lanes, source: &dyn Disk, target: Option<&dyn Disk>) {
+/// Runs up to `count` workers to the end of the copy. A panic of one is passed on.
+pub(crate) fn run_workers(shared: &Shared<'_>, count: usize, source: &dyn Disk, target: Option<&dyn Disk>) {
     std::thread::scope(|scope| {
-        for _ in 0..lanes.count {
-            scope.spawn(|| Worker::new(shared, *lanes, source, target).run());
+        for number in 0..count {
+            scope.spawn(move || {
+                let _guard = PanicGuard(shared);
+                Worker::new(number, shared, source, target).run();
+            });
         }
     });
+}
+
+/// Tells the others when this worker panics.
+struct PanicGuard<'a>(&'a Shared<'a>);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lose();
+        }
+    }
 }
 
 struct Worker<'a> {
+    number: usize,
     shared: &'a Shared<'a>,
-    lanes: Lanes,
     source: Side<'a>,
     target: Option<Side<'a>>,
+    /// Writes in flight on the target's lane at most.
+    target_depth: usize,
     buffers: Vec<Buffer>,
+    sent: HashMap<u64, Sent>,
     writing: HashMap<u64, Writing>,
     write_id: u64,
     /// Which span a write or zero request of the target lane belongs to.
     span_of_write: HashMap<u64, ByteSpan>,
 }
+
+/// Buffers that a worker keeps for further use; more are in flight now and then.
+const BUFFERS_KEPT: usize = 4;
+
+/// Writes in flight on a lane: the next one is on its way while one is served.
+const TARGET_DEPTH: usize = 4;
 
 /// A span whose parts are on their way to the target.
 struct Writing {
@@ -219,13 +85,20 @@ impl Side<'_> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(shared: &'a Shared<'a>, lanes: Lanes, source: &'a dyn Disk, target: Option<&'a dyn Disk>) -> Self {
+    fn new(
+        number: usize,
+        shared: &'a Shared<'a>,
+        source: &'a dyn Disk,
+        target: Option<&'a dyn Disk>,
+    ) -> Self {
         Worker {
+            number,
             shared,
-            lanes,
             source: Side { disk: source, lane: None },
             target: target.map(|disk| Side { disk, lane: None }),
+            target_depth: target.map_or(1, |disk| disk.limits().depth_max.clamp(1, TARGET_DEPTH)),
             buffers: Vec::new(),
+            sent: HashMap::new(),
             writing: HashMap::new(),
             write_id: 0,
             span_of_write: HashMap::new(),
@@ -233,21 +106,36 @@ impl<'a> Worker<'a> {
     }
 
     fn run(&mut self) {
-        let mut pending = Next::Wait(None);
-        loop {
-            while self.source.in_flight() < self.lanes.depth {
-                pending = self.shared.next();
-                if !self.start(pending) {
-                    break;
-                }
+        while self.shared.is_wanted(self.number) {
+            if self.work() {
+                return;
             }
+            self.buffers.clear();
+        }
+    }
+
+    /// Works until all is over (true) or the window has no room for this lane any more (false).
+    fn work(&mut self) -> bool {
+        loop {
+            let pending = self.refill();
             if self.collect() {
                 continue;
             }
             match pending {
-                Next::Done | Next::Stopped => return,
-                Next::Wait(until) => self.idle(until),
-                _ => {}
+                Turn::Full => return false,
+                Turn::Go(Next::Done | Next::Stopped) => return true,
+                Turn::Go(Next::Wait(until)) => self.idle(until),
+                Turn::Go(_) => {}
+            }
+        }
+    }
+
+    /// Starts work until the lane is full or there is none.
+    fn refill(&mut self) -> Turn {
+        loop {
+            match self.shared.next(self.number, self.source.in_flight()) {
+                Turn::Go(next) if self.start(next) => {}
+                pending => return pending,
             }
         }
     }
@@ -256,6 +144,7 @@ impl<'a> Worker<'a> {
     fn start(&mut self, next: Next) -> bool {
         match next {
             Next::Map(span) => self.map(span),
+            Next::Reserve(span) => self.reserve(span),
             Next::Read(span) => self.start_read(span),
             Next::Zero(span) => self.start_zero(span),
             Next::Flush(ticket) => match &self.target {
@@ -283,19 +172,51 @@ impl<'a> Worker<'a> {
         Progress::spent(&self.shared.progress.source_ns, started.elapsed());
     }
 
+    fn reserve(&mut self, span: ByteSpan) {
+        let started = Instant::now();
+        if let Some(target) = &self.target
+            && target.disk.reserve(span).is_err()
+        {
+            // A gain in speed, no more; what the space is missing for will say so when it is written.
+            self.shared.tell(|copier, _| copier.reserve_failed());
+        }
+        Progress::spent(&self.shared.progress.target_ns, started.elapsed());
+    }
+
     fn start_read(&mut self, span: ByteSpan) {
-        let mut buffer =
-            self.buffers.pop().unwrap_or_else(|| Buffer::zeroed(self.lanes.request_bytes as usize));
-        buffer.set_len(span.length as usize);
+        let buffer = self.buffer(span.length as usize);
         let started = Instant::now();
         match self.source.lane() {
-            Ok(lane) => lane.submit(Request { id: span.offset, span, work: Work::Read(buffer) }),
+            Ok(lane) => {
+                self.sent.insert(span.offset, self.shared.sent());
+                lane.submit(Request { id: span.offset, span, work: Work::Read(buffer) });
+            }
             Err(error) => {
-                self.buffers.push(buffer);
+                self.keep(buffer);
                 self.shared.failed(span, error);
             }
         }
         Progress::spent(&self.shared.progress.source_ns, started.elapsed());
+    }
+
+    /// A buffer of that length, if possible one that was used before: fresh memory is slow.
+    fn buffer(&mut self, length: usize) -> Buffer {
+        let found = self.buffers.iter().position(|buffer| buffer.capacity() >= length);
+        let mut buffer = match found {
+            Some(index) => self.buffers.swap_remove(index),
+            None => {
+                self.buffers.pop();
+                Buffer::zeroed(length)
+            }
+        };
+        buffer.set_len(length);
+        buffer
+    }
+
+    fn keep(&mut self, buffer: Buffer) {
+        if self.buffers.len() < BUFFERS_KEPT.max(self.source.in_flight()) {
+            self.buffers.push(buffer);
+        }
     }
 
     fn start_zero(&mut self, span: ByteSpan) {
@@ -313,9 +234,7 @@ impl<'a> Worker<'a> {
     /// Takes one completion; false if nothing was in flight.
     fn collect(&mut self) -> bool {
         let target_in_flight = self.target.as_ref().map_or(0, Side::in_flight);
-        if target_in_flight > 0
-            && (target_in_flight >= self.lanes.target_depth || self.source.in_flight() == 0)
-        {
+        if target_in_flight > 0 && (target_in_flight >= self.target_depth || self.source.in_flight() == 0) {
             self.collect_write();
             return true;
         }
@@ -332,17 +251,21 @@ impl<'a> Worker<'a> {
     fn on_read(&mut self, completion: Completion) {
         let Completion { span, work, result, .. } = completion;
         let Work::Read(buffer) = work else { unreachable!("only reads go to the source") };
+        let sent = self.sent.remove(&span.offset);
         if let Err(error) = result {
-            self.buffers.push(buffer);
+            self.keep(buffer);
             self.shared.failed(span, error);
             return;
+        }
+        if let Some(sent) = sent {
+            self.shared.arrived(span, sent);
         }
         let started = Instant::now();
         let leaves: Vec<Leaf> = buffer.chunks(BLOCK_BYTES as usize).map(Leaf::of).collect();
         Progress::spent(&self.shared.progress.cpu_ns, started.elapsed());
         let parts = self.shared.tell(|copier, _| copier.read(span, leaves));
         if parts.is_empty() {
-            self.buffers.push(buffer);
+            self.keep(buffer);
             return;
         }
         let buffer = Arc::new(buffer);
@@ -360,7 +283,7 @@ impl<'a> Worker<'a> {
     fn start_writes(&mut self, span: ByteSpan, pieces: Vec<(ByteSpan, Option<Slice>)>) {
         self.writing.insert(span.offset, Writing { parts_left: pieces.len(), error: None });
         for (piece, slice) in pieces {
-            while self.target.as_ref().is_some_and(|target| target.in_flight() >= self.lanes.target_depth) {
+            while self.target.as_ref().is_some_and(|target| target.in_flight() >= self.target_depth) {
                 self.collect_write();
             }
             let started = Instant::now();
@@ -392,7 +315,7 @@ impl<'a> Worker<'a> {
         if let Work::Write(slice) = completion.work
             && let Some(buffer) = slice.into_buffer()
         {
-            self.buffers.push(buffer);
+            self.keep(buffer);
         }
         let span = self.span_of_write.remove(&completion.id).expect("the target ends what it was given");
         self.part_ended(span, completion.result.err());

@@ -36,6 +36,7 @@ const LIMITS: WindowLimits = WindowLimits {
     lanes_max: 16,
     depth_max: 16,
     request_min: BLOCK_BYTES,
+    request_start: REQUEST_BYTES_START,
     request_max: 32 * MIB,
     bytes_max: 64 * MIB,
     lanes: None,

@@ -55,6 +55,9 @@ enum Zeroing {
     Write,
 }
 
+/// Bytes of one direct write.
+const DIRECT_BYTES_MAX: usize = 1 << 20;
+
 /// Zeros written at a time where nothing better works.
 const ZEROS_BYTES: usize = 64 << 10;
 static ZEROS: AlignedZeros = AlignedZeros([0; ZEROS_BYTES]);
@@ -173,7 +176,7 @@ impl Handle {
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> io::Result<()> {
         if let Some(direct) = self.direct().filter(|_| piece.whole) {
             let _direct = self.seam.read().unwrap_or_else(PoisonError::into_inner);
-            match write_all(&direct.file, piece.span.offset, bytes) {
+            match write_in_steps(&direct.file, piece.span.offset, bytes) {
                 Err(error) if self.turn_direct_off(&error) => {}
                 result => return result,
             }
@@ -230,6 +233,13 @@ impl Handle {
             at = end;
         }
         Ok(())
+    }
+
+    /// Sets space aside without touching content or length.
+    pub fn reserve(&self, span: ByteSpan) -> Result<(), DiskError> {
+        let keep = FallocateFlags::KEEP_SIZE;
+        retry(|| rustix::fs::fallocate(&self.file, keep, span.offset, span.length))
+            .map_err(|errno| self.error(DiskOp::Write, span, errno.into()))
     }
 
     /// Makes completed writes durable, direct ones and buffered ones, and for a new file its name.
@@ -353,6 +363,12 @@ fn write_all(file: &File, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         offset += length as u64;
     }
     Ok(())
+}
+
+/// Long direct writes go in steps: 8 MiB and more at a time were slower than 2 to 4 on a virtual disk.
+fn write_in_steps(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let steps = bytes.chunks(DIRECT_BYTES_MAX).zip((offset..).step_by(DIRECT_BYTES_MAX));
+    steps.into_iter().try_for_each(|(step, at)| write_all(file, at, step))
 }
 
 /// Does a system call again that a signal interrupted.

@@ -1,0 +1,263 @@
+//! What the workers of a transfer share: the copier, the window, the journal.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_copy::{Copier, Failure, FlushTicket, Next, StopCause, Window};
+use drover_disk::{Disk, DiskError, DiskErrorKind};
+use drover_types::{BLOCK_BYTES, ByteSpan};
+
+use crate::journal::JournalFile;
+use crate::memory::MemoryShare;
+use crate::progress::{Progress, StopSignal};
+use crate::transfer::MoveError;
+
+/// A worker with nothing to do looks again after this long, to notice a stop.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What the workers of a transfer share.
+pub(crate) struct Shared<'a> {
+    core: Mutex<Core>,
+    /// Something happened that a worker with nothing to do may wait for.
+    changed: Condvar,
+    /// The window has room for more lanes, or all is over.
+    wanted: Condvar,
+    journal: Mutex<Option<JournalFile>>,
+    pub(crate) progress: &'a Progress,
+    stop: &'a StopSignal,
+    started: Instant,
+}
+
+struct Core {
+    copier: Copier,
+    window: Window,
+    memory: MemoryShare,
+    memory_bytes: u64,
+    error: Option<MoveError>,
+    /// A worker panicked: what it had in flight will never end.
+    is_lost: bool,
+}
+
+/// What a worker is to do with its lane.
+pub(crate) enum Turn {
+    /// This.
+    Go(Next),
+    /// Its lane is full, or not wanted any more: collect what is in flight.
+    Full,
+}
+
+/// A request that was sent: what the window has to know when it ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    at: Duration,
+    generation: u64,
+}
+
+/// How it ended.
+pub(crate) struct End {
+    pub(crate) copier: Copier,
+    pub(crate) journal: Option<JournalFile>,
+    pub(crate) error: Option<MoveError>,
+}
+
+impl<'a> Shared<'a> {
+    pub(crate) fn new(
+        copier: Copier,
+        window: Window,
+        memory: MemoryShare,
+        journal: Option<JournalFile>,
+        progress: &'a Progress,
+        stop: &'a StopSignal,
+    ) -> Self {
+        progress.update(&copier.totals());
+        let core = Mutex::new(Core { copier, window, memory, memory_bytes: 0, error: None, is_lost: false });
+        Shared {
+            core,
+            changed: Condvar::new(),
+            wanted: Condvar::new(),
+            journal: Mutex::new(journal),
+            progress,
+            stop,
+            started: Instant::now(),
+        }
+    }
+
+    pub(crate) fn into_end(self) -> End {
+        let core = self.core.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let journal = self.journal.into_inner().unwrap_or_else(PoisonError::into_inner);
+        End { copier: core.copier, journal, error: core.error }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the worker of that number is to do, with so many reads in flight on its lane.
+    pub(crate) fn next(&self, worker: usize, in_flight: usize) -> Turn {
+        let mut core = self.core();
+        if core.is_lost {
+            return Turn::Go(Next::Stopped);
+        }
+        core.follow_budget();
+        let depth = if worker < core.window.lanes() { core.window.depth() } else { 0 };
+        if self.stop.is_set() {
+            core.copier.stop(StopCause::Cancelled);
+        }
+        if in_flight >= depth {
+            return Turn::Full;
+        }
+        let next = core.copier.next(self.now());
+        if matches!(next, Next::Done | Next::Stopped) {
+            self.wanted.notify_all();
+        }
+        Turn::Go(next)
+    }
+
+    /// Waits until the window wants the worker of that number; false if all is over before.
+    pub(crate) fn is_wanted(&self, worker: usize) -> bool {
+        let mut core = self.core();
+        loop {
+            if worker < core.window.lanes() {
+                return true;
+            }
+            if core.is_lost || core.copier.is_over() {
+                return false;
+            }
+            core = self.wanted.wait(core).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the transfer after a panic, so that the other workers do not wait for ever.
+    pub(crate) fn lose(&self) {
+        self.core().is_lost = true;
+        self.changed.notify_all();
+        self.wanted.notify_all();
+    }
+
+    /// A read goes out now.
+    pub(crate) fn sent(&self) -> Sent {
+        Sent { at: self.now(), generation: self.core().window.generation() }
+    }
+
+    /// A read ended well.
+    pub(crate) fn arrived(&self, span: ByteSpan, sent: Sent) {
+        let mut core = self.core();
+        let now = self.now();
+        let lanes = core.window.lanes();
+        if !core.window.completed(sent.generation, span.length, now.saturating_sub(sent.at), now) {
+            return;
+        }
+        let bytes = core.window.request_bytes();
+        core.copier.set_request_bytes(bytes);
+        if core.window.lanes() > lanes {
+            self.wanted.notify_all();
+        }
+    }
+
+    /// Tells the core what happened and wakes workers that wait for it.
+    pub(crate) fn tell<R>(&self, event: impl FnOnce(&mut Copier, Duration) -> R) -> R {
+        let mut core = self.core();
+        let result = event(&mut core.copier, self.now());
+        self.progress.update(&core.copier.totals());
+        drop(core);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Tells the core of a failure; keeps the error if the copy ends because of it.
+    pub(crate) fn failed(&self, span: ByteSpan, error: DiskError) {
+        let mut core = self.core();
+        let now = self.now();
+        if !core.copier.failed(span, failure_of(error.kind), now) {
+            core.error.get_or_insert(error.into());
+        }
+        self.progress.update(&core.copier.totals());
+        drop(core);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn target_broke(&self) {
+        self.tell(|copier, _| copier.target_lost());
+    }
+
+    pub(crate) fn wait(&self, until: Option<Duration>) {
+        let pause = until.map_or(LOOK_AGAIN, |until| until.saturating_sub(self.now()).min(LOOK_AGAIN));
+        let core = self.core();
+        drop(self.changed.wait_timeout(core, pause.max(Duration::from_micros(100))));
+    }
+
+    /// Flushes the target and records what that made durable.
+    pub(crate) fn flush(&self, ticket: FlushTicket, target: &dyn Disk) {
+        let started = Instant::now();
+        let result = target.flush();
+        match result {
+            Ok(()) => self.record(ticket),
+            Err(error) => {
+                let mut core = self.core();
+                let now = self.now();
+                core.copier.flush_failed(failure_of(error.kind), now);
+                if core.copier.stop_cause() == Some(StopCause::Failed) {
+                    core.error.get_or_insert(error.into());
+                }
+            }
+        }
+        Progress::spent(&self.progress.flush_ns, started.elapsed());
+        self.changed.notify_all();
+    }
+
+    fn record(&self, ticket: FlushTicket) {
+        let entries = self.tell(|copier, now| copier.flushed(ticket, now));
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(journal) = journal.as_mut() else { return };
+        match journal.append(&entries) {
+            Ok(()) => self.progress.add_recorded(bytes_of(&entries)),
+            // A copy whose journal cannot be kept must not go on for hours: it could not be resumed.
+            Err(error) => {
+                let mut core = self.core();
+                core.copier.stop(StopCause::Failed);
+                core.error.get_or_insert(error.into());
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Takes over the share of memory as it is now.
+    fn follow_budget(&mut self) {
+        let bytes = self.memory.bytes().max(BLOCK_BYTES);
+        if bytes == self.memory_bytes {
+            return;
+        }
+        self.memory_bytes = bytes;
+        self.window.set_bytes_max(bytes);
+        self.copier.set_window_bytes(bytes);
+        self.copier.set_request_bytes(self.window.request_bytes());
+    }
+}
+
+fn bytes_of(entries: &[drover_copy::Entry]) -> u64 {
+    let blocks = entries.iter().map(|entry| match entry {
+        drover_copy::Entry::Data { leaves, .. } => leaves.len() as u64,
+        drover_copy::Entry::Zero { count, .. } => u64::from(*count),
+        drover_copy::Entry::Complete(_) => 0,
+    });
+    blocks.sum::<u64>() * BLOCK_BYTES
+}
+
+/// What a kind of error means for the copy's course.
+fn failure_of(kind: DiskErrorKind) -> Failure {
+    match kind {
+        DiskErrorKind::Transient => Failure::Transient,
+        DiskErrorKind::Corrupt => Failure::Corrupt,
+        DiskErrorKind::OutOfSpace
+        | DiskErrorKind::Gone
+        | DiskErrorKind::Denied
+        | DiskErrorKind::Unsupported
+        | DiskErrorKind::Misuse
+        | DiskErrorKind::Failed => Failure::Fatal,
+    }
+}
