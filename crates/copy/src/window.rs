@@ -24,13 +24,13 @@ const LANES_START: usize = 4;
 /// Requests in flight on a lane at the start.
 const DEPTH_START: usize = 2;
 /// A request that moves this many bytes a second by itself has no fixed cost worth saving.
-const FAST_BYTES_PER_SECOND: f64 = 600e6;
+const FAST_BYTES_PER_SECOND: f64 = 500e6;
 /// A trial is kept if it brings this much more.
-const GAIN_MIN: f64 = 1.15;
+const GAIN_MIN: f64 = 1.3;
 /// Share of the requests in flight that must be served at once for more to be worth it.
 const SERVED_SHARE_MIN: f64 = 0.7;
 /// Shortest time over which a rate is believed.
-const MEASURE_MIN: Duration = Duration::from_millis(5);
+const MEASURE_MIN: Duration = Duration::from_millis(20);
 /// The first pause between trials; four times as long after each that brought nothing.
 const TRIAL_PAUSE: Duration = Duration::from_secs(1);
 const TRIAL_PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -252,7 +252,9 @@ impl Window {
         if !early && !whole {
             return false;
         }
-        let rate = measure.bytes as f64 / elapsed.as_secs_f64().max(1e-9);
+        // The first answers cannot come before one latency has passed.
+        let time = if early { elapsed - best } else { elapsed };
+        let rate = measure.bytes as f64 / time.as_secs_f64().max(1e-9);
         self.measured(rate, now)
     }
 
@@ -293,11 +295,18 @@ impl Window {
                 self.change(Shape { in_flight: (2.0 * served).ceil() as usize, ..before });
             }
         }
-        let is_slow = (self.shape.request as f64) < latency * FAST_BYTES_PER_SECOND;
-        if is_slow && self.trial.is_none() {
+        let is_slow = (before.request as f64) < latency * FAST_BYTES_PER_SECOND;
+        // All memory is in flight and all of it is being served: nothing else can help.
+        let is_spent = served >= SERVED_SHARE_MIN * in_flight && self.is_memory_full();
+        if is_slow && !is_spent && self.trial.is_none() {
             self.try_out(rate, now);
         }
         self.shape != before
+    }
+
+    fn is_memory_full(&self) -> bool {
+        let Shape { in_flight, request, .. } = self.shape;
+        (in_flight as u64 + 1) * request > self.limits.bytes_max / 4 * 3
     }
 
     fn undo(&mut self, trial: Trial, now: Duration) {
