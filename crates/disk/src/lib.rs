@@ -16,6 +16,7 @@
 mod buffer;
 mod check;
 pub mod conformance;
+pub mod device;
 mod error;
 mod file;
 pub mod memory;
