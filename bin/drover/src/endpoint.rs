@@ -3,9 +3,11 @@
 //! ```text
 //! place   what a text names
 //! source  disks to be read
-//! target  disks to be written, and all reasons to refuse
+//! target  disks to be written, and which of them are refused
+//! guard   what must not be overwritten
 //! ```
 
+mod guard;
 mod place;
 mod source;
 mod target;

@@ -11,6 +11,7 @@ mod out;
 mod qcow2;
 mod signals;
 mod source;
+mod state;
 mod target;
 
 use std::process::ExitCode;

@@ -68,12 +68,18 @@ pub fn open_in_place(path: &Path) -> Result<End, Failure> {
     Ok(End { disk, keep, notes: Vec::new() })
 }
 
-/// Makes an image, or goes on with one that has a journal or holds nothing. With `force`, another is replaced.
-pub fn open_target(path: &Path, size: u64, force: bool, options: Qcow2Options) -> Result<TargetEnd, Failure> {
-    let has_journal = journal_path(path).exists();
+/// Makes an image, or goes on with one that an `earlier` copy left or that holds nothing. With `force`, another
+/// is replaced.
+pub fn open_target(
+    path: &Path,
+    size: u64,
+    earlier: bool,
+    force: bool,
+    options: Qcow2Options,
+) -> Result<TargetEnd, Failure> {
     let (disk, is_new) = match path.exists() {
         false => (create(path, size, options)?, true),
-        true if has_journal => (open(path, size, options)?, false),
+        true if earlier => (open(path, size, options)?, false),
         true => match Qcow2Disk::open(path, options) {
             // An earlier try made it and ended before its journal.
             Ok(disk) if disk.was_empty() && fits(&disk, size) && !force => (disk, true),

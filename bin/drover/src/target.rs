@@ -107,8 +107,11 @@ impl TargetProvider for QemuTarget {
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
         let opened = match vm.format {
-            ImageFormat::Raw => open_raw_target(&disk.path, size, false),
-            ImageFormat::Qcow2 => qcow2::open_target(&disk.path, size, false, Qcow2Options::default()),
+            ImageFormat::Raw => open_raw_target(&disk.path, size),
+            ImageFormat::Qcow2 => {
+                let earlier = journal_path(&disk.path).exists();
+                qcow2::open_target(&disk.path, size, earlier, false, Qcow2Options::default())
+            }
         };
         let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
         Ok(OpenedTarget { disk: held(end.disk, end.keep), tag, is_new, zeroed })
@@ -116,7 +119,7 @@ impl TargetProvider for QemuTarget {
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
         let opened: Result<Arc<dyn Disk>, DiskError> = match vm.format {
-            ImageFormat::Raw => FileDisk::open_source(&disk.path).map(|disk| Arc::new(disk) as _),
+            ImageFormat::Raw => FileDisk::open_for_verify(&disk.path).map(|disk| Arc::new(disk) as _),
             ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(&disk.path).map(|disk| Arc::new(disk) as _),
         };
         opened.map_err(|error| {

@@ -7,7 +7,7 @@ use drover_types::Bytes;
 
 use super::SecretArgs;
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Bytes as they are
     Raw,
@@ -55,15 +55,19 @@ pub struct CopyArgs {
     /// Share of the blocks that `--verify sampled` reads, in percent
     #[arg(long, default_value_t = 5.0, value_name = "PERCENT")]
     pub sample: f64,
-    /// Overwrite a target that already holds something
+    /// Overwrite a target that already holds something (never one that is mounted or otherwise in use)
     #[arg(long)]
     pub force: bool,
     /// Keep no journal: the copy cannot be resumed
     #[arg(long)]
     pub no_journal: bool,
-    /// Journal file [default: the target's path with .drover-journal added]
+    /// Journal file [default: the target's path with .drover-journal added; for a block device a file in
+    /// the state folder]
     #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]
     pub journal: Option<PathBuf>,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     #[command(flatten)]
     pub tune: TuneArgs,
     /// User, for vsphere:// sources

@@ -19,7 +19,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let share = share_of(args.sample)?;
     let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
-    let target = endpoint::open_target(args, source.disk.size())?;
+    let target = endpoint::open_target(args, source.disk.as_ref())?;
     let job = Job { args, run, share };
     job.run.tell_notes(&source);
     match target {
@@ -55,11 +55,7 @@ struct Check {
 
 impl Job<'_> {
     fn copy(&self, source: End, target: TargetEnd) -> Result<Exit, Failure> {
-        let journal = match (&self.args.journal, self.args.no_journal) {
-            (Some(path), _) => Some(path.clone()),
-            (None, true) => None,
-            (None, false) => target.journal.clone(),
-        };
+        let journal = target.journal.clone();
         let job = CopyJob {
             source: source.disk.clone(),
             target: target.end.disk.clone(),

@@ -1,6 +1,6 @@
 //! `drover migrate`, `resume` and `cancel`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
@@ -15,6 +15,7 @@ use crate::connect;
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
 use crate::source::VsphereSource;
+use crate::state::state_folder;
 use crate::target::QemuTarget;
 
 /// How long `cancel` waits for the process that runs the plan.
@@ -192,21 +193,5 @@ pub fn unknown_plan(name: &str) -> Failure {
 
 /// Opens the state folder.
 pub fn open_store(args: &RunArgs) -> Result<Store, Failure> {
-    let folder = match &args.state {
-        Some(folder) => folder.clone(),
-        None => default_state(),
-    };
-    Ok(Store::open(&folder)?)
-}
-
-fn default_state() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if variable("HOME").is_none_or(|home| home == Path::new("/root")) {
-        return PathBuf::from("/var/lib/drover");
-    }
-    let state = variable("XDG_STATE_HOME");
-    state
-        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
-        .unwrap_or_default()
-        .join("drover")
+    Ok(Store::open(&state_folder(args.state.as_deref()))?)
 }

@@ -33,9 +33,21 @@ impl FileDisk {
     /// device is smaller than asked, mounted or otherwise in use; when another process holds the
     /// lock (a second drover, a running QEMU); when the path is neither file nor device.
     pub fn open_target(path: impl AsRef<Path>, how: OpenTarget) -> Result<FileDisk, DiskError> {
-        let path = path.as_ref();
+        FileDisk::target(path.as_ref(), how, false)
+    }
+
+    /// As [`FileDisk::open_target`], but takes a regular file whatever it holds and whatever its size,
+    /// and empties it once it is locked.
+    ///
+    /// # Errors
+    /// As [`FileDisk::open_target`].
+    pub fn open_target_emptied(path: impl AsRef<Path>, size: u64) -> Result<FileDisk, DiskError> {
+        FileDisk::target(path.as_ref(), OpenTarget { size, create: true, resume: true }, true)
+    }
+
+    fn target(path: &Path, how: OpenTarget, emptied: bool) -> Result<FileDisk, DiskError> {
         let name = path.display().to_string();
-        let target = open(path, how).map_err(|source| open_error(&name, source))?;
+        let target = open(path, how, emptied).map_err(|source| open_error(&name, source))?;
         let handle = Handle::for_target(name, target.file, target.kind, how.size, target.new_in);
         let features = Features {
             writable: true,
@@ -55,9 +67,15 @@ struct Target {
     new_in: Option<PathBuf>,
 }
 
-fn open(path: &Path, how: OpenTarget) -> io::Result<Target> {
+fn open(path: &Path, how: OpenTarget, emptied: bool) -> io::Result<Target> {
     match check_kind(path) {
         Ok(FileKind::Block) => open_block(path, how),
+        Ok(FileKind::Regular) if emptied => {
+            let file = open_options().open(path)?;
+            lock(&file)?;
+            file.set_len(0)?;
+            fill_locked(file, how, None)
+        }
         Ok(FileKind::Regular) => fill(open_options().open(path)?, how, None),
         Err(error) if error.kind() == io::ErrorKind::NotFound && how.create => create(path, how),
         Err(error) => Err(error),
@@ -130,6 +148,10 @@ pub(super) fn parent_of(path: &Path) -> &Path {
 /// since only the lock keeps others from changing it.
 fn fill(file: File, how: OpenTarget, new_in: Option<PathBuf>) -> io::Result<Target> {
     lock(&file)?;
+    fill_locked(file, how, new_in)
+}
+
+fn fill_locked(file: File, how: OpenTarget, new_in: Option<PathBuf>) -> io::Result<Target> {
     let length = file.metadata()?.len();
     let zeroed = length == 0;
     if zeroed {

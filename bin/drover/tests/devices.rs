@@ -1,0 +1,193 @@
+//! Block devices as targets: loop devices, where this machine has them.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output as ProcessOutput};
+
+use common::{MIB, disk_file, same_bytes};
+use drover_lab::Drover;
+
+/// A loop device over a file, gone when dropped.
+struct Loop {
+    device: String,
+    file: PathBuf,
+}
+
+impl Loop {
+    fn over(file: &Path) -> Option<Loop> {
+        let output = ran("losetup", &["--find", "--show", file.to_str().unwrap()]);
+        match output.filter(|output| output.status.success()) {
+            Some(output) => {
+                let device = String::from_utf8(output.stdout).unwrap().trim().to_string();
+                Some(Loop { device, file: file.to_path_buf() })
+            }
+            None => {
+                println!("skipped: no loop devices here");
+                None
+            }
+        }
+    }
+
+    fn blank(folder: &Path, name: &str, bytes: u64) -> Option<Loop> {
+        let file = folder.join(name);
+        std::fs::File::create(&file).unwrap().set_len(bytes).unwrap();
+        Loop::over(&file)
+    }
+
+    fn starts_with(&self, source: &Path) -> bool {
+        let (device, source) = (std::fs::read(&self.device).unwrap(), std::fs::read(source).unwrap());
+        device[..source.len()] == source
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        ran("losetup", &["--detach", &self.device]);
+    }
+}
+
+fn ran(program: &str, args: &[&str]) -> Option<ProcessOutput> {
+    Command::new(program).args(args).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().ok()
+}
+
+fn setup() -> (tempfile::TempDir, Drover) {
+    let folder = tempfile::tempdir().unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    (folder, drover)
+}
+
+fn copy(drover: &Drover, source: &Path, target: &str, more: &[&str], code: i32) -> String {
+    let output = drover.run(&[&["copy", source.to_str().unwrap(), target], more].concat()).unwrap();
+    assert_eq!(output.code, Some(code), "{more:?}: {}", output.err);
+    output.err
+}
+
+#[test]
+fn a_blank_device_takes_a_disk_and_its_rest_is_left_alone() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 5 * MIB + 512);
+    let Some(device) = Loop::blank(folder.path(), "device", 8 * MIB) else { return };
+    std::fs::write(&device.file, vec![0xee; 8 * MIB as usize]).unwrap();
+    let said = copy(&drover, &source, &device.device, &["--verify", "full"], 0);
+    assert!(said.contains("verified: equal"), "{said}");
+    assert!(device.starts_with(&source));
+    let all = std::fs::read(&device.device).unwrap();
+    assert!(all[5 * MIB as usize + 512..].iter().all(|byte| *byte == 0xee), "what is behind the disk");
+    let journals = std::fs::read_dir(folder.path().join("state/journals")).unwrap();
+    assert_eq!(journals.count(), 0, "a finished copy needs no journal");
+    let output = drover.run(&["verify", source.to_str().unwrap(), &device.device, "--allow-longer"]).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let larger = disk_file(folder.path(), "larger", 9 * MIB);
+    assert!(copy(&drover, &larger, &device.device, &[], 7).contains("are needed"));
+}
+
+#[test]
+fn a_device_with_a_signature_is_refused_unless_forced() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 3 * MIB);
+    let Some(device) = Loop::blank(folder.path(), "device", 8 * MIB) else { return };
+    let Some(made) = ran("mkfs.ext4", &["-q", "-F", &device.device]) else {
+        println!("skipped: mkfs.ext4 is not installed");
+        return;
+    };
+    assert!(made.status.success());
+    let before = std::fs::read(&device.device).unwrap();
+    let said = copy(&drover, &source, &device.device, &[], 7);
+    assert!(said.contains("ext2/3/4 file system at byte 1080") && said.contains("wipefs"), "{said}");
+    copy(&drover, &source, &device.device, &["--no-journal"], 7);
+    copy(&drover, &source, &device.device, &["--format", "qcow2", "--force"], 2);
+    assert!(std::fs::read(&device.device).unwrap() == before, "a refusal changes nothing");
+    copy(&drover, &source, &device.device, &["--force"], 0);
+    assert!(device.starts_with(&source));
+}
+
+#[test]
+fn a_mounted_device_is_refused_even_if_forced() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 3 * MIB);
+    let Some(device) = Loop::blank(folder.path(), "device", 8 * MIB) else { return };
+    let at = folder.path().join("mnt");
+    std::fs::create_dir(&at).unwrap();
+    let made = ran("mkfs.ext4", &["-q", "-F", &device.device]).is_some_and(|output| output.status.success());
+    let mounted = made
+        && ran("mount", &[&device.device, at.to_str().unwrap()])
+            .is_some_and(|output| output.status.success());
+    if !mounted {
+        println!("skipped: nothing can be mounted here");
+        return;
+    }
+    let outputs: Vec<String> =
+        [&[][..], &["--force"]].map(|more| copy(&drover, &source, &device.device, more, 7)).into();
+    ran("umount", &[at.to_str().unwrap()]);
+    for said in outputs {
+        assert!(said.contains("is mounted at") && said.contains("--force does not change this"), "{said}");
+    }
+}
+
+#[test]
+fn a_device_is_not_overwritten_with_what_it_shows() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let Some(device) = Loop::over(&source) else { return };
+    let said = copy(&drover, &source, &device.device, &["--force"], 2);
+    assert!(said.contains("both source and target"), "{said}");
+    let device_path = Path::new(&device.device);
+    copy(&drover, device_path, source.to_str().unwrap(), &["--force"], 2);
+    copy(&drover, device_path, &device.device, &["--force"], 2);
+    let node = folder.path().join("node");
+    let number: Vec<u32> = {
+        use std::os::unix::fs::MetadataExt;
+        let rdev = std::fs::metadata(device_path).unwrap().rdev();
+        vec![rustix::fs::major(rdev), rustix::fs::minor(rdev)]
+    };
+    let made = ran("mknod", &[node.to_str().unwrap(), "b", &number[0].to_string(), &number[1].to_string()]);
+    if made.is_some_and(|output| output.status.success()) {
+        copy(&drover, device_path, node.to_str().unwrap(), &["--force"], 2);
+    }
+}
+
+#[test]
+fn a_copy_to_a_device_goes_on_where_it_stopped() {
+    let (folder, drover) = setup();
+    let source = folder.path().join("source");
+    // With a file system's mark in it, so that the half copy holds a signature, too.
+    let mut content = std::fs::read(disk_file(folder.path(), "content", 16 * MIB)).unwrap();
+    content[1080..1082].copy_from_slice(b"\x53\xef");
+    std::fs::write(&source, content).unwrap();
+    let Some(device) = Loop::blank(folder.path(), "device", 16 * MIB) else { return };
+    let socket = folder.path().join("nbd.sock");
+    let server = Command::new("nbdkit")
+        .args(["-f", "--exit-with-parent", "-r", "-U", socket.to_str().unwrap(), "--filter=delay", "file"])
+        .args([source.to_str().unwrap(), "delay-read=120ms"])
+        .spawn();
+    let Ok(mut server) = server else {
+        println!("skipped: nbdkit is not installed");
+        return;
+    };
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let slow = ["copy", &uri, &device.device, "--request", "1MiB", "--lanes", "1", "--depth", "1"];
+    let child = drover.start(&slow).unwrap();
+    let journals = folder.path().join("state/journals");
+    let recorded = || {
+        let files = std::fs::read_dir(&journals).ok()?;
+        files.flatten().filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).max()
+    };
+    for _ in 0..600 {
+        if recorded().is_some_and(|bytes| bytes > 128) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    let output = drover.run(&["copy", &uri, &device.device, "--verify", "full"]).unwrap();
+    let _ = server.kill();
+    let _ = server.wait();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    assert!(output.err.contains("resumed"), "{}", output.err);
+    assert!(same_bytes(&source, Path::new(&device.device)));
+}

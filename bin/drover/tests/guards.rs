@@ -1,0 +1,252 @@
+//! What `drover copy` must not overwrite, and options at their edges.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{MIB, disk_file, same_bytes};
+use drover_copy::{Entry, Leaf};
+use drover_disk::{Disk, FileDisk};
+use drover_lab::Drover;
+use drover_mover::{JournalFile, file_tag, journal_path};
+
+fn setup() -> (tempfile::TempDir, Drover) {
+    let folder = tempfile::tempdir().unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    (folder, drover)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn copied(drover: &Drover, source: &Path, target: &Path, more: &[&str]) -> String {
+    let output = drover.run(&[&["copy", text(source), text(target)], more].concat()).unwrap();
+    assert_eq!(output.code, Some(0), "{more:?}: {}", output.err);
+    assert!(more.contains(&"qcow2") || same_bytes(source, target), "{more:?}: not equal");
+    output.err
+}
+
+fn refused(drover: &Drover, source: &Path, target: &Path, more: &[&str], code: i32, words: &str) {
+    let before = std::fs::read(source).unwrap();
+    let output = drover.run(&[&["copy", text(source), text(target)], more].concat()).unwrap();
+    assert_eq!(output.code, Some(code), "{more:?}: {}", output.err);
+    assert!(output.err.contains(words), "'{words}' is not in: {}", output.err);
+    assert!(std::fs::read(source).unwrap() == before, "the source is as it was");
+}
+
+/// Leaves `target` as a copy of `source` that stopped after its first half.
+fn half_copied(source: &Path, target: &Path, journal: &Path) {
+    let content = std::fs::read(source).unwrap();
+    let mut half = content.clone();
+    let border = content.len() / 2 / 65536 * 65536;
+    half[border..].fill(0);
+    std::fs::write(target, &half).unwrap();
+    let identity = FileDisk::open_source(source).unwrap().identity();
+    let size = content.len() as u64;
+    let mut journal =
+        JournalFile::start(journal, size, &identity, &file_tag(target).unwrap(), true).unwrap().journal;
+    for (block, bytes) in content[..border].chunks(65536).enumerate() {
+        let first = block as u64;
+        let entry = match Leaf::of(bytes) {
+            Leaf::Zero => Entry::Zero { first, count: 1 },
+            Leaf::Data(digest) => Entry::Data { first, leaves: vec![digest] },
+        };
+        journal.append(&[entry]).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_is_not_copied_onto_itself_under_any_name() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB);
+    let at = |name: &str| folder.path().join(name);
+    symlink(&source, at("symbolic")).unwrap();
+    std::fs::hard_link(&source, at("hard")).unwrap();
+    std::fs::create_dir(at("inner")).unwrap();
+    for name in ["source", "symbolic", "hard", "inner/../source"] {
+        for force in [&[][..], &["--force"], &["--force", "--no-journal"]] {
+            refused(&drover, &source, &at(name), force, 2, "both source and target");
+        }
+    }
+    refused(&drover, &at("symbolic"), &source, &["--force"], 2, "both source and target");
+    symlink("/no/such/file", at("dangling")).unwrap();
+    refused(&drover, &source, &at("dangling"), &[], 7, "symbolic link to something that is not there");
+    refused(&drover, &source, &at("inner"), &["--force"], 7, "directory");
+    refused(&drover, &source, Path::new("/dev/null"), &["--force"], 7, "character device");
+}
+
+#[test]
+fn files_that_the_sources_image_is_made_of_are_no_targets() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        println!("skipped: qemu-img is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let at = |name: &str| folder.path().join(name);
+    let make = |args: &[&str]| assert!(Command::new("qemu-img").args(args).status().unwrap().success());
+    let base = disk_file(folder.path(), "base.raw", 2 * MIB);
+    let before = std::fs::read(&base).unwrap();
+    let overlay = at("overlay.qcow2");
+    make(&["create", "-q", "-f", "qcow2", "-b", text(&base), "-F", "raw", text(&overlay)]);
+    refused(&drover, &overlay, &base, &["--force"], 2, "a part of the source");
+    let vmdk = at("disk.vmdk");
+    make(&["convert", "-q", "-O", "vmdk", "-o", "subformat=monolithicFlat", text(&base), text(&vmdk)]);
+    refused(
+        &drover,
+        &vmdk,
+        &at("disk-flat.vmdk"),
+        &["--force", "--format", "raw"],
+        2,
+        "a part of the source",
+    );
+    assert!(std::fs::read(&base).unwrap() == before);
+}
+
+#[test]
+fn a_symbolic_link_is_followed_and_the_target_has_one_journal() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+    half_copied(&source, &target, &journal_path(&target));
+    symlink(&target, &link).unwrap();
+    let said = copied(&drover, &source, &link, &[]);
+    assert!(said.contains("resumed") && !journal_path(&target).exists(), "{said}");
+    assert!(link.is_symlink());
+}
+
+#[test]
+fn a_half_copy_that_was_changed_since_is_not_gone_on_with() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let target = folder.path().join("target");
+    half_copied(&source, &target, &journal_path(&target));
+    let mut content = std::fs::read(&target).unwrap();
+    content[70_000] ^= 1;
+    std::fs::write(&target, content).unwrap();
+    refused(&drover, &source, &target, &[], 7, "changed since its journal was made");
+    copied(&drover, &source, &target, &["--force"]);
+}
+
+#[test]
+fn a_journal_that_is_not_kept_does_not_lie_to_the_next_run() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let other = folder.path().join("other");
+    std::fs::write(&other, vec![7; 4 * MIB as usize]).unwrap();
+    let target = folder.path().join("target");
+    half_copied(&source, &target, &journal_path(&target));
+    refused(&drover, &other, &target, &["--no-journal"], 7, "already holds");
+    copied(&drover, &other, &target, &["--no-journal", "--force"]);
+    assert!(!journal_path(&target).exists());
+    refused(&drover, &source, &target, &[], 7, "already holds");
+}
+
+#[test]
+fn a_finished_copy_is_overwritten_by_another_source_only_if_forced() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 3 * MIB);
+    let other = disk_file(folder.path(), "other", 2 * MIB);
+    let (target, journal) = (folder.path().join("target"), folder.path().join("journal"));
+    copied(&drover, &source, &target, &["--journal", text(&journal)]);
+    copied(&drover, &source, &target, &["--journal", text(&journal)]);
+    refused(&drover, &other, &target, &["--journal", text(&journal)], 7, "finished copy of another source");
+    copied(&drover, &other, &target, &["--journal", text(&journal), "--force"]);
+    std::fs::rename(&journal, journal_path(&target)).unwrap();
+    refused(&drover, &source, &target, &[], 7, "finished copy of another source");
+}
+
+#[test]
+fn a_file_of_another_size_is_overwritten_if_forced() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB + 5);
+    for (name, bytes) in [("longer", 3 * MIB), ("shorter", 100), ("tiny", 1)] {
+        let target = folder.path().join(name);
+        std::fs::write(&target, vec![9; bytes as usize]).unwrap();
+        refused(&drover, &source, &target, &[], 7, "already holds");
+        copied(&drover, &source, &target, &["--force"]);
+    }
+}
+
+#[test]
+fn only_a_journal_is_written_over_as_a_journal() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB);
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("letter"), "dear all").unwrap();
+    std::fs::create_dir(at("folder")).unwrap();
+    symlink(&source, at("link")).unwrap();
+    for journal in ["source", "letter", "folder", "target", "link"] {
+        let _ = std::fs::remove_file(at("target"));
+        let more = ["--force", "--journal", text(&at(journal)).to_string().leak()];
+        refused(&drover, &source, &at("target"), &more, 2, "--journal");
+    }
+    assert_eq!(std::fs::read_to_string(at("letter")).unwrap(), "dear all");
+}
+
+#[test]
+fn qcow2_targets_are_taken_anew_if_forced() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        println!("skipped: qemu-img is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB);
+    let larger = disk_file(folder.path(), "larger", 5 * MIB);
+    let (image, back): (PathBuf, PathBuf) = (folder.path().join("image.qcow2"), folder.path().join("back"));
+    copied(&drover, &larger, &image, &["--format", "qcow2"]);
+    refused(&drover, &source, &image, &[], 7, "is there already");
+    copied(&drover, &source, &image, &["--format", "qcow2", "--force"]);
+    let output = drover.run(&["copy", text(&image), text(&back)]).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    assert!(same_bytes(&source, &back), "the image has the new disk and its size");
+}
+
+#[test]
+fn options_at_their_edges_neither_break_nor_hang_a_copy() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 3 * MIB + 7);
+    let huge = u64::MAX.to_string();
+    for (number, more) in [
+        ["--lanes", "0"],
+        ["--lanes", "18446744073709551615"],
+        ["--depth", "0"],
+        ["--depth", "18446744073709551615"],
+        ["--request", "0"],
+        ["--request", "1"],
+        ["--request", "16EiB"],
+        ["--request", &huge],
+        ["--memory", "0"],
+        ["--memory", "1"],
+        ["--memory", &huge],
+        ["--retry-for", "0"],
+        ["--retry-for", &huge],
+        ["--sample", "0"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let target = folder.path().join(format!("target-{number}"));
+        let output =
+            drover.run(&[&["copy", text(&source), text(&target), "--verify", "full"], &more[..]].concat());
+        let output = output.unwrap();
+        let refused_as_text = output.code == Some(2) && output.err.contains("error: invalid value");
+        let copied = output.code == Some(0) && same_bytes(&source, &target);
+        assert!(copied || refused_as_text, "{more:?}: {:?} {}", output.code, output.err);
+    }
+}
+
+#[test]
+fn empty_disks_are_copied_hashed_and_compared() {
+    let (folder, drover) = setup();
+    let source = folder.path().join("source");
+    std::fs::write(&source, "").unwrap();
+    let target = folder.path().join("target");
+    copied(&drover, &source, &target, &["--verify", "full"]);
+    copied(&drover, &source, &folder.path().join("second"), &["--verify", "source"]);
+    assert_eq!(drover.run(&["hash", text(&source)]).unwrap().code, Some(0));
+    assert_eq!(drover.run(&["verify", text(&source), text(&target)]).unwrap().code, Some(0));
+}
