@@ -12,8 +12,24 @@ use drover_image::{Format, OpenOptions, open};
 use drover_types::ByteSpan;
 use support::{Folder, Random, has_qemu, mixture};
 
+/// Address space that all tests of this program together may ever take. A table of the length that
+/// an image claims, taken on trust, would be far above it.
+const MEMORY_KIB_MAX: u64 = 2 << 20;
+
+fn memory_is_bounded() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
+    let kib: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kib < MEMORY_KIB_MAX, "{kib} KiB");
+}
+
 /// Reads here and there, asks for extents; errors are fine.
 fn poke(path: &Path, format: Format) {
+    look(path, format);
+    memory_is_bounded();
+}
+
+fn look(path: &Path, format: Format) {
     let Ok(disk) = open(path, format, &OpenOptions::default()) else { return };
     let size = disk.size();
     if size == 0 {
@@ -122,7 +138,7 @@ fn qcow2_that_lies_does_no_harm() {
         let image = image(&folder, format!("-O qcow2 {options}").trim_end());
         every_field(&folder, Format::Qcow2, &image, 0..128);
         every_length(&folder, Format::Qcow2, &image);
-        random_damage(&folder, Format::Qcow2, &image, 300);
+        random_damage(&folder, Format::Qcow2, &image, 150);
     }
 }
 
@@ -138,7 +154,7 @@ fn vmdk_that_lies_does_no_harm() {
         let footer = image.len() - 1024;
         every_field(&folder, Format::Vmdk, &image, footer..footer + 80);
         every_length(&folder, Format::Vmdk, &image);
-        random_damage(&folder, Format::Vmdk, &image, 300);
+        random_damage(&folder, Format::Vmdk, &image, 150);
     }
 }
 
@@ -173,10 +189,13 @@ fn vhd_and_vhdx_that_lie_do_no_harm() {
         every_signed_field(&folder, &vhd, at..at + length, sum);
     }
     let vhdx = image_of("vhdx -o block_size=1M");
-    random_damage(&folder, Format::Vhdx, &vhdx, 100);
+    random_damage(&folder, Format::Vhdx, &vhdx, 40);
     let metadata = vhdx.windows(8).position(|eight| eight == b"metadata").unwrap();
     every_field(&folder, Format::Vhdx, &vhdx, metadata..metadata + 192);
     every_field(&folder, Format::Vhdx, &vhdx, metadata + 65536..metadata + 65536 + 64);
+    for (at, length) in [(64 << 10, 80), (192 << 10, 80)] {
+        every_summed_field(&folder, &vhdx, at, length);
+    }
     let blocks = 3 << 20;
     every_field(&folder, Format::Vhdx, &vhdx, blocks..blocks + 64);
 }
@@ -197,4 +216,66 @@ fn every_signed_field(folder: &Folder, image: &[u8], part: std::ops::Range<usize
             }
         }
     }
+}
+
+/// Fields of a VHDX header (4 KiB) or region table (64 KiB). Both copies of it get the value, else the
+/// good one would be taken.
+fn every_summed_field(folder: &Folder, image: &[u8], at: usize, fields: usize) {
+    let path = folder.file("hostile");
+    std::fs::write(&path, image).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let length = if at == 64 << 10 { 4096 } else { 64 << 10 };
+    for width in [4, 8] {
+        for field in (8..fields).step_by(4) {
+            for value in extremes(width) {
+                let mut part = image[at..at + length].to_vec();
+                part[field..field + width].copy_from_slice(&value);
+                part[4..8].fill(0);
+                let sum = crc32c(&part).to_le_bytes();
+                part[4..8].copy_from_slice(&sum);
+                file.write_all_at(&part, at as u64).unwrap();
+                file.write_all_at(&part, at as u64 + (64 << 10)).unwrap();
+                poke(&path, Format::Vhdx);
+            }
+        }
+    }
+    for at in [at, at + (64 << 10)] {
+        file.write_all_at(&image[at..at + length], at as u64).unwrap();
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = !0u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    !crc
+}
+
+/// A frame of zstd that asks for a window of gigabytes, where a cluster of 64 KiB should be.
+#[test]
+fn a_huge_window_is_refused_before_memory_is_taken() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    let mut image = image(&folder, "-O qcow2 -c -o compression_type=zstd");
+    let frames: Vec<usize> =
+        (0..image.len() - 4).filter(|at| image[*at..at + 4] == [0x28, 0xb5, 0x2f, 0xfd]).collect();
+    assert!(!frames.is_empty());
+    for at in frames {
+        // Frame header descriptor without content size, then a window of 2 GiB.
+        image[at + 4] = 0;
+        image[at + 5] = 21 << 3;
+    }
+    let path = folder.file("hostile");
+    std::fs::write(&path, image).unwrap();
+    let disk = support::opened(&path, Format::Qcow2);
+    let error = support::read_all(&disk).unwrap_err();
+    assert_eq!(error.kind, drover_disk::DiskErrorKind::Corrupt);
+    assert!(error.source.to_string().contains("too much memory"), "{}", error.source);
+    memory_is_bounded();
 }
