@@ -228,3 +228,138 @@ fn a_stream_is_read_at_an_offset_and_damage_in_it_is_found() {
         }
     }
 }
+
+/// A base of one flat extent, and the descriptor of a delta on it.
+fn with_base(folder: &Folder, kind: &str, create_type: &str, sectors: usize) -> Vec<u8> {
+    let base = mixture(sectors * 512, 20);
+    std::fs::write(folder.file("web-flat.vmdk"), &base).unwrap();
+    let text = format!("RW {sectors} VMFS \"web-flat.vmdk\"");
+    std::fs::write(folder.file("web.vmdk"), descriptor(&text)).unwrap();
+    let delta = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=fffffffe\ncreateType=\"{create_type}\"\n\
+         parentFileNameHint=\"web.vmdk\"\nRW {sectors} {kind} \"web-000001-delta.vmdk\"\n"
+    );
+    std::fs::write(folder.file("web-000001.vmdk"), delta).unwrap();
+    base
+}
+
+/// Random grains of `grain` sectors: `(number, None)` for zeros, else a byte that fills it.
+fn random_grains(random: &mut Random, count: u64, zeros: bool) -> Vec<(u64, Option<u8>)> {
+    let mut grains: Vec<(u64, Option<u8>)> = Vec::new();
+    for number in 0..count {
+        match random.below(6) {
+            0 => grains.push((number, Some(1 + random.below(255) as u8))),
+            1 if zeros => grains.push((number, None)),
+            _ => {}
+        }
+    }
+    grains
+}
+
+fn overlaid(base: &[u8], grains: &[(u64, Option<u8>)], grain_bytes: usize) -> Vec<u8> {
+    let mut bytes = base.to_vec();
+    for (number, byte) in grains {
+        let start = *number as usize * grain_bytes;
+        let end = (start + grain_bytes).min(bytes.len());
+        bytes[start..end].fill(byte.unwrap_or(0));
+    }
+    bytes
+}
+
+#[test]
+fn deltas_of_esxi_snapshots_are_read_over_their_base() {
+    let folder = Folder::new();
+    let sectors = 9000;
+    let base = with_base(&folder, "VMFSSPARSE", "vmfsSparse", sectors);
+    let grains = random_grains(&mut Random(1), sectors as u64, false);
+    let mut image = vec![0; 8 * 512];
+    image[..4].copy_from_slice(b"COWD");
+    for (at, number) in [(4, 1), (8, 3), (12, sectors), (16, 1), (20, 4), (24, 3)] {
+        image[at..at + 4].copy_from_slice(&(number as u32).to_le_bytes());
+    }
+    // Three tables of 4096 entries; the middle one is not there.
+    let tables = [8usize, 0, 40];
+    for (index, sector) in tables.iter().enumerate() {
+        image[2048 + index * 4..2052 + index * 4].copy_from_slice(&(*sector as u32).to_le_bytes());
+    }
+    image.resize(72 * 512, 0);
+    let grains: Vec<_> = grains.into_iter().filter(|(number, _)| number / 4096 != 1).collect();
+    for (number, byte) in &grains {
+        let entry = tables[*number as usize / 4096] * 512 + *number as usize % 4096 * 4;
+        let sector = (image.len() / 512) as u32;
+        image[entry..entry + 4].copy_from_slice(&sector.to_le_bytes());
+        image.extend([byte.unwrap(); 512]);
+    }
+    std::fs::write(folder.file("web-000001-delta.vmdk"), &image).unwrap();
+    let disk = opened(&folder.file("web-000001.vmdk"), Format::Vmdk);
+    conformance::check_reader(&disk, &overlaid(&base, &grains, 512));
+    assert_eq!(disk.chain_length(), 2);
+    if has_qemu() {
+        folder.agrees(Format::Vmdk, "vmdk", "web-000001.vmdk");
+    }
+    let (kind, text) = refused(&folder.file("web-000001-delta.vmdk"), Format::Vmdk);
+    assert!(kind == DiskErrorKind::Unsupported && text.contains("open the descriptor"), "{text}");
+}
+
+/// Sectors: 0 header, 1 volatile header, 8 directory, 16 tables of 64 sectors, then grains of 8.
+fn se_sparse(sectors: usize, grains: &[(u64, Option<u8>)]) -> Vec<u8> {
+    let tables = sectors.div_ceil(8 * 4096);
+    let grains_offset = 16 + 64 * tables;
+    let mut image = vec![0; grains_offset * 512];
+    let mut put = |at: usize, number: u64| image[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    let numbers = [0xcafe_babe, 0x2_0000_0001, sectors as u64, 8, 64];
+    numbers.iter().enumerate().for_each(|(index, number)| put(index * 8, *number));
+    for (at, number) in
+        [(80, 1), (88, 1), (128, 8), (136, 8), (144, 16), (152, 64 * tables), (192, grains_offset)]
+    {
+        put(at, number as u64);
+    }
+    put(512, 0xcafe_cafe);
+    (0..tables).for_each(|table| put(8 * 512 + table * 8, 0x1000_0000_0000_0000 | table as u64));
+    for (number, byte) in grains {
+        let place = 16 * 512 + *number as usize * 8;
+        let index = ((image.len() - grains_offset * 512) / 4096) as u64;
+        let entry = match byte {
+            Some(_) => 0x3 << 60 | (index & 0xfff) << 48 | index >> 12,
+            None => (1 + number % 2) << 60,
+        };
+        image[place..place + 8].copy_from_slice(&entry.to_le_bytes());
+        image.extend(byte.iter().flat_map(|byte| [*byte; 4096]));
+    }
+    image
+}
+
+#[test]
+fn deltas_of_large_disks_are_read_over_their_base() {
+    let folder = Folder::new();
+    // So many grains that their numbers need more than twelve bits.
+    let sectors = 8 * 4096 * 9 + 8 * 5;
+    let base = with_base(&folder, "SESPARSE", "seSparse", sectors);
+    let grains = random_grains(&mut Random(2), sectors as u64 / 8, true);
+    assert!(grains.iter().filter(|(_, byte)| byte.is_some()).count() > 5000);
+    let image = se_sparse(sectors, &grains);
+    let path = folder.file("web-000001-delta.vmdk");
+    std::fs::write(&path, &image).unwrap();
+    let disk = opened(&folder.file("web-000001.vmdk"), Format::Vmdk);
+    assert!(read_all(&disk).unwrap() == overlaid(&base, &grains, 4096));
+    if has_qemu() {
+        assert!(folder.content("vmdk", "web-000001.vmdk") == overlaid(&base, &grains, 4096));
+    }
+    let mut open = image.clone();
+    open[512 + 24] = 1;
+    std::fs::write(&path, &open).unwrap();
+    let (kind, text) = refused(&folder.file("web-000001.vmdk"), Format::Vmdk);
+    assert!(kind == DiskErrorKind::Unsupported && text.contains("journal"), "{text}");
+    // Lies.
+    for at in (0..208).step_by(4).chain((512..544).step_by(4)).chain([4096, 4100, 8192, 8196]) {
+        for value in [0u32, 1, 0x7fff_ffff, u32::MAX] {
+            let mut bytes = image.clone();
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            bytes.truncate(300_000);
+            std::fs::write(&path, &bytes).unwrap();
+            let options = drover_image::OpenOptions::default();
+            let disk = drover_image::open(folder.file("web-000001.vmdk"), Format::Vmdk, &options);
+            let _ = disk.map(|disk| disk.extents(ByteSpan::new(0, disk.size())).is_ok());
+        }
+    }
+}

@@ -41,6 +41,10 @@ pub(crate) enum ExtentKind {
     Flat,
     /// With tables.
     Sparse,
+    /// As an ESXi snapshot's delta, up to VMFS 5.
+    Cowd,
+    /// As an ESXi snapshot's delta, from VMFS 6 on and for large disks.
+    SeSparse,
     /// Not at all: zeros.
     Zero,
 }
@@ -52,13 +56,15 @@ pub(crate) const DESCRIPTOR_BYTES_MAX: u64 = 1 << 20;
 const NO_PARENT: u32 = 0xffff_ffff;
 
 /// Kinds of disks whose content is in files that are read here.
-const CREATE_TYPES: [&str; 7] = [
+const CREATE_TYPES: [&str; 9] = [
     "monolithicSparse",
     "monolithicFlat",
     "twoGbMaxExtentSparse",
     "twoGbMaxExtentFlat",
     "streamOptimized",
     "vmfs",
+    "vmfsSparse",
+    "seSparse",
     "custom",
 ];
 
@@ -142,10 +148,12 @@ fn extent_line(line: &str) -> io::Result<Option<ExtentLine>> {
     let kind = match kind {
         "FLAT" | "VMFS" => ExtentKind::Flat,
         "SPARSE" => ExtentKind::Sparse,
+        "VMFSSPARSE" => ExtentKind::Cowd,
+        "SESPARSE" => ExtentKind::SeSparse,
         "ZERO" => ExtentKind::Zero,
         other => {
             return Err(unsupported(format!(
-                "an extent of kind {}; FLAT, VMFS, SPARSE and ZERO are read",
+                "an extent of kind {}; FLAT, VMFS, SPARSE, VMFSSPARSE, SESPARSE and ZERO are read",
                 other.escape_default()
             )));
         }
@@ -187,12 +195,7 @@ mod tests {
     #[test]
     fn what_is_not_read_is_named_and_nonsense_is_damage() {
         let kind = |lines: &str| of(lines).unwrap_err().kind();
-        for lines in [
-            "RW 1 SESPARSE \"x\"",
-            "RW 1 VMFSRDM \"x\"",
-            "NOACCESS 1 FLAT \"x\"",
-            "createType=\"vmfsSparse\"",
-        ] {
+        for lines in ["RW 1 VMFSRDM \"x\"", "NOACCESS 1 FLAT \"x\"", "createType=\"fullDevice\""] {
             assert_eq!(kind(lines), io::ErrorKind::Unsupported, "{lines}");
         }
         for lines in ["RW -1 FLAT \"x\"", "RW 1 FLAT x", "RW 1 FLAT \"x\" y", "CID=xyz"] {

@@ -3,11 +3,13 @@
 //! ```text
 //! descriptor   the text that names the extents; a file of its own, or inside the only sparse extent
 //! sparse       an extent with a grain directory and grain tables; its grains may be compressed
+//! delta        the same as ESXi writes it for snapshots
 //! ```
 //!
 //! Extents follow each other. What no grain of a sparse extent holds is the parent's, or zeros.
 //! Source: VMware, "Virtual Disk Format 5.0".
 
+mod delta;
 mod descriptor;
 mod sparse;
 
@@ -20,6 +22,7 @@ use crate::fault::{about, damaged, unsupported};
 use crate::map::{Layer, Place, Run, gather};
 use crate::open::{Below, Context, Format, Location, Opened};
 use crate::source::{ReadAt, read_piece};
+use delta::Delta;
 use descriptor::{DESCRIPTOR_BYTES_MAX, Descriptor, ExtentKind, ExtentLine};
 use sparse::Sparse;
 
@@ -38,10 +41,8 @@ pub(crate) fn open(source: Arc<dyn ReadAt>, place: &Location, context: &mut Cont
     if head == *sparse::MAGIC {
         return open_sparse(source, context);
     }
-    if head == *b"COWD" {
-        return Err(unsupported(
-            "a delta of an ESXi snapshot; open its descriptor, or consolidate the snapshot",
-        ));
+    if head == *delta::COWD_MAGIC {
+        return Err(unsupported("a delta of an ESXi snapshot; open the descriptor that names it"));
     }
     let length = source.length();
     if length > DESCRIPTOR_BYTES_MAX {
@@ -106,7 +107,30 @@ struct Extent {
 enum Body {
     Flat { source: Arc<dyn ReadAt>, offset: u64 },
     Sparse(Box<Sparse>),
+    Delta(Box<Delta>),
     Zero,
+}
+
+impl Body {
+    fn open(line: &ExtentLine, source: Arc<dyn ReadAt>, context: &mut Context) -> io::Result<Body> {
+        Ok(match line.kind {
+            ExtentKind::Zero => Body::Zero,
+            ExtentKind::Flat => Body::Flat { source, offset: line.offset * SECTOR_BYTES },
+            ExtentKind::Sparse => Body::Sparse(Box::new(Sparse::open(source, context)?)),
+            ExtentKind::Cowd => Body::Delta(Box::new(Delta::open_cowd(source, context)?)),
+            ExtentKind::SeSparse => Body::Delta(Box::new(Delta::open_se(source, context)?)),
+        })
+    }
+
+    /// Bytes that are there.
+    fn size(&self) -> u64 {
+        match self {
+            Body::Flat { source, offset } => source.length().saturating_sub(*offset),
+            Body::Sparse(sparse) => sparse.size(),
+            Body::Delta(delta) => delta.size(),
+            Body::Zero => u64::MAX,
+        }
+    }
 }
 
 impl Extents {
@@ -115,30 +139,16 @@ impl Extents {
             return Err(damaged(format!("an extent of {} sectors", line.sectors)));
         }
         let bytes = line.sectors * SECTOR_BYTES;
-        let body = match line.kind {
-            ExtentKind::Zero => Body::Zero,
-            ExtentKind::Flat => {
-                let source = context.files.open("its extent", &line.file, &place.folder)?;
-                let offset = line.offset * SECTOR_BYTES;
-                if offset + bytes > source.length() {
-                    let (name, length) = (source.name(), source.length());
-                    return Err(damaged(format!(
-                        "{name} has {length} bytes, the descriptor says {bytes} at {offset}"
-                    )));
-                }
-                Body::Flat { source, offset }
-            }
-            ExtentKind::Sparse => {
-                let source = context.files.open("its extent", &line.file, &place.folder)?;
-                let sparse =
-                    Sparse::open(source.clone(), context).map_err(|error| about(source.name(), error))?;
-                if sparse.size() < bytes {
-                    let (name, size) = (source.name(), sparse.size());
-                    return Err(damaged(format!("{name} has {size} bytes, the descriptor says {bytes}")));
-                }
-                Body::Sparse(Box::new(sparse))
-            }
-        };
+        if line.kind == ExtentKind::Zero {
+            return self.push(bytes, Body::Zero);
+        }
+        let source = context.files.open("its extent", &line.file, &place.folder)?;
+        let body = Body::open(line, source.clone(), context).map_err(|error| about(source.name(), error))?;
+        let found = body.size();
+        if found < bytes {
+            let name = source.name();
+            return Err(damaged(format!("{name} has {found} bytes, the descriptor says {bytes}")));
+        }
         self.push(bytes, body)
     }
 
@@ -161,6 +171,7 @@ impl Vmdk {
         let mut run = match &extent.body {
             Body::Zero => Run { length: length_max, place: Place::Zero },
             Body::Sparse(sparse) => sparse.piece_at(within)?,
+            Body::Delta(delta) => delta.piece_at(within)?,
             Body::Flat { source, offset } => {
                 let place = Place::Data { source: &**source, offset: offset + within };
                 Run { length: length_max, place }
@@ -184,6 +195,7 @@ impl Layer for Vmdk {
         let extents = self.extents.list.iter().filter_map(|extent| match &extent.body {
             Body::Flat { source, .. } => Some(&**source),
             Body::Sparse(sparse) => Some(sparse.source()),
+            Body::Delta(delta) => Some(delta.source()),
             Body::Zero => None,
         });
         let others = extents.filter(|extent| !std::ptr::addr_eq(*extent, &*self.source));
