@@ -73,11 +73,16 @@ pub fn check_unchanged(disk: &dyn Disk, identity: &str) -> Result<(), Failure> {
         .advise("stop whatever writes to it, or read a snapshot"))
 }
 
+/// Whatever is asked for, no disk takes more; the products of these stay far from any limit.
+const LANES_MAX: usize = 1024;
+const DEPTH_MAX: usize = 4096;
+const REQUEST_BYTES_MAX: u64 = 1 << 30;
+
 fn options(tune: &TuneArgs) -> TransferOptions {
     TransferOptions {
-        lanes: tune.lanes,
-        depth: tune.depth,
-        request_bytes: tune.request.map(|bytes| bytes.0),
+        lanes: tune.lanes.map(|lanes| lanes.min(LANES_MAX)),
+        depth: tune.depth.map(|depth| depth.min(DEPTH_MAX)),
+        request_bytes: tune.request.map(|bytes| bytes.0.min(REQUEST_BYTES_MAX)),
         retry: RetryPolicy { give_up_after: Duration::from_secs(tune.retry_for), ..RetryPolicy::default() },
         memory: MemoryBudget::new(tune.memory.0.max(1)),
     }
