@@ -56,8 +56,10 @@ pub(crate) fn run(stream: &Stream, context: &Context, entered: impl FnOnce()) ->
         let mut reader = Reader { input, service: &service, context, scope, workers: 0 };
         let result = reader.run();
         match &result {
-            // What was asked is still answered.
+            // What was asked is still answered. A server that stops ends its reading in the middle of
+            // whatever it is, which TLS takes for an error.
             Ok(()) => queue.close(),
+            Err(_) if context.stopping.load(SeqCst) => queue.close(),
             Err(_) => {
                 queue.abort();
                 stream.close();

@@ -74,6 +74,13 @@ fn nbdcopy_copies_out_and_in() {
         return;
     }
     assert!(std::fs::read(&out).unwrap() == content);
+    for size in [1, 511, 512, 65537] {
+        let content = conformance::pattern(size);
+        let odd = Stage::readable(MemDisk::new("odd", content.clone()));
+        let out = odd.folder.path().join("out");
+        run("nbdcopy", &[&odd.uri().to_string(), text(&out)]);
+        assert!(std::fs::read(&out).unwrap() == content, "{size} bytes");
+    }
     let disk = MemDisk::new("b", vec![0xee; content.len()]);
     let stage = Stage::writable(disk.clone());
     run("nbdcopy", &["--flush", text(&out), &stage.uri().to_string()]);

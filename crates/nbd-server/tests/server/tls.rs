@@ -2,11 +2,14 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use drover_disk::{MemDisk, conformance};
+use drover_disk::memory::{Effect, Nth};
+use drover_disk::{Buffer, Disk, DiskOp, MemDisk, Request, Slice, Work, conformance};
 use drover_nbd::wire::{self, answer, option};
-use drover_nbd_server::{Export, ServerOptions, server_config};
+use drover_nbd::{NbdDisk, NbdOptions, NbdUri, TlsFiles};
+use drover_nbd_server::{Export, Listen, Server, ServerOptions, server_config};
+use drover_types::ByteSpan;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use crate::Stage;
@@ -97,6 +100,56 @@ fn qemu_copies_over_tls() {
     assert!(output.status.success(), "{output:?}");
     let output = qemu_img(&stage, folder.path(), &["compare", &out_disk]).unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+/// A server on TCP, and our own client's settings for it.
+fn own(disk: MemDisk, folder: &Path) -> (Server, NbdUri, NbdOptions) {
+    let options =
+        ServerOptions { tls: Some(server_config(folder, true).unwrap()), ..ServerOptions::default() };
+    let listen = Listen::Tcp("127.0.0.1:0".to_string());
+    let server = Server::start(vec![Export::new("", Arc::new(disk)).writable()], &listen, options).unwrap();
+    let uri = format!("nbds://localhost:{}/", server.port().unwrap()).parse().unwrap();
+    let client = Some((folder.join("client-cert.pem"), folder.join("client-key.pem")));
+    let tls = TlsFiles { ca: Some(folder.join("ca-cert.pem")), client };
+    (server, uri, NbdOptions { tls, ..NbdOptions::default() })
+}
+
+#[test]
+fn our_own_client_reads_and_writes_over_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let content = conformance::pattern((3 << 20) + 17);
+    let (_server, uri, options) = own(MemDisk::new("a", content.clone()), folder.path());
+    conformance::check_reader(&NbdDisk::open_source(&uri, options).unwrap(), &content);
+    let last = Mutex::new(None);
+    conformance::check_writer(
+        |size| {
+            let disk = MemDisk::new("a", vec![0xee; size as usize]);
+            let (server, uri, options) = own(disk.clone(), folder.path());
+            *last.lock().unwrap() = Some((disk, server));
+            Arc::new(NbdDisk::open_target(&uri, options).unwrap())
+        },
+        || last.lock().unwrap().as_ref().unwrap().0.content(),
+    );
+}
+
+#[test]
+fn stopping_answers_what_was_asked_over_tls_too() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let slow = Effect::Delay(std::time::Duration::from_millis(200));
+    let disk = MemDisk::new("a", vec![0; 1 << 20]).with_fault(DiskOp::Write, Nth::Every(1), slow);
+    let (server, uri, options) = own(disk.clone(), folder.path());
+    let client = NbdDisk::open_target(&uri, options).unwrap();
+    let mut lane = client.open_lane().unwrap();
+    let span = ByteSpan::new(0, 512);
+    lane.submit(Request { id: 1, span, work: Work::Write(Slice::from(Buffer::zeroed(512))) });
+    while disk.counts().writes == 0 {
+        std::thread::yield_now();
+    }
+    server.stop().unwrap();
+    lane.complete().unwrap().result.unwrap();
+    assert!(!disk.has_unflushed());
 }
 
 #[test]
