@@ -241,7 +241,7 @@ fn unusable(path: &Path, error: &io::Error) -> Failure {
 fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     let disk = NbdDisk::open_target(uri, NbdOptions::default()).map_err(target_failure)?;
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-    Ok(TargetEnd { end, tag: uri.to_string(), is_new: false, zeroed: false, journal: None })
+    Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
 }
 
 /// Opens a raw file or block device. A file with a journal is gone on with; one that holds something
