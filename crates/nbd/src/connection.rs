@@ -47,6 +47,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// A socket with requests in flight.
 pub struct Connection {
     stream: Stream,
+    peer: Peer,
     export: Export,
     timeouts: Timeouts,
     pending: BTreeMap<u64, Pending>,
@@ -69,6 +70,15 @@ pub struct Timeouts {
     pub silence: Duration,
     /// For signs of life of one request, while others are answered.
     pub request: Duration,
+}
+
+/// What is at the other end of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Server,
+    /// A child of ours. Where the server behind it is lost, the stream to the child still stands, and
+    /// each request ends with some error of the child's own.
+    Proxy,
 }
 
 /// The oldest request in flight, and when it last showed a sign of life.
@@ -165,9 +175,16 @@ impl Payload {
 }
 
 impl Connection {
-    pub fn new(stream: Stream, export: Export, timeouts: Timeouts, lost: Arc<AtomicBool>) -> Connection {
+    pub fn new(
+        stream: Stream,
+        peer: Peer,
+        export: Export,
+        timeouts: Timeouts,
+        lost: Arc<AtomicBool>,
+    ) -> Connection {
         Connection {
             stream,
+            peer,
             export,
             timeouts,
             pending: BTreeMap::new(),
@@ -266,7 +283,24 @@ impl Connection {
             self.start_work(ended.ticket, ended.span, ended.work);
             return self.take(owner);
         }
-        Some(ended)
+        Some(self.judge(ended))
+    }
+
+    /// Through a proxy an error that may pass may be the loss of the server: then only another
+    /// connection helps.
+    fn judge(&mut self, mut ended: Ended) -> Ended {
+        use DiskErrorKind::{Failed, Transient};
+        if let Err(failure) = &mut ended.result
+            && self.peer == Peer::Proxy
+            && matches!(failure.kind, Failed | Transient)
+        {
+            failure.kind = Transient;
+            if !self.is_broken() {
+                let text = format!("the way to the server may be lost: {}", failure.source);
+                self.fail(io::Error::new(io::ErrorKind::ConnectionAborted, text).into());
+            }
+        }
+        ended
     }
 
     /// Forgets an owner: what it has in flight ends without anyone asking.

@@ -7,7 +7,7 @@ use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits
 use drover_types::{ByteSpan, Extent};
 
 use crate::connection::{Connection, Ended};
-use crate::handshake::{Export, Style};
+use crate::handshake::{Contexts, Export, Style};
 use crate::lane::NbdLane;
 use crate::reply::{DirtyExtent, Status, Ticket};
 use crate::route::{Route, open_error};
@@ -226,13 +226,23 @@ impl NbdDisk {
         let asked = ByteSpan::new(span.offset, span.length.min(most))
             .widened(self.export.block.minimum, self.export.size);
         for _ in 1..STATUS_TRIES {
-            let control = self.control()?;
-            let result = self.error(DiskOp::Extents, control.call(Command::BlockStatus, asked));
-            if result.is_ok() || !control.lock().is_broken() {
-                return Ok(result?.status);
+            let (broken, result) = self.status_once(asked)?;
+            if result.is_ok() || !broken {
+                return result;
             }
         }
-        Ok(self.error(DiskOp::Extents, self.control()?.call(Command::BlockStatus, asked))?.status)
+        self.status_once(asked)?.1
+    }
+
+    fn status_once(&self, asked: ByteSpan) -> Result<(bool, Result<Status, DiskError>), DiskError> {
+        let control = self.control()?;
+        // A server may have come back without contexts.
+        if control.lock().export().contexts == Contexts::default() {
+            return Ok((false, Ok(Status::default())));
+        }
+        let ended = control.call(Command::BlockStatus, asked);
+        let broken = control.lock().is_broken();
+        Ok((broken, self.error(DiskOp::Extents, ended).map(|ended| ended.status)))
     }
 
     /// The control connection, made anew if it broke.
@@ -249,12 +259,18 @@ impl NbdDisk {
         if self.is_fenced() && connection.export().contexts.fence.is_none() {
             return Err(self.refusal(DiskErrorKind::Denied, "the server does not keep epochs any more"));
         }
-        let (now, then) = (connection.export().size, self.export.size);
-        if now == then {
-            return Ok(connection);
+        let (now, then) = (connection.export(), &self.export);
+        if now.size != then.size {
+            let text = format!("the export has {} bytes now, it had {} when opened", now.size, then.size);
+            return Err(self.refusal(DiskErrorKind::Corrupt, &text));
         }
-        let text = format!("the export has {now} bytes now, it had {then} when opened");
-        Err(self.refusal(DiskErrorKind::Corrupt, &text))
+        // What makes a write safe was decided by these.
+        let safety = flag::READ_ONLY | flag::FLUSH | flag::FUA | flag::MULTI_CONN;
+        if self.writable && (now.flags ^ then.flags) & safety != 0 {
+            let text = format!("the export's flags are {:#x} now, they were {:#x}", now.flags, then.flags);
+            return Err(self.refusal(DiskErrorKind::Corrupt, &text));
+        }
+        Ok(connection)
     }
 
     /// A connection of a lane's own, or the one that all share.

@@ -297,7 +297,7 @@ impl Talk {
             match (answer.kind, fields.u16()) {
                 (answer::INFO, Some(info::EXPORT)) => facts.export = fields.u64().zip(fields.u16()),
                 (answer::INFO, Some(info::BLOCK_SIZE)) => facts.told_block = Some(block_sizes(fields)?),
-                (answer::INFO, Some(info::DESCRIPTION)) => facts.description = Some(text(fields.0)),
+                (answer::INFO, Some(info::DESCRIPTION)) => facts.description = Some(text(fields.0)?),
                 _ => {}
             }
             Ok(())

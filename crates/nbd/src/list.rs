@@ -13,6 +13,9 @@ const EXPORTS_MAX: usize = 1000;
 /// Contexts listed of an export.
 const CONTEXTS_MAX: usize = 100;
 
+/// Names, descriptions and contexts of a list together; one that is larger is no list to look at.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+
 /// The exports of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportList {
@@ -45,6 +48,11 @@ impl ExportInfo {
     /// Whether it takes writes.
     pub fn is_writable(&self) -> bool {
         self.flags & flag::READ_ONLY == 0
+    }
+
+    fn text_bytes(&self) -> usize {
+        let contexts = self.contexts.iter().map(String::len).sum::<usize>();
+        self.name.len() + self.description.len() + contexts
     }
 
     /// Whether it takes several connections at once.
@@ -93,10 +101,15 @@ fn ask(route: &Route, options: &NbdOptions) -> Result<ExportList, HandshakeError
     }
     let more = found.len() > EXPORTS_MAX;
     found.truncate(EXPORTS_MAX);
-    let exports = found
-        .into_iter()
-        .map(|(name, description)| talk.export_info(name, description))
-        .collect::<Result<_, _>>()?;
+    let (mut exports, mut text_bytes) = (Vec::new(), 0);
+    for (name, description) in found {
+        let export = talk.export_info(name, description)?;
+        text_bytes += export.text_bytes();
+        if text_bytes > TEXT_BYTES_MAX {
+            return protocol("its list of exports is too long");
+        }
+        exports.push(export);
+    }
     talk.abort();
     Ok(ExportList { exports, more })
 }
@@ -104,9 +117,6 @@ fn ask(route: &Route, options: &NbdOptions) -> Result<ExportList, HandshakeError
 impl Talk {
     fn export_info(&mut self, name: String, description: String) -> Result<ExportInfo, HandshakeError> {
         let mut export = ExportInfo { name, description, ..ExportInfo::default() };
-        if export.name.len() > wire::STRING_BYTES_MAX {
-            return protocol(format!("it has an export with a name of {} bytes", export.name.len()));
-        }
         let (facts, last) = self.facts(option::INFO, &export.name, &[info::BLOCK_SIZE, info::DESCRIPTION])?;
         if last.kind != answer::ACK {
             export.refusal = Some(last.refusal(&export.name).to_string());

@@ -14,6 +14,10 @@ use crate::wire::{self, Command};
 /// Error chunks for one request; an honest server sends one.
 const ERRORS_MAX: usize = 64;
 
+/// Pieces of a read that came and do not touch yet. Honest servers send a read nearly in order; each
+/// piece more makes the next one dearer to sort in.
+const PIECES_MAX: usize = 4096;
+
 /// A request in flight.
 #[derive(Debug)]
 pub struct Pending {
@@ -82,6 +86,9 @@ impl Pending {
         }
         if !self.cover.add(span) {
             return Err(format!("bytes of {span} come twice"));
+        }
+        if self.cover.0.len() > PIECES_MAX {
+            return Err(format!("the answer to a read of {} comes in shreds", self.span));
         }
         let start = (offset - self.span.offset) as usize;
         Ok(start..start + length as usize)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_types::ByteSpan;
 
-use crate::connection::{Connection, Timeouts};
+use crate::connection::{Connection, Peer, Timeouts};
 use crate::disk::NbdOptions;
 use crate::handshake::{Wishes, handshake};
 use crate::psk::PskProxy;
@@ -100,7 +100,8 @@ impl Route {
         let result = self.talk(limit).and_then(|talk| handshake(talk, &wishes));
         let (mut stream, export) = result.map_err(|error| self.explain(error))?;
         stream.set_timeout(self.timeouts.silence)?;
-        Ok(Connection::new(stream, export, self.timeouts, lost.clone()))
+        let peer = if self.proxy.is_some() { Peer::Proxy } else { Peer::Server };
+        Ok(Connection::new(stream, peer, export, self.timeouts, lost.clone()))
     }
 
     /// The child knows what went wrong on the other side; to us it only says that there is no export.

@@ -70,15 +70,6 @@ impl Stream {
         }
     }
 
-    /// Receives exactly `bytes`.
-    pub fn receive_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += self.receive(&mut bytes[filled..], true)?;
-        }
-        Ok(())
-    }
-
     /// Sends all of `bytes`, waiting for room; receives nothing meanwhile, so it is for the
     /// handshake, where both sides take turns.
     pub fn send_all(&mut self, bytes: &[u8], timeout: Duration) -> io::Result<()> {

@@ -123,11 +123,20 @@ impl Talk {
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
         let mut bytes = [0; N];
-        self.stream.receive_exact(&mut bytes)?;
-        if Instant::now() > self.until {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the server dawdles").into());
-        }
+        self.fill(&mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Each byte in its own good time would keep us for days.
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), HandshakeError> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            filled += self.stream.receive(&mut bytes[filled..], true)?;
+            if Instant::now() > self.until {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the server dawdles").into());
+            }
+        }
+        Ok(())
     }
 
     pub fn u64(&mut self) -> Result<u64, HandshakeError> {
@@ -163,7 +172,7 @@ impl Talk {
             return protocol(format!("its answer to option {option} has {length} bytes"));
         }
         let mut data = vec![0; length as usize];
-        self.stream.receive_exact(&mut data)?;
+        self.fill(&mut data)?;
         Ok(Answer { kind, data })
     }
 
@@ -203,7 +212,7 @@ impl Talk {
                 return protocol("its list of exports is cut off");
             };
             if found.len() <= most {
-                found.push((text(name), text(fields.0)));
+                found.push((text(name)?, text(fields.0)?));
             }
             Ok(())
         })?;
@@ -224,7 +233,7 @@ impl Talk {
             let mut fields = Fields(&answer.data);
             let id = fields.u32().filter(|_| answer.kind == answer::META_CONTEXT);
             if id.is_some() && names.len() <= most {
-                names.push(text(fields.0));
+                names.push(text(fields.0)?);
             }
             Ok(())
         })?;
@@ -238,8 +247,11 @@ impl Talk {
 }
 
 /// A server's string; what is not UTF-8 cannot be asked for, but it can be shown.
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+pub fn text(bytes: &[u8]) -> Result<String, HandshakeError> {
+    if bytes.len() > wire::STRING_BYTES_MAX {
+        return protocol(format!("it has a string of {} bytes", bytes.len()));
+    }
+    Ok(String::from_utf8_lossy(bytes).into_owned())
 }
 
 impl Answer {
@@ -255,7 +267,8 @@ impl Answer {
 
     /// What the server adds for people, in brackets, fit to be shown.
     pub fn words(&self) -> String {
-        if self.data.is_empty() { String::new() } else { format!(" ({})", printable(&text(&self.data))) }
+        let text = String::from_utf8_lossy(&self.data);
+        if text.is_empty() { String::new() } else { format!(" ({})", printable(&text)) }
     }
 
     /// What an error about an export means.

@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
+use crate::text::printable;
 use crate::uri::{Address, UriTls};
 
 /// The files of a `tls-certificates` folder; the names are what QEMU, libnbd and nbdkit use.
@@ -156,7 +157,8 @@ pub fn words(error: &rustls::Error) -> TlsWords {
         C::Revoked => "was revoked by its authority",
         _ => "cannot be used",
     };
-    format!("the server's certificate {what} ({why})")
+    // The names in a certificate are the other side's words.
+    format!("the server's certificate {what} ({})", printable(&why.to_string()))
 }
 
 #[cfg(test)]

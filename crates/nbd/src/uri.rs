@@ -91,7 +91,17 @@ impl FromStr for NbdUri {
     type Err = UriError;
 
     fn from_str(uri: &str) -> Result<NbdUri, UriError> {
-        parse(uri).map_err(|reason| UriError { uri: uri.to_string(), reason })
+        parse(uri).map_err(|reason| UriError { uri: without_user(uri), reason })
+    }
+}
+
+/// The URI for an error: where a user's name stands there may be a password too.
+fn without_user(uri: &str) -> String {
+    let Some((scheme, rest)) = uri.split_once("://") else { return uri.to_string() };
+    let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..authority].rfind('@') {
+        Some(at) => format!("{scheme}://...{}", &rest[at..]),
+        None => uri.to_string(),
     }
 }
 

@@ -97,6 +97,13 @@ fn a_refusal_does_not_carry_escapes_to_the_terminal() {
     assert!(!refused("nbd://web/?a\x1b[2J=1").contains('\x1b'));
 }
 
+#[test]
+fn a_refusal_does_not_tell_a_password() {
+    for text in ["nbds://me:secret@web/?tls-psk-file=/k", "nbd://secret@web/", "nbds://a@secret@web?x=1"] {
+        assert!(!refused(text).contains("secret"), "{}", refused(text));
+    }
+}
+
 proptest! {
     #[test]
     fn a_printed_uri_reads_as_itself(host in "[a-z0-9.-]{1,20}", port: u16, export in "[^\0]{0,30}") {

@@ -5,6 +5,7 @@ mod certificates;
 mod contexts;
 mod extended;
 mod fake;
+mod hostile;
 mod list;
 mod nbdkit;
 mod old;

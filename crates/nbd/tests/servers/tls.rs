@@ -284,6 +284,39 @@ fn reads_and_writes_by_a_key_shared_beforehand() {
 }
 
 #[test]
+fn a_server_behind_a_shared_key_is_found_again_when_it_is_back() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let (dir, content) = (Dir::new(), conformance::pattern(1 << 20));
+    let tls = key_file(&dir, KEY);
+    std::fs::write(dir.file("disk"), &content).unwrap();
+    let option = format!("--tls-psk={}", text(&dir.file("keys.psk")));
+    let path = dir.file("disk");
+    let arguments = ["--tls=require", &option, "file", text(&path)];
+    let mut server = nbdkit(&arguments);
+    let disk = open(&server, tls).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    let span = ByteSpan::new(4096, 4096);
+    assert_eq!(bytes(read(&mut *lane, span)), content[4096..8192]);
+    server.kill();
+    let error = read(&mut *lane, span).result.unwrap_err();
+    assert!(error.kind == DiskErrorKind::Transient && lane.is_broken(), "{}", words(&error));
+    let error = disk.open_lane().err().unwrap();
+    assert_eq!(error.kind, DiskErrorKind::Transient, "{}", words(&error));
+    server.nbdkit_again(&arguments);
+    let started = std::time::Instant::now();
+    let mut lane = loop {
+        match disk.open_lane() {
+            Ok(lane) => break lane,
+            Err(error) => assert!(started.elapsed().as_secs() < 30, "{}", words(&error)),
+        }
+    };
+    assert_eq!(bytes(read(&mut *lane, span)), content[4096..8192]);
+    assert!(!disk.extents(ByteSpan::new(0, 1 << 20)).unwrap().is_empty());
+}
+
+#[test]
 fn reads_qemu_nbd_by_a_key_shared_beforehand() {
     if !installed("nbdkit") || !installed("qemu-nbd") {
         return;
