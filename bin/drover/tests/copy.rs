@@ -202,6 +202,22 @@ fn a_killed_copy_to_qcow2_goes_on_and_leaves_a_sound_image() {
 }
 
 #[test]
+fn a_qcow2_target_that_is_full_says_so_and_goes_on_when_there_is_room() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source.raw", 24 * MIB);
+    let target = folder.path().join("image.qcow2");
+    // The shell's unit is 512 bytes; the image may have 10 MiB, its journal less.
+    let limited = "trap '' XFSZ; ulimit -f 20480; exec \"$0\" copy \"$1\" \"$2\" --request 1MiB";
+    let program = env!("CARGO_BIN_EXE_drover");
+    let output = Command::new("sh").args(["-c", limited, program]).args([&source, &target]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(8), "{said}");
+    assert!(said.contains("make room"), "{said}");
+    copied(&drover, source.to_str().unwrap(), &target, &["--verify", "full"]);
+    assert!(is_sound(&target));
+}
+
+#[test]
 fn qcow2_images_are_made_as_asked_and_replaced_only_by_force() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source.raw", 5 * MIB);

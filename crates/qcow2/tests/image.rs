@@ -248,6 +248,39 @@ fn zeros_cost_nothing_and_packing_saves_room() {
 }
 
 #[test]
+fn a_disk_of_16_tib_takes_what_is_written_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.qcow2");
+    let size = 16 << 40;
+    let disk = Qcow2Disk::create(&path, size, Qcow2Options::default()).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    let places: Vec<u64> =
+        (0..40).map(|index| index * (size / 40) / 4096 * 4096).chain([size - 4096]).collect();
+    for (index, offset) in places.iter().enumerate() {
+        write(&mut *lane, *offset, &[index as u8 + 1; 4096]).result.unwrap();
+    }
+    disk.flush().unwrap();
+    drop((lane, disk));
+    assert!(std::fs::metadata(&path).unwrap().len() < 10 << 20);
+    let disk = Qcow2Disk::open(&path, Qcow2Options::default()).unwrap();
+    for (index, offset) in places.iter().enumerate() {
+        assert!(read(&disk, *offset, 4096).iter().all(|byte| *byte == index as u8 + 1), "{offset:#x}");
+    }
+    run(&mut *disk.open_lane().unwrap(), ByteSpan::new(0, size), Work::Zero).result.unwrap();
+    disk.flush().unwrap();
+    let mut at = 0;
+    while at < size {
+        let extents = disk.extents(ByteSpan::from_bounds(at, size)).unwrap();
+        assert!(extents.iter().all(|extent| extent.kind == ExtentKind::Zero), "{extents:?}");
+        at = extents.last().unwrap().span.end();
+    }
+    drop(disk);
+    if has_qemu() {
+        qemu_check(&path);
+    }
+}
+
+#[test]
 fn odd_sizes_are_rounded_up_to_sectors_and_keep_every_byte() {
     let folder = tempfile::tempdir().unwrap();
     for (size, rounded) in [(0, 0), (1, 512), (511, 512), (512, 512), (65537, 66048)] {
