@@ -196,7 +196,9 @@ fn vhd_and_vhdx_that_lie_do_no_harm() {
     for (at, length) in [(64 << 10, 80), (192 << 10, 80)] {
         every_summed_field(&folder, &vhdx, at, length);
     }
-    let blocks = 3 << 20;
+    let guid = [0x66, 0x77, 0xc2, 0x2d];
+    let entry = (192 << 10) + vhdx[192 << 10..].windows(4).position(|four| four == guid).unwrap();
+    let blocks = u64::from_le_bytes(vhdx[entry + 16..entry + 24].try_into().unwrap()) as usize;
     every_field(&folder, Format::Vhdx, &vhdx, blocks..blocks + 64);
 }
 

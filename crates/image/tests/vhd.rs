@@ -181,3 +181,150 @@ fn of_two_headers_and_tables_one_is_enough() {
         assert!(kind == DiskErrorKind::Corrupt && text.contains(expected), "{text}");
     }
 }
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = !0u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    !crc
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+    let mut word = [0; 8];
+    word[..length].copy_from_slice(&bytes[at..at + length]);
+    u64::from_le_bytes(word)
+}
+
+const LOG_GUID: [u8; 16] = [7; 16];
+
+/// A log entry that puts `page` at `place`, and zeros at `zeros`.
+fn log_entry(sequence: u64, tail: u32, place: u64, page: &[u8], zeros: u64, length: u64) -> Vec<u8> {
+    let mut entry = vec![0; 8192];
+    put(&mut entry, 0, b"loge");
+    put(&mut entry, 8, &8192u32.to_le_bytes());
+    put(&mut entry, 12, &tail.to_le_bytes());
+    put(&mut entry, 16, &sequence.to_le_bytes());
+    put(&mut entry, 24, &2u32.to_le_bytes());
+    put(&mut entry, 32, &LOG_GUID);
+    put(&mut entry, 48, &length.to_le_bytes());
+    put(&mut entry, 56, &length.to_le_bytes());
+    put(&mut entry, 64, b"desc");
+    put(&mut entry, 68, &page[4092..]);
+    put(&mut entry, 72, &page[..8]);
+    put(&mut entry, 80, &place.to_le_bytes());
+    put(&mut entry, 88, &sequence.to_le_bytes());
+    put(&mut entry, 96, b"zero");
+    put(&mut entry, 104, &4096u64.to_le_bytes());
+    put(&mut entry, 112, &zeros.to_le_bytes());
+    put(&mut entry, 120, &sequence.to_le_bytes());
+    put(&mut entry, 4096, b"data");
+    put(&mut entry, 4100, &((sequence >> 32) as u32).to_le_bytes());
+    put(&mut entry, 4104, &page[8..4092]);
+    put(&mut entry, 8188, &(sequence as u32).to_le_bytes());
+    let sum = crc32c(&entry);
+    put(&mut entry, 4, &sum.to_le_bytes());
+    entry
+}
+
+/// Where the table of blocks is: the region table names it by its GUID.
+fn blocks_at(image: &[u8]) -> usize {
+    let guid = [0x66, 0x77, 0xc2, 0x2d];
+    let entry = (192 << 10) + image[192 << 10..].windows(4).position(|four| four == guid).unwrap();
+    number(image, entry + 16, 8) as usize
+}
+
+/// A log whose newest chain has two entries and goes round the end: the first breaks the page of the
+/// table of blocks, the second puts it right. Older and torn entries lie beside.
+fn with_log(image: &[u8]) -> (Vec<u8>, usize) {
+    let mut bytes = image.to_vec();
+    let (log_length, log) = (number(image, 65536 + 68, 4) as usize, number(image, 65536 + 72, 8) as usize);
+    let blocks = blocks_at(image);
+    let page = image[blocks..blocks + 4096].to_vec();
+    bytes[blocks..blocks + 4096].fill(0xaf);
+    // What the log zeroes: a page of the table that so small a disk has no use for.
+    let spare = (blocks + (64 << 10)) as u64;
+    let length = image.len() as u64;
+    let tail = (log_length - 4096) as u32;
+    let entry = |sequence, page: &[u8]| log_entry(sequence, tail, blocks as u64, page, spare, length);
+    let first = entry(1 << 33, &[0xbf; 4096]);
+    put(&mut bytes, log + log_length - 4096, &first[..4096]);
+    put(&mut bytes, log, &first[4096..]);
+    put(&mut bytes, log + 4096, &entry((1 << 33) + 1, &page));
+    let mut torn = entry((1 << 33) + 2, &[0xcf; 4096]);
+    torn[5000] ^= 1;
+    put(&mut bytes, log + 4096 + 8192, &torn);
+    put(&mut bytes, log + (64 << 10), &log_entry(5, 64 << 10, blocks as u64, &[0xdf; 4096], spare, length));
+    for header in [65536, 131072] {
+        put(&mut bytes, header + 48, &LOG_GUID);
+        bytes[header + 4..header + 8].fill(0);
+        let sum = crc32c(&bytes[header..header + 4096]);
+        put(&mut bytes, header + 4, &sum.to_le_bytes());
+    }
+    (bytes, log)
+}
+
+#[test]
+fn a_log_is_replayed_in_memory_as_qemu_replays_it() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.file("image");
+    let content = mixture(5 * MIB, 14);
+    converted(&folder, "vhdx -o block_size=1M", &content);
+    let (bytes, log) = with_log(&std::fs::read(&path).unwrap());
+    std::fs::write(&path, &bytes).unwrap();
+    let disk = opened(&path, Format::Vhdx);
+    assert!(disk.notes()[0].contains("2 pages"), "{:?}", disk.notes());
+    conformance::check_reader(&disk, &content);
+    assert!(std::fs::read(&path).unwrap() == bytes, "the file stays as it is");
+    // Without the newest entry the one before it counts, whose page is nonsense.
+    let mut torn = bytes.clone();
+    torn[log + 4096 + 100] ^= 1;
+    std::fs::write(&path, &torn).unwrap();
+    let error = read_all(&opened(&path, Format::Vhdx)).err();
+    assert_eq!(error.map(|error| error.kind), Some(DiskErrorKind::Corrupt));
+    // A file that was cut since is told.
+    let mut short = bytes.clone();
+    short.truncate(bytes.len() - MIB);
+    std::fs::write(&path, &short).unwrap();
+    assert!(refused(&path, Format::Vhdx).1.contains("cut short"));
+    std::fs::write(&path, &bytes).unwrap();
+    folder.qemu_img("check -q -r all -f vhdx image");
+    assert!(folder.content("vhdx", "image") == content, "QEMU reads the same from it");
+}
+
+#[test]
+fn a_log_that_lies_does_no_harm() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.file("image");
+    converted(&folder, "vhdx -o block_size=1M", &mixture(MIB, 15));
+    let (bytes, log) = with_log(&std::fs::read(&path).unwrap());
+    for at in (0..128).step_by(4) {
+        for value in [0u32, 1, 4096, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
+            let mut bytes = bytes.clone();
+            let start = log + 4096;
+            put(&mut bytes, start + at, &value.to_le_bytes());
+            if at != 4 {
+                bytes[start + 4..start + 8].fill(0);
+                let sum = crc32c(&bytes[start..start + 8192]);
+                put(&mut bytes, start + 4, &sum.to_le_bytes());
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            if let Ok(disk) = drover_image::open(&path, Format::Vhdx, &drover_image::OpenOptions::default()) {
+                let _ = read_all(&disk);
+            }
+        }
+    }
+}

@@ -26,7 +26,7 @@ const TABLES: [u64; 2] = [3 * KIB_64, 4 * KIB_64];
 const TABLE_BYTES: u64 = KIB_64;
 /// As the format says.
 const REGIONS_MAX: u32 = 2047;
-const CHECKSUM: std::ops::Range<usize> = 4..8;
+pub(crate) const CHECKSUM: std::ops::Range<usize> = 4..8;
 
 /// The newer of the two headers.
 ///
@@ -37,7 +37,10 @@ const CHECKSUM: std::ops::Range<usize> = 4..8;
 /// Source: Microsoft, MS-VHDX, "Headers".
 pub(crate) struct Header {
     sequence: u64,
+    /// All zeros if the log holds nothing.
     pub(crate) log_guid: Guid,
+    pub(crate) log_version: u16,
+    pub(crate) log: ByteSpan,
 }
 
 impl Header {
@@ -54,7 +57,12 @@ impl Header {
         if !bytes.starts_with(b"head") || bytes.le32(4)? != crc32c(bytes, CHECKSUM) || bytes.le16(66)? != 1 {
             return Err(damaged("a header is broken"));
         }
-        Ok(Header { sequence: bytes.le64(8)?, log_guid: bytes.take(48)? })
+        Ok(Header {
+            sequence: bytes.le64(8)?,
+            log_guid: bytes.take(48)?,
+            log_version: bytes.le16(64)?,
+            log: ByteSpan::new(bytes.le64(72)?, u64::from(bytes.le32(68)?)),
+        })
     }
 }
 

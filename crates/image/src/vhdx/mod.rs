@@ -8,6 +8,7 @@
 
 mod crc;
 mod header;
+mod log;
 mod metadata;
 
 use std::io;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use drover_types::ByteSpan;
 
-use crate::fault::{Numbers, damaged, unsupported};
+use crate::fault::{Numbers, damaged};
 use crate::map::{Layer, Place, Run, gather};
 use crate::open::{Context, Opened};
 use crate::source::{ReadAt, read_piece};
@@ -28,6 +29,8 @@ const TABLE_PIECE_BYTES: u64 = 64 << 10;
 
 /// Sectors whose bits one bitmap block of 1 MiB holds.
 const CHUNK_SECTORS: u64 = 1 << 23;
+
+const NO_LOG: [u8; 16] = [0; 16];
 
 const ENTRY_STATE: u64 = 7;
 const ENTRY_OFFSET: u64 = !0xf_ffff;
@@ -43,12 +46,17 @@ pub(crate) fn open(source: Arc<dyn ReadAt>, context: &mut Context) -> io::Result
         return Err(damaged("it does not start as a VHDX image"));
     }
     let header = Header::read(&*source)?;
-    if header.log_guid != [0; 16] {
-        return Err(unsupported(
-            "it was not closed in order and its log holds changes; attach it once in Hyper-V, \
-             or repair a copy with `qemu-img check -r all`",
-        ));
-    }
+    let source = match header.log_guid {
+        NO_LOG => source,
+        _ => {
+            let replayed = log::replay(source, &header)?;
+            let (name, pages) = (replayed.name(), replayed.pages());
+            context.note(format!(
+                "{name} was not closed in order; its log ({pages} pages) was replayed in memory"
+            ));
+            Arc::new(replayed)
+        }
+    };
     let regions = Regions::read(&*source)?;
     let metadata = Metadata::read(&*source, regions.metadata)?;
     Ok(Opened::alone(Box::new(Vhdx::new(source, metadata, regions.blocks, context)?)))
