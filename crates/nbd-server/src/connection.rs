@@ -114,7 +114,7 @@ fn handshake(
                     return protocol("bytes ahead of TLS");
                 };
                 stream.write(&bytes)?;
-                stream.start_tls(config, until)?;
+                stream.start_tls(config)?;
                 negotiation.secured();
             }
             Step::Transmit { agreed, yes, option } => match enter(&agreed) {

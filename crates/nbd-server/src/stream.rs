@@ -24,6 +24,8 @@ const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 pub(crate) struct Stream {
     socket: Socket,
     tls: OnceLock<Tls>,
+    /// When the handshake must be over; none once it is.
+    until: Mutex<Option<Instant>>,
     /// Held while a reply goes out, so that replies do not mix.
     sending: Mutex<()>,
 }
@@ -105,11 +107,18 @@ impl Stream {
             }
         }
         socket.set_timeouts(STALL_MAX, STALL_MAX)?;
-        Ok(Stream { socket, tls: OnceLock::new(), sending: Mutex::new(()) })
+        Ok(Stream { socket, tls: OnceLock::new(), until: Mutex::new(None), sending: Mutex::new(()) })
     }
 
     /// For the handshake: no read or write waits past `until`.
     pub(crate) fn limit(&self, until: Instant) -> io::Result<()> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        self.keep_limit()
+    }
+
+    /// Cuts the next wait to what is left of the handshake's time.
+    fn keep_limit(&self) -> io::Result<()> {
+        let Some(until) = *self.until.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -119,12 +128,13 @@ impl Stream {
 
     /// After the handshake.
     pub(crate) fn unlimit(&self) -> io::Result<()> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.socket.set_timeouts(STALL_MAX, STALL_MAX)
     }
 
-    /// Goes on in TLS. Takes until `until` at most.
-    pub(crate) fn start_tls(&self, config: &Arc<ServerConfig>, until: Instant) -> io::Result<()> {
-        let tls = Tls::accept(&self.socket, config.clone(), || self.limit(until))?;
+    /// Goes on in TLS, within the time of [`Stream::limit`].
+    pub(crate) fn start_tls(&self, config: &Arc<ServerConfig>) -> io::Result<()> {
+        let tls = Tls::accept(&self.socket, config.clone(), || self.keep_limit())?;
         self.tls.set(tls).map_err(|_| io::Error::other("TLS has started already"))
     }
 
@@ -133,7 +143,7 @@ impl Stream {
         match self.tls.get() {
             None => self.socket.read(bytes),
             Some(tls) => loop {
-                match tls.read(&self.socket, bytes)? {
+                match tls.read(&self.socket, bytes, || self.keep_limit())? {
                     Some(length) => return Ok(length),
                     None => self.write_parts(&mut [])?,
                 }

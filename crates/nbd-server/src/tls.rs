@@ -114,8 +114,14 @@ impl Tls {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads some plain bytes; 0 at the end. `None` when there is something to send first.
-    pub(crate) fn read(&self, socket: &Socket, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    /// Reads some plain bytes; 0 at the end. `None` when there is something to send first. `limit` is
+    /// called before each wait: parts of a record may come one by one, and none of them is a plain byte.
+    pub(crate) fn read(
+        &self,
+        socket: &Socket,
+        bytes: &mut [u8],
+        limit: impl Fn() -> io::Result<()>,
+    ) -> io::Result<Option<usize>> {
         loop {
             let mut session = self.session();
             match session.reader().read(bytes) {
@@ -126,6 +132,7 @@ impl Tls {
                 return Ok(None);
             }
             drop(session);
+            limit()?;
             self.feed(socket)?;
         }
     }

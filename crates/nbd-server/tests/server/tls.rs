@@ -1,8 +1,10 @@
 //! TLS with certificates named as nbdkit and QEMU name them, and QEMU's client on the other end.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Buffer, Disk, DiskOp, MemDisk, Request, Slice, Work, conformance};
@@ -11,6 +13,9 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri, TlsFiles};
 use drover_nbd_server::{Export, Listen, Server, ServerOptions, server_config};
 use drover_types::ByteSpan;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::Stage;
 use crate::raw::Raw;
@@ -81,6 +86,51 @@ fn words_slipped_in_ahead_of_tls_end_the_connection() {
     assert!(raw.is_ended(), "rubbish instead of a TLS hello");
 }
 
+/// The bytes of a TLS record that never becomes whole, one now and then: they must not stretch the time for
+/// the handshake.
+#[test]
+fn a_record_that_trickles_in_is_cut_off() {
+    trickle(false);
+    trickle(true);
+}
+
+fn shake_hands(raw: &mut Raw, folder: &Path) {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("ca-cert.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let mut session = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    while session.is_handshaking() {
+        session.complete_io(&mut raw.stream).unwrap();
+    }
+}
+
+fn trickle(handshaken: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let tls = Some(server_config(folder.path(), false).unwrap());
+    let limit = Duration::from_millis(400);
+    let options = ServerOptions { tls, handshake_max: limit, ..ServerOptions::default() };
+    let stage = Stage::with(Export::new("", Arc::new(MemDisk::new("a", vec![7; 4096]))), options);
+    let mut raw = Raw::greet(&stage);
+    raw.agree(option::STARTTLS);
+    if handshaken {
+        shake_hands(&mut raw, folder.path());
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    // A hello, or data, of 16 KiB.
+    let head = [if handshaken { 23 } else { 22 }, 3, 3, 0x3f, 0xff, 1];
+    for byte in head.into_iter().chain(std::iter::repeat(0)) {
+        if raw.stream.write_all(&[byte]).is_err() {
+            break;
+        }
+        assert!(Instant::now() < until, "a minute of trickling");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(raw.is_ended());
+}
+
 #[test]
 fn qemu_copies_over_tls() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +187,7 @@ fn our_own_client_reads_and_writes_over_tls() {
 fn stopping_answers_what_was_asked_over_tls_too() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path());
-    let slow = Effect::Delay(std::time::Duration::from_millis(200));
+    let slow = Effect::Delay(Duration::from_millis(200));
     let disk = MemDisk::new("a", vec![0; 1 << 20]).with_fault(DiskOp::Write, Nth::Every(1), slow);
     let (server, uri, options) = own(disk.clone(), folder.path());
     let client = NbdDisk::open_target(&uri, options).unwrap();
