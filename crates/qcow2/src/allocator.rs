@@ -16,6 +16,9 @@ use crate::tables::{State, load};
 /// The file is made longer by this much at a time (a hole, cut off again at the end): writes past the
 /// end of a file are done one at a time by the kernel, writes into a hole are not.
 const GROW_BYTES: u64 = 1 << 30;
+/// Room is set aside for so much beyond what is written. 2 GiB in requests of 1 MiB, four at a time, took
+/// 1.5 s so and 2.0 s without (ext4, a busy machine; median of 5).
+const RESERVE_BYTES: u64 = 16 << 20;
 /// Room for packed clusters is taken in pieces of at least this, so that they lie close together.
 const ZONE_BYTES: u64 = 4 << 20;
 /// Packed clusters of one request start on a page, so that direct I/O takes them.
@@ -175,6 +178,18 @@ impl State {
             self.refs.insert(block, load(host, at, self.geometry.cluster_bytes())?);
         }
         Ok(self.refs.get_mut(block).expect("it was inserted just above"))
+    }
+
+    /// What to set room aside for, now that clusters were taken.
+    pub fn room_to_reserve(&mut self) -> Option<ByteSpan> {
+        let end = self.end_bytes();
+        if end <= self.reserved {
+            return None;
+        }
+        let ahead = end.saturating_add(RESERVE_BYTES).min(self.length);
+        let span = ByteSpan::from_bounds(self.reserved, ahead);
+        self.reserved = ahead;
+        Some(span)
     }
 
     /// Where the file may end when no request is in flight.

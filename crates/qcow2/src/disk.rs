@@ -25,8 +25,8 @@ const LANES_MAX: usize = 8;
 /// A lane works in `complete`, one request after the other.
 const DEPTH_MAX: usize = 1;
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
-/// Writes allocate, and each costs; see the same number for files.
-const BYTES_PREFERRED: u64 = 4 << 20;
+/// As for files.
+const BYTES_PREFERRED: u64 = 1 << 20;
 
 impl Qcow2Disk {
     /// Makes an image that reads as zeros. It appears at `path` whole or not at all, and never in place of

@@ -50,6 +50,14 @@ pub trait Host: Send + Sync {
     /// When there is no room.
     fn allocate(&self, span: ByteSpan) -> Result<bool, DiskError>;
 
+    /// Sets room aside for what will be written soon, where that gains something.
+    ///
+    /// # Errors
+    /// When there is no room, or it cannot be done. Writing goes on without.
+    fn reserve(&self, _span: ByteSpan) -> Result<(), DiskError> {
+        Ok(())
+    }
+
     /// Makes everything done before durable.
     ///
     /// # Errors
@@ -100,6 +108,10 @@ impl Host for HostFile {
 
     fn allocate(&self, span: ByteSpan) -> Result<bool, DiskError> {
         HostFile::allocate(self, span)
+    }
+
+    fn reserve(&self, span: ByteSpan) -> Result<(), DiskError> {
+        HostFile::reserve(self, span)
     }
 
     fn flush(&self) -> Result<(), DiskError> {

@@ -7,7 +7,7 @@ use drover_types::{ByteSpan, Extent};
 use crate::entry::Entry;
 use crate::header::Header;
 use crate::host::Host;
-use crate::options::Qcow2Options;
+use crate::options::{Preallocation, Qcow2Options};
 use crate::scan::{self, Found};
 use crate::tables::{Place, State};
 
@@ -104,6 +104,12 @@ impl Image {
         // Best effort: a file that ends in a hole is as good.
         if state.length != end && self.host.set_length(end).is_ok() {
             state.length = end;
+        }
+        let reserves = self.options.preallocation == Preallocation::Off && !self.options.compress;
+        if !reserves {
+            state.reserved = u64::MAX;
+        } else if state.reserved != u64::MAX {
+            state.reserved = state.length;
         }
     }
 

@@ -85,6 +85,7 @@ pub fn scan(host: &dyn Host, header: &Header, length: u64, repair: bool) -> Resu
             reftable,
             refs: Tables::default(),
             length,
+            reserved: 0,
             pending: Default::default(),
             zone: 0..0,
             frees: Vec::new(),

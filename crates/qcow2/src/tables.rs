@@ -27,6 +27,8 @@ pub struct State {
     pub next: u64,
     /// Length of the file.
     pub length: u64,
+    /// Room was set aside up to this byte of the file; `u64::MAX` if that is not to be done.
+    pub reserved: u64,
     /// Guest clusters whose host place is chosen and being written. The tables do not name it yet.
     pub pending: HashMap<u64, u64>,
     /// Room for packed clusters, taken from `next` but not yet counted.

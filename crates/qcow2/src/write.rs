@@ -46,13 +46,24 @@ impl Image {
     fn write_plain(&self, span: ByteSpan, bytes: &[u8], scratch: &mut Scratch) -> Result<(), DiskError> {
         {
             let _moving = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-            let plan = plan(&mut self.state(), &*self.host, span)?;
+            let mut state = self.state();
+            let plan = plan(&mut state, &*self.host, span)?;
+            let ahead = state.room_to_reserve();
+            drop(state);
             if let Some(plan) = plan {
+                self.reserve(ahead);
                 return self.carry_out(span, bytes, &plan);
             }
         }
         let _alone = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.write_alone(span, bytes, scratch)
+    }
+
+    /// Sets room aside. Where that fails it is not tried again: writing tells what is wrong, if anything is.
+    fn reserve(&self, span: Option<ByteSpan>) {
+        if span.is_some_and(|span| self.host.reserve(span).is_err()) {
+            self.state().reserved = u64::MAX;
+        }
     }
 
     fn carry_out(&self, span: ByteSpan, bytes: &[u8], plan: &Plan) -> Result<(), DiskError> {
