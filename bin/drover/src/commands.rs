@@ -10,4 +10,5 @@ pub mod plan;
 pub mod recorded;
 pub mod serve_disk;
 pub mod show;
+mod stream;
 pub mod verify;

@@ -11,7 +11,7 @@ pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => exit(BROKEN_PIPE),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => gone(),
         Err(error) => {
             eprintln!("error: standard output cannot be written: {error}");
             exit(crate::exit::Exit::Internal as i32);
@@ -22,4 +22,9 @@ pub fn print(text: &str) {
 /// Writes a line.
 pub fn line(text: impl std::fmt::Display) {
     print(&format!("{text}\n"));
+}
+
+/// Ends the program, without a word, because nobody reads any more.
+pub fn gone() -> ! {
+    exit(BROKEN_PIPE)
 }

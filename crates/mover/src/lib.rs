@@ -12,6 +12,7 @@ mod memory;
 mod part;
 mod progress;
 mod shared;
+mod stream;
 mod transfer;
 mod worker;
 
@@ -21,6 +22,7 @@ pub use compare::{
 pub use journal::{JournalFile, JournalFileError, JournalStart, file_tag, journal_path};
 pub use memory::{MemoryBudget, MemoryShare};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
+pub use stream::{StreamReport, stream};
 pub use transfer::{
     CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, hash, verify,
 };

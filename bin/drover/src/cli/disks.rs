@@ -34,7 +34,7 @@ pub struct CopyArgs {
     /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
     /// or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
     pub source: String,
-    /// A file or block device, nbd://..., nbd+unix://..., or null: to read only
+    /// A file or block device, nbd://..., nbd+unix://..., - (standard output), or null: to read only
     pub target: String,
     /// Format of the source; never guessed from its content [default: by the name's ending, else raw]
     #[arg(long, value_enum)]

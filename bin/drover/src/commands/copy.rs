@@ -17,6 +17,9 @@ use crate::exit::{Exit, Failure, transfer_failure};
 /// Copies one disk.
 pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let share = share_of(args.sample)?;
+    if endpoint::is_stream(&args.target) {
+        return super::stream::run(args);
+    }
     let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
     let target = endpoint::open_target(args, source.disk.as_ref())?;
@@ -28,7 +31,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     }
 }
 
-fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
+pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
     Named {
         text: &args.source,
         format: args.source_format,

@@ -10,13 +10,22 @@ use crate::exit::{Exit, Failure};
 pub enum Place {
     Nbd(NbdUri),
     Web(String),
-    Vsphere { host: String, vm: String, disk: usize },
+    Vsphere {
+        host: String,
+        vm: String,
+        disk: usize,
+    },
     Path(PathBuf),
     Null,
+    /// Standard output.
+    Stream,
 }
 
 pub fn place(text: &str) -> Result<Place, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
+    if text == "-" {
+        return Ok(Place::Stream);
+    }
     match text.split_once(':') {
         Some(("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _)) => {
             text.parse().map(Place::Nbd).map_err(|error: drover_nbd::UriError| usage(error.to_string()))
@@ -46,4 +55,9 @@ pub fn path_of(text: &str) -> Option<PathBuf> {
         Ok(Place::Path(path)) => Some(path),
         _ => None,
     }
+}
+
+/// Whether a text names standard output.
+pub fn is_stream(text: &str) -> bool {
+    matches!(place(text), Ok(Place::Stream))
 }

@@ -47,6 +47,10 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
             Format::Vmdk => open_image(&path, ImageFormat::Vmdk),
         },
         Place::Null => Err(Failure::new(Exit::Usage, "null: can only be a target")),
+        Place::Stream => {
+            Err(Failure::new(Exit::Usage, "- can only be a target: a stream cannot be read twice")
+                .advise("a file of that name is ./-"))
+        }
     }
 }
 
@@ -78,7 +82,7 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
             Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
             Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")),
         },
-        Place::Web(_) | Place::Vsphere { .. } | Place::Null => {
+        Place::Web(_) | Place::Vsphere { .. } | Place::Null | Place::Stream => {
             Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))
         }
     }
