@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
+use drover_nbd::{NbdDisk, NbdOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -166,4 +167,28 @@ fn what_cannot_be_served_is_refused_in_words() {
         assert_eq!(output.code, Some(code), "{args:?}: {}", output.err);
         assert!(output.err.contains(words), "{args:?}: {}", output.err);
     }
+}
+
+#[test]
+fn the_epoch_of_a_writer_is_kept_beside_the_disk() {
+    let (folder, drover) = setup();
+    let disk = disk_file(folder.path(), "disk", MIB);
+    let fence = drover_nbd_server::fence_path(&disk);
+    let open = |server: &Serving, epoch| {
+        let options = NbdOptions { fence: Some(epoch), ..NbdOptions::default() };
+        NbdDisk::open_target(&server.uri().parse().unwrap(), options)
+    };
+    let mut first = Serving::start(&drover, &disk, &["--writable"]);
+    assert_eq!(first.said["epoch"], 0);
+    assert!(open(&first, 5).unwrap().is_fenced());
+    first.signal(Signal::INT);
+    assert_eq!(first.ended(), Some(0));
+    assert!(fence.exists());
+    let second = Serving::start(&drover, &disk, &["--writable"]);
+    assert_eq!(second.said["epoch"], 5);
+    let error = open(&second, 4).err().unwrap();
+    assert!(error.source.to_string().contains("epoch 5 has taken this disk"), "{}", error.source);
+    drop(second);
+    let third = Serving::start(&drover, &disk, &["--writable", "--no-fence"]);
+    assert!(!open(&third, 4).unwrap().is_fenced());
 }
