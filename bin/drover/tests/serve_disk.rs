@@ -23,7 +23,10 @@ struct Serving {
 impl Serving {
     fn start(drover: &Drover, disk: &Path, more: &[&str]) -> Serving {
         let args = [&["serve-disk", disk.to_str().unwrap(), "--json", "--exit-with-parent"], more].concat();
-        let mut child = drover.command(&args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = drover.command(&args);
+        // A server that is killed leaves its socket; here it goes with the test.
+        command.env("XDG_RUNTIME_DIR", disk.parent().unwrap());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let said = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in '{line}'"));
