@@ -11,38 +11,27 @@
 //! blocked senders would wait for each other for ever, the server with the data of our reads and
 //! we with the data of our writes, with the buffers between them full.
 
+mod pace;
+mod payload;
+mod receive;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use drover_disk::{DiskErrorKind, Slice, Work};
+use drover_disk::{DiskErrorKind, Work};
 use drover_types::ByteSpan;
 
 use crate::handshake::{Export, Style};
 use crate::reply::{Breach, Failure, Pending, Status, Ticket};
 use crate::stream::Stream;
-use crate::wire::{
-    self, COMMAND_FUA, COMMAND_PAYLOAD, ChunkHead, ChunkKind, Command, Decoded, ReplyHead, RequestHead, flag,
-};
+use crate::wire::{COMMAND_FUA, COMMAND_PAYLOAD, Command, RequestHead, flag};
 
-/// Room for heads and small payloads. What follows a head in the same read is copied from here to
-/// its buffer, so it should not be large.
-const STAGE_BYTES: usize = 4096;
-
-/// A payload that is not data; the longest is an extended block status of a million runs.
-const PAYLOAD_BYTES_MAX: u64 = 8 + 16 * (1 << 20);
-
-/// An error: number, length of the message, the message, and what the type adds.
-const ERROR_BYTES_MAX: u64 = 6 + u16::MAX as u64 + 64;
-
-/// A request counts as answered bit by bit if this much of it comes within the time for a request.
-const PROGRESS_BYTES: usize = 64 << 10;
-
-/// Zeros are sent from here to servers without `WRITE_ZEROES`.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+use pace::{Oldest, Sending};
+use payload::Payload;
+use receive::{Expect, Stage};
 
 /// A socket with requests in flight.
 pub struct Connection {
@@ -81,22 +70,6 @@ pub enum Peer {
     Proxy,
 }
 
-/// The oldest request in flight, and when it last showed a sign of life.
-struct Oldest {
-    cookie: u64,
-    received: usize,
-    since: Instant,
-    /// When we last stopped waiting for the server.
-    looked: Instant,
-}
-
-impl Oldest {
-    fn new(cookie: u64, received: usize) -> Oldest {
-        let now = Instant::now();
-        Oldest { cookie, received, since: now, looked: now }
-    }
-}
-
 /// A request that ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -106,28 +79,6 @@ pub struct Ended {
     pub work: Work,
     pub status: Status,
     pub result: Result<(), Failure>,
-}
-
-/// What the next bytes are.
-#[derive(Debug)]
-enum Expect {
-    Head,
-    /// The offset of a data chunk.
-    Offset(ChunkHead),
-    /// Data for this part of a read's buffer.
-    Data {
-        cookie: u64,
-        range: Range<usize>,
-        done: bool,
-    },
-    /// A payload that is gathered before it is looked at.
-    Payload(ChunkHead, Vec<u8>),
-}
-
-/// Bytes received and not yet understood.
-struct Stage {
-    bytes: [u8; STAGE_BYTES],
-    filled: Range<usize>,
 }
 
 /// Why a connection ended.
@@ -148,32 +99,6 @@ impl From<Breach> for Fault {
     }
 }
 
-/// Data of a request.
-enum Payload {
-    None,
-    Bytes(Slice),
-    Zeros(usize),
-}
-
-impl Payload {
-    fn len(&self) -> usize {
-        match self {
-            Payload::None => 0,
-            Payload::Bytes(slice) => slice.len(),
-            Payload::Zeros(length) => *length,
-        }
-    }
-
-    /// A run of bytes from `at` on, empty only at the end.
-    fn from(&self, at: usize) -> &[u8] {
-        match self {
-            Payload::None => &[],
-            Payload::Bytes(slice) => &slice[at..],
-            Payload::Zeros(length) => &ZEROS[..ZEROS.len().min(length - at)],
-        }
-    }
-}
-
 impl Connection {
     pub fn new(
         stream: Stream,
@@ -191,7 +116,7 @@ impl Connection {
             oldest: Oldest::new(0, 0),
             done: VecDeque::new(),
             cookie: 0,
-            stage: Stage { bytes: [0; STAGE_BYTES], filled: 0..0 },
+            stage: Stage::new(),
             expect: Expect::Head,
             broken: None,
             lost,
@@ -229,6 +154,7 @@ impl Connection {
             let failure = broken(DiskErrorKind::Transient, why);
             return self.done.push_back(ended(pending, Err(failure)));
         }
+        self.oldest.skip_idle();
         self.cookie += 1;
         let head = RequestHead {
             flags: self.flags(pending.command),
@@ -256,11 +182,12 @@ impl Connection {
     }
 
     fn send(&mut self, head: &[u8], payload: &Payload) -> Result<(), Fault> {
-        let mut sent = 0;
+        let (mut sent, mut sending) = (0, Sending::start());
         while sent < head.len() + payload.len() || self.stream.has_unsent() {
             let data = payload.from(sent.saturating_sub(head.len()));
             let length = self.stream.send_now(&head[sent.min(head.len())..], data)?;
             sent += length;
+            sending.watch(sent, self.timeouts.request)?;
             let waits = length == 0 && (sent < head.len() + payload.len() || self.stream.has_unsent());
             if waits && self.stream.wait(self.timeouts.silence)? {
                 self.receive_now()?;
@@ -312,6 +239,7 @@ impl Connection {
 
     /// Waits for some bytes and makes of them what they make. Breaks the connection on any fault.
     pub fn receive(&mut self) {
+        self.oldest.skip_idle();
         let result = if self.pending.is_empty() { Ok(()) } else { self.receive_some() };
         if let Err(fault) = result {
             self.fail(fault);
@@ -320,220 +248,11 @@ impl Connection {
 
     /// Whether the connection stands, as far as can be told without waiting.
     pub fn probe(&mut self) -> bool {
+        self.oldest.skip_idle();
         if let Err(fault) = self.receive_now() {
             self.fail(fault);
         }
         !self.is_broken()
-    }
-
-    fn receive_some(&mut self) -> Result<(), Fault> {
-        // Time in which nobody waited is not the server's fault.
-        self.oldest.since += self.oldest.looked.elapsed();
-        let (stream, into, fill) = self.destination();
-        let length = stream.receive(into, fill)?;
-        self.received(length)
-    }
-
-    fn receive_now(&mut self) -> Result<(), Fault> {
-        let (stream, into, _) = self.destination();
-        match stream.receive_now(into)? {
-            Some(length) => self.received(length),
-            None => Ok(()),
-        }
-    }
-
-    /// Where the next bytes go, and whether to wait until all of it is filled: all of the data of a
-    /// chunk will come, but of what follows nobody knows.
-    fn destination(&mut self) -> (&mut Stream, &mut [u8], bool) {
-        if let Expect::Data { cookie, range, .. } = &self.expect
-            && let Some(pending) = self.pending.get_mut(cookie)
-        {
-            return (&mut self.stream, pending.buffer(range.clone()), true);
-        }
-        (&mut self.stream, self.stage.room(), false)
-    }
-
-    fn received(&mut self, length: usize) -> Result<(), Fault> {
-        match &mut self.expect {
-            Expect::Data { cookie, range, .. } => {
-                range.start += length;
-                if let Some(pending) = self.pending.get_mut(cookie) {
-                    pending.received += length;
-                }
-            }
-            _ => self.stage.filled.end += length,
-        }
-        while self.advance()? {}
-        self.watch()
-    }
-
-    /// A server may answer all but one request for ever, which silence would never tell. Requests
-    /// wait for those before them on a slow line, so what counts is the oldest: since it became that,
-    /// or since some of its answer came.
-    fn watch(&mut self) -> Result<(), Fault> {
-        let Some((cookie, pending)) = self.pending.first_key_value() else { return Ok(()) };
-        let oldest = &mut self.oldest;
-        let progress = *cookie != oldest.cookie || pending.received >= oldest.received + PROGRESS_BYTES;
-        if progress {
-            *oldest = Oldest::new(*cookie, pending.received);
-        } else if oldest.since.elapsed() > self.timeouts.request {
-            let (command, span, seconds) = (pending.command, pending.span, self.timeouts.request.as_secs());
-            let text = format!("a {command:?} of {span} has no answer after {seconds} s, others have");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
-        }
-        oldest.looked = Instant::now();
-        Ok(())
-    }
-
-    /// Understands one more thing of what is at hand; `false` when more bytes are needed.
-    fn advance(&mut self) -> Result<bool, Fault> {
-        match &mut self.expect {
-            Expect::Head => match wire::decode_reply(self.stage.get()) {
-                Decoded::Partial => return Ok(false),
-                Decoded::Garbage(magic) => return Err(format!("a reply starts with {magic:#010x}").into()),
-                Decoded::Whole(head, bytes) => {
-                    self.stage.consume(bytes);
-                    self.on_head(head)?;
-                }
-            },
-            Expect::Offset(head) => {
-                let head = *head;
-                let Some(offset) = wire::Fields(self.stage.get()).u64() else { return Ok(false) };
-                self.stage.consume(8);
-                self.on_offset(head, offset)?;
-            }
-            Expect::Data { cookie, range, done } => {
-                let pending = self.pending.get_mut(cookie).ok_or("data of no request".to_string())?;
-                let length = self.stage.filled.len().min(range.len());
-                pending
-                    .buffer(range.start..range.start + length)
-                    .copy_from_slice(&self.stage.get()[..length]);
-                self.stage.consume(length);
-                pending.received += length;
-                range.start += length;
-                if range.start < range.end {
-                    return Ok(false);
-                }
-                let (cookie, done) = (*cookie, *done);
-                self.chunk_ends(cookie, done);
-            }
-            Expect::Payload(head, bytes) => {
-                let length = self.stage.filled.len().min(head.length as usize - bytes.len());
-                bytes.extend_from_slice(&self.stage.get()[..length]);
-                self.stage.consume(length);
-                if bytes.len() < head.length as usize {
-                    return Ok(false);
-                }
-                let (head, bytes) = (*head, std::mem::take(bytes));
-                self.on_payload(head, &bytes)?;
-            }
-        }
-        Ok(true)
-    }
-
-    fn pending(&mut self, cookie: u64) -> Result<&mut Pending, Fault> {
-        let unknown = || Fault::Breach(format!("a reply to request {cookie}, which is not in flight"));
-        self.pending.get_mut(&cookie).ok_or_else(unknown)
-    }
-
-    fn on_head(&mut self, head: ReplyHead) -> Result<(), Fault> {
-        match head {
-            ReplyHead::Simple { error, cookie } => self.on_simple(error, cookie),
-            ReplyHead::Chunk(head) => self.on_chunk(head),
-        }
-    }
-
-    fn on_simple(&mut self, error: u32, cookie: u64) -> Result<(), Fault> {
-        let style = self.export.style;
-        if style == Style::Extended {
-            return Err("a simple reply, though extended headers were agreed".to_string().into());
-        }
-        let pending = self.pending(cookie)?;
-        if error != 0 {
-            pending.fail(error, String::new())?;
-        } else if pending.command == Command::Read {
-            if style == Style::Structured {
-                return Err("a simple reply to a read, though chunks were agreed".to_string().into());
-            }
-            let range = pending.place(pending.span.offset, pending.span.length)?;
-            self.expect = Expect::Data { cookie, range, done: true };
-            return Ok(());
-        }
-        self.chunk_ends(cookie, true);
-        Ok(())
-    }
-
-    fn on_chunk(&mut self, head: ChunkHead) -> Result<(), Fault> {
-        let agreed = match self.export.style {
-            Style::Simple => return Err("a chunk, though chunks were not agreed".to_string().into()),
-            Style::Structured => head.offset.is_none(),
-            Style::Extended => head.offset.is_some(),
-        };
-        if !agreed {
-            return Err("a chunk with a header of the other kind".to_string().into());
-        }
-        let pending = self.pending(head.cookie)?;
-        let (offset, span) = (head.offset, pending.span);
-        if offset.is_some_and(|offset| offset != span.offset) {
-            return Err(format!("a chunk about another offset than {span}").into());
-        }
-        let extended = head.offset.is_some();
-        let (length, most) = (head.length, PAYLOAD_BYTES_MAX);
-        match head.kind {
-            ChunkKind::None if length == 0 && head.done => self.chunk_ends(head.cookie, true),
-            ChunkKind::Data if length > 8 => self.expect = Expect::Offset(head),
-            ChunkKind::Hole if length == 12 => self.expect = Expect::Payload(head, Vec::new()),
-            ChunkKind::Status if !extended && (4..=most).contains(&length) => {
-                self.expect = Expect::Payload(head, Vec::new());
-            }
-            ChunkKind::ExtendedStatus if extended && (8..=most).contains(&length) => {
-                self.expect = Expect::Payload(head, Vec::new());
-            }
-            ChunkKind::Error if (6..=ERROR_BYTES_MAX).contains(&length) => {
-                self.expect = Expect::Payload(head, Vec::new());
-            }
-            kind => return Err(format!("a chunk {kind:?} of {length} bytes").into()),
-        }
-        Ok(())
-    }
-
-    fn on_offset(&mut self, head: ChunkHead, offset: u64) -> Result<(), Fault> {
-        let range = self.pending(head.cookie)?.place(offset, head.length - 8)?;
-        self.expect = Expect::Data { cookie: head.cookie, range, done: head.done };
-        Ok(())
-    }
-
-    fn on_payload(&mut self, head: ChunkHead, payload: &[u8]) -> Result<(), Fault> {
-        let contexts = self.export.contexts;
-        let pending = self.pending(head.cookie)?;
-        match head.kind {
-            ChunkKind::Hole => {
-                let (offset, length) =
-                    wire::decode_hole(payload).ok_or("a hole that is cut off".to_string())?;
-                let range = pending.place(offset, length.into())?;
-                pending.buffer(range).fill(0);
-            }
-            ChunkKind::Status => pending.take_status(payload, false, contexts)?,
-            ChunkKind::ExtendedStatus => pending.take_status(payload, true, contexts)?,
-            _ => {
-                let (error, message) =
-                    wire::decode_error(payload).ok_or("an error that is cut off".to_string())?;
-                // Zero would mean that nothing went wrong; it says it did.
-                pending.fail(if error == 0 { 5 } else { error }, message)?;
-            }
-        }
-        self.chunk_ends(head.cookie, head.done);
-        Ok(())
-    }
-
-    fn chunk_ends(&mut self, cookie: u64, done: bool) {
-        self.expect = Expect::Head;
-        if let Some(pending) = done.then(|| self.pending.remove(&cookie)).flatten() {
-            let result = pending.outcome();
-            if pending.ticket.owner != NOBODY {
-                self.done.push_back(ended(pending, result));
-            }
-        }
     }
 
     /// Breaks the connection: all in flight ends. After a breach of the protocol no answer of this
@@ -581,23 +300,5 @@ impl Drop for Connection {
                 Style::Simple | Style::Structured => self.stream.send_now(&head.encode(), &[]),
             };
         }
-    }
-}
-
-impl Stage {
-    fn get(&self) -> &[u8] {
-        &self.bytes[self.filled.clone()]
-    }
-
-    fn consume(&mut self, length: usize) {
-        self.filled.start += length;
-    }
-
-    /// The free part, after moving what is left to the front. Never empty: what is left is less
-    /// than one head.
-    fn room(&mut self) -> &mut [u8] {
-        self.bytes.copy_within(self.filled.clone(), 0);
-        self.filled = 0..self.filled.len();
-        &mut self.bytes[self.filled.end..]
     }
 }

@@ -237,7 +237,8 @@ impl NbdDisk {
     fn status_once(&self, asked: ByteSpan) -> Result<(bool, Result<Status, DiskError>), DiskError> {
         let control = self.control()?;
         // A server may have come back without contexts.
-        if control.lock().export().contexts == Contexts::default() {
+        let Contexts { allocation, dirty, .. } = control.lock().export().contexts;
+        if allocation.or(dirty).is_none() {
             return Ok((false, Ok(Status::default())));
         }
         let ended = control.call(Command::BlockStatus, asked);

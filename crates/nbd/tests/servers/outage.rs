@@ -95,6 +95,28 @@ fn an_answer_in_drips_is_not_waited_for_without_end() {
     assert_eq!(error.kind, DiskErrorKind::Transient, "{}", words(&error));
 }
 
+#[test]
+fn a_server_that_takes_a_few_bytes_now_and_then_is_not_waited_for_without_end() {
+    use std::io::Read;
+    let offer = Offer { size: 64 << 20, flags: 1 | FLUSH | MULTI, ..OFFER };
+    let fake = Fake::start(move |mut peer, number| {
+        peer.handshake(offer)?;
+        if number == 0 {
+            return peer.hold();
+        }
+        loop {
+            peer.stream.read_exact(&mut [0; 4096])?;
+            std::thread::sleep(PATIENCE / 10);
+        }
+    });
+    let options = NbdOptions { request_timeout: PATIENCE, ..options() };
+    let disk = NbdDisk::open_target(&fake.uri(), options).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    let error = crate::write(&mut *lane, ByteSpan::new(0, 32 << 20), 1).result.unwrap_err();
+    // Which of the two times ends first is up to the kernel's buffers.
+    assert!(error.kind == DiskErrorKind::Transient && lane.is_broken(), "{}", words(&error));
+}
+
 /// A copy that pauses (its target is full, its user asked) does not take its source for dead.
 #[test]
 fn time_in_which_nobody_asked_does_not_count() {
