@@ -42,7 +42,12 @@ impl Files {
             in_use::check(top)?;
         }
         let root = top.path().parent().unwrap_or(Path::new("/")).to_path_buf();
-        Ok(Files { rule: options.references, root, opened: 1, in_use: options.in_use })
+        let rule = match options.references {
+            // The folder of a device holds all the host's disks.
+            References::SameFolder if !top.is_regular() => References::None,
+            rule => rule,
+        };
+        Ok(Files { rule, root, opened: 1, in_use: options.in_use })
     }
 
     /// For files that nothing but a folder names.

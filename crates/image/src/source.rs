@@ -93,6 +93,11 @@ impl FileSource {
         &self.path
     }
 
+    /// Whether it is a file, and not a block device.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.regular
+    }
+
     /// Device and inode.
     pub(crate) fn id(&self) -> (u64, u64) {
         self.id

@@ -321,3 +321,41 @@ fn an_image_that_a_guest_writes_is_refused_unless_that_is_wanted() {
     writer.wait().unwrap();
     opened(&path, Format::Qcow2);
 }
+
+/// Runs a program that needs rights; `None`, and a word about it, if it fails.
+fn privileged(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = std::process::Command::new(program).args(arguments).output().ok();
+    let output = output.filter(|output| output.status.success());
+    if output.is_none() {
+        println!("skipped: {program} {arguments:?} is not possible here");
+    }
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// Beside a device lie all the disks of the host.
+#[test]
+fn an_image_on_a_block_device_is_read_but_names_no_files() {
+    if !has_qemu() {
+        return;
+    }
+    let folder = Folder::new();
+    let content = mixture(MIB, 3);
+    std::fs::write(folder.file("a.raw"), &content).unwrap();
+    folder.qemu_img("convert -f raw -O qcow2 a.raw plain.qcow2");
+    with_backing(&folder, "/dev/null", "raw");
+    for (name, readable) in [("plain.qcow2", true), ("a.qcow2", false)] {
+        let path = folder.file(name);
+        // A device has whole sectors.
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
+        let Some(device) = privileged("losetup", &["--find", "--show", path.to_str().unwrap()]) else {
+            return;
+        };
+        let found = open(&device, Format::Qcow2, &OpenOptions::default());
+        let found = found.map(|disk| read_all(&disk).unwrap());
+        privileged("losetup", &["--detach", &device]);
+        match found {
+            Ok(bytes) => assert!(readable && bytes == content),
+            Err(error) => assert!(!readable && error.kind == DiskErrorKind::Denied, "{}", error.source),
+        }
+    }
+}
