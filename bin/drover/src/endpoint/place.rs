@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use drover_nbd::NbdUri;
+use drover_sftp::{SshUri, SshUriError};
 
 use crate::exit::{Exit, Failure};
 
@@ -10,6 +11,7 @@ use crate::exit::{Exit, Failure};
 pub enum Place {
     Nbd(NbdUri),
     Web(String),
+    Ssh(SshUri),
     Vsphere {
         host: String,
         vm: String,
@@ -30,13 +32,16 @@ pub fn place(text: &str) -> Result<Place, Failure> {
         Some(("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _)) => {
             text.parse().map(Place::Nbd).map_err(|error: drover_nbd::UriError| usage(error.to_string()))
         }
+        Some(("ssh", _)) => {
+            text.parse().map(Place::Ssh).map_err(|error: SshUriError| usage(error.to_string()))
+        }
         Some(("http" | "https", _)) => Ok(Place::Web(text.to_string())),
         Some(("vsphere", rest)) => vsphere_place(rest).ok_or_else(|| {
             usage(format!("'{text}' is not vsphere://HOST[:PORT]/VM/DISK, with DISK counted from 0"))
         }),
         Some(("null", "")) => Ok(Place::Null),
         Some((scheme, rest)) if rest.starts_with("//") => Err(usage(format!(
-            "'{scheme}' is not known; use a path, nbd://, nbd+unix://, http://, https:// or vsphere://"
+            "'{scheme}' is not known; use a path, nbd://, nbd+unix://, http://, https://, ssh:// or vsphere://"
         ))),
         _ => Ok(Place::Path(PathBuf::from(text))),
     }

@@ -8,6 +8,7 @@ use drover_engine::chain;
 use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions};
 use drover_nbd::{NbdDisk, NbdOptions};
+use drover_sftp::{SftpDisk, SftpOptions};
 use drover_vsphere::{OpenDisk, Route};
 
 use super::place::{Place, place};
@@ -28,8 +29,22 @@ pub struct Named<'a> {
     pub past_cache: bool,
 }
 
+/// No disk is larger: what claims to be would take memory for its map alone.
+const DISK_BYTES_MAX: u64 = 1 << 50;
+
 /// Opens a disk to be read.
 pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
+    let end = open_any(named)?;
+    match end.disk.size() {
+        size if size <= DISK_BYTES_MAX => Ok(end),
+        size => {
+            let text = format!("{} claims to have {size} bytes; drover reads up to 1 PiB", end.disk.name());
+            Err(Failure::new(Exit::Source, text))
+        }
+    }
+}
+
+fn open_any(named: &Named<'_>) -> Result<End, Failure> {
     let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new() };
     match place(named.text)? {
         Place::Nbd(uri) => {
@@ -38,6 +53,10 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
         }
         Place::Web(url) => {
             let disk = RangeDisk::open(&url, connect::trust_of(named.secret)?).map_err(source_failure)?;
+            Ok(simple(Arc::new(disk)))
+        }
+        Place::Ssh(uri) => {
+            let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
@@ -82,7 +101,7 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
             Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
             Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")),
         },
-        Place::Web(_) | Place::Vsphere { .. } | Place::Null | Place::Stream => {
+        Place::Web(_) | Place::Ssh(_) | Place::Vsphere { .. } | Place::Null | Place::Stream => {
             Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))
         }
     }
