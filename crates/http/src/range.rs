@@ -103,6 +103,8 @@ pub(crate) struct Shared {
     pub path: String,
     pub size: u64,
     pub identity: String,
+    /// ETag and modification time at opening: every answer must still have them.
+    pub state: [Option<String>; 2],
     pub limits: Limits,
     pub client: Client,
     authorise: Option<Arc<dyn Authorise>>,
@@ -134,7 +136,9 @@ impl RangeDisk {
         let size = size_of(&head).map_err(|(kind, why)| refuse_open(&name, kind, &why))?;
         let told = identity_of(&head, size);
         let identity = identity.map_or(told.clone(), |object| format!("{object} {told}"));
+        let state = state_of(&head);
         let shared = Shared {
+            state,
             path: url.path,
             size,
             identity,
@@ -169,12 +173,34 @@ fn ask_head(client: &Client, path: &str, authorise: Option<&dyn Authorise>) -> R
     }
 }
 
+/// What tells one state of a file from another.
+pub(crate) fn state_of(head: &Head) -> [Option<String>; 2] {
+    ["etag", "last-modified"].map(|name| head.header(name).map(str::to_string))
+}
+
+/// Characters of an address that a server wants drover to go to that are shown.
+const LOCATION_CHARS_SHOWN: usize = 300;
+
 fn size_of(head: &Head) -> Result<u64, (DiskErrorKind, String)> {
+    if (300..400).contains(&head.status) {
+        // Not followed: trust and credentials were given for this address, not for another one.
+        let to: String =
+            head.header("location").unwrap_or("nowhere").chars().take(LOCATION_CHARS_SHOWN).collect();
+        let why = format!(
+            "server answered {} and points to {}; give that address",
+            head.status_line(),
+            to.escape_debug()
+        );
+        return Err((DiskErrorKind::Unsupported, why));
+    }
     if head.status != 200 {
         return Err((status_kind(head.status), format!("server answered {}", head.status_line())));
     }
     if head.header("accept-ranges").is_some_and(|value| value.eq_ignore_ascii_case("none")) {
         return Err((DiskErrorKind::Unsupported, "server takes no byte ranges".to_string()));
+    }
+    if head.header("content-encoding").is_some_and(|value| !value.eq_ignore_ascii_case("identity")) {
+        return Err((DiskErrorKind::Unsupported, "server encodes what it sends".to_string()));
     }
     let length = head.header("content-length").and_then(|value| value.parse().ok());
     length.ok_or_else(|| (DiskErrorKind::Unsupported, "server does not tell the length".to_string()))

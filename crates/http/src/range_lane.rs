@@ -9,7 +9,7 @@ use drover_types::ByteSpan;
 use crate::connection::{self, Connection};
 use crate::error::HttpError;
 use crate::head::{BodyLength, Head};
-use crate::range::{Shared, disk_error, status_kind};
+use crate::range::{Shared, disk_error, state_of, status_kind};
 
 /// One connection. Reads are sent ahead and answered in order.
 pub(crate) struct RangeLane {
@@ -92,6 +92,11 @@ impl RangeLane {
         if let Err(why) = check_range(&head, span, self.shared.size) {
             return Err(self.corrupt(span, &why));
         }
+        if self.is_changed(&head) {
+            let why = "the file was changed on the server since it was opened";
+            let error = self.error(DiskErrorKind::Gone, span, why.to_string());
+            return Err(Bad { error, broken: Some(why.to_string()) });
+        }
         let Work::Read(buffer) = &mut queued.request.work else { return Err(self.lost(span, "not a read")) };
         let Some(connection) = &mut self.connection else { return Err(self.lost(span, "not connected")) };
         let got = connection.read_exact(&mut buffer[..]).and_then(|()| end_of_body(connection));
@@ -102,6 +107,12 @@ impl RangeLane {
             self.start_over();
         }
         Ok(())
+    }
+
+    /// Whether an answer is of another state of the file. A field that one of both lacks tells nothing.
+    fn is_changed(&self, head: &Head) -> bool {
+        let differ = |(then, now): (&Option<String>, &Option<String>)| matches!((then, now), (Some(then), Some(now)) if then != now);
+        self.shared.state.iter().zip(&state_of(head)).any(differ)
     }
 
     /// The server ended the connection in good order: what was sent behind goes out again on a new one.

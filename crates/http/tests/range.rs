@@ -124,6 +124,42 @@ fn answers_for_other_bytes_are_corrupt() {
 }
 
 #[test]
+fn a_file_that_is_changed_while_it_is_read_ends_the_copy() {
+    let told = "Content-Range: bytes 1000-1499/100000\r\nETag: \"e2\"\r\n";
+    let changed = move |_: &str| (answer("206 Partial Content", told, &[7; 500]), After::KeepOpen);
+    assert_eq!(outcome(changed), (DiskErrorKind::Gone, true));
+    let server = Server::start(|_, head| {
+        let told = "Content-Range: bytes 1000-1499/100000\r\nETag: \"e1\"\r\nLast-Modified: now\r\n";
+        match head.starts_with("HEAD") {
+            true => (file(&content(), head), After::KeepOpen),
+            false => (answer("206 Partial Content", told, &content()[1000..1500]), After::KeepOpen),
+        }
+    });
+    let mut lane = open(&server).open_lane().unwrap();
+    lane.submit(read(1, 1000, 500));
+    assert!(
+        bytes(lane.complete().unwrap()) == content()[1000..1500],
+        "a field that only one has tells nothing"
+    );
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_at_opening_in_words() {
+    for (status, headers, words) in [
+        ("302 Found", "Location: https://other/disk\r\n", "points to https://other/disk"),
+        ("301 Moved Permanently", "", "points to nowhere"),
+        ("200 OK", "Accept-Ranges: none\r\n", "takes no byte ranges"),
+        ("200 OK", "Content-Encoding: gzip\r\n", "encodes what it sends"),
+        ("405 Method Not Allowed", "", "405"),
+    ] {
+        let server = Server::start(move |_, _| (answer(status, headers, b""), After::Close));
+        let Err(error) = RangeDisk::open(&server.url("/disk"), Trust::System) else { panic!("{status}") };
+        assert!(error.source.to_string().contains(words), "{}", error.source);
+        assert_eq!(error.kind, DiskErrorKind::Unsupported, "{status}");
+    }
+}
+
+#[test]
 fn refusals_have_their_kinds_and_leave_the_lane_whole() {
     for (status, kind) in [
         ("404 Not Found", DiskErrorKind::Gone),
