@@ -48,6 +48,8 @@ fn format_of(path: &Path, told: Option<Format>) -> Format {
     let of_ending = || match path.extension()?.to_str()? {
         "qcow2" => Some(Format::Qcow2),
         "vmdk" => Some(Format::Vmdk),
+        "vhd" => Some(Format::Vhd),
+        "vhdx" => Some(Format::Vhdx),
         _ => None,
     };
     told.or_else(of_ending).unwrap_or(Format::Raw)

@@ -152,6 +152,49 @@ fn qcow2_goes_both_ways_and_is_never_guessed_from_content() {
 }
 
 #[test]
+fn images_of_other_makers_are_read_by_ending_by_word_and_by_auto() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        println!("skipped: qemu-img is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source.raw", 6 * MIB);
+    for (ending, qemu, options) in [
+        ("vmdk", "vmdk", "subformat=streamOptimized"),
+        ("vmdk", "vmdk", "subformat=monolithicSparse"),
+        ("vhd", "vpc", "subformat=dynamic,force_size=on"),
+        ("vhdx", "vhdx", "subformat=dynamic"),
+        ("qcow2", "qcow2", "compression_type=zstd"),
+    ] {
+        let image = folder.path().join(format!("{options}.{ending}"));
+        let made = Command::new("qemu-img")
+            .args(["convert", "-q", "-O", qemu, "-o", options])
+            .arg(&source)
+            .arg(&image)
+            .status();
+        assert!(made.unwrap().success(), "{options}");
+        let nameless = folder.path().join("nameless");
+        std::fs::copy(&image, &nameless).unwrap();
+        let ways = [
+            (&image, &[][..]),
+            (&nameless, &["--source-format", ending]),
+            (&nameless, &["--source-format", "auto"]),
+        ];
+        for (number, (from, how)) in ways.into_iter().enumerate() {
+            let target = folder.path().join(format!("{options}-{ending}-{number}"));
+            copied(&drover, from.to_str().unwrap(), &target, how);
+            assert!(same_bytes(&source, &target), "{options} {how:?}");
+        }
+    }
+    refused(
+        &drover,
+        &[source.to_str().unwrap(), "target.vhdx"],
+        2,
+        "only raw disks and qcow2 images are written",
+    );
+}
+
+#[test]
 fn a_killed_copy_goes_on_where_it_stopped() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 64 * MIB);

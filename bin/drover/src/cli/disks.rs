@@ -15,6 +15,12 @@ pub enum Format {
     Qcow2,
     /// VMware's VMDK; only read
     Vmdk,
+    /// Virtual PC's VHD; only read
+    Vhd,
+    /// Hyper-V's VHDX; only read
+    Vhdx,
+    /// By the first and last bytes; only for a disk whose guest you trust: it can write any format's mark there
+    Auto,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,7 +42,7 @@ pub struct CopyArgs {
     pub source: String,
     /// A file or block device, nbd://..., nbd+unix://..., - (standard output), or null: to read only
     pub target: String,
-    /// Format of the source; never guessed from its content [default: by the name's ending, else raw]
+    /// Format of the source; not guessed from its content unless by auto [default: by the name's ending, else raw]
     #[arg(long, value_enum)]
     pub source_format: Option<Format>,
     /// Format of the target [default: by the name's ending, else raw]

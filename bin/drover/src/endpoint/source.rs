@@ -60,17 +60,34 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             Ok(simple(Arc::new(disk)))
         }
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
-        Place::Path(path) => match format_of(&path, named.format) {
-            Format::Raw => Ok(simple(Arc::new(open_raw(&path, named.past_cache).map_err(source_failure)?))),
-            Format::Qcow2 => open_image(&path, ImageFormat::Qcow2),
-            Format::Vmdk => open_image(&path, ImageFormat::Vmdk),
-        },
+        Place::Path(path) => {
+            let format = match format_of(&path, named.format) {
+                Format::Raw => ImageFormat::Raw,
+                Format::Qcow2 => ImageFormat::Qcow2,
+                Format::Vmdk => ImageFormat::Vmdk,
+                Format::Vhd => ImageFormat::Vhd,
+                Format::Vhdx => ImageFormat::Vhdx,
+                Format::Auto => drover_image::probe(&path).map_err(source_failure)?,
+            };
+            match format {
+                ImageFormat::Raw => {
+                    Ok(simple(Arc::new(open_raw(&path, named.past_cache).map_err(source_failure)?)))
+                }
+                format => open_image(&path, format),
+            }
+        }
         Place::Null => Err(Failure::new(Exit::Usage, "null: can only be a target")),
         Place::Stream => {
             Err(Failure::new(Exit::Usage, "- can only be a target: a stream cannot be read twice")
                 .advise("a file of that name is ./-"))
         }
     }
+}
+
+/// The refusal to write a format.
+pub fn only_read() -> Failure {
+    Failure::new(Exit::Usage, "only raw disks and qcow2 images are written")
+        .advise("choose --format raw or qcow2")
 }
 
 fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
@@ -99,7 +116,7 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
                 Ok((end(Arc::new(disk), Vec::new()), Some(path)))
             }
             Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
-            Format::Vmdk => Err(Failure::new(Exit::Usage, "images in VMDK format are only read")),
+            Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Auto => Err(only_read()),
         },
         Place::Web(_) | Place::Ssh(_) | Place::Vsphere { .. } | Place::Null | Place::Stream => {
             Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))

@@ -14,6 +14,7 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 
 use super::guard::{self, Earlier};
 use super::place::{Place, place};
+use super::source::only_read;
 use super::{End, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure, disk_exit};
@@ -56,9 +57,8 @@ struct Wanted<'a> {
 impl Wanted<'_> {
     fn open(&self, path: &Path) -> Result<TargetEnd, Failure> {
         let format = format_of(path, self.args.format);
-        if format == Format::Vmdk {
-            return Err(Failure::new(Exit::Usage, "images in VMDK format are only read")
-                .advise("choose --format raw or qcow2"));
+        if !matches!(format, Format::Raw | Format::Qcow2) {
+            return Err(only_read());
         }
         if format == Format::Raw && (self.args.compress || !self.args.options.is_empty()) {
             return Err(Failure::new(Exit::Usage, "-o and --compress are for qcow2 targets")
