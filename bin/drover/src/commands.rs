@@ -1,5 +1,6 @@
 //! One module per command; each returns how the program ends.
 
+mod clone;
 pub mod copy;
 mod disk_run;
 pub mod documents;

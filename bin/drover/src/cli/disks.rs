@@ -67,6 +67,10 @@ pub struct CopyArgs {
     /// Keep no journal: the copy cannot be resumed
     #[arg(long)]
     pub no_journal: bool,
+    /// Give up hashing, to share the blocks of a file where the file system can (reflink: XFS, btrfs): at once,
+    /// but no root, nothing verified
+    #[arg(long, conflicts_with_all = ["verify", "journal"])]
+    pub no_hash: bool,
     /// Journal file [default: the target's path with .drover-journal added; for a block device a file in
     /// the state folder]
     #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]

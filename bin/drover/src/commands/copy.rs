@@ -8,6 +8,7 @@ use drover_mover::{
 use drover_types::{Bytes, Digest, Rate};
 use serde_json::json;
 
+use super::clone;
 use super::disk_run::{DiskRun, fresh_seed, share_of};
 use super::verify::escape_text;
 use crate::cli::{CopyArgs, VerifyArg};
@@ -26,6 +27,20 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let job = Job { args, run, share };
     job.run.tell_notes(&source);
     match target {
+        Some(target) if args.no_hash => match clone::share_blocks(args, &source, &target)? {
+            clone::Cloned::Yes => {
+                if let Some(journal) = &target.journal {
+                    // Of an earlier, ordinary copy that stopped: over now.
+                    let _ = std::fs::remove_file(journal);
+                }
+                job.tell_cloned(source.disk.size());
+                Ok(Exit::Success)
+            }
+            clone::Cloned::No(why) => {
+                job.run.say(&format!("no blocks can be shared ({why}): copied and hashed as always"));
+                job.copy(source, target)
+            }
+        },
         Some(target) => job.copy(source, target),
         None => job.read_only(&source),
     }
@@ -84,6 +99,15 @@ impl Job<'_> {
             let _ = std::fs::remove_file(path);
         }
         Ok(Exit::Success)
+    }
+
+    fn tell_cloned(&self, size: u64) {
+        let given_up = "not hashed, not verified; damage to a shared block damages both";
+        if self.args.json {
+            crate::out::line(json!({"event": "done", "root": null, "size": size, "reflink": true}));
+        }
+        self.run
+            .say(&format!("{} shared with the source (reflink), no byte copied: {given_up}", Bytes(size)));
     }
 
     fn read_only(&self, source: &End) -> Result<Exit, Failure> {
