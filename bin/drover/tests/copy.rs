@@ -194,6 +194,63 @@ fn images_of_other_makers_are_read_by_ending_by_word_and_by_auto() {
     );
 }
 
+const OVF: &str = r#"<?xml version="1.0"?>
+<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"
+  xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">
+ <References><File ovf:id="file1" ovf:href="web01-disk1.vmdk"/></References>
+ <DiskSection><Info>disks</Info><Disk ovf:diskId="disk1" ovf:fileRef="file1" ovf:capacity="6291456"
+   ovf:format="http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized"/></DiskSection>
+ <VirtualSystem ovf:id="web01"><Info>a machine</Info><VirtualHardwareSection><Info>hardware</Info>
+  <Item><rasd:ElementName>CPU</rasd:ElementName><rasd:InstanceID>1</rasd:InstanceID>
+   <rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>1</rasd:VirtualQuantity></Item>
+  <Item><rasd:AllocationUnits>byte * 2^20</rasd:AllocationUnits><rasd:ElementName>memory</rasd:ElementName>
+   <rasd:InstanceID>2</rasd:InstanceID><rasd:ResourceType>4</rasd:ResourceType>
+   <rasd:VirtualQuantity>256</rasd:VirtualQuantity></Item>
+  <Item><rasd:ElementName>SCSI 0</rasd:ElementName><rasd:InstanceID>3</rasd:InstanceID>
+   <rasd:ResourceSubType>lsilogic</rasd:ResourceSubType><rasd:ResourceType>6</rasd:ResourceType></Item>
+  <Item><rasd:AddressOnParent>0</rasd:AddressOnParent><rasd:ElementName>Hard disk 1</rasd:ElementName>
+   <rasd:HostResource>ovf:/disk/disk1</rasd:HostResource><rasd:InstanceID>4</rasd:InstanceID>
+   <rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType></Item>
+ </VirtualHardwareSection></VirtualSystem>
+</Envelope>"#;
+
+#[test]
+fn disks_of_appliances_are_copied_by_number() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source.raw", 6 * MIB);
+    let parts = folder.path().join("parts");
+    std::fs::create_dir(&parts).unwrap();
+    std::fs::write(parts.join("web01.ovf"), OVF).unwrap();
+    let ran = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).current_dir(&parts).status().is_ok_and(|it| it.success())
+    };
+    let vmdk = [
+        "convert",
+        "-q",
+        "-O",
+        "vmdk",
+        "-o",
+        "subformat=streamOptimized",
+        source.to_str().unwrap(),
+        "web01-disk1.vmdk",
+    ];
+    if !ran("qemu-img", &vmdk) || !ran("tar", &["-cf", "../web01.ova", "web01.ovf", "web01-disk1.vmdk"]) {
+        println!("skipped: qemu-img or tar is not installed");
+        return;
+    }
+    for (number, place) in ["web01.ova", "parts", "parts/web01.ovf"].into_iter().enumerate() {
+        let place = folder.path().join(place).display().to_string();
+        let target = folder.path().join(format!("target-{number}"));
+        let said = copied(&drover, &format!("ova:{place}/0"), &target, &["--verify", "source"]);
+        assert!(same_bytes(&source, &target) && said.contains("manifest was not checked"), "{place}: {said}");
+        refused(&drover, &[&format!("ova:{place}/1"), "x"], 6, "has no disk 1; it has 0 (");
+    }
+    let ova = folder.path().join("web01.ova");
+    let ova = ova.to_str().unwrap();
+    refused(&drover, &[&format!("ova:{ova}/0"), ova, "--force"], 2, "a part of the source");
+    refused(&drover, &[&format!("ova:{ova}"), "x"], 2, "ova:FILE/DISK");
+}
+
 #[test]
 fn a_killed_copy_goes_on_where_it_stopped() {
     let (folder, drover) = setup();

@@ -38,7 +38,7 @@ pub enum VerifyArg {
 #[derive(Debug, Args)]
 pub struct CopyArgs {
     /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
-    /// ssh://[USER@]HOST[:PORT]/PATH, or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
+    /// ssh://[USER@]HOST[:PORT]/PATH, ova:FILE/DISK, or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
     pub source: String,
     /// A file or block device, nbd://..., nbd+unix://..., - (standard output), or null: to read only
     pub target: String,

@@ -12,6 +12,8 @@ pub enum Place {
     Nbd(NbdUri),
     Web(String),
     Ssh(SshUri),
+    /// A disk of an appliance, counted from 0.
+    Ova(PathBuf, usize),
     Vsphere {
         host: String,
         vm: String,
@@ -35,6 +37,8 @@ pub fn place(text: &str) -> Result<Place, Failure> {
         Some(("ssh", _)) => {
             text.parse().map(Place::Ssh).map_err(|error: SshUriError| usage(error.to_string()))
         }
+        Some(("ova", rest)) => ova_place(rest)
+            .ok_or_else(|| usage(format!("'{text}' is not ova:FILE/DISK, with DISK counted from 0"))),
         Some(("http" | "https", _)) => Ok(Place::Web(text.to_string())),
         Some(("vsphere", rest)) => vsphere_place(rest).ok_or_else(|| {
             usage(format!("'{text}' is not vsphere://HOST[:PORT]/VM/DISK, with DISK counted from 0"))
@@ -45,6 +49,12 @@ pub fn place(text: &str) -> Result<Place, Failure> {
         ))),
         _ => Ok(Place::Path(PathBuf::from(text))),
     }
+}
+
+fn ova_place(rest: &str) -> Option<Place> {
+    let (file, disk) = rest.rsplit_once('/')?;
+    let disk = disk.parse().ok()?;
+    (!file.is_empty()).then(|| Place::Ova(PathBuf::from(file), disk))
 }
 
 fn vsphere_place(rest: &str) -> Option<Place> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use drover_disk::{Disk, DiskError, FileDisk, OpenTarget};
 use drover_engine::chain;
 use drover_http::RangeDisk;
-use drover_image::{Format as ImageFormat, OpenOptions};
+use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
 use drover_vsphere::{OpenDisk, Route};
@@ -59,6 +59,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
+        Place::Ova(path, disk) => open_ova(&path, disk),
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
         Place::Path(path) => {
             let format = match format_of(&path, named.format) {
@@ -82,6 +83,23 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
                 .advise("a file of that name is ./-"))
         }
     }
+}
+
+/// A disk of an appliance, read at its place in the archive.
+fn open_ova(path: &Path, number: usize) -> Result<End, Failure> {
+    let ova = Ova::open(path).map_err(source_failure)?;
+    let disks = ova.disks();
+    if number >= disks.len() {
+        let labels: Vec<String> =
+            disks.iter().enumerate().map(|(number, disk)| format!("{number} ({})", disk.label)).collect();
+        let text = format!("{} has no disk {number}; it has {}", path.display(), labels.join(", "));
+        return Err(Failure::new(Exit::Source, text));
+    }
+    let image = ova.open_disk(number).map_err(source_failure)?;
+    let mut notes = ova.notes().to_vec();
+    notes.extend(image.notes().iter().cloned());
+    notes.push("the appliance's manifest was not checked".to_string());
+    Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes })
 }
 
 /// The refusal to write a format.
@@ -118,9 +136,12 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
             Format::Qcow2 => Ok((qcow2::open_in_place(&path)?, Some(path))),
             Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Auto => Err(only_read()),
         },
-        Place::Web(_) | Place::Ssh(_) | Place::Vsphere { .. } | Place::Null | Place::Stream => {
-            Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text)))
-        }
+        Place::Web(_)
+        | Place::Ssh(_)
+        | Place::Ova(..)
+        | Place::Vsphere { .. }
+        | Place::Null
+        | Place::Stream => Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", named.text))),
     }
 }
 

@@ -42,7 +42,7 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
             Ok(Some(TargetEnd { journal: args.journal.clone(), ..target }))
         }
         Place::Path(path) => Wanted { args, source }.open(&path).map(Some),
-        Place::Web(_) | Place::Ssh(_) | Place::Vsphere { .. } | Place::Stream => {
+        Place::Web(_) | Place::Ssh(_) | Place::Ova(..) | Place::Vsphere { .. } | Place::Stream => {
             Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", args.target)))
         }
     }
