@@ -23,6 +23,9 @@ use drover_types::{BLOCK_BYTES, Digest};
 
 use crate::leaves::{Leaf, LeafTable};
 
+/// No disk is larger: 1 PiB.
+const DISK_BYTES_MAX: u64 = 1 << 50;
+
 /// Blocks in one record of data leaves.
 pub const RECORD_BLOCKS_MAX: usize = 4096;
 
@@ -196,6 +199,10 @@ pub fn replay(reader: &mut dyn Read) -> Result<Replay, JournalError> {
         _ => return Err(JournalError::NotAJournal),
     }
     let header = Header::decode(&head)?;
+    // A forged header would have memory taken for a map of whatever size it names.
+    if header.size > DISK_BYTES_MAX {
+        return Err(JournalError::DamagedHeader);
+    }
     let key = header.key();
     let leaves = LeafTable::new(header.size);
     let mut replay =
@@ -376,5 +383,11 @@ mod tests {
             bytes.extend(encode_entry(&header(), &entry));
             assert_eq!(replay(&mut &bytes[..]).unwrap().damage, Some(Damage::OutOfRange));
         }
+    }
+
+    #[test]
+    fn a_forged_size_costs_no_memory() {
+        let header = Header::new(u64::MAX, "source", "target", 1).encode();
+        assert!(matches!(replay(&mut &header[..]), Err(JournalError::DamagedHeader)));
     }
 }
