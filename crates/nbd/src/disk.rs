@@ -18,6 +18,9 @@ use crate::wire::{Command, flag};
 /// More connections than this gained nothing locally, two to four are enough; a long line wants more.
 const LANES_MAX: usize = 16;
 
+/// Lanes that take turns on one connection: while one hashes or writes, another receives.
+const LANES_SHARING: usize = 4;
+
 /// Requests in flight on a connection. nbdkit serves 16 of a connection at a time.
 const DEPTH_MAX: usize = 16;
 
@@ -342,7 +345,7 @@ impl Disk for NbdDisk {
             bytes_min: block.minimum,
             bytes_preferred: block.preferred.max(REQUEST_BYTES_PREFERRED).min(block.maximum),
             bytes_max: block.maximum,
-            lanes_max: if self.single.load(SeqCst) { 1 } else { LANES_MAX },
+            lanes_max: if self.single.load(SeqCst) { LANES_SHARING } else { LANES_MAX },
             depth_max: DEPTH_MAX,
         }
     }

@@ -1,0 +1,64 @@
+//! `make bench`: drover beside other copiers, on the same data in the same run, in turns.
+//!
+//! Prints medians and spread, CPU seconds and peak memory of the copier (not of the server), and each
+//! copier's speed against drover's. The physical limits are measured in the same rounds. At the end:
+//! one table of the cases, with the best peer of each.
+//!
+//! `DROVER_BENCH_MIB` (4096), `DROVER_BENCH_ROUNDS` (5), `DROVER_BENCH_CASES` (words that a case's name
+//! must contain one of; all).
+#![forbid(unsafe_code)]
+
+mod cases;
+mod data;
+mod many;
+mod measure;
+mod server;
+
+use anyhow::{Context, Result};
+use drover_lab::lab_folder;
+
+use crate::data::Data;
+use crate::measure::{Outcome, summary};
+
+fn main() -> Result<()> {
+    let mib: u64 = variable("DROVER_BENCH_MIB", 4096)?;
+    let rounds: usize = variable("DROVER_BENCH_ROUNDS", 5)?;
+    let wanted: String = variable("DROVER_BENCH_CASES", String::new())?;
+    let folder = lab_folder().join("bench");
+    let data = Data::new(&folder, mib)?;
+    println!("machine: {}", machine());
+    println!("data: {mib} MiB (latency cases {} MiB); rounds: {rounds}, in turns", data.small_mib());
+    let is_wanted =
+        |name: &str| wanted.is_empty() || wanted.split_whitespace().any(|word| name.contains(word));
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for case in cases::all(&data)? {
+        if is_wanted(case.name) {
+            outcomes.push(case.run(rounds).with_context(|| case.name)?);
+        }
+    }
+    if is_wanted(many::NAME) {
+        many::run(&data, rounds)?;
+    }
+    println!("\n## Summary\n");
+    print!("{}", summary(&outcomes));
+    Ok(())
+}
+
+fn variable<T: std::str::FromStr>(name: &str, default: T) -> Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name}={text}")),
+        Err(_) => Ok(default),
+    }
+}
+
+fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
+    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{cores} x {}, Linux {}", model.trim_start_matches([' ', '\t', ':']), kernel.trim())
+}

@@ -1,0 +1,204 @@
+//! Runs the programs of a case in turns and prints what came out.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use drover_lab::{PASSWORD, USER, lab_folder};
+
+use crate::server::Server;
+
+/// A case: programs that do the same work.
+pub struct Case {
+    pub name: &'static str,
+    /// What is asked of drover against the best peer.
+    pub goal: f64,
+    pub bytes: u64,
+    /// The first is drover.
+    pub entries: Vec<Entry>,
+    /// A file that each run makes anew, and what it has to equal.
+    pub output: Option<Output>,
+    /// What has to live while the case runs: servers, simulators.
+    pub keep: Vec<Box<dyn std::any::Any>>,
+}
+
+pub struct Output {
+    pub path: PathBuf,
+    pub equals: PathBuf,
+    /// Format of what is made, as qemu-img calls it.
+    pub format: &'static str,
+}
+
+/// One program in a case.
+pub struct Entry {
+    pub name: &'static str,
+    pub command: Vec<String>,
+    /// Whether it is a limit rather than a copier.
+    pub is_limit: bool,
+}
+
+/// What one run took.
+#[derive(Clone, Copy)]
+pub struct Run {
+    pub wall: f64,
+    pub cpu: f64,
+    pub peak_kib: f64,
+}
+
+/// A case's result for the summary.
+pub struct Outcome {
+    name: &'static str,
+    goal: f64,
+    drover: f64,
+    peer: &'static str,
+    peer_seconds: f64,
+    ratio: (f64, f64, f64),
+    cpu: (f64, f64),
+}
+
+impl Case {
+    pub fn keep(mut self, server: Server) -> Case {
+        self.keep.push(Box::new(server));
+        self
+    }
+
+    pub fn run(&self, rounds: usize) -> Result<Outcome> {
+        let mut runs: Vec<Vec<Run>> = self.entries.iter().map(|_| Vec::new()).collect();
+        // One round that does not count warms the cache of the source; what it made is compared.
+        for round in 0..=rounds {
+            for (entry, runs) in self.entries.iter().zip(&mut runs) {
+                if let Some(output) = &self.output {
+                    remove(&output.path)?;
+                }
+                let made = self.output.as_ref().map(|output| output.path.as_path());
+                let run = measure(&entry.command, made).with_context(|| entry.name)?;
+                match &self.output {
+                    Some(output) if round == 0 && !entry.is_limit => output.check(entry.name)?,
+                    _ => {}
+                }
+                if round > 0 {
+                    runs.push(run);
+                }
+            }
+        }
+        if let Some(output) = &self.output {
+            remove(&output.path)?;
+        }
+        self.print(&runs);
+        Ok(self.outcome(&runs))
+    }
+
+    fn print(&self, runs: &[Vec<Run>]) {
+        println!("\n## {}\n", self.name);
+        println!(
+            "| program | median s | min-max s | GB/s | CPU s | peak MiB | drover is ... times as fast |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+        for (entry, of_entry) in self.entries.iter().zip(runs) {
+            let (low, median, high) = spread(of_entry.iter().map(|run| run.wall));
+            let (ratio_low, ratio, ratio_high) = ratios(of_entry, &runs[0]);
+            println!(
+                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
+                entry.name,
+                self.bytes as f64 / 1e9 / median,
+                spread(of_entry.iter().map(|run| run.cpu)).1,
+                spread(of_entry.iter().map(|run| run.peak_kib)).1 / 1024.0,
+            );
+        }
+    }
+
+    /// The best peer is the one with the best median.
+    fn outcome(&self, runs: &[Vec<Run>]) -> Outcome {
+        let median = |runs: &[Run]| spread(runs.iter().map(|run| run.wall)).1;
+        let cpu = |runs: &[Run]| spread(runs.iter().map(|run| run.cpu)).1;
+        let peers = self.entries.iter().zip(runs).skip(1).filter(|(entry, _)| !entry.is_limit);
+        let best = peers.min_by(|a, b| median(a.1).total_cmp(&median(b.1)));
+        let (name, of_best) = best.map_or(("none", &runs[0]), |(entry, runs)| (entry.name, runs));
+        Outcome {
+            name: self.name,
+            goal: self.goal,
+            drover: median(&runs[0]),
+            peer: name,
+            peer_seconds: median(of_best),
+            ratio: ratios(of_best, &runs[0]),
+            cpu: (cpu(&runs[0]), cpu(of_best)),
+        }
+    }
+}
+
+impl Output {
+    fn check(&self, name: &str) -> Result<()> {
+        let same = Command::new("qemu-img")
+            .args(["compare", "-q", "-f", self.format, "-F", "raw"])
+            .args([&self.path, &self.equals])
+            .status()?;
+        if same.success() { Ok(()) } else { bail!("{name} did not copy what there was") }
+    }
+}
+
+/// A table of the cases.
+pub fn summary(outcomes: &[Outcome]) -> String {
+    let mut text = String::from(
+        "| case | drover s | best peer | peer s | ratio (spread) | goal | CPU s drover / peer |\n|---|---|---|---|---|---|---|\n",
+    );
+    for it in outcomes {
+        let (low, ratio, high) = it.ratio;
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "| {} | {:.2} | {} | {:.2} | {ratio:.2} ({low:.2}-{high:.2}) | {:.2} | {:.2} / {:.2} |",
+            it.name, it.drover, it.peer, it.peer_seconds, it.goal, it.cpu.0, it.cpu.1
+        );
+    }
+    text
+}
+
+/// In turns: the ratio is taken within each round, where the machine was in the same mood.
+fn ratios(of: &[Run], ours: &[Run]) -> (f64, f64, f64) {
+    spread(of.iter().zip(ours).map(|(it, ours)| it.wall / ours.wall))
+}
+
+pub fn spread(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.as_slice() {
+        [] => (0.0, 0.0, 0.0),
+        [one] => (*one, *one, *one),
+        [low, .., high] => (*low, values[values.len() / 2], *high),
+    }
+}
+
+/// Runs a command under time(1), then makes what it made durable within the measured time.
+pub fn measure(command: &[String], made: Option<&Path>) -> Result<Run> {
+    let times = lab_folder().join("bench/times");
+    let started = std::time::Instant::now();
+    let status = Command::new("/usr/bin/time")
+        .args(["-q", "-f", "%U %S %M", "-o"])
+        .arg(&times)
+        .args(command)
+        .env("DROVER_PASSWORD", PASSWORD)
+        .env("DROVER_USER", USER)
+        .stdout(Stdio::null())
+        .status()?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    // curl and qemu-img leave data in the page cache; a copy counts when it is durable.
+    if let Some(made) = made.filter(|made| made.is_file()) {
+        File::open(made)?.sync_all()?;
+    }
+    let wall = started.elapsed().as_secs_f64();
+    let said = std::fs::read_to_string(&times)?;
+    let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().unwrap_or(0.0));
+    let mut next = || numbers.next().unwrap_or(0.0);
+    Ok(Run { cpu: next() + next(), wall, peak_kib: next() })
+}
+
+pub fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
