@@ -3,17 +3,13 @@
 /// Words are OR-ed 256 bytes at a time, which the compiler turns into vector code (16 GB/s from
 /// memory, against 2.3 for a byte-wise `all`); most data blocks leave at the first chunk.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    let chunks = bytes.chunks_exact(CHUNK);
-    let tail = chunks.remainder();
-    for chunk in chunks {
-        let folded = chunk.chunks_exact(8).fold(0, |acc, word| {
-            acc | u64::from_ne_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]])
-        });
-        if folded != 0 {
-            return false;
-        }
-    }
-    tail.iter().all(|byte| *byte == 0)
+    let (chunks, tail) = bytes.as_chunks::<CHUNK>();
+    let is_zero = |chunk: &[u8; CHUNK]| {
+        // Whole words by reference: put together from indexed bytes, the compiler loads them one by one.
+        let (words, _) = chunk.as_chunks::<8>();
+        words.iter().fold(0, |acc, word| acc | u64::from_ne_bytes(*word)) == 0
+    };
+    chunks.iter().all(is_zero) && tail.iter().all(|byte| *byte == 0)
 }
 
 const CHUNK: usize = 256;
