@@ -29,6 +29,11 @@ const FAST_BYTES_PER_SECOND: f64 = 500e6;
 const GAIN_MIN: f64 = 1.3;
 /// Share of the requests in flight that must be served at once for more to be worth it.
 const SERVED_SHARE_MIN: f64 = 0.7;
+/// A source that takes this long for its quickest answer is judged by its first answers.
+const FAR: Duration = Duration::from_millis(3);
+/// Where the lanes wait for the source for less than this share of their time, the source is not what to
+/// improve on.
+const WAITING_SHARE_MIN: f64 = 0.4;
 /// Shortest time over which a rate is believed.
 const MEASURE_MIN: Duration = Duration::from_millis(20);
 /// The first pause between trials; four times as long after each that brought nothing.
@@ -93,6 +98,8 @@ struct Measure {
     began: Option<Duration>,
     count: usize,
     bytes: u64,
+    /// What all lanes had waited for the source when it began.
+    waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +171,7 @@ impl Trials {
 
 impl Measure {
     fn after(skip: usize) -> Self {
-        Measure { skip, began: None, count: 0, bytes: 0 }
+        Measure { skip, began: None, count: 0, bytes: 0, waited: Duration::ZERO }
     }
 }
 
@@ -225,8 +232,16 @@ impl Window {
         self.shape != before
     }
 
-    /// A request ended well. True if the shape changed.
-    pub fn completed(&mut self, generation: u64, bytes: u64, latency: Duration, now: Duration) -> bool {
+    /// A request ended well; all lanes together have waited for the source for `waited` by now. True if
+    /// the shape changed.
+    pub fn completed(
+        &mut self,
+        generation: u64,
+        bytes: u64,
+        latency: Duration,
+        waited: Duration,
+        now: Duration,
+    ) -> bool {
         if generation != self.generation {
             return false;
         }
@@ -237,7 +252,7 @@ impl Window {
         if measure.skip > 0 {
             measure.skip -= 1;
             if measure.skip == 0 {
-                measure.began = Some(now);
+                (measure.began, measure.waited) = (Some(now), waited);
             }
             return false;
         }
@@ -247,7 +262,8 @@ impl Window {
         let elapsed = now.saturating_sub(began);
         // At the very start one round trip tells whether the source serves requests side by side.
         let best = self.latency.unwrap_or(latency);
-        let early = self.starting && self.changes == 0 && elapsed >= best * 2 && measure.count >= 2;
+        let is_far = best >= FAR && elapsed >= best * 2 && measure.count >= 2;
+        let early = self.starting && self.changes == 0 && is_far;
         let whole = measure.count >= self.shape.in_flight && elapsed >= MEASURE_MIN;
         if !early && !whole {
             return false;
@@ -255,11 +271,13 @@ impl Window {
         // The first answers cannot come before one latency has passed.
         let time = if early { elapsed - best } else { elapsed };
         let rate = measure.bytes as f64 / time.as_secs_f64().max(1e-9);
-        self.measured(rate, now)
+        let share = waited.saturating_sub(measure.waited).as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+        let is_waiting = share >= WAITING_SHARE_MIN * self.shape.lanes as f64;
+        self.measure = Measure { began: Some(now), waited, ..Measure::after(0) };
+        self.measured(rate, is_waiting, now)
     }
 
-    fn measured(&mut self, rate: f64, now: Duration) -> bool {
-        self.measure = Measure { began: Some(now), ..Measure::after(0) };
+    fn measured(&mut self, rate: f64, is_waiting: bool, now: Duration) -> bool {
         if let Some(trial) = self.trial.take() {
             if rate < trial.rate_before * GAIN_MIN {
                 self.undo(trial, now);
@@ -282,7 +300,7 @@ impl Window {
         let in_flight = before.in_flight as f64;
         if served >= SERVED_SHARE_MIN * in_flight {
             let times = if self.starting { 4 } else { 2 };
-            if now >= self.more.until {
+            if is_waiting && now >= self.more.until {
                 self.try_shape(
                     TrialKind::More,
                     Shape { in_flight: before.in_flight * times, ..before },
@@ -298,7 +316,7 @@ impl Window {
         let is_slow = (before.request as f64) < latency * FAST_BYTES_PER_SECOND;
         // All memory is in flight and all of it is being served: nothing else can help.
         let is_spent = served >= SERVED_SHARE_MIN * in_flight && self.is_memory_full();
-        if is_slow && !is_spent && self.trial.is_none() {
+        if is_waiting && is_slow && !is_spent && self.trial.is_none() {
             self.try_out(rate, now);
         }
         self.shape != before

@@ -1,5 +1,6 @@
 //! What the workers of a transfer share: the copier, the window, the journal.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -148,7 +149,8 @@ impl<'a> Shared<'a> {
         let mut core = self.core();
         let now = self.now();
         let lanes = core.window.lanes();
-        if !core.window.completed(sent.generation, span.length, now.saturating_sub(sent.at), now) {
+        let waited = Duration::from_nanos(self.progress.source_ns.load(Relaxed));
+        if !core.window.completed(sent.generation, span.length, now.saturating_sub(sent.at), waited, now) {
             return;
         }
         let bytes = core.window.request_bytes();

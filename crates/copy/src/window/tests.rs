@@ -74,7 +74,7 @@ fn run(world: World, limits: WindowLimits) -> Run {
     let mut overall = Servers::new(world.overall);
     let mut lanes: Vec<Servers> = (0..limits.lanes_max).map(|_| Servers::new(world.per_lane)).collect();
     let mut lane_pipe = vec![0.0f64; limits.lanes_max];
-    let (mut pipe, mut own) = (0.0f64, 0.0f64);
+    let (mut pipe, mut own, mut busy) = (0.0f64, 0.0f64, 0.0f64);
     let mut in_flight = vec![0usize; limits.lanes_max];
     let mut bytes_in_flight = 0;
     let (mut sent, mut done) = (0, 0);
@@ -121,7 +121,10 @@ fn run(world: World, limits: WindowLimits) -> Run {
             half_at = now;
         }
         let latency = Duration::from_nanos(arrived - began);
-        if window.completed(generation, bytes, latency, Duration::from_nanos(at)) {
+        // The copier is busy for as long as its rate says; the rest of the time its lanes wait.
+        busy += bytes as f64 / world.own_rate;
+        let waited = Duration::from_secs_f64((now - busy).max(0.0)) * window.lanes() as u32;
+        if window.completed(generation, bytes, latency, waited, Duration::from_nanos(at)) {
             changes.push(now);
         }
     }
