@@ -31,6 +31,8 @@ const GAIN_MIN: f64 = 1.3;
 const SERVED_SHARE_MIN: f64 = 0.7;
 /// A source that takes this long for its quickest answer is judged by its first answers.
 const FAR: Duration = Duration::from_millis(3);
+/// And one as far as this gets as much at once as memory allows.
+const VERY_FAR: Duration = Duration::from_millis(10);
 /// Where the lanes wait for the source for less than this share of their time, the source is not what to
 /// improve on.
 const WAITING_SHARE_MIN: f64 = 0.4;
@@ -181,7 +183,11 @@ impl Window {
         let lanes = limits.lanes.unwrap_or(LANES_START).clamp(1, limits.lanes_max.max(1));
         let request = limits.request.unwrap_or(limits.request_start);
         let request = request.clamp(limits.request_min.max(BLOCK_BYTES), limits.request_max.max(BLOCK_BYTES));
-        let shape = Shape { lanes, in_flight: lanes * limits.depth.unwrap_or(DEPTH_START), request };
+        let shape = Shape {
+            lanes,
+            in_flight: lanes * limits.depth.unwrap_or(DEPTH_START).min(limits.depth_max.max(1)),
+            request,
+        };
         let mut window = Window {
             limits,
             shape,
@@ -262,14 +268,15 @@ impl Window {
         let elapsed = now.saturating_sub(began);
         // At the very start one round trip tells whether the source serves requests side by side.
         let best = self.latency.unwrap_or(latency);
-        let is_far = best >= FAR && elapsed >= best * 2 && measure.count >= 2;
-        let early = self.starting && self.changes == 0 && is_far;
+        // Served side by side, the first answers come together; one by one, a latency apart.
+        let is_told = measure.count >= 4 || (measure.count >= 2 && elapsed * 2 >= best * 3);
+        let early = self.starting && self.changes == 0 && best >= FAR && is_told;
         let whole = measure.count >= self.shape.in_flight && elapsed >= MEASURE_MIN;
         if !early && !whole {
             return false;
         }
         // The first answers cannot come before one latency has passed.
-        let time = if early { elapsed - best } else { elapsed };
+        let time = if early { elapsed.saturating_sub(best).max(best / 8) } else { elapsed };
         let rate = measure.bytes as f64 / time.as_secs_f64().max(1e-9);
         let share = waited.saturating_sub(measure.waited).as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
         let is_waiting = share >= WAITING_SHARE_MIN * self.shape.lanes as f64;
@@ -299,7 +306,11 @@ impl Window {
         let served = rate * latency / before.request as f64;
         let in_flight = before.in_flight as f64;
         if served >= SERVED_SHARE_MIN * in_flight {
-            let times = if self.starting { 4 } else { 2 };
+            let times = match self.starting {
+                true if latency >= VERY_FAR.as_secs_f64() => 16,
+                true => 4,
+                false => 2,
+            };
             if is_waiting && now >= self.more.until {
                 self.try_shape(
                     TrialKind::More,
@@ -343,7 +354,7 @@ impl Window {
         while let Some(kind) = self.trials.next(now) {
             let tried = match kind {
                 TrialKind::Larger => Shape { request: shape.request * 4, ..shape },
-                _ => Shape { lanes: shape.lanes * 2, ..shape },
+                _ => Shape { lanes: shape.lanes * 2, in_flight: shape.in_flight * 2, ..shape },
             };
             if self.try_shape(kind, tried, rate) {
                 return;
