@@ -405,7 +405,7 @@ impl Copier {
                 }
                 Entry::Zero { first, count } => self.redo(Task::Zero, first, u64::from(count)),
                 Entry::Data { first, leaves } => self.redo(Task::Read, first, leaves.len() as u64),
-                Entry::Complete(_) => {}
+                Entry::Complete(_) | Entry::Run(_) => {}
             }
         }
     }

@@ -1,11 +1,11 @@
-//! The journal's format, version 1. Integers are little endian. `docs/journal.md` says the same.
+//! The journal's format, version 2. Integers are little endian. `docs/journal.md` says the same.
 //!
 //! ```text
 //! header, 128 bytes                       record, 32 + 32 n bytes
-//!   0   8  magic "DROVERJ\n"                0   1  kind: 1 data leaves, 2 zero run, 3 complete
-//!   8   4  version = 1                      1   3  zero
+//!   0   8  magic "DROVERJ\n"                0   1  kind: 1 data leaves, 2 zero run, 3 complete, 4 run
+//!   8   4  version = 2                      1   3  zero
 //!  12   4  block bytes = 65536              4   4  blocks, 1 to 4096 for kind 1
-//!  16   8  disk size in bytes               8   8  first block
+//!  16   8  disk size in bytes               8   8  first block (kinds 1, 2), epoch (kind 4)
 //!  24  32  BLAKE3 of the source identity   16 32n  leaves (kind 1), root (kind 3), nothing (kind 2)
 //!  56  32  BLAKE3 of the target identity    .  16  check: BLAKE3 keyed by the header's hash,
 //!  88   8  epoch                                   over this record, first 16 bytes
@@ -30,7 +30,9 @@ const DISK_BYTES_MAX: u64 = 1 << 50;
 pub const RECORD_BLOCKS_MAX: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"DROVERJ\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Version 1 had no records of runs and is else the same.
+const VERSION_OLDEST: u32 = 1;
 const HEADER_BYTES: usize = 128;
 const CHECK_BYTES: usize = 16;
 const FIXED_BYTES: usize = 16;
@@ -44,22 +46,24 @@ pub struct Header {
     pub source: Digest,
     /// Hash of what identifies the target.
     pub target: Digest,
-    /// Number of the run that made the journal; a later run takes a larger one.
+    /// Epoch of the run that made the journal; a later run takes a larger one.
     pub epoch: u64,
+    /// Version of the format it was written in.
+    pub version: u32,
 }
 
 impl Header {
     /// A header for these identities.
     pub fn new(size: u64, source: &str, target: &str, epoch: u64) -> Self {
         let hash = |text: &str| Digest(*blake3::hash(text.as_bytes()).as_bytes());
-        Header { size, source: hash(source), target: hash(target), epoch }
+        Header { size, source: hash(source), target: hash(target), epoch, version: VERSION }
     }
 
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[12..16].copy_from_slice(&(BLOCK_BYTES as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.size.to_le_bytes());
         bytes[24..56].copy_from_slice(&self.source.0);
@@ -75,7 +79,7 @@ impl Header {
             return Err(JournalError::NotAJournal);
         }
         let version = u32::from_le_bytes(field(bytes, 8));
-        if version != VERSION {
+        if !(VERSION_OLDEST..=VERSION).contains(&version) {
             return Err(JournalError::Version(version));
         }
         if blake3::hash(&bytes[..112]).as_bytes()[..CHECK_BYTES] != bytes[112..] {
@@ -90,6 +94,7 @@ impl Header {
             source: Digest(field(bytes, 24)),
             target: Digest(field(bytes, 56)),
             epoch: u64::from_le_bytes(field(bytes, 88)),
+            version,
         })
     }
 
@@ -117,6 +122,8 @@ pub enum Entry {
     },
     /// The copy is complete and has this root.
     Complete(Digest),
+    /// A run of this epoch goes on with the copy; from here on runs of lower ones must not write.
+    Run(u64),
 }
 
 /// The bytes of a record in the journal of `header`.
@@ -125,6 +132,7 @@ pub fn encode_entry(header: &Header, entry: &Entry) -> Vec<u8> {
         Entry::Data { first, leaves } => (1, leaves.len() as u32, *first),
         Entry::Zero { first, count } => (2, *count, *first),
         Entry::Complete(_) => (3, 0, 0),
+        Entry::Run(epoch) => (4, 0, *epoch),
     };
     let mut bytes = vec![kind, 0, 0, 0];
     bytes.extend(count.to_le_bytes());
@@ -132,7 +140,7 @@ pub fn encode_entry(header: &Header, entry: &Entry) -> Vec<u8> {
     match entry {
         Entry::Data { leaves, .. } => leaves.iter().for_each(|leaf| bytes.extend(leaf.0)),
         Entry::Complete(root) => bytes.extend(root.0),
-        Entry::Zero { .. } => {}
+        Entry::Zero { .. } | Entry::Run(_) => {}
     }
     let check = blake3::keyed_hash(&header.key(), &bytes);
     bytes.extend(&check.as_bytes()[..CHECK_BYTES]);
@@ -148,6 +156,8 @@ pub struct Replay {
     pub leaves: LeafTable,
     /// Root of a complete copy.
     pub complete: Option<Digest>,
+    /// The highest epoch of a run that wrote here.
+    pub epoch: u64,
     /// Bytes from the start that are sound; cut the file here before appending.
     pub sound_bytes: u64,
     /// Why reading stopped before the end of the file.
@@ -178,7 +188,7 @@ pub enum JournalError {
     #[error("its header is damaged")]
     DamagedHeader,
     /// Another version.
-    #[error("it has format version {0}, and this drover knows version 1")]
+    #[error("it has format version {0}, and this drover knows versions 1 and 2")]
     Version(u32),
     /// Another block size.
     #[error("it has blocks of {0} bytes, and this drover uses 65536")]
@@ -205,8 +215,14 @@ pub fn replay(reader: &mut dyn Read) -> Result<Replay, JournalError> {
     }
     let key = header.key();
     let leaves = LeafTable::new(header.size);
-    let mut replay =
-        Replay { header, leaves, complete: None, sound_bytes: HEADER_BYTES as u64, damage: None };
+    let mut replay = Replay {
+        header,
+        leaves,
+        complete: None,
+        epoch: header.epoch,
+        sound_bytes: HEADER_BYTES as u64,
+        damage: None,
+    };
     loop {
         match read_record(reader, &key)? {
             Step::End => return Ok(replay),
@@ -240,6 +256,7 @@ impl Replay {
                 self.leaves.set_zero(*first, u64::from(*count));
             }
             Entry::Complete(root) => self.complete = Some(*root),
+            Entry::Run(epoch) => self.epoch = self.epoch.max(*epoch),
             _ => return false,
         }
         true
@@ -262,7 +279,7 @@ fn read_record(reader: &mut dyn Read, key: &[u8; 32]) -> io::Result<Step> {
     let count = u32::from_le_bytes(field(&fixed, 4));
     let digests = match fixed[0] {
         1 if (1..=RECORD_BLOCKS_MAX as u32).contains(&count) => count as usize,
-        2 => 0,
+        2 | 4 => 0,
         3 => 1,
         _ => return Ok(Step::Bad(Damage::FailedCheck)),
     };
@@ -281,6 +298,7 @@ fn read_record(reader: &mut dyn Read, key: &[u8; 32]) -> io::Result<Step> {
     let entry = match (fixed[0], leaves.len()) {
         (1, _) => Entry::Data { first, leaves: leaves.collect() },
         (2, _) => Entry::Zero { first, count },
+        (4, _) => Entry::Run(first),
         _ => leaves.next().map_or(Entry::Zero { first, count: 0 }, Entry::Complete),
     };
     Ok(Step::Record(entry, (FIXED_BYTES + rest.len()) as u64))

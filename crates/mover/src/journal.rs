@@ -5,6 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_copy::{Entry, Header, LeafTable, encode_entry, replay};
 use drover_types::Digest;
@@ -32,6 +35,43 @@ pub struct JournalFile {
     file: File,
     path: PathBuf,
     header: Header,
+    epoch: u64,
+    claim: Arc<Claim>,
+}
+
+/// A run's hold on its target, looked at before every write.
+///
+/// The lock on the journal keeps a second run out as long as this one lives on the same host. Where a
+/// lock can be lost without the holder's knowledge (a network file system after a partition), another
+/// run may take over, and then the journal shows it: it is longer than this run made it, shorter, or gone.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    /// The journal's length lies between these: they differ while a record is being appended.
+    least: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Claim {
+    fn of(file: &File) -> io::Result<Arc<Claim>> {
+        let length = file.metadata()?.len();
+        let claim = Claim { file: file.try_clone()?, least: length.into(), most: length.into() };
+        Ok(Arc::new(claim))
+    }
+
+    /// Fails if another run has taken over.
+    ///
+    /// # Errors
+    /// Then, and when the journal cannot be looked at.
+    pub fn check(&self) -> io::Result<()> {
+        let meta = self.file.metadata()?;
+        let is_ours = (self.least.load(SeqCst)..=self.most.load(SeqCst)).contains(&meta.len());
+        if is_ours && meta.nlink() > 0 {
+            return Ok(());
+        }
+        let text = "another run has taken this target over, so this one writes nothing more";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
 }
 
 /// How a run begins.
@@ -76,31 +116,31 @@ impl JournalFile {
         target_is_new: bool,
     ) -> Result<JournalStart, JournalFileError> {
         let wrap = |op| move |source| JournalFileError { op, path: path.to_path_buf(), source };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(wrap("opening"))?;
-        lock(&file).map_err(wrap("locking"))?;
+        let mut file = open_locked(path).map_err(|(op, source)| wrap(op)(source))?;
         let wanted = Header::new(size, source, target, 1);
         let old = judge(&mut file, &wanted, target_is_new).map_err(wrap("reading"))?;
-        let start = match old {
-            Old::Continue { header, leaves, complete, sound_bytes, note } => {
+        let last = match &old {
+            Old::Continue { epoch, .. } | Old::StartAgain { epoch, .. } => *epoch,
+        };
+        let epoch = new_epoch(last);
+        let (header, leaves, complete, note) = match old {
+            Old::Continue { header, leaves, complete, sound_bytes, note, .. } => {
                 file.set_len(sound_bytes).map_err(wrap("cutting"))?;
-                let journal = JournalFile { file, path: path.to_path_buf(), header };
-                JournalStart { journal, leaves, complete, note: Some(note) }
+                file.write_all(&encode_entry(&header, &Entry::Run(epoch))).map_err(wrap("writing"))?;
+                (header, leaves, complete, Some(note))
             }
-            Old::StartAgain { epoch, note } => {
+            Old::StartAgain { note, .. } => {
                 let header = Header { epoch, ..wanted };
-                file.set_len(0).map_err(wrap("cutting"))?;
-                file.seek(SeekFrom::Start(0)).map_err(wrap("writing"))?;
+                if file.metadata().map_err(wrap("reading"))?.len() > 0 {
+                    file = replace(path).map_err(wrap("replacing"))?;
+                }
                 file.write_all(&header.encode()).map_err(wrap("writing"))?;
-                let journal = JournalFile { file, path: path.to_path_buf(), header };
-                JournalStart { journal, leaves: LeafTable::new(size), complete: None, note }
+                (header, LeafTable::new(size), None, note)
             }
         };
+        let claim = Claim::of(&file).map_err(wrap("reading"))?;
+        let journal = JournalFile { file, path: path.to_path_buf(), header, epoch, claim };
+        let start = JournalStart { journal, leaves, complete, note };
         start.journal.sync_with_folder().map_err(wrap("syncing"))?;
         Ok(start)
     }
@@ -118,14 +158,27 @@ impl JournalFile {
         })
     }
 
+    /// This run's epoch: larger than that of every run before it.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What is to be looked at before every write.
+    pub fn claim(&self) -> Arc<Claim> {
+        self.claim.clone()
+    }
+
     /// The journal's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     fn append_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.seek(SeekFrom::End(0))?;
+        self.claim.check()?;
+        let length = self.file.metadata()?.len() + bytes.len() as u64;
+        self.claim.most.store(length, SeqCst);
         self.file.write_all(bytes)?;
+        self.claim.least.store(length, SeqCst);
         self.file.sync_data()
     }
 
@@ -134,6 +187,50 @@ impl JournalFile {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
+}
+
+/// An epoch for a new run: the time in microseconds, so that runs without a common journal are in
+/// order as well, but in any case larger than the last one.
+pub fn new_epoch(last: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_micros() as u64);
+    now.max(last.saturating_add(1))
+}
+
+/// Opens or makes the journal and locks it. Whoever starts a journal again puts another file in its
+/// place, so what was opened may not be what lies there once the lock is held.
+fn open_locked(path: &Path) -> Result<File, (&'static str, io::Error)> {
+    for _ in 0..OPEN_ATTEMPTS_MAX {
+        let file = open(path).map_err(|error| ("opening", error))?;
+        lock(&file).map_err(|error| ("locking", error))?;
+        let same = |there: std::fs::Metadata| {
+            file.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino()))
+        };
+        if std::fs::metadata(path).is_ok_and(same) {
+            return Ok(file);
+        }
+    }
+    let text = "others put new files in its place all the time";
+    Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, text)))
+}
+
+const OPEN_ATTEMPTS_MAX: usize = 100;
+
+/// Appending only: what a run that was given up for dead still adds never overwrites what is there.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).append(true).create(true).open(path)
+}
+
+/// Puts an empty, locked file in the journal's place. The old one is not emptied, so that the run that
+/// made it, should it still live, sees that its journal is gone.
+fn replace(path: &Path) -> io::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    let file = open(&new)?;
+    lock(&file)?;
+    file.set_len(0)?;
+    std::fs::rename(&new, path)?;
+    Ok(file)
 }
 
 fn lock(file: &File) -> io::Result<()> {
@@ -147,23 +244,33 @@ fn lock(file: &File) -> io::Result<()> {
 }
 
 enum Old {
-    Continue { header: Header, leaves: LeafTable, complete: Option<Digest>, sound_bytes: u64, note: String },
-    StartAgain { epoch: u64, note: Option<String> },
+    Continue {
+        header: Header,
+        epoch: u64,
+        leaves: LeafTable,
+        complete: Option<Digest>,
+        sound_bytes: u64,
+        note: String,
+    },
+    StartAgain {
+        epoch: u64,
+        note: Option<String>,
+    },
 }
 
 fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Old> {
     if file.metadata()?.len() == 0 {
-        return Ok(Old::StartAgain { epoch: 1, note: None });
+        return Ok(Old::StartAgain { epoch: 0, note: None });
     }
     file.seek(SeekFrom::Start(0))?;
     let old = match replay(&mut BufReader::with_capacity(1 << 20, &*file)) {
         Ok(old) => old,
         Err(drover_copy::JournalError::Io(error)) => return Err(error),
         Err(error) => {
-            return Ok(Old::StartAgain { epoch: 1, note: Some(format!("journal started again: {error}")) });
+            return Ok(Old::StartAgain { epoch: 0, note: Some(format!("journal started again: {error}")) });
         }
     };
-    let epoch = old.header.epoch.saturating_add(1);
+    let epoch = old.epoch;
     let again = |why: &str| {
         let note = Some(format!("copy started again from the beginning: {why}"));
         Ok(Old::StartAgain { epoch, note })
@@ -187,6 +294,7 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
     }
     Ok(Old::Continue {
         header: old.header,
+        epoch,
         leaves: old.leaves,
         complete: old.complete,
         sound_bytes: old.sound_bytes,
@@ -196,4 +304,60 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
 
 fn sized(bytes: u64) -> drover_types::Bytes {
     drover_types::Bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("drover-claim-{}-{name}", std::process::id()))
+    }
+
+    fn start(path: &Path) -> JournalFile {
+        JournalFile::start(path, 1 << 20, "source", "target", false).unwrap().journal
+    }
+
+    /// As a network file system does after a partition: the holder is not asked.
+    fn lose_lock(journal: &JournalFile) {
+        flock(&journal.file, FlockOperation::Unlock).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_lost_its_lock_and_its_target_writes_nothing_more() {
+        let path = path("taken");
+        let mut old = start(&path);
+        old.append(&[Entry::Zero { first: 0, count: 3 }]).unwrap();
+        old.claim().check().unwrap();
+        assert!(JournalFile::start(&path, 1 << 20, "source", "target", false).is_err(), "the lock holds");
+        lose_lock(&old);
+        let mut new = start(&path);
+        assert!(new.epoch() > old.epoch());
+        assert_eq!(old.claim().check().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(old.append(&[Entry::Zero { first: 3, count: 3 }]).is_err());
+        new.claim().check().unwrap();
+        new.append(&[Entry::Zero { first: 6, count: 1 }]).unwrap();
+        drop(new);
+        let again = JournalFile::start(&path, 1 << 20, "source", "target", false).unwrap();
+        assert_eq!(again.leaves.known_blocks(), 4, "nothing of what the old run appended late");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_journal_started_again_or_removed_ends_the_run_as_well() {
+        let path = path("gone");
+        let old = start(&path);
+        lose_lock(&old);
+        let new = JournalFile::start(&path, 1 << 20, "other source", "target", false).unwrap().journal;
+        assert!(old.claim().check().is_err(), "as long as before, but another file");
+        new.claim().check().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(new.claim().check().is_err());
+    }
+
+    #[test]
+    fn epochs_grow_even_when_the_clock_stands_in_the_past() {
+        assert_eq!(new_epoch(u64::MAX - 1), u64::MAX);
+        assert!(new_epoch(0) > 1_600_000_000_000_000);
+    }
 }

@@ -19,7 +19,7 @@ mod worker;
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
 };
-pub use journal::{JournalFile, JournalFileError, JournalStart, file_tag, journal_path};
+pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
 pub use memory::{MemoryBudget, MemoryShare};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
 pub use stream::{StreamReport, stream};

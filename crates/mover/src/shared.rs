@@ -1,14 +1,14 @@
 //! What the workers of a transfer share: the copier, the window, the journal.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_copy::{Copier, Failure, FlushTicket, Next, StopCause, Window};
 use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
-use crate::journal::JournalFile;
+use crate::journal::{Claim, JournalFile};
 use crate::memory::MemoryShare;
 use crate::progress::{Progress, StopSignal};
 use crate::transfer::MoveError;
@@ -24,6 +24,7 @@ pub(crate) struct Shared<'a> {
     /// The window has room for more lanes, or all is over.
     wanted: Condvar,
     journal: Mutex<Option<JournalFile>>,
+    claim: Option<Arc<Claim>>,
     pub(crate) progress: &'a Progress,
     stop: &'a StopSignal,
     started: Instant,
@@ -76,6 +77,7 @@ impl<'a> Shared<'a> {
             core,
             changed: Condvar::new(),
             wanted: Condvar::new(),
+            claim: journal.as_ref().map(JournalFile::claim),
             journal: Mutex::new(journal),
             progress,
             stop,
@@ -137,6 +139,11 @@ impl<'a> Shared<'a> {
         self.core().is_lost = true;
         self.changed.notify_all();
         self.wanted.notify_all();
+    }
+
+    /// Whether this run may still write: no other has taken the target over.
+    pub(crate) fn check_claim(&self) -> std::io::Result<()> {
+        self.claim.as_ref().map_or(Ok(()), |claim| claim.check())
     }
 
     /// A read goes out now.
@@ -245,7 +252,7 @@ fn bytes_of(entries: &[drover_copy::Entry]) -> u64 {
     let blocks = entries.iter().map(|entry| match entry {
         drover_copy::Entry::Data { leaves, .. } => leaves.len() as u64,
         drover_copy::Entry::Zero { count, .. } => u64::from(*count),
-        drover_copy::Entry::Complete(_) => 0,
+        drover_copy::Entry::Complete(_) | drover_copy::Entry::Run(_) => 0,
     });
     blocks.sum::<u64>() * BLOCK_BYTES
 }

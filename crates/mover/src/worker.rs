@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::{Leaf, Next};
-use drover_disk::{Buffer, Completion, Disk, DiskError, DiskOp, Lane, Request, Slice, Work};
+use drover_disk::{Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::progress::Progress;
@@ -287,6 +287,12 @@ impl<'a> Worker<'a> {
                 self.collect_write();
             }
             let started = Instant::now();
+            if let Err(error) = self.shared.check_claim() {
+                let name = self.target.as_ref().map_or("target", |target| target.disk.name());
+                let error = DiskError::with_kind(DiskErrorKind::Denied, DiskOp::Write, piece, name, error);
+                self.part_ended(span, Some(error));
+                continue;
+            }
             let work = slice.map_or(Work::Zero, Work::Write);
             self.write_id += 1;
             let id = self.write_id;

@@ -225,3 +225,35 @@ fn a_small_memory_budget_slows_a_copy_but_does_not_stop_it() {
     assert!(target.content() == source.content());
     assert_eq!(source.size(), target.size());
 }
+
+/// On one host the journal's lock keeps a second run out; here it is lost, as after a partition.
+#[test]
+fn a_run_whose_target_was_taken_over_writes_nothing_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("t.drover-journal");
+    let (source, target) = disks(400 * BLOCK_BYTES as usize);
+    source.add_fault(DiskOp::Read, Nth::From(1), Effect::Delay(Duration::from_millis(10)));
+    let job = job(&source, &target, Some(&journal));
+    let other = [0x11; 65536];
+    let result = std::thread::scope(|scope| {
+        let copying = scope.spawn(|| run(&job));
+        while target.counts().writes < 4 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The other run works on a journal of its own in this one's place.
+        std::fs::rename(&journal, folder.path().join("old")).unwrap();
+        std::fs::remove_file(folder.path().join("old")).unwrap();
+        // What was on its way when that happened has landed by then.
+        std::thread::sleep(Duration::from_millis(100));
+        (0..400).for_each(|block| target.overwrite(block * BLOCK_BYTES, &other));
+        copying.join().unwrap()
+    });
+    match result {
+        Err(MoveError::Disk(error)) => {
+            assert_eq!(error.kind, DiskErrorKind::Denied);
+            assert!(error.source.to_string().contains("taken this target over"), "{}", error.source);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(target.content().iter().all(|byte| *byte == 0x11), "a late write");
+}

@@ -239,7 +239,9 @@ fn unusable(path: &Path, error: &io::Error) -> Failure {
 
 /// An NBD export has no name of its own beyond its URI and no place for a journal beside it.
 fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
-    let disk = NbdDisk::open_target(uri, NbdOptions::default()).map_err(target_failure)?;
+    // A server that knows epochs keeps runs out that were given up for dead; others take no notice.
+    let options = NbdOptions { fence: Some(drover_mover::new_epoch(0)), ..NbdOptions::default() };
+    let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
     Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
 }
