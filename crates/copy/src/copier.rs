@@ -15,7 +15,7 @@ use std::time::Duration;
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest, Extent, ExtentKind};
 
 use crate::journal::{Entry, RECORD_BLOCKS_MAX};
-use crate::leaves::{Leaf, LeafTable};
+use crate::leaves::{Leaf, LeafTable, SEGMENT_BYTES};
 use crate::retry::{RetryPolicy, Verdict};
 use crate::sample::Sample;
 
@@ -29,8 +29,8 @@ const QUEUE_BYTES_MIN: u64 = 256 << 20;
 const RESERVE_PART_MIN: u64 = 8;
 /// Nothing is reserved while more than this share of what is read turns out to be zeros.
 const RESERVE_ZEROS_MAX: f64 = 0.25;
-/// Longest single request to zero a span.
-const ZERO_BYTES_MAX: u64 = 128 << 20;
+/// Longest single request to zero a span. Whole segments of the hash tree take no memory.
+const ZERO_BYTES_MAX: u64 = SEGMENT_BYTES;
 
 /// What the copier does with a disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -519,12 +519,12 @@ impl Copier {
         })
     }
 
-    /// What the first job of the queue would do next: a read is cut at multiples of the request size.
+    /// What the first job of the queue would do next: jobs are cut at multiples of what is done at once.
     fn next_span(&self) -> Option<ByteSpan> {
         let job = self.queue.front()?;
-        let request = self.config.request_bytes;
-        let border = (job.span.offset / request).saturating_add(1).saturating_mul(request);
-        let end = if job.task == Task::Read { job.span.end().min(border) } else { job.span.end() };
+        let at_once = if job.task == Task::Read { self.config.request_bytes } else { ZERO_BYTES_MAX };
+        let border = (job.span.offset / at_once).saturating_add(1).saturating_mul(at_once);
+        let end = job.span.end().min(border);
         Some(ByteSpan::from_bounds(job.span.offset, end))
     }
 
@@ -651,9 +651,7 @@ impl Copier {
             }
             let task = if *data { Task::Read } else { Task::Zero };
             match &mut run {
-                Some((same, whole))
-                    if *same == task && whole.end() == span.offset && self.may_grow(task, *whole) =>
-                {
+                Some((same, whole)) if *same == task && whole.end() == span.offset => {
                     whole.length += span.length;
                 }
                 _ => {
@@ -671,10 +669,6 @@ impl Copier {
     fn wants_block(&self, block: u64) -> bool {
         let sampled = !matches!(self.config.mode, Mode::Hash(Some(sample)) if !sample.takes(block));
         sampled && self.leaves.get(block).is_none()
-    }
-
-    fn may_grow(&self, task: Task, whole: ByteSpan) -> bool {
-        task == Task::Read || whole.length < ZERO_BYTES_MAX
     }
 
     fn enqueue(&mut self, task: Task, span: ByteSpan) {
@@ -699,16 +693,11 @@ impl Copier {
             self.leaves.forget(block);
         }
         let last = self.leaves.span_of(first + count - 1);
-        let mut rest = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
-        self.totals.settled -= rest.length;
+        let whole = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
+        self.totals.settled -= whole.length;
         // What was set aside in vain by then is made a hole again.
         let reserved = self.config.reserve_bytes > 0;
-        while !rest.is_empty() {
-            let limit = if task == Task::Read { rest.length } else { ZERO_BYTES_MAX };
-            let piece = ByteSpan::new(rest.offset, rest.length.min(limit));
-            self.push(Job { reserved, ..Job::new(task, piece) });
-            rest = ByteSpan::from_bounds(piece.end(), rest.end());
-        }
+        self.push(Job { reserved, ..Job::new(task, whole) });
     }
 
     fn parts_to_write(&self, span: ByteSpan, leaves: &[Leaf], reserved: bool) -> WriteParts {
