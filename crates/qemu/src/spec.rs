@@ -284,7 +284,11 @@ fn is_uuid(text: &str) -> bool {
 fn is_unicast_mac(text: &str) -> bool {
     let bytes: Vec<Option<u8>> = text
         .split(':')
-        .map(|group| if group.len() == 2 { u8::from_str_radix(group, 16).ok() } else { None })
+        .map(|group| {
+            // A sign would pass for a digit.
+            let is_hex = group.len() == 2 && group.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if is_hex { u8::from_str_radix(group, 16).ok() } else { None }
+        })
         .collect();
     bytes.len() == 6 && bytes.iter().all(Option::is_some) && bytes[0].is_some_and(|first| first & 1 == 0)
 }
@@ -355,6 +359,7 @@ pub(crate) mod tests {
         assert!(refusal(|spec| spec.disks[0].serial = Some("x".repeat(21))).contains("serial"));
         assert!(refusal(|spec| spec.nics[0].mac = "01:00:5e:00:00:01".into()).contains("MAC"));
         assert!(refusal(|spec| spec.nics[0].mac = "00:50:56:aa:bb".into()).contains("MAC"));
+        assert!(refusal(|spec| spec.nics[0].mac = "00:+5:56:aa:bb:cc".into()).contains("MAC"));
         assert!(refusal(|spec| spec.nics[0].attach = NicAttach::Bridge("br0,x=y".into())).contains("bridge"));
     }
 

@@ -42,7 +42,8 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
         let wrong = || DigestError(text.to_string());
-        if text.len() != 64 || !text.is_ascii() {
+        // A sign would pass for a digit below.
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(wrong());
         }
         let mut bytes = [0; 32];
@@ -76,12 +77,14 @@ mod tests {
     fn text_form_goes_there_and_back() {
         let digest = Digest(std::array::from_fn(|i| i as u8 * 7));
         assert_eq!(digest.to_hex().parse::<Digest>().unwrap(), digest);
-        assert_eq!(digest.short().len(), 12);
+        assert_eq!(String::from(digest).parse::<Digest>().unwrap(), digest);
+        assert_eq!((digest.to_string(), digest.short().len()), (digest.to_hex(), 12));
+        assert_eq!(format!("{digest:?}"), "Digest(00070e151c23)");
     }
 
     #[test]
     fn refuses_what_is_not_64_digits() {
-        for text in ["", "abcd", &"g".repeat(64), &"é".repeat(32)] {
+        for text in ["", "abcd", &"g".repeat(64), &"é".repeat(32), &"+7".repeat(32)] {
             assert!(text.parse::<Digest>().is_err(), "{text}");
         }
     }

@@ -302,3 +302,16 @@ pub struct Nic {
     /// Whether it is connected (or will be at power on).
     pub connected: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_found_by_its_id() {
+        let host = |id: &str| Host { id: id.to_string(), ..Host::default() };
+        let inventory = Inventory { hosts: vec![host("host-1"), host("host-2")], ..Inventory::default() };
+        assert_eq!(inventory.host("host-2"), Some(&host("host-2")));
+        assert_eq!(inventory.host("host-3"), None);
+    }
+}

@@ -28,6 +28,7 @@ mod tests {
 
     #[test]
     fn debug_output_hides_the_text() {
-        assert!(!format!("{:?}", Secret::new("hunter2")).contains("hunter2"));
+        let secret = Secret::new("hunter2");
+        assert_eq!((format!("{secret:?}").as_str(), secret.reveal()), ("Secret(***)", "hunter2"));
     }
 }

@@ -90,7 +90,9 @@ mod tests {
     fn parses_units_and_refuses_the_rest() {
         assert_eq!("20GiB".parse::<Bytes>().unwrap(), Bytes(20 << 30));
         assert_eq!(" 64 kib ".parse::<Bytes>().unwrap(), Bytes(65536));
-        assert_eq!("7".parse::<Bytes>().unwrap(), Bytes(7));
+        for (text, bytes) in [("7", 7), ("7b", 7), ("2k", 2 << 10), ("3MiB", 3 << 20), ("4t", 4 << 40)] {
+            assert_eq!(text.parse::<Bytes>().unwrap(), Bytes(bytes), "{text}");
+        }
         for text in ["", "GiB", "1.5GiB", "-1", "12 parsecs", "99999999TiB"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
@@ -100,5 +102,14 @@ mod tests {
     fn a_rate_over_no_time_is_zero() {
         assert_eq!(Rate::of(5, Duration::ZERO), Rate(0.0));
         assert_eq!(Rate::of(3_000_000, Duration::from_secs(2)).to_string(), "2 MB/s");
+    }
+
+    #[test]
+    fn a_rate_is_shown_in_the_largest_fitting_unit() {
+        for (rate, text) in
+            [(999.0, "999 B/s"), (1e3, "1 kB/s"), (999e3, "999 kB/s"), (1e6, "1 MB/s"), (1.35e9, "1.35 GB/s")]
+        {
+            assert_eq!(Rate(rate).to_string(), text);
+        }
     }
 }

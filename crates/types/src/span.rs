@@ -114,4 +114,10 @@ mod tests {
     fn a_span_at_the_top_of_the_range_does_not_wrap() {
         assert_eq!(ByteSpan::new(u64::MAX, 5).end(), u64::MAX);
     }
+
+    #[test]
+    fn a_span_without_bytes_is_empty_and_shows_where() {
+        assert!(ByteSpan::new(7, 0).is_empty() && !ByteSpan::new(0, 1).is_empty());
+        assert_eq!(ByteSpan::new(0x40000, 0x10000).to_string(), "0x40000+0x10000");
+    }
 }
