@@ -408,4 +408,48 @@ mod tests {
         let header = Header::new(u64::MAX, "source", "target", 1).encode();
         assert!(matches!(replay(&mut &header[..]), Err(JournalError::DamagedHeader)));
     }
+
+    #[test]
+    fn a_record_of_no_blocks_or_too_many_is_refused() {
+        let header = Header::new((RECORD_BLOCKS_MAX as u64 + 1) * BLOCK_BYTES, "source", "target", 1);
+        for (count, damage) in [
+            (0, Some(Damage::FailedCheck)),
+            (RECORD_BLOCKS_MAX, None),
+            (RECORD_BLOCKS_MAX + 1, Some(Damage::FailedCheck)),
+        ] {
+            let entry = Entry::Data { first: 0, leaves: vec![Digest([1; 32]); count] };
+            let bytes = [&header.encode()[..], &encode_entry(&header, &entry)].concat();
+            assert_eq!(replay(&mut &bytes[..]).unwrap().damage, damage, "{count} blocks");
+        }
+    }
+
+    /// Gives a byte at a time, is interrupted each time before, and fails in the end.
+    struct Slow<'a> {
+        bytes: &'a [u8],
+        interrupted: bool,
+    }
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.interrupted = !self.interrupted;
+            match self.bytes.split_first() {
+                _ if self.interrupted => Err(io::ErrorKind::Interrupted.into()),
+                Some((first, rest)) => {
+                    (buffer[0], self.bytes) = (*first, rest);
+                    Ok(1)
+                }
+                None => Err(io::ErrorKind::PermissionDenied.into()),
+            }
+        }
+    }
+
+    #[test]
+    fn interrupted_reads_go_on_and_failed_ones_do_not() {
+        let bytes = sample();
+        let error = replay(&mut Slow { bytes: &bytes, interrupted: false }).unwrap_err();
+        assert!(matches!(&error, JournalError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied));
+        let chained = Slow { bytes: &bytes, interrupted: false }.take(bytes.len() as u64);
+        let whole = replay(&mut { chained }).unwrap();
+        assert_eq!((whole.damage, whole.sound_bytes), (None, bytes.len() as u64));
+    }
 }
