@@ -1,10 +1,11 @@
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sendmsg, sockopt};
 use rustls::ServerConfig;
 
 use crate::tls::Tls;
@@ -12,6 +13,9 @@ use crate::tls::Tls;
 /// Room asked for what we send over a Unix socket, where the default is 208 KiB. For TCP the kernel
 /// finds the right size itself, and would stop doing so if we set one.
 const UNIX_SEND_BYTES: usize = 2 << 20;
+
+/// Parts of one call; Linux takes no more.
+const PARTS_MAX: usize = 1024;
 
 /// A client in the middle of a request, or of taking a reply, that does not move for this long is
 /// let go. Between requests it may rest as long as it likes.
@@ -67,18 +71,18 @@ impl Socket {
     pub(crate) fn write_all(&self, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
-            let result = match self {
-                Socket::Tcp(it) => (&*it).write_vectored(parts),
-                Socket::Unix(it) => (&*it).write_vectored(parts),
+            // Whoever uses this may not have SIGPIPE ignored; a client that left must not end it.
+            let some = &parts[..parts.len().min(PARTS_MAX)];
+            let sent = match self {
+                Socket::Tcp(it) => sendmsg(it, some, &mut Default::default(), SendFlags::NOSIGNAL),
+                Socket::Unix(it) => sendmsg(it, some, &mut Default::default(), SendFlags::NOSIGNAL),
             };
-            match result {
+            match sent {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(length) => IoSlice::advance_slices(&mut parts, length),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
