@@ -394,6 +394,13 @@ mod tests {
         let longer = [&bytes[..], &[0]].concat();
         assert!(matches!(root_of(&longer), Err(ReportError::Damaged("bytes follow its end"))));
         assert!(matches!(root_of(b"no report"), Err(ReportError::NotAReport)));
+        let with = |at: usize, byte: u8| {
+            let mut changed = bytes.clone();
+            changed[at] = byte;
+            root_of(&changed).unwrap_err()
+        };
+        assert!(matches!(with(8, 2), ReportError::Version(2)));
+        assert!(matches!(with(12, 1), ReportError::BlockBytes(65537)));
     }
 
     #[test]
@@ -412,5 +419,45 @@ mod tests {
         let read = ReportReader::open(&bytes[..]).unwrap();
         assert_eq!(read.about().name.len(), TEXT_BYTES_MAX);
         read.finish().unwrap();
+        assert_eq!(cut(&format!("x{}", long.name)).len(), TEXT_BYTES_MAX - 1);
+    }
+
+    #[test]
+    fn a_part_of_several_segments_may_end_in_a_short_one() {
+        let mut part = LeafTable::new(SEGMENT_BYTES + 2 * BLOCK_BYTES);
+        part.set_zero(0, part.blocks());
+        part.set(SEGMENT_BYTES / BLOCK_BYTES + 1, Leaf::of(b"last"));
+        let mut writer = ReportWriter::new(Vec::new(), &about(part.size())).unwrap();
+        writer.push(&part).unwrap();
+        let (root, bytes) = writer.finish().unwrap();
+        let mut reader = ReportReader::open(&bytes[..]).unwrap();
+        assert_eq!(reader.next_part(2 * SEGMENT_BYTES).unwrap(), Some(part));
+        assert_eq!(reader.finish().unwrap(), root);
+    }
+
+    #[test]
+    fn a_segment_that_makes_no_sense_is_refused_at_once() {
+        let (_, bytes) = report();
+        let segment = 56 + 12 + 8 + 4 + 2;
+        for at in [0, 1, 2, 3, 4, 7] {
+            let mut damaged = bytes.clone();
+            damaged[segment + at] ^= 0x80;
+            let mut reader = ReportReader::open(&damaged[..]).unwrap();
+            let error = reader.next_part(SEGMENT_BYTES).unwrap_err();
+            assert!(matches!(error, ReportError::Damaged("a segment makes no sense")), "byte {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_too_long_cost_no_memory() {
+        let (_, bytes) = report();
+        for (length, is_too_long) in [(TEXTS_BYTES_MAX, false), (TEXTS_BYTES_MAX + 1, true)] {
+            let mut damaged = bytes.clone();
+            damaged[32..40].copy_from_slice(&(length as u64).to_le_bytes());
+            let found = ReportReader::open(&damaged[..]).err().map(|error| error.to_string());
+            let words = found.unwrap_or_default();
+            assert_eq!(words.ends_with("its texts are too long"), is_too_long, "{length}: {words}");
+        }
+        assert_eq!(TEXTS_BYTES_MAX, 3 * 4100);
     }
 }

@@ -50,4 +50,15 @@ mod tests {
         assert!(!(0..1000).any(|block| Sample::of_share(0.0, 3).takes(block)));
         assert!((miss_probability(0.5, 2) - 0.25).abs() < 1e-9);
     }
+
+    #[test]
+    fn each_seed_has_a_choice_of_its_own_and_keeps_it() {
+        // The first numbers of SplitMix64 from 0, as published with it.
+        let golden = 0x9e37_79b9_7f4a_7c15_u64;
+        assert_eq!([mix(0), mix(golden)], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+        let chosen = |seed| (0..1000).filter(|block| Sample::of_share(0.5, seed).takes(*block)).count();
+        for seed in [0, 1, 1 << 63, u64::MAX, mix(5)] {
+            assert!((420..580).contains(&chosen(seed)), "seed {seed}: {}", chosen(seed));
+        }
+    }
 }
