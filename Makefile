@@ -4,7 +4,7 @@ CARGO ?= cargo
 GO ?= go
 LAB := target/lab
 
-.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench soak clean
+.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -12,6 +12,8 @@ help:
 	@echo "make build   target/release/drover"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
 	@echo "make soak    kills and resumes migrations for a long time (HOURS=2)"
+	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
+	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make clean"
 
 demo: prepare build lab
@@ -42,7 +44,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test .ci/run
+	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
@@ -60,6 +62,12 @@ bench: build lab
 soak: prepare lab
 	@$(CARGO) build -q -p drover
 	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume -- --ignored --nocapture soak
+
+fuzz:
+	@scripts/fuzz
+
+mutants:
+	@scripts/mutants
 
 clean:
 	@$(CARGO) clean

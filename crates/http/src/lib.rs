@@ -10,6 +10,8 @@ mod client;
 mod connection;
 mod endpoint;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod head;
 mod range;
 mod range_lane;

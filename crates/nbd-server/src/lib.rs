@@ -23,6 +23,8 @@ mod connection;
 mod export;
 pub mod fence;
 mod fence_file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod holes;
 mod lanes;

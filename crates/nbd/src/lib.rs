@@ -23,6 +23,8 @@
 mod connection;
 mod dial;
 mod disk;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handshake;
 mod lane;
 mod list;

@@ -4,6 +4,7 @@ use crate::disk::NbdOptions;
 use crate::handshake::{BlockSizes, Greeting};
 use crate::route::{Route, open_error};
 use crate::talk::{HandshakeError, Talk, protocol};
+use crate::tls::Tls;
 use crate::uri::NbdUri;
 use crate::wire::{self, answer, flag, info, option};
 
@@ -80,7 +81,10 @@ pub fn list(uri: &NbdUri, options: &NbdOptions) -> Result<ExportList, DiskError>
 }
 
 fn ask(route: &Route, options: &NbdOptions) -> Result<ExportList, HandshakeError> {
-    let mut talk = route.talk(options.timeout)?;
+    ask_talk(route.talk(options.timeout)?, route.tls())
+}
+
+pub(crate) fn ask_talk(mut talk: Talk, tls: Option<&Tls>) -> Result<ExportList, HandshakeError> {
     match talk.greet()? {
         Greeting::New(flags) if flags & wire::FIXED_NEWSTYLE != 0 => {}
         _ => {
@@ -88,7 +92,7 @@ fn ask(route: &Route, options: &NbdOptions) -> Result<ExportList, HandshakeError
             return Err(HandshakeError::Refused(text.to_string()));
         }
     }
-    if let Some(tls) = route.tls() {
+    if let Some(tls) = tls {
         talk = talk.start_tls()?.into_tls(tls)?;
     }
     // Contexts are told only to those who can use them.

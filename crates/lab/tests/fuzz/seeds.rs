@@ -1,0 +1,315 @@
+//! Makes the seeds of the corpus again: sound inputs, from which fuzzing starts.
+//! `cargo test -p drover-lab --test fuzz -- --ignored make_seeds`, with QEMU's tools at hand.
+
+use std::path::Path;
+use std::process::Command;
+
+use drover_copy::report::{About, ReportWriter};
+use drover_copy::{Entry, Header, Leaf, LeafTable, encode_entry};
+use drover_types::{BLOCK_BYTES, Digest};
+
+use super::targets::pack;
+
+fn keep(target: &str, name: &str, bytes: &[u8]) {
+    let folder = drover_lab::workspace().join("fuzz/corpus").join(target);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join(format!("seed-{name}")), bytes).unwrap();
+}
+
+/// A byte that says what the target makes of the rest, and the rest.
+fn chosen(choice: u8, rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![choice];
+    bytes.extend(rest);
+    bytes
+}
+
+#[test]
+#[ignore = "writes into fuzz/corpus"]
+fn make_seeds() {
+    heads();
+    texts();
+    journals();
+    reports();
+    servers();
+    clients();
+    images();
+}
+
+fn heads() {
+    let part =
+        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-4/10\r\nContent-Length: 5\r\n\r\nhello";
+    keep("http_head", "part", part.as_bytes());
+    keep(
+        "http_head",
+        "chunked",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\n",
+    );
+    keep("http_head", "old", b"HTTP/1.0 404 Not Found\nDate: today\n\n");
+    keep("http_head", "empty", b"HTTP/1.1 204 \r\nX: \r\n\r\n");
+}
+
+fn texts() {
+    let uris = [
+        "nbd://host:10810/a%20name",
+        "nbds+unix:///export?socket=/run/nbd.sock&tls-certificates=/etc/pki",
+        "nbds://[::1]/?tls-psk-file=/keys.psk",
+        "nbd://user:secret@host",
+    ];
+    for (index, uri) in uris.iter().enumerate() {
+        keep("nbd_uri", &index.to_string(), uri.as_bytes());
+    }
+    let small = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                 target: {type: qemu, folder: /t}\nvms: [{name: a}]\n";
+    keep("plan", "small", small.as_bytes());
+    keep("plan", "all", include_bytes!("../../../plan/example.yaml"));
+    keep("plan", "wrong", b"version: 2\nsource: [1, 2]\nvms: {name: *x}\nvms: &x []\nlimits: {disks: -1}\n");
+}
+
+fn journals() {
+    let header = Header::new(10_000 * BLOCK_BYTES + 7, "source", "target", 3);
+    let entries = [
+        Entry::Data { first: 1, leaves: vec![Digest([7; 32]), Digest([8; 32])] },
+        Entry::Zero { first: 4090, count: 5000 },
+        Entry::Data { first: 10_000, leaves: vec![Digest([9; 32])] },
+        Entry::Complete(Digest([9; 32])),
+    ];
+    let mut whole = header.encode().to_vec();
+    let mut bare = whole[..112].to_vec();
+    for entry in &entries {
+        let bytes = encode_entry(&header, entry);
+        bare.extend(&bytes[..bytes.len() - 16]);
+        whole.extend(bytes);
+    }
+    keep("journal", "whole", &chosen(0, &whole));
+    keep("journal", "bare", &chosen(1, &bare));
+}
+
+fn reports() {
+    let about = About {
+        size: 3 * BLOCK_BYTES + 100,
+        made_at: 1_700_000_000,
+        program: "drover 0.1".to_string(),
+        name: "disk.raw".to_string(),
+        identity: "a file".to_string(),
+    };
+    let mut part = LeafTable::new(about.size);
+    part.set_zero(0, 4);
+    let written = |part: &LeafTable| {
+        let mut writer = ReportWriter::new(Vec::new(), &about).unwrap();
+        writer.push(part).unwrap();
+        writer.finish().unwrap().1
+    };
+    let zero = written(&part);
+    part.set(1, Leaf::Data(Digest([3; 32])));
+    let mixed = written(&part);
+    for (name, bytes) in [("zero", zero), ("mixed", mixed)] {
+        keep("report", &format!("{name}-whole"), &chosen(0, &bytes));
+        let head = 40 + u64::from_le_bytes(bytes[32..40].try_into().unwrap()) as usize;
+        let bare = [&bytes[..head], &bytes[head + 16..bytes.len() - 32]].concat();
+        keep("report", &format!("{name}-bare"), &chosen(1, &bare));
+    }
+}
+
+/// What servers say, put together field by field.
+#[derive(Default)]
+struct Said(Vec<u8>);
+
+impl Said {
+    fn u16(mut self, value: u16) -> Said {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    fn u32(mut self, value: u32) -> Said {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    fn u64(mut self, value: u64) -> Said {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Said {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn answer(self, option: u32, kind: u32, data: &[u8]) -> Said {
+        self.u64(0x0003_e889_0455_65a9).u32(option).u32(kind).u32(data.len() as u32).bytes(data)
+    }
+
+    fn greeting() -> Said {
+        Said::default().bytes(b"NBDMAGICIHAVEOPT").u16(3)
+    }
+
+    fn simple(self, error: u32, cookie: u64, data: &[u8]) -> Said {
+        self.u32(0x6744_6698).u32(error).u64(cookie).bytes(data)
+    }
+
+    fn chunk(self, kind: u16, cookie: u64, payload: &[u8]) -> Said {
+        self.u32(0x668e_33ef).u16(1).u16(kind).u64(cookie).u32(payload.len() as u32).bytes(payload)
+    }
+
+    fn extended(self, kind: u16, cookie: u64, offset: u64, payload: &[u8]) -> Said {
+        let head = self.u32(0x6e8a_278c).u16(1).u16(kind).u64(cookie).u64(offset);
+        head.u64(payload.len() as u64).bytes(payload)
+    }
+}
+
+const ACK: u32 = 1;
+const UNSUPPORTED: u32 = 0x8000_0001;
+
+fn servers() {
+    let size = Said::default().u16(0).u64(1 << 20).u16(0x6d).0;
+    let blocks = Said::default().u16(3).u32(512).u32(4096).u32(1 << 25).0;
+    let context = |id: u32, name: &str| Said::default().u32(id).bytes(name.as_bytes()).0;
+    let agreed = |said: Said| {
+        said.answer(10, 4, &context(1, "base:allocation"))
+            .answer(10, 4, &context(2, "qemu:dirty-bitmap:monday"))
+            .answer(10, 4, &context(3, "drover:fence=3"))
+            .answer(10, ACK, b"")
+            .answer(7, 3, &size)
+            .answer(7, 3, &blocks)
+            .answer(7, ACK, b"")
+    };
+    let structured = agreed(Said::greeting().answer(11, UNSUPPORTED, b"no").answer(8, ACK, b""));
+    let extended = agreed(Said::greeting().answer(11, ACK, b""));
+    let simple = Said::greeting().answer(11, UNSUPPORTED, b"").answer(8, UNSUPPORTED, b"");
+    let simple = simple.answer(7, UNSUPPORTED, b"").u64(1 << 20).u16(0x6d);
+    let old =
+        Said::default().bytes(b"NBDMAGIC").u64(0x0000_4202_8186_1253).u64(1 << 20).u32(5).bytes(&[0; 124]);
+    let refused = Said::greeting().answer(11, UNSUPPORTED, b"").answer(8, ACK, b"").answer(10, ACK, b"");
+    let refused =
+        refused.answer(7, 0x8000_0006, b"no such").answer(3, 2, b"\0\0\0\x03abcd").answer(3, ACK, b"");
+    for (name, said) in [
+        ("structured", structured),
+        ("extended", extended),
+        ("simple", simple),
+        ("old", old),
+        ("refused", refused),
+    ] {
+        keep("nbd_client", name, &said.0);
+    }
+    let listed =
+        Said::greeting().answer(11, ACK, b"").answer(3, 2, b"\0\0\0\x04diskwith words").answer(3, ACK, b"");
+    let listed = listed
+        .answer(6, 3, &size)
+        .answer(6, 3, &blocks)
+        .answer(6, 3, b"\0\x02for people")
+        .answer(6, ACK, b"");
+    let listed = listed.answer(9, 4, &context(1, "base:allocation")).answer(9, ACK, b"");
+    keep("nbd_list", "one", &listed.0);
+    keep("nbd_list", "policy", &Said::greeting().answer(11, ACK, b"").answer(3, 0x8000_0002, b"no").0);
+    transmissions();
+}
+
+fn transmissions() {
+    let run = |length: u32, flags: u32| Said::default().u32(length).u32(flags).0;
+    let data = |length: usize, offset: u64| Said::default().u64(offset).bytes(&vec![7; length]).0;
+    let hole = Said::default().u64(512).u32(4096).0;
+    let error = Said::default().u32(28).u16(4).bytes(b"full").0;
+    let simple = Said::default().simple(0, 1, &[7; 16]).simple(0, 2, &[8; 4096]).simple(22, 3, b"");
+    let simple = simple.simple(0, 4, b"").simple(28, 5, b"").simple(0, 6, b"");
+    keep("nbd_replies", "simple", &chosen(0, &simple.0));
+    let status = |id: u32| [&id.to_be_bytes()[..], &run(4096, 3), &run(1 << 19, 0)].concat();
+    let last = Said::default().chunk(1, 1, &data(16, 0)).chunk(2, 2, &hole).chunk(5, 3, &status(1));
+    let last = last.chunk(0, 4, b"").chunk(0x8001, 5, &error).chunk(0, 6, b"");
+    keep("nbd_replies", "structured", &chosen(1, &last.0));
+    let long = |id: u32| Said::default().u32(id).u32(2).u64(4096).u64(3).u64(1 << 19).u64(0).0;
+    let last = Said::default().extended(1, 1, 0, &data(16, 0)).extended(2, 2, 512, &hole);
+    let last = last.extended(6, 3, 0, &long(1)).extended(0, 4, 0, b"").extended(0x8001, 5, 512, &error);
+    keep("nbd_replies", "extended", &chosen(2, &last.extended(0, 6, 0, b"").0));
+}
+
+fn clients() {
+    let option = |said: Said, code: u32, data: &[u8]| {
+        said.bytes(b"IHAVEOPT").u32(code).u32(data.len() as u32).bytes(data)
+    };
+    let begun = option(option(Said::default().u32(3), 3, b""), 6, b"\0\0\0\x04disk\0\x01\0\x03");
+    let begun = option(option(begun, 9, b"\0\0\0\x04disk\0\0\0\0"), 5, b"");
+    keep("nbd_server", "options", &chosen(0, &option(begun, 2, b"").0));
+    keep("nbd_server", "old", &chosen(0, &option(Said::default().u32(1), 1, b"disk").0));
+    let request = |said: Said, flags: u16, command: u16, cookie: u64, offset: u64, length: u32| {
+        said.u32(0x2560_9513).u16(flags).u16(command).u64(cookie).u64(offset).u32(length)
+    };
+    let asked = request(request(Said::default(), 0, 0, 1, 0, 16384), 1, 1, 2, 512, 8).bytes(b"eight by");
+    let asked = request(request(request(asked, 0, 3, 3, 0, 0), 2, 6, 4, 0, 4096), 0, 4, 5, 0, 512);
+    let asked = request(request(request(asked, 0, 7, 6, 0, 32768), 8, 7, 7, 1, 5), 0, 2, 8, 0, 0);
+    keep("nbd_server", "requests", &chosen(1, &asked.0));
+    keep("nbd_server", "structured", &chosen(2, &asked.0));
+    let long = |said: Said, flags: u16, command: u16, cookie: u64, offset: u64, length: u64| {
+        said.u32(0x21e4_1c71).u16(flags).u16(command).u64(cookie).u64(offset).u64(length)
+    };
+    let asked = long(long(Said::default(), 0, 0, 1, 0, 16384), 33, 1, 2, 512, 8).bytes(b"eight by");
+    keep("nbd_server", "extended", &chosen(3, &long(long(asked, 0, 7, 3, 0, 32768), 0, 2, 4, 0, 0).0));
+}
+
+/// A few blocks of data in a small disk, so that tables have something to tell.
+fn content() -> Vec<u8> {
+    let mut bytes = vec![0; 256 << 10];
+    for (at, byte) in [(0, 1), (70 << 10, 2), (255 << 10, 3)] {
+        bytes[at..at + 600].fill(byte);
+    }
+    bytes
+}
+
+fn images() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.raw"), content()).unwrap();
+    let kinds = [
+        ("image_qcow2", "small", "-O qcow2 -o cluster_size=512"),
+        ("image_qcow2", "default", "-O qcow2"),
+        ("image_qcow2", "compressed", "-O qcow2 -c -o cluster_size=4k"),
+        ("image_qcow2", "zstd", "-O qcow2 -c -o compression_type=zstd,cluster_size=16k"),
+        ("image_qcow2", "subclusters", "-O qcow2 -o extended_l2=on,cluster_size=16k"),
+        ("image_vmdk", "sparse", "-O vmdk"),
+        ("image_vmdk", "stream", "-O vmdk -o subformat=streamOptimized"),
+        ("image_vhd", "dynamic", "-O vpc -o force_size=on"),
+        ("image_vhd", "fixed", "-O vpc -o subformat=fixed,force_size=on"),
+        ("image_vhdx", "dynamic", "-O vhdx -o block_size=1M"),
+    ];
+    for (target, name, options) in kinds {
+        let image = convert(folder.path(), options);
+        keep(target, name, &chosen(0, &pack(&image)));
+        if target.starts_with("image_vhd") {
+            keep(target, &format!("{name}-sealed"), &chosen(1, &pack(&image)));
+        }
+    }
+    backed(folder.path());
+    let text = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"vmfs\"\n\
+                RW 8 FLAT \"disk.vmdk\" 0\nRW 16 ZERO\nddb.adapterType = \"lsilogic\"\n";
+    let mut flat = text.as_bytes().to_vec();
+    flat.resize(4096, 0);
+    keep("image_vmdk", "flat", &chosen(0, &pack(&flat)));
+    appliances(folder.path());
+}
+
+fn backed(folder: &Path) {
+    let arguments = "create -q -f qcow2 -u -b disk.qcow2 -F qcow2 -o cluster_size=512 a.image 64k";
+    run(folder, "qemu-img", arguments);
+    keep("image_qcow2", "backed", &chosen(0, &pack(&std::fs::read(folder.join("a.image")).unwrap())));
+}
+
+fn appliances(folder: &Path) {
+    let ovf = include_str!("small.ovf");
+    std::fs::write(folder.join("vm.ovf"), ovf).unwrap();
+    std::fs::write(folder.join("vm-disk1.vmdk"), convert(folder, "-O vmdk -o subformat=streamOptimized"))
+        .unwrap();
+    let sum = "SHA256(vm.ovf)= 0000000000000000000000000000000000000000000000000000000000000000\n";
+    std::fs::write(folder.join("vm.mf"), sum).unwrap();
+    run(folder, "tar", "--format=ustar -b 1 -cf vm.ova vm.ovf vm.mf vm-disk1.vmdk");
+    keep("image_ova", "ustar", &std::fs::read(folder.join("vm.ova")).unwrap());
+    run(folder, "tar", "--format=pax -b 1 -cf vm.ova vm.ovf");
+    keep("image_ova", "pax", &std::fs::read(folder.join("vm.ova")).unwrap());
+}
+
+fn convert(folder: &Path, options: &str) -> Vec<u8> {
+    run(folder, "qemu-img", &format!("convert -f raw {options} a.raw a.image"));
+    std::fs::read(folder.join("a.image")).unwrap()
+}
+
+fn run(folder: &Path, program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split(' ')).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
