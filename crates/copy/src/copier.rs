@@ -120,6 +120,8 @@ pub struct WriteParts {
     pub data: Vec<ByteSpan>,
     /// To be made zero.
     pub zero: Vec<ByteSpan>,
+    /// Whether space for the data is to be set aside before it is written: that was not done ahead.
+    pub reserve: bool,
 }
 
 impl WriteParts {
@@ -705,6 +707,7 @@ impl Copier {
         if !self.is_copy() {
             return parts;
         }
+        parts.reserve = self.config.reserve_bytes > 0 && !self.reserve.is_off && !reserved;
         for (block, leaf) in (span.offset / BLOCK_BYTES..).zip(leaves) {
             let block_span = self.leaves.span_of(block);
             let list = match leaf {

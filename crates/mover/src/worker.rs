@@ -268,6 +268,9 @@ impl<'a> Worker<'a> {
             self.keep(buffer);
             return;
         }
+        if parts.reserve {
+            parts.data.iter().for_each(|part| self.reserve(*part));
+        }
         let buffer = Arc::new(buffer);
         let slice = |part: ByteSpan| {
             let start = (part.offset - span.offset) as usize;

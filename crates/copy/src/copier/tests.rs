@@ -162,7 +162,7 @@ impl World {
                 let span = reading.swap_remove(self.dice.roll(reading.len() as u64) as usize);
                 self.end_read(copier, span, now);
             } else if let Some(span) = zeroing.pop() {
-                self.apply(&WriteParts { data: Vec::new(), zero: vec![span] });
+                self.apply(&WriteParts { data: Vec::new(), zero: vec![span], reserve: false });
                 copier.landed(span);
             }
         }
