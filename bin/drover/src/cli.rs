@@ -30,6 +30,8 @@ pub enum Command {
     Migrate(MigrateArgs),
     /// Go on with a plan that was interrupted or failed
     Resume(ResumeArgs),
+    /// Make a VM of an appliance: drafts a plan for an .ova, an .ovf or a folder, and runs it
+    Import(ImportArgs),
     /// Stop a running plan, or give up an interrupted one and undo what it left
     Cancel(NamedArgs),
     /// Show plans and where their VMs stand
@@ -69,7 +71,7 @@ pub enum PlanCommand {
 /// How to reach a provider that no plan describes.
 #[derive(Debug, Args)]
 pub struct ProviderArgs {
-    /// vCenter or ESXi host: host[:port], an https URL, or a plan file whose source is used
+    /// vCenter or ESXi host: host[:port], an https URL, or a plan file whose source is used; or an .ova or .ovf file
     pub provider: String,
     /// User, for vCenter with its domain (administrator@vsphere.local)
     #[arg(long, short, env = "DROVER_USER")]
@@ -158,6 +160,32 @@ pub struct MigrateArgs {
     /// Start each VM at the target once it has arrived, whatever the plan says
     #[arg(long)]
     pub start: bool,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The .ova file, the .ovf file, or the folder that holds one
+    pub appliance: PathBuf,
+    /// Folder that the VM's own folder is made in
+    #[arg(long, default_value = "/var/lib/drover/vms")]
+    pub folder: PathBuf,
+    /// Name of the plan, to resume or cancel it by [default: import- and the appliance's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Start the VM once it has arrived
+    #[arg(long)]
+    pub start: bool,
+    /// Keep the plan in this file too, to change and run it again
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the plan and do no more
+    #[arg(long)]
+    pub plan_only: bool,
+    /// Do not compare the files with the appliance's own checksums
+    #[arg(long)]
+    pub ignore_manifest: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }

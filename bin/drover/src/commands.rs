@@ -5,6 +5,7 @@ pub mod copy;
 mod disk_run;
 pub mod documents;
 pub mod hash;
+pub mod import;
 pub mod inventory;
 pub mod migrate;
 pub mod plan;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use drover_engine::chain;
-use drover_plan::{Login, SecretSource, Source, Trust as PlanTrust};
+use drover_plan::{Login, SecretSource, Trust as PlanTrust, VsphereSource};
 use drover_types::Secret;
 use drover_vsphere::{ConnectOptions, Session, Thumbprint, Timeouts, Trust};
 
@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// Logs in to the source of a plan, whose paths are relative to `folder`.
-pub fn connect_plan(source: &Source, folder: &Path) -> Result<Session, Failure> {
+pub fn connect_plan(source: &VsphereSource, folder: &Path) -> Result<Session, Failure> {
     let options = ConnectOptions {
         endpoint: source.endpoint.to_string(),
         user: source.login.user.clone(),

@@ -32,6 +32,8 @@ pub enum Exit {
     TargetFull = 8,
     /// What arrived is not what left.
     Verification = 9,
+    /// The source is not what the checksums say that came with it.
+    Manifest = 11,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.
@@ -48,6 +50,7 @@ impl From<Cause> for Exit {
             Cause::Target => Exit::Target,
             Cause::TargetFull => Exit::TargetFull,
             Cause::Verification => Exit::Verification,
+            Cause::Manifest => Exit::Manifest,
             Cause::Cancelled => Exit::Interrupted,
             Cause::Internal => Exit::Internal,
         }

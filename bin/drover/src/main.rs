@@ -1,6 +1,7 @@
 //! The drover program: picks the providers, wires them to the engine, and speaks to the user.
 #![forbid(unsafe_code)]
 
+mod appliance;
 mod cli;
 mod commands;
 mod connect;
@@ -8,6 +9,7 @@ mod endpoint;
 mod exit;
 mod image;
 mod out;
+mod provider;
 mod qcow2;
 mod signals;
 mod source;
@@ -43,6 +45,7 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::Migrate(args) => commands::migrate::migrate(args),
         Command::Resume(args) => commands::migrate::resume(args),
         Command::Cancel(args) => commands::migrate::cancel(args),
+        Command::Import(args) => commands::import::run(args),
         Command::Status(args) => commands::show::status(args),
         Command::Report(args) => commands::show::report(args),
         Command::Copy(args) => commands::copy::run(args),

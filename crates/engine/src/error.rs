@@ -22,6 +22,8 @@ pub enum Cause {
     Target,
     /// The target is full.
     TargetFull,
+    /// The source is not what the checksums say that came with it.
+    Manifest,
     /// What arrived is not what left.
     Verification,
     /// The user stopped it.

@@ -113,6 +113,8 @@ pub enum DiskActivity {
     Queued,
     /// Being copied.
     Copy,
+    /// The source is held against its own checksums.
+    Prove,
     /// Being read back.
     Verify,
 }

@@ -1,5 +1,6 @@
 //! One VM through the phases of the cold itinerary.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,6 +65,12 @@ struct Copied {
     root: String,
     /// Whether this run read anything of it.
     read_anything: bool,
+}
+
+/// What the copy phase does at once.
+enum Step {
+    Prove,
+    Copy,
 }
 
 type Outcome<T> = Result<T, EngineError>;
@@ -179,15 +186,16 @@ impl<'a> Journey<'a> {
                 continue;
             }
             let name = &self.planned.vm.name;
+            let template = self.context.source.is_template();
             let problem = match row.state {
-                VmState::Running => {
+                VmState::Running if !template || self.shares_a_place_with(&other) => {
                     Some((format!("{name} is on its way with"), "let that plan end, resume it or cancel it"))
                 }
                 VmState::Done if self.shares_an_image_with(&other) => Some((
                     format!("{name} has arrived, in the same files, with"),
                     "take it out of this plan, choose another folder, or remove the files if they may go",
                 )),
-                VmState::Done if self.context.target.is_running(&other)? => {
+                VmState::Done if !template && self.context.target.is_running(&other)? => {
                     Some((format!("{name} has arrived, and runs at the target, with"), "stop it there first"))
                 }
                 _ => None,
@@ -198,6 +206,11 @@ impl<'a> Journey<'a> {
             }
         }
         Ok(())
+    }
+
+    fn shares_a_place_with(&self, other: &PlannedVm) -> bool {
+        self.planned.folder == other.folder
+            || self.planned.disks.iter().any(|disk| other.disks.iter().any(|it| it.path == disk.path))
     }
 
     fn shares_an_image_with(&self, other: &PlannedVm) -> bool {
@@ -251,10 +264,43 @@ impl<'a> Journey<'a> {
     fn copy_disks(&mut self) -> Outcome<()> {
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         let this = &*self;
-        let copies =
-            in_parallel(this.slots, &disks, this.context.stop, |disk, stop| this.copy_disk(disk, stop))?;
-        self.copies = copies.into_iter().map(Some).collect();
+        let work = |step: &Step, stop: &StopSignal| match step {
+            Step::Prove => this.prove(stop).map(|()| Vec::new()),
+            Step::Copy => in_parallel(this.slots, &disks, stop, |disk, stop| this.copy_disk(disk, stop)),
+        };
+        let copies = in_parallel(2, &[Step::Prove, Step::Copy], this.context.stop, work)?;
+        self.copies = copies.into_iter().flatten().map(Some).collect();
         Ok(())
+    }
+
+    /// Has the source held against its own checksums, if it has any.
+    fn prove(&self, stop: &StopSignal) -> Outcome<()> {
+        let progress = Arc::new(Progress::default());
+        let (mut shown, mut stopped) = (false, false);
+        let mut compared = |done: u64, all: u64| {
+            progress.tell(done, all);
+            if !std::mem::replace(&mut shown, true) {
+                self.context.board.enter(LiveDisk {
+                    vm: self.name(),
+                    disk: "all files".into(),
+                    activity: DiskActivity::Prove,
+                    progress: progress.clone(),
+                    since: Instant::now(),
+                });
+            }
+            stopped |= stop.is_set();
+            if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let result = self.context.source.prove(self.planned, &mut compared);
+        self.context.board.leave(&progress);
+        match result {
+            Err(_) if stopped => Err(EngineError::Cancelled),
+            Err(error) => Err(error.into()),
+            Ok(line) => {
+                line.into_iter().for_each(|line| self.note(line));
+                Ok(())
+            }
+        }
     }
 
     fn copy_disk(&self, disk: &PlannedDisk, stop: &StopSignal) -> Outcome<Copied> {

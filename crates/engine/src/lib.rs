@@ -22,7 +22,7 @@ pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
 pub use phase::Phase;
-pub use provider::{Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
+pub use provider::{Compared, Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
 pub use store::{DiskRow, EventRow, PlanRow, PlanState, SampleRow, Store, StoreError, VmRow, VmState};

@@ -1,5 +1,6 @@
 //! What the engine needs of a hypervisor on either side.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,21 @@ pub trait SourceProvider: Send + Sync {
         disk: &PlannedDisk,
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError>;
+
+    /// Holds the source against checksums that came with it, if there are any; runs beside the copy.
+    /// `progress` is told bytes compared and bytes in all, and may break it off. Gives a line about it.
+    fn prove(&self, _: &PlannedVm, _: Compared<'_>) -> Result<Option<String>, ProviderError> {
+        Ok(None)
+    }
+
+    /// Whether many machines may be made of one VM and run at once, because it never runs itself.
+    fn is_template(&self) -> bool {
+        false
+    }
 }
+
+/// Told how many bytes of how many were compared; may break it off.
+pub type Compared<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// A source disk, and what the user should know about how it is read.
 pub struct OpenedSource {

@@ -193,6 +193,13 @@ impl Progress {
         }
     }
 
+    /// For work that is no transfer: so many bytes of so many are read.
+    pub fn tell(&self, done: u64, all: u64) {
+        self.size.store(all, Relaxed);
+        [&self.mapped, &self.to_read].iter().for_each(|told| told.store(all, Relaxed));
+        [&self.read, &self.settled].iter().for_each(|told| told.store(done, Relaxed));
+    }
+
     pub(crate) fn start(&self, size: u64) {
         self.size.store(size, Relaxed);
     }

@@ -1,32 +1,53 @@
 //! A first plan from an inventory.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::glob::matches;
+use crate::model::{ManifestUse, OvaSource};
 
 /// What the user said about the plan to be written.
 #[derive(Clone, Debug, Default)]
 pub struct DraftOptions {
     /// Plan's name.
     pub name: String,
-    /// Provider's endpoint.
-    pub endpoint: String,
-    /// User.
-    pub user: String,
-    /// File with the password; absent: the variable `DROVER_PASSWORD`.
-    pub password_file: Option<PathBuf>,
-    /// File with certificate authorities.
-    pub ca_file: Option<PathBuf>,
-    /// Thumbprint of the certificate.
-    pub thumbprint: Option<String>,
-    /// Whether the certificate is not verified.
-    pub insecure: bool,
+    /// Where the VMs come from.
+    pub source: DraftSource,
     /// Folder that VMs go to.
     pub folder: PathBuf,
+    /// Whether VMs are started once they have arrived.
+    pub start: bool,
+}
+
+/// Where the VMs of a plan to be written come from.
+#[derive(Clone, Debug)]
+pub enum DraftSource {
+    /// A vCenter or ESXi host.
+    Vsphere {
+        /// Its endpoint.
+        endpoint: String,
+        /// User.
+        user: String,
+        /// File with the password; absent: the variable `DROVER_PASSWORD`.
+        password_file: Option<PathBuf>,
+        /// File with certificate authorities.
+        ca_file: Option<PathBuf>,
+        /// Thumbprint of the certificate.
+        thumbprint: Option<String>,
+        /// Whether the certificate is not verified.
+        insecure: bool,
+    },
+    /// An appliance.
+    Ova(OvaSource),
+}
+
+impl Default for DraftSource {
+    fn default() -> Self {
+        DraftSource::Ova(OvaSource { path: PathBuf::new(), manifest: ManifestUse::Check })
+    }
 }
 
 /// Writes a plan that takes the VMs whose names fit one of `patterns` (all, if there is none).
@@ -46,32 +67,61 @@ pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions)
 }
 
 fn head(options: &DraftOptions) -> String {
-    let password = match &options.password_file {
-        Some(path) => format!("password_file: {}", quote(&path.display().to_string())),
-        None => "password_env: DROVER_PASSWORD".to_string(),
-    };
-    let trust = match (&options.ca_file, &options.thumbprint) {
-        (Some(path), _) => format!("  ca_file: {}\n", quote(&path.display().to_string())),
-        (None, Some(thumbprint)) => format!("  thumbprint: {}\n", quote(thumbprint)),
-        (None, None) if options.insecure => "  insecure: true\n".to_string(),
-        (None, None) => String::new(),
+    let (source, power_off) = match &options.source {
+        DraftSource::Vsphere { .. } => (
+            vsphere(&options.source),
+            "power_off: refuse         # shutdown: running VMs are shut down when their turn comes\n",
+        ),
+        DraftSource::Ova(source) => (ova(source), ""),
     };
     format!(
         "# Look through it, then: drover plan check FILE. All keys: drover plan schema.\n\
          version: 1\n\
          name: {}\n\n\
-         source:\n  type: vsphere\n  endpoint: {}\n  user: {}\n  {password}\n{trust}  \
-         data:\n    from: provider          # hosts: straight from the ESXi hosts, faster for many VMs\n\n\
+         source:\n{source}\n\
          target:\n  type: qemu\n  folder: {}\n  format: raw             # or qcow2\n\n\
          mode: cold\n\
-         power_off: refuse         # shutdown: running VMs are shut down when their turn comes\n\
+         {power_off}\
          verify: full              # read every byte back and compare\n\
-         start: false\n\n",
+         start: {}\n\n",
         quote(&options.name),
-        quote(&options.endpoint),
-        quote(&options.user),
-        quote(&options.folder.display().to_string())
+        path_text(&options.folder),
+        options.start
     )
+}
+
+fn vsphere(source: &DraftSource) -> String {
+    let DraftSource::Vsphere { endpoint, user, password_file, ca_file, thumbprint, insecure } = source else {
+        return String::new();
+    };
+    let password = match password_file {
+        Some(path) => format!("password_file: {}", path_text(path)),
+        None => "password_env: DROVER_PASSWORD".to_string(),
+    };
+    let trust = match (ca_file, thumbprint) {
+        (Some(path), _) => format!("  ca_file: {}\n", path_text(path)),
+        (None, Some(thumbprint)) => format!("  thumbprint: {}\n", quote(thumbprint)),
+        (None, None) if *insecure => "  insecure: true\n".to_string(),
+        (None, None) => String::new(),
+    };
+    format!(
+        "  type: vsphere\n  endpoint: {}\n  user: {}\n  {password}\n{trust}  \
+         data:\n    from: provider          # hosts: straight from the ESXi hosts, faster for many VMs\n",
+        quote(endpoint),
+        quote(user)
+    )
+}
+
+fn ova(source: &OvaSource) -> String {
+    let manifest = match source.manifest {
+        ManifestUse::Check => "check         # every file against the appliance's own checksums",
+        ManifestUse::Ignore => "ignore",
+    };
+    format!("  type: ova\n  path: {}\n  manifest: {manifest}\n", path_text(&source.path))
+}
+
+fn path_text(path: &Path) -> String {
+    quote(&path.display().to_string())
 }
 
 fn networks(vms: &[&Vm]) -> String {
@@ -143,10 +193,16 @@ mod tests {
         let inventory = Inventory { vms: vec![vm], ..Inventory::default() };
         let options = DraftOptions {
             name: "p".into(),
-            endpoint: "vc".into(),
-            user: "u".into(),
             folder: "/t".into(),
-            ..DraftOptions::default()
+            source: DraftSource::Vsphere {
+                endpoint: "vc".into(),
+                user: "u".into(),
+                password_file: None,
+                ca_file: None,
+                thumbprint: None,
+                insecure: false,
+            },
+            start: false,
         };
         draft(&inventory, &[], &options)
     }
@@ -155,6 +211,19 @@ mod tests {
     fn a_running_vm_is_marked() {
         let text = drafted(Vm { power: PowerState::On, ..vm("web01", "net") });
         assert!(text.contains("- name: \"web01\"   # is running\n"), "{text}");
+    }
+
+    #[test]
+    fn a_draft_for_an_appliance_is_read_back_and_says_nothing_of_running_vms() {
+        let inventory = Inventory { vms: vec![vm("web \"01\"", "net")], ..Inventory::default() };
+        let source = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
+        let source = DraftSource::Ova(source.clone());
+        let options = DraftOptions { name: "p".into(), source, folder: "/t".into(), start: true };
+        let text = draft(&inventory, &[], &options);
+        let plan = Plan::parse(&text).unwrap();
+        let expected = OvaSource { path: "/a: b/web.ova".into(), manifest: ManifestUse::Check };
+        assert_eq!((plan.source, plan.start), (crate::Source::Ova(expected), true));
+        assert!(!text.contains("power_off"), "{text}");
     }
 
     proptest! {

@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     /// `none`, `full`, `sampled`, or `{sampled: N}`.
     Verify,
     One(&'static Table),
+    /// A map whose `type` says which table holds.
+    Typed(&'static [(&'static str, &'static Table)]),
     Many(&'static Table),
     /// Keys of the user's own, each with a map.
     Named(&'static Table),
@@ -80,7 +82,7 @@ pub(crate) static PLAN: Table = Table {
     keys: &[
         must("version", Kind::Number(1, 1), "Version of the file's format."),
         must("name", Kind::PlanName, "Name of the plan: lower-case letters, digits and -, at most 64."),
-        must("source", Kind::One(&SOURCE), "The provider the VMs come from."),
+        must("source", Kind::Typed(SOURCES), "Where the VMs come from: a provider or an appliance."),
         must("target", Kind::One(&TARGET), "Where they go."),
         key("mode", Kind::Choice(&["cold"]), "cold", "cold: switched off, copied, started."),
         must(
@@ -117,6 +119,22 @@ const VERIFY_DOC: &str = "How much of the target is read back and compared. samp
 const FORMAT: &[&str] = &["raw", "qcow2"];
 const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
 const BUS_DOC: &str = "Bus that disks get at the target. keep: as at the source.";
+
+pub(crate) const SOURCES: &[(&str, &Table)] = &[("vsphere", &SOURCE), ("ova", &OVA)];
+
+pub(crate) static OVA: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["ova"]), "Kind of source: an appliance."),
+        must("path", Kind::Path, "The .ova file, the .ovf file, or the folder with one."),
+        key(
+            "manifest",
+            Kind::Choice(&["check", "ignore"]),
+            "check",
+            "check: every file is compared with the appliance's own checksums (.mf), if it has them. ignore: it is not.",
+        ),
+    ],
+    rules: &[],
+};
 
 pub(crate) static SOURCE: Table = Table {
     keys: &[
@@ -345,6 +363,9 @@ fn value(kind: Kind) -> Value {
             "properties": {"sampled": {"type": "integer", "minimum": 1}}, "required": ["sampled"],
             "additionalProperties": false}]}),
         Kind::One(table) => object(table),
+        Kind::Typed(tables) => {
+            json!({"type": "object", "anyOf": tables.iter().map(|(_, table)| object(table)).collect::<Vec<_>>()})
+        }
         Kind::Many(table) => json!({"type": "array", "items": object(table), "minItems": 1}),
         Kind::Named(table) => json!({"type": "object", "additionalProperties": object(table)}),
         Kind::Texts(meaning) => {

@@ -24,7 +24,7 @@ mod resolve;
 pub mod schedule;
 
 pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
-pub use draft::{DraftOptions, draft};
+pub use draft::{DraftOptions, DraftSource, draft};
 pub use keys::schema;
 pub use model::*;
 pub use problem::{At, Problem, Severity};

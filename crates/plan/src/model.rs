@@ -43,11 +43,46 @@ pub struct Plan {
     pub warnings: Vec<Problem>,
 }
 
-/// The provider VMs come from.
+/// Where VMs come from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Source {
-    /// What kind of provider it is.
-    pub kind: SourceKind,
+pub enum Source {
+    /// vCenter or a single ESXi host.
+    Vsphere(VsphereSource),
+    /// An appliance: one VM in a file or folder.
+    Ova(OvaSource),
+}
+
+impl Source {
+    /// The vSphere source, if it is one.
+    pub fn vsphere(&self) -> Option<&VsphereSource> {
+        match self {
+            Source::Vsphere(source) => Some(source),
+            Source::Ova(_) => None,
+        }
+    }
+}
+
+/// An appliance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OvaSource {
+    /// The `.ova` file, the `.ovf` file, or the folder that holds one.
+    pub path: PathBuf,
+    /// What its manifest is good for.
+    pub manifest: ManifestUse,
+}
+
+/// What the checksums that came with an appliance are good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManifestUse {
+    /// Every file is compared; a difference ends the VM's migration.
+    Check,
+    /// They are not looked at.
+    Ignore,
+}
+
+/// A vCenter or ESXi host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VsphereSource {
     /// Its address.
     pub endpoint: Endpoint,
     /// Who logs in.
@@ -56,14 +91,6 @@ pub struct Source {
     pub trust: Trust,
     /// Which way the bytes take.
     pub data: DataPath,
-}
-
-/// Kinds of source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SourceKind {
-    /// vCenter or a single ESXi host.
-    Vsphere,
 }
 
 /// Host and port of an HTTPS server.

@@ -103,8 +103,11 @@ impl Reader {
     }
 
     fn source(&mut self, plan: &Fields<'_>) -> Source {
+        let kind = self.kind_of(plan, "source", keys::SOURCES);
+        if kind == Some("ova") {
+            return Source::Ova(self.ova(plan));
+        }
         let fields = self.map(plan, "source", &keys::SOURCE);
-        self.choice(&fields, "type");
         let user = self.text(&fields, "user").unwrap_or_default();
         let password = self.password(&fields);
         if password.is_none() && !fields.entries.is_empty() {
@@ -112,12 +115,46 @@ impl Reader {
                 Problem::error(fields.path.clone(), "it does not say where the password is").at(fields.at);
             self.problems.push(problem.advise("add `password_file: FILE` or `password_env: VARIABLE`"));
         }
-        Source {
-            kind: SourceKind::Vsphere,
+        Source::Vsphere(VsphereSource {
             endpoint: self.endpoint(&fields),
             login: Login { user, password: password.unwrap_or(SecretSource::Env(String::new())) },
             trust: self.trust(&fields).unwrap_or(Trust::System),
             data: self.data(&fields),
+        })
+    }
+
+    /// The `type` that a map says it has; complains if it is none of those there are.
+    fn kind_of(
+        &mut self,
+        plan: &Fields<'_>,
+        name: &str,
+        kinds: &[(&'static str, &'static Table)],
+    ) -> Option<&'static str> {
+        let Value::Map(entries) = &plan.find(name)?.node.value else { return None };
+        let entry = entries.iter().find(|entry| entry.key == "type" && entry.node.value != Value::Null)?;
+        if let Value::Scalar { text, .. } = &entry.node.value
+            && let Some((word, _)) = kinds.iter().find(|(word, _)| word == text)
+        {
+            return Some(word);
+        }
+        let words: Vec<&str> = kinds.iter().map(|(word, _)| *word).collect();
+        let shown = match &entry.node.value {
+            Value::Scalar { text, .. } => format!("'{text}'"),
+            _ => entry.node.describe().to_string(),
+        };
+        let text = format!("{shown} is not one of: {}", words.join(", "));
+        self.problems.push(Problem::error(format!("{}.type", plan.path_of(name)), text).at(entry.node.at));
+        None
+    }
+
+    fn ova(&mut self, plan: &Fields<'_>) -> OvaSource {
+        let fields = self.map(plan, "source", &keys::OVA);
+        OvaSource {
+            path: self.text(&fields, "path").unwrap_or_default().into(),
+            manifest: match self.choice(&fields, "manifest") {
+                Some("ignore") => ManifestUse::Ignore,
+                _ => ManifestUse::Check,
+            },
         }
     }
 

@@ -65,7 +65,7 @@ impl<'a> Resolver<'a> {
         let convert = over.convert.unwrap_or(plan.convert);
         let context = ConcernContext {
             power_off: Some(power_off),
-            data_from: Some(plan.source.data.from),
+            data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
             disk_bus: Some(disk_bus),
             excluded_disks: excluded.clone(),

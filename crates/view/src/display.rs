@@ -162,6 +162,7 @@ fn word(activity: DiskActivity) -> &'static str {
     match activity {
         DiskActivity::Queued => "queued",
         DiskActivity::Copy => "copy",
+        DiskActivity::Prove => "manifest",
         DiskActivity::Verify => "verify",
     }
 }

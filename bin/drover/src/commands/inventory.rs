@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use drover_plan::{Concern, ConcernContext, concerns};
+use drover_plan::{Concern, ConcernContext, ManifestUse, OvaSource, concerns};
 use drover_types::inventory::Inventory;
-use drover_vsphere::Session;
 
+use crate::appliance::{self, Appliance};
 use crate::cli::{InventoryArgs, ProviderArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure};
+use crate::provider::Provider;
 
 /// Shows what a provider has.
 pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
-    let session = session(&args.provider)?;
-    let inventory = session.inventory()?;
-    session.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    let (inventory, warnings) = ask(&args.provider)?;
+    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
     let concerns = all_concerns(&inventory);
     if args.json {
         crate::out::line(format!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
@@ -25,15 +25,23 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// A session with an endpoint, or with the source of a plan file.
-pub fn session(provider: &ProviderArgs) -> Result<Session, Failure> {
+/// What an endpoint, the source of a plan file or an appliance has, and what to know about the answer.
+pub fn ask(provider: &ProviderArgs) -> Result<(Inventory, Vec<String>), Failure> {
+    if let Some(path) = appliance::path_of(&provider.provider) {
+        let source = OvaSource { path, manifest: ManifestUse::Ignore };
+        let appliance = Appliance::open(&source, Path::new(""), "")?;
+        return Ok((appliance.inventory(), appliance.warnings().to_vec()));
+    }
     let path = Path::new(&provider.provider);
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
-    if !is_plan {
-        return connect::connect_args(provider);
+    if is_plan {
+        let provider = Provider::open(&super::plan::read(path)?)?;
+        let inventory = provider.inventory()?;
+        return Ok((inventory, provider.warnings()));
     }
-    let file = super::plan::read(path)?;
-    connect::connect_plan(&file.plan.source, &file.folder)
+    let session = connect::connect_args(provider)?;
+    let inventory = session.inventory()?;
+    Ok((inventory, session.warnings()))
 }
 
 fn all_concerns(inventory: &Inventory) -> BTreeMap<String, Vec<Concern>> {

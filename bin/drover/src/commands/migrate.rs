@@ -4,17 +4,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
-use drover_engine::{Board, Cause, EngineError, PlanState, RunOutcome, Runner, Store};
+use drover_engine::{Board, Cause, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store};
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm};
 use drover_view::{Display, DisplayMode};
 
 use super::plan::{self, PlanFile};
 use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
-use crate::connect;
 use crate::exit::{Exit, Failure};
+use crate::provider::{Provider, to_give_up};
 use crate::signals::stop_on_signals;
-use crate::source::VsphereSource;
 use crate::state::state_folder;
 use crate::target::QemuTarget;
 
@@ -45,13 +44,13 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
     run(file, args.start, &args.run)
 }
 
-fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
+pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let store = open_store(args)?;
-    let session = connect::connect_plan(&file.plan.source, &file.folder)?;
-    let mut inventory = session.inventory()?;
-    session.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
-    let resolution = plan::resolve_here(&file, &mut inventory);
+    let provider = Provider::open(&file)?;
+    let mut inventory = provider.inventory()?;
+    provider.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    let resolution = plan::resolve_here(&file, &provider, &mut inventory);
     if !resolution.problems.is_empty() {
         eprint!("{}", drover_view::problems_text(&file.path, &resolution.problems));
     }
@@ -60,10 +59,9 @@ fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
     }
     let mut vms = resolution.vms;
     vms.iter_mut().for_each(|vm| vm.start |= start);
-    let source = VsphereSource { session, folder: file.folder.clone() };
     let target = QemuTarget::new(&file.plan.target, &inventory.about);
-    let outcome = run_shown(&file, &vms, &store, &source, &target, &stop, args)?;
-    source.session.logout()?;
+    let outcome = run_shown(&file, &vms, &store, provider.source(), &target, &stop, args)?;
+    provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
 }
 
@@ -71,7 +69,7 @@ fn run_shown(
     file: &PlanFile,
     vms: &[PlannedVm],
     store: &Store,
-    source: &VsphereSource,
+    source: &dyn SourceProvider,
     target: &QemuTarget,
     stop: &StopSignal,
     args: &RunArgs,
@@ -149,11 +147,10 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
-    let session = connect::connect_plan(&file.plan.source, &file.folder)?;
-    let target = QemuTarget::new(&file.plan.target, session.about());
-    let source = VsphereSource { session, folder: file.folder.clone() };
+    let (source, about) = to_give_up(&file, &store)?;
+    let target = QemuTarget::new(&file.plan.target, &about);
     store.ask_cancel(&name)?;
-    let left = wait_and_cancel(&name, &store, &source, &target)?;
+    let left = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
     if left.is_empty() {
         eprintln!("plan {name} is cancelled; what it had begun is undone");
         return Ok(Exit::Success);
@@ -166,7 +163,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
 fn wait_and_cancel(
     name: &str,
     store: &Store,
-    source: &VsphereSource,
+    source: &dyn SourceProvider,
     target: &QemuTarget,
 ) -> Result<Vec<String>, Failure> {
     let until = std::time::Instant::now() + CANCEL_WAIT;

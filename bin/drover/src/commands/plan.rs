@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use drover_plan::{Plan, Problem, Resolution, Weight, resolve, space_needed};
+use drover_plan::{
+    DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, Problem, Resolution, Weight, resolve,
+    space_needed,
+};
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
 
+use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
-use crate::connect;
 use crate::exit::{Exit, Failure};
+use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
 
 /// A plan file may not be larger.
@@ -54,9 +58,10 @@ pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, F
 }
 
 /// Lays a plan over an inventory, and judges this machine too; touches nothing.
-pub fn resolve_here(file: &PlanFile, inventory: &mut Inventory) -> Resolution {
+pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Inventory) -> Resolution {
     hide_own_snapshots(inventory, &file.plan.name);
     let mut resolution = resolve(&file.plan, inventory);
+    resolution.problems.extend(provider.problems(&resolution));
     resolution.problems.extend(space_problems(file, &resolution));
     resolution
 }
@@ -125,9 +130,9 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let problems = if args.offline {
         file.plan.warnings.clone()
     } else {
-        let session = connect::connect_plan(&file.plan.source, &file.folder)?;
-        let mut inventory = session.inventory()?;
-        let resolution = resolve_here(&file, &mut inventory);
+        let provider = Provider::open(&file)?;
+        let mut inventory = provider.inventory()?;
+        let resolution = resolve_here(&file, &provider, &mut inventory);
         if !args.json {
             crate::out::print(&(summary(&resolution) + &told_concerns(&resolution)));
         }
@@ -168,19 +173,12 @@ fn summary(resolution: &Resolution) -> String {
 
 /// `drover plan new`.
 pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
-    let session = super::inventory::session(&args.provider)?;
-    let inventory = session.inventory()?;
-    let text = draft_of(args, &inventory);
+    let inventory = super::inventory::ask(&args.provider)?.0;
+    let text = draft_of(args, &inventory)?;
     match &args.output {
         None => crate::out::print(&text),
         Some(path) => {
-            use std::io::Write;
-            let failed = |error: std::io::Error| {
-                Failure::new(Exit::Target, format!("writing {}: {error}", path.display()))
-                    .advise("an existing file is not overwritten; choose another name")
-            };
-            let mut file = std::fs::File::create_new(path).map_err(failed)?;
-            file.write_all(text.as_bytes()).map_err(failed)?;
+            write_new(path, &text)?;
             eprintln!(
                 "wrote {}; look through it, then: drover plan check {}",
                 path.display(),
@@ -191,17 +189,36 @@ pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> String {
-    let secret = &args.provider.secret;
-    let options = drover_plan::DraftOptions {
-        name: args.name.clone(),
-        endpoint: args.provider.provider.clone(),
-        user: args.provider.user.clone().unwrap_or_default(),
-        password_file: secret.password_file.clone(),
-        ca_file: secret.ca_file.clone(),
-        thumbprint: secret.thumbprint.clone(),
-        insecure: secret.insecure,
-        folder: args.folder.clone(),
+/// Writes a plan to a file that is not there yet.
+pub fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    let failed = |error: std::io::Error| {
+        Failure::new(Exit::Target, format!("writing {}: {error}", path.display()))
+            .advise("an existing file is not overwritten; choose another name")
     };
-    drover_plan::draft(inventory, &args.vms, &options)
+    let mut file = std::fs::File::create_new(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)
+}
+
+fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure> {
+    let secret = &args.provider.secret;
+    let source = match appliance::path_of(&args.provider.provider) {
+        Some(path) => DraftSource::Ova(OvaSource { path: absolute(&path)?, manifest: ManifestUse::Check }),
+        None => DraftSource::Vsphere {
+            endpoint: args.provider.provider.clone(),
+            user: args.provider.user.clone().unwrap_or_default(),
+            password_file: secret.password_file.clone(),
+            ca_file: secret.ca_file.clone(),
+            thumbprint: secret.thumbprint.clone(),
+            insecure: secret.insecure,
+        },
+    };
+    let options = DraftOptions { name: args.name.clone(), source, folder: args.folder.clone(), start: false };
+    Ok(drover_plan::draft(inventory, &args.vms, &options))
+}
+
+/// A path that holds wherever the plan is read.
+pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
 }

@@ -7,6 +7,9 @@ const EXAMPLE: &str = include_str!("../../example.yaml");
 const SMALL: &str = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
                      target: {type: qemu, folder: /t}\nvms: [{name: a}]\n";
 
+const OVA: &str = "version: 1\nname: p\nsource: {type: ova, path: web.ova}\n\
+                   target: {type: qemu, folder: /t}\nvms: [{glob: \"*\"}]\n";
+
 fn problems(text: &str) -> Vec<String> {
     match Plan::parse(text) {
         Ok(plan) => plan.warnings.iter().map(ToString::to_string).collect(),
@@ -26,7 +29,7 @@ fn the_example_says_everything_and_is_fine() {
     assert_eq!(plan.warnings, []);
     assert_eq!(plan.limits.request, Some(4 << 20));
     assert_eq!(plan.vms[2].overrides.verify, Some(Verify::Sampled { blocks: 5000 }));
-    assert_eq!(plan.source.data.hosts[0].address.as_deref(), Some("192.0.2.7"));
+    assert_eq!(plan.source.vsphere().unwrap().data.hosts[0].address.as_deref(), Some("192.0.2.7"));
     for table in
         [&keys::PLAN, &keys::SOURCE, &keys::DATA, &keys::TARGET, &keys::SELECTION, &keys::LIMITS, &keys::UEFI]
     {
@@ -154,7 +157,7 @@ fn a_small_plan_gets_the_documented_defaults() {
     let plan = Plan::parse(SMALL).unwrap();
     assert_eq!((plan.power_off, plan.verify, plan.convert), (PowerOff::Refuse, Verify::Full, Convert::Auto));
     assert_eq!((plan.limits.vms_per_host, plan.limits.disks, plan.limits.memory), (20, 8, 512 << 20));
-    assert_eq!((plan.source.endpoint.to_string().as_str(), plan.start), ("vc:443", false));
+    assert_eq!((plan.source.vsphere().unwrap().endpoint.to_string().as_str(), plan.start), ("vc:443", false));
 }
 
 #[test]
@@ -224,6 +227,31 @@ fn endpoints_of_all_kinds_are_read() {
     assert_eq!(read("2001:db8::1").as_deref(), Some("[2001:db8::1]:443"));
     for wrong in ["", "vc:0", "vc:99999", "http://vc", "vc/path", "a b"] {
         assert_eq!(read(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn an_appliance_is_a_source_by_its_path_and_needs_no_login() {
+    let validator = jsonschema::validator_for(&crate::schema()).unwrap();
+    let as_json = |text: &str| to_json(&crate::node::parse(text).unwrap());
+    let source = |text: &str| match Plan::parse(text).unwrap().source {
+        Source::Ova(source) => source,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(source(OVA), OvaSource { path: "web.ova".into(), manifest: ManifestUse::Check });
+    let ignored = OVA.replace("web.ova", "web.ova, manifest: ignore");
+    assert_eq!(source(&ignored).manifest, ManifestUse::Ignore);
+    assert!(validator.is_valid(&as_json(OVA)) && validator.is_valid(&as_json(&ignored)));
+    for (from, to, words) in [
+        (", path: web.ova", "", "'path' is missing"),
+        ("path: web.ova", "path: web.ova, user: root", "unknown key 'user'"),
+        ("path: web.ova", "path: web.ova, manifest: maybe", "not one of: check, ignore"),
+        ("type: ova", "type: xen", "'xen' is not one of: vsphere, ova"),
+        ("type: ova", "type: [ova]", "is not one of: vsphere, ova"),
+    ] {
+        let text = OVA.replace(from, to);
+        assert!(problems(&text).join("\n").contains(words), "{to}: {:#?}", problems(&text));
+        assert!(!validator.is_valid(&as_json(&text)), "{to}");
     }
 }
 

@@ -3,7 +3,7 @@
 use drover_types::inventory::{Host, Vm};
 
 use super::{Choice, Resolver};
-use crate::model::{DataFrom, HostNetwork, Trust};
+use crate::model::{DataFrom, DataPath, HostNetwork, Trust, VsphereSource};
 use crate::near::nearest;
 use crate::resolution::{HostRoute, Route};
 
@@ -12,7 +12,7 @@ pub(super) const DATA_SERVICE: &str = "vSphereBackupNFC";
 pub(super) const MANAGEMENT_SERVICE: &str = "management";
 impl Resolver<'_> {
     pub(super) fn check_hosts(&mut self) {
-        for over in &self.plan.source.data.hosts {
+        for over in self.plan.source.vsphere().iter().flat_map(|source| &source.data.hosts) {
             if !self.inventory.hosts.iter().any(|host| host.name == over.host) {
                 let near = nearest(&over.host, self.inventory.hosts.iter().map(|host| host.name.as_str()));
                 let advice = near.map_or("see `drover inventory` for the hosts".into(), |near| {
@@ -25,7 +25,8 @@ impl Resolver<'_> {
     }
 
     pub(super) fn route(&mut self, vm: &Vm, choice: &Choice) -> Route {
-        let data = &self.plan.source.data;
+        let Some(source) = self.plan.source.vsphere() else { return Route::Provider };
+        let data = &source.data;
         if data.from == DataFrom::Provider || !self.inventory.about.is_vcenter {
             return Route::Provider;
         }
@@ -40,14 +41,14 @@ impl Resolver<'_> {
         };
         let over = data.hosts.iter().find(|over| over.host == host.name);
         let told = over.and_then(|over| over.address.clone());
-        let address = told.or_else(|| self.host_address(host)).unwrap_or_else(|| {
-            self.no_address(host, choice);
+        let address = told.or_else(|| host_address(data, host)).unwrap_or_else(|| {
+            self.no_address(data, host, choice);
             host.name.clone()
         });
         // The vCenter tells the thumbprint of each of its hosts, over a connection that is trusted.
         let known = host.thumbprint.clone().filter(|text| !text.is_empty()).map(Trust::Thumbprint);
         let trust =
-            over.and_then(|over| over.trust.clone()).or(known).unwrap_or_else(|| self.trust_of_hosts());
+            over.and_then(|over| over.trust.clone()).or(known).unwrap_or_else(|| trust_of_hosts(source));
         Route::Host(HostRoute {
             host_id: host.id.clone(),
             host_name: host.name.clone(),
@@ -58,17 +59,9 @@ impl Resolver<'_> {
         })
     }
 
-    /// The vCenter's own thumbprint says nothing of its hosts' certificates.
-    fn trust_of_hosts(&self) -> Trust {
-        match &self.plan.source.trust {
-            Trust::Thumbprint(_) => Trust::System,
-            trust => trust.clone(),
-        }
-    }
-
     /// Told once for a host, whatever the number of its VMs.
-    fn no_address(&mut self, host: &Host, choice: &Choice) {
-        let (wanted, advice) = match &self.plan.source.data.network {
+    fn no_address(&mut self, data: &DataPath, host: &Host, choice: &Choice) {
+        let (wanted, advice) = match &data.network {
             HostNetwork::Auto => {
                 ("no address that drover knows".to_string(), "give it under `source.data.hosts`")
             }
@@ -81,14 +74,21 @@ impl Resolver<'_> {
             self.error("source.data", choice.at, message, advice);
         }
     }
+}
 
-    fn host_address(&self, host: &Host) -> Option<String> {
-        let with =
-            |service: &str| host.addresses.iter().find(|it| it.services.iter().any(|tag| tag == service));
-        let found = match &self.plan.source.data.network {
-            HostNetwork::Device(device) => host.addresses.iter().find(|address| address.device == *device),
-            HostNetwork::Auto => with(DATA_SERVICE).or_else(|| with(MANAGEMENT_SERVICE)),
-        };
-        found.map(|address| address.address.clone())
+/// The vCenter's own thumbprint says nothing of its hosts' certificates.
+fn trust_of_hosts(source: &VsphereSource) -> Trust {
+    match &source.trust {
+        Trust::Thumbprint(_) => Trust::System,
+        trust => trust.clone(),
     }
+}
+
+fn host_address(data: &DataPath, host: &Host) -> Option<String> {
+    let with = |service: &str| host.addresses.iter().find(|it| it.services.iter().any(|tag| tag == service));
+    let found = match &data.network {
+        HostNetwork::Device(device) => host.addresses.iter().find(|address| address.device == *device),
+        HostNetwork::Auto => with(DATA_SERVICE).or_else(|| with(MANAGEMENT_SERVICE)),
+    };
+    found.map(|address| address.address.clone())
 }

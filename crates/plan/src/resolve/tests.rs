@@ -27,6 +27,13 @@ fn vm(id: &str, name: &str, folder: &str) -> Vm {
     }
 }
 
+fn vsphere(plan: &mut Plan) -> &mut VsphereSource {
+    match &mut plan.source {
+        Source::Vsphere(source) => source,
+        Source::Ova(_) => panic!("the plan's source is an appliance"),
+    }
+}
+
 fn inventory() -> Inventory {
     let address = |device: &str, address: &str, service: &str| HostAddress {
         device: device.into(),
@@ -168,7 +175,7 @@ fn the_thumbprint_of_the_vcenter_is_not_taken_for_a_hosts() {
         (Trust::Thumbprint("CC".into()), Trust::System),
         (Trust::CaFile("ca.pem".into()), Trust::CaFile("ca.pem".into())),
     ] {
-        plan.source.trust = source;
+        vsphere(&mut plan).trust = source;
         let Route::Host(route) = &resolve(&plan, &inventory).vms[0].route else { panic!("a host's route") };
         assert_eq!(route.trust, host);
     }
@@ -220,9 +227,9 @@ fn disks_can_stay_behind_but_must_exist() {
 #[test]
 fn a_missing_vmknic_and_an_unknown_host_are_told() {
     let mut with_device = plan("[{name: web01}]", "");
-    with_device.source.data.network = HostNetwork::Device("vmk9".into());
+    vsphere(&mut with_device).data.network = HostNetwork::Device("vmk9".into());
     assert!(errors(&with_device, &inventory()).contains("host esx1 has no vmknic 'vmk9'"));
-    with_device.source.data.hosts = vec![HostOverride {
+    vsphere(&mut with_device).data.hosts = vec![HostOverride {
         host: "esx9".into(),
         address: None,
         port: None,
@@ -253,10 +260,16 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
     inventory.vms[1].snapshots.push(Snapshot::default());
     let options = crate::DraftOptions {
         name: "drafted".into(),
-        endpoint: "vc".into(),
-        user: "u\"x".into(),
+        source: crate::DraftSource::Vsphere {
+            endpoint: "vc".into(),
+            user: "u\"x".into(),
+            password_file: None,
+            ca_file: None,
+            thumbprint: None,
+            insecure: false,
+        },
         folder: "/t".into(),
-        ..crate::DraftOptions::default()
+        start: false,
     };
     let text = crate::draft(&inventory, &["web*".into()], &options);
     let plan = Plan::parse(&text).unwrap();

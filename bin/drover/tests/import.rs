@@ -1,0 +1,263 @@
+//! Appliances become machines: as plans, by `drover import`, resumed, and refused where they are not whole.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{MIB, disk_file, same_bytes};
+use drover_lab::{Drover, Guests, Output, lab_folder};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Software emulation on a busy machine.
+const BOOT_SECONDS_MAX: u64 = 180;
+
+struct Bench {
+    folder: TempDir,
+    drover: Drover,
+}
+
+impl Bench {
+    /// `None`, after a printed line, without the programs that make an appliance.
+    fn new() -> Option<Bench> {
+        if Command::new("qemu-img").arg("--version").output().is_err() {
+            println!("skipped: qemu-img is not installed");
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("drover-import-").tempdir().unwrap();
+        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+        Some(Bench { folder, drover })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn command(&self, program: &str, args: &[&str]) -> String {
+        let output = Command::new(program).args(args).current_dir(self.folder.path()).output().unwrap();
+        assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// `web.ova` of a disk, in a folder `web` as well.
+    fn appliance(&self, disk: &Path) {
+        std::fs::create_dir(self.path("web")).unwrap();
+        let source = disk.to_str().unwrap();
+        let how = [
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "vmdk",
+            "-o",
+            "subformat=streamOptimized",
+            source,
+            "web/web-disk1.vmdk",
+        ];
+        self.command("qemu-img", &how);
+        self.describe("web-disk1.vmdk", std::fs::metadata(disk).unwrap().len());
+        let mut lines = String::new();
+        for name in ["web.ovf", "web-disk1.vmdk"] {
+            let sum = self.command("sha256sum", &[&format!("web/{name}")]);
+            lines += &format!("SHA256({name})= {}\n", sum.split_whitespace().next().unwrap());
+        }
+        std::fs::write(self.path("web/web.mf"), lines).unwrap();
+        self.command(
+            "tar",
+            &["--format=ustar", "-C", "web", "-cf", "web.ova", "web.ovf", "web.mf", "web-disk1.vmdk"],
+        );
+    }
+
+    fn describe(&self, file: &str, capacity: u64) {
+        let text = OVF.replace("FILE", file).replace("CAPACITY", &capacity.to_string());
+        std::fs::write(self.path("web/web.ovf"), text).unwrap();
+    }
+
+    fn plan(&self, source: &str, more: &str) -> String {
+        let text = format!(
+            "version: 1\nname: web\nsource: {{type: ova, path: {source}}}\n\
+             target: {{type: qemu, folder: vms, accelerator: tcg}}\nnetworks: {{\"*\": user}}\nvms: [{{name: web 01}}]\n{more}"
+        );
+        std::fs::write(self.path("web.yaml"), text).unwrap();
+        self.text("web.yaml")
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.drover.run(args).unwrap()
+    }
+
+    fn fine(&self, args: &[&str]) -> Output {
+        let output = self.run(args);
+        assert_eq!(output.code, Some(0), "{args:?}: {}{}", output.out, output.err);
+        output
+    }
+
+    fn report(&self, plan: &str) -> Value {
+        self.run(&["report", plan, "--json"]).json().unwrap()
+    }
+
+    fn image(&self) -> PathBuf {
+        self.path("vms/web-01/web-01-0.raw")
+    }
+}
+
+const OVF: &str = r#"<?xml version="1.0"?>
+<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"
+  xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">
+  <References><File ovf:href="FILE" ovf:id="file1"/></References>
+  <DiskSection><Info/><Disk ovf:capacity="CAPACITY" ovf:diskId="d1" ovf:fileRef="file1"/></DiskSection>
+  <NetworkSection><Info/><Network ovf:name="VM Network"/></NetworkSection>
+  <VirtualSystem ovf:id="web01"><Info/><Name>web 01</Name>
+    <OperatingSystemSection ovf:id="96"><Info/><Description>debian12_64Guest</Description></OperatingSystemSection>
+    <VirtualHardwareSection><Info/>
+      <Item><rasd:InstanceID>1</rasd:InstanceID><rasd:ResourceType>3</rasd:ResourceType>
+        <rasd:VirtualQuantity>1</rasd:VirtualQuantity></Item>
+      <Item><rasd:AllocationUnits>byte * 2^20</rasd:AllocationUnits><rasd:InstanceID>2</rasd:InstanceID>
+        <rasd:ResourceType>4</rasd:ResourceType><rasd:VirtualQuantity>256</rasd:VirtualQuantity></Item>
+      <Item><rasd:Address>0</rasd:Address><rasd:InstanceID>3</rasd:InstanceID><rasd:ResourceType>6</rasd:ResourceType></Item>
+      <Item><rasd:AddressOnParent>0</rasd:AddressOnParent><rasd:ElementName>Hard disk 1</rasd:ElementName>
+        <rasd:HostResource>ovf:/disk/d1</rasd:HostResource><rasd:InstanceID>4</rasd:InstanceID>
+        <rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType></Item>
+      <Item><rasd:Connection>VM Network</rasd:Connection><rasd:ElementName>Network adapter 1</rasd:ElementName>
+        <rasd:InstanceID>5</rasd:InstanceID><rasd:ResourceSubType>VmxNet3</rasd:ResourceSubType>
+        <rasd:ResourceType>10</rasd:ResourceType></Item>
+    </VirtualHardwareSection>
+  </VirtualSystem>
+</Envelope>
+"#;
+
+#[test]
+fn an_appliance_is_imported_proven_and_boots() {
+    let Some(bench) = Bench::new() else { return };
+    let Ok(guests) = Guests::load(&lab_folder().join("guests")) else {
+        println!("skipped: the test guests are not built (`make lab`)");
+        return;
+    };
+    let guest = guests.get("web01").unwrap();
+    let disk = guests.folder.join(&guest.disks[0].file);
+    bench.appliance(&disk);
+    let (ova, vms) = (bench.text("web.ova"), bench.text("vms"));
+    let run = bench.fine(&["import", &ova, "--folder", &vms, "--output", &bench.text("kept.yaml")]);
+    assert!(run.err.contains("type: ova") && run.err.contains("drover resume import-web-01"), "{}", run.err);
+    assert!(same_bytes(&bench.image(), &disk));
+    let report = bench.report("import-web-01");
+    assert_eq!(report["vms"][0]["disks"][0]["equal"], true);
+    assert!(report.to_string().contains("2 files are as the appliance's manifest says"), "{report}");
+    bench.fine(&["plan", "check", &bench.text("kept.yaml")]);
+    let other = bench.run(&["import", &ova, "--folder", &bench.text("elsewhere")]);
+    assert_eq!(other.code, Some(3), "another plan of that name: {}", other.err);
+    assert!(!bench.path("elsewhere").exists());
+
+    // The same appliance once more, by a plan: emulated, which boots on any machine.
+    let plan = bench.plan("web.ova", "");
+    let text = std::fs::read_to_string(&plan).unwrap();
+    std::fs::write(&plan, text.replace("folder: vms,", "folder: vms2,")).unwrap();
+    bench.fine(&["migrate", &plan, "--start"]);
+    let folder = bench.path("vms2/web-01");
+    let until = Instant::now() + Duration::from_secs(BOOT_SECONDS_MAX);
+    let missing = loop {
+        let serial = std::fs::read(folder.join("serial.log")).unwrap_or_default();
+        let missing = guest.missing_in(&String::from_utf8_lossy(&serial)).len();
+        if missing == 0 || Instant::now() > until {
+            break missing;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    };
+    let machine = drover_qemu::find_running(&drover_qemu::VmFolder::new(&folder)).unwrap();
+    // A guest that has proven its data switches itself off.
+    if let Some(machine) = machine {
+        machine.stop(Duration::from_secs(5)).unwrap();
+    }
+    assert_eq!(missing, 0, "the guest did not prove its data");
+}
+
+#[test]
+fn plans_take_archives_descriptors_and_folders() {
+    let Some(bench) = Bench::new() else { return };
+    let disk = disk_file(bench.folder.path(), "a", 5 * MIB);
+    bench.appliance(&disk);
+    for source in ["web.ova", "web/web.ovf", "web"] {
+        let plan = bench.plan(source, "");
+        let checked = bench.fine(&["plan", "check", &plan]);
+        assert!(checked.out.contains("1 VMs with 1 disks of 5 MiB"), "{}", checked.out);
+        bench.fine(&["migrate", &plan]);
+        assert!(same_bytes(&bench.image(), &disk), "{source}");
+        assert_eq!(bench.report("web")["vms"][0]["disks"][0]["equal"], true);
+        let inventory = bench.fine(&["inventory", &bench.text(source), "--json"]).json().unwrap();
+        assert_eq!(inventory["vms"][0]["name"], json!("web 01"));
+        std::fs::remove_dir_all(bench.path("vms")).unwrap();
+        std::fs::remove_dir_all(bench.path("state")).unwrap();
+    }
+    let lost = bench.run(&["plan", "check", &bench.plan("lost.ova", "")]);
+    assert_eq!(lost.code, Some(6), "{}", lost.err);
+}
+
+#[test]
+fn one_flipped_byte_is_refused_and_nothing_is_defined() {
+    let Some(bench) = Bench::new() else { return };
+    let disk = disk_file(bench.folder.path(), "a", 5 * MIB);
+    bench.appliance(&disk);
+    let path = bench.path("web.ova");
+    let mut bytes = std::fs::read(&path).unwrap();
+    // Padding before the first grain: no reader would see it.
+    let at = bytes.windows(4).position(|four| four == b"KDMV").unwrap() + 500;
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let plan = bench.plan("web.ova", "");
+    let refused = bench.run(&["migrate", &plan]);
+    assert_eq!(refused.code, Some(11), "{}", refused.err);
+    assert!(refused.err.contains("'web-disk1.vmdk' differs from its checksum"), "{}", refused.err);
+    let status = bench.run(&["status", &plan, "--json"]).json().unwrap();
+    assert_eq!(status["vms"][0]["cause"], json!("manifest"), "{status}");
+    assert!(!bench.path("vms/web-01/domain.xml").exists(), "nothing is defined");
+    // Giving it up needs nothing of the appliance, which may be gone.
+    std::fs::rename(&path, bench.path("moved.ova")).unwrap();
+    bench.fine(&["cancel", "web"]);
+    assert!(!bench.image().exists());
+    std::fs::rename(bench.path("moved.ova"), &path).unwrap();
+    let ignoring = ["import", &bench.text("web.ova"), "--folder", &bench.text("vms"), "--ignore-manifest"];
+    bench.fine(&ignoring);
+    assert!(same_bytes(&bench.image(), &disk));
+}
+
+#[test]
+fn killed_in_the_middle_it_goes_on_where_it_stopped() {
+    let Some(bench) = Bench::new() else { return };
+    std::fs::create_dir(bench.path("web")).unwrap();
+    let disk = disk_file(&bench.path("web"), "disk1.raw", 384 * MIB);
+    bench.describe("disk1.raw", 384 * MIB);
+    let plan = bench.plan("web", "limits: {lanes_per_disk: 1, depth: 1, request: 64KiB}\n");
+    let started = bench.drover.start(&["migrate", &plan]).unwrap();
+    let journal = drover_mover::journal_path(&bench.image());
+    let recorded = || {
+        let file = std::fs::File::open(&journal).ok()?;
+        let replay = drover_copy::replay(&mut std::io::BufReader::new(file)).ok()?;
+        Some(replay.leaves.known_blocks()).filter(|blocks| *blocks > 0)
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while recorded().is_none() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    started.kill().unwrap();
+    let blocks = recorded().expect("something was recorded");
+    let status = bench.run(&["status", &plan, "--json"]).json().unwrap();
+    assert_ne!(status["vms"][0]["state"], json!("done"), "the copy was over before it was killed");
+    bench.fine(&["resume", "web"]);
+    assert!(same_bytes(&bench.image(), &disk));
+    let report = bench.report("web");
+    let disk = &report["vms"][0]["disks"][0];
+    assert_eq!(disk["equal"], true);
+    let resumed = disk["details"]["resumed_bytes"].as_u64().unwrap();
+    assert!(
+        resumed >= blocks * drover_types::BLOCK_BYTES,
+        "{resumed} bytes were not copied again, of {blocks} blocks"
+    );
+    assert!(report.to_string().contains("no manifest"), "{report}");
+}
