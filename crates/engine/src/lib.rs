@@ -16,6 +16,7 @@ mod provider;
 mod report;
 mod runner;
 mod store;
+mod tracking;
 
 pub use cancel::cancel;
 pub use error::{Cause, EngineError, ProviderError, chain};
@@ -26,3 +27,4 @@ pub use provider::{Compared, Converted, OpenedSource, OpenedTarget, SourceProvid
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
 pub use store::{DiskRow, EventRow, PlanRow, PlanState, SampleRow, Store, StoreError, VmRow, VmState};
+pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

@@ -9,6 +9,7 @@ use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::{Snapshot, Vm};
 
 use crate::error::ProviderError;
+use crate::tracking::ChangeTracking;
 
 /// Where VMs come from. Calls are made from several threads.
 pub trait SourceProvider: Send + Sync {
@@ -47,6 +48,11 @@ pub trait SourceProvider: Send + Sync {
     /// Whether many machines may be made of one VM and run at once, because it never runs itself.
     fn is_template(&self) -> bool {
         false
+    }
+
+    /// Change tracking, if the source has it: without it no migration is warm.
+    fn tracking(&self) -> Option<&dyn ChangeTracking> {
+        None
     }
 }
 
