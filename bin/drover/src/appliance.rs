@@ -161,7 +161,12 @@ impl SourceProvider for Appliance {
     /// Nothing is made: the files are only read, and that they stayed as they were is told by their
     /// identity when a copy goes on.
     fn create_snapshot(&self, _: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
-        Ok(Snapshot { id: "none".into(), name: name.into(), description: description.into() })
+        Ok(Snapshot {
+            id: "none".into(),
+            name: name.into(),
+            description: description.into(),
+            created_s: None,
+        })
     }
 
     fn remove_snapshot(&self, _: &Vm, _: &str) -> Result<(), ProviderError> {

@@ -152,6 +152,9 @@ pub struct Vm {
     pub hardware_version: String,
     /// Whether changed block tracking is on for the VM.
     pub change_tracking: bool,
+    /// Whether the provider can track changed blocks of this VM at all.
+    #[serde(default)]
+    pub change_tracking_supported: bool,
     /// Tags as `category:name`.
     pub tags: Vec<String>,
     /// Disks in boot order.
@@ -215,6 +218,9 @@ pub struct Snapshot {
     pub name: String,
     /// Description.
     pub description: String,
+    /// When it was made, in seconds since 1970 by the provider's clock; absent if not told.
+    #[serde(default)]
+    pub created_s: Option<u64>,
 }
 
 /// A disk of a VM.
@@ -222,6 +228,9 @@ pub struct Snapshot {
 pub struct VmDisk {
     /// The provider's device key.
     pub key: i32,
+    /// Tells the disk from another that got its key later, and stays when its files move; empty if not told.
+    #[serde(default)]
+    pub uuid: String,
     /// Label (`Hard disk 1`).
     pub label: String,
     /// Capacity in bytes; may be any number, also one that no disk should have.
@@ -246,6 +255,9 @@ pub struct VmDisk {
     pub shared: bool,
     /// Whether the disk itself is encrypted.
     pub encrypted: bool,
+    /// Whether changed block tracking is switched on for this disk. It works only where there is a change id too.
+    #[serde(default)]
+    pub change_tracking: bool,
     /// Current change id, where change tracking works for this disk.
     pub change_id: Option<String>,
 }

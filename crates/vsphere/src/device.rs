@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use drover_types::inventory::{DiskBus, DiskMode, Nic, RdmMode, VmDisk};
 
@@ -66,6 +66,7 @@ fn disk(device: &Element, controllers: &HashMap<i32, Controller>) -> VmDisk {
     let in_kib = || device.number_at::<u64>("capacityInKB").map(|kib| kib.saturating_mul(1024));
     VmDisk {
         key: device.number_at("key").unwrap_or(0),
+        uuid: backing.string_at("uuid"),
         label: device.string_at("deviceInfo/label"),
         capacity_bytes: device.number_at("capacityInBytes").or_else(in_kib).unwrap_or(0),
         thin: backing.text_at("thinProvisioned").map(|text| text == "true" || text == "1"),
@@ -81,9 +82,34 @@ fn disk(device: &Element, controllers: &HashMap<i32, Controller>) -> VmDisk {
         shared: backing.text_at("sharing") == Some("sharingMultiWriter")
             || controller.is_some_and(|c| c.shared),
         encrypted: backing.child("keyId").is_some(),
+        change_tracking: false,
         change_id: backing.text_at("changeId").map(str::to_string),
         path,
     }
+}
+
+/// Notes which disks the VM's settings (`config.extraConfig`) say are tracked.
+pub(crate) fn mark_tracked<'a>(disks: &mut [VmDisk], settings: impl Iterator<Item = &'a Element>) {
+    let on =
+        |setting: &Element| setting.text_at("value").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let keys: HashSet<String> = settings
+        .filter(|setting| on(setting))
+        .map(|setting| setting.string_at("key").to_ascii_lowercase())
+        .collect();
+    for disk in disks {
+        disk.change_tracking = keys.contains(&tracking_key(disk).to_ascii_lowercase());
+    }
+}
+
+/// The setting that switches change tracking on for a disk: `scsi0:1.ctkEnabled`.
+pub(crate) fn tracking_key(disk: &VmDisk) -> String {
+    let bus = match disk.bus {
+        DiskBus::Scsi => "scsi",
+        DiskBus::Sata => "sata",
+        DiskBus::Nvme => "nvme",
+        DiskBus::Ide => "ide",
+    };
+    format!("{bus}{}:{}.ctkEnabled", disk.address.0, disk.address.1)
 }
 
 fn mode(text: Option<&str>) -> DiskMode {
@@ -199,6 +225,27 @@ mod tests {
         );
         let found = disks(hardware.children.iter(), &[]);
         assert!(found.iter().any(|disk| disk.rdm == Some(RdmMode::Virtual) && disk.shared));
+    }
+
+    #[test]
+    fn a_disk_is_tracked_if_its_own_setting_says_so() {
+        let hardware = devices(
+            "<device i:type=\"VirtualAHCIController\"><key>15000</key><busNumber>0</busNumber></device>\
+             <device i:type=\"VirtualDisk\"><key>16002</key><controllerKey>15000</controllerKey><unitNumber>2</unitNumber>\
+             <backing><uuid>6000c29a-1</uuid></backing></device>\
+             <device i:type=\"VirtualDisk\"><key>16003</key><controllerKey>15000</controllerKey><unitNumber>3</unitNumber>\
+             </device>",
+        );
+        let settings = devices(
+            "<s><key>ctkEnabled</key><value>TRUE</value></s><s><key>sata0:2.ctkEnabled</key><value>true</value></s>\
+             <s><key>sata0:3.ctkEnabled</key><value>FALSE</value></s>",
+        );
+        let mut found = disks(hardware.children.iter(), &[]);
+        mark_tracked(&mut found, settings.children.iter());
+        let told = |disk: &VmDisk| (disk.key, disk.change_tracking, disk.uuid.clone());
+        let wanted = [(16002, true, "6000c29a-1".to_string()), (16003, false, String::new())];
+        assert_eq!(found.iter().map(told).collect::<Vec<_>>(), wanted);
+        assert_eq!(tracking_key(&found[1]), "sata0:3.ctkEnabled");
     }
 
     #[test]

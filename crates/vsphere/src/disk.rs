@@ -225,8 +225,11 @@ impl Inner {
 type Way = (Endpoint, Trust, String, Arc<dyn Authorise>);
 
 fn disks_of(object: &Object) -> Vec<VmDisk> {
-    let hardware = object.get("config").and_then(|config| config.child("hardware"));
-    hardware.map(|hardware| device::disks(hardware.all("device"), &[])).unwrap_or_default()
+    let Some(config) = object.get("config") else { return Vec::new() };
+    let hardware = config.child("hardware");
+    let mut disks = hardware.map(|hardware| device::disks(hardware.all("device"), &[])).unwrap_or_default();
+    device::mark_tracked(&mut disks, config.all("extraConfig"));
+    disks
 }
 
 /// `[ds] web01/web01.vmdk` holds its data in `web01/web01-flat.vmdk`, if that is all of it.

@@ -25,6 +25,7 @@ mod soap;
 mod tags;
 mod task;
 mod ticket;
+mod time;
 mod vm;
 mod xml;
 

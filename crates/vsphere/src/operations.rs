@@ -73,7 +73,8 @@ impl Session {
             Call { op: &op, method: "CreateSnapshot_Task", this, arguments: &arguments, is_read: false };
         match session.run_task(&call, SNAPSHOT_TIME_MAX) {
             Ok(Some(id)) => {
-                Ok(Snapshot { id: id.text, name: name.to_string(), description: description.to_string() })
+                let (name, description) = (name.to_string(), description.to_string());
+                Ok(Snapshot { id: id.text, name, description, created_s: None })
             }
             Ok(None) => session.find_snapshot(&op, vm, name)?.ok_or_else(|| {
                 VsphereError::new(

@@ -4,6 +4,7 @@ use drover_types::inventory::{Firmware, PowerState, Snapshot, ToolsState, Vm};
 
 use crate::collect::Object;
 use crate::device::{self, NetworkNames};
+use crate::time::seconds_of;
 use crate::xml::Element;
 
 /// What a VM is made of. Nothing here is large but the device list.
@@ -25,6 +26,8 @@ pub(crate) const VM_PROPERTIES: &[&str] = &[
     "config.guestId",
     "config.version",
     "config.changeTrackingEnabled",
+    "config.extraConfig",
+    "capability.changeTrackingSupported",
     "snapshot",
 ];
 
@@ -143,6 +146,7 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         tools: tools(object.text("guest.toolsRunningStatus"), object.text("guest.toolsStatus")),
         hardware_version: object.string("config.version"),
         change_tracking: object.flag("config.changeTrackingEnabled"),
+        change_tracking_supported: object.flag("capability.changeTrackingSupported"),
         tags: Vec::new(),
         disks: device::disks(hardware.all("device"), &boot_keys),
         nics: device::nics(hardware.all("device"), &around.networks, power == PowerState::On),
@@ -152,6 +156,9 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         vtpm: hardware.all("device").any(|device| device.kind == "VirtualTPM"),
         passthrough: device::passthrough(hardware.all("device")),
     };
+    if let Some(settings) = object.get("config.extraConfig") {
+        device::mark_tracked(&mut vm.disks, settings.children.iter());
+    }
     if let Some(snapshots) = object.get("snapshot") {
         flatten(snapshots, "rootSnapshotList", &mut vm.snapshots);
     }
@@ -165,6 +172,7 @@ fn flatten(tree: &Element, list: &str, out: &mut Vec<Snapshot>) {
             id: snapshot.string_at("snapshot"),
             name: snapshot.string_at("name"),
             description: snapshot.string_at("description"),
+            created_s: snapshot.text_at("createTime").and_then(seconds_of),
         });
         flatten(snapshot, "childSnapshotList", out);
     }
@@ -245,10 +253,12 @@ mod tests {
 
     #[test]
     fn snapshots_follow_their_parents() {
-        let list = "<rootSnapshotList><snapshot>s-1</snapshot><name>one</name><childSnapshotList><snapshot>s-2</snapshot>\
+        let list = "<rootSnapshotList><snapshot>s-1</snapshot><name>one</name>\
+                    <createTime>1970-01-02T00:00:01Z</createTime><childSnapshotList><snapshot>s-2</snapshot>\
                     <name>two</name></childSnapshotList></rootSnapshotList><rootSnapshotList><snapshot>s-3</snapshot>\
                     <name>three</name></rootSnapshotList>";
         let vm = vm_of(&object("VirtualMachine", "vm-1", &[("snapshot", list)]), &Surroundings::default());
         assert_eq!(vm.snapshots.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(), ["s-1", "s-2", "s-3"]);
+        assert_eq!(vm.snapshots.iter().map(|s| s.created_s).collect::<Vec<_>>(), [Some(86_401), None, None]);
     }
 }

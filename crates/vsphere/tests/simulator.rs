@@ -102,12 +102,21 @@ fn the_inventory_tells_all_that_a_plan_needs() {
     assert_eq!((first.bus, first.capacity_bytes, first.thin), (DiskBus::Scsi, 64 << 20, Some(true)));
     assert!(vm.disks.iter().any(|disk| disk.bus == DiskBus::Sata && disk.capacity_bytes == 32 << 20));
     assert!(vm.disks.iter().any(|disk| disk.mode == DiskMode::IndependentPersistent));
+    assert!(vm.change_tracking_supported && first.change_tracking && first.change_id.is_some());
+    assert!(
+        vm.disks
+            .iter()
+            .all(|disk| disk.uuid.len() == 36 && (disk.key == first.key || disk.uuid != first.uuid))
+    );
     assert!(vm.disks.iter().any(|disk| disk.rdm == Some(RdmMode::Virtual)));
 
     let legacy = sim::vm(&session, "", "legacy");
     let names: Vec<&str> = legacy.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
     assert_eq!(names, ["before-patch", "after-patch", "other-try"]);
-    assert!(legacy.disks[0].has_parent);
+    assert!(
+        legacy.disks[0].has_parent && legacy.change_tracking_supported && !legacy.disks[0].change_tracking
+    );
+    assert!(legacy.snapshots.iter().all(|snapshot| snapshot.created_s > Some(1_700_000_000)));
 }
 
 #[test]

@@ -393,7 +393,8 @@ impl SourceProvider for World {
             let id = format!("snapshot-{}", state.snapshots_made);
             let vm = state.vms.get_mut(&vm.id).unwrap();
             assert_eq!(vm.power, PowerState::Off, "a running VM is frozen");
-            let snapshot = Snapshot { id, name: name.into(), description: description.into() };
+            let snapshot =
+                Snapshot { id, name: name.into(), description: description.into(), created_s: None };
             vm.snapshots.push(snapshot.clone());
             snapshot
         })

@@ -7,6 +7,7 @@
 package disk
 
 import (
+	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -75,6 +76,7 @@ func (vm *VM) Running() bool { return vm.running.Load() }
 // Disk is one virtual disk.
 type Disk struct {
 	Key       int32  // device key
+	UUID      string // as the backing shows it
 	Capacity  int64  // bytes, of any value
 	Datastore string // name
 	Dir       string // folder inside the datastore
@@ -122,7 +124,7 @@ type Spec struct {
 // Add makes a disk and its files.
 func (vm *VM) Add(spec Spec) (*Disk, error) {
 	d := &Disk{
-		Key: spec.Key, Capacity: spec.Capacity, Datastore: spec.Datastore, Dir: spec.Dir, Stem: spec.Stem,
+		Key: spec.Key, UUID: newUUID(), Capacity: spec.Capacity, Datastore: spec.Datastore, Dir: spec.Dir, Stem: spec.Stem,
 		vm: vm, root: filepath.Join(spec.Root, spec.Dir), suffix: spec.Suffix, independent: spec.Independent,
 		live: &node{}, points: map[string]*point{},
 	}
@@ -144,6 +146,13 @@ func (vm *VM) Add(spec Spec) (*Disk, error) {
 	vm.disks = append(vm.disks, d)
 	vm.store.moveLive(vm, "", d.content(d.live))
 	return d, nil
+}
+
+// newUUID is of the kind that vSphere gives to disks.
+func newUUID() string {
+	id := make([]byte, 12)
+	_, _ = rand.Read(id) // Never fails, see crypto/rand.
+	return fmt.Sprintf("6000C29%x-%x-%x-%x-%x", id[0]>>4, id[1:3], id[3:5], id[5:7], append(id[7:12], id[0]))
 }
 
 func (d *Disk) fill(content string) error {

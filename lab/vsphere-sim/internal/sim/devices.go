@@ -105,13 +105,13 @@ func diskDevice(given *inventory.Disk, d *disk.Disk, backing disk.Backing, contr
 		device.Backing = &types.VirtualDiskRawDiskMappingVer1BackingInfo{
 			VirtualDeviceFileBackingInfo: file, CompatibilityMode: given.RDM + "Mode", DiskMode: given.Mode,
 			LunUuid: "02000000006000c29" + fmt.Sprintf("%08x", d.Key), DeviceName: fmt.Sprintf("vml.%08x", d.Key),
-			ChangeId: backing.ChangeID, Sharing: sharing(given),
+			ChangeId: backing.ChangeID, Sharing: sharing(given), Uuid: d.UUID,
 		}
 		return device
 	}
 	device.Backing = &types.VirtualDiskFlatVer2BackingInfo{
 		VirtualDeviceFileBackingInfo: file, DiskMode: given.Mode, Sharing: sharing(given),
-		ThinProvisioned: types.NewBool(given.Thin == nil || *given.Thin), ChangeId: backing.ChangeID,
+		ThinProvisioned: types.NewBool(given.Thin == nil || *given.Thin), ChangeId: backing.ChangeID, Uuid: d.UUID,
 	}
 	return device
 }

@@ -1,0 +1,76 @@
+/// Seconds since 1970 of an XML date and time: `2026-11-21T13:17:33.25+01:00`. Without an offset it is UTC.
+/// Absent if it is none, or lies before 1970.
+pub(crate) fn seconds_of(text: &str) -> Option<u64> {
+    let (date, time) = text.split_once('T')?;
+    let [year, month, day] = numbers(date, '-')?;
+    let zone_at = time.find(['Z', '+', '-']).unwrap_or(time.len());
+    let (time, zone) = time.split_at(zone_at);
+    let [hour, minute, second] = numbers(time.split('.').next()?, ':')?;
+    let in_range = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    if !in_range || hour > 24 || minute > 59 || second > 60 {
+        return None;
+    }
+    let local = days_before(year, month) + day - 1;
+    let seconds = local * 86_400 + hour * 3600 + minute * 60 + second - offset_seconds(zone)?;
+    u64::try_from(seconds).ok()
+}
+
+fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
+    let mut parts = text.split(separator).map(|part| part.parse::<u16>().ok().map(i64::from));
+    let found = [parts.next()??, parts.next()??, parts.next()??];
+    parts.next().is_none().then_some(found)
+}
+
+/// Days from the start of 1970 to the start of a month.
+fn days_before(year: i64, month: i64) -> i64 {
+    // Years that begin in March have their odd day at the end (Howard Hinnant, "chrono-compatible date algorithms").
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let leap_days = year / 4 - year / 100 + year / 400;
+    year * 365 + leap_days + (153 * month + 2) / 5 - 719_468
+}
+
+fn offset_seconds(zone: &str) -> Option<i64> {
+    let sign = match zone.chars().next() {
+        None | Some('Z') => return Some(0),
+        Some('-') => -1,
+        Some(_) => 1,
+    };
+    let (hours, minutes) = zone.get(1..)?.split_once(':')?;
+    let number = |text: &str| text.parse::<u8>().ok().map(i64::from);
+    Some(sign * (number(hours)? * 3600 + number(minutes)? * 60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_with_and_without_fractions_and_offsets() {
+        for (text, wanted) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("2000-02-29T12:00:00", 951_825_600),
+            ("2026-11-21T13:17:33.250841Z", 1_795_267_053),
+            ("2026-11-21T14:17:33+01:00", 1_795_267_053),
+            ("2026-11-21T07:47:33.1-05:30", 1_795_267_053),
+        ] {
+            assert_eq!(seconds_of(text), Some(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_date_gives_none() {
+        for text in [
+            "",
+            "T",
+            "1969-12-31T23:59:59Z",
+            "1970-01-01T00:00:00+01:00",
+            "2026-13-01T00:00:00Z",
+            "2026-11-21T13:17",
+            "2026-11-21T13:17:33+1",
+            "99999-01-01T00:00:00Z",
+            "2026-11-21T13:17:33+é",
+        ] {
+            assert_eq!(seconds_of(text), None, "{text}");
+        }
+    }
+}
