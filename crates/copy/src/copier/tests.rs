@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::journal::{Header, encode_entry, replay};
+use crate::retry::RetryPolicy;
 
 /// A seeded generator, so that a failure is repeated by its seed.
 struct Dice(u64);
