@@ -31,6 +31,7 @@ build:
 	@$(CARGO) build -q --release -p drover
 
 lab: $(LAB)/vsphere-sim
+	@$(MAKE) -s -C lab/vddk-standin OUT=$(CURDIR)/$(LAB)/vddk
 	@lab/guests/make-guests --out $(LAB)/guests
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
@@ -44,7 +45,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
