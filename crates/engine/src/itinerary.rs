@@ -318,6 +318,7 @@ impl<'a> Journey<'a> {
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
             journal: Some(journal_path(&disk.path)),
+            pass: None,
             options: self.context.options.clone(),
         };
         let live = self.enter(disk, DiskActivity::Copy);

@@ -10,6 +10,7 @@ mod compare;
 mod journal;
 mod memory;
 mod part;
+mod pass;
 mod progress;
 mod shared;
 mod stream;
@@ -21,8 +22,10 @@ pub use compare::{
 };
 pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
 pub use memory::{MemoryBudget, MemoryShare};
+pub use pass::{Areas, Audit, PassJob, PassReport};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
 pub use stream::{StreamReport, stream};
 pub use transfer::{
-    CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, hash, verify,
+    CopyJob, CopyReport, HashReport, MISMATCHES_MAX, MoveError, TransferOptions, Verification, Verify, copy,
+    hash, verify,
 };

@@ -13,6 +13,7 @@ use drover_types::{BLOCK_BYTES, Digest};
 
 use crate::journal::{JournalFile, JournalFileError, JournalStart};
 use crate::memory::MemoryBudget;
+use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
 use crate::shared::Shared;
 use crate::worker::run_workers;
@@ -67,6 +68,8 @@ pub struct CopyJob {
     pub target_zeroed: bool,
     /// Where the journal lies; without one the copy cannot be resumed.
     pub journal: Option<PathBuf>,
+    /// Which pass of a copy in passes this is; `None` for a copy from a source that stands still.
+    pub pass: Option<PassJob>,
     /// Settings.
     pub options: TransferOptions,
 }
@@ -84,6 +87,8 @@ pub struct CopyReport {
     pub elapsed: Duration,
     /// Resumed from where, or why not.
     pub note: Option<String>,
+    /// What the pass did, if it was one.
+    pub pass: Option<PassReport>,
 }
 
 /// What hashing found.
@@ -193,10 +198,10 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
         });
     }
     progress.start(size);
+    // What an earlier pass recorded is not compared with yet: every pass copies all.
+    let again = job.target_is_new || job.pass.is_some();
     let start = match &job.journal {
-        Some(path) => {
-            Some(JournalFile::start(path, size, &job.source.identity(), &job.target_tag, job.target_is_new)?)
-        }
+        Some(path) => Some(JournalFile::start(path, size, &job.source.identity(), &job.target_tag, again)?),
         None => None,
     };
     let (journal, recorded, note) = match start {
@@ -222,7 +227,19 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
         journal.append(&[Entry::Complete(root)])?;
     }
     let snapshot = progress.snapshot();
-    Ok(CopyReport { root, leaves: end.copier.into_leaves(), snapshot, elapsed: started.elapsed(), note })
+    let pass = job.pass.as_ref().map(|_| PassReport {
+        areas_bytes: size,
+        changed_bytes: snapshot.settled,
+        ..PassReport::default()
+    });
+    Ok(CopyReport {
+        root,
+        leaves: end.copier.into_leaves(),
+        snapshot,
+        elapsed: started.elapsed(),
+        note,
+        pass,
+    })
 }
 
 /// Reads a disk, or a sample of it, and hashes it.

@@ -42,6 +42,7 @@ fn job(source: &Arc<MemDisk>, target: &Arc<MemDisk>, journal: Option<&Path>) -> 
         target_is_new: false,
         target_zeroed: false,
         journal: journal.map(Path::to_path_buf),
+        pass: None,
         options: options(),
     }
 }

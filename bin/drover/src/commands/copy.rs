@@ -81,6 +81,7 @@ impl Job<'_> {
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
             journal: journal.clone(),
+            pass: None,
             options: self.run.options.clone(),
         };
         let report = self
