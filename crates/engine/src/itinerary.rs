@@ -147,6 +147,9 @@ impl<'a> Journey<'a> {
     }
 
     fn check(&mut self) -> Outcome<()> {
+        if self.planned.warm.is_some() && self.context.source.tracking().is_none() {
+            return Err(self.refused("cannot move warm: its source tracks no changes", "use `mode: cold`"));
+        }
         let now = self.look()?;
         let planned: Vec<_> =
             self.planned.disks.iter().map(|disk| (disk.disk.key, disk.disk.capacity_bytes)).collect();

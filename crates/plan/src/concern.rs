@@ -12,6 +12,9 @@ use drover_types::inventory::{
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
 use crate::resolve::safe_name;
+use crate::warm::Warm;
+
+mod warm;
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,6 +60,8 @@ pub struct ConcernContext {
     pub convert: Option<Convert>,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
+    /// How it moves while it runs, if it does.
+    pub warm: Option<Warm>,
     /// Keys of the disks that stay behind; nothing is said about them.
     pub excluded_disks: Vec<i32>,
 }
@@ -83,15 +88,22 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("needs-drivers", Weight::Warning, "the guest has no virtio drivers of its own"),
     ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
-    ("large-disk", Weight::Info, "a disk of 1 TiB or more"),
-    ("cbt-off", Weight::Info, "allocated areas are not known, so all is read"),
+    ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
+    ("warm-pointless", Weight::Warning, "a VM that is off moves warm"),
+    ("quiesce-without-tools", Weight::Warning, "the guest cannot be asked to quiesce its file systems"),
+    ("large-disk", Weight::Info, "a disk of 1 TB or more"),
+    (
+        "cbt-off",
+        Weight::Info,
+        "allocated areas are not known, so all is read; a warm migration switches it on",
+    ),
     ("short-last-block", Weight::Info, "the capacity is no multiple of 64 KiB"),
     ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
     ("duplicate-name", Weight::Info, "another VM has the same name"),
     ("name-changed", Weight::Info, "the name cannot be that of a file"),
 ];
 
-const LARGE_BYTES: u64 = 1 << 40;
+const LARGE_BYTES: u64 = 1_000_000_000_000;
 const FAST_NIC_MBPS: u32 = 10_000;
 
 /// All there is to know about `vm`, the worst first.
@@ -100,6 +112,9 @@ pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec
     found.disks(context);
     found.machine(context);
     found.name(inventory);
+    if let Some(warm) = &context.warm {
+        found.warm(warm);
+    }
     if let Some(host) = inventory.host(&vm.host_id) {
         found.host(host);
     }
@@ -128,18 +143,23 @@ impl Found<'_> {
         if disks.is_empty() {
             self.add("no-disks", None, "has no disk to move", "leave it out, or give it a disk");
         }
-        disks.iter().for_each(|disk| self.disk(disk));
+        disks.iter().for_each(|disk| self.disk(disk, context));
         if !vm.change_tracking && !disks.is_empty() {
-            self.add(
-                "cbt-off",
-                None,
-                "changed block tracking is off, so allocated areas are not known and every byte is read",
-                "for thin or half-empty disks: switch CBT on, and make and remove a snapshot",
-            );
+            let (text, advice) = match context.warm {
+                None => (
+                    "changed block tracking is off, so allocated areas are not known and every byte is read",
+                    "for thin or half-empty disks: switch CBT on, and make and remove a snapshot",
+                ),
+                Some(_) => (
+                    "changed block tracking is off",
+                    "nothing to do: it is switched on, which takes a snapshot that is made and removed and holds the VM for a moment",
+                ),
+            };
+            self.add("cbt-off", None, text, advice);
         }
     }
 
-    fn disk(&mut self, disk: &VmDisk) {
+    fn disk(&mut self, disk: &VmDisk, context: &ConcernContext) {
         let part = Some(disk.label.as_str());
         if disk.mode != DiskMode::Persistent {
             self.add(
@@ -175,10 +195,10 @@ impl Found<'_> {
         if disk.encrypted {
             self.add("encrypted", part, "is encrypted", "decrypt it first (change its storage policy)");
         }
-        self.capacity(disk);
+        self.capacity(disk, context);
     }
 
-    fn capacity(&mut self, disk: &VmDisk) {
+    fn capacity(&mut self, disk: &VmDisk, context: &ConcernContext) {
         let (part, bytes) = (Some(disk.label.as_str()), disk.capacity_bytes);
         if bytes == 0 {
             self.add("empty-disk", part, "has 0 bytes", "remove it or exclude it");
@@ -191,12 +211,14 @@ impl Found<'_> {
         }
         if bytes >= LARGE_BYTES {
             let text = format!("is large ({})", Bytes(bytes));
-            self.add(
-                "large-disk",
-                part,
-                text,
-                "move it early and alone in the window; an interrupted copy goes on where it stopped",
-            );
+            let advice = match context.warm {
+                None => "move it early and alone in the window; an interrupted copy goes on where it stopped",
+                Some(_) => {
+                    "its first pass takes hours, in which its snapshot grows by all that is written: begin days before \
+                     the cutover, see that its datastore has room, and let no backup take snapshots meanwhile"
+                }
+            };
+            self.add("large-disk", part, text, advice);
         }
     }
 
@@ -391,6 +413,19 @@ mod tests {
             assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
             id.to_string()
         };
+        let change_warm = |id: &str, change: &dyn Fn(&mut Vm, &mut Inventory)| {
+            let (mut vm, mut inventory) = plain();
+            (vm.power, vm.tools) = (PowerState::On, ToolsState::Running);
+            let warm = Warm { quiesce: true, ..Warm::default() };
+            let context = ConcernContext { warm: Some(warm), ..ConcernContext::default() };
+            let ids = |vm: &Vm, inventory: &Inventory| -> Vec<String> {
+                concerns(vm, inventory, &context).into_iter().map(|concern| concern.id).collect()
+            };
+            assert!(!ids(&vm, &inventory).contains(&id.to_string()), "{id}");
+            change(&mut vm, &mut inventory);
+            assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
+            id.to_string()
+        };
         let told = [
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
@@ -414,6 +449,9 @@ mod tests {
                 inventory.hosts[0].power_policy = Some(PowerPolicy::Balanced)
             }),
             change("slow-nic", &|_, inventory| inventory.hosts[0].physical_nics[0].link_mbps = Some(1000)),
+            change_warm("tracking-unsupported", &|vm, _| vm.hardware_version = "vmx-04".into()),
+            change_warm("warm-pointless", &|vm, _| vm.power = PowerState::Off),
+            change_warm("quiesce-without-tools", &|vm, _| vm.tools = ToolsState::NotRunning),
             change("large-disk", &|vm, _| vm.disks[0].capacity_bytes = 2 << 40),
             change("cbt-off", &|vm, _| vm.change_tracking = false),
             change("short-last-block", &|vm, _| vm.disks[0].capacity_bytes = 65536 + 512),

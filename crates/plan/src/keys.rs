@@ -15,6 +15,10 @@ pub(crate) enum Kind {
     Thumbprint,
     /// `90s`, `5m`, `2h`.
     Duration,
+    /// A duration from 1 s to 30 days, or `auto`.
+    Interval,
+    /// `manual`, `auto`, or a moment.
+    Cutover,
     Number(u64, u64),
     /// Any whole number of 32 bits.
     Priority,
@@ -84,7 +88,8 @@ pub(crate) static PLAN: Table = Table {
         must("name", Kind::PlanName, "Name of the plan: lower-case letters, digits and -, at most 64."),
         must("source", Kind::Typed(SOURCES), "Where the VMs come from: a provider or an appliance."),
         must("target", Kind::One(&TARGET), "Where they go."),
-        key("mode", Kind::Choice(&["cold"]), "cold", "cold: switched off, copied, started."),
+        key("mode", Kind::Choice(MODE), "cold", MODE_DOC),
+        key("warm", Kind::One(&WARM), "", "How VMs move whose mode is warm."),
         must(
             "vms",
             Kind::Many(&SELECTION),
@@ -108,6 +113,8 @@ pub(crate) static PLAN: Table = Table {
     rules: &[],
 };
 
+const MODE: &[&str] = &["cold", "warm"];
+const MODE_DOC: &str = "cold: switched off, copied, started. warm: copied while it runs, in passes, and switched off for the last one only.";
 const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out";
 const STORAGE: &str = "folder (if relative, below the target's), or `default` for the target's folder";
 const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
@@ -256,6 +263,8 @@ pub(crate) static SELECTION: Table = Table {
             "",
             "Folder that the VM's own folder is made in; if relative, below the target's.",
         ),
+        key("mode", Kind::Choice(MODE), "", MODE_DOC),
+        key("warm", Kind::One(&WARM), "", "What is different if it moves warm."),
         key("format", Kind::Choice(FORMAT), "", "Format of its disk images."),
         key("disk_bus", Kind::Choice(BUS), "", BUS_DOC),
         key("power_off", Kind::Choice(POWER_OFF), "", POWER_OFF_DOC),
@@ -269,6 +278,47 @@ pub(crate) static SELECTION: Table = Table {
         key("priority", Kind::Priority, "0", "Greater goes first."),
     ],
     rules: &[SELECTS],
+};
+
+/// Of the plan and of single VMs, which is why the defaults are in the words.
+pub(crate) static WARM: Table = Table {
+    keys: &[
+        key(
+            "interval",
+            Kind::Interval,
+            "",
+            "Time from the beginning of a pass to that of the next, 1s to 720h; auto: as short as the rate of change needs. \
+             Unless said: 60m.",
+        ),
+        key(
+            "cutover",
+            Kind::Cutover,
+            "",
+            "When the VM moves over. manual: when `drover cutover` says so. auto: as soon as the predicted downtime fits. Or a \
+             moment: 2026-12-01T22:00:00Z. Unless said: manual.",
+        ),
+        key(
+            "downtime_max",
+            Kind::Duration,
+            "",
+            "Longest downtime that `cutover: auto` accepts. Unless said: 5m.",
+        ),
+        key(
+            "quiesce",
+            Kind::Flag,
+            "",
+            "Whether the guest is asked to quiesce its file systems before a pass. Unless said: false, for the last pass is made of \
+             a VM that was shut down.",
+        ),
+        key(
+            "audit",
+            Kind::Choice(&["none", "sampled", "full"]),
+            "",
+            "How much of what the source calls unchanged is compared all the same. sampled: 1,000 blocks of each disk with every \
+             pass. full: everything at the cutover, too. Unless said: sampled.",
+        ),
+    ],
+    rules: &[],
 };
 
 pub(crate) static LIMITS: Table = Table {
@@ -354,6 +404,9 @@ fn value(kind: Kind) -> Value {
             json!({"type": "string", "pattern": "^:*(([0-9A-Fa-f]:*){40}|([0-9A-Fa-f]:*){64})$"})
         }
         Kind::Duration => json!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}),
+        Kind::Interval => json!({"type": "string", "pattern": "^(auto|[0-9]+(ms|s|m|h))$"}),
+        Kind::Cutover => json!({"type": "string", "pattern":
+            "^(manual|auto|[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2}))$"}),
         Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
         Kind::Priority => json!({"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX}),
         Kind::Flag => json!({"type": "boolean"}),

@@ -22,6 +22,7 @@ mod read;
 mod resolution;
 mod resolve;
 pub mod schedule;
+mod warm;
 
 pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
 pub use draft::{DraftOptions, DraftSource, draft};
@@ -32,3 +33,4 @@ pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
 };
 pub use resolve::resolve;
+pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{At, Problem};
+use crate::warm::WarmKeys;
 
 /// A plan file, read and checked in itself. It knows nothing yet of any inventory.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,8 @@ pub struct Plan {
     pub target: Target,
     /// How they move.
     pub mode: Mode,
+    /// What is said of warm migrations.
+    pub warm: WarmKeys,
     /// Which VMs, and what is different for them.
     pub vms: Vec<Selection>,
     /// Which of those stay behind all the same.
@@ -284,6 +287,8 @@ pub struct UefiFiles {
 pub enum Mode {
     /// Switched off, copied, started.
     Cold,
+    /// Copied while it runs, in passes; switched off for the last one only.
+    Warm,
 }
 
 /// What may be done to a running VM.
@@ -379,6 +384,10 @@ pub struct Selector {
 /// What is different for the VMs of one selection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
+    /// How it moves.
+    pub mode: Option<Mode>,
+    /// What is different if it moves warm.
+    pub warm: WarmKeys,
     /// Name at the target.
     pub target_name: Option<String>,
     /// Folder that the VM's own folder is made in.

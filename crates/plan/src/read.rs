@@ -23,6 +23,7 @@ impl Plan {
         let root = crate::node::parse(text).map_err(|problem| vec![problem])?;
         let mut reader = Reader::default();
         let plan = reader.plan(&root);
+        reader.check_warm(&plan, &root);
         sort(&mut reader.problems);
         if reader.problems.iter().any(Problem::is_error) {
             return Err(reader.problems);
@@ -63,7 +64,8 @@ impl Reader {
             name: self.plan_name(&fields),
             source: self.source(&fields),
             target: self.target(&fields),
-            mode: Mode::Cold,
+            mode: self.mode(&fields).unwrap_or(Mode::Cold),
+            warm: self.warm(&fields),
             vms: self.selections(&fields),
             exclude: self.list(&fields, "exclude", |reader, fields| reader.selector(fields)),
             networks: self.networks(&fields),
@@ -73,21 +75,8 @@ impl Reader {
             start: self.flag(&fields, "start").unwrap_or(false),
             convert: self.convert(&fields).unwrap_or(Convert::Auto),
             verify: self.verify(&fields).unwrap_or(Verify::Full),
-            limits: {
-                self.check_mode(&fields);
-                self.limits(&fields)
-            },
+            limits: self.limits(&fields),
             warnings: Vec::new(),
-        }
-    }
-
-    fn check_mode(&mut self, fields: &Fields<'_>) {
-        let Some(entry) = fields.find("mode") else { return };
-        if matches!(&entry.node.value, Value::Scalar { text, .. } if text == "warm") {
-            let problem = Problem::error("mode", "warm migration is not there yet").at(entry.node.at);
-            self.problems.push(problem.advise("use `mode: cold`"));
-        } else {
-            self.choice(fields, "mode");
         }
     }
 
@@ -339,6 +328,8 @@ impl Reader {
 
     fn overrides(&mut self, fields: &Fields<'_>) -> Overrides {
         Overrides {
+            mode: self.mode(fields),
+            warm: self.warm(fields),
             target_name: self.target_name(fields),
             target_folder: self.text(fields, "target_folder").map(PathBuf::from),
             format: self.format(fields),
@@ -718,6 +709,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
     };
     number.checked_mul(millis).map(Duration::from_millis)
 }
+
+mod warm;
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::concern::Concern;
 use crate::model::{Convert, DiskBusChoice, ImageFormat, Login, NetworkTarget, PowerOff, Trust, Verify};
 use crate::problem::Problem;
+use crate::warm::Warm;
 
 /// A plan laid over an inventory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +45,9 @@ pub struct PlannedVm {
     pub disks: Vec<PlannedDisk>,
     /// NICs, in slot order, those without a target too.
     pub nics: Vec<PlannedNic>,
+    /// How it moves while it runs; absent if it moves cold.
+    #[serde(default)]
+    pub warm: Option<Warm>,
     /// What may be done if it runs.
     pub power_off: PowerOff,
     /// How long it may take to shut down.

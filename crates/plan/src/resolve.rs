@@ -63,11 +63,16 @@ impl<'a> Resolver<'a> {
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
         let convert = over.convert.unwrap_or(plan.convert);
+        let warm = match over.mode.unwrap_or(plan.mode) {
+            Mode::Cold => None,
+            Mode::Warm => Some(over.warm.or(plan.warm).or_default()),
+        };
         let context = ConcernContext {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
             disk_bus: Some(disk_bus),
+            warm,
             excluded_disks: excluded.clone(),
         };
         let found = concerns(vm, self.inventory, &context);
@@ -86,6 +91,7 @@ impl<'a> Resolver<'a> {
             nics: self.plan_nics(vm, choice),
             route: self.route(vm, choice),
             vm: vm.clone(),
+            warm,
             target_name,
             folder,
             format,

@@ -30,9 +30,16 @@ fn the_example_says_everything_and_is_fine() {
     assert_eq!(plan.limits.request, Some(4 << 20));
     assert_eq!(plan.vms[2].overrides.verify, Some(Verify::Sampled { blocks: 5000 }));
     assert_eq!(plan.source.vsphere().unwrap().data.hosts[0].address.as_deref(), Some("192.0.2.7"));
-    for table in
-        [&keys::PLAN, &keys::SOURCE, &keys::DATA, &keys::TARGET, &keys::SELECTION, &keys::LIMITS, &keys::UEFI]
-    {
+    for table in [
+        &keys::PLAN,
+        &keys::SOURCE,
+        &keys::DATA,
+        &keys::TARGET,
+        &keys::SELECTION,
+        &keys::LIMITS,
+        &keys::UEFI,
+        &keys::WARM,
+    ] {
         for key in table.keys.iter().filter(|key| !["insecure", "ca_file"].contains(&key.name)) {
             assert!(EXAMPLE.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
         }
@@ -62,6 +69,9 @@ fn the_example_fits_the_schema_and_the_schema_refuses_what_the_reader_refuses() 
         ("name: p", "name: p\nlimits: {request: 1 parsec}"),
         ("name: p", "name: p\nshutdown_timeout: 5"),
         ("name: p", "name: p\nverify: {sampled: 0}"),
+        ("name: p", "name: p\nmode: hot"),
+        ("name: p", "name: p\nwarm: {interval: 5}"),
+        ("name: p", "name: p\nwarm: {cutover: tonight}"),
     ] {
         let text = SMALL.replace(from, to);
         assert!(Plan::parse(&text).is_err() && !validator.is_valid(&as_json(&text)), "{to}");
@@ -83,7 +93,7 @@ fn with(text: &str, path: &[&str], value: serde_json::Value) -> String {
 }
 
 /// Every table and where it is used, in the example.
-const TABLES: [(&[&str], &keys::Table); 9] = [
+const TABLES: [(&[&str], &keys::Table); 11] = [
     (&[], &keys::PLAN),
     (&["source"], &keys::SOURCE),
     (&["source", "data"], &keys::DATA),
@@ -93,6 +103,8 @@ const TABLES: [(&[&str], &keys::Table); 9] = [
     (&["vms", "2"], &keys::SELECTION),
     (&["exclude", "0"], &keys::SELECTOR),
     (&["limits"], &keys::LIMITS),
+    (&["warm"], &keys::WARM),
+    (&["vms", "2", "warm"], &keys::WARM),
 ];
 
 #[test]
@@ -175,14 +187,30 @@ fn every_mistake_is_told_at_once_with_its_line() {
 
 #[test]
 fn each_mistake_has_its_own_words() {
-    let changes: [(&str, &str, &str); 18] = [
+    let changes: [(&str, &str, &str); 22] = [
         ("name: p", "name: p\nverfy: full", "did you mean 'verify'?"),
         ("vms: [{name: a}]", "vms: []", "selects nothing"),
         ("vms: [{name: a}]", "vms: [{start: true}]", "does not say which VMs"),
         ("vms: [{name: a}]", "vms: {name: a}", "a map is here where a list belongs"),
         ("folder: /t", "folder: []", "a list is here where a single value belongs"),
         ("endpoint: vc", "endpoint: \"v c\"", "host, host:port or an https URL"),
-        ("name: p", "name: p\nmode: warm", "not there yet"),
+        ("name: p", "name: p\nmode: hot", "not one of: cold, warm"),
+        (
+            "name: p",
+            "name: p\nmode: warm\nwarm: {interval: 500ms}",
+            "error: warm.interval: '500ms' is neither auto nor",
+        ),
+        (
+            "name: p",
+            "name: p\nmode: warm\nwarm: {cutover: 2026-12-01}",
+            "'2026-12-01' is neither manual, auto, nor a moment",
+        ),
+        (
+            "name: a",
+            "name: a, warm: {audit: some}",
+            "vms[0].warm.audit: 'some' is not one of: none, sampled, full",
+        ),
+        ("name: p", "name: p\nwarm: {quiesce: true}", "warning: warm: is not used"),
         ("name: p", "name: p\nname: q", "there twice"),
         ("password_env: P", "password_env: P, thumbprint: abc", "20 bytes"),
         (
@@ -204,6 +232,21 @@ fn each_mistake_has_its_own_words() {
         assert!(found.contains(words), "{to}: {found}");
     }
     assert!(only_problem(|text| text.replace(", password_env: P", "")).contains("where the password is"));
+}
+
+#[test]
+fn warm_keys_are_read_and_an_appliance_never_moves_warm() {
+    let plan = Plan::parse(EXAMPLE).unwrap();
+    assert_eq!((plan.mode, plan.vms[1].overrides.mode), (Mode::Warm, Some(Mode::Cold)));
+    assert_eq!(plan.warm.or_default(), crate::Warm::default());
+    let own = plan.vms[2].overrides.warm.or(plan.warm).or_default();
+    assert_eq!(own.cutover, crate::Cutover::At(1_796_162_400_000));
+    assert_eq!((own.interval, own.audit), (crate::Interval::Auto, crate::Audit::Full));
+    for text in
+        [OVA.replace("name: p", "name: p\nmode: warm"), OVA.replace("glob: \"*\"", "glob: \"*\", mode: warm")]
+    {
+        assert!(problems(&text).join("\n").contains("an appliance does not run"), "{text}");
+    }
 }
 
 #[test]

@@ -122,6 +122,8 @@ impl<'a> Resolver<'a> {
 /// What a later selection says of a VM wins over what an earlier one said.
 fn merge(into: &mut Overrides, later: &Overrides) {
     let later = later.clone();
+    into.mode = later.mode.or(into.mode);
+    into.warm = later.warm.or(into.warm);
     into.target_name = later.target_name.or(into.target_name.take());
     into.target_folder = later.target_folder.or(into.target_folder.take());
     into.format = later.format.or(into.format);

@@ -203,6 +203,25 @@ fn a_running_vm_needs_tools_for_a_clean_shutdown() {
 }
 
 #[test]
+fn each_vm_moves_warm_or_cold_as_the_plan_and_its_selections_say() {
+    let mut inventory = inventory();
+    inventory.vms.iter_mut().for_each(|vm| vm.power = PowerState::On);
+    let plan = plan(
+        "[{name: web01, warm: {quiesce: true}}, {name: web02, mode: cold}]",
+        "power_off: shutdown\nmode: warm\nwarm: {cutover: auto, interval: 1s}",
+    );
+    let resolution = resolve(&plan, &inventory);
+    assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+    let warm = resolution.vms[0].warm.unwrap();
+    assert_eq!((warm.cutover, warm.quiesce), (crate::Cutover::Auto, true));
+    assert_eq!(resolution.vms[1].warm, None);
+    // As an earlier drover kept it.
+    let mut json = serde_json::to_value(&resolution.vms[1]).unwrap();
+    json.as_object_mut().unwrap().remove("warm");
+    assert_eq!(serde_json::from_value::<PlannedVm>(json).unwrap(), resolution.vms[1]);
+}
+
+#[test]
 fn later_selections_override_earlier_ones() {
     let plan = plan(
         "[{glob: 'web*', format: qcow2, priority: 1}, {name: web02, priority: 7, target_name: two}]",
