@@ -105,7 +105,9 @@ pub fn vsphere_cause(error: &VsphereError) -> Cause {
         K::CertificateNotTrusted | K::ThumbprintMismatch | K::Unreachable | K::Timeout | K::NotVsphere => {
             Cause::Connection
         }
-        K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk => Cause::Source,
+        K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => {
+            Cause::Source
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod signals;
 mod source;
 mod state;
 mod target;
+mod tracking;
 
 use std::process::ExitCode;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drover_engine::{OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
+use drover_engine::{ChangeTracking, OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm};
 use drover_vsphere::{OpenDisk, Route, Session, VsphereError};
@@ -59,6 +59,10 @@ impl SourceProvider for VsphereSource {
         };
         let opened = self.session.open_disk(asked).map_err(provider_error)?;
         Ok(OpenedSource { notes: opened.notes(), disk: opened.disk })
+    }
+
+    fn tracking(&self) -> Option<&dyn ChangeTracking> {
+        Some(self)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use drover_http::ExtentSource;
 use drover_types::{ByteSpan, Extent};
 
-use crate::error::{VsphereError, VsphereErrorKind};
+use crate::error::{Fault, VsphereError, VsphereErrorKind};
 use crate::session::{Call, Inner, Session, lock};
 use crate::soap::{Moref, tag};
 use crate::xml::Element;
@@ -39,8 +39,8 @@ impl Session {
     /// The areas that changed since `query.change_id`, in order, however many answers it takes.
     ///
     /// # Errors
-    /// When vSphere refuses (a change id it no longer knows, tracking that was reset) or answers without progress.
-    /// The changes are unknown then: compare the whole disk.
+    /// [`VsphereErrorKind::ChangesUnknown`] for a change id that vSphere no longer knows, tracking that is off or began
+    /// anew, and answers that make no sense: compare the whole disk then. Others are failures that may pass.
     pub fn changed_areas(&self, query: &ChangedAreas<'_>) -> Result<Vec<ByteSpan>, VsphereError> {
         let mut areas: Vec<ByteSpan> = Vec::new();
         let mut from = 0;
@@ -70,11 +70,24 @@ impl Inner {
         let this = &Moref::new("VirtualMachine", query.vm);
         let call =
             Call { op: &op, method: "QueryChangedDiskAreas", this, arguments: &arguments, is_read: true };
-        let answer = self.call(&call)?;
+        let answer = self.call(&call).map_err(unknown_or_failed)?;
         let info = answer.child("returnval").ok_or("no areas in the answer".to_string());
         info.and_then(|info| page_of(info, from, query.capacity_bytes))
-            .map_err(|why| VsphereError::new(VsphereErrorKind::Fault, &op, why))
+            .map_err(|why| VsphereError::new(VsphereErrorKind::ChangesUnknown, &op, why))
     }
+}
+
+/// vSphere speaks of the disk's file where the change id is from before a reset, of another disk, or tracking is off.
+fn unknown_or_failed(error: VsphereError) -> VsphereError {
+    let wrong_id = |fault: &Fault| match fault.name.as_str() {
+        "FileFault" | "FileNotFound" => true,
+        "InvalidArgument" => fault.property.as_deref() == Some("changeId"),
+        _ => false,
+    };
+    if error.fault.as_deref().is_some_and(wrong_id) {
+        return VsphereError { kind: VsphereErrorKind::ChangesUnknown, ..error };
+    }
+    error
 }
 
 /// Takes an answer only as far as it can be believed. Where it leaves open what is allocated, all is.
@@ -250,6 +263,19 @@ mod tests {
         let page = page("<startOffset>200</startOffset><length>100</length>", 100, 1000).unwrap();
         let wanted = [Extent::allocated(ByteSpan::new(100, 100)), Extent::zero(ByteSpan::new(200, 50))];
         assert_eq!(page.extents(ByteSpan::new(100, 150)), wanted);
+    }
+
+    #[test]
+    fn only_faults_of_the_change_id_make_changes_unknown() {
+        let kind = |name: &str, property: Option<&str>| {
+            let property = property.map(str::to_string);
+            let fault = Fault { name: name.to_string(), property, ..Fault::default() };
+            unknown_or_failed(VsphereError::of_fault("ask", fault)).kind
+        };
+        assert_eq!(kind("FileFault", None), VsphereErrorKind::ChangesUnknown);
+        assert_eq!(kind("InvalidArgument", Some("changeId")), VsphereErrorKind::ChangesUnknown);
+        assert_eq!(kind("InvalidArgument", Some("deviceKey")), VsphereErrorKind::Fault);
+        assert_eq!(kind("TaskInProgress", None), VsphereErrorKind::Busy);
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Session {
     pub fn open_disk(&self, o: OpenDisk<'_>) -> Result<OpenedDisk, VsphereError> {
         let session = &self.inner;
         let op = format!("open {} of {}", o.disk.label, o.vm.name);
-        let (frozen, change_tracking) = session.frozen(&op, &o)?;
+        let frozen = session.frozen(&op, &o)?;
         let file = flat_file(&op, &frozen)?;
         let (endpoint, trust, datacenter, authorise) = session.way(&op, &o)?;
         let limits = match o.route {
@@ -100,7 +100,7 @@ impl Session {
             _ => RANGE_LIMITS,
         };
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-        let extents = session.clone().extent_source(&o, &frozen, change_tracking, &notes);
+        let extents = session.clone().extent_source(&o, &frozen, &notes);
         let options = RangeOptions {
             name: format!("{}/{}", o.vm.name, o.disk.label),
             url: Url { endpoint, path: folder_path(&file, &datacenter) },
@@ -128,31 +128,28 @@ impl Inner {
         Ok(disks_of(&object))
     }
 
-    /// The disk with the file that holds what is to be read, and whether change tracking is on for the VM.
-    fn frozen(&self, op: &str, o: &OpenDisk<'_>) -> Result<(VmDisk, bool), VsphereError> {
+    /// The disk with the file that holds what is to be read.
+    fn frozen(&self, op: &str, o: &OpenDisk<'_>) -> Result<VmDisk, VsphereError> {
         let refuse = |kind, why: &str| VsphereError::new(kind, op, why.to_string());
         let key = o.disk.key;
-        let found = match o.snapshot {
+        let disks = match o.snapshot {
             Some(_) if o.disk.mode != DiskMode::Persistent => {
                 return Err(refuse(
                     VsphereErrorKind::Unsupported,
                     "an independent disk is left out of snapshots",
                 ));
             }
-            Some(snapshot) => (self.snapshot_disks(snapshot)?, o.vm.change_tracking),
+            Some(snapshot) => self.snapshot_disks(snapshot)?,
             None => {
                 let vm = self.vm(&o.vm.id)?;
                 if vm.power == PowerState::On {
                     return Err(refuse(VsphereErrorKind::State, "the VM runs; take a snapshot first"));
                 }
-                (vm.disks, vm.change_tracking)
+                vm.disks
             }
         };
-        let (disks, change_tracking) = found;
         let disk = disks.into_iter().find(|disk| disk.key == key);
-        let disk =
-            disk.ok_or_else(|| refuse(VsphereErrorKind::NotFound, "the disk is not in that snapshot"))?;
-        Ok((disk, change_tracking))
+        disk.ok_or_else(|| refuse(VsphereErrorKind::NotFound, "the disk is not in that snapshot"))
     }
 
     /// Server, trust, data centre path and credentials of the data requests.
@@ -203,10 +200,9 @@ impl Inner {
         self: Arc<Self>,
         o: &OpenDisk<'_>,
         frozen: &VmDisk,
-        change_tracking: bool,
         notes: &Arc<Mutex<Vec<String>>>,
     ) -> Option<Arc<dyn ExtentSource>> {
-        if !change_tracking || frozen.change_id.is_none() {
+        if frozen.change_id.is_none() {
             lock(notes).push("change tracking is off for this disk, so the whole disk is read".to_string());
             return None;
         }

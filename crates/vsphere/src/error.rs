@@ -12,13 +12,13 @@ pub struct VsphereError {
     /// What was being done to what (`create snapshot of web01`).
     pub op: String,
     /// What vSphere said, if it said something.
-    pub fault: Option<Fault>,
+    pub fault: Option<Box<Fault>>,
     /// The cause below, if there is one.
     pub source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 /// A fault as vSphere tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
     /// Type name (`InvalidPowerState`).
     pub name: String,
@@ -26,6 +26,8 @@ pub struct Fault {
     pub message: String,
     /// For `NoPermission`: the privilege that is missing (`VirtualMachine.State.CreateSnapshot`).
     pub privilege: Option<String>,
+    /// For `InvalidArgument`: the property that is wrong (`startOffset`).
+    pub property: Option<String>,
 }
 
 /// What went wrong on vSphere, to decide on.
@@ -59,6 +61,9 @@ pub enum VsphereErrorKind {
     Unsupported,
     /// The disk's data cannot be reached.
     Disk,
+    /// What changed cannot be told: the change id is not known any more, tracking began anew or is off, or the
+    /// answer makes no sense. The whole disk has to be compared.
+    ChangesUnknown,
 }
 
 impl VsphereError {
@@ -71,7 +76,12 @@ impl VsphereError {
     }
 
     pub(crate) fn of_fault(op: &str, fault: Fault) -> Self {
-        VsphereError { kind: fault_kind(&fault), op: op.to_string(), fault: Some(fault), source: None }
+        VsphereError {
+            kind: fault_kind(&fault),
+            op: op.to_string(),
+            fault: Some(Box::new(fault)),
+            source: None,
+        }
     }
 
     pub(crate) fn of_http(op: &str, error: HttpError) -> Self {
@@ -96,7 +106,8 @@ impl VsphereError {
             | K::NotFound
             | K::State
             | K::Fault
-            | K::Unsupported => false,
+            | K::Unsupported
+            | K::ChangesUnknown => false,
         }
     }
 
@@ -153,7 +164,10 @@ impl VsphereError {
             K::NotFound => "read the inventory again; it was removed or renamed",
             K::Busy => "wait for the other task to end, then try again",
             K::State => "check the power state of the VM",
-            K::Fault | K::Unsupported | K::Disk => return None,
+            K::Fault if self.fault.as_ref().is_some_and(|fault| fault.name.contains("Quiesce")) => {
+                "look at the guest's tools (and, on Windows, at its VSS writers), or do without quiescing"
+            }
+            K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => return None,
         };
         Some(text.to_string())
     }
@@ -194,6 +208,7 @@ impl fmt::Display for VsphereErrorKind {
             K::Fault => "refused by vSphere",
             K::Unsupported => "not supported",
             K::Disk => "the disk's data cannot be read",
+            K::ChangesUnknown => "what changed is not known",
         })
     }
 }
@@ -234,7 +249,7 @@ mod tests {
     use super::*;
 
     fn fault(name: &str) -> VsphereError {
-        let fault = Fault { name: name.to_string(), message: "no".to_string(), privilege: None };
+        let fault = Fault { name: name.to_string(), message: "no".to_string(), ..Fault::default() };
         VsphereError::of_fault("power off web01", fault)
     }
 

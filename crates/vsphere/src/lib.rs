@@ -1,7 +1,7 @@
 //! A small typed client for VMware vSphere: vCenter and single ESXi hosts, 6.0 to 8.0.
 //!
 //! Speaks vim25 over SOAP (text templates out, a bounded XML tree in) for inventory, power,
-//! snapshots and changed areas, and reads disks by HTTPS ranges from the datastore.
+//! snapshots, change tracking and changed areas, and reads disks by HTTPS ranges from the datastore.
 //!
 //! ```text
 //! Session ── soap ── http::Client        one login, renewed once when it expires
@@ -26,6 +26,7 @@ mod tags;
 mod task;
 mod ticket;
 mod time;
+mod tracking;
 mod vm;
 mod xml;
 

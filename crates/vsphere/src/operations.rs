@@ -11,7 +11,7 @@ const POWER_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 /// Quiescing a busy guest takes minutes, and vSphere has its own limits.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
 /// Consolidation writes everything that changed since back into the disk.
-const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Session {
     /// Asks the guest to shut down and waits until the VM is off.
@@ -108,7 +108,7 @@ impl Session {
 }
 
 impl Inner {
-    fn op(&self, what: &str, vm: &str) -> String {
+    pub fn op(&self, what: &str, vm: &str) -> String {
         format!("{what} {}", self.name_of(vm))
     }
 
@@ -159,6 +159,6 @@ impl Inner {
     }
 }
 
-fn vm_ref(id: &str) -> Moref {
+pub(crate) fn vm_ref(id: &str) -> Moref {
     Moref::new("VirtualMachine", id)
 }

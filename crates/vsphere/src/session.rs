@@ -73,7 +73,7 @@ struct Refusal {
     at: Instant,
     kind: VsphereErrorKind,
     op: String,
-    fault: Option<Fault>,
+    fault: Option<Box<Fault>>,
 }
 
 /// A call of a method.

@@ -70,7 +70,7 @@ fn soap_fault(fault: &Element) -> Fault {
     let message = fault.string_at("faultstring");
     match fault.child("detail").and_then(|detail| detail.children.first()) {
         Some(detail) => typed_fault(detail, message),
-        None => Fault { name: local_code(fault), message, privilege: None },
+        None => Fault { name: local_code(fault), message, ..Fault::default() },
     }
 }
 
@@ -83,7 +83,7 @@ pub fn task_fault(error: &Element) -> Fault {
     let message = error.string_at("localizedMessage");
     match error.child("fault") {
         Some(fault) => typed_fault(fault, message),
-        None => Fault { name: "Fault".to_string(), message, privilege: None },
+        None => Fault { name: "Fault".to_string(), message, ..Fault::default() },
     }
 }
 
@@ -101,6 +101,7 @@ fn typed_fault(detail: &Element, message: String) -> Fault {
         name: name.to_string(),
         message: parts.join("; "),
         privilege: detail.text_at("privilegeId").map(str::to_string),
+        property: detail.text_at("invalidProperty").map(str::to_string),
     }
 }
 

@@ -93,6 +93,7 @@ func (h *hook) UpdateObject(ctx *simulator.Context, item mo.Reference, changes [
 			}
 			m.disks.SetRunning(on)
 			h.sim.fillGuest(m, on)
+			h.sim.showLive(ctx, m) // Tracking may have started.
 		}
 		if change.Name == "config" || change.Name == "config.changeVersion" {
 			h.sim.followTracking(ctx, m)

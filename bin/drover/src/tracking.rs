@@ -1,0 +1,50 @@
+//! Changed block tracking of vSphere, as the engine asks for it.
+
+use drover_engine::{AreasError, ChangeTracking, Frozen, ProviderError, chain};
+use drover_types::ByteSpan;
+use drover_types::inventory::Vm;
+use drover_vsphere::{ChangedAreas, VsphereError, VsphereErrorKind};
+
+use crate::source::{VsphereSource, provider_error};
+
+impl ChangeTracking for VsphereSource {
+    fn enable(&self, vm: &Vm, mark: &str) -> Result<Vec<String>, ProviderError> {
+        self.session.enable_change_tracking(vm, mark).map_err(provider_error)
+    }
+
+    fn freeze(&self, vm: &Vm, name: &str, description: &str, quiesce: bool) -> Result<Frozen, ProviderError> {
+        let frozen = self.session.freeze(&vm.id, name, description, quiesce);
+        let (snapshot, disks) = frozen.map_err(provider_error)?;
+        let change_ids = disks.into_iter().filter_map(|disk| Some((disk.key, disk.change_id?))).collect();
+        Ok(Frozen { snapshot: snapshot.id, change_ids })
+    }
+
+    fn changed_areas(
+        &self,
+        vm: &Vm,
+        snapshot: &str,
+        disk: i32,
+        capacity: u64,
+        change_id: &str,
+    ) -> Result<Vec<ByteSpan>, AreasError> {
+        let query = ChangedAreas {
+            vm: &vm.id,
+            snapshot: Some(snapshot),
+            disk_key: disk,
+            capacity_bytes: capacity,
+            change_id,
+        };
+        self.session.changed_areas(&query).map_err(areas_error)
+    }
+
+    fn consolidate(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.consolidate(&vm.id).map(drop).map_err(provider_error)
+    }
+}
+
+fn areas_error(error: VsphereError) -> AreasError {
+    match error.kind {
+        VsphereErrorKind::ChangesUnknown => AreasError::Forgotten(chain(&error)),
+        _ => AreasError::Failed(provider_error(error)),
+    }
+}
