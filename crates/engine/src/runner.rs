@@ -114,9 +114,9 @@ impl Runner<'_> {
                 match admitted {
                     Some(index) => {
                         state.running += 1;
+                        let slots = state.scheduler.slots(index) as usize;
                         drop(state);
                         let (context, ends, changed, vm) = (&context, &ends, &changed, todo[index.0]);
-                        let slots = self.limits.disks as usize;
                         scope.spawn(move || run_vm(context, vm, index, slots, ends, changed));
                     }
                     None if state.running == 0 => break,

@@ -2,6 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+mod vddk;
+
+pub(crate) use vddk::{AIO, VDDK};
+
 /// What a key holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
@@ -28,6 +32,8 @@ pub(crate) enum Kind {
     /// `none`, `full`, `sampled`, or `{sampled: N}`.
     Verify,
     One(&'static Table),
+    /// A word, or a map.
+    WordOr(&'static str, &'static Table),
     /// A map whose `type` says which table holds.
     Typed(&'static [(&'static str, &'static Table)]),
     Many(&'static Table),
@@ -177,6 +183,14 @@ pub(crate) static DATA: Table = Table {
         key("password_file", Kind::Path, "", "File with that user's password."),
         key("password_env", Kind::Text, "", "Environment variable with that user's password."),
         key("hosts", Kind::Named(&HOST), "", "What is different for single hosts, by name."),
+        key(
+            "path",
+            Kind::Choice(&["auto", "vddk", "https"]),
+            "auto",
+            "vddk: through VMware's disk library. https: ranges of the datastore's files. auto: vddk where the library and \
+             nbdkit's plugin are found, else https.",
+        ),
+        key("vddk", Kind::One(&VDDK), "", "How VDDK is used; see docs/vddk.md."),
     ],
     rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE],
 };
@@ -416,6 +430,7 @@ fn value(kind: Kind) -> Value {
             "properties": {"sampled": {"type": "integer", "minimum": 1}}, "required": ["sampled"],
             "additionalProperties": false}]}),
         Kind::One(table) => object(table),
+        Kind::WordOr(word, table) => json!({"anyOf": [{"const": word}, object(table)]}),
         Kind::Typed(tables) => {
             json!({"type": "object", "anyOf": tables.iter().map(|(_, table)| object(table)).collect::<Vec<_>>()})
         }

@@ -6,6 +6,7 @@
 //!   editors the same rules.
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
+//! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`schedule`] decides which VM goes next; [`draft`] writes a first plan from an inventory.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -16,6 +17,7 @@ mod glob;
 mod keys;
 mod model;
 mod near;
+pub mod nfc;
 mod node;
 mod problem;
 mod read;

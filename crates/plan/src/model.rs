@@ -1,5 +1,7 @@
 //! The plan as values: what a user wrote, with every default filled in.
 
+mod data;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{At, Problem};
+
 use crate::warm::WarmKeys;
+pub use data::*;
 
 /// A plan file, read and checked in itself. It knows nothing yet of any inventory.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +54,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// vCenter or a single ESXi host.
-    Vsphere(VsphereSource),
+    Vsphere(Box<VsphereSource>),
     /// An appliance: one VM in a file or folder.
     Ova(OvaSource),
 }
@@ -161,6 +165,10 @@ pub struct DataPath {
     pub login: Option<Login>,
     /// What is different for single hosts.
     pub hosts: Vec<HostOverride>,
+    /// By which protocol they are read.
+    pub path: PathChoice,
+    /// How VDDK is used, where it is.
+    pub vddk: Vddk,
 }
 
 /// Who serves the bytes of the disks.

@@ -23,6 +23,7 @@ impl Plan {
         let root = crate::node::parse(text).map_err(|problem| vec![problem])?;
         let mut reader = Reader::default();
         let plan = reader.plan(&root);
+        reader.check_aio(&plan);
         reader.check_warm(&plan, &root);
         sort(&mut reader.problems);
         if reader.problems.iter().any(Problem::is_error) {
@@ -104,12 +105,12 @@ impl Reader {
                 Problem::error(fields.path.clone(), "it does not say where the password is").at(fields.at);
             self.problems.push(problem.advise("add `password_file: FILE` or `password_env: VARIABLE`"));
         }
-        Source::Vsphere(VsphereSource {
+        Source::Vsphere(Box::new(VsphereSource {
             endpoint: self.endpoint(&fields),
             login: Login { user, password: password.unwrap_or(SecretSource::Env(String::new())) },
             trust: self.trust(&fields).unwrap_or(Trust::System),
             data: self.data(&fields),
-        })
+        }))
     }
 
     /// The `type` that a map says it has; complains if it is none of those there are.
@@ -240,6 +241,12 @@ impl Reader {
             network,
             login: self.login(&fields),
             hosts: self.hosts(&fields),
+            path: match self.choice(&fields, "path") {
+                Some("vddk") => PathChoice::Vddk,
+                Some("https") => PathChoice::Https,
+                _ => PathChoice::Auto,
+            },
+            vddk: self.vddk(&fields),
         }
     }
 
@@ -711,6 +718,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
 }
 
 mod warm;
+
+mod vddk;
 
 #[cfg(test)]
 mod tests;

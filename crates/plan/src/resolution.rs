@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
 use crate::model::{Convert, DiskBusChoice, ImageFormat, Login, NetworkTarget, PowerOff, Trust, Verify};
+use crate::nfc::NfcShare;
 use crate::problem::Problem;
 use crate::warm::Warm;
 
@@ -60,6 +61,9 @@ pub struct PlannedVm {
     pub convert: Convert,
     /// Which way its bytes take.
     pub route: Route,
+    /// What its disks take of their host's NFC server; absent where they are not read through VDDK.
+    #[serde(default)]
+    pub nfc: Option<NfcShare>,
     /// Greater goes first.
     pub priority: i32,
     /// What there is to know about it, harmless things too.

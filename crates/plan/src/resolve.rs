@@ -101,6 +101,7 @@ impl<'a> Resolver<'a> {
             verify: over.verify.unwrap_or(plan.verify),
             start: over.start.unwrap_or(plan.start),
             convert,
+            nfc: None,
             priority: over.priority.unwrap_or(0),
             concerns: found,
             line: choice.at.line,

@@ -2,9 +2,10 @@
 //!
 //! A plain state machine: the engine asks [`Scheduler::next`] until it says `None`, and again
 //! whenever something finished. A VM takes a slot of its host and a slot for each of its disks, gives
-//! the disks' slots back one by one, and its host's slot when it needs the source no more.
+//! the disks' slots back one by one, and its host's slot when it needs the source no more. A host may
+//! have a budget of disks of its own (see [`crate::nfc`]); the same slots count there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ pub struct Work {
     pub bytes: u64,
     /// Greater goes first.
     pub priority: i32,
+    /// Disks that its host serves at once, the same for all VMs of a host; at least 1.
+    pub host_disks: u32,
 }
 
 impl From<&PlannedVm> for Work {
@@ -36,6 +39,7 @@ impl From<&PlannedVm> for Work {
             disks: u32::try_from(vm.disks.len()).unwrap_or(u32::MAX),
             bytes: vm.capacity_bytes(),
             priority: vm.priority,
+            host_disks: vm.nfc.map_or(u32::MAX, |nfc| nfc.disks_at_once.max(1)),
         }
     }
 }
@@ -74,7 +78,14 @@ pub struct Scheduler {
     /// Indexes of the waiting, first to go first.
     queue: Vec<usize>,
     budgets: Budgets,
-    hosts: BTreeMap<String, u32>,
+    hosts: BTreeMap<String, HostUse>,
+    disks: u32,
+}
+
+/// Slots of a host that are held.
+#[derive(Clone, Copy, Debug, Default)]
+struct HostUse {
+    vms: u32,
     disks: u32,
 }
 
@@ -90,19 +101,26 @@ impl Scheduler {
 
     /// The VM to start now, if one fits; its slots are taken from this moment.
     ///
-    /// A host without a free slot is passed over. A VM for whose disks there is no room is not:
-    /// smaller ones behind it would otherwise hold it back for ever.
+    /// A host without room for its next VM is passed over, with all its VMs. A VM for whose disks there is no
+    /// room in total is not: smaller ones behind it would otherwise hold it back for ever.
     #[expect(clippy::should_implement_trait, reason = "answers differ over time: no iterator")]
     pub fn next(&mut self) -> Option<VmIndex> {
-        let at = self.queue.iter().position(|&index| self.host_has_room(&self.works[index].host))?;
+        let mut full = BTreeSet::new();
+        let fits = |&index: &usize| {
+            let work = &self.works[index];
+            !full.contains(&work.host) && (self.host_has_room(work) || !full.insert(&work.host))
+        };
+        let at = self.queue.iter().position(fits)?;
         let index = self.queue[at];
-        let slots = self.slots(&self.works[index]);
+        let slots = self.slots(VmIndex(index));
         if self.disks + slots > self.budgets.disks {
             return None;
         }
         self.queue.remove(at);
         self.disks += slots;
-        *self.hosts.entry(self.works[index].host.clone()).or_default() += 1;
+        let host = self.hosts.entry(self.works[index].host.clone()).or_default();
+        host.vms += 1;
+        host.disks += slots;
         self.states[index] = State::Running { slots, disks: self.works[index].disks.max(1) };
         self.check_invariants();
         Some(VmIndex(index))
@@ -113,8 +131,10 @@ impl Scheduler {
     pub fn disk_finished(&mut self, vm: VmIndex) {
         if let State::Running { slots, disks } = &mut self.states[vm.0] {
             *disks = disks.saturating_sub(1);
-            self.disks -= slots.saturating_sub(*disks);
-            *slots = (*slots).min(*disks);
+            let freed = slots.saturating_sub(*disks);
+            *slots -= freed;
+            self.disks -= freed;
+            self.host_of(vm).disks -= freed;
         }
         self.check_invariants();
     }
@@ -162,18 +182,30 @@ impl Scheduler {
             panic!("VM {} is given back but does not run", vm.0);
         };
         self.disks -= slots;
-        if let Some(running) = self.hosts.get_mut(&self.works[vm.0].host) {
-            *running -= 1;
-        }
+        let host = self.host_of(vm);
+        host.vms -= 1;
+        host.disks -= slots;
     }
 
-    fn host_has_room(&self, host: &str) -> bool {
-        self.hosts.get(host).is_none_or(|running| *running < self.budgets.vms_per_host)
+    /// What is held of a VM's host.
+    fn host_of(&mut self, vm: VmIndex) -> &mut HostUse {
+        self.hosts.entry(self.works[vm.0].host.clone()).or_default()
     }
 
-    /// Slots a VM takes: one at least, and never more than there are.
-    fn slots(&self, work: &Work) -> u32 {
-        work.disks.clamp(1, self.budgets.disks)
+    fn host_has_room(&self, work: &Work) -> bool {
+        let held = self.hosts.get(&work.host).copied().unwrap_or_default();
+        held.vms < self.budgets.vms_per_host
+            && held.disks.saturating_add(self.slots_of(work)) <= work.host_disks.max(1)
+    }
+
+    /// Slots that a VM takes when it starts, which is how many of its disks may be open at once: one at least,
+    /// and never more than there are.
+    pub fn slots(&self, vm: VmIndex) -> u32 {
+        self.slots_of(&self.works[vm.0])
+    }
+
+    fn slots_of(&self, work: &Work) -> u32 {
+        work.disks.clamp(1, self.budgets.disks.min(work.host_disks.max(1)))
     }
 
     /// # Panics
@@ -181,8 +213,14 @@ impl Scheduler {
     fn check_invariants(&self) {
         assert!(self.disks <= self.budgets.disks, "more disks run than the budget allows");
         assert!(
-            self.hosts.values().all(|running| *running <= self.budgets.vms_per_host),
+            self.hosts.values().all(|host| host.vms <= self.budgets.vms_per_host),
             "more VMs run on a host than the budget allows"
+        );
+        assert!(
+            self.works.iter().all(|work| {
+                self.hosts.get(&work.host).is_none_or(|host| host.disks <= work.host_disks.max(1))
+            }),
+            "more disks of a host are open than its budget allows"
         );
         let held = self.states.iter().map(|state| match state {
             State::Running { slots, .. } => *slots,
@@ -206,7 +244,12 @@ mod tests {
     use super::*;
 
     fn work(host: &str, disks: u32, bytes: u64, priority: i32) -> Work {
-        Work { host: host.into(), disks, bytes, priority }
+        Work { host: host.into(), disks, bytes, priority, host_disks: u32::MAX }
+    }
+
+    /// Work on a host that serves so many disks at once.
+    fn tight(work: Work, host_disks: u32) -> Work {
+        Work { host_disks, ..work }
     }
 
     fn scheduler(works: &[Work], vms_per_host: u32, disks: u32) -> Scheduler {
@@ -253,6 +296,30 @@ mod tests {
     }
 
     #[test]
+    fn a_host_serves_no_more_disks_than_its_budget_and_holds_back_no_other() {
+        let works = [
+            tight(work("a", 2, 9, 0), 3),
+            tight(work("a", 2, 8, 0), 3),
+            tight(work("a", 1, 7, 0), 3),
+            work("b", 1, 1, 0),
+        ];
+        let mut scheduler = scheduler(&works, 20, 8);
+        assert_eq!(admitted(&mut scheduler), [0, 3], "the one-disk VM would fit, but it is not its turn");
+        scheduler.disk_finished(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [1]);
+        scheduler.finished(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [2]);
+    }
+
+    #[test]
+    fn a_vm_with_more_disks_than_its_host_serves_takes_them_in_turns() {
+        let works = [tight(work("a", 5, 9, 0), 2)];
+        let mut scheduler = scheduler(&works, 20, 8);
+        assert_eq!(admitted(&mut scheduler), [0]);
+        assert_eq!(scheduler.slots(VmIndex(0)), 2);
+    }
+
+    #[test]
     fn a_vm_that_is_put_back_gets_its_old_place() {
         let works = [work("a", 1, 9, 0), work("a", 1, 8, 0), work("a", 1, 7, 0)];
         let mut scheduler = scheduler(&works, 1, 8);
@@ -263,15 +330,24 @@ mod tests {
     }
 
     fn any_work() -> impl Strategy<Value = Work> {
-        (0..4u8, 0..12u32, 0..6u64, -1..2i32)
-            .prop_map(|(host, disks, bytes, priority)| work(&host.to_string(), disks, bytes, priority))
+        let host_disks = [0, 1, 4, u32::MAX];
+        (0..4u8, 0..12u32, 0..6u64, -1..2i32).prop_map(move |(host, disks, bytes, priority)| {
+            tight(work(&host.to_string(), disks, bytes, priority), host_disks[host as usize])
+        })
+    }
+
+    fn slots(work: &Work, disks: u32) -> u32 {
+        work.disks.min(work.host_disks.max(1)).clamp(1, disks)
     }
 
     /// VMs and disks that run, counted from the outside.
-    fn usage(works: &[Work], running: &[usize], disks: u32) -> (BTreeMap<String, u32>, u32) {
-        let mut hosts = BTreeMap::new();
-        running.iter().for_each(|&vm| *hosts.entry(works[vm].host.clone()).or_default() += 1);
-        (hosts, running.iter().map(|&vm| works[vm].disks.clamp(1, disks)).sum())
+    fn usage(works: &[Work], running: &[usize], disks: u32) -> (BTreeMap<String, (u32, u32)>, u32) {
+        let mut hosts = BTreeMap::<String, (u32, u32)>::new();
+        for &vm in running {
+            let host = hosts.entry(works[vm].host.clone()).or_default();
+            *host = (host.0 + 1, host.1 + slots(&works[vm], disks));
+        }
+        (hosts, running.iter().map(|&vm| slots(&works[vm], disks)).sum())
     }
 
     proptest! {
@@ -289,13 +365,20 @@ mod tests {
             while !scheduler.is_done() {
                 while let Some(VmIndex(vm)) = scheduler.next() {
                     let (hosts, _) = usage(&works, &running, disks);
-                    let room = |vm: &usize| hosts.get(&works[*vm].host).is_none_or(|n| *n < vms_per_host);
-                    let first = waiting.iter().copied().filter(room).min_by_key(|&vm| order(&works[vm], vm));
+                    let room = |vm: usize| hosts.get(&works[vm].host).is_none_or(|(vms, open)| {
+                        *vms < vms_per_host && open + slots(&works[vm], disks) <= works[vm].host_disks.max(1)
+                    });
+                    let first_of_host = |vm: usize| waiting.iter().copied()
+                        .filter(|&other| works[other].host == works[vm].host)
+                        .min_by_key(|&other| order(&works[other], other)) == Some(vm);
+                    let first = waiting.iter().copied().filter(|&vm| first_of_host(vm) && room(vm))
+                        .min_by_key(|&vm| order(&works[vm], vm));
                     prop_assert_eq!(Some(vm), first);
                     waiting.retain(|other| *other != vm);
                     running.push(vm);
                     let (hosts, used) = usage(&works, &running, disks);
-                    prop_assert!(used <= disks && hosts.values().all(|n| *n <= vms_per_host));
+                    prop_assert!(used <= disks && hosts.values().all(|(vms, _)| *vms <= vms_per_host));
+                    prop_assert!(hosts[&works[vm].host].1 <= works[vm].host_disks.max(1));
                 }
                 prop_assert!(!running.is_empty(), "work is left, nothing runs and nothing is admitted");
                 let (which, again) = ends.next().map_or((0, false), |(at, again)| (at.index(running.len()), again));

@@ -34,6 +34,7 @@ fn the_example_says_everything_and_is_fine() {
         &keys::PLAN,
         &keys::SOURCE,
         &keys::DATA,
+        &keys::VDDK,
         &keys::TARGET,
         &keys::SELECTION,
         &keys::LIMITS,
@@ -310,4 +311,41 @@ proptest! {
         let end = (start + cut).min(EXAMPLE.len());
         let _ = Plan::parse(&format!("{}{insert}{}", &EXAMPLE[..start], &EXAMPLE[end..]));
     }
+}
+
+fn with_vddk(keys: &str) -> impl Fn(&str) -> String {
+    let keys = keys.to_string();
+    move |text| text.replace("password_env: P}", &format!("password_env: P, data: {{vddk: {{{keys}}}}}}}"))
+}
+
+#[test]
+fn vddk_keys_are_read_and_their_mistakes_found() {
+    let read = |keys: &str| {
+        let plan = Plan::parse(&with_vddk(keys)(SMALL)).unwrap();
+        plan.source.vsphere().unwrap().data.vddk.clone()
+    };
+    let aio = Aio { buf_size_in_64kb: 8, buf_count: 2 };
+    assert_eq!(read("aio: {buf_size_in_64kb: 8, buf_count: 2}").aio, Some(aio));
+    assert_eq!((read("aio: auto").aio, read("").transports), (None, "nbdssl:nbd".to_string()));
+    for (keys, complaint) in [
+        ("transports: \"nbd:fax\"", "names 'fax', which is not one of: san, hotadd, nbdssl, nbd"),
+        ("aio: fast", "'fast' is neither auto nor {buf_size_in_64kb: N, buf_count: N}"),
+        ("aio: {buf_size_in_64kb: 8}", "'buf_count' is missing"),
+        ("compression: gzip", "is not one of: none, zlib, fastlz, skipz"),
+    ] {
+        let found = only_problem(with_vddk(keys));
+        assert!(found.contains(complaint) && found.starts_with("3:"), "{found}");
+    }
+}
+
+#[test]
+fn aio_buffers_are_refused_wherever_a_vm_moves_warm() {
+    let aio = with_vddk("aio: {buf_size_in_64kb: 16, buf_count: 4}");
+    assert_eq!(problems(&aio(SMALL)), Vec::<String>::new());
+    let whole = only_problem(|text| aio(&text.replace("vms:", "mode: warm\nvms:")));
+    let single = only_problem(|text| aio(&text.replace("{name: a}", "{name: a, mode: warm}")));
+    for found in [whole, single] {
+        assert!(found.contains("source.data.vddk.aio") && found.contains("must be off for warm"), "{found}");
+    }
+    assert!(problems(&with_vddk("aio: auto")(&SMALL.replace("vms:", "mode: warm\nvms:"))).is_empty());
 }

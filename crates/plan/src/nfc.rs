@@ -1,0 +1,273 @@
+//! The NFC server of an ESXi host as a budget: what an open disk takes of it, and how many may be open.
+//!
+//! VDDK reads from a host's NFC server (network file copy), which has little memory and is shared with backups.
+//! When it runs out, disks fail to open or to read, those of other programs too. None of these figures was held
+//! against a real host; docs/vddk.md tells where each comes from.
+
+use std::collections::BTreeMap;
+
+use drover_types::Bytes;
+use drover_types::inventory::About;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Aio, Vddk};
+use crate::resolution::Resolution;
+
+/// NFC memory of a host with its default settings: hostd's `nfcsvc` / `maxMemory`, 50,331,648 bytes.
+pub const MEMORY_BYTES: u64 = 48 << 20;
+/// Disks of a host that may be read at once through a vCenter, whose vpxa agents serve them.
+pub const VPXA_DISKS_MAX: u32 = 50;
+/// Disks of a host that may be read at once up to vSphere 6.5, with requests of [`OLD_REQUEST_BYTES`].
+pub const OLD_DISKS_MAX: u32 = 20;
+/// Requests up to vSphere 6.5, where the host's buffer is as large as the request; with 2 MiB half as many disks fit.
+pub const OLD_REQUEST_BYTES: u64 = 1 << 20;
+/// Largest request otherwise: the host cuts it into its own buffers.
+pub const REQUEST_BYTES: u64 = 2 << 20;
+/// From so many disks of one host on, large buffers gain: 31 % with ten VMs of one host, nothing with one.
+pub const LARGE_AIO_DISKS_MIN: u32 = 10;
+
+/// First version that cuts requests into buffers of 64 KiB.
+const SMALL_BUFFERS: Version = Version(6, 7, 0);
+/// First version whose buffers can be set.
+const AIO_BUFFERS: Version = Version(7, 0, 3);
+
+/// A version of vSphere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32, pub u32);
+
+impl Version {
+    /// Of `8.0.2` or `8.0.2.0`; parts that are missing or no number count as 0.
+    pub fn of(text: &str) -> Version {
+        let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+        let mut next = || parts.next().unwrap_or(0);
+        Version(next(), next(), next())
+    }
+}
+
+/// Who serves the disks of a host, and what there is of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NfcBudget {
+    /// Whether a vCenter's agent serves them (vpxa), rather than the host's own daemon (hostd).
+    pub through_vcenter: bool,
+    /// Bytes of buffers of all open disks.
+    pub bytes_max: u64,
+    /// Open disks, where their number is limited.
+    pub disks_max: Option<u32>,
+    /// Whether buffers can be set.
+    pub aio: bool,
+    /// Largest request.
+    pub request_bytes: u64,
+}
+
+impl NfcBudget {
+    /// The budget of each host behind this endpoint.
+    pub fn of(about: &About, vddk: &Vddk) -> NfcBudget {
+        let version = Version::of(if about.version.is_empty() { &about.api_version } else { &about.version });
+        let is_old = version < SMALL_BUFFERS;
+        let through_vcenter = about.is_vcenter;
+        NfcBudget {
+            through_vcenter,
+            bytes_max: vddk.nfc_memory.filter(|_| !through_vcenter).unwrap_or(MEMORY_BYTES),
+            disks_max: match (is_old, through_vcenter) {
+                (true, _) => Some(OLD_DISKS_MAX),
+                (false, true) => Some(VPXA_DISKS_MAX),
+                (false, false) => None,
+            },
+            aio: version >= AIO_BUFFERS,
+            request_bytes: if is_old { OLD_REQUEST_BYTES } else { REQUEST_BYTES },
+        }
+    }
+
+    /// Bytes that one open disk takes with these buffers.
+    pub fn disk_bytes(&self, aio: Aio) -> u64 {
+        match self.request_bytes {
+            OLD_REQUEST_BYTES => OLD_REQUEST_BYTES,
+            _ => aio.bytes(),
+        }
+    }
+
+    /// Disks that may be open at once; one at least, since a host that cannot take one is found out by trying.
+    pub fn disks(&self, aio: Aio) -> u32 {
+        let by_memory = u32::try_from(self.bytes_max / self.disk_bytes(aio).max(1)).unwrap_or(u32::MAX);
+        by_memory.min(self.disks_max.unwrap_or(u32::MAX)).max(1)
+    }
+
+    /// Buffers for so many disks of one host, of a cold copy or a warm one.
+    pub fn aio(&self, asked: Option<Aio>, disks: u32, is_warm: bool) -> Aio {
+        match asked {
+            _ if !self.aio || is_warm => Aio::OWN,
+            Some(asked) => asked,
+            None if disks >= LARGE_AIO_DISKS_MIN => Aio::LARGE,
+            None => Aio::OWN,
+        }
+    }
+}
+
+/// What the disks of a VM take of their host's NFC server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NfcShare {
+    /// Buffers of each disk.
+    pub aio: Aio,
+    /// Bytes that each open disk takes.
+    pub disk_bytes: u64,
+    /// Disks of the host that may be open at once, of all VMs.
+    pub disks_at_once: u32,
+    /// Largest request.
+    pub request_bytes: u64,
+}
+
+/// What a plan takes of one host's NFC server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HostNfc {
+    /// The provider's id of the host.
+    pub host_id: String,
+    /// Disks of the plan there.
+    pub disks: u32,
+    /// Disks that are open at once at most.
+    pub open_max: u32,
+    /// What each has of it.
+    pub share: NfcShare,
+    /// What there is.
+    pub budget: NfcBudget,
+}
+
+impl HostNfc {
+    /// Bytes in use when as many disks as may be are open.
+    pub fn bytes_used_max(&self) -> u64 {
+        self.share.disk_bytes * u64::from(self.open_max)
+    }
+
+    /// The sums in words, without the host's name.
+    pub fn words(&self) -> String {
+        let (share, budget) = (&self.share, &self.budget);
+        let limit = match budget.disks_max {
+            Some(disks) => format!("{} and {disks} disks", Bytes(budget.bytes_max)),
+            None => Bytes(budget.bytes_max).to_string(),
+        };
+        format!(
+            "{} disks, {} at once x {} (AIO {}) = {} of {limit} in {}",
+            self.disks,
+            self.open_max,
+            Bytes(share.disk_bytes),
+            share.aio,
+            Bytes(self.bytes_used_max()),
+            if budget.through_vcenter { "vpxa" } else { "hostd" }
+        )
+    }
+}
+
+/// Gives each VM its share, and tells the sum of each host, in the order of their ids. For plans whose disks are
+/// read through VDDK. `disks_max` is the plan's own limit of disks at once.
+pub fn share_out(resolution: &mut Resolution, about: &About, vddk: &Vddk, disks_max: u32) -> Vec<HostNfc> {
+    let budget = NfcBudget::of(about, vddk);
+    let mut hosts = BTreeMap::<String, (u32, bool)>::new();
+    for vm in &resolution.vms {
+        let host = hosts.entry(vm.vm.host_id.clone()).or_default();
+        host.0 = host.0.saturating_add(u32::try_from(vm.disks.len()).unwrap_or(u32::MAX));
+        host.1 |= vm.warm.is_some();
+    }
+    let share = |disks: u32, any_warm: bool| {
+        let aio = budget.aio(vddk.aio, disks, any_warm);
+        let (disk_bytes, disks_at_once) = (budget.disk_bytes(aio), budget.disks(aio));
+        NfcShare { aio, disk_bytes, disks_at_once, request_bytes: budget.request_bytes }
+    };
+    for vm in &mut resolution.vms {
+        vm.nfc = hosts.get(&vm.vm.host_id).map(|(disks, any_warm)| share(*disks, *any_warm));
+    }
+    let sum = |(host_id, (disks, any_warm)): (String, (u32, bool))| {
+        let share = share(disks, any_warm);
+        let open_max = disks.min(share.disks_at_once).min(disks_max);
+        HostNfc { host_id, disks, open_max, share, budget }
+    };
+    hosts.into_iter().map(sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Plan, PlannedVm};
+
+    fn vddk(text: &str) -> Vddk {
+        let plan = format!(
+            "version: 1\nname: a\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P, \
+             data: {{vddk: {{{text}}}}}}}\ntarget: {{type: qemu, folder: /vms}}\nvms: [{{name: a}}]\n"
+        );
+        Plan::parse(&plan).unwrap().source.vsphere().unwrap().data.vddk.clone()
+    }
+
+    fn about(version: &str, is_vcenter: bool) -> About {
+        About { version: version.into(), is_vcenter, ..About::default() }
+    }
+
+    #[test]
+    fn a_host_asked_directly_has_memory_for_twelve_disks_with_large_buffers_and_many_with_small_ones() {
+        let budget = NfcBudget::of(&about("8.0.2", false), &vddk(""));
+        assert_eq!((budget.bytes_max, budget.disks_max), (48 << 20, None));
+        assert_eq!((budget.disks(Aio::LARGE), budget.disks(Aio::OWN)), (12, 192));
+    }
+
+    #[test]
+    fn the_memory_of_hostd_is_configured_that_of_vpxa_is_not() {
+        let asked = vddk("nfc_memory: 96MiB");
+        assert_eq!(NfcBudget::of(&about("8.0.2", false), &asked).disks(Aio::LARGE), 24);
+        assert_eq!(NfcBudget::of(&about("8.0.2", true), &asked).disks(Aio::LARGE), 12);
+    }
+
+    #[test]
+    fn a_vcenter_serves_fifty_disks_of_a_host() {
+        assert_eq!(NfcBudget::of(&about("7.0.3", true), &vddk("")).disks(Aio::OWN), 50);
+    }
+
+    #[test]
+    fn old_hosts_have_a_buffer_as_large_as_the_request() {
+        let budget = NfcBudget::of(&about("6.5.0", false), &vddk(""));
+        assert_eq!((budget.disks(Aio::LARGE), budget.request_bytes), (20, 1 << 20));
+        assert_eq!(budget.disk_bytes(Aio::OWN), 1 << 20);
+    }
+
+    #[test]
+    fn buffers_are_large_for_ten_cold_disks_of_a_host_and_never_for_warm_or_old_ones() {
+        let new = NfcBudget::of(&about("8.0.2", true), &vddk(""));
+        let old = NfcBudget::of(&about("7.0.2", true), &vddk(""));
+        let asked = Aio { buf_size_in_64kb: 8, buf_count: 2 };
+        assert_eq!((new.aio(None, 9, false), new.aio(None, 10, false)), (Aio::OWN, Aio::LARGE));
+        assert_eq!((new.aio(Some(asked), 1, false), new.aio(Some(asked), 20, true)), (asked, Aio::OWN));
+        assert_eq!((new.aio(None, 20, true), old.aio(Some(asked), 20, false)), (Aio::OWN, Aio::OWN));
+    }
+
+    fn vm(host: &str, disks: usize) -> PlannedVm {
+        let disk = serde_json::json!({"disk": drover_types::inventory::VmDisk::default(), "index": 0, "path": "/a",
+            "base": "/", "bus": "virtio"});
+        let vm = drover_types::inventory::Vm { host_id: host.into(), ..Default::default() };
+        serde_json::from_value(serde_json::json!({
+            "vm": vm, "target_name": "a", "folder": "/a", "format": "raw", "disk_bus": "virtio",
+            "disks": vec![disk; disks], "nics": [], "power_off": "refuse", "shutdown_timeout": {"secs": 1, "nanos": 0},
+            "verify": "full", "start": false, "convert": "never", "route": "provider", "priority": 0,
+            "concerns": [], "line": 1,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_host_has_its_own_sum_and_buffers_by_its_own_disks() {
+        let vms = vec![vm("host-1", 6), vm("host-2", 3), vm("host-1", 9)];
+        let mut resolution = Resolution { vms, problems: Vec::new() };
+        let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), 40);
+        let sums: Vec<_> =
+            hosts.iter().map(|host| (host.disks, host.open_max, host.bytes_used_max())).collect();
+        assert_eq!(sums, [(15, 12, 48 << 20), (3, 3, 3 * (256 << 10))]);
+        assert_eq!(resolution.vms[2].nfc.unwrap().disks_at_once, 12);
+        assert_eq!(resolution.vms[1].nfc.unwrap().aio, Aio::OWN);
+        assert_eq!(
+            hosts[0].words(),
+            "15 disks, 12 at once x 4 MiB (AIO 16 x 4) = 48 MiB of 48 MiB and 50 disks in vpxa"
+        );
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert!(Version::of("10.0") > Version::of("9.9.9"));
+        assert_eq!(Version::of("7.0.3.01100"), Version(7, 0, 3));
+        assert_eq!(Version::of("x"), Version(0, 0, 0));
+    }
+}
