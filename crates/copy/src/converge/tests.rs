@@ -1,0 +1,274 @@
+//! A virtual clock, and machines that change at set rates.
+
+use super::*;
+
+const MIB: f64 = 1_048_576.0;
+
+fn costs() -> Costs {
+    let about = |likely: f64| Estimate { likely, spread: likely / 4.0 };
+    Costs { shutdown: about(30.0), freeze: about(2.0), prove: about(0.0), boot: about(8.0) }
+}
+
+/// A machine that changes so many bytes a second, copied at so many.
+struct Machine {
+    churn: f64,
+    rate: f64,
+    size: f64,
+    passes: Vec<PassFacts>,
+    now_ms: i64,
+}
+
+/// What became of a machine.
+#[derive(Debug)]
+struct End {
+    reason: Reason,
+    forecast: Forecast,
+    real_s: f64,
+}
+
+impl Machine {
+    fn new(churn_mib: f64, rate_mib: f64, size_gib: f64) -> Machine {
+        let (churn, rate, size) = (churn_mib * MIB, rate_mib * MIB, size_gib * 1024.0 * MIB);
+        Machine { churn, rate, size, passes: Vec::new(), now_ms: 1_000_000 }
+    }
+
+    fn sleep(&mut self, seconds: f64) {
+        self.now_ms += (seconds * 1000.0).ceil() as i64;
+    }
+
+    /// Bytes that changed since the last frozen state.
+    fn dirty(&self) -> Option<f64> {
+        let since = (self.now_ms - self.passes.last()?.frozen_ms) as f64 / 1000.0;
+        Some((self.churn * since).min(self.size))
+    }
+
+    fn pass(&mut self) {
+        let began_ms = self.now_ms;
+        self.sleep(2.0);
+        let (frozen_ms, areas) = (self.now_ms, self.dirty());
+        let bytes = areas.unwrap_or(self.size);
+        let copying = Duration::from_secs_f64(1.0 + bytes / self.rate);
+        self.sleep(copying.as_secs_f64());
+        let areas_bytes = areas.map(|bytes| bytes as u64);
+        self.passes.push(PassFacts { began_ms, frozen_ms, copying, read_bytes: bytes as u64, areas_bytes });
+    }
+
+    /// Goes by the contract's word until the cutover, or `None` after so many passes.
+    fn run(&mut self, contract: &Contract, asked_at_ms: Option<i64>, passes_max: usize) -> Option<End> {
+        while self.passes.len() < passes_max {
+            let asked = asked_at_ms.is_some_and(|at| self.now_ms >= at);
+            match contract.decide(&self.passes, &costs(), asked, self.now_ms) {
+                Decision::Pass => self.pass(),
+                Decision::Wait { until_ms } => {
+                    assert!(until_ms > self.now_ms, "a wait that is over");
+                    let asked_at = asked_at_ms.filter(|at| *at > self.now_ms).unwrap_or(i64::MAX);
+                    self.now_ms = until_ms.min(asked_at);
+                }
+                Decision::Cutover(reason) => {
+                    let forecast = Trend::of(&self.passes).unwrap().forecast(&costs(), self.now_ms);
+                    let began = self.now_ms;
+                    self.sleep(30.0);
+                    self.pass();
+                    self.sleep(8.0);
+                    return Some(End { reason, forecast, real_s: (self.now_ms - began) as f64 / 1000.0 });
+                }
+            }
+        }
+        None
+    }
+}
+
+fn contract(when: When) -> Contract {
+    Contract { interval: Some(Duration::from_secs(600)), when, downtime_max: Duration::from_secs(120) }
+}
+
+#[test]
+fn the_first_pass_begins_at_once() {
+    let decision = contract(When::Asked).decide(&[], &costs(), true, 5);
+    assert_eq!(decision, Decision::Pass);
+}
+
+#[test]
+fn an_automatic_cutover_comes_after_three_passes_and_keeps_its_word() {
+    let mut machine = Machine::new(2.0, 100.0, 20.0);
+    let end = machine.run(&contract(When::Fits), None, 50).unwrap();
+    assert_eq!((end.reason, machine.passes.len()), (Reason::Fits, 3 + 1), "three, and the last one");
+    assert!(end.forecast.high <= Duration::from_secs(120));
+    assert!(end.real_s <= 120.0, "{end:?}");
+    assert!(
+        (end.forecast.low.as_secs_f64()..=end.forecast.high.as_secs_f64()).contains(&end.real_s),
+        "{end:?}"
+    );
+}
+
+#[test]
+fn what_does_not_fit_never_cuts_over_by_itself_but_does_when_asked() {
+    let when = Contract { downtime_max: Duration::from_secs(35), ..contract(When::Fits) };
+    assert!(Machine::new(2.0, 100.0, 20.0).run(&when, None, 30).is_none());
+    let mut machine = Machine::new(2.0, 100.0, 20.0);
+    let end = machine.run(&when, Some(machine.now_ms + 5_000_000), 300).unwrap();
+    assert_eq!(end.reason, Reason::Asked);
+}
+
+#[test]
+fn a_cutover_by_command_first_brings_a_stale_copy_up_to_date() {
+    let mut machine = Machine::new(20.0, 100.0, 50.0);
+    let hourly = Contract { interval: Some(Duration::from_secs(36_000)), ..contract(When::Asked) };
+    let asked_at = machine.now_ms + 8 * 3_600_000;
+    let end = machine.run(&hourly, Some(asked_at), 50).unwrap();
+    // Hours of changes would have been copied while the machine is down.
+    assert!(end.real_s < 90.0, "{end:?}");
+    assert!(machine.passes.len() >= 3, "{}", machine.passes.len());
+}
+
+#[test]
+fn a_quiet_machine_is_cut_over_the_moment_somebody_says_so() {
+    let mut machine = Machine::new(0.0, 100.0, 1.0);
+    machine.pass();
+    machine.pass();
+    machine.sleep(7200.0);
+    let decision = contract(When::Asked).decide(&machine.passes, &costs(), true, machine.now_ms);
+    assert_eq!(decision, Decision::Cutover(Reason::Asked));
+}
+
+#[test]
+fn a_cutover_at_a_set_time_is_prepared_so_that_it_happens_then() {
+    let mut machine = Machine::new(5.0, 100.0, 50.0);
+    let at = machine.now_ms + 3 * 3_600_000 + 123_000;
+    let end = machine.run(&contract(When::At(at)), None, 200).unwrap();
+    assert_eq!(end.reason, Reason::Time);
+    let began = machine.now_ms as f64 - end.real_s * 1000.0;
+    assert!((began - at as f64).abs() < 30_000.0, "{} ms off", began - at as f64);
+    // The last pass before it was a fresh one.
+    let last = machine.passes[machine.passes.len() - 2];
+    assert!(at - last.frozen_ms < 180_000, "{} ms before", at - last.frozen_ms);
+    assert!(end.real_s < 60.0, "{end:?}");
+}
+
+#[test]
+fn a_time_that_has_passed_is_now() {
+    let mut machine = Machine::new(1.0, 100.0, 1.0);
+    let end = machine.run(&contract(When::At(0)), None, 10).unwrap();
+    assert_eq!((end.reason, machine.passes.len()), (Reason::Time, 2 + 1));
+}
+
+#[test]
+fn passes_keep_their_interval_from_beginning_to_beginning() {
+    let mut machine = Machine::new(1.0, 100.0, 1.0);
+    machine.run(&contract(When::Asked), None, 5);
+    for pair in machine.passes.windows(2) {
+        assert_eq!(pair[1].began_ms - pair[0].began_ms, 600_000);
+    }
+    // A pass that takes longer than the interval is followed by the next one at once.
+    let mut slow = Machine::new(60.0, 100.0, 100.0);
+    slow.run(&contract(When::Asked), None, 3);
+    assert!(slow.passes[1].began_ms >= slow.passes[0].began_ms + 1_024_000);
+}
+
+#[test]
+fn an_interval_of_its_own_choice_follows_the_rate_of_change() {
+    let auto = Contract { interval: None, ..contract(When::Asked) };
+    let interval = |churn: f64| {
+        let mut machine = Machine::new(churn, 100.0, 1000.0);
+        machine.run(&auto, None, 4);
+        let trend = Trend::of(&machine.passes).unwrap();
+        auto.interval(&trend, &costs()).as_secs_f64()
+    };
+    let (quiet, busy, mad) = (interval(0.1), interval(5.0), interval(95.0));
+    assert_eq!((quiet, mad), (INTERVAL_AUTO_MAX_S, INTERVAL_AUTO_MIN_S));
+    assert!(busy > mad && busy < quiet, "{busy}");
+    // What changes in it takes about half of the 120 s that are left when all else is paid for.
+    assert!((20.0..60.0).contains(&(busy * 5.0 / 100.0)), "{busy}");
+}
+
+#[test]
+fn a_machine_that_changes_as_fast_as_it_is_copied_is_told_so() {
+    let hopeless = |churn: f64| {
+        let mut machine = Machine::new(churn, 100.0, 1000.0);
+        machine.run(&contract(When::Asked), None, 3);
+        Trend::of(&machine.passes).unwrap().is_hopeless()
+    };
+    assert!(hopeless(90.0) && hopeless(500.0));
+    assert!(!hopeless(50.0) && !hopeless(0.0));
+    let mut young = Machine::new(500.0, 100.0, 10.0);
+    young.pass();
+    assert!(!Trend::of(&young.passes).unwrap().is_hopeless(), "one pass is no trend");
+}
+
+#[test]
+fn one_wild_pass_widens_the_forecast_and_is_forgotten_in_time() {
+    let mut machine = Machine::new(1.0, 100.0, 100.0);
+    machine.run(&contract(When::Asked), None, 5);
+    let look = |machine: &Machine| {
+        Trend::of(&machine.passes)
+            .unwrap()
+            .forecast(&costs(), machine.passes.last().unwrap().frozen_ms + 20_000)
+    };
+    let calm = look(&machine);
+    machine.churn *= 40.0;
+    machine.run(&contract(When::Asked), None, 6);
+    let wild = look(&machine);
+    assert!(wild.high - wild.low > (calm.high - calm.low) * 2, "{calm:?} {wild:?}");
+    machine.churn /= 40.0;
+    machine.run(&contract(When::Asked), None, 16);
+    let calm_again = look(&machine);
+    assert!(calm_again.high < calm.high + Duration::from_secs(3), "{calm:?} {calm_again:?}");
+}
+
+#[test]
+fn a_source_whose_changes_are_not_known_is_read_whole_and_the_forecast_says_so() {
+    let mut machine = Machine::new(1.0, 100.0, 60.0);
+    machine.pass();
+    machine.pass();
+    machine.passes[1].areas_bytes = None;
+    machine.passes[1].read_bytes = (60.0 * 1024.0 * MIB) as u64;
+    machine.passes[1].copying = Duration::from_secs(614);
+    let forecast = Trend::of(&machine.passes).unwrap().forecast(&costs(), machine.now_ms);
+    assert!(forecast.likely > Duration::from_secs(600), "{forecast:?}");
+    let decision = contract(When::Asked).decide(&machine.passes, &costs(), true, machine.now_ms);
+    assert_eq!(decision, Decision::Cutover(Reason::Asked), "another pass would gain nothing");
+}
+
+#[test]
+fn samples_are_smoothed_with_their_spread() {
+    assert_eq!(Estimate::smoothed([]), None);
+    assert_eq!(Estimate::smoothed([8.0]), Some(Estimate { likely: 8.0, spread: 4.0 }));
+    assert_eq!(Estimate::smoothed([8.0, 16.0]), Some(Estimate { likely: 12.0, spread: 6.0 }));
+    let steady = Estimate::smoothed([5.0; 30]).unwrap();
+    assert!(steady.spread < 0.001 && steady.likely == 5.0);
+}
+
+#[test]
+fn whatever_was_measured_there_is_an_answer_and_a_wait_lies_ahead() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut roll = |sides: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        if sides == 0 { state } else { state % sides }
+    };
+    for round in 0..20_000 {
+        let mut when = 0;
+        let facts: Vec<PassFacts> = (0..roll(6))
+            .map(|_| {
+                when += roll(10_000_000) as i64;
+                let (copying, read_bytes) = (Duration::from_millis(roll(1_000_000)), roll(0));
+                let areas_bytes = (roll(2) == 0).then(|| roll(0));
+                PassFacts { began_ms: when, frozen_ms: when, copying, read_bytes, areas_bytes }
+            })
+            .collect();
+        let contract = Contract {
+            interval: (roll(2) == 0).then(|| Duration::from_millis(roll(10_000_000))),
+            when: if roll(2) == 0 { When::Fits } else { When::At(roll(0) as i64 / 4) },
+            downtime_max: Duration::from_millis(roll(0)),
+        };
+        let now = roll(100_000_000) as i64;
+        if let Decision::Wait { until_ms } = contract.decide(&facts, &costs(), roll(2) == 0, now) {
+            assert!(until_ms > now, "round {round}");
+        }
+        if let Some(trend) = Trend::of(&facts) {
+            let forecast = trend.forecast(&costs(), now);
+            assert!(forecast.low <= forecast.likely && forecast.likely <= forecast.high, "round {round}");
+        }
+    }
+}
