@@ -26,5 +26,8 @@ pub use phase::Phase;
 pub use provider::{Compared, Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
-pub use store::{DiskRow, EventRow, PlanRow, PlanState, SampleRow, Store, StoreError, VmRow, VmState};
+pub use store::{
+    DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, SampleRow, Store,
+    StoreError, TrackedRow, VmRow, VmState, WarmRow,
+};
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

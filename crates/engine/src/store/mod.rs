@@ -6,38 +6,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
-const SCHEMA_VERSION: i64 = 1;
+use self::schema::{SCHEMA_VERSION, open_database};
+pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
-const SCHEMA: &str = "
-CREATE TABLE plan (
-    name TEXT PRIMARY KEY, text TEXT NOT NULL, folder TEXT NOT NULL, state TEXT NOT NULL, pid INTEGER,
-    cancel_asked INTEGER NOT NULL DEFAULT 0, started_ms INTEGER NOT NULL, ended_ms INTEGER);
-CREATE TABLE vm (
-    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, id TEXT NOT NULL, name TEXT NOT NULL,
-    state TEXT NOT NULL, phase TEXT, planned TEXT NOT NULL, snapshot TEXT, switched_off INTEGER NOT NULL DEFAULT 0,
-    touched INTEGER NOT NULL DEFAULT 0, started TEXT, error TEXT, cause TEXT, advice TEXT, started_ms INTEGER, ended_ms INTEGER,
-    PRIMARY KEY (plan, id));
-CREATE TABLE disk (
-    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
-    label TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, data_bytes INTEGER, read_bytes INTEGER,
-    written_bytes INTEGER, resumed_bytes INTEGER, retries INTEGER, root TEXT, target_root TEXT,
-    blocks_verified INTEGER, blocks INTEGER, differing INTEGER, copy_ms INTEGER, verify_ms INTEGER,
-    attribution TEXT, note TEXT,
-    PRIMARY KEY (plan, vm, number));
-CREATE TABLE event (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE,
-    at_ms INTEGER NOT NULL, vm TEXT, phase TEXT, kind TEXT NOT NULL, text TEXT NOT NULL);
-CREATE TABLE sample (
-    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, at_ms INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
-    written_bytes INTEGER NOT NULL, disks INTEGER NOT NULL);
-CREATE INDEX event_of_plan ON event(plan, id);
-CREATE INDEX sample_of_plan ON sample(plan, at_ms);
-";
+mod schema;
+mod warm;
 
 /// The store could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -516,25 +494,6 @@ impl Store {
 /// Milliseconds since 1970 by this machine's clock.
 pub(crate) fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
-}
-
-fn open_database(path: &Path) -> Result<Connection, StoreFault> {
-    let mut db = Connection::open(path)?;
-    db.busy_timeout(Duration::from_secs(10))?;
-    db.pragma_update(None, "journal_mode", "wal")?;
-    db.pragma_update(None, "synchronous", "full")?;
-    db.pragma_update(None, "foreign_keys", true)?;
-    let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    match change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? {
-        0 => {
-            change.execute_batch(SCHEMA)?;
-            change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
-        }
-        SCHEMA_VERSION => {}
-        later => return Err(StoreFault::Newer(later)),
-    }
-    change.commit()?;
-    Ok(db)
 }
 
 /// The word an enum has in the store, which is the one serde gives it.

@@ -1,0 +1,116 @@
+//! The tables, and how those of an earlier drover become today's.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use super::StoreFault;
+
+/// Version that this drover makes and understands.
+pub(super) const SCHEMA_VERSION: i64 = 2;
+
+/// What version 1 had.
+const FIRST: &str = "
+CREATE TABLE plan (
+    name TEXT PRIMARY KEY, text TEXT NOT NULL, folder TEXT NOT NULL, state TEXT NOT NULL, pid INTEGER,
+    cancel_asked INTEGER NOT NULL DEFAULT 0, started_ms INTEGER NOT NULL, ended_ms INTEGER);
+CREATE TABLE vm (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, id TEXT NOT NULL, name TEXT NOT NULL,
+    state TEXT NOT NULL, phase TEXT, planned TEXT NOT NULL, snapshot TEXT, switched_off INTEGER NOT NULL DEFAULT 0,
+    touched INTEGER NOT NULL DEFAULT 0, started TEXT, error TEXT, cause TEXT, advice TEXT, started_ms INTEGER, ended_ms INTEGER,
+    PRIMARY KEY (plan, id));
+CREATE TABLE disk (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
+    label TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, data_bytes INTEGER, read_bytes INTEGER,
+    written_bytes INTEGER, resumed_bytes INTEGER, retries INTEGER, root TEXT, target_root TEXT,
+    blocks_verified INTEGER, blocks INTEGER, differing INTEGER, copy_ms INTEGER, verify_ms INTEGER,
+    attribution TEXT, note TEXT,
+    PRIMARY KEY (plan, vm, number));
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE,
+    at_ms INTEGER NOT NULL, vm TEXT, phase TEXT, kind TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE sample (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, at_ms INTEGER NOT NULL, read_bytes INTEGER NOT NULL,
+    written_bytes INTEGER NOT NULL, disks INTEGER NOT NULL);
+CREATE INDEX event_of_plan ON event(plan, id);
+CREATE INDEX sample_of_plan ON sample(plan, at_ms);
+";
+
+/// What version 2 added: warm migrations.
+const WARM: &str = "
+CREATE TABLE warm (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL,
+    cutover_asked INTEGER NOT NULL DEFAULT 0, replica_ran INTEGER NOT NULL DEFAULT 0, host TEXT, distrust TEXT, hint TEXT,
+    next_ms INTEGER, reason TEXT, forecast_ms INTEGER, forecast_low_ms INTEGER, forecast_high_ms INTEGER,
+    down_ms INTEGER, up_ms INTEGER,
+    PRIMARY KEY (plan, vm));
+CREATE TABLE tracked (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, disk_key INTEGER NOT NULL,
+    change_id TEXT, datastore TEXT NOT NULL, path TEXT NOT NULL, uuid TEXT NOT NULL,
+    PRIMARY KEY (plan, vm, disk_key));
+CREATE TABLE pass (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,
+    kind TEXT NOT NULL, state TEXT NOT NULL, why TEXT, snapshot TEXT, began_ms INTEGER NOT NULL, frozen_ms INTEGER,
+    copying_ms INTEGER, ended_ms INTEGER, areas_bytes INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0,
+    changed_bytes INTEGER NOT NULL DEFAULT 0, audited_blocks INTEGER NOT NULL DEFAULT 0,
+    mismatches INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (plan, vm, number));
+";
+
+/// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
+pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
+    let mut db = Connection::open(path)?;
+    db.busy_timeout(Duration::from_secs(10))?;
+    db.pragma_update(None, "journal_mode", "wal")?;
+    db.pragma_update(None, "synchronous", "full")?;
+    db.pragma_update(None, "foreign_keys", true)?;
+    let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let version = change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+    if version > SCHEMA_VERSION {
+        return Err(StoreFault::Newer(version));
+    }
+    let steps = [FIRST, WARM].into_iter().skip(version.max(0) as usize);
+    steps.into_iter().try_for_each(|step| change.execute_batch(step))?;
+    change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    change.commit()?;
+    Ok(db)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{PlanState, Store};
+
+    #[test]
+    fn a_store_of_the_first_version_keeps_all_it_had_and_takes_warm_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let old = Connection::open(folder.path().join("drover.db")).unwrap();
+        old.execute_batch(FIRST).unwrap();
+        old.pragma_update(None, "user_version", 1).unwrap();
+        let rows = "INSERT INTO plan (name, text, folder, state, started_ms) VALUES ('p', 't', '/f', 'incomplete', 5);
+                    INSERT INTO vm (plan, id, name, state, planned) VALUES ('p', 'vm-1', 'web01', 'failed', '{}');";
+        old.execute_batch(rows).unwrap();
+        drop(old);
+        for _ in 0..2 {
+            let store = Store::open(folder.path()).unwrap();
+            assert_eq!(store.plan("p").unwrap().unwrap().state, PlanState::Incomplete);
+            assert_eq!(store.vm("p", "vm-1").unwrap().unwrap().name, "web01");
+            assert_eq!(store.ask_cutover("p", None).unwrap(), ["web01"]);
+            assert!(store.warm("p", "vm-1").unwrap().cutover_asked);
+        }
+    }
+
+    #[test]
+    fn the_first_version_is_as_it_was_left() {
+        // Changing it would change what is found in the stores of users. A new version adds a step.
+        assert_eq!(FIRST.matches("CREATE").count(), 7);
+        let db = Connection::open_in_memory().unwrap();
+        db.execute_batch(FIRST).unwrap();
+        let columns = |table: &str| {
+            let sql = format!("SELECT count(*) FROM pragma_table_info('{table}')");
+            db.query_row(&sql, [], |row| row.get::<_, i64>(0)).unwrap()
+        };
+        assert_eq!(["plan", "vm", "disk", "event", "sample"].map(columns), [8, 15, 20, 7, 5]);
+    }
+}

@@ -1,0 +1,437 @@
+//! What the store keeps of warm migrations.
+
+use rusqlite::{OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
+
+use super::{Outcome, Store, now_ms, state, unsigned, word};
+
+/// What a pass was meant to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PassKind {
+    /// The first: everything.
+    Full,
+    /// What changed since the last one.
+    Delta,
+    /// All is read, and what differs is written.
+    HashDiff,
+}
+
+/// How far a pass is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PassState {
+    /// Begun; if nothing runs it, it was interrupted.
+    Begun,
+    /// All disks are on the target.
+    Complete,
+    /// Given up; it is done again.
+    Failed,
+}
+
+/// A pass over a VM's disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PassRow {
+    /// The source's id of the VM.
+    pub vm: String,
+    /// From 1; one that is done again keeps its number.
+    pub number: u32,
+    /// What it was meant to be.
+    pub kind: PassKind,
+    /// How far it is.
+    pub state: PassState,
+    /// Why it was a hash diff, or failed.
+    pub why: Option<String>,
+    /// The snapshot it read.
+    pub snapshot: Option<String>,
+    /// Begin, in milliseconds since 1970.
+    pub began_ms: i64,
+    /// When its snapshot stood.
+    pub frozen_ms: Option<i64>,
+    /// When the copying began.
+    pub copying_ms: Option<i64>,
+    /// End of the copying.
+    pub ended_ms: Option<i64>,
+    /// Bytes that the source said had changed.
+    pub areas_bytes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes that had changed indeed.
+    pub changed_bytes: u64,
+    /// Blocks compared that the source called unchanged.
+    pub audited_blocks: u64,
+    /// Of these, the ones that had changed.
+    pub mismatches: u64,
+}
+
+impl PassRow {
+    /// A pass that begins now.
+    pub fn begin(vm: &str, number: u32) -> PassRow {
+        PassRow {
+            vm: vm.into(),
+            number,
+            kind: if number == 1 { PassKind::Full } else { PassKind::Delta },
+            state: PassState::Begun,
+            why: None,
+            snapshot: None,
+            began_ms: now_ms(),
+            frozen_ms: None,
+            copying_ms: None,
+            ended_ms: None,
+            areas_bytes: 0,
+            read_bytes: 0,
+            changed_bytes: 0,
+            audited_blocks: 0,
+            mismatches: 0,
+        }
+    }
+}
+
+/// A disk as the last completed pass found it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrackedRow {
+    /// The source's key of the disk.
+    pub disk: i32,
+    /// Change id of what was copied; absent if the disk was not tracked.
+    pub change_id: Option<String>,
+    /// Datastore.
+    pub datastore: String,
+    /// Path of the backing before the snapshot.
+    pub path: String,
+    /// What tells the disk from another of its key; empty if not told.
+    pub uuid: String,
+}
+
+/// How long a VM is down, by forecast and in fact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Downtime {
+    /// Predicted, in milliseconds.
+    pub forecast_ms: u64,
+    /// The least that is likely.
+    pub low_ms: u64,
+    /// The most that is likely.
+    pub high_ms: u64,
+}
+
+/// What is kept of a warm VM besides its passes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct WarmRow {
+    /// Whether `drover cutover` was said.
+    pub cutover_asked: bool,
+    /// Whether the machine was started at the target, which may have changed the images.
+    pub replica_ran: bool,
+    /// Host that ran the VM at the last completed pass.
+    pub host: Option<String>,
+    /// Why change tracking is not believed any more.
+    pub distrust: Option<String>,
+    /// Advice found on the way.
+    pub hint: Option<String>,
+    /// When the next pass begins.
+    pub next_ms: Option<i64>,
+    /// Why the cutover began.
+    pub reason: Option<String>,
+    /// The latest forecast; once the cutover has begun, the one it began with.
+    pub forecast: Option<Downtime>,
+    /// When the shutdown began.
+    pub down_ms: Option<i64>,
+    /// When the target was seen running.
+    pub up_ms: Option<i64>,
+}
+
+impl WarmRow {
+    /// Real downtime in milliseconds, if the VM has moved over.
+    pub fn downtime_ms(&self) -> Option<u64> {
+        Some(self.up_ms?.saturating_sub(self.down_ms?).max(0) as u64)
+    }
+}
+
+impl Store {
+    /// What is kept of a warm VM; all empty if there is nothing.
+    pub fn warm(&self, plan: &str, vm: &str) -> Outcome<WarmRow> {
+        let rows = self.rows("SELECT * FROM warm WHERE plan = ?1 AND vm = ?2", [plan, vm], warm_row)?;
+        Ok(rows.into_iter().next().unwrap_or_default())
+    }
+
+    /// Asks for the cutover of one VM by its name, or of all that have not arrived; gives their names.
+    pub fn ask_cutover(&self, plan: &str, name: Option<&str>) -> Outcome<Vec<String>> {
+        let sql = "SELECT id, name FROM vm WHERE plan = ?1 AND state <> 'done' AND (?2 IS NULL OR name = ?2) ORDER BY rowid";
+        let vms = self.rows(sql, params![plan, name], |row| {
+            Ok((row.get::<_, String>("id")?, row.get::<_, String>("name")?))
+        })?;
+        for (id, _) in &vms {
+            self.set_warm(plan, id, "cutover_asked = 1", &[])?;
+        }
+        Ok(vms.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// Whether the cutover of a VM was asked for.
+    pub fn cutover_asked(&self, plan: &str, vm: &str) -> Outcome<bool> {
+        let asked = self.run(|db| {
+            let sql = "SELECT cutover_asked FROM warm WHERE plan = ?1 AND vm = ?2";
+            db.query_row(sql, [plan, vm], |row| row.get::<_, bool>(0)).optional()
+        })?;
+        Ok(asked.unwrap_or(false))
+    }
+
+    /// Records when the next pass is to begin, and what a cutover would take now.
+    pub fn set_next_pass(
+        &self,
+        plan: &str,
+        vm: &str,
+        next_ms: Option<i64>,
+        forecast: Option<Downtime>,
+    ) -> Outcome<()> {
+        let forecast = forecast.map(|it| [it.forecast_ms, it.low_ms, it.high_ms].map(|ms| ms as i64));
+        let part = |at: usize| forecast.map(|it| it[at]);
+        self.set_warm(
+            plan,
+            vm,
+            "next_ms = ?3, forecast_ms = ?4, forecast_low_ms = ?5, forecast_high_ms = ?6",
+            &[&next_ms, &part(0), &part(1), &part(2)],
+        )
+    }
+
+    /// Records why the cutover begins.
+    pub fn set_cutover_reason(&self, plan: &str, vm: &str, reason: &str) -> Outcome<()> {
+        self.set_warm(plan, vm, "reason = ?3, next_ms = NULL", &[&reason])
+    }
+
+    /// Records that the downtime begins now, or that there is none, because the cutover was undone; then
+    /// it has to be asked for again.
+    pub fn set_down(&self, plan: &str, vm: &str, down: bool) -> Outcome<()> {
+        let at = down.then(now_ms);
+        let set = if down {
+            "down_ms = ?3, up_ms = NULL"
+        } else {
+            "down_ms = ?3, up_ms = NULL, cutover_asked = 0, reason = NULL"
+        };
+        self.set_warm(plan, vm, set, &[&at])
+    }
+
+    /// Records that the target runs.
+    pub fn set_up(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.set_warm(plan, vm, "up_ms = ?3", &[&now_ms()])
+    }
+
+    /// Records whether the machine was started at the target, so that the images may not be the source's.
+    pub fn set_replica_ran(&self, plan: &str, vm: &str, ran: bool) -> Outcome<()> {
+        self.set_warm(plan, vm, "replica_ran = ?3", &[&ran])
+    }
+
+    /// Records why change tracking is not believed any more.
+    pub fn set_distrust(&self, plan: &str, vm: &str, why: &str) -> Outcome<()> {
+        self.set_warm(plan, vm, "distrust = ?3", &[&why])
+    }
+
+    /// Records advice.
+    pub fn set_hint(&self, plan: &str, vm: &str, hint: Option<&str>) -> Outcome<()> {
+        self.set_warm(plan, vm, "hint = ?3", &[&hint])
+    }
+
+    /// Forgets all passes of a VM and what went with them.
+    pub fn forget_warm(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.run(|db| {
+            ["warm", "tracked", "pass"].iter().try_for_each(|table| {
+                let sql = format!("DELETE FROM {table} WHERE plan = ?1 AND vm = ?2");
+                db.execute(&sql, [plan, vm]).map(|_| ())
+            })
+        })
+    }
+
+    /// Writes what is known of a pass.
+    pub fn put_pass(&self, plan: &str, pass: &PassRow) -> Outcome<()> {
+        self.run(|db| put_pass(db, plan, pass))
+    }
+
+    /// Records a pass as complete, together with what the next one is asked from, or nothing of both.
+    pub fn complete_pass(&self, plan: &str, pass: &PassRow, host: &str, disks: &[TrackedRow]) -> Outcome<()> {
+        let mut connection = self.lock();
+        let mut write = || {
+            let change = connection.transaction()?;
+            put_pass(&change, plan, &PassRow { state: PassState::Complete, ..pass.clone() })?;
+            change.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, &pass.vm])?;
+            for disk in disks {
+                change.execute(
+                    "INSERT INTO tracked VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                    params![plan, pass.vm, disk.disk, disk.change_id, disk.datastore, disk.path, disk.uuid],
+                )?;
+            }
+            change.execute(
+                "INSERT INTO warm (plan, vm, host) VALUES (?1, ?2, ?3) ON CONFLICT(plan, vm) DO UPDATE SET host = ?3",
+                params![plan, pass.vm, host],
+            )?;
+            change.commit()
+        };
+        let result: rusqlite::Result<()> = write();
+        result.map_err(|error| self.wrap(error.into()))
+    }
+
+    /// Disks as the last completed pass found them.
+    pub fn tracked(&self, plan: &str, vm: &str) -> Outcome<Vec<TrackedRow>> {
+        self.rows("SELECT * FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, vm], |row| {
+            Ok(TrackedRow {
+                disk: row.get("disk_key")?,
+                change_id: row.get("change_id")?,
+                datastore: row.get("datastore")?,
+                path: row.get("path")?,
+                uuid: row.get("uuid")?,
+            })
+        })
+    }
+
+    /// Passes of a plan, those of a VM in order.
+    pub fn passes(&self, plan: &str) -> Outcome<Vec<PassRow>> {
+        self.rows("SELECT * FROM pass WHERE plan = ?1 ORDER BY vm, number", [plan], pass_row)
+    }
+
+    /// Passes of a VM in order.
+    pub fn passes_of(&self, plan: &str, vm: &str) -> Outcome<Vec<PassRow>> {
+        let sql = "SELECT * FROM pass WHERE plan = ?1 AND vm = ?2 ORDER BY number";
+        self.rows(sql, [plan, vm], pass_row)
+    }
+
+    /// Sets columns of a VM's row, which is made if it is not there. Values begin with `?3`.
+    fn set_warm(&self, plan: &str, vm: &str, set: &str, values: &[&dyn rusqlite::ToSql]) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("INSERT OR IGNORE INTO warm (plan, vm) VALUES (?1, ?2)", [plan, vm])?;
+            let mut all: Vec<&dyn rusqlite::ToSql> = vec![&plan, &vm];
+            all.extend(values);
+            let sql = format!("UPDATE warm SET {set} WHERE plan = ?1 AND vm = ?2");
+            db.execute(&sql, all.as_slice())
+        })?;
+        Ok(())
+    }
+}
+
+fn put_pass(db: &rusqlite::Connection, plan: &str, pass: &PassRow) -> rusqlite::Result<()> {
+    db.execute(
+        "INSERT OR REPLACE INTO pass VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+        params![
+            plan,
+            pass.vm,
+            pass.number,
+            word(&pass.kind),
+            word(&pass.state),
+            pass.why,
+            pass.snapshot,
+            pass.began_ms,
+            pass.frozen_ms,
+            pass.copying_ms,
+            pass.ended_ms,
+            pass.areas_bytes as i64,
+            pass.read_bytes as i64,
+            pass.changed_bytes as i64,
+            pass.audited_blocks as i64,
+            pass.mismatches as i64,
+        ],
+    )?;
+    Ok(())
+}
+
+fn pass_row(row: &Row<'_>) -> rusqlite::Result<PassRow> {
+    let bytes = |column: &str| Ok::<u64, rusqlite::Error>(unsigned(row, column)?.unwrap_or(0));
+    Ok(PassRow {
+        vm: row.get("vm")?,
+        number: row.get("number")?,
+        kind: state(row, "kind")?,
+        state: state(row, "state")?,
+        why: row.get("why")?,
+        snapshot: row.get("snapshot")?,
+        began_ms: row.get("began_ms")?,
+        frozen_ms: row.get("frozen_ms")?,
+        copying_ms: row.get("copying_ms")?,
+        ended_ms: row.get("ended_ms")?,
+        areas_bytes: bytes("areas_bytes")?,
+        read_bytes: bytes("read_bytes")?,
+        changed_bytes: bytes("changed_bytes")?,
+        audited_blocks: bytes("audited_blocks")?,
+        mismatches: bytes("mismatches")?,
+    })
+}
+
+fn warm_row(row: &Row<'_>) -> rusqlite::Result<WarmRow> {
+    let forecast = match unsigned(row, "forecast_ms")? {
+        Some(forecast_ms) => Some(Downtime {
+            forecast_ms,
+            low_ms: unsigned(row, "forecast_low_ms")?.unwrap_or(forecast_ms),
+            high_ms: unsigned(row, "forecast_high_ms")?.unwrap_or(forecast_ms),
+        }),
+        None => None,
+    };
+    Ok(WarmRow {
+        cutover_asked: row.get("cutover_asked")?,
+        replica_ran: row.get("replica_ran")?,
+        host: row.get("host")?,
+        distrust: row.get("distrust")?,
+        hint: row.get("hint")?,
+        next_ms: row.get("next_ms")?,
+        reason: row.get("reason")?,
+        forecast,
+        down_ms: row.get("down_ms")?,
+        up_ms: row.get("up_ms")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::store::VmState;
+
+    #[test]
+    fn a_pass_and_its_change_ids_are_kept_together_and_survive_reopening() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        let tracked =
+            |id: &str| TrackedRow { disk: 2000, change_id: Some(id.into()), ..TrackedRow::default() };
+        let mut pass = PassRow { areas_bytes: 1 << 40, ..PassRow::begin("vm-1", 1) };
+        store.put_pass("p", &pass).unwrap();
+        assert_eq!(store.tracked("p", "vm-1").unwrap(), []);
+        store.complete_pass("p", &pass, "host-1", &[tracked("a/1")]).unwrap();
+        store.complete_pass("p", &PassRow::begin("vm-1", 2), "host-2", &[tracked("a/2")]).unwrap();
+        drop(store);
+        let store = Store::open(folder.path()).unwrap();
+        assert_eq!(store.tracked("p", "vm-1").unwrap(), [tracked("a/2")]);
+        assert_eq!(store.warm("p", "vm-1").unwrap().host.as_deref(), Some("host-2"));
+        pass.state = PassState::Complete;
+        let passes = store.passes("p").unwrap();
+        assert_eq!((passes.len(), &passes[0], passes[1].kind), (2, &pass, PassKind::Delta));
+        store.forget_warm("p", "vm-1").unwrap();
+        assert_eq!((store.passes("p").unwrap(), store.tracked("p", "vm-1").unwrap()), (vec![], vec![]));
+        assert_eq!(store.warm("p", "vm-1").unwrap(), WarmRow::default());
+    }
+
+    #[test]
+    fn a_cutover_is_asked_of_one_vm_or_of_all_that_have_not_arrived() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        ["a", "b", "c"].iter().for_each(|id| store.enter_vm("p", id, id, "{}").unwrap());
+        store.end_vm("p", "a", VmState::Done, None).unwrap();
+        assert_eq!(store.ask_cutover("p", Some("b")).unwrap(), ["b"]);
+        assert_eq!(["a", "b", "c"].map(|vm| store.cutover_asked("p", vm).unwrap()), [false, true, false]);
+        assert_eq!(store.ask_cutover("p", None).unwrap(), ["b", "c"]);
+        assert_eq!(store.ask_cutover("p", Some("x")).unwrap(), Vec::<String>::new());
+        // An undone cutover has to be asked for again.
+        store.set_down("p", "b", true).unwrap();
+        assert!(store.warm("p", "b").unwrap().down_ms.is_some());
+        store.set_down("p", "b", false).unwrap();
+        assert!(!store.cutover_asked("p", "b").unwrap());
+    }
+
+    #[test]
+    fn a_forecast_and_the_real_downtime_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        let forecast = Downtime { forecast_ms: 9000, low_ms: 5000, high_ms: 20_000 };
+        store.set_next_pass("p", "v", Some(77), Some(forecast)).unwrap();
+        let row = store.warm("p", "v").unwrap();
+        assert_eq!((row.next_ms, row.forecast, row.downtime_ms()), (Some(77), Some(forecast), None));
+        store.set_down("p", "v", true).unwrap();
+        store.set_up("p", "v").unwrap();
+        assert!(store.warm("p", "v").unwrap().downtime_ms().is_some());
+    }
+}
