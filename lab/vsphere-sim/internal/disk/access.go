@@ -24,7 +24,9 @@ func (vm *VM) Write(index int, offset int64, data []byte) error {
 	}
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
-	d.tracker.wrote(offset, int64(len(data)))
+	if !d.lie.forget() {
+		d.tracker.wrote(offset, int64(len(data)))
+	}
 	return nil
 }
 
@@ -62,10 +64,13 @@ func (d *Disk) openLive() error {
 
 // Capacity gives the size of disk number index, or -1 if there is none.
 func (vm *VM) Capacity(index int) int64 {
-	if d := vm.disk(index); d != nil {
-		return d.Capacity
+	d := vm.disk(index)
+	if d == nil {
+		return -1
 	}
-	return -1
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return d.Capacity
 }
 
 // Find gives the disk with a device key, or nil.
@@ -105,7 +110,11 @@ func (d *Disk) Changed(q Query) ([]Extent, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	areas, length := page(areas, q.Start, d.Capacity, q.AreasMax)
+	end := d.Capacity
+	if q.ChangeID != "*" {
+		areas, end = d.lie.tell(areas, d.Capacity)
+	}
+	areas, length := page(areas, q.Start, end, q.AreasMax)
 	return areas, length, nil
 }
 

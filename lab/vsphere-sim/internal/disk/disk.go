@@ -39,6 +39,12 @@ func (s *Store) moveLive(vm *VM, from, to string) {
 	s.live[to] = vm
 }
 
+func (s *Store) forgetLive(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.live, path)
+}
+
 // VM is the disks of one virtual machine, frozen and written under one lock so that a snapshot
 // is one instant for all of them.
 type VM struct {
@@ -53,6 +59,8 @@ type VM struct {
 	tracking  bool // asked for; a disk's tracker starts at the next stun
 	disks     []*Disk
 	snapshots map[string]bool
+	leaveNext bool // the next removal leaves its files
+	left      bool // a removal left files, or so the VM says
 }
 
 // NewVM gives a VM without disks. With tracking, disks are tracked from the start.
@@ -77,8 +85,8 @@ func (vm *VM) Running() bool { return vm.running.Load() }
 type Disk struct {
 	Key       int32  // device key
 	UUID      string // as the backing shows it
-	Capacity  int64  // bytes, of any value
-	Datastore string // name
+	Capacity  int64  // bytes, of any value; changes under VM.data and VM.mu
+	Datastore string // name; changes likewise
 	Dir       string // folder inside the datastore
 	Stem      string // file name of the base without .vmdk
 
@@ -86,6 +94,8 @@ type Disk struct {
 	root        string // folder of Dir in the real file system
 	suffix      string // what follows the stem in a content file's name
 	independent bool   // takes no part in snapshots and tracking
+	untracked   bool   // tracking is switched off for this disk
+	lie         Lie
 
 	live    *node
 	nodes   []*node
@@ -119,13 +129,15 @@ type Spec struct {
 	Content     string // file to fill it from, or ""
 	Suffix      string // -flat, -rdm or -rdmp
 	Independent bool
+	Untracked   bool // tracking is switched off for this disk
+	Added       bool // tracking starts at the next stun
 }
 
 // Add makes a disk and its files.
 func (vm *VM) Add(spec Spec) (*Disk, error) {
 	d := &Disk{
 		Key: spec.Key, UUID: newUUID(), Capacity: spec.Capacity, Datastore: spec.Datastore, Dir: spec.Dir, Stem: spec.Stem,
-		vm: vm, root: filepath.Join(spec.Root, spec.Dir), suffix: spec.Suffix, independent: spec.Independent,
+		vm: vm, root: filepath.Join(spec.Root, spec.Dir), suffix: spec.Suffix, independent: spec.Independent, untracked: spec.Untracked,
 		live: &node{}, points: map[string]*point{},
 	}
 	d.nodes = []*node{d.live}
@@ -140,7 +152,7 @@ func (vm *VM) Add(spec Spec) (*Disk, error) {
 	}
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
-	if vm.tracking && !d.independent {
+	if vm.tracking && !d.independent && !d.untracked && !spec.Added {
 		d.tracker.start()
 	}
 	vm.disks = append(vm.disks, d)

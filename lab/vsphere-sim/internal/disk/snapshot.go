@@ -12,16 +12,17 @@ type Backing struct {
 	FileName string
 	ChangeID string
 	Parents  []string // nearest first
+	Capacity int64
 }
 
 // stun is a moment when the guest stands still, so tracking that was asked for can start.
 // Older snapshots prevent it, as on real hosts.
 func (vm *VM) stun() {
-	if !vm.tracking || len(vm.snapshots) > 0 {
+	if !vm.tracking || len(vm.snapshots) > 0 || vm.left {
 		return
 	}
 	for _, d := range vm.disks {
-		if !d.independent && !d.tracker.on {
+		if !d.independent && !d.untracked && !d.tracker.on {
 			d.tracker.start()
 		}
 	}
@@ -116,13 +117,57 @@ func (vm *VM) Remove(snapshot string) error {
 		return nil
 	}
 	delete(vm.snapshots, snapshot)
-	var err error
 	for _, d := range vm.disks {
 		delete(d.points, snapshot)
-		err = errors.Join(err, d.consolidate())
 	}
+	if vm.leaveNext {
+		vm.leaveNext, vm.left = false, true
+	}
+	if vm.left {
+		return nil
+	}
+	err := vm.merge()
 	vm.stun()
 	return err
+}
+
+func (vm *VM) merge() error {
+	var err error
+	for _, d := range vm.disks {
+		err = errors.Join(err, d.consolidate())
+	}
+	return err
+}
+
+// LeaveNext lets the next removal of a snapshot leave its files, as when another program holds one open.
+func (vm *VM) LeaveNext() {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.leaveNext = true
+}
+
+// SetLeft makes the VM say that it needs consolidation. Removals then leave their files, too.
+func (vm *VM) SetLeft() {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.left = true
+}
+
+// Left tells if files of removed snapshots were left.
+func (vm *VM) Left() bool {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.left
+}
+
+// Consolidate merges what removals left.
+func (vm *VM) Consolidate() error {
+	vm.data.Lock()
+	defer vm.data.Unlock()
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.left = false
+	return vm.merge()
 }
 
 // consolidate goes on until no file is left that is neither live, nor a snapshot's, nor shared
@@ -211,6 +256,7 @@ func (vm *VM) Revert(snapshot string) error {
 	if !vm.snapshots[snapshot] {
 		return ErrSnapshot
 	}
+	vm.left = false // Below everything is merged.
 	for _, d := range vm.disks {
 		point := d.points[snapshot]
 		if point == nil {
@@ -240,7 +286,7 @@ func (vm *VM) Backings(snapshot string) map[int32]Backing {
 		if point := d.points[snapshot]; point != nil {
 			n, changeID = point.node, point.changeID
 		}
-		backing := Backing{FileName: d.name(n), ChangeID: changeID}
+		backing := Backing{FileName: d.name(n), ChangeID: changeID, Capacity: d.Capacity}
 		for parent := n.parent; parent != nil; parent = parent.parent {
 			backing.Parents = append(backing.Parents, d.name(parent))
 		}

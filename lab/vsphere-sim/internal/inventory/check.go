@@ -95,6 +95,9 @@ func (inv *Inventory) checkVM(vm *VM) error {
 	if err := oneOf("tools", vm.Tools, "running", "notRunning", "notInstalled"); err != nil {
 		return err
 	}
+	if vm.HardwareNumber() == 0 {
+		return fmt.Errorf("hardware_version %q: want one such as vmx-19", vm.HardwareVersion)
+	}
 	if err := inv.checkDatastore(vm.Datastore); err != nil {
 		return err
 	}

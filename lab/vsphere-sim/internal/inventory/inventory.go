@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -78,27 +80,28 @@ type VMKNIC struct {
 
 // VM is one virtual machine.
 type VM struct {
-	Name           string     `yaml:"name"`
-	Folder         string     `yaml:"folder"`
-	Host           string     `yaml:"host"`
-	Datastore      string     `yaml:"datastore"`
-	GuestID        string     `yaml:"guest_id"`
-	GuestFullName  string     `yaml:"guest_full_name"`
-	Firmware       string     `yaml:"firmware"`
-	SecureBoot     bool       `yaml:"secure_boot"`
-	CPUs           int32      `yaml:"cpus"`
-	CoresPerSocket int32      `yaml:"cores_per_socket"`
-	MemoryMiB      int64      `yaml:"memory_mib"`
-	Power          string     `yaml:"power"`
-	Tools          string     `yaml:"tools"`
-	Tags           []string   `yaml:"tags"`
-	CBT            bool       `yaml:"cbt"`
-	VTPM           bool       `yaml:"vtpm"`
-	Encrypted      bool       `yaml:"encrypted"`
-	Passthrough    bool       `yaml:"passthrough"`
-	NICs           []NIC      `yaml:"nics"`
-	Disks          []Disk     `yaml:"disks"`
-	Snapshots      []Snapshot `yaml:"snapshots"`
+	Name            string     `yaml:"name"`
+	Folder          string     `yaml:"folder"`
+	Host            string     `yaml:"host"`
+	Datastore       string     `yaml:"datastore"`
+	GuestID         string     `yaml:"guest_id"`
+	GuestFullName   string     `yaml:"guest_full_name"`
+	Firmware        string     `yaml:"firmware"`
+	SecureBoot      bool       `yaml:"secure_boot"`
+	CPUs            int32      `yaml:"cpus"`
+	CoresPerSocket  int32      `yaml:"cores_per_socket"`
+	MemoryMiB       int64      `yaml:"memory_mib"`
+	Power           string     `yaml:"power"`
+	Tools           string     `yaml:"tools"`
+	Tags            []string   `yaml:"tags"`
+	CBT             bool       `yaml:"cbt"`
+	HardwareVersion string     `yaml:"hardware_version"`
+	VTPM            bool       `yaml:"vtpm"`
+	Encrypted       bool       `yaml:"encrypted"`
+	Passthrough     bool       `yaml:"passthrough"`
+	NICs            []NIC      `yaml:"nics"`
+	Disks           []Disk     `yaml:"disks"`
+	Snapshots       []Snapshot `yaml:"snapshots"`
 }
 
 // NIC is a virtual network card. Connected is true unless it says otherwise.
@@ -120,6 +123,7 @@ type Disk struct {
 	Mode       string `yaml:"mode"`
 	RDM        string `yaml:"rdm"`
 	Sharing    string `yaml:"sharing"`
+	CBT        *bool  `yaml:"cbt"`
 }
 
 // Snapshot is one that exists before the test begins; the last one made is the current one.
@@ -202,6 +206,7 @@ func (vm *VM) complete(inv *Inventory, dir string) {
 	orDefault(&vm.Host, inv.Hosts[0].Name)
 	orDefault(&vm.GuestID, "otherGuest64")
 	orDefault(&vm.Power, "off")
+	orDefault(&vm.HardwareVersion, "vmx-19")
 	orDefault(&vm.Tools, "notInstalled")
 	if vm.CPUs == 0 {
 		vm.CPUs = 1
@@ -231,6 +236,15 @@ func (vm *VM) complete(inv *Inventory, dir string) {
 		orDefault(&vm.NICs[i].Network, inv.Networks[0].Name)
 		orDefault(&vm.NICs[i].Model, "vmxnet3")
 	}
+}
+
+// HardwareNumber is 19 for vmx-19, and 0 for what is no version.
+func (vm *VM) HardwareNumber() int {
+	number, err := strconv.Atoi(strings.TrimPrefix(vm.HardwareVersion, "vmx-"))
+	if err != nil || !strings.HasPrefix(vm.HardwareVersion, "vmx-") {
+		return 0
+	}
+	return number
 }
 
 func orDefault(value *string, fallback string) {

@@ -70,6 +70,7 @@ func (s *Sim) controlMux() http.Handler {
 	mux.HandleFunc("GET /disks", s.showDisks)
 	mux.HandleFunc("GET /vms", s.showVMs)
 	mux.HandleFunc("GET /stats", s.showStats)
+	s.othersMux(mux)
 	return mux
 }
 
@@ -191,6 +192,8 @@ type writeOrder struct {
 	Hex    string `json:"hex,omitempty"`
 	Fill   string `json:"fill,omitempty"`
 	Length int64  `json:"length,omitempty"`
+	Every  int64  `json:"every,omitempty"`
+	Count  int64  `json:"count,omitempty"`
 }
 
 func (s *Sim) orderWrite(order writeOrder) (any, error) {
@@ -198,16 +201,29 @@ func (s *Sim) orderWrite(order writeOrder) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if order.Count < 0 || order.Every < 0 || order.Count > 0 && order.Every == 0 {
+		return nil, errors.New("want a count together with every")
+	}
+	for i := range max(order.Count, 1) {
+		if err := order.write(m, order.Offset+i*order.Every); err != nil {
+			return nil, err
+		}
+	}
+	return done, nil
+}
+
+// write is one of the order's writes.
+func (order *writeOrder) write(m *machine, offset int64) error {
 	const pieceBytes = 1 << 20
 	if order.Hex != "" {
 		data, err := hex.DecodeString(order.Hex)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return done, m.disks.Write(order.Disk, order.Offset, data)
+		return m.disks.Write(order.Disk, offset, data)
 	}
 	if order.Fill != "random" && order.Fill != "zero" || order.Length < 1 {
-		return nil, errors.New("want hex, or fill random or zero with a length")
+		return errors.New("want hex, or fill random or zero with a length")
 	}
 	piece := make([]byte, min(pieceBytes, order.Length))
 	for at := int64(0); at < order.Length; at += int64(len(piece)) {
@@ -215,11 +231,11 @@ func (s *Sim) orderWrite(order writeOrder) (any, error) {
 		if order.Fill == "random" {
 			_, _ = rand.Read(piece)
 		}
-		if err := m.disks.Write(order.Disk, order.Offset+at, piece); err != nil {
-			return nil, err
+		if err := m.disks.Write(order.Disk, offset+at, piece); err != nil {
+			return err
 		}
 	}
-	return done, nil
+	return nil
 }
 
 type vmDisks struct {

@@ -54,7 +54,7 @@ var extended = []string{
 
 // instead gives what is to carry out a call on an object of m, or nil for the object itself.
 func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
-	if rule := s.taskFaults.take(method.Name); rule != nil {
+	if rule := s.taskFaults.take(method, m); rule != nil {
 		return &failing{sim: s, ref: method.This, rule: *rule}
 	}
 	if m != nil && isSnapshotCall(method.Name) && m.sharesDisks() && m.disks.Running() {
@@ -192,9 +192,15 @@ func (e *extension) ShutdownGuest(ctx *simulator.Context, _ *types.ShutdownGuest
 	return body
 }
 
-// ConsolidateVMDisksTask has nothing to do: files are merged as soon as nothing needs them.
+// ConsolidateVMDisksTask merges what removals left; else files are merged as soon as nothing needs them.
 func (e *extension) ConsolidateVMDisksTask(ctx *simulator.Context, _ *types.ConsolidateVMDisks_Task) soap.HasFault {
 	task := simulator.CreateTask(e.machine.vm, "consolidateVMDisks", func(*simulator.Task) (types.AnyType, types.BaseMethodFault) {
+		if err := e.machine.disks.Consolidate(); err != nil {
+			log.Printf("consolidation of %s: %s", e.machine.given.Name, err)
+			return nil, &types.FileFault{File: e.machine.vm.Config.Files.VmPathName}
+		}
+		e.sim.showAll(ctx, e.machine)
+		e.sim.showLeft(ctx, e.machine)
 		return nil, nil
 	})
 	return &methods.ConsolidateVMDisks_TaskBody{
@@ -235,6 +241,7 @@ func (e *extension) revert(ctx *simulator.Context, snapshot types.ManagedObjectR
 			{Name: "summary.runtime.powerState", Val: types.VirtualMachinePowerStatePoweredOff},
 		})
 		e.sim.showAll(ctx, e.machine)
+		e.sim.showLeft(ctx, e.machine)
 		return nil, nil
 	})
 	return task.Run(ctx)

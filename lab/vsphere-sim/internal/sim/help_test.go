@@ -58,6 +58,7 @@ vms:
     host: esx2.lab
     power: off
     vtpm: true
+    hardware_version: vmx-04
     encrypted: true
     passthrough: true
     disks: [{file: data.img}, {capacity: 1MiB, mode: independent_persistent}, {capacity: 1MiB, rdm: virtual}]

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"log"
+	"strings"
 
 	"github.com/vmware/govmomi/object"
 	"github.com/vmware/govmomi/simulator"
@@ -74,6 +75,7 @@ func (h *hook) RemoveObject(ctx *simulator.Context, ref types.ManagedObjectRefer
 		h.sim.mu.Unlock()
 	}
 	h.sim.showAll(ctx, m)
+	h.sim.showLeft(ctx, m)
 }
 
 // UpdateObject follows power and tracking.
@@ -104,13 +106,34 @@ func (h *hook) UpdateObject(ctx *simulator.Context, item mo.Reference, changes [
 // followTracking takes over a change of config.changeTrackingEnabled.
 func (s *Sim) followTracking(ctx *simulator.Context, m *machine) {
 	on := m.vm.Config.ChangeTrackingEnabled != nil && *m.vm.Config.ChangeTrackingEnabled
-	if on == m.disks.Tracking() {
-		return
+	changed := s.followDiskTracking(m)
+	if on != m.disks.Tracking() {
+		m.disks.SetTracking(on)
+		changed = true
+		log.Printf("changed block tracking of %s: %v", m.given.Name, on)
 	}
-	m.disks.SetTracking(on)
-	s.showTracking(m)
-	s.showLive(ctx, m)
-	log.Printf("changed block tracking of %s: %v", m.given.Name, on)
+	if changed {
+		s.showTracking(m)
+		s.showLive(ctx, m)
+	}
+}
+
+// followDiskTracking takes over the settings of disks of their own, such as scsi0:0.ctkEnabled.
+func (s *Sim) followDiskTracking(m *machine) (changed bool) {
+	settings := object.OptionValueList(m.vm.Config.ExtraConfig)
+	devices := object.VirtualDeviceList(m.vm.Config.Hardware.Device)
+	for _, device := range devices.SelectByType((*types.VirtualDisk)(nil)) {
+		d := device.GetVirtualDevice()
+		controller, ok := devices.FindByKey(d.ControllerKey).(types.BaseVirtualController)
+		if !ok || d.UnitNumber == nil {
+			continue
+		}
+		if value, set := settings.GetString(trackingKey(controller, *d.UnitNumber)); set {
+			on := strings.EqualFold(value, "true")
+			changed = m.disks.SetDiskTracking(d.Key, on) || changed
+		}
+	}
+	return changed
 }
 
 func (s *Sim) byMoid(moid string) *machine {
@@ -169,6 +192,7 @@ func withBackings(devices []types.BaseVirtualDevice, backings map[int32]disk.Bac
 		if backing, known := backings[device.GetVirtualDevice().Key]; ok && known {
 			fresh := *old
 			fresh.Backing = withFile(old.Backing, backing)
+			fresh.CapacityInBytes, fresh.CapacityInKB = backing.Capacity, backing.Capacity/1024
 			device = &fresh
 		}
 		out = append(out, device)

@@ -16,12 +16,16 @@ func (e *extension) RemoveSnapshotTask(ctx *simulator.Context, req *types.Remove
 		if !ok || e.machine.vm.Snapshot == nil {
 			return nil, &types.ManagedObjectNotFound{Obj: req.This}
 		}
+		left := e.machine.disks.Left()
 		parent, below := around(e.machine.vm.Snapshot.RootSnapshotList, req.This, nil)
 		body := snapshot.RemoveSnapshotTask(ctx, req).(*methods.RemoveSnapshot_TaskBody)
 		inner := e.sim.registry.Get(body.Res.Returnval).(*simulator.Task)
 		inner.Wait()
 		if req.RemoveChildren {
 			e.forget(ctx, below, parent)
+		}
+		if !left && e.machine.disks.Left() {
+			return nil, &types.FileLocked{FileFault: types.FileFault{File: e.machine.vm.Config.Files.VmPathName}}
 		}
 		return nil, nil
 	})

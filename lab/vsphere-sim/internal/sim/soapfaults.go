@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"sync"
@@ -14,13 +15,14 @@ import (
 
 // soapOrder is an order for a fault of a SOAP call, as it comes over the control API.
 type soapOrder struct {
-	Method  string `json:"method,omitempty"`
-	Fault   string `json:"fault,omitempty"`
-	Message string `json:"message,omitempty"`
-	VM      string `json:"vm,omitempty"`    // only for calls to the VM of this name; faults of the call only
-	As      string `json:"as,omitempty"`    // "call" (default) or "task"
-	Count   int    `json:"count,omitempty"` // 0 is 1, -1 until cleared
-	Skip    int    `json:"skip,omitempty"`
+	Method   string `json:"method,omitempty"`
+	Fault    string `json:"fault,omitempty"`
+	Message  string `json:"message,omitempty"`
+	VM       string `json:"vm,omitempty"`    // only for calls to this VM
+	As       string `json:"as,omitempty"`    // "call" (default) or "task"
+	Count    int    `json:"count,omitempty"` // 0 is 1, -1 until cleared
+	Skip     int    `json:"skip,omitempty"`
+	Quiesced bool   `json:"quiesced,omitempty"` // only for snapshots that quiesce the guest; of tasks
 }
 
 // order puts a fault in place.
@@ -38,10 +40,19 @@ func (s *Sim) orderSoapFault(order soapOrder) error {
 		if reflect.ValueOf(&failing{}).MethodByName(taskMethod(order.Method)).Kind() != reflect.Func {
 			return fmt.Errorf("method %q: no task of it can be made to fail", order.Method)
 		}
-		s.taskFaults.add(faultRule{
-			method: order.Method, fault: fault, message: order.Message, left: count, skip: order.Skip,
-		})
+		rule := faultRule{
+			method: order.Method, fault: fault, message: order.Message, left: count, skip: order.Skip, quiesced: order.Quiesced,
+		}
+		if order.VM != "" {
+			if rule.only, err = s.machineOf(order.VM); err != nil {
+				return err
+			}
+		}
+		s.taskFaults.add(rule)
 	case "", "call":
+		if order.Quiesced {
+			return errors.New("quiesced: want it together with as task")
+		}
 		name := "*"
 		if order.VM != "" {
 			name = order.VM
@@ -78,11 +89,13 @@ func taskMethod(name string) string {
 
 // faultRule is a fault that tasks of a method end in.
 type faultRule struct {
-	method  string
-	fault   types.BaseMethodFault
-	message string
-	left    int // -1 for ever
-	skip    int
+	method   string
+	fault    types.BaseMethodFault
+	message  string
+	left     int // -1 for ever
+	skip     int
+	only     *machine // or nil for all
+	quiesced bool
 }
 
 // taskFaults are the rules in place.
@@ -103,12 +116,26 @@ func (t *taskFaults) clear() {
 	t.rules = nil
 }
 
+// quiesces tells if a call makes a snapshot for which the guest is quiesced, which takes tools that run.
+func quiesces(method *simulator.Method, m *machine) bool {
+	if m == nil || m.given.Tools != "running" || !m.disks.Running() {
+		return false
+	}
+	switch req := method.Body.(type) {
+	case *types.CreateSnapshot_Task:
+		return req.Quiesce
+	case *types.CreateSnapshotEx_Task:
+		return req.QuiesceSpec != nil
+	}
+	return false
+}
+
 // take gives the rule for this call of method and counts it.
-func (t *taskFaults) take(method string) *faultRule {
+func (t *taskFaults) take(method *simulator.Method, m *machine) *faultRule {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, rule := range t.rules {
-		if rule.method != method || rule.left == 0 {
+		if rule.method != method.Name || rule.left == 0 || rule.only != nil && rule.only != m || rule.quiesced && !quiesces(method, m) {
 			continue
 		}
 		if rule.skip > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/vmware/govmomi/object"
@@ -22,6 +23,10 @@ type machine struct {
 	vm    *simulator.VirtualMachine
 	disks *disk.VM
 	names map[string]string // of snapshots, by moid
+
+	dir    string // of its files, on each datastore
+	places *slots
+	made   int // disks so far, those that are gone too
 }
 
 func (s *Sim) buildVM(dc *simulator.Datacenter, given *inventory.VM) error {
@@ -33,8 +38,8 @@ func (s *Sim) buildVM(dc *simulator.Datacenter, given *inventory.VM) error {
 	if err != nil {
 		return err
 	}
-	m := &machine{given: given, disks: s.store.NewVM(given.CBT), names: map[string]string{}}
-	devices, err := s.buildDevices(m, dir)
+	m := &machine{given: given, disks: s.store.NewVM(given.CBT), names: map[string]string{}, dir: dir, places: newSlots()}
+	devices, err := s.buildDevices(m)
 	if err != nil {
 		return err
 	}
@@ -91,31 +96,16 @@ func pathName(name string) string {
 }
 
 // buildDevices makes the disks' files and gives all devices of the VM.
-func (s *Sim) buildDevices(m *machine, dir string) ([]types.BaseVirtualDevice, error) {
-	places := newSlots()
+func (s *Sim) buildDevices(m *machine) ([]types.BaseVirtualDevice, error) {
 	var disks []types.BaseVirtualDevice
 	for i := range m.given.Disks {
-		given := &m.given.Disks[i]
-		controller, unit, key, err := places.place(given)
+		device, err := s.makeDisk(m, &m.given.Disks[i], false)
 		if err != nil {
 			return nil, fmt.Errorf("disk %d: %w", i, err)
 		}
-		stem := pathName(m.given.Name)
-		if i > 0 {
-			stem = fmt.Sprintf("%s_%d", stem, i)
-		}
-		d, err := m.disks.Add(disk.Spec{
-			Key: key, Capacity: int64(*given.Capacity), Datastore: given.Datastore, Dir: dir, Stem: stem,
-			Root: s.datastores[given.Datastore], Content: given.File, Suffix: contentSuffix(given),
-			Independent: given.Mode != "persistent" || given.RDM == "physical",
-		})
-		if err != nil {
-			return nil, fmt.Errorf("disk %d: %w", i, err)
-		}
-		backing := m.disks.Backings("")[key]
-		disks = append(disks, diskDevice(given, d, backing, controller, unit, i+1))
+		disks = append(disks, device)
 	}
-	devices := append(places.devices, disks...)
+	devices := slices.Concat(m.places.devices, disks)
 	for i, nic := range m.given.NICs {
 		devices = append(devices, nicDevice(nic, i, m.given.Power == "on"))
 	}
@@ -126,6 +116,29 @@ func (s *Sim) buildDevices(m *machine, dir string) ([]types.BaseVirtualDevice, e
 		devices = append(devices, passthroughDevice())
 	}
 	return devices, nil
+}
+
+// makeDisk makes a disk's files and gives its device; added is one that the VM did not have at first.
+func (s *Sim) makeDisk(m *machine, given *inventory.Disk, added bool) (*types.VirtualDisk, error) {
+	controller, unit, key, err := m.places.place(given)
+	if err != nil {
+		return nil, err
+	}
+	stem := pathName(m.given.Name)
+	if m.made > 0 {
+		stem = fmt.Sprintf("%s_%d", stem, m.made)
+	}
+	d, err := m.disks.Add(disk.Spec{
+		Key: key, Capacity: int64(*given.Capacity), Datastore: given.Datastore, Dir: m.dir, Stem: stem,
+		Root: s.datastores[given.Datastore], Content: given.File, Suffix: contentSuffix(given),
+		Independent: given.Mode != "persistent" || given.RDM == "physical",
+		Untracked:   given.CBT != nil && !*given.CBT, Added: added,
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.made++
+	return diskDevice(given, d, m.disks.Backings("")[key], controller, unit, m.made), nil
 }
 
 func (s *Sim) vmSpec(given *inventory.VM, dir string, devices []types.BaseVirtualDevice) types.VirtualMachineConfigSpec {
@@ -171,6 +184,9 @@ func (s *Sim) poolOf(host *simulator.HostSystem) (types.ManagedObjectReference, 
 	return types.ManagedObjectReference{}, fmt.Errorf("host %s has no resource pool", host.Name)
 }
 
+// hardwareTracked is the first virtual hardware whose changes are tracked.
+const hardwareTracked = 7
+
 // fillVM sets what creation left out, or made up.
 func (s *Sim) fillVM(m *machine) {
 	vm, given := m.vm, m.given
@@ -182,7 +198,8 @@ func (s *Sim) fillVM(m *machine) {
 	if given.CBT {
 		vm.Config.ChangeTrackingEnabled = types.NewBool(true)
 	}
-	vm.Capability.ChangeTrackingSupported = true
+	vm.Config.Version = given.HardwareVersion
+	vm.Capability.ChangeTrackingSupported = given.HardwareNumber() >= hardwareTracked
 	if given.Encrypted {
 		vm.Config.KeyId = &types.CryptoKeyId{KeyId: "sim-key", ProviderId: &types.KeyProviderId{Id: "sim-provider"}}
 	}
@@ -233,13 +250,19 @@ func (s *Sim) showTracking(m *machine) {
 			if !ok || d.UnitNumber == nil {
 				continue
 			}
-			kept = append(kept, &types.OptionValue{
-				Key:   fmt.Sprintf("%s%d:%d.ctkEnabled", busName(controller), controller.GetVirtualController().BusNumber, *d.UnitNumber),
-				Value: "TRUE",
-			})
+			value := "FALSE"
+			if m.disks.TracksDisk(d.Key) {
+				value = "TRUE"
+			}
+			kept = append(kept, &types.OptionValue{Key: trackingKey(controller, *d.UnitNumber), Value: value})
 		}
 	}
 	m.vm.Config.ExtraConfig = kept
+}
+
+// trackingKey is the setting of a disk's own.
+func trackingKey(controller types.BaseVirtualController, unit int32) string {
+	return fmt.Sprintf("%s%d:%d.ctkEnabled", busName(controller), controller.GetVirtualController().BusNumber, unit)
 }
 
 func busName(controller types.BaseVirtualController) string {
