@@ -11,7 +11,7 @@ help:
 	@echo "make test    all tests (CI runs this)"
 	@echo "make build   target/release/drover"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
-	@echo "make soak    kills and resumes migrations for a long time (HOURS=2)"
+	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make clean"
@@ -62,7 +62,7 @@ bench: build lab
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover
-	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume -- --ignored --nocapture soak
+	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses -- --ignored --nocapture soak
 
 fuzz:
 	@scripts/fuzz

@@ -3,10 +3,11 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
+use common::nbdkit::Nbdkit;
 use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
 
@@ -27,42 +28,6 @@ fn refused(drover: &Drover, args: &[&str], code: i32, words: &str) {
     let output = drover.run(&[&["copy"], args].concat()).unwrap();
     assert_eq!(output.code, Some(code), "{}", output.err);
     assert!(output.err.contains(words), "'{words}' is not in: {}", output.err);
-}
-
-/// An nbdkit that ends with the test; `None` where nbdkit is not installed.
-struct Nbdkit {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Nbdkit {
-    fn start(folder: &Path, args: &[&str]) -> Option<Nbdkit> {
-        let socket = folder.join("nbd.sock");
-        let _ = std::fs::remove_file(&socket);
-        let mut command = Command::new("nbdkit");
-        command.args(["-f", "--exit-with-parent", "-U"]).arg(&socket).args(args).stdout(Stdio::null());
-        let Ok(child) = command.spawn() else {
-            println!("skipped: nbdkit is not installed");
-            return None;
-        };
-        let until = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
-            assert!(Instant::now() < until, "nbdkit did not start");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Some(Nbdkit { child, socket })
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.socket.display())
-    }
-}
-
-impl Drop for Nbdkit {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]

@@ -234,6 +234,11 @@ impl Copier {
         self.config.window_bytes = bytes;
     }
 
+    /// Bytes that are being read or written.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.queue.in_flight_bytes()
+    }
+
     /// Starts no more work. What is in flight ends, is flushed and recorded.
     pub fn stop(&mut self, cause: StopCause) {
         self.stop.get_or_insert(cause);

@@ -3,12 +3,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One budget of buffer memory for all transfers of the process, in equal shares for those that run.
 ///
-/// A share shrinks when another transfer begins; what is in flight by then still ends, so for a moment
-/// the sum may be larger.
+/// A share shrinks when another transfer begins. Until what is in flight beyond it has ended, the newcomer
+/// gets only what nobody uses, so that the sum stays within the budget (but for one request of each
+/// transfer, so that all move on).
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
     total: u64,
-    sharers: Arc<AtomicU64>,
+    all: Arc<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    sharers: AtomicU64,
+    /// Bytes that the transfers have in flight.
+    used: AtomicU64,
 }
 
 /// A part of the budget; goes back when dropped.
@@ -16,31 +24,49 @@ pub struct MemoryBudget {
 pub struct MemoryShare {
     budget: MemoryBudget,
     wanted: u64,
+    used: u64,
 }
 
 impl MemoryBudget {
     /// A budget of that many bytes.
     pub fn new(total: u64) -> Self {
-        MemoryBudget { total, sharers: Arc::default() }
+        MemoryBudget { total, all: Arc::default() }
     }
 
     /// Takes part, with at most `wanted` bytes.
     pub fn share(&self, wanted: u64) -> MemoryShare {
-        self.sharers.fetch_add(1, Relaxed);
-        MemoryShare { budget: self.clone(), wanted }
+        self.all.sharers.fetch_add(1, Relaxed);
+        MemoryShare { budget: self.clone(), wanted, used: 0 }
     }
 }
 
 impl MemoryShare {
-    /// Bytes that may be used at the moment.
+    /// Bytes of this transfer's share.
     pub fn bytes(&self) -> u64 {
-        self.wanted.min(self.budget.total / self.budget.sharers.load(Relaxed).max(1))
+        self.wanted.min(self.budget.total / self.budget.all.sharers.load(Relaxed).max(1))
+    }
+
+    /// Bytes that may be in flight at the moment: the share, as far as others do not use it still.
+    pub fn free_bytes(&self) -> u64 {
+        let others = self.budget.all.used.load(Relaxed).saturating_sub(self.used);
+        self.bytes().min(self.budget.total.saturating_sub(others))
+    }
+
+    /// Tells how many bytes this transfer has in flight.
+    pub fn set_used(&mut self, bytes: u64) {
+        if bytes > self.used {
+            self.budget.all.used.fetch_add(bytes - self.used, Relaxed);
+        } else if bytes < self.used {
+            self.budget.all.used.fetch_sub(self.used - bytes, Relaxed);
+        }
+        self.used = bytes;
     }
 }
 
 impl Drop for MemoryShare {
     fn drop(&mut self) {
-        self.budget.sharers.fetch_sub(1, Relaxed);
+        self.set_used(0);
+        self.budget.all.sharers.fetch_sub(1, Relaxed);
     }
 }
 
@@ -57,5 +83,20 @@ mod tests {
         assert_eq!((first.bytes(), others[0].bytes()), (25, 10));
         drop(others);
         assert_eq!(first.bytes(), 80);
+    }
+    #[test]
+    fn a_newcomer_waits_for_what_others_still_use() {
+        let budget = MemoryBudget::new(100);
+        let mut first = budget.share(80);
+        first.set_used(80);
+        let mut second = budget.share(80);
+        assert_eq!((first.free_bytes(), second.free_bytes()), (50, 20));
+        second.set_used(20);
+        first.set_used(45);
+        assert_eq!((first.free_bytes(), second.free_bytes()), (50, 50));
+        first.set_used(95);
+        assert_eq!(second.free_bytes(), 5, "a single request may be larger than the share");
+        drop(first);
+        assert_eq!(second.free_bytes(), 80);
     }
 }

@@ -34,7 +34,8 @@ struct Core {
     copier: Copier,
     window: Window,
     memory: MemoryShare,
-    memory_bytes: u64,
+    /// The share as it was last looked at, and what of it was free.
+    memory_bytes: (u64, u64),
     error: Option<MoveError>,
     /// A worker panicked: what it had in flight will never end.
     is_lost: bool,
@@ -72,7 +73,8 @@ impl<'a> Shared<'a> {
         stop: &'a StopSignal,
     ) -> Self {
         progress.update(&copier.totals());
-        let core = Mutex::new(Core { copier, window, memory, memory_bytes: 0, error: None, is_lost: false });
+        let core =
+            Mutex::new(Core { copier, window, memory, memory_bytes: (0, 0), error: None, is_lost: false });
         Shared {
             core,
             changed: Condvar::new(),
@@ -114,6 +116,7 @@ impl<'a> Shared<'a> {
             return Turn::Full;
         }
         let next = core.copier.next(self.now());
+        core.tell_budget();
         if matches!(next, Next::Done | Next::Stopped) {
             self.wanted.notify_all();
         }
@@ -237,14 +240,20 @@ impl<'a> Shared<'a> {
 impl Core {
     /// Takes over the share of memory as it is now.
     fn follow_budget(&mut self) {
-        let bytes = self.memory.bytes().max(BLOCK_BYTES);
-        if bytes == self.memory_bytes {
-            return;
+        self.tell_budget();
+        let (share, free) = (self.memory.bytes().max(BLOCK_BYTES), self.memory.free_bytes().max(BLOCK_BYTES));
+        let (share_before, free_before) = std::mem::replace(&mut self.memory_bytes, (share, free));
+        if share != share_before {
+            self.window.set_bytes_max(share);
+            self.copier.set_request_bytes(self.window.request_bytes());
         }
-        self.memory_bytes = bytes;
-        self.window.set_bytes_max(bytes);
-        self.copier.set_window_bytes(bytes);
-        self.copier.set_request_bytes(self.window.request_bytes());
+        if free != free_before {
+            self.copier.set_window_bytes(free);
+        }
+    }
+
+    fn tell_budget(&mut self) {
+        self.memory.set_used(self.copier.in_flight_bytes());
     }
 }
 

@@ -13,6 +13,8 @@ use crate::resolve::safe_name;
 
 /// Blocks of each disk that `verify: sampled` compares.
 const SAMPLED_BLOCKS: u64 = 1000;
+/// Buffers of all transfers: with what else ten disks need, drover stays below 300 MiB.
+const MEMORY_BYTES: u64 = 192 << 20;
 
 impl Plan {
     /// Reads a plan file.
@@ -387,7 +389,7 @@ impl Reader {
         let fields = self.map(plan, "limits", &keys::LIMITS);
         let small = |value: Option<u64>| value.map(|value| value as u32);
         let request = self.size(&fields, "request");
-        let memory = self.size(&fields, "memory").unwrap_or(512 << 20);
+        let memory = self.size(&fields, "memory").unwrap_or(MEMORY_BYTES);
         if let Some(entry) = fields.find("request")
             && request.is_some_and(|request| request > memory)
         {

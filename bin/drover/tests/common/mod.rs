@@ -2,6 +2,10 @@
 // Each test program uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod cgroup;
+pub mod nbdkit;
+pub mod process;
+
 use std::path::{Path, PathBuf};
 
 use drover_lab::{Drover, Output, Scene, Sim};

@@ -89,6 +89,10 @@ impl Queue {
         self.in_flight.is_empty()
     }
 
+    pub(super) fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes
+    }
+
     /// Starts the next piece of work, if there is any and the window has room for it.
     pub(super) fn start(&mut self, config: &CopierConfig) -> Option<Next> {
         let span = self.next_span(config)?;

@@ -1,0 +1,45 @@
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Waits for what must come to pass.
+pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + at_most;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}: not within {} s", at_most.as_secs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Stops a process with all its threads.
+pub fn freeze(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::STOP).unwrap();
+    // The signal takes a moment to reach each thread.
+    wait_until("the process stops", Duration::from_secs(20), || is_frozen(child));
+}
+
+/// Lets it go on.
+pub fn thaw(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::CONT).unwrap();
+}
+
+fn is_frozen(child: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    tasks.map(|task| task.unwrap().path().join("stat")).all(|stat| {
+        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    })
+}
+
+/// Blocks that the journal beside a target says are on it.
+pub fn recorded_blocks(target: &Path) -> u64 {
+    let Ok(file) = std::fs::File::open(drover_mover::journal_path(target)) else { return 0 };
+    drover_copy::replay(&mut std::io::BufReader::new(file)).map_or(0, |replay| replay.leaves.known_blocks())
+}
+
+/// Waits until a copy is well under way.
+pub fn wait_for_records(target: &Path) {
+    wait_until("the copy records blocks", Duration::from_secs(120), || recorded_blocks(target) > 0);
+}
