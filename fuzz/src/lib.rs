@@ -18,7 +18,7 @@ use drover_plan::Plan;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("http_head", drover_http::fuzzing::head),
     ("image_ova", image::ova),
     ("image_qcow2", image::qcow2),
@@ -33,6 +33,7 @@ pub const TARGETS: [Target; 14] = [
     ("nbd_uri", nbd_uri),
     ("plan", plan),
     ("report", report),
+    ("sftp", drover_sftp::fuzzing::replies),
 ];
 
 /// Runs the target of that name.

@@ -24,8 +24,12 @@ pub struct Remote {
 
 impl Remote {
     pub fn open(uri: &SshUri, options: &SftpOptions) -> io::Result<(Remote, Attributes)> {
-        let mut session = Session::start(uri, options)?;
-        session.send(&wire::open(1, &uri.path))?;
+        Remote::over(Session::start(uri, options)?, &uri.path)
+    }
+
+    /// Opens the file in a session that has been greeted.
+    pub fn over(mut session: Session, path: &str) -> io::Result<(Remote, Attributes)> {
+        session.send(&wire::open(1, path))?;
         let body = answer(&mut session, 1, wire::HANDLE)?;
         let handle = Fields(&body).string().filter(|handle| handle.len() <= wire::HANDLE_BYTES_MAX);
         let handle = handle.ok_or_else(|| bad("a handle makes no sense"))?.to_vec();

@@ -15,6 +15,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod disk;
+#[doc(hidden)]
+pub mod fuzzing;
 mod lane;
 mod session;
 mod uri;

@@ -1,7 +1,8 @@
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,9 +22,10 @@ const LISTEN_ATTEMPTS_MAX: u32 = 30;
 
 /// A child `ssh` and the SFTP server at its other end.
 pub struct Session {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: ChildStdout,
+    /// None where fuzzing plays the server.
+    child: Option<Child>,
+    input: Option<File>,
+    output: File,
     said: Arc<Mutex<Vec<u8>>>,
     listener: Option<JoinHandle<()>>,
     timeout: Duration,
@@ -66,13 +68,31 @@ impl Session {
             let said = said.clone();
             move || listen(stderr, &said)
         });
-        let (input, listener) = (Some(input), Some(listener));
-        let mut session = Session { child, input, output, said, listener, timeout: options.timeout };
-        session.send(&wire::init())?;
-        let head = session.head()?;
-        session.body(&head)?;
+        let file = |end: OwnedFd| File::from(end);
+        let mut session = Session {
+            child: Some(child),
+            input: Some(file(input.into())),
+            output: file(output.into()),
+            said,
+            listener: Some(listener),
+            timeout: options.timeout,
+        };
+        session.greet()?;
+        Ok(session)
+    }
+
+    /// A session over these ends, without ssh.
+    pub fn over(input: File, output: File, timeout: Duration) -> Session {
+        Session { child: None, input: Some(input), output, said: Arc::default(), listener: None, timeout }
+    }
+
+    /// Agrees on the version.
+    pub fn greet(&mut self) -> io::Result<()> {
+        self.send(&wire::init())?;
+        let head = self.head()?;
+        self.body(&head)?;
         match (head.kind, head.id) {
-            (wire::VERSION, version) if version >= wire::VERSION_3 => Ok(session),
+            (wire::VERSION, version) if version >= wire::VERSION_3 => Ok(()),
             (wire::VERSION, version) => {
                 Err(bad(format!("the server speaks SFTP {version}, drover speaks 3")))
             }
@@ -144,11 +164,17 @@ impl Session {
         }
     }
 
+    fn end_child(&mut self) {
+        self.input = None;
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
     /// Why the other end is gone, in ssh's own words where it said any.
     fn ended(&mut self) -> io::Error {
-        self.input = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end_child();
         // Its standard error is closed now, unless a child of its own holds it.
         for _ in 0..LISTEN_ATTEMPTS_MAX {
             if self.listener.as_ref().is_none_or(|listener| listener.is_finished()) {
@@ -173,9 +199,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.input = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end_child();
         // Not joined: a child of ssh (a ControlMaster) may hold its standard error open for hours.
         drop(self.listener.take());
     }

@@ -149,5 +149,5 @@ macro_rules! replayed {
 
 replayed! {
     http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk journal nbd_client nbd_list nbd_replies
-    nbd_server nbd_uri plan report
+    nbd_server nbd_uri plan report sftp
 }

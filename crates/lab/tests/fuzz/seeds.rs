@@ -32,6 +32,7 @@ fn make_seeds() {
     reports();
     servers();
     clients();
+    files();
     images();
 }
 
@@ -243,6 +244,30 @@ fn clients() {
     };
     let asked = long(long(Said::default(), 0, 0, 1, 0, 16384), 33, 1, 2, 512, 8).bytes(b"eight by");
     keep("nbd_server", "extended", &chosen(3, &long(long(asked, 0, 7, 3, 0, 32768), 0, 2, 4, 0, 0).0));
+}
+
+/// What SFTP servers say: the length of a packet, its type, the id and the rest.
+fn files() {
+    let packet = |said: Said, kind: u8, id: u32, rest: &[u8]| {
+        said.u32(rest.len() as u32 + 5).bytes(&[kind]).u32(id).bytes(rest)
+    };
+    let string = |bytes: &[u8]| Said::default().u32(bytes.len() as u32).bytes(bytes).0;
+    let status = |code: u32, words: &str| {
+        Said::default().u32(code).bytes(&string(words.as_bytes())).bytes(&string(b"en")).0
+    };
+    // Size, owner, mode, times.
+    let full = Said::default().u32(15).u64(1 << 20).u32(0).u32(0).u32(0o100_644).u32(7).u32(8).0;
+    let opened =
+        packet(packet(Said::default(), 2, 3, &string(b"posix-rename@openssh.com")), 102, 1, &string(b"h"));
+    let opened = packet(opened, 105, 2, &full);
+    keep("sftp", "opened", &chosen(0, &packet(opened, 103, 10, &string(&[7; 16])).0));
+    let refused = packet(packet(Said::default(), 2, 3, b""), 101, 1, &status(2, "No such file"));
+    keep("sftp", "refused", &chosen(0, &refused.0));
+    // Reads have the ids from 10 on; what is left out of one is asked for again.
+    let data = packet(packet(Said::default(), 103, 11, &string(&[8; 4096])), 103, 10, &string(&[7; 10]));
+    let data = packet(packet(data, 101, 16, &status(1, "end")), 101, 13, &status(4, "failure"));
+    let data = packet(packet(data, 103, 17, &string(&[9; 6])), 103, 12, &string(&[9; 8192]));
+    keep("sftp", "data", &chosen(1, &data.0));
 }
 
 /// A few blocks of data in a small disk, so that tables have something to tell.
