@@ -48,3 +48,19 @@ fn areas_error(error: VsphereError) -> AreasError {
         _ => AreasError::Failed(provider_error(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_unknown_changes_are_forgotten_ones() {
+        let error = |kind| {
+            areas_error(VsphereError { kind, op: "ask for areas".to_string(), fault: None, source: None })
+        };
+        assert!(
+            matches!(error(VsphereErrorKind::ChangesUnknown), AreasError::Forgotten(why) if why.contains("ask for areas"))
+        );
+        assert!(matches!(error(VsphereErrorKind::Busy), AreasError::Failed(_)));
+    }
+}

@@ -241,7 +241,7 @@ fn flat_file(op: &str, disk: &VmDisk) -> Result<(String, String), VsphereError> 
     if disk.has_parent {
         return refuse(format!(
             "{path} holds only the changes since an earlier snapshot or a parent; remove the VM's older snapshots \
-             first, or read it through VDDK"
+             first and let it consolidate its disks, or read it through VDDK"
         ));
     }
     match device::split_path(path).and_then(|(store, file)| Some((store, file.strip_suffix(".vmdk")?))) {

@@ -219,7 +219,7 @@ fn fault_kind(fault: &Fault) -> VsphereErrorKind {
         "InvalidLogin" => K::WrongPassword,
         "NoPermission" | "RestrictedByAdministrator" | "NotAuthenticated" => K::PermissionDenied,
         "ManagedObjectNotFound" | "NotFound" => K::NotFound,
-        "TaskInProgress" | "ConcurrentAccess" | "ResourceInUse" | "HostCommunication"
+        "TaskInProgress" | "ConcurrentAccess" | "ResourceInUse" | "FileLocked" | "HostCommunication"
         | "HostNotConnected" => K::Busy,
         "InvalidPowerState" | "InvalidState" | "ToolsUnavailable" => K::State,
         "MethodNotFound" | "NotImplemented" | "NotSupported" => K::Unsupported,

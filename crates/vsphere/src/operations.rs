@@ -92,7 +92,8 @@ impl Session {
     /// Removes a snapshot, lets its data flow back into its parent, and waits for that. One that is gone is fine.
     ///
     /// # Errors
-    /// When vSphere refuses, or the VM is busy with another task.
+    /// When vSphere refuses, or the VM is busy with another task. Where a file is held open elsewhere the snapshot is
+    /// gone all the same, and the VM says that it needs consolidation.
     pub fn remove_snapshot(&self, snapshot: &str) -> Result<(), VsphereError> {
         let op = format!("remove snapshot {snapshot}");
         let arguments = tag("removeChildren", "false") + &tag("consolidate", "true");

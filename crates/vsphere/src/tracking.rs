@@ -68,7 +68,7 @@ impl Session {
     /// configuration tells them. See [`Session::create_snapshot`] for `name`.
     ///
     /// # Errors
-    /// When the snapshot cannot be made, or not be looked at; it is removed then.
+    /// When the snapshot cannot be made, or not be looked at; it is found again by its description then.
     pub fn freeze(
         &self,
         vm: &str,
@@ -77,15 +77,8 @@ impl Session {
         quiesce: bool,
     ) -> Result<(Snapshot, Vec<VmDisk>), VsphereError> {
         let snapshot = self.create_snapshot(vm, name, description, quiesce)?;
-        match self.snapshot_disks(&snapshot.id) {
-            Ok(disks) => Ok((snapshot, disks)),
-            Err(error) => {
-                if let Err(left) = self.remove_snapshot(&snapshot.id) {
-                    self.inner.warn(format!("snapshot '{name}' is left behind: {left}"));
-                }
-                Err(error)
-            }
-        }
+        let disks = self.snapshot_disks(&snapshot.id)?;
+        Ok((snapshot, disks))
     }
 
     /// Merges files of snapshots that are gone, if the VM says that there are any, and waits for that. Tells whether

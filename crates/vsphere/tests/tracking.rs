@@ -44,6 +44,25 @@ fn a_running_vm_is_tracked_after_a_snapshot_that_is_gone_again() {
 }
 
 #[test]
+fn a_disk_that_was_left_out_is_switched_on_by_its_own_setting() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "", "half");
+    let ids = |vm: &Vm| -> Vec<bool> { vm.disks.iter().map(|disk| disk.change_id.is_some()).collect() };
+    assert_eq!((vm.change_tracking, ids(&vm)), (true, vec![true, false]));
+    let before = vm.disks[0].change_id.clone().unwrap();
+    let done = session.enable_change_tracking(&vm, MARK).unwrap();
+    assert_eq!(done[0], "switched change tracking on for Hard disk 2");
+    let now = session.vm(&vm.id).unwrap();
+    assert_eq!((ids(&now), now.snapshots.len()), (vec![true, true], 0));
+    assert_eq!(epoch(now.disks[0].change_id.as_deref().unwrap()), epoch(&before), "the first goes on");
+}
+
+fn epoch(change_id: &str) -> &str {
+    change_id.split_once('/').unwrap().0
+}
+
+#[test]
 fn a_vm_that_is_off_is_tracked_without_a_snapshot() {
     let sim = simulator!();
     let session = sim.session();
@@ -71,6 +90,7 @@ fn what_vsphere_would_not_track_is_refused_before_anything_is_changed() {
     let session = sim.session();
     assert!(refusal(&session, "foreign").contains("before-patch"));
     assert!(refusal(&session, "independent").starts_with("Hard disk 2 is an independent disk"));
+    assert!(refusal(&session, "ancient").contains("virtual hardware vmx-04 is too old"));
     assert!(refusal(&session, "mapped").contains("raw device mapping in physical mode"));
     // A disk that stays behind does not matter.
     let mut vm = sim::vm(&session, "", "independent");

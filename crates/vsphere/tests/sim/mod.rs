@@ -132,6 +132,21 @@ impl Sim {
         );
     }
 
+    /// Stops the guest's writing; how much it wrote.
+    pub fn stop_writer(&self, vm: &str) -> u64 {
+        let answer = self.answer(&drover_http::Request {
+            method: "DELETE",
+            ..drover_http::Request::get(format!("/writer?vm={vm}"))
+        });
+        answer["bytes"].as_u64().unwrap()
+    }
+
+    /// Content of a VM's first disk as its guest sees it.
+    pub fn live(&self, vm: &str) -> Vec<u8> {
+        let disks = self.get(&format!("/disks?vm={vm}"));
+        std::fs::read(disks[0]["disks"][0]["live"].as_str().unwrap()).unwrap()
+    }
+
     /// How often a SOAP method was called.
     pub fn calls(&self, method: &str) -> u64 {
         let stats = self.get("/stats");
