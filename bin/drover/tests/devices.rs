@@ -65,12 +65,12 @@ fn copy(drover: &Drover, source: &Path, target: &str, more: &[&str], code: i32) 
 }
 
 #[test]
-fn a_blank_device_takes_a_disk_and_its_rest_is_left_alone() {
+fn a_device_takes_a_disk_and_its_rest_is_left_alone() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 5 * MIB + 512);
     let Some(device) = Loop::blank(folder.path(), "device", 8 * MIB) else { return };
     std::fs::write(&device.file, vec![0xee; 8 * MIB as usize]).unwrap();
-    let said = copy(&drover, &source, &device.device, &["--verify", "full"], 0);
+    let said = copy(&drover, &source, &device.device, &["--verify", "full", "--force"], 0);
     assert!(said.contains("verified: equal"), "{said}");
     assert!(device.starts_with(&source));
     let all = std::fs::read(&device.device).unwrap();
@@ -80,7 +80,32 @@ fn a_blank_device_takes_a_disk_and_its_rest_is_left_alone() {
     let output = drover.run(&["verify", source.to_str().unwrap(), &device.device, "--allow-longer"]).unwrap();
     assert_eq!(output.code, Some(0), "{}", output.err);
     let larger = disk_file(folder.path(), "larger", 9 * MIB);
-    assert!(copy(&drover, &larger, &device.device, &[], 7).contains("are needed"));
+    assert!(copy(&drover, &larger, &device.device, &["--force"], 7).contains("are needed"));
+}
+
+#[test]
+fn a_device_that_is_not_blank_is_refused_unless_forced() {
+    const SIZE: u64 = 256 * MIB;
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 3 * MIB);
+    let Some(device) = Loop::blank(folder.path(), "device", SIZE) else { return };
+    let put = |at: u64, byte: u8| {
+        let raw = std::fs::File::options().write(true).open(&device.device).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&raw, &[byte], at).unwrap();
+        raw.sync_all().unwrap();
+    };
+    // In the head, in a sample, at the very end.
+    for at in [4097, 100 * MIB + 77, SIZE - 1] {
+        put(at, 0xee);
+        let said = copy(&drover, &source, &device.device, &[], 7);
+        assert!(said.contains(&format!("byte {at} is not zero")) && said.contains("hexdump"), "{said}");
+        copy(&drover, &source, &device.device, &["--no-journal"], 7);
+        put(at, 0);
+    }
+    copy(&drover, &source, &device.device, &[], 0);
+    assert!(device.starts_with(&source));
+    copy(&drover, &source, &device.device, &[], 7);
+    copy(&drover, &source, &device.device, &["--force"], 0);
 }
 
 #[test]

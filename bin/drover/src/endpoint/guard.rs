@@ -166,6 +166,26 @@ pub fn signatures_on(path: &Path) -> io::Result<Vec<Signature>> {
     Ok(signatures(&read(0, head)?, &read(size - tail, tail)?, size))
 }
 
+/// Samples between the head and the tail of a device that are looked at for content: 4 MiB, spread over it.
+const SAMPLES: u64 = 64;
+
+/// The first byte found on a device that is not zero, in its head, its tail and samples between them.
+pub fn content_on(path: &Path) -> io::Result<Option<u64>> {
+    let file = File::open(path)?;
+    let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
+    let spread = (0..SAMPLES).map(|number| number * (size / SAMPLES) / BLOCK_BYTES * BLOCK_BYTES);
+    let samples = spread.map(|offset| (offset, BLOCK_BYTES.min(size - offset)));
+    let ends = [(0, size.min(HEAD_BYTES)), (size - size.min(TAIL_BYTES), size.min(TAIL_BYTES))];
+    let mut first = None;
+    for (offset, length) in ends.into_iter().chain(samples) {
+        let mut bytes = vec![0; length as usize];
+        file.read_exact_at(&mut bytes, offset)?;
+        let found = bytes.iter().position(|byte| *byte != 0).map(|at| offset + at as u64);
+        first = first.into_iter().chain(found).min();
+    }
+    Ok(first)
+}
+
 /// Whether an earlier copy of drover's own left these signatures: the blocks they lie in are still as
 /// its journal recorded them, or were not recorded before it stopped.
 pub fn are_ours(path: &Path, found: &[Signature], leaves: &LeafTable) -> bool {
@@ -183,5 +203,15 @@ pub fn holds(path: &Path, found: &[Signature]) -> Failure {
     let at = path.display();
     Failure::new(Exit::Target, format!("{at} holds something: {}", list.join(", "))).advise(format!(
         "look with `blkid -p {at}` and `wipefs {at}`; if it may go, `wipefs -a {at}` or --force"
+    ))
+}
+
+/// The refusal of a device that holds bytes without a mark: a database may lie on it, or what is left of
+/// a volume that was given back.
+pub fn holds_unknown(path: &Path, byte: u64) -> Failure {
+    let at = path.display();
+    let text = format!("{at} is not blank: byte {byte} is not zero, and no mark says what it holds");
+    Failure::new(Exit::Target, text).advise(format!(
+        "look with `hexdump -C -s {byte} -n 512 {at}`; if it may go, `blkdiscard -z {at}` or --force"
     ))
 }

@@ -168,6 +168,10 @@ impl Wanted<'_> {
         if !ours && !found.is_empty() && !self.args.force {
             return Err(guard::holds(path, &found));
         }
+        if !ours && !self.args.force {
+            let content = guard::content_on(path).map_err(|error| unusable(path, &error))?;
+            content.map_or(Ok(()), |byte| Err(guard::holds_unknown(path, byte)))?;
+        }
         let how = OpenTarget { size: self.size(), create: false, resume: true };
         let disk = FileDisk::open_target(path, how).map_err(target_failure)?;
         if let Some(journal) = journal.as_deref().filter(|_| !ours) {
