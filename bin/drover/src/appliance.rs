@@ -188,7 +188,9 @@ impl SourceProvider for Appliance {
             ProviderError::new(Cause::Manifest, format!("the manifest of {}", self.name)).because(error)
         };
         let check = self.ova.check_manifest(compared).map_err(failed)?;
-        judge(&self.name, &check).map(Some)
+        let advice = "get the appliance again; if you trust it as it is, write `manifest: ignore` under the plan's `source`";
+        let failed = |what| ProviderError::new(Cause::Manifest, what).advise(advice);
+        judge(&self.name, &check).map(Some).map_err(failed)
     }
 
     fn is_template(&self) -> bool {
@@ -196,8 +198,8 @@ impl SourceProvider for Appliance {
     }
 }
 
-/// What the manifest says of the files: a line, or the error that they differ.
-fn judge(name: &str, check: &ManifestCheck) -> Result<String, ProviderError> {
+/// What the manifest says of the files: a line, or in what they differ.
+pub fn judge(name: &str, check: &ManifestCheck) -> Result<String, String> {
     let signed = if check.certificate { "; its certificate was not verified" } else { "" };
     if !check.present {
         return Ok(format!("the appliance has no manifest, so nothing tells whether it is whole{signed}"));
@@ -219,10 +221,7 @@ fn judge(name: &str, check: &ManifestCheck) -> Result<String, ProviderError> {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let what = format!("manifest: {name} is not as its maker left it: {shown}{more}");
-    Err(ProviderError::new(Cause::Manifest, what).advise(
-        "get the appliance again; if you trust it as it is, write `manifest: ignore` under the plan's `source`",
-    ))
+    Err(format!("manifest: {name} is not as its maker left it: {shown}{more}"))
 }
 
 /// Files that one message names; the rest is counted.

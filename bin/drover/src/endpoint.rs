@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use drover_disk::Disk;
 
-pub use place::{is_stream, path_of};
+pub use place::{appliance_of, is_stream, path_of};
 pub use source::{Named, open_in_place, open_source};
 pub use target::{open_raw_target, open_target};
 

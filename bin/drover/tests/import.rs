@@ -228,6 +228,58 @@ fn one_flipped_byte_is_refused_and_nothing_is_defined() {
 }
 
 #[test]
+fn a_copied_disk_is_held_against_the_manifest() {
+    let Some(bench) = Bench::new() else { return };
+    let disk = disk_file(bench.folder.path(), "a", 5 * MIB);
+    bench.appliance(&disk);
+    let (good, target) = (bench.text("web.ova"), bench.path("copy"));
+    let copy = |appliance: &str, more: &[&str]| {
+        let _ = std::fs::remove_file(&target);
+        let _ = std::fs::remove_file(drover_mover::journal_path(&target));
+        let source = format!("ova:{appliance}/0");
+        bench.run(&[&["copy", &source, target.to_str().unwrap()], more].concat())
+    };
+    for place in [&good, &bench.text("web"), &bench.text("web/web.ovf")] {
+        let output = copy(place, &[]);
+        assert!(output.code == Some(0) && same_bytes(&disk, &target), "{place}: {}", output.err);
+        assert!(output.err.contains("2 files are as the appliance's manifest says"), "{}", output.err);
+    }
+    let sums = std::fs::read_to_string(bench.path("web/web.mf")).unwrap();
+    let sha1 = bench.command("sha1sum", &["web/web-disk1.vmdk"]);
+    let sha1 = sha1.split_whitespace().next().unwrap();
+    let (ovf, vmdk) = sums.split_once('\n').unwrap();
+    let zeros = "0".repeat(64);
+    let wrong = format!("SHA256(web-disk1.vmdk)= {zeros}\n");
+    for (manifest, code, words) in [
+        (format!("{ovf}\nSHA1(web-disk1.vmdk)= {sha1}\n"), 0, "2 files are as"),
+        (format!("{ovf}\nSHA1(web-disk1.vmdk)= {}\n", "0".repeat(40)), 11, "'web-disk1.vmdk' differs"),
+        (format!("{ovf}\n{wrong}"), 11, "'web-disk1.vmdk' differs"),
+        (format!("SHA256(web.ovf)= {zeros}\n{vmdk}"), 11, "'web.ovf' differs"),
+        (format!("{ovf}\n"), 11, "'web-disk1.vmdk' is not listed"),
+        (format!("{sums}SHA256(other.vmdk)= {zeros}\n"), 0, "2 files are as"),
+        (format!("{sums}nonsense\n"), 11, "manifest"),
+    ] {
+        std::fs::write(bench.path("web/web.mf"), &manifest).unwrap();
+        let output = copy(&bench.text("web"), &[]);
+        assert_eq!(output.code, Some(code), "{manifest}: {}", output.err);
+        assert!(output.err.contains(words), "{manifest}: {}", output.err);
+        let ignored = copy(&bench.text("web"), &["--ignore-manifest"]);
+        assert!(
+            ignored.code == Some(0) && ignored.err.contains("manifest is not looked at"),
+            "{}",
+            ignored.err
+        );
+        assert!(same_bytes(&disk, &target));
+    }
+    std::fs::write(bench.path("web/web.mf"), format!("{ovf}\n{wrong}")).unwrap();
+    assert_eq!(bench.run(&["copy", &format!("ova:{}/0", bench.text("web")), "null:"]).code, Some(11));
+    assert_eq!(bench.run(&["copy", &format!("ova:{}/0", bench.text("web")), "-"]).code, Some(11));
+    std::fs::remove_file(bench.path("web/web.mf")).unwrap();
+    let output = copy(&bench.text("web"), &[]);
+    assert!(output.code == Some(0) && output.err.contains("no manifest"), "{}", output.err);
+}
+
+#[test]
 fn killed_in_the_middle_it_goes_on_where_it_stopped() {
     let Some(bench) = Bench::new() else { return };
     std::fs::create_dir(bench.path("web")).unwrap();

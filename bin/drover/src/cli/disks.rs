@@ -64,6 +64,9 @@ pub struct CopyArgs {
     /// Overwrite a target that already holds something (never one that is mounted or otherwise in use)
     #[arg(long)]
     pub force: bool,
+    /// Do not compare a disk of an appliance with the appliance's checksums
+    #[arg(long)]
+    pub ignore_manifest: bool,
     /// Keep no journal: the copy cannot be resumed
     #[arg(long)]
     pub no_journal: bool,

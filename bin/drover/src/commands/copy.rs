@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::clone;
 use super::disk_run::{DiskRun, fresh_seed, share_of};
+use super::manifest::Proof;
 use super::verify::escape_text;
 use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::{self, End, Named, TargetEnd};
@@ -24,6 +25,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
     let target = endpoint::open_target(args, source.disk.as_ref())?;
+    let proof = Proof::start(args, &run.stop)?;
     let job = Job { args, run, share };
     job.run.tell_notes(&source);
     match target {
@@ -38,11 +40,11 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
             }
             clone::Cloned::No(why) => {
                 job.run.say(&format!("no blocks can be shared ({why}): copied and hashed as always"));
-                job.copy(source, target)
+                job.copy(source, target, proof)
             }
         },
-        Some(target) => job.copy(source, target),
-        None => job.read_only(&source),
+        Some(target) => job.copy(source, target, proof),
+        None => job.read_only(&source, proof),
     }
 }
 
@@ -53,6 +55,7 @@ pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache,
+        manifest_is_checked: !args.ignore_manifest,
     }
 }
 
@@ -72,7 +75,7 @@ struct Check {
 }
 
 impl Job<'_> {
-    fn copy(&self, source: End, target: TargetEnd) -> Result<Exit, Failure> {
+    fn copy(&self, source: End, target: TargetEnd, proof: Option<Proof>) -> Result<Exit, Failure> {
         let journal = target.journal.clone();
         let job = CopyJob {
             source: source.disk.clone(),
@@ -89,6 +92,7 @@ impl Job<'_> {
             .shown("copy", |progress| copy(&job, progress, &self.run.stop))
             .map_err(|error| self.failure(error, job.target.as_ref(), journal.is_some()))?;
         report.note.iter().for_each(|note| self.run.say(note));
+        self.run.tell_proof(proof)?;
         let check = self.verify(&source, &target.end, &report.leaves)?;
         self.report(&report, check.as_ref());
         if check.is_some_and(|check| !check.equal) {
@@ -111,7 +115,7 @@ impl Job<'_> {
             .say(&format!("{} shared with the source (reflink), no byte copied: {given_up}", Bytes(size)));
     }
 
-    fn read_only(&self, source: &End) -> Result<Exit, Failure> {
+    fn read_only(&self, source: &End, proof: Option<Proof>) -> Result<Exit, Failure> {
         let disk = source.disk.as_ref();
         let (found, bytes) = self
             .run
@@ -120,6 +124,7 @@ impl Job<'_> {
                 found.map(|found| (found, progress.snapshot().read))
             })
             .map_err(|error| self.failure(error, disk, false))?;
+        self.run.tell_proof(proof)?;
         let rate = Rate::of(bytes, found.elapsed);
         let root = found.root;
         if self.args.json {

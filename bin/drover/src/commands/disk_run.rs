@@ -8,6 +8,7 @@ use drover_disk::Disk;
 use drover_mover::{MemoryBudget, Progress, StopSignal, TransferOptions};
 use drover_view::{CopyDisplay, DisplayMode};
 
+use super::manifest::Proof;
 use crate::cli::TuneArgs;
 use crate::endpoint::End;
 use crate::exit::{Exit, Failure};
@@ -42,6 +43,12 @@ impl DiskRun {
         if !self.quiet {
             eprintln!("{text}");
         }
+    }
+
+    /// Says what an appliance's manifest told, if there was one to ask.
+    pub fn tell_proof(&self, proof: Option<Proof>) -> Result<(), Failure> {
+        proof.map(Proof::finish).transpose()?.iter().for_each(|what| self.say(what));
+        Ok(())
     }
 
     /// Says what was noticed at opening.

@@ -25,6 +25,7 @@ pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache: false,
+        manifest_is_checked: false,
     })?;
     run.tell_notes(&source);
     let disk = source.disk.as_ref();

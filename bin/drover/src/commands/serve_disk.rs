@@ -56,6 +56,7 @@ fn named(args: &ServeDiskArgs) -> Named<'_> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache: false,
+        manifest_is_checked: false,
     }
 }
 

@@ -9,6 +9,7 @@ use drover_types::{Bytes, Rate};
 
 use super::copy::source_of;
 use super::disk_run::DiskRun;
+use super::manifest::Proof;
 use crate::cli::{CopyArgs, Format, VerifyArg};
 use crate::endpoint;
 use crate::exit::{Exit, Failure, transfer_failure};
@@ -18,6 +19,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     check(args)?;
     let run = DiskRun::new(&args.tune, false, args.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
+    let proof = Proof::start(args, &run.stop)?;
     run.tell_notes(&source);
     let disk = source.disk.as_ref();
     // Not through the standard library's buffer, which copies everything once more.
@@ -29,6 +31,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     let result = run.shown("copy", |progress| stream(disk, &mut out, &run.options, progress, &run.stop));
     match result {
         Ok(report) => {
+            run.tell_proof(proof)?;
             let (size, rate) = (disk.size(), Rate::of(disk.size(), report.elapsed));
             run.say(&format!("{} written at {rate}, root {}", Bytes(size), report.root));
             Ok(Exit::Success)

@@ -76,3 +76,11 @@ pub fn path_of(text: &str) -> Option<PathBuf> {
 pub fn is_stream(text: &str) -> bool {
     matches!(place(text), Ok(Place::Stream))
 }
+
+/// The appliance and the number of its disk that a text names, if it names one.
+pub fn appliance_of(text: &str) -> Option<(PathBuf, usize)> {
+    match place(text) {
+        Ok(Place::Ova(path, disk)) => Some((path, disk)),
+        _ => None,
+    }
+}

@@ -27,6 +27,8 @@ pub struct Named<'a> {
     pub secret: &'a SecretArgs,
     /// Whether files are read from the disk itself, past the page cache.
     pub past_cache: bool,
+    /// Whether the caller holds an appliance's files against their manifest.
+    pub manifest_is_checked: bool,
 }
 
 /// No disk is larger: what claims to be would take memory for its map alone.
@@ -59,7 +61,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
-        Place::Ova(path, disk) => open_ova(&path, disk),
+        Place::Ova(path, disk) => open_ova(&path, disk, named.manifest_is_checked),
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
         Place::Path(path) => {
             let format = match format_of(&path, named.format) {
@@ -86,7 +88,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
 }
 
 /// A disk of an appliance, read at its place in the archive.
-fn open_ova(path: &Path, number: usize) -> Result<End, Failure> {
+fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End, Failure> {
     let ova = Ova::open(path).map_err(source_failure)?;
     let disks = ova.disks();
     if number >= disks.len() {
@@ -98,7 +100,9 @@ fn open_ova(path: &Path, number: usize) -> Result<End, Failure> {
     let image = ova.open_disk(number).map_err(source_failure)?;
     let mut notes = ova.notes().to_vec();
     notes.extend(image.notes().iter().cloned());
-    notes.push("the appliance's manifest was not checked".to_string());
+    if !manifest_is_checked {
+        notes.push("the appliance's manifest is not looked at".to_string());
+    }
     Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes })
 }
 

@@ -177,10 +177,34 @@ impl Ova {
         &self,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<ManifestCheck, DiskError> {
-        self.compare(&mut progress).map_err(|error| open_error(&self.name, error))
+        self.compare(None, &mut progress).map_err(|error| open_error(&self.name, error))
     }
 
-    fn compare(&self, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> io::Result<ManifestCheck> {
+    /// As [`Ova::check_manifest`], but of the descriptor and the file of one disk alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_manifest_of(
+        &self,
+        disk: usize,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<ManifestCheck, DiskError> {
+        self.compare(Some(disk), &mut progress).map_err(|error| open_error(&self.name, error))
+    }
+
+    /// The descriptor and the files of one disk or of all.
+    fn needed(&self, disk: Option<usize>) -> Vec<&String> {
+        let entries = self.descriptor.disks.iter().enumerate();
+        let wanted = entries.filter(|(number, _)| disk.is_none_or(|disk| disk == *number));
+        let hrefs = wanted.filter_map(|(_, entry)| entry.file.as_ref()).map(|file| &file.href);
+        std::iter::once(&self.descriptor_name).chain(hrefs).collect()
+    }
+
+    fn compare(
+        &self,
+        disk: Option<usize>,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> io::Result<ManifestCheck> {
         let with_end = |end: &str| Path::new(&self.descriptor_name).with_extension(end).display().to_string();
         let manifest = with_end("mf");
         let mut check = ManifestCheck {
@@ -191,7 +215,10 @@ impl Ova {
         if !check.present {
             return Ok(check);
         }
-        let lines = manifest::parse(&self.files.text(&manifest, manifest::MANIFEST_BYTES_MAX)?)?;
+        let needed = self.needed(disk);
+        let is_needed = |file: &str| needed.iter().any(|name| self.files.same(file, name));
+        let mut lines = manifest::parse(&self.files.text(&manifest, manifest::MANIFEST_BYTES_MAX)?)?;
+        lines.retain(|line| disk.is_none() || is_needed(&line.file));
         let pieces: Vec<_> = lines.iter().map(|line| self.files.find(&line.file)).collect();
         let total = pieces.iter().flatten().map(Piece::length).sum();
         let mut done = 0;
@@ -213,10 +240,7 @@ impl Ova {
             list.push(line.file.clone());
         }
         let listed = |name: &String| lines.iter().any(|line| self.files.same(&line.file, name));
-        let hrefs =
-            self.descriptor.disks.iter().filter_map(|entry| entry.file.as_ref()).map(|file| &file.href);
-        let needed = std::iter::once(&self.descriptor_name).chain(hrefs);
-        check.unlisted = needed.filter(|name| !listed(name)).cloned().collect();
+        check.unlisted = needed.into_iter().filter(|name| !listed(name)).cloned().collect();
         Ok(check)
     }
 }
