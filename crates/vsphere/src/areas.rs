@@ -27,6 +27,13 @@ pub struct ChangedAreas<'a> {
 /// Areas in one answer; servers send at most some 2,000.
 const AREAS_MAX: usize = 1 << 20;
 
+/// Answers to one question; a disk of 62 TiB of which every other block changed takes a quarter of that.
+const PAGES_MAX: u32 = 1 << 20;
+/// Areas kept of one disk (16 MiB of them). Where there are more they are widened until they are not.
+const AREAS_KEPT_MAX: usize = 1 << 20;
+/// How finely vSphere tracks.
+const GRAIN_BYTES: u64 = 64 << 10;
+
 /// What one answer tells: the areas in `from..until`, in order, apart from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Page {
@@ -36,26 +43,53 @@ struct Page {
 }
 
 impl Session {
-    /// The areas that changed since `query.change_id`, in order, however many answers it takes.
+    /// The areas that changed since `query.change_id`, in order, however many answers it takes. Of a disk with more than
+    /// a million changed areas they are wider than vSphere told.
     ///
     /// # Errors
     /// [`VsphereErrorKind::ChangesUnknown`] for a change id that vSphere no longer knows, tracking that is off or began
     /// anew, and answers that make no sense: compare the whole disk then. Others are failures that may pass.
     pub fn changed_areas(&self, query: &ChangedAreas<'_>) -> Result<Vec<ByteSpan>, VsphereError> {
         let mut areas: Vec<ByteSpan> = Vec::new();
+        let mut grain = GRAIN_BYTES;
         let mut from = 0;
-        while from < query.capacity_bytes {
-            let page = self.inner.query_areas(query, from)?;
-            for area in page.areas {
-                match areas.last_mut() {
-                    Some(last) if last.end() == area.offset => last.length += area.length,
-                    _ => areas.push(area),
-                }
+        for _ in 0..PAGES_MAX {
+            if from >= query.capacity_bytes {
+                return Ok(areas);
             }
+            let page = self.inner.query_areas(query, from)?;
+            page.areas.into_iter().for_each(|area| append(&mut areas, area));
             from = page.until;
+            grain = widen(&mut areas, AREAS_KEPT_MAX, grain, query.capacity_bytes);
         }
-        Ok(areas)
+        let op = format!("ask for areas of disk {} of {}", query.disk_key, self.inner.name_of(query.vm));
+        let why = format!("{PAGES_MAX} answers came only to {from:#x} of {:#x}", query.capacity_bytes);
+        Err(VsphereError::new(VsphereErrorKind::ChangesUnknown, &op, why))
     }
+}
+
+/// Adds an area that begins no earlier than the last, as a part of that if they touch.
+fn append(areas: &mut Vec<ByteSpan>, area: ByteSpan) {
+    match areas.last_mut() {
+        Some(last) if area.offset <= last.end() => {
+            *last = ByteSpan::from_bounds(last.offset, last.end().max(area.end()));
+        }
+        _ => areas.push(area),
+    }
+}
+
+/// Rounds areas out to a grain that is coarse enough to leave at most `count_max`; gives that grain.
+fn widen(areas: &mut Vec<ByteSpan>, count_max: usize, mut grain: u64, capacity: u64) -> u64 {
+    while areas.len() > count_max {
+        grain = grain.saturating_mul(2);
+        let mut wider = Vec::new();
+        for area in areas.iter() {
+            let end = area.end().div_ceil(grain).saturating_mul(grain).min(capacity);
+            append(&mut wider, ByteSpan::from_bounds(area.offset / grain * grain, end));
+        }
+        *areas = wider;
+    }
+    grain
 }
 
 impl Inner {
@@ -117,14 +151,7 @@ fn merged(areas: Vec<ByteSpan>, window: ByteSpan) -> Vec<ByteSpan> {
     let mut areas: Vec<ByteSpan> = areas.iter().filter_map(|area| area.intersect(window)).collect();
     areas.sort();
     let mut out: Vec<ByteSpan> = Vec::with_capacity(areas.len());
-    for area in areas {
-        match out.last_mut() {
-            Some(last) if area.offset <= last.end() => {
-                *last = ByteSpan::from_bounds(last.offset, last.end().max(area.end()));
-            }
-            _ => out.push(area),
-        }
-    }
+    areas.into_iter().for_each(|area| append(&mut out, area));
     out
 }
 
@@ -263,6 +290,27 @@ mod tests {
         let page = page("<startOffset>200</startOffset><length>100</length>", 100, 1000).unwrap();
         let wanted = [Extent::allocated(ByteSpan::new(100, 100)), Extent::zero(ByteSpan::new(200, 50))];
         assert_eq!(page.extents(ByteSpan::new(100, 150)), wanted);
+    }
+
+    #[test]
+    fn too_many_areas_become_fewer_that_cover_them() {
+        let capacity = 1000 * GRAIN_BYTES - 5;
+        let every_other: Vec<ByteSpan> =
+            (0..500).map(|i| ByteSpan::new(2 * i * GRAIN_BYTES, GRAIN_BYTES)).collect();
+        let mut few = every_other.clone();
+        assert_eq!(widen(&mut few, 500, GRAIN_BYTES, capacity), GRAIN_BYTES);
+        assert_eq!(few, every_other, "there is room for so many");
+        assert_eq!(widen(&mut few, 499, GRAIN_BYTES, capacity), 2 * GRAIN_BYTES);
+        assert_eq!(few, [ByteSpan::new(0, capacity)]);
+
+        let mut far =
+            vec![ByteSpan::new(5, 1), ByteSpan::new(40 * GRAIN_BYTES, 9), ByteSpan::new(capacity - 1, 1)];
+        widen(&mut far, 2, GRAIN_BYTES, capacity);
+        let wanted = [ByteSpan::new(0, 64 * GRAIN_BYTES), ByteSpan::from_bounds(992 * GRAIN_BYTES, capacity)];
+        assert_eq!(far, wanted);
+        let mut end = vec![ByteSpan::new(0, 1), ByteSpan::new(u64::MAX - 1, 1)];
+        widen(&mut end, 1, GRAIN_BYTES, u64::MAX);
+        assert_eq!(end, [ByteSpan::new(0, u64::MAX)]);
     }
 
     #[test]
