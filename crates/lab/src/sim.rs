@@ -116,6 +116,26 @@ impl Sim {
         list.iter().find(|vm| vm["name"] == name).cloned().with_context(|| format!("VM {name}"))
     }
 
+    /// Stops the writers in a VM's guest and gives the bytes they wrote.
+    ///
+    /// # Errors
+    /// If there is no such VM.
+    pub fn stop_writer(&self, vm: &str) -> Result<u64> {
+        let request = Request { method: "DELETE", ..Request::get(format!("/writer?vm={vm}")) };
+        self.answer(&request)?["bytes"].as_u64().context("bytes written")
+    }
+
+    /// SHA-256 of each disk of a VM as its guest has it now.
+    ///
+    /// # Errors
+    /// If there is no such VM.
+    pub fn disk_hashes(&self, vm: &str) -> Result<Vec<String>> {
+        let found = self.get(&format!("/disks?hash=1&vm={vm}"))?;
+        let disks = found[0]["disks"].as_array().with_context(|| format!("disks of {vm}"))?;
+        let hash = |disk: &Value| disk["sha256"].as_str().map(str::to_string).context("a hash");
+        disks.iter().map(hash).collect()
+    }
+
     fn answer(&self, request: &Request) -> Result<Value> {
         let response = self.control.send(request)?;
         let text = String::from_utf8(response.body)?;
