@@ -5,10 +5,12 @@ mod sim;
 
 use std::path::PathBuf;
 
-use drover_disk::Disk;
-use drover_types::ByteSpan;
+use drover_disk::{Disk, DiskErrorKind};
 use drover_types::inventory::{PowerState, Vm, VmDisk};
-use drover_vsphere::{ChangedAreas, OpenDisk, OpenedDisk, Route, Session, VsphereError, VsphereErrorKind};
+use drover_types::{ByteSpan, Secret};
+use drover_vsphere::{
+    ChangedAreas, ConnectOptions, OpenDisk, OpenedDisk, Route, Session, VsphereError, VsphereErrorKind,
+};
 use serde_json::json;
 
 use sim::Sim;
@@ -57,11 +59,15 @@ impl Frozen {
     }
 
     fn open(&self, session: &Session) -> Result<OpenedDisk, VsphereError> {
+        self.open_by(session, &Route::Provider)
+    }
+
+    fn open_by(&self, session: &Session, route: &Route) -> Result<OpenedDisk, VsphereError> {
         session.open_disk(OpenDisk {
             vm: &self.vm,
             disk: &self.vm.disks[0],
             snapshot: Some(&self.snapshot),
-            route: &Route::Provider,
+            route,
             datacenter: &self.vm.datacenter,
         })
     }
@@ -93,11 +99,9 @@ fn bytes(spans: &[ByteSpan]) -> u64 {
     spans.iter().map(|span| span.length).sum()
 }
 
-#[test]
-fn passes_over_a_running_vm_by_https_give_each_frozen_state_while_the_guest_writes_on() {
-    let sim = simulator!();
-    let session = sim.session();
-    let vm = sim::vm(&session, "", "tracked");
+/// Takes a running VM through passes, and compares the copy with what each of them froze.
+fn run_passes(sim: &Sim, session: &Session, route: &Route) {
+    let vm = sim::vm(session, "", "tracked");
     sim.fill(&vm.id, 0, ByteSpan::new(0, 8 * MIB));
     sim.post("/writer", json!({"vm": vm.id, "disk": 0, "bytes_per_s": 20_000_000, "span": "1MiB-2MiB"}));
     let mut copy = vec![0; vm.disks[0].capacity_bytes as usize];
@@ -105,27 +109,68 @@ fn passes_over_a_running_vm_by_https_give_each_frozen_state_while_the_guest_writ
     for pass in 1..=4 {
         // Something that no writer wrote before, so that each pass has to bring it.
         sim.fill(&vm.id, 0, ByteSpan::new(pass * 3 * MIB, 5000));
-        let frozen = freeze(&session, &vm, &format!("drover-{pass}"));
+        let frozen = freeze(session, &vm, &format!("drover-{pass}"));
         assert_eq!(frozen.vm.power, PowerState::On);
-        let areas = frozen.areas(&session, &since).unwrap();
-        let opened = frozen.open(&session).unwrap();
+        let areas = frozen.areas(session, &since).unwrap();
+        let opened = frozen.open_by(session, route).unwrap();
         assert_eq!(
             opened.change_id,
             Some(frozen.change_id()),
             "as the snapshot's own configuration tells it"
         );
         read_into(&*opened.disk, &areas, &mut copy);
-        assert!(copy == frozen.truth(&sim), "pass {pass} of {} bytes", bytes(&areas));
+        assert!(copy == frozen.truth(sim), "pass {pass} of {} bytes", bytes(&areas));
         assert!(pass == 1 || bytes(&areas) < 4 * MIB, "a delta is small: {areas:?}");
         since = frozen.change_id();
         // Change ids outlive their snapshot.
         session.remove_snapshot(&frozen.snapshot).unwrap();
     }
     assert!(sim.stop_writer(&vm.id) > 0, "the guest wrote all along");
-    let last = freeze(&session, &vm, "drover-last");
-    read_into(&*last.open(&session).unwrap().disk, &last.areas(&session, &since).unwrap(), &mut copy);
-    assert!(copy == last.truth(&sim));
+    let last = freeze(session, &vm, "drover-last");
+    read_into(&*last.open_by(session, route).unwrap().disk, &last.areas(session, &since).unwrap(), &mut copy);
+    assert!(copy == last.truth(sim));
     assert!(copy == sim.live(&vm.id), "nobody writes any more, so this is the disk as the guest left it");
+}
+
+#[test]
+fn passes_over_a_running_vm_by_https_give_each_frozen_state_while_the_guest_writes_on() {
+    let sim = simulator!();
+    run_passes(&sim, &sim.session(), &Route::Provider);
+}
+
+#[test]
+fn passes_go_straight_to_the_host_with_tickets_as_well() {
+    let sim = simulator!();
+    let address = format!("127.0.3.1:{}", sim.port);
+    run_passes(&sim, &sim.session(), &Route::Host { address, trust: sim.trust(), login: None });
+}
+
+#[test]
+fn passes_over_a_vm_of_a_host_without_vcenter() {
+    let Some(sim) = Sim::start_with("esxi", include_str!("sim/warm.yaml")) else { return };
+    let login = ConnectOptions { user: "root".into(), password: Secret::new("rootpw"), ..sim.options() };
+    let session = Session::connect(login).unwrap();
+    let vm = sim::vm(&session, "", "untracked");
+    session.enable_change_tracking(&vm, "test").unwrap();
+    assert!(session.vm(&vm.id).unwrap().disks.iter().all(|disk| disk.change_id.is_some()));
+    run_passes(&sim, &session, &Route::Provider);
+}
+
+#[test]
+fn a_file_that_moves_away_while_it_is_read_is_an_error_and_is_found_again() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "", "tracked");
+    sim.fill(&vm.id, 0, ByteSpan::new(0, 2 * MIB));
+    let frozen = freeze(&session, &vm, "drover-1");
+    let opened = frozen.open(&session).unwrap();
+    sim.post("/vm/move", json!({"vm": vm.id, "datastore": "ds2", "host": "esx2.lab"}));
+    let mut lane = opened.disk.open_lane().unwrap();
+    lane.submit(sim::read(1, ByteSpan::new(0, MIB)));
+    let error = sim::next(&mut *lane).result.unwrap_err();
+    assert_eq!(error.kind, DiskErrorKind::Gone, "{error:?}");
+    let again = frozen.open(&session).unwrap();
+    assert!(sim::read_whole(&*again.disk, MIB) == frozen.truth(&sim));
 }
 
 #[test]
