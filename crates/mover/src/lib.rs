@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod blocks;
 mod compare;
 mod journal;
 mod memory;
@@ -17,6 +18,7 @@ mod stream;
 mod transfer;
 mod worker;
 
+pub use blocks::{recorded_leaves, verify_blocks};
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
 };
