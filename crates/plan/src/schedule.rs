@@ -67,6 +67,8 @@ enum State {
         slots: u32,
         disks: u32,
     },
+    /// Between two passes: wants nothing for now.
+    Parked,
     Finished,
 }
 
@@ -139,12 +141,17 @@ impl Scheduler {
         self.check_invariants();
     }
 
-    /// A running VM needs the source no more, whether it ended well or not.
+    /// A running VM needs the source no more, whether it ended well or not. So does one that was parked,
+    /// or waits to go on.
     ///
     /// # Panics
-    /// If the VM does not run.
+    /// If the VM has finished before.
     pub fn finished(&mut self, vm: VmIndex) {
-        self.release(vm);
+        match self.states[vm.0] {
+            State::Parked => {}
+            State::Waiting => self.queue.retain(|index| *index != vm.0),
+            State::Running { .. } | State::Finished => self.release(vm),
+        }
         self.states[vm.0] = State::Finished;
         self.check_invariants();
     }
@@ -158,6 +165,31 @@ impl Scheduler {
         self.states[vm.0] = State::Waiting;
         let key = order(&self.works[vm.0], vm.0);
         let at = self.queue.partition_point(|&index| order(&self.works[index], index) < key);
+        self.queue.insert(at, vm.0);
+        self.check_invariants();
+    }
+
+    /// A running VM wants nothing of the source until [`Scheduler::wake`]; others get its slots.
+    ///
+    /// # Panics
+    /// If the VM does not run.
+    pub fn park(&mut self, vm: VmIndex) {
+        self.release(vm);
+        self.states[vm.0] = State::Parked;
+        self.check_invariants();
+    }
+
+    /// A parked VM waits for its slots again: at its old place, or before all others if its guest is about
+    /// to be shut down for it.
+    ///
+    /// # Panics
+    /// If the VM is not parked.
+    pub fn wake(&mut self, vm: VmIndex, first: bool) {
+        assert_eq!(self.states[vm.0], State::Parked, "VM {} is woken but was not parked", vm.0);
+        self.states[vm.0] = State::Waiting;
+        let key = order(&self.works[vm.0], vm.0);
+        let by_order = || self.queue.iter().position(|&index| order(&self.works[index], index) > key);
+        let at = if first { 0 } else { by_order().unwrap_or(self.queue.len()) };
         self.queue.insert(at, vm.0);
         self.check_invariants();
     }
@@ -224,7 +256,7 @@ impl Scheduler {
         );
         let held = self.states.iter().map(|state| match state {
             State::Running { slots, .. } => *slots,
-            State::Waiting | State::Finished => 0,
+            State::Waiting | State::Parked | State::Finished => 0,
         });
         assert_eq!(held.sum::<u32>(), self.disks, "disk slots were lost or made up");
         let waiting = self.states.iter().filter(|state| **state == State::Waiting).count();
@@ -327,6 +359,30 @@ mod tests {
         scheduler.requeue(VmIndex(0));
         assert_eq!((scheduler.waiting(), scheduler.running()), (3, 0));
         assert_eq!(admitted(&mut scheduler), [0]);
+    }
+
+    #[test]
+    fn a_parked_vm_holds_nothing_and_goes_first_when_its_guest_waits() {
+        let works = [work("a", 2, 9, 0), work("a", 2, 8, 0), work("a", 2, 7, 0)];
+        let mut scheduler = scheduler(&works, 1, 2);
+        assert_eq!(admitted(&mut scheduler), [0]);
+        scheduler.park(VmIndex(0));
+        assert_eq!(admitted(&mut scheduler), [1]);
+        scheduler.park(VmIndex(1));
+        assert_eq!(admitted(&mut scheduler), [2]);
+        // At its old place, or before all others.
+        scheduler.wake(VmIndex(1), false);
+        scheduler.wake(VmIndex(0), false);
+        scheduler.park(VmIndex(2));
+        scheduler.wake(VmIndex(2), true);
+        assert_eq!(admitted(&mut scheduler), [2]);
+        scheduler.finished(VmIndex(2));
+        assert_eq!(admitted(&mut scheduler), [0]);
+        // One may end while it is parked or waits.
+        scheduler.park(VmIndex(0));
+        scheduler.finished(VmIndex(0));
+        scheduler.finished(VmIndex(1));
+        assert!(scheduler.is_done() && scheduler.waiting() == 0);
     }
 
     fn any_work() -> impl Strategy<Value = Work> {
