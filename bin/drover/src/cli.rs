@@ -34,6 +34,10 @@ pub enum Command {
     Import(ImportArgs),
     /// Stop a running plan, or give up an interrupted one and undo what it left
     Cancel(NamedArgs),
+    /// Have VMs that are being copied while they run move over now
+    Cutover(CutoverArgs),
+    /// Remove every snapshot that drover made for a plan, and prove that none is left
+    Clean(NamedArgs),
     /// Show plans and where their VMs stand
     Status(StatusArgs),
     /// Show what a plan did: hashes, rates, timeline
@@ -205,6 +209,16 @@ pub struct ResumeArgs {
 pub struct NamedArgs {
     /// Name of the plan, or its file
     pub plan: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct CutoverArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// Name of the VM at the target; all that wait if absent
+    pub vm: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
 }

@@ -15,3 +15,4 @@ pub mod serve_disk;
 pub mod show;
 mod stream;
 pub mod verify;
+pub mod warm;

@@ -46,6 +46,8 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::Migrate(args) => commands::migrate::migrate(args),
         Command::Resume(args) => commands::migrate::resume(args),
         Command::Cancel(args) => commands::migrate::cancel(args),
+        Command::Cutover(args) => commands::warm::cutover(args),
+        Command::Clean(args) => commands::warm::clean(args),
         Command::Import(args) => commands::import::run(args),
         Command::Status(args) => commands::show::status(args),
         Command::Report(args) => commands::show::report(args),

@@ -134,6 +134,10 @@ impl TargetProvider for QemuTarget {
         convert(&self.spec(vm)?, vm)
     }
 
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+    }
+
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
         let spec = self.spec(vm)?;
         let made = drover_qemu::write_definition(&spec).map_err(qemu_error)?;

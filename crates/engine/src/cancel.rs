@@ -3,6 +3,7 @@
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
 
+use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
 use crate::itinerary::{Context, look, remove_own_snapshots, switch_on_again};
@@ -25,8 +26,8 @@ pub fn cancel(
     let _lock = PlanLock::take(store, plan)?;
     let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
     let observer = &NoObserver;
-    let context =
-        Context { plan, source, target, store, observer, board: &board, options: &options, stop: &stop };
+    let (options, stop, clock) = (&options, &stop, &SystemClock);
+    let context = Context { plan, source, target, store, observer, board: &board, options, stop, clock };
     let mut left = Vec::new();
     for row in store.vms(plan)? {
         let problems = match (row.state, &row.phase) {
@@ -94,9 +95,12 @@ fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate,
 fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, StoreError> {
     let mut problems = Vec::new();
     // A VM that no run took further than its checks may have images of another plan at its place.
-    if has_begun(context, planned, Phase::Copy)? {
+    if has_begun(context, planned, Phase::Copy)? || has_begun(context, planned, Phase::Passes)? {
         let removed = [context.target.undo_define(planned), context.target.remove_images(planned)];
         problems.extend(removed.into_iter().filter_map(Result::err).map(|error| chain(&error)));
+    }
+    if problems.is_empty() {
+        context.store.forget_warm(context.plan, &planned.vm.id)?;
     }
     problems.extend(thaw(context, planned));
     problems.extend(switch_on_again(context, planned));

@@ -7,6 +7,7 @@ use drover_mover::{Progress, Snapshot};
 use serde::Serialize;
 
 use crate::phase::Phase;
+use crate::store::{Downtime, PassKind};
 
 /// Something that happened.
 #[derive(Clone, Debug, Serialize)]
@@ -69,6 +70,67 @@ pub enum Event {
         blocks_total: u64,
         /// Whether all of them are equal.
         equal: bool,
+    },
+    /// A pass of a warm migration begins.
+    PassStarted {
+        /// VM.
+        vm: String,
+        /// Number, from 1.
+        number: u32,
+        /// What it is.
+        kind: PassKind,
+        /// Why everything is read, if it is not the first.
+        why: Option<String>,
+    },
+    /// A pass is complete.
+    PassEnded {
+        /// VM.
+        vm: String,
+        /// Number, from 1.
+        number: u32,
+        /// What it was.
+        kind: PassKind,
+        /// Bytes that the source said had changed.
+        areas_bytes: u64,
+        /// Bytes read.
+        read_bytes: u64,
+        /// Bytes that had changed indeed.
+        changed_bytes: u64,
+        /// Blocks compared that the source called unchanged.
+        audited_blocks: u64,
+        /// Of these, the ones that had changed.
+        mismatches: u64,
+        /// Seconds it took, with its snapshot.
+        seconds: f64,
+    },
+    /// A VM waits for its next pass.
+    PassWaits {
+        /// VM.
+        vm: String,
+        /// Number of the pass it waits for.
+        number: u32,
+        /// When that begins, in milliseconds since 1970.
+        next_ms: i64,
+        /// How long the VM would be down if it moved over now.
+        forecast: Option<Downtime>,
+    },
+    /// A VM moves over.
+    CutoverStarted {
+        /// VM.
+        vm: String,
+        /// Why now.
+        reason: String,
+        /// How long it will be down.
+        forecast: Option<Downtime>,
+    },
+    /// A VM that moved over runs at the target.
+    CutoverEnded {
+        /// VM.
+        vm: String,
+        /// What was predicted.
+        forecast: Option<Downtime>,
+        /// How long it was down, in milliseconds.
+        downtime_ms: u64,
     },
     /// A VM reached its end.
     VmEnded {

@@ -7,24 +7,29 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cancel;
+mod clock;
 mod error;
 mod event;
 mod itinerary;
+mod orders;
 mod parallel;
 mod phase;
 mod provider;
 mod report;
 mod runner;
+mod slots;
 mod store;
 mod tracking;
 
 pub use cancel::cancel;
+pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
+pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
 pub use provider::{Compared, Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
-pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, plan_report};
+pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
 pub use store::{
     DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, SampleRow, Store,

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A phase of the cold itinerary, in order.
+/// A phase of an itinerary, in order. A cold one has no passes.
 ///
 /// Each is idempotent: a resumed migration goes through all of them again, and those that are done
 /// find nothing to do. Verification comes before conversion, because a converted disk is meant to
@@ -12,6 +12,11 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// The VM is looked at afresh; nothing is touched. Undo: none needed.
     Check,
+    /// Change tracking is switched on where it is off. Undo: none; it does no harm.
+    Track,
+    /// The disks are copied while the VM runs, pass after pass, until it is to move over. Undo: the
+    /// snapshot of a pass is removed; images, journals and change ids stay.
+    Passes,
     /// The source VM is switched off, if the plan allows. Undo: it is switched on again.
     PowerOff,
     /// A snapshot freezes its disks. Undo: the snapshot is removed.
@@ -44,10 +49,27 @@ impl Phase {
         Phase::CleanUp,
     ];
 
+    /// The warm itinerary: its snapshot and copy are those of the last pass.
+    pub const WARM: [Phase; 11] = [
+        Phase::Check,
+        Phase::Track,
+        Phase::Passes,
+        Phase::PowerOff,
+        Phase::Snapshot,
+        Phase::Copy,
+        Phase::Verify,
+        Phase::Convert,
+        Phase::Define,
+        Phase::Start,
+        Phase::CleanUp,
+    ];
+
     /// Its name in the store, in events and on the screen.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Check => "check",
+            Phase::Track => "track",
+            Phase::Passes => "passes",
             Phase::PowerOff => "power off",
             Phase::Snapshot => "snapshot",
             Phase::Copy => "copy",

@@ -83,6 +83,12 @@ pub trait TargetProvider: Send + Sync {
     /// Converts the guest, if the plan and the guest ask for it.
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError>;
 
+    /// Forgets an earlier conversion: the images change again, and it was made of what they were. Fine if
+    /// there is none.
+    fn forget_conversion(&self, _: &PlannedVm) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Writes the machine's definition; gives a line about it.
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
 

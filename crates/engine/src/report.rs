@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use drover_mover::Attribution;
 use serde::Serialize;
 
-use crate::store::{DiskRow, EventRow, PlanRow, Store, StoreError, VmRow, VmState};
+use crate::store::{DiskRow, EventRow, PassRow, PlanRow, Store, StoreError, VmRow, VmState, WarmRow};
 
 /// All that is known of a plan.
 #[derive(Clone, Debug, Serialize)]
@@ -30,6 +30,20 @@ pub struct VmReport {
     pub disks: Vec<DiskReport>,
     /// Its phases in order of time; one that ran again after a resume is there twice.
     pub phases: Vec<PhaseTime>,
+    /// Its passes and its downtime; absent if it moves cold.
+    pub warm: Option<WarmReport>,
+}
+
+/// How a VM moves that keeps running.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WarmReport {
+    /// What the store has.
+    #[serde(flatten)]
+    pub row: WarmRow,
+    /// Its real downtime in milliseconds, once it has moved over.
+    pub downtime_ms: Option<u64>,
+    /// Its passes in order.
+    pub passes: Vec<PassRow>,
 }
 
 /// A disk of the report.
@@ -100,15 +114,28 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     let Some(plan) = store.plan(name)? else { return Ok(None) };
     let disks = store.disks(name)?;
     let events = store.events(name)?;
-    let vms = store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
+    let mut vms: Vec<VmReport> =
+        store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
+    for vm in &mut vms {
+        vm.warm = warm_report(store, name, &vm.row.id)?;
+    }
     let rates = rates(&store.samples(name)?);
     Ok(Some(PlanReport { plan, vms, rates, events }))
 }
 
 fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
     let disks = disks.iter().filter(|disk| disk.vm == row.id).map(disk_report).collect();
-    let phases = phases(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
-    VmReport { row, disks, phases }
+    let phases = phase_times(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
+    VmReport { row, disks, phases, warm: None }
+}
+
+fn warm_report(store: &Store, plan: &str, vm: &str) -> Result<Option<WarmReport>, StoreError> {
+    let passes = store.passes_of(plan, vm)?;
+    if passes.is_empty() {
+        return Ok(None);
+    }
+    let row = store.warm(plan, vm)?;
+    Ok(Some(WarmReport { downtime_ms: row.downtime_ms(), row, passes }))
 }
 
 fn disk_report(row: &DiskRow) -> DiskReport {
@@ -125,7 +152,7 @@ fn disk_report(row: &DiskRow) -> DiskReport {
     }
 }
 
-fn phases<'a>(events: impl Iterator<Item = &'a EventRow>) -> Vec<PhaseTime> {
+pub(crate) fn phase_times<'a>(events: impl Iterator<Item = &'a EventRow>) -> Vec<PhaseTime> {
     let mut phases: Vec<PhaseTime> = Vec::new();
     for event in events {
         let Some(phase) = &event.phase else { continue };

@@ -4,19 +4,21 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_mover::{StopSignal, TransferOptions};
-use drover_plan::schedule::{Budgets, Scheduler, VmIndex, Work};
+use drover_plan::schedule::{Budgets, Scheduler, Work};
 use drover_plan::{Limits, PlannedVm};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
 use crate::itinerary::{Context, Journey};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
+use crate::slots::{Schedule, Slots};
 use crate::store::{PlanState, Store, VmState};
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
@@ -48,6 +50,8 @@ pub struct Runner<'a> {
     pub options: &'a TransferOptions,
     /// Stops the run.
     pub stop: &'a StopSignal,
+    /// The time.
+    pub clock: &'a dyn Clock,
 }
 
 /// How a run ended.
@@ -66,12 +70,6 @@ impl RunOutcome {
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.unfinished == 0
     }
-}
-
-struct Ends {
-    scheduler: Scheduler,
-    failed: Vec<(String, Cause)>,
-    running: usize,
 }
 
 impl Runner<'_> {
@@ -99,33 +97,21 @@ impl Runner<'_> {
 
     fn run_vms(&self, todo: &[&PlannedVm]) -> Vec<(String, Cause)> {
         let works = todo.iter().map(|vm| Work::from(*vm)).collect();
-        let scheduler = Scheduler::new(works, Budgets::from(self.limits));
-        let ends = Mutex::new(Ends { scheduler, failed: Vec::new(), running: 0 });
-        let changed = Condvar::new();
+        let schedule = Schedule::new(Scheduler::new(works, Budgets::from(self.limits)), todo.len());
+        let failed = Mutex::new(Vec::new());
         let context = self.context();
         let over = StopSignal::default();
         std::thread::scope(|scope| {
             scope.spawn(|| self.watch(&over));
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
-            loop {
-                let mut state = ends.lock().unwrap_or_else(PoisonError::into_inner);
-                let admitted = if self.stop.is_set() { None } else { state.scheduler.next() };
-                match admitted {
-                    Some(index) => {
-                        state.running += 1;
-                        let slots = state.scheduler.slots(index) as usize;
-                        drop(state);
-                        let (context, ends, changed, vm) = (&context, &ends, &changed, todo[index.0]);
-                        scope.spawn(move || run_vm(context, vm, index, slots, ends, changed));
-                    }
-                    None if state.running == 0 => break,
-                    None => drop(changed.wait_timeout(state, Duration::from_millis(200))),
-                }
+            while let Some((index, disks)) = schedule.next(self.stop) {
+                let (context, vm, failed) = (&context, todo[index.0], &failed);
+                let slots = Slots { schedule: &schedule, index };
+                scope.spawn(move || run_vm(context, vm, slots, disks, failed));
             }
         });
-        let ends = ends.into_inner().unwrap_or_else(PoisonError::into_inner);
-        ends.failed
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn context(&self) -> Context<'_> {
@@ -138,6 +124,7 @@ impl Runner<'_> {
             board: self.board,
             options: self.options,
             stop: self.stop,
+            clock: self.clock,
         }
     }
 
@@ -184,18 +171,13 @@ impl Runner<'_> {
 fn run_vm(
     context: &Context<'_>,
     vm: &PlannedVm,
-    index: VmIndex,
-    slots: usize,
-    ends: &Mutex<Ends>,
-    changed: &Condvar,
+    slots: Slots<'_>,
+    disks: usize,
+    failed: &Mutex<Vec<(String, Cause)>>,
 ) {
-    let release = || {
-        ends.lock().unwrap_or_else(PoisonError::into_inner).scheduler.finished(index);
-        changed.notify_all();
-    };
     // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
     // would leave it, and a resume sees to it.
-    let travel = AssertUnwindSafe(|| Journey::new(context, vm, slots.min(vm.disks.len())).run(release));
+    let travel = AssertUnwindSafe(|| Journey::new(context, vm, slots, disks.min(vm.disks.len())).run());
     let cause = match catch_unwind(travel) {
         Ok(result) => result.err().map(|error| error.cause()),
         Err(panic) => {
@@ -206,12 +188,10 @@ fn run_vm(
             Some(Cause::Internal)
         }
     };
-    let mut state = ends.lock().unwrap_or_else(PoisonError::into_inner);
-    state.running -= 1;
     if let Some(cause) = cause {
-        state.failed.push((vm.target_name.clone(), cause));
+        failed.lock().unwrap_or_else(PoisonError::into_inner).push((vm.target_name.clone(), cause));
     }
-    changed.notify_all();
+    slots.schedule.ended();
 }
 
 fn keep_panic(context: &Context<'_>, vm: &PlannedVm, what: &str) {

@@ -126,8 +126,14 @@ impl Scene for Run {
         let tally = lock(&self.tally);
         let without_disk =
             tally.running.iter().filter(|vm| !self.disks.iter().any(|(disk, _)| disk.vm == vm.name));
-        let line = |vm: &crate::tally::RunningVm| {
-            format!("{}  {}  for {}", vm.name, vm.phase, duration(now.saturating_duration_since(vm.since)))
+        let line = |vm: &crate::tally::RunningVm| match &vm.passing {
+            Some(words) => format!("{}  {words}", vm.name),
+            None => format!(
+                "{}  {}  for {}",
+                vm.name,
+                vm.phase,
+                duration(now.saturating_duration_since(vm.since))
+            ),
         };
         without_disk.map(line).collect()
     }

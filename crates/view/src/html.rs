@@ -15,6 +15,7 @@ use crate::now::rate_text;
 use crate::report::plan_state;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::text::{UNKNOWN, clean, count, duration};
+use crate::warm::{PASS_COLUMNS, downtime_words, pass_cells, warnings};
 
 /// Events on the page; the JSON has them all.
 const EVENTS_MAX: usize = 5_000;
@@ -66,6 +67,7 @@ fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     charts::write_timeline(page, report)?;
     charts::write_rates(page, report)?;
     write_vms(page, report)?;
+    write_passes(page, report)?;
     write_disks(page, report)?;
     write_events(page, report)?;
     writeln!(page, "</main>\n</body>\n</html>")
@@ -178,6 +180,28 @@ fn write_vms(page: &mut String, report: &PlanReport) -> fmt::Result {
         write_row(page, &vm_cells(vm))?;
     }
     end_table(page)
+}
+
+fn write_passes(page: &mut String, report: &PlanReport) -> fmt::Result {
+    let warm: Vec<&VmReport> = report.vms.iter().filter(|vm| vm.warm.is_some()).collect();
+    if warm.is_empty() {
+        return Ok(());
+    }
+    let columns =
+        PASS_COLUMNS.map(|(name, is_number)| if is_number { format!("#{name}") } else { name.into() });
+    begin_table(page, "Passes", &columns.each_ref().map(String::as_str))?;
+    for cells in pass_cells(&warm) {
+        let classes = PASS_COLUMNS.iter().map(|(_, is_number)| if *is_number { "number" } else { "" });
+        write_row(page, &classes.zip(cells).collect::<Vec<_>>())?;
+    }
+    end_table(page)?;
+    for vm in warm {
+        let words = downtime_words(vm).into_iter().chain(warnings(vm));
+        for words in words {
+            writeln!(page, "<p class=\"note\">{}: {}</p>", Escaped(&vm.row.name), Escaped(&words))?;
+        }
+    }
+    Ok(())
 }
 
 fn vm_cells(vm: &VmReport) -> Vec<(&'static str, String)> {

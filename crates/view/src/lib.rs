@@ -27,6 +27,7 @@ mod summary;
 mod table;
 mod tally;
 mod text;
+mod warm;
 
 pub use copy_display::CopyDisplay;
 pub use display::Display;
@@ -37,3 +38,4 @@ pub use problems::problems_text;
 pub use report::{report_json, report_text};
 pub use status::{plans_text, status_text};
 pub use table::{Align, Table};
+pub use warm::warm_status_text;

@@ -9,6 +9,7 @@ use crate::now::rate_text;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clean, count, duration};
+use crate::warm::write_passes;
 
 /// The report of a plan as text: its VMs, what failed and what to try, its disks, and their proof.
 pub fn report_text(report: &PlanReport) -> String {
@@ -36,6 +37,7 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
         write!(text, "\n{}", vm_table(report))?;
     }
     report.vms.iter().try_for_each(|vm| write_vm_notes(text, vm))?;
+    write_passes(text, report)?;
     if summary.disks > 0 {
         write!(text, "\n{}", disk_table(report))?;
         writeln!(text, "\nRoots of the hash trees (BLAKE3, a leaf per 64 KiB):")?;

@@ -1,8 +1,8 @@
 //! Made-up data for tests.
 
 use drover_engine::{
-    DiskReport, DiskRow, EventRow, PhaseTime, PlanReport, PlanRow, PlanState, RatePoint, VmReport, VmRow,
-    VmState,
+    DiskReport, DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PhaseTime, PlanReport, PlanRow,
+    PlanState, RatePoint, VmReport, VmRow, VmState, WarmReport, WarmRow,
 };
 use drover_mover::Attribution;
 
@@ -116,6 +116,7 @@ pub(crate) fn report() -> PlanReport {
             phase("verify", 42, Some(55)),
             phase("start", 55, Some(61)),
         ],
+        warm: None,
     };
     let half = DiskRow {
         read_bytes: Some(1 << 30),
@@ -138,6 +139,7 @@ pub(crate) fn report() -> PlanReport {
         },
         disks: vec![disk_report(half)],
         phases: vec![phase("check", 1, Some(2)), phase("copy", 2, None)],
+        warm: None,
     };
     let point = |s: i64| RatePoint {
         at_ms: START + s * 1000,
@@ -155,6 +157,36 @@ pub(crate) fn report() -> PlanReport {
             event(61, "vm-2", "error", Some("copy"), "no <space> & \u{1b}[31mleft"),
         ],
     }
+}
+
+/// Two passes, the second of which found change tracking damaged, and a cutover.
+pub(crate) fn warm() -> WarmReport {
+    let pass = |number: u32, seconds: i64| {
+        let began_ms = START + 1000 + i64::from(number - 1) * 60_000;
+        let ended_ms = Some(began_ms + seconds * 1000);
+        let state = PassState::Complete;
+        PassRow { ended_ms, state, read_bytes: 10 << 30, ..PassRow::begin("vm-1", number, began_ms) }
+    };
+    let damaged = "change tracking is damaged".to_string();
+    let second = PassRow {
+        kind: PassKind::HashDiff,
+        why: Some(damaged.clone()),
+        areas_bytes: 300 << 20,
+        changed_bytes: 2 << 20,
+        audited_blocks: 1000,
+        mismatches: 2,
+        ..pass(2, 12)
+    };
+    let first = PassRow { areas_bytes: 10 << 30, changed_bytes: 10 << 30, ..pass(1, 40) };
+    let row = WarmRow {
+        distrust: Some(damaged),
+        reason: Some("the predicted downtime fits".into()),
+        forecast: Some(Downtime { forecast_ms: 12_000, low_ms: 8000, high_ms: 20_000 }),
+        down_ms: Some(START + 80_000),
+        up_ms: Some(START + 94_000),
+        ..WarmRow::default()
+    };
+    WarmReport { downtime_ms: row.downtime_ms(), row, passes: vec![first, second] }
 }
 
 pub(crate) fn empty() -> PlanReport {

@@ -6,6 +6,7 @@ use drover_engine::{EngineError, Event, Phase};
 use drover_types::{Bytes, Rate};
 
 use crate::text::{clean, count, duration, percent};
+use crate::warm::{forecast_words, kind_word, wait_words};
 
 /// A line that stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) struct RunningVm {
     pub name: String,
     pub phase: Phase,
     pub since: Instant,
+    /// What its passes do, while it keeps running.
+    pub passing: Option<String>,
     sums: Sums,
 }
 
@@ -76,17 +79,33 @@ impl Tally {
             Event::VmEnded { vm, error, advice } => {
                 return self.leave(vm, error.as_deref(), advice.as_deref());
             }
-            Event::PhaseEnded { .. } | Event::Note { .. } | Event::PlanEnded { .. } => {}
+            Event::PassStarted { vm, number, .. } => self.passing(vm, Some(format!("pass {number}"))),
+            Event::PassWaits { vm, number, next_ms, forecast } => {
+                self.passing(vm, Some(wait_words(*number, *next_ms, forecast.as_ref())));
+            }
+            Event::CutoverStarted { vm, .. } => self.passing(vm, None),
+            Event::PhaseEnded { .. }
+            | Event::Note { .. }
+            | Event::PassEnded { .. }
+            | Event::CutoverEnded { .. }
+            | Event::PlanEnded { .. } => {}
         }
         vec![Line { text: clean(&words(event)).into_owned(), bad: is_bad(event) }]
     }
 
     fn enter(&mut self, name: &str, phase: Phase, now: Instant) -> &mut RunningVm {
         let at = self.running.iter().position(|vm| vm.name == name).unwrap_or_else(|| {
-            self.running.push(RunningVm { name: name.into(), phase, since: now, sums: Sums::default() });
+            let name = name.to_string();
+            self.running.push(RunningVm { name, phase, since: now, passing: None, sums: Sums::default() });
             self.running.len() - 1
         });
         &mut self.running[at]
+    }
+
+    fn passing(&mut self, name: &str, words: Option<String>) {
+        if let Some(vm) = self.running.iter_mut().find(|vm| vm.name == name) {
+            vm.passing = words;
+        }
     }
 
     fn sums(&mut self, name: &str, change: impl FnOnce(&mut Sums)) {
@@ -146,8 +165,13 @@ pub(crate) fn stays(event: &Event) -> bool {
         Event::PlanStarted { .. } | Event::Note { .. } | Event::VmEnded { .. } | Event::PlanEnded { .. } => {
             true
         }
+        Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
         Event::DiskVerified { equal, .. } => !equal,
-        Event::PhaseStarted { .. } | Event::PhaseEnded { .. } | Event::DiskCopied { .. } => false,
+        Event::PhaseStarted { .. }
+        | Event::PhaseEnded { .. }
+        | Event::PassStarted { .. }
+        | Event::PassWaits { .. }
+        | Event::DiskCopied { .. } => false,
     }
 }
 
@@ -179,6 +203,43 @@ fn words(event: &Event) -> String {
         Event::DiskVerified { vm, disk, blocks, blocks_total, equal } => {
             let verdict = if *equal { "equal" } else { "NOT EQUAL" };
             format!("{vm}/{disk}: verified, {blocks} of {blocks_total} blocks compared, {verdict}")
+        }
+        Event::PassStarted { vm, number, kind, .. } => {
+            format!("{vm}: pass {number} begins ({})", kind_word(*kind))
+        }
+        Event::PassEnded {
+            vm,
+            number,
+            kind,
+            areas_bytes,
+            read_bytes,
+            changed_bytes,
+            mismatches,
+            seconds,
+            ..
+        } => {
+            let wrong = if *mismatches > 0 { ", CHANGE TRACKING LIED" } else { "" };
+            format!(
+                "{vm}: pass {number} ({}) took {}, {} in areas, {} read, {} changed{wrong}",
+                kind_word(*kind),
+                seconds_text(*seconds),
+                Bytes(*areas_bytes),
+                Bytes(*read_bytes),
+                Bytes(*changed_bytes)
+            )
+        }
+        Event::PassWaits { vm, number, next_ms, forecast } => {
+            format!("{vm}: {}", wait_words(*number, *next_ms, forecast.as_ref()))
+        }
+        Event::CutoverStarted { vm, reason, forecast } => {
+            let predicted =
+                forecast.as_ref().map(|it| format!(", predicted downtime {}", forecast_words(it)));
+            format!("{vm}: moves over: {reason}{}", predicted.unwrap_or_default())
+        }
+        Event::CutoverEnded { vm, forecast, downtime_ms } => {
+            let predicted = forecast.as_ref().map(|it| format!(", predicted {}", forecast_words(it)));
+            let real = duration(Duration::from_millis(*downtime_ms));
+            format!("{vm}: was down for {real}{}", predicted.unwrap_or_default())
         }
         Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
         Event::PlanEnded { plan, done, failed, unfinished } => {

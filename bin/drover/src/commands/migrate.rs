@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
-use drover_engine::{Board, Cause, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store};
+use drover_engine::{
+    Board, Cause, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
+};
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm};
 use drover_view::{Display, DisplayMode};
@@ -89,6 +91,7 @@ fn run_shown(
         board: &board,
         options: &options(&file.plan.limits),
         stop,
+        clock: &SystemClock,
     };
     let outcome = runner.run();
     display.finish();

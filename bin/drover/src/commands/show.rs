@@ -20,13 +20,20 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
             let name = plan_name(text)?;
             let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
             let (vms, disks) = (store.vms(&name)?, store.disks(&name)?);
+            let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&name))?;
             if args.run.json {
+                let warm: serde_json::Map<_, _> = report
+                    .vms
+                    .iter()
+                    .filter_map(|vm| Some((vm.row.name.clone(), serde_json::json!(vm.warm.as_ref()?))))
+                    .collect();
                 crate::out::line(format!(
                     "{:#}",
-                    serde_json::json!({ "plan": plan, "vms": vms, "disks": disks })
+                    serde_json::json!({ "plan": plan, "vms": vms, "disks": disks, "warm": warm })
                 ));
             } else {
                 crate::out::print(&drover_view::status_text(&plan, &vms, &disks));
+                crate::out::print(&drover_view::warm_status_text(&report));
             }
         }
     }

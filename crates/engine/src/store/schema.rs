@@ -41,13 +41,13 @@ CREATE INDEX sample_of_plan ON sample(plan, at_ms);
 const WARM: &str = "
 CREATE TABLE warm (
     plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL,
-    cutover_asked INTEGER NOT NULL DEFAULT 0, replica_ran INTEGER NOT NULL DEFAULT 0, host TEXT, distrust TEXT, hint TEXT,
+    cutover_asked INTEGER NOT NULL DEFAULT 0, replica_touched INTEGER NOT NULL DEFAULT 0, host TEXT, distrust TEXT, hint TEXT,
     next_ms INTEGER, reason TEXT, forecast_ms INTEGER, forecast_low_ms INTEGER, forecast_high_ms INTEGER,
     down_ms INTEGER, up_ms INTEGER,
     PRIMARY KEY (plan, vm));
 CREATE TABLE tracked (
     plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, disk_key INTEGER NOT NULL,
-    change_id TEXT, datastore TEXT NOT NULL, path TEXT NOT NULL, uuid TEXT NOT NULL,
+    change_id TEXT, datastore TEXT NOT NULL, path TEXT NOT NULL, uuid TEXT NOT NULL, capacity INTEGER NOT NULL,
     PRIMARY KEY (plan, vm, disk_key));
 CREATE TABLE pass (
     plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, number INTEGER NOT NULL,

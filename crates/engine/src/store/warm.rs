@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
-use super::{Outcome, Store, now_ms, state, unsigned, word};
+use super::{Outcome, Store, state, unsigned, word};
 
 /// What a pass was meant to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,8 +65,8 @@ pub struct PassRow {
 }
 
 impl PassRow {
-    /// A pass that begins now.
-    pub fn begin(vm: &str, number: u32) -> PassRow {
+    /// A pass that begins.
+    pub fn begin(vm: &str, number: u32, began_ms: i64) -> PassRow {
         PassRow {
             vm: vm.into(),
             number,
@@ -74,7 +74,7 @@ impl PassRow {
             state: PassState::Begun,
             why: None,
             snapshot: None,
-            began_ms: now_ms(),
+            began_ms,
             frozen_ms: None,
             copying_ms: None,
             ended_ms: None,
@@ -100,6 +100,8 @@ pub struct TrackedRow {
     pub path: String,
     /// What tells the disk from another of its key; empty if not told.
     pub uuid: String,
+    /// Capacity in bytes.
+    pub capacity: u64,
 }
 
 /// How long a VM is down, by forecast and in fact.
@@ -118,8 +120,8 @@ pub struct Downtime {
 pub struct WarmRow {
     /// Whether `drover cutover` was said.
     pub cutover_asked: bool,
-    /// Whether the machine was started at the target, which may have changed the images.
-    pub replica_ran: bool,
+    /// Whether the guest was converted or started at the target, which may have changed the images.
+    pub replica_touched: bool,
     /// Host that ran the VM at the last completed pass.
     pub host: Option<String>,
     /// Why change tracking is not believed any more.
@@ -196,26 +198,24 @@ impl Store {
         self.set_warm(plan, vm, "reason = ?3, next_ms = NULL", &[&reason])
     }
 
-    /// Records that the downtime begins now, or that there is none, because the cutover was undone; then
-    /// it has to be asked for again.
-    pub fn set_down(&self, plan: &str, vm: &str, down: bool) -> Outcome<()> {
-        let at = down.then(now_ms);
-        let set = if down {
-            "down_ms = ?3, up_ms = NULL"
-        } else {
-            "down_ms = ?3, up_ms = NULL, cutover_asked = 0, reason = NULL"
-        };
-        self.set_warm(plan, vm, set, &[&at])
+    /// Records when the downtime began; nothing if it has begun before.
+    pub fn set_down(&self, plan: &str, vm: &str, at_ms: i64) -> Outcome<()> {
+        self.set_warm(plan, vm, "down_ms = COALESCE(down_ms, ?3), up_ms = NULL", &[&at_ms])
     }
 
-    /// Records that the target runs.
-    pub fn set_up(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.set_warm(plan, vm, "up_ms = ?3", &[&now_ms()])
+    /// Records when the target ran.
+    pub fn set_up(&self, plan: &str, vm: &str, at_ms: i64) -> Outcome<()> {
+        self.set_warm(plan, vm, "up_ms = ?3", &[&at_ms])
     }
 
-    /// Records whether the machine was started at the target, so that the images may not be the source's.
-    pub fn set_replica_ran(&self, plan: &str, vm: &str, ran: bool) -> Outcome<()> {
-        self.set_warm(plan, vm, "replica_ran = ?3", &[&ran])
+    /// Records that a cutover was undone. One that was asked for has to be asked for again.
+    pub fn undo_cutover(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.set_warm(plan, vm, "down_ms = NULL, up_ms = NULL, cutover_asked = 0, reason = NULL", &[])
+    }
+
+    /// Records whether the images may hold something else than was copied.
+    pub fn set_replica_touched(&self, plan: &str, vm: &str, touched: bool) -> Outcome<()> {
+        self.set_warm(plan, vm, "replica_touched = ?3", &[&touched])
     }
 
     /// Records why change tracking is not believed any more.
@@ -245,15 +245,23 @@ impl Store {
 
     /// Records a pass as complete, together with what the next one is asked from, or nothing of both.
     pub fn complete_pass(&self, plan: &str, pass: &PassRow, host: &str, disks: &[TrackedRow]) -> Outcome<()> {
+        let pass = PassRow { state: PassState::Complete, ..pass.clone() };
+        self.begin_from(plan, &pass, host, disks)
+    }
+
+    /// Records what the next try or the next pass is asked from. The first pass says so as soon as its
+    /// snapshot stands: should it be interrupted, what is on the target need not be read again.
+    pub fn begin_from(&self, plan: &str, pass: &PassRow, host: &str, disks: &[TrackedRow]) -> Outcome<()> {
         let mut connection = self.lock();
         let mut write = || {
             let change = connection.transaction()?;
-            put_pass(&change, plan, &PassRow { state: PassState::Complete, ..pass.clone() })?;
+            put_pass(&change, plan, pass)?;
             change.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, &pass.vm])?;
-            for disk in disks {
+            for it in disks {
+                let (id, capacity) = (&it.change_id, it.capacity as i64);
                 change.execute(
-                    "INSERT INTO tracked VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-                    params![plan, pass.vm, disk.disk, disk.change_id, disk.datastore, disk.path, disk.uuid],
+                    "INSERT INTO tracked VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                    params![plan, pass.vm, it.disk, id, it.datastore, it.path, it.uuid, capacity],
                 )?;
             }
             change.execute(
@@ -275,6 +283,7 @@ impl Store {
                 datastore: row.get("datastore")?,
                 path: row.get("path")?,
                 uuid: row.get("uuid")?,
+                capacity: unsigned(row, "capacity")?.unwrap_or(0),
             })
         })
     }
@@ -360,7 +369,7 @@ fn warm_row(row: &Row<'_>) -> rusqlite::Result<WarmRow> {
     };
     Ok(WarmRow {
         cutover_asked: row.get("cutover_asked")?,
-        replica_ran: row.get("replica_ran")?,
+        replica_touched: row.get("replica_touched")?,
         host: row.get("host")?,
         distrust: row.get("distrust")?,
         hint: row.get("hint")?,
@@ -386,11 +395,11 @@ mod tests {
         store.begin_plan("p", "", Path::new("/")).unwrap();
         let tracked =
             |id: &str| TrackedRow { disk: 2000, change_id: Some(id.into()), ..TrackedRow::default() };
-        let mut pass = PassRow { areas_bytes: 1 << 40, ..PassRow::begin("vm-1", 1) };
+        let mut pass = PassRow { areas_bytes: 1 << 40, ..PassRow::begin("vm-1", 1, 5) };
         store.put_pass("p", &pass).unwrap();
         assert_eq!(store.tracked("p", "vm-1").unwrap(), []);
         store.complete_pass("p", &pass, "host-1", &[tracked("a/1")]).unwrap();
-        store.complete_pass("p", &PassRow::begin("vm-1", 2), "host-2", &[tracked("a/2")]).unwrap();
+        store.complete_pass("p", &PassRow::begin("vm-1", 2, 7), "host-2", &[tracked("a/2")]).unwrap();
         drop(store);
         let store = Store::open(folder.path()).unwrap();
         assert_eq!(store.tracked("p", "vm-1").unwrap(), [tracked("a/2")]);
@@ -415,9 +424,9 @@ mod tests {
         assert_eq!(store.ask_cutover("p", None).unwrap(), ["b", "c"]);
         assert_eq!(store.ask_cutover("p", Some("x")).unwrap(), Vec::<String>::new());
         // An undone cutover has to be asked for again.
-        store.set_down("p", "b", true).unwrap();
+        store.set_down("p", "b", 5).unwrap();
         assert!(store.warm("p", "b").unwrap().down_ms.is_some());
-        store.set_down("p", "b", false).unwrap();
+        store.undo_cutover("p", "b").unwrap();
         assert!(!store.cutover_asked("p", "b").unwrap());
     }
 
@@ -430,8 +439,9 @@ mod tests {
         store.set_next_pass("p", "v", Some(77), Some(forecast)).unwrap();
         let row = store.warm("p", "v").unwrap();
         assert_eq!((row.next_ms, row.forecast, row.downtime_ms()), (Some(77), Some(forecast), None));
-        store.set_down("p", "v", true).unwrap();
-        store.set_up("p", "v").unwrap();
-        assert!(store.warm("p", "v").unwrap().downtime_ms().is_some());
+        store.set_down("p", "v", 1000).unwrap();
+        store.set_down("p", "v", 5000).unwrap();
+        store.set_up("p", "v", 9000).unwrap();
+        assert_eq!(store.warm("p", "v").unwrap().downtime_ms(), Some(8000), "from the first shutdown on");
     }
 }

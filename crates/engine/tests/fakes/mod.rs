@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, MemDisk};
 use drover_engine::{
-    Board, Cause, Converted, EngineError, Event, Observer, OpenedSource, OpenedTarget, Phase, ProviderError,
-    RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState,
+    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Observer, OpenedSource, OpenedTarget,
+    Phase, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow,
+    VmState,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
@@ -32,6 +33,8 @@ pub enum Trouble {
     DiesAfter,
 }
 
+pub mod warm;
+
 type Hook = Box<dyn FnOnce(&mut State) + Send>;
 
 /// What both sides hold.
@@ -41,6 +44,7 @@ pub struct State {
     pub running_at_target: BTreeSet<String>,
     pub defined: BTreeSet<String>,
     pub images: BTreeMap<PathBuf, MemDisk>,
+    pub tracks: warm::Tracks,
     snapshots_made: u32,
     /// What guests wrote while a snapshot froze their disk: disk, offset, bytes.
     deltas: Vec<(String, u64, Vec<u8>)>,
@@ -60,6 +64,23 @@ pub struct World {
     pub store: Store,
     pub plan: Plan,
     pub at_work: AtWork,
+    pub clock: JumpingClock,
+}
+
+/// A clock that nobody waits for.
+#[derive(Default)]
+pub struct JumpingClock(AtomicI64);
+
+impl Clock for JumpingClock {
+    fn now_ms(&self) -> i64 {
+        // Every look takes a moment, so that no two things happen at once.
+        self.0.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.0.fetch_add(time.as_millis() as i64, Ordering::SeqCst);
+        std::thread::yield_now();
+    }
 }
 
 pub const PLAN: &str = "p";
@@ -83,7 +104,15 @@ impl World {
         let state = Mutex::new(State { vms, ..State::default() });
         let store = Store::open(&folder.path().join("state")).unwrap();
         let plan = Plan::parse(&text).unwrap();
-        World { state, sources, folder, store, plan, at_work: AtWork::default() }
+        World {
+            state,
+            sources,
+            folder,
+            store,
+            plan,
+            at_work: AtWork::default(),
+            clock: JumpingClock::default(),
+        }
     }
 
     pub fn planned(&self) -> Vec<PlannedVm> {
@@ -136,6 +165,7 @@ impl World {
             board: &Board::default(),
             options: &options,
             stop,
+            clock: &self.clock,
         };
         runner.run()
     }
@@ -225,7 +255,7 @@ impl World {
     /// A guest writes. As in a real source, what is below a snapshot does not change until it is removed.
     pub fn guest_writes(&self, vm: &str, disk: i32, offset: u64, bytes: &[u8]) {
         let mut state = self.state();
-        state.deltas.push((format!("{vm}/{disk}"), offset, bytes.to_vec()));
+        state.guest_write(&format!("{vm}/{disk}"), offset, bytes);
         self.merge(&mut state);
     }
 
@@ -239,8 +269,11 @@ impl World {
         state.deltas.retain(|(disk, offset, bytes)| {
             let stays = frozen.iter().any(|vm| disk.starts_with(vm));
             if !stays {
-                self.sources[disk].overwrite(*offset, bytes);
-                self.sources[disk].set_identity("changed");
+                // A disk that was added is not in anybody's plan.
+                if let Some(source) = self.sources.get(disk) {
+                    source.overwrite(*offset, bytes);
+                    source.set_identity("changed");
+                }
             }
             stays
         });
@@ -329,6 +362,11 @@ impl State {
         None
     }
 
+    fn new_snapshot_id(&mut self) -> String {
+        self.snapshots_made += 1;
+        format!("snapshot-{}", self.snapshots_made)
+    }
+
     pub fn set_power(&mut self, id: &str, power: PowerState) {
         self.vms.get_mut(id).unwrap().power = power;
     }
@@ -372,7 +410,11 @@ pub fn vm(name: &str, power: PowerState, disks: i32) -> Vm {
 
 impl SourceProvider for World {
     fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
-        self.call("look", id, |state| state.vms[id].clone())
+        self.call("look", id, |state| {
+            state.guests_write();
+            self.merge(state);
+            state.vms[id].clone()
+        })
     }
 
     fn shutdown_guest(&self, vm: &Vm, _: Duration) -> Result<(), ProviderError> {
@@ -389,8 +431,7 @@ impl SourceProvider for World {
 
     fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
         self.call("create snapshot", &vm.name, |state| {
-            state.snapshots_made += 1;
-            let id = format!("snapshot-{}", state.snapshots_made);
+            let id = state.new_snapshot_id();
             let vm = state.vms.get_mut(&vm.id).unwrap();
             assert_eq!(vm.power, PowerState::Off, "a running VM is frozen");
             let snapshot =
@@ -406,6 +447,7 @@ impl SourceProvider for World {
             let own = |it: &Snapshot| it.id == snapshot && it.description.starts_with(SNAPSHOT_MARK);
             assert!(vm.snapshots.iter().any(own), "somebody else's snapshot is removed");
             vm.snapshots.retain(|it| it.id != snapshot);
+            state.guests_write();
             self.merge(state);
         })
     }
@@ -422,9 +464,15 @@ impl SourceProvider for World {
                 state.vms[&vm.vm.id].snapshots.iter().any(|it| it.id == snapshot),
                 "read without a snapshot"
             );
-            let disk = self.at_work.open(self.sources[&name].clone(), vm);
+            state.guests_write();
+            let frozen = state.tracks.frozen.get(&(snapshot.to_string(), name.clone()));
+            let disk = self.at_work.open(frozen.unwrap_or(&self.sources[&name]).clone(), vm);
             OpenedSource { disk, notes: Vec::new() }
         })
+    }
+
+    fn tracking(&self) -> Option<&dyn ChangeTracking> {
+        Some(self)
     }
 }
 
@@ -456,6 +504,10 @@ impl TargetProvider for World {
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         self.call("convert", &vm.target_name, |_| Converted::Skipped("a fake".into()))
+    }
+
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.call("forget conversion", &vm.target_name, |_| ())
     }
 
     fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {

@@ -74,7 +74,10 @@ pub(super) fn write_timeline(page: &mut String, report: &PlanReport) -> fmt::Res
         }
     }
     end_chart(page)?;
-    write_legend(page, Phase::COLD.map(|phase| (phase_class(phase.name()), phase.name())).iter())?;
+    let is_warm = vms.iter().any(|vm| vm.warm.is_some());
+    let phases: &[Phase] = if is_warm { &Phase::WARM } else { &Phase::COLD };
+    let legend: Vec<_> = phases.iter().map(|phase| (phase_class(phase.name()), phase.name())).collect();
+    write_legend(page, legend.iter())?;
     if vms.len() > shown.len() {
         writeln!(page, "<p class=\"note\">... and {} more</p>", count(vms.len() - shown.len(), "VM"))?;
     }
@@ -203,6 +206,8 @@ fn write_legend<'a>(page: &mut String, entries: impl Iterator<Item = &'a (&'a st
 fn phase_class(name: &str) -> &'static str {
     match name {
         "check" => "p-check",
+        "track" => "p-track",
+        "passes" => "p-passes",
         "power off" => "p-off",
         "snapshot" => "p-snapshot",
         "copy" => "p-copy",

@@ -1,0 +1,55 @@
+//! `drover cutover` and `drover clean`.
+
+use serde_json::json;
+
+use super::migrate::{open_store, plan_name, unknown_plan};
+use super::plan;
+use crate::cli::{CutoverArgs, NamedArgs};
+use crate::exit::{Exit, Failure};
+use crate::provider::to_give_up;
+
+/// Asks that VMs of a plan move over.
+pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    let asked = drover_engine::ask_cutover(&store, &name, args.vm.as_deref())?;
+    let running = drover_engine::is_running(&store, &name)?;
+    if args.run.json {
+        crate::out::line(json!({ "plan": name, "cutover": asked, "running": running }));
+    } else if !args.run.quiet {
+        let when = match running {
+            true => "the drover that runs the plan begins with it".to_string(),
+            false => format!("nothing runs the plan: go on with `drover resume {name}`"),
+        };
+        eprintln!("cutover asked for: {}; {when}", asked.join(", "));
+    }
+    Ok(Exit::Success)
+}
+
+/// Removes what drover left at the source, and proves that it is gone.
+pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let (source, _) = to_give_up(&file, &store)?;
+    let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;
+    if args.run.json {
+        crate::out::line(json!({ "plan": name, "cleaned": cleaned }));
+    } else if !args.run.quiet {
+        for found in cleaned.found.iter().filter(|found| found.gone) {
+            eprintln!("removed: {}: snapshot {} ({})", found.vm, found.snapshot, found.name);
+        }
+        if cleaned.left.is_empty() {
+            let vms = cleaned.vms;
+            eprintln!("plan {name}: {vms} VMs looked at, no snapshot of drover's is left at the source");
+        }
+    }
+    if cleaned.left.is_empty() {
+        return Ok(Exit::Success);
+    }
+    cleaned.left.iter().for_each(|problem| eprintln!("left behind: {problem}"));
+    Err(Failure::new(Exit::Source, "not everything could be removed")
+        .advise("mend the cause, then clean again"))
+}

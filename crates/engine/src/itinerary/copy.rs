@@ -1,0 +1,169 @@
+//! The copy of all disks of a VM.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use drover_disk::{Disk, DiskOp};
+use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy, journal_path};
+use drover_plan::{PlannedDisk, PlannedVm};
+use drover_types::BLOCK_BYTES;
+
+use super::warm::{DiskPass, Unmapped};
+use super::{Copied, Journey, Outcome, millis};
+use crate::error::{Cause, EngineError};
+use crate::event::{DiskActivity, Event, LiveDisk};
+use crate::parallel::in_parallel;
+use crate::store::DiskRow;
+
+/// What the copy phase does at once.
+enum Step {
+    Prove,
+    Copy,
+}
+
+impl Journey<'_> {
+    pub(super) fn copy_disks(&mut self) -> Outcome<()> {
+        let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
+        let this = &*self;
+        let work = |step: &Step, stop: &StopSignal| match step {
+            Step::Prove => this.prove(stop).map(|()| Vec::new()),
+            Step::Copy => in_parallel(this.disks_at_once, &disks, stop, |disk, stop| {
+                this.copy_disk(this.planned, disk, None, stop)
+            }),
+        };
+        let copies = in_parallel(2, &[Step::Prove, Step::Copy], this.context.stop, work)?;
+        self.copies = copies.into_iter().flatten().map(Some).collect();
+        Ok(())
+    }
+
+    /// Has the source held against its own checksums, if it has any.
+    pub(super) fn prove(&self, stop: &StopSignal) -> Outcome<()> {
+        let progress = Arc::new(Progress::default());
+        let (mut shown, mut stopped) = (false, false);
+        let mut compared = |done: u64, all: u64| {
+            progress.tell(done, all);
+            if !std::mem::replace(&mut shown, true) {
+                self.context.board.enter(LiveDisk {
+                    vm: self.name(),
+                    disk: "all files".into(),
+                    activity: DiskActivity::Prove,
+                    progress: progress.clone(),
+                    since: Instant::now(),
+                });
+            }
+            stopped |= stop.is_set();
+            if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let result = self.context.source.prove(self.planned, &mut compared);
+        self.context.board.leave(&progress);
+        match result {
+            Err(_) if stopped => Err(EngineError::Cancelled),
+            Err(error) => Err(error.into()),
+            Ok(line) => {
+                line.into_iter().for_each(|line| self.note(line));
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies a disk of the VM as it is now, all of it or what a pass asks for.
+    pub(super) fn copy_disk(
+        &self,
+        from: &PlannedVm,
+        disk: &PlannedDisk,
+        pass: Option<DiskPass>,
+        stop: &StopSignal,
+    ) -> Outcome<Copied> {
+        if stop.is_set() {
+            return Err(EngineError::Cancelled);
+        }
+        let snapshot = self.snapshot.as_deref().unwrap_or_default();
+        let opened = self.context.source.open_disk(from, disk, snapshot)?;
+        // What is told of every pass is told once.
+        if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {
+            opened.notes.iter().for_each(|note| self.note(format!("{}: {note}", disk.disk.label)));
+        }
+        let is_whole = pass.as_ref().is_some_and(|pass| pass.is_whole);
+        let is_told = pass.as_ref().is_none_or(|pass| pass.is_last);
+        let source = if is_whole { Arc::new(Unmapped(opened.disk)) } else { opened.disk };
+        let target = self.context.target.open_disk(disk, self.planned, source.size())?;
+        let job = CopyJob {
+            source,
+            target: target.disk,
+            target_tag: target.tag,
+            target_is_new: target.is_new,
+            target_zeroed: target.zeroed,
+            journal: Some(journal_path(&disk.path)),
+            pass: pass.map(|pass| pass.job),
+            options: self.context.options.clone(),
+        };
+        let live = self.enter(disk, DiskActivity::Copy);
+        let result = copy(&job, &live, stop);
+        self.context.board.leave(&live);
+        let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
+        self.keep_copy(disk, &report, &opened.notes)?;
+        if is_told {
+            self.tell_copied(disk, &report);
+        }
+        Ok(Copied {
+            root: report.root.to_hex(),
+            read_anything: report.snapshot.settled > 0,
+            read_bytes: report.snapshot.read,
+            pass: report.pass,
+            leaves: report.leaves,
+        })
+    }
+
+    pub(super) fn keep_copy(&self, disk: &PlannedDisk, report: &CopyReport, notes: &[String]) -> Outcome<()> {
+        let notes: Vec<&str> = notes.iter().map(String::as_str).chain(report.note.as_deref()).collect();
+        let data = (report.leaves.data_blocks() * BLOCK_BYTES).min(report.leaves.size());
+        let row = DiskRow {
+            size: report.leaves.size(),
+            data_bytes: Some(data),
+            read_bytes: Some(report.snapshot.read),
+            written_bytes: Some(report.snapshot.written),
+            resumed_bytes: Some(report.snapshot.resumed),
+            retries: Some(report.snapshot.retries),
+            root: Some(report.root.to_hex()),
+            blocks: Some(report.leaves.blocks()),
+            copy_ms: Some(millis(report.elapsed)),
+            attribution: serde_json::to_string(&report.snapshot.attribution).ok(),
+            note: (!notes.is_empty()).then(|| notes.join("; ")),
+            ..self.verified_before(disk, report)?
+        };
+        self.context.store.put_disk(self.context.plan, &row)?;
+        if let Some(note) = &report.note {
+            self.note(format!("{}: {note}", disk.disk.label));
+        }
+        Ok(())
+    }
+
+    fn tell_copied(&self, disk: &PlannedDisk, report: &CopyReport) {
+        self.tell(Event::DiskCopied {
+            vm: self.name(),
+            disk: disk.disk.label.clone(),
+            root: report.root.to_hex(),
+            bytes_read: report.snapshot.read,
+            seconds: report.elapsed.as_secs_f64(),
+        });
+    }
+
+    /// The row to build on: with its verification if nothing of the disk was copied since.
+    pub(super) fn verified_before(&self, disk: &PlannedDisk, report: &CopyReport) -> Outcome<DiskRow> {
+        let row = self.stored_disk(disk)?.filter(|_| report.snapshot.settled == 0);
+        Ok(row.unwrap_or_else(|| self.disk_row(disk)))
+    }
+
+    pub(super) fn copy_error(&self, disk: &PlannedDisk, source: MoveError, target: &dyn Disk) -> EngineError {
+        let side = match &source {
+            MoveError::Disk(error) if error.disk == target.name() || error.op == DiskOp::Flush => {
+                Cause::Target
+            }
+            MoveError::Disk(_) => Cause::Source,
+            MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
+            MoveError::Cancelled => Cause::Cancelled,
+        };
+        EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
+    }
+}

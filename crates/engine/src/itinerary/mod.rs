@@ -1,0 +1,294 @@
+//! One VM through the phases of its itinerary.
+
+mod check;
+mod copy;
+mod source;
+mod target;
+mod verify;
+mod warm;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drover_copy::LeafTable;
+use drover_mover::{PassReport, Progress, StopSignal, TransferOptions};
+use drover_plan::{PlannedDisk, PlannedVm};
+use drover_types::inventory::Vm;
+
+pub(crate) use self::source::{look, remove_own_snapshots, switch_on_again};
+use self::warm::FrozenVm;
+use crate::clock::Clock;
+use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
+use crate::parallel::OnDrop;
+use crate::phase::Phase;
+use crate::provider::{SourceProvider, TargetProvider};
+use crate::slots::Slots;
+use crate::store::{DiskRow, Store, VmState};
+
+/// Begins the description of every snapshot that drover makes, with the plan's name behind it, so that
+/// one left by a crash is found again and never taken for someone else's.
+pub const SNAPSHOT_MARK: &str = "made by drover for plan ";
+
+/// Whether a snapshot's description says that drover made it for this plan.
+pub fn is_own_snapshot(description: &str, plan: &str) -> bool {
+    description == own_description(plan)
+}
+
+fn own_description(plan: &str) -> String {
+    format!("{SNAPSHOT_MARK}{plan}")
+}
+
+/// What all VMs of a run share.
+pub(crate) struct Context<'a> {
+    pub(crate) plan: &'a str,
+    pub(crate) source: &'a dyn SourceProvider,
+    pub(crate) target: &'a dyn TargetProvider,
+    pub(crate) store: &'a Store,
+    pub(crate) observer: &'a dyn Observer,
+    pub(crate) board: &'a Board,
+    pub(crate) options: &'a TransferOptions,
+    pub(crate) stop: &'a StopSignal,
+    pub(crate) clock: &'a dyn Clock,
+}
+
+/// A VM on its way.
+pub(crate) struct Journey<'a> {
+    context: &'a Context<'a>,
+    planned: &'a PlannedVm,
+    slots: Slots<'a>,
+    /// Disks copied at a time.
+    disks_at_once: usize,
+    snapshot: Option<String>,
+    copies: Vec<Option<Copied>>,
+    /// An earlier run tried to convert the guest or to start it, so its images may have changed since.
+    touched_before: bool,
+    /// The snapshot that a pass reads, and what is known of it.
+    frozen: Option<FrozenVm>,
+    /// Leaves of what the images held when they were last read back whole, before the guest was shut down.
+    proved: Option<Vec<LeafTable>>,
+}
+
+/// A disk that is on the target.
+struct Copied {
+    leaves: LeafTable,
+    root: String,
+    /// Whether this run read anything of it.
+    read_anything: bool,
+    read_bytes: u64,
+    /// What the pass did, if it was one.
+    pass: Option<PassReport>,
+}
+
+type Outcome<T> = Result<T, EngineError>;
+
+impl<'a> Journey<'a> {
+    pub(crate) fn new(
+        context: &'a Context<'a>,
+        planned: &'a PlannedVm,
+        slots: Slots<'a>,
+        disks_at_once: usize,
+    ) -> Self {
+        Journey {
+            context,
+            planned,
+            slots,
+            disks_at_once: disks_at_once.max(1),
+            snapshot: None,
+            copies: planned.disks.iter().map(|_| None).collect(),
+            touched_before: false,
+            frozen: None,
+            proved: None,
+        }
+    }
+
+    /// Goes through all phases; after a failure undoes what must not be left behind. The slots are given
+    /// back when the source's disks are not needed any more.
+    pub(crate) fn run(&mut self) -> Outcome<()> {
+        let mut reached = Phase::Check;
+        let result = self.run_phases(&mut reached);
+        match result {
+            Ok(()) => self.end_well(),
+            Err(error) => self.end_badly(error, reached),
+        }
+    }
+
+    fn run_phases(&mut self, reached: &mut Phase) -> Outcome<()> {
+        // Gives the source's slots back when dropped, however this ends.
+        let held = self.slots;
+        let mut slots = Some(OnDrop::new(move || held.finish()));
+        let first = self.first_phase()?;
+        let phases: &[Phase] = if self.is_warm() { &Phase::WARM } else { &Phase::COLD };
+        for phase in phases.iter().copied().filter(|phase| *phase >= first) {
+            *reached = phase;
+            self.run_phase(phase)?;
+            if phase == Phase::Verify {
+                slots.take();
+            }
+        }
+        Ok(())
+    }
+
+    /// Where to begin: at the start, unless an earlier run had started the machine at the target. From
+    /// then on its guest writes to the images, so they are never copied over again.
+    fn first_phase(&mut self) -> Outcome<Phase> {
+        let Some(row) = self.context.store.vm(self.context.plan, &self.planned.vm.id)? else {
+            return Ok(Phase::Check);
+        };
+        self.touched_before = row.touched;
+        let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+        let arrived = was_in(Phase::CleanUp)
+            || was_in(Phase::Start)
+                && (row.started.is_some() || self.context.target.is_running(self.planned)?);
+        Ok(if arrived { Phase::CleanUp } else { Phase::Check })
+    }
+
+    fn run_phase(&mut self, phase: Phase) -> Outcome<()> {
+        // What has arrived is not left half done: the last phase takes a moment.
+        if self.context.stop.is_set() && phase < Phase::CleanUp {
+            return Err(EngineError::Cancelled);
+        }
+        let (plan, vm) = (self.context.plan, &self.planned.vm.id);
+        self.context.store.enter_phase(plan, vm, phase.name())?;
+        self.tell(Event::PhaseStarted { vm: self.name(), phase });
+        let started = Instant::now();
+        match phase {
+            Phase::Check => self.check()?,
+            Phase::Track => self.track()?,
+            Phase::Passes => self.passes()?,
+            Phase::PowerOff => self.power_off()?,
+            Phase::Snapshot if self.is_warm() => self.freeze_last()?,
+            Phase::Snapshot => self.freeze()?,
+            Phase::Copy if self.is_warm() => self.copy_last()?,
+            Phase::Copy => self.copy_disks()?,
+            Phase::Verify if self.is_warm() => self.verify_replica()?,
+            Phase::Verify => self.verify_disks()?,
+            Phase::Convert => self.convert()?,
+            Phase::Define => self.define()?,
+            Phase::Start => self.start()?,
+            Phase::CleanUp => self.clean_up()?,
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", "")?;
+        self.tell(Event::PhaseEnded { vm: self.name(), phase, seconds });
+        Ok(())
+    }
+
+    fn is_warm(&self) -> bool {
+        self.planned.warm.is_some()
+    }
+
+    fn end_well(&self) -> Outcome<()> {
+        self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None)?;
+        self.tell(Event::VmEnded { vm: self.name(), error: None, advice: None });
+        Ok(())
+    }
+
+    /// Puts the source back as it was, keeps the error, and passes it on.
+    fn end_badly(&mut self, error: EngineError, reached: Phase) -> Outcome<()> {
+        let (plan, id) = (self.context.plan, self.planned.vm.id.clone());
+        let arrived = reached > Phase::Start;
+        // A machine that runs at the target is there to stay: only the clean-up is still to be done.
+        let left = if arrived { Vec::new() } else { self.undo(reached) };
+        let mut text = error.chain();
+        for problem in &left {
+            text.push_str(&format!("; left behind: {problem}"));
+        }
+        let state = if error.cause() == Cause::Cancelled { VmState::Stopped } else { VmState::Failed };
+        let cause = format!("{:?}", error.cause()).to_lowercase();
+        let advice = error.advice();
+        self.context.store.add_event(plan, Some(&id), Some(reached.name()), "error", &text)?;
+        self.context.store.end_vm(plan, &id, state, Some((&text, &cause, advice.as_deref())))?;
+        self.tell(Event::VmEnded { vm: self.name(), error: Some(text), advice });
+        Err(error)
+    }
+
+    /// Undoes the phases up to `reached`, last first; gives what could not be undone.
+    fn undo(&mut self, reached: Phase) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut keep = |result: Result<(), ProviderError>| {
+            if let Err(error) = result {
+                left.push(chain(&error));
+            }
+        };
+        if reached >= Phase::Start && self.planned.start {
+            keep(self.context.target.stop(self.planned));
+            // A store that fails here failed before; the error that led here tells.
+            let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
+        }
+        if reached >= Phase::Define {
+            keep(self.context.target.undo_define(self.planned));
+        }
+        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
+        let has_snapshot = row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
+        if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
+            left.extend(self.thaw().err().map(|error| error.chain()));
+        }
+        left.extend(switch_on_again(self.context, self.planned));
+        if self.is_warm() {
+            left.extend(self.undo_cutover().err().map(|error| error.chain()));
+        }
+        left
+    }
+
+    fn enter(&self, disk: &PlannedDisk, activity: DiskActivity) -> Arc<Progress> {
+        let progress = Arc::new(Progress::default());
+        self.context.board.enter(LiveDisk {
+            vm: self.name(),
+            disk: disk.disk.label.clone(),
+            activity,
+            progress: progress.clone(),
+            since: Instant::now(),
+        });
+        progress
+    }
+
+    fn disk_row(&self, disk: &PlannedDisk) -> DiskRow {
+        DiskRow {
+            vm: self.planned.vm.id.clone(),
+            number: disk.index,
+            label: disk.disk.label.clone(),
+            path: disk.path.clone(),
+            size: disk.disk.capacity_bytes,
+            ..DiskRow::default()
+        }
+    }
+
+    fn stored_disk(&self, disk: &PlannedDisk) -> Outcome<Option<DiskRow>> {
+        let rows = self.context.store.disks(self.context.plan)?;
+        Ok(rows.into_iter().find(|row| row.vm == self.planned.vm.id && row.number == disk.index))
+    }
+
+    fn look(&self) -> Outcome<Vm> {
+        Ok(look(self.context.source, self.planned)?)
+    }
+
+    fn source_error(&self, what: String) -> EngineError {
+        ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN).into()
+    }
+
+    fn refused(&self, what: &str, advice: &str) -> EngineError {
+        ProviderError::new(Cause::Source, format!("{} {what}", self.planned.vm.name)).advise(advice).into()
+    }
+
+    fn note(&self, text: String) {
+        // A note that cannot be kept is still shown; the next write to the store fails loudly.
+        let _ =
+            self.context.store.add_event(self.context.plan, Some(&self.planned.vm.id), None, "note", &text);
+        self.tell(Event::Note { vm: self.name(), text });
+    }
+
+    fn tell(&self, event: Event) {
+        self.context.observer.event(&event);
+    }
+
+    fn name(&self) -> String {
+        self.planned.target_name.clone()
+    }
+}
+
+const LOOK_AND_RUN_AGAIN: &str = "look at the source, then run the plan again";
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
+}

@@ -1,0 +1,128 @@
+//! What is done to the source: power and snapshots.
+
+use drover_plan::{PlannedVm, PowerOff};
+use drover_types::inventory::{PowerState, Vm};
+
+use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description};
+use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::provider::SourceProvider;
+
+impl Journey<'_> {
+    pub(super) fn power_off(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        match (now.power, self.planned.power_off) {
+            (PowerState::Off, _) => return Ok(()),
+            (PowerState::Suspended, _) => {
+                return Err(self.refused("is suspended", "resume it and shut it down, or discard its state"));
+            }
+            (PowerState::On, PowerOff::Refuse) => {
+                return Err(self.refused(
+                    "is running",
+                    "shut it down, or allow it with `power_off: shutdown` in the plan",
+                ));
+            }
+            (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
+        }
+        if self.is_warm() {
+            self.context.store.set_down(
+                self.context.plan,
+                &self.planned.vm.id,
+                self.context.clock.now_ms(),
+            )?;
+        }
+        // Recorded before it happens: after a crash in between, cancelling switches it on again.
+        self.context.store.set_switched_off(self.context.plan, &self.planned.vm.id, true)?;
+        let clean = self.context.source.shutdown_guest(&now, self.planned.shutdown_timeout);
+        match (clean, self.planned.power_off) {
+            (Ok(()), _) => Ok(()),
+            (Err(error), PowerOff::Force) => {
+                self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
+                Ok(self.context.source.power_off(&now)?)
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Takes a snapshot of the VM as it is now. One that an earlier run left is removed first: the VM may
+    /// have run since, and what it wrote then is not in it.
+    pub(super) fn freeze(&mut self) -> Outcome<()> {
+        let now = self.look()?;
+        if now.power != PowerState::Off {
+            return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
+        }
+        remove_own_snapshots(self.context.plan, self.context.source, &now)?;
+        let name = format!("drover-{}", self.context.plan);
+        let id = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id;
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
+        self.snapshot = Some(id);
+        Ok(())
+    }
+
+    /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
+    pub(super) fn thaw(&mut self) -> Outcome<()> {
+        remove_own_snapshots(self.context.plan, self.context.source, &self.look()?)?;
+        self.snapshot = None;
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
+        Ok(())
+    }
+
+    /// What arrived is only right as long as the source stays off.
+    pub(super) fn clean_up(&mut self) -> Outcome<()> {
+        self.thaw()?;
+        if self.look()?.power == PowerState::Off {
+            return Ok(());
+        }
+        Err(self.refused(
+            "was switched on at the source after it had arrived",
+            "decide which of the two goes on: switch the source off and `drover resume`, or stop the target, \
+             remove its files and move the VM with another plan",
+        ))
+    }
+}
+
+/// Removes every snapshot that drover made of a VM for this plan.
+pub(crate) fn remove_own_snapshots(
+    plan: &str,
+    source: &dyn SourceProvider,
+    now: &Vm,
+) -> Result<(), ProviderError> {
+    for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
+        source.remove_snapshot(now, &snapshot.id)?;
+    }
+    Ok(())
+}
+
+/// Switches a VM on again if drover switched it off; gives what went wrong.
+pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+    let (plan, id) = (context.plan, &planned.vm.id);
+    let switched_off = match context.store.vm(plan, id) {
+        Ok(row) => row.is_some_and(|row| row.switched_off),
+        Err(error) => return vec![chain(&error)],
+    };
+    if !switched_off {
+        return Vec::new();
+    }
+    let result = switch_on(context, planned).map_err(EngineError::from);
+    let result = result.and_then(|()| Ok(context.store.set_switched_off(plan, id, false)?));
+    let problem = |error: EngineError| format!("{} is still off: {}", planned.vm.name, error.chain());
+    result.err().map(problem).into_iter().collect()
+}
+
+fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderError> {
+    // A guest that runs, or may run, at the target must not run at the source too.
+    if context.target.is_running(planned)? {
+        let what = format!("{} runs at the target", planned.target_name);
+        return Err(ProviderError::new(Cause::Target, what));
+    }
+    context.source.power_on(&look(context.source, planned)?)
+}
+
+/// The VM as it is now, if it is still the one that was planned: hosts without vCenter give ids again.
+pub(crate) fn look(source: &dyn SourceProvider, planned: &PlannedVm) -> Result<Vm, ProviderError> {
+    let now = source.vm(&planned.vm.id)?;
+    if now.instance_uuid != planned.vm.instance_uuid {
+        let what = format!("{} is another VM than when the plan was checked", now.name);
+        return Err(ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN));
+    }
+    Ok(now)
+}

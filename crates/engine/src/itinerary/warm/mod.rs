@@ -1,0 +1,72 @@
+//! What a warm migration has besides a cold one: passes while the VM runs, and the last one of a VM that
+//! is off.
+
+mod guardian;
+mod outlook;
+mod pass;
+mod passes;
+mod replica;
+mod unmapped;
+
+pub(super) use self::pass::{DiskPass, FrozenVm};
+pub(super) use self::unmapped::Unmapped;
+
+use super::{Journey, Outcome};
+use crate::error::EngineError;
+use crate::event::Event;
+use crate::tracking::ChangeTracking;
+
+impl Journey<'_> {
+    fn tracking(&self) -> Outcome<&dyn ChangeTracking> {
+        let without = || self.refused("cannot move warm: its source tracks no changes", "use `mode: cold`");
+        self.context.source.tracking().ok_or_else(without)
+    }
+
+    /// Switches change tracking on where it is off.
+    pub(super) fn track(&mut self) -> Outcome<()> {
+        self.track_vm().map(|_| ())
+    }
+
+    /// Whether anything had to be switched on.
+    fn track_vm(&mut self) -> Outcome<bool> {
+        let mut now = self.look()?;
+        let ours = |key: i32| self.planned.disks.iter().any(|disk| disk.disk.key == key);
+        now.disks.retain(|disk| ours(disk.key));
+        let done = self.tracking()?.enable(&now, &super::own_description(self.context.plan))?;
+        done.iter().for_each(|line| self.note(line.clone()));
+        Ok(!done.is_empty())
+    }
+
+    /// The snapshot of the last pass, of a VM that is off.
+    pub(super) fn freeze_last(&mut self) -> Outcome<()> {
+        self.begin_pass(true)
+    }
+
+    /// The last pass.
+    pub(super) fn copy_last(&mut self) -> Outcome<()> {
+        self.copy_pass()
+    }
+
+    /// The target runs: the VM is down no more.
+    pub(super) fn end_downtime(&self) -> Outcome<()> {
+        if !self.is_warm() {
+            return Ok(());
+        }
+        let (store, plan, vm) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        store.set_up(plan, vm, self.context.clock.now_ms())?;
+        let row = store.warm(plan, vm)?;
+        if let Some(downtime_ms) = row.downtime_ms() {
+            self.tell(Event::CutoverEnded { vm: self.name(), forecast: row.forecast, downtime_ms });
+        }
+        Ok(())
+    }
+
+    /// After a cutover that did not end well: it has to be decided anew.
+    pub(super) fn undo_cutover(&self) -> Result<(), EngineError> {
+        let (store, plan, vm) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        if store.warm(plan, vm)?.reason.is_some() {
+            store.undo_cutover(plan, vm)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! What the passes and phases so far tell of the next ones.
+
+use std::time::Duration;
+
+use drover_copy::converge::{Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When};
+use drover_plan::{Audit, Cutover, Interval};
+
+use crate::itinerary::{Journey, Outcome};
+use crate::phase::Phase;
+use crate::report::phase_times;
+use crate::store::{Downtime, PassKind, PassRow};
+
+/// A guest that was never seen shutting down.
+const SHUTDOWN: Estimate = Estimate { likely: 30.0, spread: 20.0 };
+/// A machine that was never seen starting.
+const BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
+/// What was copied last is read back, and the definition is written.
+const PROVE: Estimate = Estimate { likely: 2.0, spread: 2.0 };
+
+impl Journey<'_> {
+    pub(super) fn contract(&self) -> Contract {
+        let warm = self.planned.warm.unwrap_or_default();
+        Contract {
+            interval: match warm.interval {
+                Interval::Auto => None,
+                Interval::Every(interval) => Some(interval),
+            },
+            when: match warm.cutover {
+                Cutover::Manual => When::Asked,
+                Cutover::Auto => When::Fits,
+                Cutover::At(moment) => When::At(moment),
+            },
+            downtime_max: warm.downtime_max,
+        }
+    }
+
+    /// What a downtime has in it besides copying: as measured with this plan's VMs, or assumed.
+    pub(super) fn costs(&self, passes: &[PassRow]) -> Outcome<Costs> {
+        let mut vms: Vec<_> = self.context.store.events(self.context.plan)?;
+        vms.sort_by(|a, b| a.vm.cmp(&b.vm));
+        let times: Vec<_> =
+            vms.chunk_by(|a, b| a.vm == b.vm).flat_map(|events| phase_times(events.iter())).collect();
+        let measured = |phase: Phase| {
+            let of_phase = times.iter().filter(|time| time.phase == phase.name());
+            // One that found nothing to do tells nothing.
+            let seconds =
+                of_phase.filter_map(|time| Some((time.ended_ms? - time.started_ms) as f64 / 1000.0));
+            Estimate::smoothed(seconds.filter(|seconds| *seconds >= 0.1))
+        };
+        let freezes =
+            passes.iter().filter_map(|pass| Some((pass.frozen_ms? - pass.began_ms) as f64 / 1000.0));
+        let full_audit = self.planned.warm.is_some_and(|warm| warm.audit == Audit::Full);
+        let audit = match Trend::of(&facts(passes)).filter(|_| full_audit) {
+            Some(trend) => self.planned.capacity_bytes() as f64 / trend.rate,
+            None => 0.0,
+        };
+        let converting = measured(Phase::Convert).unwrap_or_default();
+        Ok(Costs {
+            shutdown: measured(Phase::PowerOff).unwrap_or(SHUTDOWN),
+            freeze: Estimate::smoothed(freezes).unwrap_or_default(),
+            prove: Estimate {
+                likely: PROVE.likely + audit + converting.likely,
+                spread: PROVE.spread + audit / 4.0 + converting.spread,
+            },
+            boot: measured(Phase::Start).unwrap_or(BOOT),
+        })
+    }
+
+    /// How long the VM would be down if it moved over now.
+    pub(super) fn forecast(&self, passes: &[PassRow]) -> Outcome<Option<Downtime>> {
+        let costs = self.costs(passes)?;
+        let now = self.context.clock.now_ms();
+        Ok(Trend::of(&facts(passes)).map(|trend| in_millis(trend.forecast(&costs, now))))
+    }
+}
+
+/// Completed passes in the words of the contract.
+pub(super) fn facts(passes: &[PassRow]) -> Vec<PassFacts> {
+    let fact = |pass: &PassRow| {
+        let ended_ms = pass.ended_ms.unwrap_or(pass.began_ms);
+        let copying = ended_ms - pass.copying_ms.unwrap_or(ended_ms);
+        PassFacts {
+            began_ms: pass.began_ms,
+            frozen_ms: pass.frozen_ms.unwrap_or(pass.began_ms),
+            copying: Duration::from_millis(copying.max(0) as u64),
+            read_bytes: pass.read_bytes,
+            areas_bytes: (pass.kind == PassKind::Delta).then_some(pass.areas_bytes),
+        }
+    };
+    passes.iter().map(fact).collect()
+}
+
+pub(super) fn reason_word(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Asked => "asked for",
+        Reason::Fits => "the predicted downtime fits",
+        Reason::Time => "it is time",
+    }
+}
+
+fn in_millis(forecast: Forecast) -> Downtime {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 2);
+    Downtime {
+        forecast_ms: millis(forecast.likely),
+        low_ms: millis(forecast.low),
+        high_ms: millis(forecast.high),
+    }
+}

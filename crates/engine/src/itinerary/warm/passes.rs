@@ -1,0 +1,168 @@
+//! Pass after pass, until the VM moves over.
+
+use std::time::Duration;
+
+use drover_copy::converge::{Decision, Reason, Trend};
+
+use super::guardian::power_word;
+use super::outlook::{facts, reason_word};
+use crate::error::{Cause, EngineError};
+use crate::event::Event;
+use crate::itinerary::{Journey, Outcome};
+use crate::store::{Downtime, PassRow};
+
+/// A pass that fails so often in a row ends the migration; what passes by itself is waited out before.
+const FAILURES_MAX: u32 = 3;
+/// Wait after a pass that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(30);
+/// A command or a stop is noticed within this time.
+const TICK: Duration = Duration::from_millis(250);
+
+impl Journey<'_> {
+    /// Passes while the VM runs. Ends when it is to move over, with the slots held.
+    pub(in crate::itinerary) fn passes(&mut self) -> Outcome<()> {
+        self.check_replica()?;
+        let (mut failures, mut looked_again) = (0, false);
+        loop {
+            if self.context.stop.is_set() {
+                return Err(EngineError::Cancelled);
+            }
+            let passes = self.passes_done()?;
+            match self.decide(&passes)? {
+                Decision::Wait { until_ms } => self.wait(until_ms, &passes)?,
+                Decision::Pass => match self.pass() {
+                    Ok(()) => failures = 0,
+                    Err(error) => {
+                        failures += 1;
+                        self.after_failure(error, failures)?;
+                    }
+                },
+                Decision::Cutover(reason) => {
+                    if self.is_ready(reason, &mut looked_again)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn decide(&self, passes: &[PassRow]) -> Outcome<Decision> {
+        if self.is_cut_short()? {
+            return Ok(Decision::Cutover(Reason::Asked));
+        }
+        let asked = self.context.store.cutover_asked(self.context.plan, &self.planned.vm.id)?;
+        let (facts, costs) = (facts(passes), self.costs(passes)?);
+        Ok(self.contract().decide(&facts, &costs, asked, self.context.clock.now_ms()))
+    }
+
+    /// A pass of a VM that runs.
+    fn pass(&mut self) -> Outcome<()> {
+        self.take_slots(false)?;
+        self.begin_pass(false)?;
+        let result = self.copy_pass();
+        // What was copied is compared with again when the VM moves over; until then it only takes memory.
+        self.copies.iter_mut().for_each(|copied| *copied = None);
+        // Change ids outlive snapshots, and a snapshot that stays slows the VM down.
+        let thawed = self.thaw();
+        result?;
+        thawed?;
+        self.advise()
+    }
+
+    /// Passes what cannot pass by itself, and waits otherwise.
+    fn after_failure(&mut self, error: EngineError, failures: u32) -> Outcome<()> {
+        let passes_by = matches!(error.cause(), Cause::Source | Cause::Connection | Cause::Access);
+        if !passes_by || failures >= FAILURES_MAX || self.context.stop.is_set() {
+            return Err(error);
+        }
+        // It may have been the look that failed: whether the disks are still those of the plan.
+        self.inspect_now()?;
+        self.thaw()?;
+        self.note(format!(
+            "a pass failed and is done again ({failures} of {FAILURES_MAX}): {}",
+            error.chain()
+        ));
+        let interval = self.contract().interval.unwrap_or(AFTER_FAILURE).min(AFTER_FAILURE);
+        let until_ms = self.context.clock.now_ms() + interval.as_millis() as i64;
+        self.slots.park();
+        self.sleep_until(until_ms, false)
+    }
+
+    /// Advice that the trend gives, told when it is new.
+    fn advise(&self) -> Outcome<()> {
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        let passes = self.passes_done()?;
+        let hopeless = Trend::of(&facts(&passes)).is_some_and(|trend| trend.is_hopeless());
+        let hint = hopeless.then_some(
+            "it changes as fast as it is copied, so further passes gain nothing: move it with `mode: cold`, at a time when less \
+             is written, or over a faster way",
+        );
+        let known = store.warm(plan, id)?.hint;
+        if known.as_deref() != hint {
+            store.set_hint(plan, id, hint)?;
+            hint.iter().for_each(|hint| self.note(hint.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Waits for the next pass without holding slots.
+    fn wait(&self, until_ms: i64, passes: &[PassRow]) -> Outcome<()> {
+        self.slots.park();
+        let forecast = self.forecast(passes)?;
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        store.set_next_pass(plan, id, Some(until_ms), forecast)?;
+        let number = 1 + passes.last().map_or(0, |pass| pass.number);
+        self.tell(Event::PassWaits { vm: self.name(), number, next_ms: until_ms, forecast });
+        self.sleep_until(until_ms, true)?;
+        Ok(store.set_next_pass(plan, id, None, forecast)?)
+    }
+
+    /// Sleeps, unless the run is to stop or, where that counts, the cutover is asked for.
+    fn sleep_until(&self, until_ms: i64, wakes_for_cutover: bool) -> Outcome<()> {
+        loop {
+            let left = until_ms - self.context.clock.now_ms();
+            if self.context.stop.is_set() {
+                return Err(EngineError::Cancelled);
+            }
+            let asked = || self.context.store.cutover_asked(self.context.plan, &self.planned.vm.id);
+            if left <= 0 || wakes_for_cutover && asked()? {
+                return Ok(());
+            }
+            self.context.clock.sleep(TICK.min(Duration::from_millis(left as u64)));
+        }
+    }
+
+    fn take_slots(&self, first: bool) -> Outcome<()> {
+        if self.slots.take(first, self.context.stop) { Ok(()) } else { Err(EngineError::Cancelled) }
+    }
+
+    /// Does all that can be done before the guest is shut down; false if that took so long, or showed such
+    /// things, that it has to be decided anew.
+    fn is_ready(&mut self, reason: Reason, looked_again: &mut bool) -> Outcome<bool> {
+        let cut_short = self.is_cut_short()?;
+        if !cut_short {
+            let (now, doubts) = self.inspect_now()?;
+            if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
+                // Better found now than while the guest is down.
+                self.pass()?;
+                return Ok(false);
+            }
+            power_word(&now).into_iter().for_each(|word| self.note(format!("it {word}")));
+            if self.proved.is_none() && self.prove_replica()? {
+                return Ok(false);
+            }
+        }
+        // Held from before the shutdown on: a guest that is down waits for nobody.
+        self.take_slots(true)?;
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        let forecast: Option<Downtime> = match cut_short {
+            true => store.warm(plan, id)?.forecast,
+            false => self.forecast(&self.passes_done()?)?,
+        };
+        let reason = if cut_short { "an earlier run had begun it" } else { reason_word(reason) };
+        store.set_next_pass(plan, id, None, forecast)?;
+        store.set_cutover_reason(plan, id, reason)?;
+        self.tell(Event::CutoverStarted { vm: self.name(), reason: reason.into(), forecast });
+        Ok(true)
+    }
+}

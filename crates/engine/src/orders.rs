@@ -1,0 +1,141 @@
+//! What users order about a plan from outside: the cutover, and the removal of what may be left.
+
+use drover_plan::PlannedVm;
+use drover_types::inventory::Snapshot;
+use serde::Serialize;
+
+use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::itinerary::{is_own_snapshot, look, remove_own_snapshots};
+use crate::provider::SourceProvider;
+use crate::runner::PlanLock;
+use crate::store::{Store, VmRow, VmState};
+
+/// Asks that one VM of a plan, or all that move warm and have not arrived, move over. A running drover does it
+/// at once, else the next one that goes on with the plan. Gives their names.
+///
+/// # Errors
+/// If there is nothing to move over by that name, or the state cannot be written.
+pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<String>, EngineError> {
+    let rows = store.vms(plan)?;
+    let refuse =
+        |what: String, advice: &str| Err(ProviderError::new(Cause::Plan, what).advise(advice).into());
+    if let Some(name) = name {
+        let Some(row) = rows.iter().find(|row| row.name == name) else {
+            return refuse(format!("plan {plan} has no VM '{name}'"), "see `drover status` for its VMs");
+        };
+        if row.state == VmState::Done {
+            return refuse(format!("{name} has arrived already"), "see `drover report`");
+        }
+        if !is_warm(row) {
+            return refuse(
+                format!("{name} moves cold, without a cutover"),
+                "let it go on, or use `mode: warm`",
+            );
+        }
+    }
+    let is_wanted = |row: &&VmRow| name.is_none_or(|name| row.name == name);
+    let waits = |row: &&VmRow| row.state != VmState::Done && is_warm(row);
+    let mut asked = Vec::new();
+    for row in rows.iter().filter(is_wanted).filter(waits) {
+        asked.extend(store.ask_cutover(plan, Some(&row.name))?);
+    }
+    if asked.is_empty() {
+        return refuse(
+            format!("no VM of plan {plan} waits for a cutover"),
+            "see `drover status` for its VMs",
+        );
+    }
+    Ok(asked)
+}
+
+fn is_warm(row: &VmRow) -> bool {
+    serde_json::from_str::<PlannedVm>(&row.planned).is_ok_and(|planned| planned.warm.is_some())
+}
+
+/// Whether a process runs a plan now.
+///
+/// # Errors
+/// If that cannot be found out.
+pub fn is_running(store: &Store, plan: &str) -> Result<bool, EngineError> {
+    match PlanLock::take(store, plan) {
+        Ok(_) => Ok(false),
+        Err(EngineError::Running { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// What was found of drover's own at the source of a plan, and what of it is there still.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cleaned {
+    /// VMs that were looked at.
+    pub vms: usize,
+    /// Snapshots that were found.
+    pub found: Vec<FoundSnapshot>,
+    /// What could not be removed, or not be looked at.
+    pub left: Vec<String>,
+}
+
+/// A snapshot of drover's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FoundSnapshot {
+    /// VM.
+    pub vm: String,
+    /// The source's id of the snapshot.
+    pub snapshot: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it was looked for again and is gone.
+    pub gone: bool,
+}
+
+/// Removes every snapshot that drover made for a plan, and looks again whether they are gone.
+///
+/// # Errors
+/// If another process runs the plan, or the state cannot be read.
+pub fn clean(store: &Store, plan: &str, source: &dyn SourceProvider) -> Result<Cleaned, EngineError> {
+    let _lock = PlanLock::take(store, plan)?;
+    let mut cleaned = Cleaned::default();
+    for row in store.vms(plan)? {
+        cleaned.vms += 1;
+        match clean_vm(store, plan, source, &row) {
+            Ok(found) => cleaned.found.extend(found),
+            Err(error) => cleaned.left.push(format!("{}: {}", row.name, error.chain())),
+        }
+    }
+    let stays = cleaned.found.iter().filter(|found| !found.gone);
+    let stays: Vec<String> =
+        stays.map(|it| format!("{}: snapshot {} ({})", it.vm, it.snapshot, it.name)).collect();
+    cleaned.left.extend(stays);
+    Ok(cleaned)
+}
+
+fn clean_vm(
+    store: &Store,
+    plan: &str,
+    source: &dyn SourceProvider,
+    row: &VmRow,
+) -> Result<Vec<FoundSnapshot>, EngineError> {
+    let planned: PlannedVm = serde_json::from_str(&row.planned)
+        .map_err(|error| ProviderError::new(Cause::Internal, "its plan cannot be read").because(error))?;
+    let own = || -> Result<Vec<Snapshot>, ProviderError> {
+        let mut snapshots = look(source, &planned)?.snapshots;
+        snapshots.retain(|snapshot| is_own_snapshot(&snapshot.description, plan));
+        Ok(snapshots)
+    };
+    let before = own()?;
+    let removed = remove_own_snapshots(plan, source, &look(source, &planned)?);
+    let after = own()?;
+    if after.is_empty() {
+        store.set_snapshot(plan, &row.id, None)?;
+    } else if let Err(error) = removed {
+        let what = format!("a snapshot cannot be removed: {}", chain(&error));
+        return Err(ProviderError::new(error.cause, what).into());
+    }
+    let found = |snapshot: Snapshot| FoundSnapshot {
+        vm: row.name.clone(),
+        gone: !after.iter().any(|it| it.id == snapshot.id),
+        snapshot: snapshot.id,
+        name: snapshot.name,
+    };
+    Ok(before.into_iter().map(found).collect())
+}

@@ -1,0 +1,177 @@
+//! Passes, forecasts and downtimes in words.
+
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use drover_engine::{Downtime, PassKind, PassRow, PassState, PlanReport, VmReport};
+use drover_types::Bytes;
+
+use crate::clock::{local, time_of_day};
+use crate::table::{Align, Table};
+use crate::text::{UNKNOWN, between, clean, count, duration};
+
+/// `12 s (8 s to 20 s)`.
+pub(crate) fn forecast_words(forecast: &Downtime) -> String {
+    let [likely, low, high] = [forecast.forecast_ms, forecast.low_ms, forecast.high_ms]
+        .map(|ms| duration(Duration::from_millis(ms)));
+    format!("{likely} ({low} to {high})")
+}
+
+/// `pass 4 at 14:05:10, down for 12 s (8 s to 20 s) if it moved over now`.
+pub(crate) fn wait_words(number: u32, next_ms: i64, forecast: Option<&Downtime>) -> String {
+    let down = forecast.map(|it| format!(", down for {} if it moved over now", forecast_words(it)));
+    format!("pass {number} at {}{}", time_of_day(next_ms), down.unwrap_or_default())
+}
+
+pub(crate) fn kind_word(kind: PassKind) -> &'static str {
+    match kind {
+        PassKind::Full => "full",
+        PassKind::Delta => "delta",
+        PassKind::HashDiff => "hash diff",
+    }
+}
+
+fn state_word(pass: &PassRow) -> &'static str {
+    match pass.state {
+        PassState::Begun => "not complete",
+        PassState::Complete => "complete",
+        PassState::Failed => "FAILED",
+    }
+}
+
+/// How a warm VM moved over, or what it would take now; nothing for a cold one.
+pub(crate) fn downtime_words(vm: &VmReport) -> Option<String> {
+    let warm = vm.warm.as_ref()?;
+    let forecast = warm.row.forecast.as_ref().map(forecast_words);
+    let predicted = forecast.clone().unwrap_or_else(|| UNKNOWN.into());
+    Some(match (warm.row.downtime_ms(), warm.row.down_ms) {
+        (Some(real), _) => {
+            let why = warm.row.reason.as_deref().map_or(String::new(), |why| format!(" ({})", clean(why)));
+            format!(
+                "moved over{why}: down for {}, predicted {predicted}",
+                duration(Duration::from_millis(real))
+            )
+        }
+        (None, Some(down_ms)) => format!("down since {}, predicted {predicted}", local(down_ms)),
+        (None, None) => match warm.row.next_ms {
+            Some(next_ms) => {
+                let number = 1 + warm.passes.last().map_or(0, |pass| pass.number);
+                wait_words(number, next_ms, warm.row.forecast.as_ref())
+            }
+            None => format!("{} done, predicted downtime {predicted}", count(warm.passes.len(), "pass")),
+        },
+    })
+}
+
+/// Where each warm VM of a plan stands, a line each; empty if all move cold.
+pub fn warm_status_text(report: &PlanReport) -> String {
+    let line = |vm: &VmReport| Some(format!("{}: {}\n", clean(&vm.row.name), downtime_words(vm)?));
+    let lines: String = report.vms.iter().filter_map(line).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
+/// Passes of all warm VMs of a report as text.
+pub(crate) fn write_passes(text: &mut String, report: &PlanReport) -> fmt::Result {
+    let warm: Vec<&VmReport> = report.vms.iter().filter(|vm| vm.warm.is_some()).collect();
+    if warm.is_empty() {
+        return Ok(());
+    }
+    write!(text, "\n{}", pass_table(&warm))?;
+    for vm in warm {
+        let name = clean(&vm.row.name);
+        if let Some(words) = downtime_words(vm) {
+            writeln!(text, "\n{name}: {words}")?;
+        }
+        for words in warnings(vm) {
+            writeln!(text, "{name}: {}", clean(&words))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is to be looked at: tracking that is not believed, advice.
+pub(crate) fn warnings(vm: &VmReport) -> impl Iterator<Item = String> {
+    let words = vm.warm.iter().flat_map(|warm| [&warm.row.distrust, &warm.row.hint]).flatten();
+    words.cloned().collect::<Vec<_>>().into_iter()
+}
+
+/// Columns of a table of passes, and whether they hold numbers.
+pub(crate) const PASS_COLUMNS: [(&str, bool); 11] = [
+    ("Pass", false),
+    ("Kind", false),
+    ("State", false),
+    ("Began", false),
+    ("Time", true),
+    ("Areas", true),
+    ("Read", true),
+    ("Changed", true),
+    ("Audited", true),
+    ("Wrong", true),
+    ("Why", false),
+];
+
+/// The rows of that table.
+pub(crate) fn pass_cells(vms: &[&VmReport]) -> Vec<[String; 11]> {
+    let cells = |vm: &VmReport, pass: &PassRow| {
+        [
+            format!("{}/{}", vm.row.name, pass.number),
+            kind_word(pass.kind).into(),
+            state_word(pass).into(),
+            local(pass.began_ms),
+            pass.ended_ms.map_or(UNKNOWN.into(), |ended| duration(between(pass.began_ms, ended))),
+            Bytes(pass.areas_bytes).to_string(),
+            Bytes(pass.read_bytes).to_string(),
+            Bytes(pass.changed_bytes).to_string(),
+            pass.audited_blocks.to_string(),
+            pass.mismatches.to_string(),
+            pass.why.clone().unwrap_or_default(),
+        ]
+    };
+    let of = |vm: &&VmReport| {
+        let passes = vm.warm.iter().flat_map(|warm| &warm.passes);
+        passes.map(|pass| cells(vm, pass)).collect::<Vec<_>>()
+    };
+    vms.iter().flat_map(of).collect()
+}
+
+fn pass_table(vms: &[&VmReport]) -> Table {
+    let names = PASS_COLUMNS
+        .map(|(name, is_number)| (name.to_uppercase(), if is_number { Align::Right } else { Align::Left }));
+    let mut table = Table::new(&names.each_ref().map(|(name, align)| (name.as_str(), *align)));
+    pass_cells(vms).into_iter().for_each(|cells| table.row(cells));
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_warm_vm_shows_its_passes_its_forecast_and_its_real_downtime() {
+        let mut report = sample::report();
+        report.vms[0].warm = Some(sample::warm());
+        report.vms[1].warm = None;
+        let mut text = String::new();
+        write_passes(&mut text, &report).unwrap();
+        let page = crate::report_html(&report);
+        assert!(page.contains("<td>hash diff</td>") && page.contains("down for 14 s, predicted 12 s"));
+        assert_eq!(
+            text,
+            "
+PASS     KIND       STATE     BEGAN                TIME    AREAS    READ  CHANGED  AUDITED  WRONG  WHY
+web01/1  full       complete  2026-03-01 14:05:11  40 s   10 GiB  10 GiB   10 GiB        0      0
+web01/2  hash diff  complete  2026-03-01 14:06:11  12 s  300 MiB  10 GiB    2 MiB     1000      2  change tracking is damaged
+
+web01: moved over (the predicted downtime fits): down for 14 s, predicted 12 s (8.0 s to 20 s)
+web01: change tracking is damaged
+"
+        );
+        assert_eq!(downtime_words(&report.vms[1]), None);
+        assert_eq!(warm_status_text(&report).lines().count(), 2);
+        let warm = report.vms[0].warm.as_mut().unwrap();
+        (warm.row.down_ms, warm.row.next_ms) = (None, Some(sample::START + 90_000));
+        let words = downtime_words(&report.vms[0]).unwrap();
+        assert_eq!(words, "pass 3 at 14:06:40, down for 12 s (8.0 s to 20 s) if it moved over now");
+    }
+}
