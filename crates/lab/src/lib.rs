@@ -7,8 +7,10 @@ mod guests;
 mod program;
 mod scene;
 mod sim;
+mod vddk;
 
 pub use guests::{Guest, GuestDisk, Guests};
 pub use program::{Drover, Output, Started, lab_folder, workspace};
 pub use scene::Scene;
 pub use sim::{PASSWORD, Sim, USER};
+pub use vddk::StandIn;

@@ -23,6 +23,8 @@ pub struct Sim {
     pub thumbprint: String,
     /// Its certificate as a PEM file.
     pub ca_file: PathBuf,
+    /// URL of the control API.
+    pub control_url: String,
 }
 
 impl Sim {
@@ -70,13 +72,15 @@ impl Sim {
         let text = |key: &str| {
             ready[key].as_str().map(str::to_string).with_context(|| format!("no {key} in {line}"))
         };
-        let control: Url = text("control")?.parse()?;
+        let control_url = text("control")?;
+        let control: Url = control_url.parse()?;
         Ok(Sim {
             child,
             control: Client::new(control.endpoint, &Trust::System, Timeouts::default())?,
             port: ready["port"].as_u64().context("a port")? as u16,
             thumbprint: text("thumbprint_sha1")?,
             ca_file: PathBuf::from(text("ca_file")?),
+            control_url,
         })
     }
 

@@ -59,6 +59,9 @@ pub struct NbdOptions {
     /// epochs (`drover serve-disk`) lets no run with a lower one write any more, see
     /// [`NbdDisk::is_fenced`]; others do not know of it.
     pub fence: Option<u64>,
+    /// Whether all lanes share one connection, for servers on which each costs something of its own (nbdkit's
+    /// vddk plugin opens the disk anew for each).
+    pub single: bool,
 }
 
 impl Default for NbdOptions {
@@ -70,6 +73,7 @@ impl Default for NbdOptions {
             tls: TlsFiles::default(),
             dirty_bitmap: None,
             fence: None,
+            single: false,
         }
     }
 }
@@ -171,6 +175,7 @@ impl NbdDisk {
         let route = Arc::new(Route::new(uri, &options).map_err(failed)?);
         let connection = route.connect(options.timeout, &lost).map_err(failed)?;
         let export = *connection.export();
+        let single = options.single || (writable && !export.has(flag::MULTI_CONN));
         Ok(NbdDisk {
             route,
             place: uri.place(),
@@ -179,7 +184,7 @@ impl NbdDisk {
             export,
             writable,
             control: Mutex::new(Slot::new(connection)),
-            single: AtomicBool::new(writable && !export.has(flag::MULTI_CONN)),
+            single: AtomicBool::new(single),
             several: AtomicBool::new(export.has(flag::MULTI_CONN)),
             lost,
             no_status: AtomicBool::new(false),
@@ -252,7 +257,8 @@ impl NbdDisk {
     /// The control connection, made anew if it broke.
     fn control(&self) -> Result<Arc<Slot>, DiskError> {
         let mut control = lock(&self.control);
-        if control.lock().is_broken() {
+        // A server that was killed while nothing was in flight is noticed by looking.
+        if !control.lock().probe() {
             *control = Slot::new(self.connect_again(self.options.timeout)?);
         }
         Ok(control.clone())
