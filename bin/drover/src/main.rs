@@ -16,6 +16,7 @@ mod source;
 mod state;
 mod target;
 mod tracking;
+mod vddk;
 
 use std::process::ExitCode;
 

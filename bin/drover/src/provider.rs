@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use drover_engine::{SourceProvider, Store};
+use drover_plan::nfc::{HostNfc, share_out};
 use drover_plan::{PlannedVm, Problem, Resolution, Source};
 use drover_types::inventory::{About, Inventory};
 
@@ -11,6 +12,7 @@ use crate::commands::plan::PlanFile;
 use crate::connect;
 use crate::exit::Failure;
 use crate::source::VsphereSource;
+use crate::vddk::{self, Way};
 
 /// A source that can be asked.
 pub enum Provider {
@@ -23,8 +25,11 @@ impl Provider {
     pub fn open(file: &PlanFile) -> Result<Provider, Failure> {
         match &file.plan.source {
             Source::Vsphere(source) => {
+                // Before the login: a library that is missing touches nothing.
+                let way = vddk::choose(source, &file.plan.limits, &file.folder)?;
                 let session = connect::connect_plan(source, &file.folder)?;
-                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder: file.folder.clone() })))
+                let folder = file.folder.clone();
+                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder, way })))
             }
             Source::Ova(source) => {
                 let appliance = Appliance::open(source, &file.folder, &file.plan.name)?;
@@ -57,6 +62,29 @@ impl Provider {
         }
     }
 
+    /// By which protocol disks are read, where there is a choice.
+    pub fn way(&self) -> Option<String> {
+        match self {
+            Provider::Vsphere(source) => Some(source.way.to_string()),
+            Provider::Appliance(_) => None,
+        }
+    }
+
+    /// Gives each VM its share of its host's NFC server, where disks are read through VDDK, and tells the sums.
+    pub fn share_out(
+        &self,
+        file: &PlanFile,
+        resolution: &mut Resolution,
+        inventory: &Inventory,
+    ) -> Vec<HostNfc> {
+        match (self, file.plan.source.vsphere()) {
+            (Provider::Vsphere(provider), Some(source)) if matches!(provider.way, Way::Vddk(_)) => {
+                share_out(resolution, &inventory.about, &source.data.vddk, file.plan.limits.disks)
+            }
+            _ => Vec::new(),
+        }
+    }
+
     pub fn source(&self) -> &dyn SourceProvider {
         match self {
             Provider::Vsphere(source) => source.as_ref(),
@@ -79,7 +107,8 @@ pub fn to_give_up(file: &PlanFile, store: &Store) -> Result<(Box<dyn SourceProvi
         Source::Vsphere(source) => {
             let session = connect::connect_plan(source, &file.folder)?;
             let about = session.about().clone();
-            Ok((Box::new(VsphereSource { session, folder: file.folder.clone() }), about))
+            let way = Way::Https("no disk is read".into());
+            Ok((Box::new(VsphereSource { session, folder: file.folder.clone(), way }), about))
         }
         Source::Ova(source) => {
             let rows = store.vms(&file.plan.name)?;

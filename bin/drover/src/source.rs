@@ -1,20 +1,24 @@
 //! vSphere as the engine's source.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use drover_engine::{ChangeTracking, OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
+use drover_engine::{Cause, ChangeTracking, OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm};
-use drover_vsphere::{OpenDisk, Route, Session, VsphereError};
+use drover_vsphere::{OpenDisk, OpenedDisk, Route, Session, VsphereError};
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
+use crate::vddk::{Frozen, VddkWay, Way, log_path};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
 pub struct VsphereSource {
     pub session: Session,
     pub folder: PathBuf,
+    /// By which protocol disks are read.
+    pub way: Way,
 }
 
 impl SourceProvider for VsphereSource {
@@ -49,16 +53,14 @@ impl SourceProvider for VsphereSource {
         disk: &PlannedDisk,
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
-        let route = self.route(&vm.route)?;
-        let asked = OpenDisk {
-            vm: &vm.vm,
-            disk: &disk.disk,
-            snapshot: Some(snapshot),
-            route: &route,
-            datacenter: &vm.vm.datacenter,
-        };
-        let opened = self.session.open_disk(asked).map_err(provider_error)?;
-        Ok(OpenedSource { notes: opened.notes(), disk: opened.disk })
+        match &self.way {
+            Way::Https(why) => {
+                let opened = self.open_https(vm, disk, snapshot)?;
+                let notes = std::iter::once(why.clone()).chain(opened.notes()).collect();
+                Ok(OpenedSource { notes, disk: opened.disk })
+            }
+            Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
+        }
     }
 
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
@@ -67,6 +69,48 @@ impl SourceProvider for VsphereSource {
 }
 
 impl VsphereSource {
+    fn open_https(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedDisk, ProviderError> {
+        let route = self.route(&vm.route)?;
+        let asked = OpenDisk {
+            vm: &vm.vm,
+            disk: &disk.disk,
+            snapshot: Some(snapshot),
+            route: &route,
+            datacenter: &vm.vm.datacenter,
+        };
+        self.session.open_disk(asked).map_err(provider_error)
+    }
+
+    fn open_vddk(
+        &self,
+        way: &VddkWay,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        let disks = self.session.snapshot_disks(snapshot).map_err(provider_error)?;
+        let frozen = disks.into_iter().find(|it| it.key == disk.disk.key).ok_or_else(|| {
+            let what = format!("{} of {} is not in snapshot {snapshot}", disk.disk.label, vm.vm.name);
+            ProviderError::new(Cause::Source, what)
+        })?;
+        // What tells the frozen file's state is its time, which only the datastore knows; then a copy may go on
+        // by either way. Where it cannot be asked, another snapshot counts as another state.
+        let identity = match self.open_https(vm, disk, snapshot) {
+            Ok(opened) => opened.disk.identity(),
+            Err(_) => format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path),
+        };
+        let log = log_path(&disk.path);
+        let log = log.parent().is_some_and(Path::is_dir).then_some(log);
+        let frozen = Frozen { snapshot: Some(snapshot), file: frozen.path, identity };
+        let opened = way.open(&self.session, vm, disk, frozen, log)?;
+        Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)] })
+    }
+
     fn route(&self, route: &PlanRoute) -> Result<Route, ProviderError> {
         match route {
             PlanRoute::Provider => Ok(Route::Provider),
@@ -106,7 +150,7 @@ pub fn provider_error(error: VsphereError) -> ProviderError {
 }
 
 fn from_failure(failure: Failure) -> ProviderError {
-    let mut error = ProviderError::new(drover_engine::Cause::Plan, failure.message);
+    let mut error = ProviderError::new(Cause::Plan, failure.message);
     error.advice = failure.advice;
     error
 }

@@ -186,6 +186,7 @@ impl TargetProvider for QemuTarget {
             if journal.exists() {
                 remove(&disk.path)?;
                 remove(&journal)?;
+                remove(&crate::vddk::log_path(&disk.path))?;
             }
         }
         for folder in QemuTarget::folders(vm) {

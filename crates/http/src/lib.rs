@@ -13,6 +13,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod head;
+mod peer;
 mod range;
 mod range_lane;
 mod stream;
@@ -23,6 +24,7 @@ pub use connection::{Connection, Request};
 pub use endpoint::{Endpoint, Url};
 pub use error::{HttpError, HttpErrorKind, HttpOp};
 pub use head::{BodyLength, Head};
+pub use peer::thumbprint_of;
 pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions};
 pub use stream::Timeouts;
 pub use trust::{Presented, Thumbprint, ThumbprintError, Trust};

@@ -188,6 +188,14 @@ impl Stream {
         }
     }
 
+    /// The certificate that the server showed; none without TLS.
+    pub fn presented(&self) -> Option<trust::Presented> {
+        match self {
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => stream.tls.peer_certificates()?.first().map(|it| trust::Presented::of(it)),
+        }
+    }
+
     pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Stream::Plain(socket) => socket.write_all(bytes),

@@ -55,7 +55,7 @@ pub struct Presented {
 }
 
 impl Presented {
-    fn of(certificate: &[u8]) -> Self {
+    pub(crate) fn of(certificate: &[u8]) -> Self {
         Presented {
             sha1: digest_of(&digest::SHA1_FOR_LEGACY_USE_ONLY, certificate),
             sha256: digest_of(&digest::SHA256, certificate),

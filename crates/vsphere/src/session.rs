@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drover_http::{Client, Head, Request, Response};
+use drover_http::{Client, Head, Request, Response, thumbprint_of};
 use drover_types::Secret;
 use drover_types::inventory::About;
 
 use crate::error::{Fault, VsphereError, VsphereErrorKind};
 use crate::soap::{self, Answer, Moref};
 use crate::xml::Element;
-use crate::{Timeouts, Trust};
+use crate::{Thumbprint, Timeouts, Trust};
 
 /// Where to log in, and as whom.
 #[derive(Clone)]
@@ -113,6 +113,20 @@ impl Session {
     /// What went wrong without being fatal (tags that could not be read), oldest first.
     pub fn warnings(&self) -> Vec<String> {
         lock(&self.inner.warnings).clone()
+    }
+
+    /// SHA-1 thumbprint of the endpoint's certificate, which is verified as for every other connection. VDDK wants
+    /// it, whatever the certificate is verified by here.
+    ///
+    /// # Errors
+    /// When the endpoint cannot be reached or is not trusted (any more).
+    pub fn thumbprint(&self) -> Result<Thumbprint, VsphereError> {
+        let options = &self.inner.options;
+        if let Trust::Thumbprint(known @ Thumbprint::Sha1(_)) = options.trust {
+            return Ok(known);
+        }
+        thumbprint_of(self.inner.client.endpoint(), &options.trust, &options.timeouts)
+            .map_err(|error| VsphereError::of_http("look at the certificate", error))
     }
 
     /// Logs out. Later calls log in again.

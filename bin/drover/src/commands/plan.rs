@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use drover_plan::nfc::HostNfc;
 use drover_plan::{
     DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, Problem, Resolution, Weight, resolve,
     space_needed,
@@ -61,9 +62,19 @@ pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, F
 pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Inventory) -> Resolution {
     hide_own_snapshots(inventory, &file.plan.name);
     let mut resolution = resolve(&file.plan, inventory);
+    provider.share_out(file, &mut resolution, inventory);
     resolution.problems.extend(provider.problems(&resolution));
+    resolution.problems.extend(nfc_memory_problem(file, inventory));
     resolution.problems.extend(space_problems(file, &resolution));
     resolution
+}
+
+/// NFC memory that was told for a vCenter, whose agents have a fixed amount.
+fn nfc_memory_problem(file: &PlanFile, inventory: &Inventory) -> Option<Problem> {
+    let told = file.plan.source.vsphere()?.data.vddk.nfc_memory.is_some();
+    let text = "the NFC memory of hosts behind a vCenter cannot be configured, so this is not used";
+    let problem = Problem::warning("source.data.vddk.nfc_memory", text).advise("leave it out");
+    (told && inventory.about.is_vcenter).then_some(problem)
 }
 
 /// Folders that cannot be written or are too small. Disks that are on their way count as if they were
@@ -127,19 +138,23 @@ fn nearest_existing(folder: &Path) -> PathBuf {
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
+    let mut nfc = Vec::new();
     let problems = if args.offline {
         file.plan.warnings.clone()
     } else {
         let provider = Provider::open(&file)?;
         let mut inventory = provider.inventory()?;
-        let resolution = resolve_here(&file, &provider, &mut inventory);
+        let mut resolution = resolve_here(&file, &provider, &mut inventory);
+        nfc = provider.share_out(&file, &mut resolution, &inventory);
         if !args.json {
-            crate::out::print(&(summary(&resolution) + &told_concerns(&resolution)));
+            let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
+            let sums = nfc_sums(&nfc, &inventory);
+            crate::out::print(&(summary(&resolution) + &way + &sums + &told_concerns(&resolution)));
         }
         resolution.problems
     };
     if args.json {
-        crate::out::line(format!("{:#}", serde_json::json!({ "problems": problems })));
+        crate::out::line(format!("{:#}", serde_json::json!({ "problems": problems, "nfc": nfc })));
     } else {
         eprint!("{}", drover_view::problems_text(&file.path, &problems));
     }
@@ -163,6 +178,13 @@ fn told_concerns(resolution: &Resolution) -> String {
         }
     }
     lines.concat()
+}
+
+/// What the plan takes of each host's NFC server.
+fn nfc_sums(hosts: &[HostNfc], inventory: &Inventory) -> String {
+    let name =
+        |host: &HostNfc| inventory.host(&host.host_id).map_or(host.host_id.clone(), |it| it.name.clone());
+    hosts.iter().map(|host| format!("NFC of {}: {}\n", name(host), host.words())).collect()
 }
 
 fn summary(resolution: &Resolution) -> String {

@@ -1,0 +1,183 @@
+//! VDDK as a way to vSphere's disks: whether it is there, and how a disk is opened through it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use drover_engine::{Cause, ProviderError};
+use drover_plan::nfc::REQUEST_BYTES;
+use drover_plan::{Aio, Compression, Limits, PathChoice, PlannedDisk, PlannedVm, Vddk, VsphereSource};
+use drover_types::Secret;
+use drover_vddk::{Buffers, Installation, Settings, VddkDisk, VddkError, VddkErrorKind, Versions};
+use drover_vsphere::Session;
+
+use crate::connect;
+use crate::exit::{Exit, Failure};
+
+/// Names VDDK's folder where the plan does not.
+const LIBDIR: &str = "DROVER_VDDK_LIBDIR";
+/// How long a host without room is asked again. It cannot be stopped meanwhile.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
+
+/// The way a plan's disks take.
+pub enum Way {
+    /// HTTPS ranges, and why.
+    Https(String),
+    /// VDDK.
+    Vddk(Box<VddkWay>),
+}
+
+/// What all disks share that are read through VDDK.
+pub struct VddkWay {
+    pub installation: Installation,
+    pub versions: Versions,
+    source: VsphereSource,
+    password: Secret,
+    patience: Duration,
+}
+
+/// Chooses the way that a plan's disks take; its paths are relative to `folder`.
+///
+/// # Errors
+/// If the plan insists on VDDK and it is not there.
+pub fn choose(source: &VsphereSource, limits: &Limits, folder: &Path) -> Result<Way, Failure> {
+    let insists = match source.data.path {
+        PathChoice::Https => return Ok(Way::Https("read by HTTPS ranges, as the plan says".into())),
+        PathChoice::Vddk => true,
+        PathChoice::Auto => false,
+    };
+    match installation(&source.data.vddk, folder) {
+        Ok((installation, versions)) => Ok(Way::Vddk(Box::new(VddkWay {
+            installation,
+            versions,
+            source: source.clone(),
+            password: connect::secret(&source.login, folder)?,
+            patience: limits.retry_for.min(PATIENCE_MAX),
+        }))),
+        Err(failure) if insists => {
+            let message = format!("source.data.path is vddk: {}", failure.message);
+            Err(Failure { message, ..failure })
+        }
+        Err(failure) => Ok(Way::Https(format!("read by HTTPS ranges: {}", failure.message))),
+    }
+}
+
+/// The library that a plan or the environment names, if it can be loaded.
+pub fn installation(vddk: &Vddk, folder: &Path) -> Result<(Installation, Versions), Failure> {
+    let told = vddk.libdir.as_ref().map(|libdir| folder.join(libdir));
+    let libdir = told.or_else(|| std::env::var_os(LIBDIR).map(PathBuf::from)).ok_or_else(|| {
+        Failure::new(Exit::Plan, "no VDDK is named").advise(format!(
+            "name its folder with source.data.vddk.libdir or the variable {LIBDIR}; see docs/vddk.md"
+        ))
+    })?;
+    let plugin = vddk.plugin.as_ref().map(|plugin| folder.join(plugin));
+    let installation = Installation::find(&libdir, plugin.as_deref()).map_err(failure)?;
+    let versions = installation.versions().map_err(failure)?;
+    Ok((installation, versions))
+}
+
+/// A failure of VDDK that ends a command.
+pub fn failure(error: VddkError) -> Failure {
+    let exit = match error.kind {
+        VddkErrorKind::Missing => Exit::Plan,
+        VddkErrorKind::Access => Exit::Access,
+        VddkErrorKind::Connection => Exit::Connection,
+        VddkErrorKind::Busy | VddkErrorKind::Failed => Exit::Source,
+    };
+    Failure { exit, message: drover_engine::chain(&error), advice: error.advice }
+}
+
+impl VddkWay {
+    /// Opens a disk as a snapshot froze it; without one the VM has to be off. `identity` tells it from others.
+    pub fn open(
+        &self,
+        session: &Session,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        frozen: Frozen<'_>,
+        log: Option<PathBuf>,
+    ) -> Result<VddkDisk, ProviderError> {
+        let thumbprint = session.thumbprint().map_err(crate::source::provider_error)?;
+        let vddk = &self.source.data.vddk;
+        let aio = vm.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+        let endpoint = &self.source.endpoint;
+        let settings = Settings {
+            name: format!("{}/{}", vm.vm.name, disk.disk.label),
+            identity: frozen.identity,
+            size: disk.disk.capacity_bytes,
+            installation: self.installation.clone(),
+            server: endpoint.host.clone(),
+            port: Some(endpoint.port).filter(|port| *port != 443),
+            user: self.source.login.user.clone(),
+            password: self.password.clone(),
+            thumbprint: thumbprint.to_string(),
+            vm: vm.vm.id.clone(),
+            snapshot: frozen.snapshot.map(str::to_string),
+            file: frozen.file,
+            transports: vddk.transports.clone(),
+            compression: match vddk.compression {
+                Compression::None => "none",
+                Compression::Zlib => "zlib",
+                Compression::Fastlz => "fastlz",
+                Compression::Skipz => "skipz",
+            },
+            nfc_port: vddk.nfc_port,
+            buffers: Some(Buffers { size_in_64kb: aio.buf_size_in_64kb, count: aio.buf_count })
+                .filter(|_| aio != Aio::OWN),
+            log_level: vddk.log_level,
+            request_bytes: vm.nfc.map_or(REQUEST_BYTES, |nfc| nfc.request_bytes),
+            timeout: vddk.timeout,
+            patience: self.patience,
+            log,
+        };
+        VddkDisk::open(settings).map_err(provider_error)
+    }
+
+    /// How a VM's disks are read, in words.
+    pub fn note(&self, vm: &PlannedVm) -> String {
+        format!("{self}, AIO {}", vm.nfc.map_or(Aio::OWN, |nfc| nfc.aio))
+    }
+}
+
+impl fmt::Display for VddkWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Versions { nbdkit, plugin, library, .. } = &self.versions;
+        let transports = &self.source.data.vddk.transports;
+        write!(f, "read through VDDK {library} (nbdkit {nbdkit}, plugin {plugin}), {transports}")
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Https(why) => f.write_str(why),
+            Way::Vddk(way) => way.fmt(f),
+        }
+    }
+}
+
+/// The state of a disk that is read.
+pub struct Frozen<'a> {
+    pub snapshot: Option<&'a str>,
+    pub file: String,
+    pub identity: String,
+}
+
+/// Where the words of nbdkit and VDDK about a disk are kept: beside its image.
+pub fn log_path(image: &Path) -> PathBuf {
+    let mut name = image.as_os_str().to_os_string();
+    name.push(".vddk.log");
+    name.into()
+}
+
+fn provider_error(error: VddkError) -> ProviderError {
+    let cause = match error.kind {
+        VddkErrorKind::Access => Cause::Access,
+        VddkErrorKind::Connection => Cause::Connection,
+        VddkErrorKind::Missing | VddkErrorKind::Busy | VddkErrorKind::Failed => Cause::Source,
+    };
+    let mut wrapped = ProviderError::new(cause, error.to_string());
+    wrapped.advice = error.advice;
+    wrapped.source = error.source;
+    wrapped
+}

@@ -1,0 +1,171 @@
+//! Migrations through nbdkit's true vddk plugin, with a stand-in for VMware's library, against the simulator.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{MIB, Stage, disk_file, vm, with};
+use drover_lab::StandIn;
+use serde_json::{Value, json};
+
+/// A stage and its stand-in library; `None`, after a line, where something is not there.
+fn stage(mode: &str, number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<(Stage, StandIn)> {
+    if !StandIn::is_there() {
+        return None;
+    }
+    let stage = Stage::new_as(mode, number, vms)?;
+    let stand_in = StandIn::new(&stage.path("libdir"), &stage.sim).unwrap();
+    Some((stage, stand_in))
+}
+
+fn one(mib: u64) -> impl FnOnce(&Path) -> Vec<Value> {
+    move |folder| vec![vm("one", &[&disk_file(folder, "a", mib * MIB)])]
+}
+
+/// A plan that reads through VDDK, with keys added to `vddk` and texts replaced.
+fn plan(stage: &Stage, stand_in: &StandIn, name: &str, keys: &str, edits: &[(&str, &str)]) -> String {
+    let vddk = format!(
+        "from: provider\n    path: vddk\n    vddk: {{libdir: {}, plugin: {}{keys}}}",
+        stand_in.libdir().display(),
+        StandIn::plugin().display()
+    );
+    let mut all =
+        vec![("from: hosts", vddk.as_str()), ("vms:\n", "limits: {retries: 0, retry_for: 1s}\nvms:\n")];
+    all.extend(edits);
+    stage.plan(name, &all)
+}
+
+/// nbdkit processes that read through this stage's library.
+fn nbdkits(stage: &Stage) -> usize {
+    let libdir = stage.path("libdir").display().to_string();
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());
+    let words = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    words
+        .map(|it| String::from_utf8_lossy(&it).into_owned())
+        .filter(|it| it.starts_with("nbdkit") && it.contains(&libdir))
+        .count()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !is_so() {
+        assert!(Instant::now() < until, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_cold_migration_through_vddk_arrives_equal_and_says_how_it_was_read() {
+    let made = stage("vcenter", 110, |folder| {
+        let (a, b) = (disk_file(folder, "a", 20 * MIB), disk_file(folder, "b", 3 * MIB + 512));
+        vec![with(vm("one", &[&a, &b]), json!({"power": "on", "cbt": false}))]
+    });
+    let Some((stage, stand_in)) = made else { return };
+    let plan = plan(&stage, &stand_in, "cold", ", compression: skipz", &[]);
+    stage.migrate(&plan);
+    stage.assert_equal("one", 0, &stage.path("a"));
+    stage.assert_equal("one", 1, &stage.path("b"));
+    assert_eq!(stage.served(), 0, "no byte came by HTTPS");
+    let opened = stand_in.calls("open vm=");
+    assert!(opened.len() == 2 && opened.iter().all(|call| call.contains("snapshot=snapshot-")), "{opened:?}");
+    assert!(opened[0].contains("aio=1x4") && opened[0].contains("transport=nbdssl"), "{opened:?}");
+    let report = stage.report(&plan);
+    let note = report["vms"][0]["disks"][0]["note"].to_string();
+    assert!(note.contains("read through VDDK 8.0.2") && note.contains("nbdssl:nbd, AIO 1 x 4"), "{report}");
+    assert_eq!(nbdkits(&stage), 0);
+}
+
+#[test]
+fn a_single_esxi_host_is_read_too_and_a_kill_leaves_no_nbdkit_and_a_copy_to_go_on_with() {
+    let Some((stage, stand_in)) = stage("esxi", 111, one(32)) else { return };
+    stand_in.set("host_bytes_per_s=8000000").unwrap();
+    let plan = plan(&stage, &stand_in, "killed", "", &[("administrator@vsphere.local", "root")]);
+    stand_in.set("user=root").unwrap();
+    let running = stage.drover.start(&["migrate", &plan]).unwrap();
+    let journal = stage.vms().join("one/one-0.raw.drover-journal");
+    wait_until("some of it is copied", || {
+        journal.metadata().is_ok_and(|meta| meta.len() > 512) && nbdkits(&stage) == 1
+    });
+    running.kill().unwrap();
+    wait_until("nbdkit ends with drover", || nbdkits(&stage) == 0);
+    stand_in.set("host_bytes_per_s=0").unwrap();
+    let resumed = stage.run(&["resume", &plan]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_own_exit_code() {
+    let Some((stage, stand_in)) = stage("vcenter", 112, one(2)) else { return };
+    let before = stage.source_state();
+    let fails = |name: &str, keys: &str, setting: &str, undo: &str, code: i32, words: &str| {
+        stand_in.set(setting).unwrap();
+        let output = stage.run(&["migrate", &plan(&stage, &stand_in, name, keys, &[])]);
+        stand_in.set(undo).unwrap();
+        assert_eq!(output.code, Some(code), "{name}: {}", output.err);
+        assert!(output.err.contains(words) && output.err.contains("try:"), "{name}: {}", output.err);
+        assert!(!output.err.contains(drover_lab::PASSWORD), "a secret is shown");
+        assert_eq!(stage.source_state(), before, "{name}");
+    };
+    let right = format!("thumbprint={}\npassword={}", stage.sim.thumbprint, drover_lab::PASSWORD);
+    fails("thumbprint", "", "thumbprint=AA:BB", &right, 5, "certificate is not the expected one");
+    fails("password", "", "password=other", &right, 4, "user or password is wrong");
+    fails("memory", "", "nfc_bytes_max=1000", "nfc_bytes_max=0", 6, "NFC server is out of memory");
+    fails("transports", ", transports: san", &right, &right, 6, "no transport mode");
+    stand_in.order("always", "read stall").unwrap();
+    fails("stalled", ", timeout: 1s", &right, &right, 6, "nbdkit says");
+    stand_in.withdraw("always").unwrap();
+    let nowhere = stage.path("nowhere").display().to_string();
+    let libdir = stand_in.libdir().display().to_string();
+    let missing = plan(&stage, &stand_in, "library", "", &[(libdir.as_str(), nowhere.as_str())]);
+    let output = stage.run(&["migrate", &missing]);
+    assert_eq!(output.code, Some(3), "{}", output.err);
+    assert!(output.err.contains("no VDDK in") && output.err.contains("Broadcom"), "{}", output.err);
+    let resumed = stage.run(&["resume", "stalled"]);
+    assert_eq!(resumed.code, Some(0), "all is well again: {}", resumed.err);
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn without_a_library_https_is_taken_and_told_and_each_way_resumes_the_other() {
+    let Some((stage, stand_in)) = stage("vcenter", 113, one(8)) else { return };
+    let nowhere = stage.path("nowhere").display().to_string();
+    let libdir = stand_in.libdir().display().to_string();
+    let auto = [("path: vddk", "path: auto"), (libdir.as_str(), nowhere.as_str())];
+    let plan_auto = plan(&stage, &stand_in, "auto", "", &auto);
+    let checked = stage.run(&["plan", "check", &plan_auto]);
+    assert!(
+        checked.out.contains("disks are read by HTTPS ranges: no VDDK in"),
+        "{}{}",
+        checked.out,
+        checked.err
+    );
+    stage.migrate(&plan_auto);
+    assert!(stage.served() > 0 && stand_in.calls("open").is_empty());
+    let note = stage.report(&plan_auto)["vms"][0]["disks"][0]["note"].to_string();
+    assert!(note.contains("read by HTTPS ranges: no VDDK in"), "{note}");
+}
+
+#[test]
+fn no_more_disks_of_a_host_are_open_than_its_nfc_server_has_memory_for() {
+    let made = stage("esxi", 114, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        (0..6).map(|number| vm(&format!("vm{number}"), &[&a, &a])).collect()
+    });
+    let Some((stage, stand_in)) = made else { return };
+    stand_in.set(&format!("user=root\nnfc_bytes_max={}", 8 * MIB)).unwrap();
+    let edits = [("administrator@vsphere.local", "root"), ("retry_for: 1s", "retry_for: 1s, disks: 12")];
+    let plan = plan(&stage, &stand_in, "many", ", nfc_memory: 8MiB", &edits);
+    let checked = stage.run(&["plan", "check", &plan]);
+    let sum = "12 disks, 2 at once x 4 MiB (AIO 16 x 4) = 8 MiB of 8 MiB in hostd";
+    assert!(checked.out.contains(sum), "{}{}", checked.out, checked.err);
+    let json = stage.run(&["plan", "check", &plan, "--json"]).json().unwrap();
+    assert_eq!(json["nfc"][0]["share"]["disks_at_once"], 2);
+    stage.migrate(&plan);
+    let opened = stand_in.calls("nfc host=");
+    assert_eq!(opened.len(), 12, "none was refused: {opened:?}");
+    assert!(opened.iter().any(|call| call.ends_with("disks=2")), "two were open at once: {opened:?}");
+    assert!(stand_in.calls("aio=16x4").len() == 12);
+}

@@ -1,0 +1,17 @@
+use crate::endpoint::Endpoint;
+use crate::error::{HttpError, HttpErrorKind, HttpOp};
+use crate::stream::{Stream, Timeouts};
+use crate::trust::{Thumbprint, Trust, client_config};
+
+/// The SHA-1 thumbprint of the certificate that a server shows, once it is believed under `trust`.
+///
+/// # Errors
+/// When the server cannot be reached or is not believed.
+pub fn thumbprint_of(endpoint: &Endpoint, trust: &Trust, timeouts: &Timeouts) -> Result<Thumbprint, HttpError> {
+    let peer = endpoint.authority();
+    let config =
+        client_config(trust).map_err(|kind| HttpError::new(kind, HttpOp::Connect, &peer))?;
+    let stream = Stream::connect(endpoint, Some(&config), timeouts)?;
+    let presented = stream.presented();
+    presented.map(|it| Thumbprint::Sha1(it.sha1)).ok_or_else(|| HttpError::new(HttpErrorKind::Tls, HttpOp::Connect, &peer))
+}
