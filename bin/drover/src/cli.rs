@@ -1,6 +1,7 @@
 //! The command line.
 
 mod disks;
+mod vddk;
 
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
+pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
 #[derive(Debug, Parser)]
@@ -50,6 +52,11 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Serve one disk to other programs over NBD
     ServeDisk(ServeDiskArgs),
+    /// Look at VMware's disk library: whether it works, and what its logs tell
+    Vddk {
+        #[command(subcommand)]
+        command: VddkCommand,
+    },
     /// Write shell completions to standard output
     Completions {
         /// Shell

@@ -14,5 +14,6 @@ pub mod recorded;
 pub mod serve_disk;
 pub mod show;
 mod stream;
+pub mod vddk;
 pub mod verify;
 pub mod warm;

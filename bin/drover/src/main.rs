@@ -22,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command, PlanCommand};
+use cli::{Cli, Command, PlanCommand, VddkCommand};
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
@@ -56,6 +56,8 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::Hash(args) => commands::hash::run(args),
         Command::Verify(args) => commands::verify::run(args),
         Command::ServeDisk(args) => commands::serve_disk::run(args),
+        Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),
+        Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),
     }

@@ -72,7 +72,7 @@ fn a_cold_migration_through_vddk_arrives_equal_and_says_how_it_was_read() {
     assert!(opened.len() == 2 && opened.iter().all(|call| call.contains("snapshot=snapshot-")), "{opened:?}");
     assert!(opened[0].contains("aio=1x4") && opened[0].contains("transport=nbdssl"), "{opened:?}");
     let report = stage.report(&plan);
-    let note = report["vms"][0]["disks"][0]["note"].to_string();
+    let note = report["vms"][0]["disks"][0]["details"]["note"].to_string();
     assert!(note.contains("read through VDDK 8.0.2") && note.contains("nbdssl:nbd, AIO 1 x 4"), "{report}");
     assert_eq!(nbdkits(&stage), 0);
 }
@@ -129,7 +129,7 @@ fn what_is_wrong_is_named_with_its_own_exit_code() {
 }
 
 #[test]
-fn without_a_library_https_is_taken_and_told_and_each_way_resumes_the_other() {
+fn without_a_library_https_is_taken_and_told() {
     let Some((stage, stand_in)) = stage("vcenter", 113, one(8)) else { return };
     let nowhere = stage.path("nowhere").display().to_string();
     let libdir = stand_in.libdir().display().to_string();
@@ -144,7 +144,7 @@ fn without_a_library_https_is_taken_and_told_and_each_way_resumes_the_other() {
     );
     stage.migrate(&plan_auto);
     assert!(stage.served() > 0 && stand_in.calls("open").is_empty());
-    let note = stage.report(&plan_auto)["vms"][0]["disks"][0]["note"].to_string();
+    let note = stage.report(&plan_auto)["vms"][0]["disks"][0]["details"]["note"].to_string();
     assert!(note.contains("read by HTTPS ranges: no VDDK in"), "{note}");
 }
 
@@ -168,4 +168,33 @@ fn no_more_disks_of_a_host_are_open_than_its_nfc_server_has_memory_for() {
     assert_eq!(opened.len(), 12, "none was refused: {opened:?}");
     assert!(opened.iter().any(|call| call.ends_with("disks=2")), "two were open at once: {opened:?}");
     assert!(stand_in.calls("aio=16x4").len() == 12);
+}
+
+#[test]
+fn check_reads_one_disk_and_says_what_limits_it() {
+    let Some((stage, stand_in)) = stage("vcenter", 115, one(8)) else { return };
+    let before = stage.source_state();
+    let plan = plan(&stage, &stand_in, "check", "", &[]);
+    let told = stage.run(&["vddk", "check", &plan, "--json"]);
+    let json = told.json().unwrap_or_else(|error| panic!("{error}: {}", told.err));
+    assert_eq!((&json["library_version"], &json["supported"]), (&json!("8.0.2"), &json!(true)), "{json}");
+    assert_eq!((&json["read"]["vm"], &json["read"]["bytes"]), (&json!("one"), &json!(8 * MIB)), "{json}");
+    // Four buffers of 64 KiB at 20 ms carry 12.5 MiB/s and no more.
+    stand_in.set("latency_us=20000").unwrap();
+    let told = stage.run(&["vddk", "check", &plan]);
+    assert!(told.out.contains("what limits it: the buffers: 256 KiB in flight"), "{}{}", told.out, told.err);
+    assert!(told.out.contains("vSphere  8.0.2: this release of VDDK reads it"), "{}", told.out);
+    assert_eq!(stage.source_state(), before, "nothing was changed");
+    let libdir = stand_in.libdir().display().to_string();
+    let alone = stage.run(&[
+        "vddk",
+        "check",
+        "--libdir",
+        &libdir,
+        "--plugin",
+        &StandIn::plugin().display().to_string(),
+    ]);
+    assert!(alone.code == Some(0) && alone.out.contains("(8.0.2)"), "{}{}", alone.out, alone.err);
+    let nowhere = stage.run(&["vddk", "check", "--libdir", "/nowhere"]);
+    assert!(nowhere.code == Some(3) && nowhere.err.contains("Broadcom"), "{}", nowhere.err);
 }

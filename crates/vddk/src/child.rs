@@ -91,10 +91,19 @@ impl Server {
 
     /// Ends nbdkit, waits until it is gone and until all it said is in the log. The folder stays, emptied.
     pub(crate) fn stop(&mut self) {
+        self.end("keep");
+    }
+
+    /// The same for one that is ill and may hang.
+    pub(crate) fn stop_soon(&mut self) {
+        self.end("soon");
+    }
+
+    fn end(&mut self, word: &str) {
         // Once only: another nbdkit may use the folder by now.
         let Some(mut lifeline) = self.lifeline.take() else { return };
         // If the guard is gone, nobody removes the folder behind our back either.
-        let _ = writeln!(lifeline, "keep");
+        let _ = writeln!(lifeline, "{word}");
         drop(lifeline);
         let until = Instant::now() + STOP_TIME_MAX;
         while !self.is_gone() {
@@ -129,6 +138,7 @@ impl Drop for Server {
 
 // The first line of standard input is the password, which goes on through a here-document: it is in no argument
 // and no environment. The kernel closes our end of the pipe even after SIGKILL, so the second `read` returns then.
+// It says `keep` or `soon` where the folder stays and nbdkit has six seconds to end, or one.
 // nbdkit may hang in VDDK's threads, so it is killed if it does not end. If the guard itself is killed,
 // --exit-with-parent ends nbdkit.
 const GUARD: &str = r#"
@@ -146,13 +156,14 @@ unset secret
     if ! [ -e "$folder/ended" ]; then
         kill "$child"
         tries=60
+        [ "$keep" != soon ] || tries=10
         while kill -0 "$child"; do
             tries=$((tries - 1))
             [ "$tries" -gt 0 ] || { kill -9 "$child"; break; }
             sleep 0.1
         done
     fi
-    [ "$keep" = keep ] || rm -rf -- "$folder"
+    [ -n "$keep" ] || rm -rf -- "$folder"
 ) >/dev/null 2>&1 & reader=$!
 wait "$child"
 echo "$?" 2>/dev/null >"$folder/ended"

@@ -52,6 +52,8 @@ struct Shared {
     sick: AtomicU64,
     /// Bytes read.
     read: AtomicU64,
+    /// Why a child fell ill last.
+    failure: Mutex<String>,
     /// Last: the child's files are in it.
     folder: TempDir,
 }
@@ -115,9 +117,18 @@ impl VddkDisk {
             return Err(VddkError::new(VddkErrorKind::Failed, why));
         }
         let child = Mutex::new(Children { server, restarts: 0, read_before: 0 });
-        let (generation, sick, read) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
         Ok(VddkDisk {
-            shared: Arc::new(Shared { settings, log, nbd, child, generation, sick, read, folder }),
+            shared: Arc::new(Shared {
+                settings,
+                log,
+                nbd,
+                child,
+                generation: AtomicU64::new(1),
+                sick: AtomicU64::new(0),
+                read: AtomicU64::new(0),
+                failure: Mutex::default(),
+                folder,
+            }),
         })
     }
 
@@ -159,6 +170,10 @@ impl Shared {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn failure(&self) -> MutexGuard<'_, String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sees that a child is well and gives its number.
     fn revive(&self) -> Result<u64, DiskError> {
         let mut children = self.children();
@@ -176,7 +191,7 @@ impl Shared {
             return Err(self.error(DiskErrorKind::Failed, DiskOp::Open, ByteSpan::new(0, 0), text));
         }
         children.restarts += 1;
-        children.server.stop();
+        children.server.stop_soon();
         self.log.add(&format!("drover: nbdkit is replaced, {} of {RESTARTS_MAX}", children.restarts));
         let failed =
             |why: String| self.error(DiskErrorKind::Transient, DiskOp::Open, ByteSpan::new(0, 0), why);
@@ -283,7 +298,7 @@ impl Lane for VddkLane {
             return self.inner.submit(request);
         }
         let Request { id, span, work } = request;
-        let text = "nbdkit is being replaced".to_string();
+        let text = format!("nbdkit is being replaced: {}", self.shared.failure());
         let result = Err(self.shared.error(DiskErrorKind::Transient, DiskOp::Read, span, text));
         self.refused.push_back(Completion { id, span, work, result });
     }
@@ -299,10 +314,13 @@ impl Lane for VddkLane {
                 Ok(())
             }
             Err(error) => {
-                if !matches!(error.kind, DiskErrorKind::Misuse | DiskErrorKind::Unsupported) {
+                let is_ours = matches!(error.kind, DiskErrorKind::Misuse | DiskErrorKind::Unsupported);
+                let error = self.shared.explain(error);
+                if !is_ours {
+                    *self.shared.failure() = error.source.to_string();
                     self.shared.sick.fetch_max(self.generation, SeqCst);
                 }
-                Err(self.shared.explain(error))
+                Err(error)
             }
         };
         Some(completion)

@@ -1,0 +1,198 @@
+//! `drover vddk`: check and logs.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use drover_plan::{Aio, PlannedVm};
+use drover_types::Bytes;
+use drover_types::inventory::PowerState;
+use drover_vddk::{Installation, Measured, VddkDisk, causes, measure, supported};
+use serde_json::{Value, json};
+
+use super::plan::{self, PlanFile};
+use crate::cli::{VddkCheckArgs, VddkLogsArgs};
+use crate::exit::{Exit, Failure};
+use crate::provider::Provider;
+use crate::source::VsphereSource;
+use crate::vddk::{Frozen, Way, failure};
+
+/// Read to learn the rate, and for how long at most.
+const MEASURE_BYTES_MAX: u64 = 1 << 30;
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(5);
+/// Logs of a long copy at the highest level stay below; more of one is not read.
+const LOG_BYTES_MAX: u64 = 256 << 20;
+
+/// `drover vddk check`.
+pub fn check(args: &VddkCheckArgs) -> Result<Exit, Failure> {
+    let told = match (&args.plan, &args.libdir) {
+        (Some(plan), _) => check_plan(&plan::read(plan)?, args.vm.as_deref())?,
+        (None, Some(libdir)) => {
+            let found = Installation::find(libdir, args.plugin.as_deref()).map_err(failure)?;
+            versions(&found, &found.versions().map_err(failure)?)
+        }
+        (None, None) => return Err(Failure::new(Exit::Usage, "give a plan or --libdir")),
+    };
+    match args.json {
+        true => crate::out::line(format!("{told:#}")),
+        false => crate::out::print(&text(&told)),
+    }
+    Ok(Exit::Success)
+}
+
+fn versions(found: &Installation, versions: &drover_vddk::Versions) -> Value {
+    json!({
+        "library": found.library, "library_version": versions.library, "plugin": found.plugin,
+        "plugin_version": versions.plugin, "nbdkit_version": versions.nbdkit, "transports": versions.transports,
+    })
+}
+
+fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
+    let provider = Provider::open(file)?;
+    let mut inventory = provider.inventory()?;
+    let mut resolution = plan::resolve_here(file, &provider, &mut inventory);
+    let sums = provider.share_out(file, &mut resolution, &inventory);
+    let Provider::Vsphere(source) = &provider else {
+        return Err(Failure::new(Exit::Plan, "the plan's source is an appliance, which needs no VDDK"));
+    };
+    let Way::Vddk(way) = &source.way else {
+        let message = format!("VDDK is not used: disks are {}", source.way);
+        return Err(Failure::new(Exit::Plan, message).advise("see docs/vddk.md for what is needed"));
+    };
+    let mut told = versions(&way.installation, &way.versions);
+    let about = &inventory.about;
+    told["vsphere_version"] = json!(about.version);
+    told["supported"] = json!(supported(&way.versions.library, &about.version));
+    told["nfc"] = json!(sums);
+    let fits = |planned: &&PlannedVm| match vm {
+        Some(name) => planned.target_name == name,
+        None => planned.vm.power == PowerState::Off && !planned.disks.is_empty(),
+    };
+    let chosen = resolution.vms.iter().find(fits);
+    match (chosen, vm) {
+        (Some(planned), _) if planned.vm.power == PowerState::On => {
+            let message = format!("{} runs, and a running VM is read from a snapshot only", planned.vm.name);
+            return Err(Failure::new(Exit::Plan, message).advise("name one that is off with --vm"));
+        }
+        (Some(planned), _) => {
+            let aio = planned.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+            let measured = read_one(source, planned)?;
+            told["read"] = reading(planned, &measured, aio, source);
+        }
+        (None, Some(name)) => {
+            return Err(Failure::new(Exit::Plan, format!("the plan moves no VM '{name}'")));
+        }
+        (None, None) => told["read"] = Value::Null,
+    }
+    provider.close()?;
+    Ok(told)
+}
+
+/// Opens the first disk of a VM that is off and reads it for a moment. Nothing is changed.
+fn read_one(source: &VsphereSource, planned: &PlannedVm) -> Result<Measured, Failure> {
+    let Way::Vddk(way) = &source.way else { return Err(Failure::new(Exit::Internal, "VDDK is not used")) };
+    let disk = planned
+        .disks
+        .first()
+        .ok_or_else(|| Failure::new(Exit::Plan, format!("{} has no disk to read", planned.vm.name)))?;
+    let frozen = Frozen { snapshot: None, file: disk.disk.path.clone(), identity: disk.disk.path.clone() };
+    let opened: VddkDisk = way.open(&source.session, planned, disk, frozen, None)?;
+    let aio = planned.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+    measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, aio.bytes())
+        .map_err(|error| Failure::new(crate::exit::disk_exit(&error, ""), drover_engine::chain(&error)))
+}
+
+fn reading(planned: &PlannedVm, measured: &Measured, aio: Aio, source: &VsphereSource) -> Value {
+    let disk = planned.disks.first().map(|disk| disk.disk.label.clone());
+    json!({
+        "vm": planned.vm.name, "disk": disk, "bytes": measured.bytes, "ms": measured.time.as_millis() as u64,
+        "bytes_per_s": measured.rate(), "latency_us": measured.latency.as_micros() as u64, "aio": aio,
+        "limit": measured.limit(aio.bytes()), "way": source.way.to_string(),
+    })
+}
+
+fn text(told: &Value) -> String {
+    let word = |key: &str| told[key].as_str().unwrap_or_default().to_string();
+    let mut lines = vec![
+        format!("library  {} ({})", word("library"), word("library_version")),
+        format!(
+            "plugin   {} ({}, nbdkit {})",
+            word("plugin"),
+            word("plugin_version"),
+            word("nbdkit_version")
+        ),
+        format!("modes    {}", word("transports")),
+    ];
+    if told["vsphere_version"].is_string() {
+        lines.push(match told["supported"].as_bool() {
+            Some(true) => format!("vSphere  {}: this release of VDDK reads it", word("vsphere_version")),
+            Some(false) => format!(
+                "vSphere  {}: WARNING, VMware does not support VDDK {} for it; take a release of VDDK nearer to it",
+                word("vsphere_version"),
+                word("library_version")
+            ),
+            None => format!("vSphere  {}: whether they fit is not known", word("vsphere_version")),
+        });
+    }
+    lines.push(match &told["read"] {
+        Value::Object(read) => format!(
+            "read     {} of {}/{} at {}/s; what limits it: {}",
+            Bytes(read["bytes"].as_u64().unwrap_or(0)),
+            read["vm"].as_str().unwrap_or_default(),
+            read["disk"].as_str().unwrap_or_default(),
+            Bytes(read["bytes_per_s"].as_u64().unwrap_or(0)),
+            read["limit"].as_str().unwrap_or_default()
+        ),
+        Value::Null if told["vsphere_version"].is_string() => {
+            "read     no VM of the plan is off, so nothing was read".to_string()
+        }
+        _ => "read     nothing: give a plan to read one of its disks".to_string(),
+    });
+    lines.join("\n") + "\n"
+}
+
+/// `drover vddk logs`.
+pub fn logs(args: &VddkLogsArgs) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    for path in &args.files {
+        let text = read_log(path)?;
+        let found = causes::of_log(&text);
+        if !args.json {
+            crate::out::print(&findings_text(path, &found));
+        }
+        let finding = |it: &causes::Finding<'_>| {
+            json!({"cause": it.cause.id, "title": it.cause.title, "effect": it.cause.effect.to_string(),
+                "advice": it.cause.advice, "line": it.line, "text": shown(it.text), "count": it.count})
+        };
+        all.push(json!({"file": path, "findings": found.iter().map(finding).collect::<Vec<_>>()}));
+    }
+    if args.json {
+        crate::out::line(format!("{:#}", json!({ "files": all })));
+    }
+    Ok(Exit::Success)
+}
+
+fn read_log(path: &Path) -> Result<String, Failure> {
+    let failed =
+        |error: std::io::Error| Failure::new(Exit::Usage, format!("log {}: {error}", path.display()));
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(failed)?.take(LOG_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn findings_text(path: &Path, found: &[causes::Finding<'_>]) -> String {
+    if found.is_empty() {
+        return format!("{}: no known cause of a failure\n", path.display());
+    }
+    let one = |it: &causes::Finding<'_>| {
+        let (title, effect, count) = (it.cause.title, it.cause.effect, it.count);
+        let line = format!("{}:{}: {title} ({effect}, {count} lines)\n", path.display(), it.line);
+        format!("{line}  said: {}\n  try: {}\n", shown(it.text), it.cause.advice)
+    };
+    found.iter().map(one).collect()
+}
+
+/// A line of somebody else's, cut and without control characters.
+fn shown(line: &str) -> String {
+    line.chars().filter(|c| !c.is_control()).take(300).collect()
+}
