@@ -7,11 +7,16 @@ use crate::trust::{Thumbprint, Trust, client_config};
 ///
 /// # Errors
 /// When the server cannot be reached or is not believed.
-pub fn thumbprint_of(endpoint: &Endpoint, trust: &Trust, timeouts: &Timeouts) -> Result<Thumbprint, HttpError> {
+pub fn thumbprint_of(
+    endpoint: &Endpoint,
+    trust: &Trust,
+    timeouts: &Timeouts,
+) -> Result<Thumbprint, HttpError> {
     let peer = endpoint.authority();
-    let config =
-        client_config(trust).map_err(|kind| HttpError::new(kind, HttpOp::Connect, &peer))?;
+    let config = client_config(trust).map_err(|kind| HttpError::new(kind, HttpOp::Connect, &peer))?;
     let stream = Stream::connect(endpoint, Some(&config), timeouts)?;
     let presented = stream.presented();
-    presented.map(|it| Thumbprint::Sha1(it.sha1)).ok_or_else(|| HttpError::new(HttpErrorKind::Tls, HttpOp::Connect, &peer))
+    presented
+        .map(|it| Thumbprint::Sha1(it.sha1))
+        .ok_or_else(|| HttpError::new(HttpErrorKind::Tls, HttpOp::Connect, &peer))
 }
