@@ -53,6 +53,25 @@ fn set(options: &mut Qcow2Options, text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// What a plan says of its images.
+pub fn planned(told: &drover_plan::Qcow2) -> Qcow2Options {
+    use drover_plan::{Preallocation as P, Qcow2Compression as C};
+    Qcow2Options {
+        cluster_bytes: told.cluster_bytes,
+        preallocation: match told.preallocation {
+            P::Off => Preallocation::Off,
+            P::Metadata => Preallocation::Metadata,
+            P::Falloc => Preallocation::Falloc,
+            P::Full => Preallocation::Full,
+        },
+        compression: match told.compression {
+            C::Zlib => Compression::Zlib,
+            C::Zstd => Compression::Zstd,
+        },
+        compress: told.compressed,
+    }
+}
+
 /// Opens an image that is there already to change it in place: by drover's own writer, or by QEMU's if
 /// it has what drover does not write.
 pub fn open_in_place(path: &Path) -> Result<End, Failure> {

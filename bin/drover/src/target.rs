@@ -10,7 +10,7 @@ use drover_mover::journal_path;
 use drover_plan::{
     Convert, ImageFormat, NetworkTarget, PlannedDisk, PlannedNic, PlannedVm, Target, TargetBus,
 };
-use drover_qcow2::{Qcow2Disk, Qcow2Options};
+use drover_qcow2::Qcow2Disk;
 use drover_qemu::{
     Accelerator, Cache, Clock, ConvertOptions, ConvertOutcome, DiskBus, DiskSpec, MachineFirmware,
     MachineSpec, Need, NicAttach, NicModel, NicSpec, Ovmf, RunOptions, Validation, VmFolder,
@@ -110,7 +110,7 @@ impl TargetProvider for QemuTarget {
             ImageFormat::Raw => open_raw_target(&disk.path, size),
             ImageFormat::Qcow2 => {
                 let earlier = journal_path(&disk.path).exists();
-                qcow2::open_target(&disk.path, size, earlier, false, Qcow2Options::default())
+                qcow2::open_target(&disk.path, size, earlier, false, qcow2::planned(&self.target.qcow2))
             }
         };
         let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;

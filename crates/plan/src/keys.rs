@@ -219,6 +219,7 @@ pub(crate) static TARGET: Table = Table {
         must("type", Kind::Choice(&["qemu"]), "Kind of target: QEMU/libvirt on this machine."),
         must("folder", Kind::Path, "Folder that the VMs' own folders are made in."),
         key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
+        key("qcow2", Kind::One(&QCOW2), "", "How qcow2 images are made."),
         key(
             "accelerator",
             Kind::Choice(&["auto", "kvm", "tcg"]),
@@ -233,6 +234,27 @@ pub(crate) static TARGET: Table = Table {
             "false",
             "Allow a folder with less free space than the disks' full capacity.",
         ),
+    ],
+    rules: &[],
+};
+
+/// The names of `drover copy -o`.
+pub(crate) static QCOW2: Table = Table {
+    keys: &[
+        key(
+            "cluster_size",
+            Kind::Size(4 << 10, 2 << 20),
+            "64KiB",
+            "Bytes of a cluster: a power of two, 4KiB to 2MiB.",
+        ),
+        key(
+            "preallocation",
+            Kind::Choice(&["off", "metadata", "falloc", "full"]),
+            "off",
+            "What is set aside when an image is made: nothing, its tables, room for all data, or all data as zeros.",
+        ),
+        key("compressed", Kind::Flag, "false", "Pack clusters that are written whole."),
+        key("compression_type", Kind::Choice(&["zlib", "zstd"]), "zlib", "How they are packed."),
     ],
     rules: &[],
 };

@@ -216,6 +216,8 @@ pub struct Target {
     pub folder: PathBuf,
     /// Image format.
     pub format: ImageFormat,
+    /// How qcow2 images are made.
+    pub qcow2: Qcow2,
     /// How QEMU runs the guest.
     pub accelerator: Accelerator,
     /// Bus that disks get.
@@ -252,6 +254,41 @@ impl ImageFormat {
             ImageFormat::Qcow2 => "qcow2",
         }
     }
+}
+
+/// How qcow2 images are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qcow2 {
+    /// Bytes of a cluster: a power of two, 4 KiB to 2 MiB.
+    pub cluster_bytes: u64,
+    /// What is set aside when an image is made.
+    pub preallocation: Preallocation,
+    /// Whether clusters that are written whole are packed.
+    pub compressed: bool,
+    /// How they are packed.
+    pub compression: Qcow2Compression,
+}
+
+/// What of a qcow2 image is set aside when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preallocation {
+    /// Nothing.
+    Off,
+    /// Its tables.
+    Metadata,
+    /// And room for all data.
+    Falloc,
+    /// And all data, as zeros.
+    Full,
+}
+
+/// How clusters of a qcow2 image are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Qcow2Compression {
+    /// As every QEMU reads it.
+    Zlib,
+    /// Faster; QEMU 5.1 and later read it.
+    Zstd,
 }
 
 /// How QEMU runs a guest.

@@ -296,11 +296,42 @@ impl Reader {
             kind: TargetKind::Qemu,
             folder: self.text(&fields, "folder").unwrap_or_default().into(),
             format: self.format(&fields).unwrap_or(ImageFormat::Raw),
+            qcow2: self.qcow2(&fields),
             accelerator,
             disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
             uefi,
             overcommit: self.flag(&fields, "overcommit").unwrap_or(false),
         }
+    }
+
+    fn qcow2(&mut self, target: &Fields<'_>) -> Qcow2 {
+        let fields = self.map(target, "qcow2", &keys::QCOW2);
+        let cluster_bytes = self.size(&fields, "cluster_size").unwrap_or(64 << 10);
+        if let Some(entry) = fields.find("cluster_size").filter(|_| !cluster_bytes.is_power_of_two()) {
+            self.wrong(&fields, entry, "is not a power of two");
+        }
+        let preallocation = match self.choice(&fields, "preallocation") {
+            Some("metadata") => Preallocation::Metadata,
+            Some("falloc") => Preallocation::Falloc,
+            Some("full") => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let compressed = self.flag(&fields, "compressed").unwrap_or(false);
+        if let Some(entry) = fields.find("compressed")
+            && compressed
+            && preallocation != Preallocation::Off
+        {
+            self.wrong(
+                &fields,
+                entry,
+                "does not go with preallocation: packed clusters have no place set aside",
+            );
+        }
+        let compression = match self.choice(&fields, "compression_type") {
+            Some("zstd") => Qcow2Compression::Zstd,
+            _ => Qcow2Compression::Zlib,
+        };
+        Qcow2 { cluster_bytes, preallocation, compressed, compression }
     }
 
     fn selections(&mut self, plan: &Fields<'_>) -> Vec<Selection> {

@@ -36,6 +36,7 @@ fn the_example_says_everything_and_is_fine() {
         &keys::DATA,
         &keys::VDDK,
         &keys::TARGET,
+        &keys::QCOW2,
         &keys::SELECTION,
         &keys::LIMITS,
         &keys::UEFI,
@@ -44,6 +45,26 @@ fn the_example_says_everything_and_is_fine() {
         for key in table.keys.iter().filter(|key| !["insecure", "ca_file"].contains(&key.name)) {
             assert!(EXAMPLE.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
         }
+    }
+}
+
+#[test]
+fn qcow2_images_are_made_as_the_plan_says() {
+    let read = |more: &str| {
+        Plan::parse(&SMALL.replace("type: qemu", &format!("type: qemu{more}"))).unwrap().target.qcow2
+    };
+    let plain = read("");
+    assert_eq!((plain.cluster_bytes, plain.preallocation), (64 << 10, Preallocation::Off));
+    assert_eq!((plain.compressed, plain.compression), (false, Qcow2Compression::Zlib));
+    let packed = read(", qcow2: {cluster_size: 2MiB, compressed: true, compression_type: zstd}");
+    assert_eq!((packed.cluster_bytes, packed.preallocation), (2 << 20, Preallocation::Off));
+    assert_eq!((packed.compressed, packed.compression), (true, Qcow2Compression::Zstd));
+    for (word, wanted) in [
+        ("metadata", Preallocation::Metadata),
+        ("falloc", Preallocation::Falloc),
+        ("full", Preallocation::Full),
+    ] {
+        assert_eq!(read(&format!(", qcow2: {{preallocation: {word}}}")).preallocation, wanted);
     }
 }
 
@@ -94,12 +115,13 @@ fn with(text: &str, path: &[&str], value: serde_json::Value) -> String {
 }
 
 /// Every table and where it is used, in the example.
-const TABLES: [(&[&str], &keys::Table); 11] = [
+const TABLES: [(&[&str], &keys::Table); 12] = [
     (&[], &keys::PLAN),
     (&["source"], &keys::SOURCE),
     (&["source", "data"], &keys::DATA),
     (&["source", "data", "hosts", "esx1.example.org"], &keys::HOST),
     (&["target"], &keys::TARGET),
+    (&["target", "qcow2"], &keys::QCOW2),
     (&["target", "uefi"], &keys::UEFI),
     (&["vms", "2"], &keys::SELECTION),
     (&["exclude", "0"], &keys::SELECTOR),
@@ -188,7 +210,7 @@ fn every_mistake_is_told_at_once_with_its_line() {
 
 #[test]
 fn each_mistake_has_its_own_words() {
-    let changes: [(&str, &str, &str); 22] = [
+    let changes: [(&str, &str, &str); 25] = [
         ("name: p", "name: p\nverfy: full", "did you mean 'verify'?"),
         ("vms: [{name: a}]", "vms: []", "selects nothing"),
         ("vms: [{name: a}]", "vms: [{start: true}]", "does not say which VMs"),
@@ -220,6 +242,13 @@ fn each_mistake_has_its_own_words() {
             "exclude each other",
         ),
         ("name: p", "name: p\nshutdown_timeout: 5", "is not a time"),
+        ("type: qemu", "type: qemu, qcow2: {cluster_size: 5KiB}", "is not a power of two"),
+        ("type: qemu", "type: qemu, qcow2: {cluster_size: 4MiB}", "is not a size"),
+        (
+            "type: qemu",
+            "type: qemu, qcow2: {compressed: true, preallocation: full}",
+            "does not go with preallocation",
+        ),
         ("name: p", "name: p\nlimits: {memory: lots}", "is not a size"),
         ("name: p", "name: p\nlimits: {request: 64MiB}", "'64MiB' is not a size from 64 KiB to 32 MiB"),
         ("name: p", "name: p\nlimits: {request: 4MiB, memory: 2MiB}", "more than all the `memory`"),
