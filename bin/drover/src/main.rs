@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("{failure}");
+            out::say(&failure);
             failure.exit.into()
         }
     }

@@ -28,3 +28,8 @@ pub fn line(text: impl std::fmt::Display) {
 pub fn gone() -> ! {
     exit(BROKEN_PIPE)
 }
+
+/// Says something to a person, on standard error. What others named themselves drives no terminal.
+pub fn say(text: impl std::fmt::Display) {
+    eprintln!("{}", drover_view::plain(&text.to_string()));
+}

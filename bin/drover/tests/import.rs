@@ -280,6 +280,55 @@ fn a_copied_disk_is_held_against_the_manifest() {
 }
 
 #[test]
+fn images_are_made_as_the_plan_says() {
+    let Some(bench) = Bench::new() else { return };
+    let disk = bench.path("a");
+    std::fs::write(&disk, "packs well ".repeat(500_000)).unwrap();
+    std::fs::File::options().append(true).open(&disk).unwrap().set_len(6 * MIB).unwrap();
+    bench.appliance(&disk);
+    let plan = bench.plan("web.ova", "");
+    let text = std::fs::read_to_string(&plan).unwrap();
+    let options = "format: qcow2, qcow2: {cluster_size: 128KiB, compressed: true, compression_type: zstd}";
+    std::fs::write(&plan, text.replace("folder: vms,", &format!("folder: vms, {options},"))).unwrap();
+    bench.fine(&["migrate", &plan]);
+    let image = bench.text("vms/web-01/web-01-0.qcow2");
+    let told = bench.command("qemu-img", &["info", "--output=json", &image]);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["cluster-size"], json!(128 << 10));
+    assert_eq!(told["format-specific"]["data"]["compression-type"], json!("zstd"));
+    let allocated = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512;
+    assert!(allocated < 3 * MIB, "{allocated} bytes for 5.5 MB that pack well");
+    bench.command("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", "a", &image]);
+}
+
+/// C1 control characters and turned writing are fine in XML.
+#[test]
+fn names_of_appliances_drive_no_terminal() {
+    let Some(bench) = Bench::new() else { return };
+    bench.appliance(&disk_file(bench.folder.path(), "a", MIB));
+    let text = std::fs::read_to_string(bench.path("web/web.ovf")).unwrap();
+    let hostile =
+        text.replace("Hard disk 1", "Hard\u{9b}31m\u{202e} disk").replace("web 01", "web\u{9b}2J\u{202e}");
+    assert_ne!(text, hostile);
+    std::fs::write(bench.path("web/web.ovf"), hostile).unwrap();
+    std::fs::write(bench.path("web/web.mf"), "SHA256(\u{202e}\u{9b}31m)= 00\n").unwrap();
+    let (place, vms) = (bench.text("web"), bench.text("vms"));
+    for args in [
+        &["copy", &format!("ova:{place}/7"), "x"][..],
+        &["copy", &format!("ova:{place}/0"), &bench.text("copy")],
+        &["hash", &format!("ova:{place}/0")],
+        &["inventory", &place],
+        &["import", &place, "--folder", &vms, "--plan-only"],
+        &["import", &place, "--folder", &vms],
+    ] {
+        let output = bench.run(args);
+        let unsafe_char = |c: &char| (c.is_control() && *c != '\n') || ('\u{202a}'..='\u{202e}').contains(c);
+        let found: Vec<char> = output.err.chars().chain(output.out.chars()).filter(unsafe_char).collect();
+        assert_eq!(found, [], "{args:?}: {:?}{:?}", output.err, output.out);
+    }
+}
+
+#[test]
 fn killed_in_the_middle_it_goes_on_where_it_stopped() {
     let Some(bench) = Bench::new() else { return };
     std::fs::create_dir(bench.path("web")).unwrap();

@@ -61,7 +61,9 @@ impl FromStr for Format {
         // QEMU says `vpc`.
         let text = if text == "vpc" { "vhd" } else { text };
         let found = Format::ALL.into_iter().find(|format| format.as_str() == text);
-        found.ok_or_else(|| format!("'{text}' is no image format that is read here; there are {}", names()))
+        found.ok_or_else(|| {
+            format!("'{}' is no image format that is read here; there are {}", text.escape_debug(), names())
+        })
     }
 }
 

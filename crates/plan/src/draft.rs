@@ -159,20 +159,22 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
 }
 
 /// A YAML text in double quotes. JSON's strings are YAML's, but for what YAML takes as a line break or
-/// does not print.
+/// does not print, and what would turn the direction of writing on a terminal.
 fn quote(text: &str) -> String {
     let json = serde_json::Value::String(text.to_string()).to_string();
-    json.chars().map(quote_char).collect()
+    let quoted = |c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    json.chars().map(quoted).collect()
 }
 
-fn quote_char(c: char) -> String {
-    let is_odd =
-        matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
-    if is_odd { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
+fn is_odd(c: char) -> bool {
+    matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
 
+/// For a comment.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().map(|c| if c.is_control() || is_odd(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 #[cfg(test)]

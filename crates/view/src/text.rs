@@ -26,6 +26,12 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// A text of one or more lines, without characters that could drive a terminal or turn the direction of
+/// writing: what an image, a server or an appliance calls itself may stand in it.
+pub fn plain(text: &str) -> String {
+    text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
+}
+
 fn is_unsafe(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -109,6 +115,7 @@ mod tests {
     fn control_characters_do_not_reach_a_terminal() {
         assert_eq!(clean("web01"), "web01");
         assert_eq!(clean("\u{1b}[2Jx\u{202e}"), "\u{fffd}[2Jx\u{fffd}");
+        assert_eq!(plain("a\n  b\u{9b}31m\tc\n"), "a\n  b\u{fffd}31m c\n");
         assert_eq!(clean("two\n\tlines\n"), "two  lines");
     }
 

@@ -41,7 +41,7 @@ impl DiskRun {
     /// Says what a person should know.
     pub fn say(&self, text: &str) {
         if !self.quiet {
-            eprintln!("{text}");
+            crate::out::say(text);
         }
     }
 

@@ -40,7 +40,7 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
         plan::write_new(path, &text)?;
     }
     if !args.run.quiet && !args.run.json {
-        eprintln!("{text}");
+        crate::out::say(&text);
         eprintln!("this is plan {name}; it goes on with `drover resume {name}` if it is interrupted");
     }
     let file = plan::parse(text, folder.join(format!("{name}.yaml")), folder)?;

@@ -15,7 +15,7 @@ use crate::provider::Provider;
 /// Shows what a provider has.
 pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
     let (inventory, warnings) = ask(&args.provider)?;
-    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+    warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let concerns = all_concerns(&inventory);
     if args.json {
         crate::out::line(format!("{:#}", drover_view::inventory_json(&inventory, &concerns)));

@@ -51,7 +51,7 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
     let store = open_store(args)?;
     let provider = Provider::open(&file)?;
     let mut inventory = provider.inventory()?;
-    provider.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let resolution = plan::resolve_here(&file, &provider, &mut inventory);
     if !resolution.problems.is_empty() {
         eprint!("{}", drover_view::problems_text(&file.path, &resolution.problems));
@@ -119,7 +119,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
         match report {
             Ok(Some(report)) => crate::out::print(&drover_view::report_text(&report)),
             Ok(None) => {}
-            Err(failure) => eprintln!("{failure}"),
+            Err(failure) => crate::out::say(failure),
         }
     }
     if outcome.is_complete() {
@@ -158,7 +158,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
         eprintln!("plan {name} is cancelled; what it had begun is undone");
         return Ok(Exit::Success);
     }
-    left.iter().for_each(|problem| eprintln!("left behind: {problem}"));
+    left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
     Err(Failure::new(Exit::Source, "not everything could be undone")
         .advise("mend the cause, then cancel again"))
 }

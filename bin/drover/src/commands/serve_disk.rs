@@ -166,7 +166,7 @@ fn announce(args: &ServeDiskArgs, server: &Server, end: &End, half: Option<&Repl
     }
     let how = if args.writable { "writable" } else { "read-only" };
     eprintln!("serving {} ({}, {how}) until Ctrl-C", end.disk.name(), Bytes(size));
-    end.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    end.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
     if let Some(recorded) = recorded {
         eprintln!(
             "note: half copied: {} of {} are recorded; the rest reads as whatever is there \
