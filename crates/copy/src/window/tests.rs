@@ -232,3 +232,18 @@ fn whatever_the_limits_something_is_in_flight_and_nothing_beyond_them() {
         }
     }
 }
+
+#[test]
+fn a_smaller_share_of_memory_is_kept_to_at_once() {
+    let mut window = Window::new(LIMITS);
+    let before = (window.lanes(), window.depth(), window.request_bytes());
+    assert!(!window.set_bytes_max(64 * MIB), "nothing changed");
+    assert_eq!(window.changes(), 0);
+    assert!(window.set_bytes_max(MIB));
+    assert_eq!(window.changes(), 1);
+    let after = (window.lanes(), window.depth(), window.request_bytes());
+    assert_ne!(before, after);
+    assert!(after.0 as u64 * after.1 as u64 * after.2 <= MIB, "{after:?}");
+    assert!(!window.set_bytes_max(MIB));
+    assert_eq!(window.changes(), 1);
+}
