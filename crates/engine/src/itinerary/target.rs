@@ -28,7 +28,8 @@ impl Journey<'_> {
 
     pub(super) fn start(&mut self) -> Outcome<()> {
         if !self.planned.start {
-            return Ok(());
+            // Whoever starts it can do so now.
+            return self.end_downtime();
         }
         // Asked again at the last moment: a guest never runs on two sides.
         if self.look()?.power != PowerState::Off {

@@ -136,7 +136,7 @@ pub struct WarmRow {
     pub forecast: Option<Downtime>,
     /// When the shutdown began.
     pub down_ms: Option<i64>,
-    /// When the target was seen running.
+    /// When the target was seen running, or could be started where that is left to somebody else.
     pub up_ms: Option<i64>,
 }
 

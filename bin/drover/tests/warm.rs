@@ -1,0 +1,225 @@
+//! Warm migrations against the simulator, whose guest writes all the time: what arrives is what it wrote last.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::{Value, json};
+
+const AUTO: &str = "mode: warm\nwarm: {interval: 1s, cutover: auto, downtime_max: 10m}";
+const MANUAL: &str = "mode: warm\nwarm: {interval: 1s}";
+/// Nothing waits longer than this for something that has to come.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running VM with a disk of this size, and a guest that writes to it all the time.
+struct Warm {
+    stage: Stage,
+    plan: String,
+}
+
+impl Warm {
+    fn new(number: u8, mib: u64, mode: &str) -> Option<Warm> {
+        let stage = Stage::new(number, |folder| {
+            let (a, b) = (disk_file(folder, "a", mib * MIB), disk_file(folder, "b", 3 * MIB));
+            vec![with(vm("one", &[&a, &b]), json!({"power": "on"}))]
+        })?;
+        let plan = stage.plan("warm", &[("mode: cold", mode)]);
+        stage.sim.post("/writer", json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000})).unwrap();
+        Some(Warm { stage, plan })
+    }
+
+    fn start(&self) -> drover_lab::Started {
+        self.stage.drover.start(&["migrate", &self.plan]).unwrap()
+    }
+
+    fn warm(&self) -> Value {
+        self.report()["vms"][0]["warm"].clone()
+    }
+
+    fn report(&self) -> Value {
+        self.stage.report(&self.plan)
+    }
+
+    /// Completed passes so far.
+    fn passes(&self) -> u64 {
+        let output = self.stage.run(&["report", &self.plan, "--json"]);
+        let report = output.json().unwrap_or_default();
+        let passes = report["vms"][0]["warm"]["passes"].as_array().cloned().unwrap_or_default();
+        passes.iter().filter(|pass| pass["state"] == "complete").count() as u64
+    }
+
+    fn wait_for_passes(&self, passes: u64) {
+        self.wait_for(|| self.passes() >= passes, &format!("{passes} passes"));
+    }
+
+    fn wait_for(&self, what: impl Fn() -> bool, name: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !what() {
+            assert!(Instant::now() < until, "{name} did not come: {:#}", self.report());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn cutover(&self) {
+        let output = self.stage.run(&["cutover", &self.plan, "one"]);
+        assert_eq!(output.code, Some(0), "{}", output.err);
+    }
+
+    fn ends_well(&self, mut started: drover_lab::Started) {
+        assert!(started.child.wait().unwrap().success(), "{:#}", self.report());
+        self.assert_arrived();
+    }
+
+    /// Every image is what its disk held when the guest was shut down; nothing is left at the source.
+    fn assert_arrived(&self) {
+        let source = self.stage.sim.vm("one").unwrap();
+        assert_eq!(source["power"], "poweredOff", "{source}");
+        assert_eq!(source["snapshots"].as_array().map_or(0, Vec::len), 0, "{source}");
+        let disks = self.stage.sim.get("/disks?vm=one").unwrap()[0]["disks"].as_array().unwrap().clone();
+        for (number, disk) in disks.iter().enumerate().take(2) {
+            let file = PathBuf::from(disk["live"].as_str().unwrap());
+            assert!(common::same_bytes(&self.stage.image("one", number), &file), "disk {number} differs");
+        }
+        let report = self.report();
+        assert!(report["vms"][0]["disks"].as_array().unwrap().iter().all(|disk| disk["equal"] == true));
+    }
+
+    fn why(&self, pass: usize) -> String {
+        self.warm()["passes"][pass]["why"].as_str().unwrap_or_default().to_string()
+    }
+}
+
+#[test]
+fn three_passes_and_an_automatic_cutover_bring_what_the_guest_wrote_last() {
+    let Some(warm) = Warm::new(110, 24, AUTO) else { return };
+    let output = warm.stage.run(&["migrate", &warm.plan, "--json"]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    warm.assert_arrived();
+    let told = warm.warm();
+    assert_eq!(told["passes"].as_array().unwrap().len(), 4, "three, and the last one");
+    assert!(
+        told["downtime_ms"].as_u64().unwrap() > 0 && told["forecast"]["forecast_ms"].as_u64().unwrap() > 0
+    );
+    for event in ["pass_started", "pass_ended", "pass_waits", "cutover_started"] {
+        assert!(output.out.contains(&format!("\"event\":\"{event}\"")), "{event}: {}", output.out);
+    }
+    let text = warm.stage.run(&["report", &warm.plan]).out;
+    assert!(text.contains("moved over (the predicted downtime fits): down for"), "{text}");
+    let html = warm.stage.path("report.html");
+    warm.stage.run(&["report", &warm.plan, "--html", html.to_str().unwrap()]);
+    assert!(std::fs::read_to_string(html).unwrap().contains("moved over"));
+}
+
+#[test]
+fn a_cutover_by_command_is_done_by_the_drover_that_runs_and_by_the_next_one() {
+    let Some(warm) = Warm::new(111, 8, MANUAL) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(2);
+    let wrong = warm.stage.run(&["cutover", &warm.plan, "two"]);
+    assert_eq!(wrong.code, Some(3), "{}", wrong.err);
+    warm.cutover();
+    warm.ends_well(started);
+    assert_eq!(warm.stage.run(&["cutover", &warm.plan]).code, Some(3), "it has arrived");
+
+    let Some(warm) = Warm::new(111, 8, MANUAL) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(1);
+    started.kill().unwrap();
+    let asked = warm.stage.run(&["cutover", &warm.plan, "--json"]).json().unwrap();
+    assert_eq!((&asked["cutover"][0], &asked["running"]), (&json!("one"), &json!(false)));
+    assert_eq!(warm.stage.run(&["resume", &warm.plan]).code, Some(0));
+    warm.assert_arrived();
+}
+
+#[test]
+fn killed_in_mid_pass_and_at_the_cutover_it_goes_on_and_clean_proves_that_nothing_is_left() {
+    let Some(warm) = Warm::new(112, 48, AUTO) else { return };
+    warm.stage.sim.post("/rate", json!({"bytes_per_s": 12 * MIB, "per": "host"})).unwrap();
+    let started = warm.start();
+    let snapshots = || warm.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len);
+    warm.wait_for(|| snapshots() > 0 && warm.stage.served() > 6 * MIB, "the middle of a pass");
+    started.kill().unwrap();
+    assert_eq!(snapshots(), 1, "a killed drover leaves its snapshot");
+    let cleaned = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
+    assert_eq!(cleaned["cleaned"]["found"].as_array().unwrap().len(), 1, "{cleaned}");
+    assert_eq!((snapshots(), &cleaned["cleaned"]["left"]), (0, &json!([])));
+    let again = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
+    assert_eq!(again["cleaned"]["found"], json!([]));
+    warm.stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    let started = warm.stage.drover.start(&["resume", &warm.plan]).unwrap();
+    warm.wait_for(|| warm.stage.sim.vm("one").unwrap()["power"] == "poweredOff", "the shutdown");
+    started.kill().unwrap();
+    let output = warm.stage.run(&["resume", &warm.plan]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    warm.assert_arrived();
+}
+
+/// What happens after the second pass, and what the third says of it.
+fn guarded(number: u8, call: &str, body: Value, words: &str) {
+    let Some(warm) = Warm::new(number, 8, MANUAL) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(2);
+    warm.stage.sim.post(call, body).unwrap();
+    let found = || (0..warm.passes() as usize).any(|pass| warm.why(pass).contains(words));
+    warm.wait_for(found, words);
+    warm.cutover();
+    warm.ends_well(started);
+}
+
+#[test]
+fn cbt_reset_in_mid_run() {
+    guarded(113, "/cbt/reset", json!({"vm": "one"}), "");
+    guarded(113, "/vm/move", json!({"vm": "one", "host": "esx2.lab"}), "moved from host");
+}
+
+#[test]
+fn storage_vmotion_in_mid_run() {
+    guarded(114, "/vm/move", json!({"vm": "one", "datastore": "ds2"}), "moved from datastore ds1 to ds2");
+}
+
+#[test]
+fn consolidation_needed_in_mid_run() {
+    guarded(
+        115,
+        "/vm/consolidation",
+        json!({"vm": "one", "fail_next_removal": true}),
+        "had to be consolidated",
+    );
+}
+
+#[test]
+fn a_disk_grown_in_mid_run_is_refused_and_the_guest_runs_on() {
+    let Some(warm) = Warm::new(117, 8, MANUAL) else { return };
+    let mut started = warm.start();
+    warm.wait_for_passes(2);
+    let grow =
+        || warm.stage.sim.post("/disk/grow", json!({"vm": "one", "disk": 1, "capacity": "4MiB"})).is_ok();
+    warm.wait_for(grow, "a moment without a snapshot");
+    assert_eq!(started.child.wait().unwrap().code(), Some(6));
+    let vm = &warm.report()["vms"][0];
+    assert!(vm["error"].as_str().unwrap().contains("Hard disk 2 of one was grown"), "{vm:#}");
+    assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn");
+}
+
+#[test]
+fn an_expired_session_a_quiesce_fault_and_a_switched_off_guest_are_outlasted() {
+    let mode = "mode: warm\nwarm: {interval: 1s, quiesce: true}";
+    let Some(warm) = Warm::new(118, 8, mode) else { return };
+    let fault = json!({
+        "method": "CreateSnapshot_Task", "fault": "ApplicationQuiesceFault", "as": "task", "quiesced": true, "count": 1,
+    });
+    warm.stage.sim.post("/fault/soap", fault).unwrap();
+    let started = warm.start();
+    warm.wait_for_passes(1);
+    warm.stage.sim.post("/sessions/expire", json!({})).unwrap();
+    warm.wait_for_passes(2);
+    let events = warm.report()["events"].to_string();
+    assert!(events.contains("could not be quiesced"), "{events}");
+    warm.stage.sim.post("/vm/power", json!({"vm": "one", "state": "off"})).unwrap();
+    warm.cutover();
+    warm.ends_well(started);
+    assert!(warm.report()["events"].to_string().contains("was switched off by someone"));
+}
