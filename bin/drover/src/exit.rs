@@ -139,7 +139,10 @@ impl From<StoreError> for Failure {
 pub fn transfer_failure(error: MoveError, target: &str) -> Failure {
     let exit = match &error {
         MoveError::Cancelled => Exit::Interrupted,
-        MoveError::TooSmall { .. } | MoveError::Journal(_) | MoveError::Other { .. } => Exit::Target,
+        MoveError::TooSmall { .. }
+        | MoveError::Resized { .. }
+        | MoveError::Journal(_)
+        | MoveError::Other { .. } => Exit::Target,
         MoveError::Disk(disk) => disk_exit(disk, target),
     };
     Failure::new(exit, chain(&error))

@@ -11,23 +11,25 @@
 
 mod api;
 mod landed;
+mod map;
+mod pass;
 mod queue;
+mod settle;
 
 use std::time::Duration;
 
-use drover_types::{BLOCK_BYTES, ByteSpan, Digest, Extent, ExtentKind};
+use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
 
 pub use api::{CopierConfig, Failure, FlushTicket, Mode, Next, StopCause, Totals, WriteParts};
 use landed::Landed;
+use pass::Pass;
+pub use pass::{AuditFindings, MISMATCHES_MAX, PassPlan};
 use queue::{Job, Queue, Task};
 
+use crate::blocks::BlockSet;
 use crate::journal::Entry;
 use crate::leaves::{Leaf, LeafTable};
 use crate::retry::Verdict;
-
-/// Bytes whose block status is asked at a time. Far enough ahead that readers never wait for it, and
-/// never a whole large disk, for which some sources take minutes.
-const MAP_PAGE_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MapState {
@@ -42,6 +44,9 @@ pub struct Copier {
     leaves: LeafTable,
     map: MapState,
     mapped_to: u64,
+    pass: Option<Pass>,
+    /// Blocks that data was written to in this run.
+    written: BlockSet,
     queue: Queue,
     landed: Landed,
     stop: Option<StopCause>,
@@ -57,16 +62,61 @@ impl Copier {
         let request = config.request_bytes;
         assert!(request > 0 && request.is_multiple_of(BLOCK_BYTES), "request of {request} bytes");
         let resumed = (recorded.known_blocks() * BLOCK_BYTES).min(recorded.size());
+        let written = BlockSet::none(recorded.size());
         Copier {
             config,
             leaves: recorded,
             map: MapState::Idle,
             mapped_to: 0,
+            pass: None,
+            written,
             queue: Queue::default(),
             landed: Landed::default(),
             stop: None,
             totals: Totals { resumed, ..Totals::default() },
         }
+    }
+
+    /// A pass over a disk of which the blocks in `recorded` are on the target as they were in an earlier
+    /// state, or in this one. Only blocks of the plan are visited, and those that are not recorded.
+    ///
+    /// # Panics
+    /// If the request size is not a positive multiple of the block size, or nothing is to be copied.
+    pub fn for_pass(mut config: CopierConfig, recorded: LeafTable, plan: PassPlan) -> Self {
+        assert!(matches!(config.mode, Mode::Copy { .. }), "a pass copies");
+        if recorded.known_blocks() > 0 {
+            // What was once written to proves nothing, and its holes are in use.
+            config.mode = Mode::Copy { target_zeroed: false };
+            config.reserve_bytes = 0;
+        }
+        let done = plan.done.runs(0, u64::MAX).flat_map(|(first, count)| first..first + count);
+        let done = done.filter(|block| plan.areas.contains(*block) && recorded.get(*block).is_some());
+        let resumed = pass::bytes_of(done.map(|block| (block, 1)), &recorded);
+        let pass = Pass::new(plan, &recorded);
+        let mut copier = Copier::new(config, recorded);
+        copier.totals = Totals { resumed, mapped: resumed, ..Totals::default() };
+        copier.pass = Some(pass);
+        copier.mapped_to = copier.next_to_map(0);
+        copier
+    }
+
+    /// Bytes that this run visits, with those that it need not visit again: the disk, or what a pass
+    /// looks at.
+    pub fn bytes_in_all(&self) -> u64 {
+        match &self.pass {
+            Some(pass) => self.totals.resumed + pass.visit_bytes(0, u64::MAX, &self.leaves),
+            None => self.leaves.size(),
+        }
+    }
+
+    /// Bytes of the areas of a pass.
+    pub fn areas_bytes(&self) -> u64 {
+        self.pass.as_ref().map_or(0, |pass| pass.areas_bytes(&self.leaves))
+    }
+
+    /// What a pass found outside its areas.
+    pub fn audit(&self) -> AuditFindings {
+        self.pass.as_ref().map(|pass| pass.findings().clone()).unwrap_or_default()
     }
 
     /// What a worker with room for one more request should do. `now` never goes back.
@@ -78,11 +128,8 @@ impl Copier {
             return self.next_when_stopping();
         }
         self.queue.wake(now);
-        if self.wants_map() {
-            let end = self.mapped_to.saturating_add(MAP_PAGE_BYTES).min(self.leaves.size());
-            let span = ByteSpan::from_bounds(self.mapped_to, end);
-            self.map = MapState::Asked(span);
-            return Next::Map(span);
+        if let Some(next) = self.ask() {
+            return next;
         }
         if let Some(next) = self.queue.start(&self.config) {
             return next;
@@ -91,38 +138,6 @@ impl Copier {
             return Next::Done;
         }
         Next::Wait(self.next_time())
-    }
-
-    /// Takes in the answer to [`Next::Map`]: extents from the start of the span on, without gaps,
-    /// perhaps not to its end.
-    ///
-    /// What lies between 64 KiB borders counts as data as soon as one byte of a block does. An answer
-    /// that is empty, starts elsewhere or has a gap is not believed: the rest counts as data.
-    pub fn mapped(&mut self, extents: &[Extent]) {
-        let MapState::Asked(asked) = self.map else { return };
-        self.map = MapState::Idle;
-        let mut told = asked.offset;
-        for extent in extents {
-            if extent.span.offset != told || extent.span.is_empty() {
-                break;
-            }
-            told = extent.span.end().min(asked.end());
-        }
-        // A partial answer may end inside a block; ask for that block again from its start. One that
-        // does not even cover a block, or nothing, is taken as data to the next border.
-        let grid_end = if told == self.leaves.size() { told } else { told / BLOCK_BYTES * BLOCK_BYTES };
-        let page_end = if grid_end > asked.offset { grid_end } else { self.border_after(asked.offset) };
-        let is_data = self.data_blocks_in(ByteSpan::from_bounds(asked.offset, page_end), extents, told);
-        self.enqueue_page(asked.offset / BLOCK_BYTES, &is_data);
-        self.mapped_to = page_end;
-        self.totals.mapped = self.mapped_to;
-    }
-
-    /// The source could not tell; the span counts as data.
-    pub fn map_failed(&mut self) {
-        if let MapState::Asked(span) = self.map {
-            self.mapped(&[Extent::allocated(span)]);
-        }
     }
 
     /// Takes in the leaves of a span that was read and says what of it to write.
@@ -202,17 +217,30 @@ impl Copier {
     /// The target's server went away and may have come back without what it had not flushed: all that
     /// has landed and is not recorded is done again.
     pub fn target_lost(&mut self) {
-        for entry in self.landed.take_unrecorded() {
-            match entry {
-                // A disk that was all zeros stays so where nothing was written.
-                Entry::Zero { first, count } if self.target_zeroed() => {
-                    self.landed.push_zero(first, u64::from(count));
-                }
-                Entry::Zero { first, count } => self.redo(Task::Zero, first, u64::from(count)),
-                Entry::Data { first, leaves } => self.redo(Task::Read, first, leaves.len() as u64),
-                Entry::Complete(_) | Entry::Run(_) => {}
-            }
+        self.redo_unrecorded();
+    }
+
+    /// The records to append to the journal for [`Next::Forget`].
+    pub fn to_forget(&self) -> Vec<Entry> {
+        self.pass.as_ref().map(Pass::to_forget).unwrap_or_default()
+    }
+
+    /// They are in the journal for good: these blocks may be overwritten.
+    pub fn forgotten(&mut self) {
+        let found = self.pass.as_mut().map(Pass::end_forgetting).unwrap_or_default();
+        for (first, count) in found {
+            self.leaves.forget(first, count);
+            let end = self.leaves.span_of(first + count - 1).end();
+            let span = ByteSpan::from_bounds(first * BLOCK_BYTES, end);
+            self.totals.to_read += span.length;
+            self.queue.push(Job::new(Task::Read, span));
         }
+    }
+
+    /// They could not be appended: nothing may be overwritten, so the copy stops.
+    pub fn forget_failed(&mut self) {
+        self.stop(StopCause::Failed);
+        self.pass.as_mut().map(Pass::end_forgetting);
     }
 
     /// Space could not be set aside: no more is asked for.
@@ -295,8 +323,8 @@ impl Copier {
         matches!(self.config.mode, Mode::Copy { target_zeroed: true })
     }
 
-    fn wants_map(&self) -> bool {
-        self.map == MapState::Idle && self.mapped_to < self.leaves.size() && self.queue.wants_more()
+    fn has_to_forget(&self) -> bool {
+        self.pass.as_ref().is_some_and(Pass::has_to_forget)
     }
 
     fn next_time(&self) -> Option<Duration> {
@@ -304,7 +332,9 @@ impl Copier {
     }
 
     fn is_quiet(&self) -> bool {
-        self.queue.none_in_flight() && self.map == MapState::Idle && !self.landed.is_flushing()
+        let is_forgetting = self.pass.as_ref().is_some_and(Pass::is_forgetting);
+        let asks = self.map != MapState::Idle || is_forgetting || self.landed.is_flushing();
+        self.queue.none_in_flight() && !asks
     }
 
     fn is_settled(&self) -> bool {
@@ -312,7 +342,7 @@ impl Copier {
     }
 
     fn all_started(&self) -> bool {
-        self.mapped_to == self.leaves.size() && self.queue.all_started()
+        self.mapped_to == self.leaves.size() && self.queue.all_started() && !self.has_to_forget()
     }
 
     fn next_when_stopping(&self) -> Next {
@@ -322,130 +352,6 @@ impl Copier {
     fn flush_is_due(&self, now: Duration) -> bool {
         let nothing_else = self.queue.none_in_flight() && (self.stop.is_some() || self.all_started());
         self.landed.flush_is_due(&self.config, nothing_else, now)
-    }
-
-    fn border_after(&self, offset: u64) -> u64 {
-        (offset / BLOCK_BYTES * BLOCK_BYTES).saturating_add(BLOCK_BYTES).min(self.leaves.size())
-    }
-
-    /// For each block of `page`: whether any of its bytes may be data. Bytes from `told` on are not
-    /// described and so may be.
-    fn data_blocks_in(&self, page: ByteSpan, extents: &[Extent], told: u64) -> Vec<bool> {
-        let first = page.offset / BLOCK_BYTES;
-        let mut is_data = vec![false; page.length.div_ceil(BLOCK_BYTES) as usize];
-        let untold = Extent::allocated(ByteSpan::from_bounds(told.min(page.end()), page.end()));
-        let told_span = ByteSpan::from_bounds(page.offset, told.max(page.offset));
-        let told_data = extents.iter().filter(|extent| extent.kind == ExtentKind::Allocated);
-        let spans = told_data.filter_map(|extent| extent.span.intersect(told_span)).chain([untold.span]);
-        for span in spans.filter_map(|span| span.intersect(page)) {
-            let range = span.offset / BLOCK_BYTES - first..span.end().div_ceil(BLOCK_BYTES) - first;
-            range.for_each(|block| is_data[block as usize] = true);
-        }
-        is_data
-    }
-
-    /// Queues the blocks of a page that are not known yet, in runs.
-    fn enqueue_page(&mut self, first: u64, is_data: &[bool]) {
-        let mut run: Option<(Task, ByteSpan)> = None;
-        for (block, data) in (first..).zip(is_data) {
-            let span = self.leaves.span_of(block);
-            if !self.wants_block(block) {
-                continue;
-            }
-            let task = if *data { Task::Read } else { Task::Zero };
-            match &mut run {
-                Some((same, whole)) if *same == task && whole.end() == span.offset => {
-                    whole.length += span.length;
-                }
-                _ => {
-                    if let Some((task, whole)) = run.replace((task, span)) {
-                        self.enqueue(task, whole);
-                    }
-                }
-            }
-        }
-        if let Some((task, whole)) = run {
-            self.enqueue(task, whole);
-        }
-    }
-
-    fn wants_block(&self, block: u64) -> bool {
-        let sampled = !matches!(self.config.mode, Mode::Hash(Some(sample)) if !sample.takes(block));
-        sampled && self.leaves.get(block).is_none()
-    }
-
-    fn enqueue(&mut self, task: Task, span: ByteSpan) {
-        match task {
-            Task::Read => self.totals.to_read += span.length,
-            Task::Zero => self.totals.zero_mapped += span.length,
-        }
-        if task == Task::Zero && (self.target_zeroed() || !self.is_copy()) {
-            self.settle_zero(span);
-        } else {
-            self.queue.push(Job::new(task, span));
-        }
-    }
-
-    fn redo(&mut self, task: Task, first: u64, count: u64) {
-        for block in first..first + count {
-            self.leaves.forget(block);
-        }
-        let last = self.leaves.span_of(first + count - 1);
-        let whole = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
-        self.totals.settled -= whole.length;
-        // What was set aside in vain by then is made a hole again.
-        let reserved = self.config.reserve_bytes > 0;
-        self.queue.push(Job { reserved, ..Job::new(task, whole) });
-    }
-
-    fn parts_to_write(&self, span: ByteSpan, leaves: &[Leaf], reserved: bool) -> WriteParts {
-        let mut parts = WriteParts::default();
-        if !self.is_copy() {
-            return parts;
-        }
-        parts.reserve = self.config.reserve_bytes > 0 && !self.queue.reserve_is_off() && !reserved;
-        for (block, leaf) in (span.offset / BLOCK_BYTES..).zip(leaves) {
-            let block_span = self.leaves.span_of(block);
-            let list = match leaf {
-                Leaf::Data(_) => &mut parts.data,
-                Leaf::Zero if self.target_zeroed() && !reserved => continue,
-                Leaf::Zero => &mut parts.zero,
-            };
-            match list.last_mut() {
-                Some(last) if last.end() == block_span.offset => last.length += block_span.length,
-                _ => list.push(block_span),
-            }
-        }
-        parts
-    }
-
-    fn settle_zero(&mut self, span: ByteSpan) {
-        let first = span.offset / BLOCK_BYTES;
-        let count = span.length.div_ceil(BLOCK_BYTES);
-        self.leaves.set_zero(first, count);
-        self.totals.settled += span.length;
-        // A zeroed span costs nothing to do again, so it does not hasten a flush.
-        if self.is_copy() {
-            self.landed.push_zero(first, count);
-        }
-    }
-
-    fn settle_leaves(&mut self, span: ByteSpan, leaves: &[Leaf]) {
-        let first = span.offset / BLOCK_BYTES;
-        for (block, leaf) in (first..).zip(leaves) {
-            self.leaves.set(block, *leaf);
-        }
-        self.totals.settled += span.length;
-        if !self.is_copy() {
-            return;
-        }
-        self.landed.add_bytes(span.length);
-        for (block, leaf) in (first..).zip(leaves) {
-            match leaf {
-                Leaf::Zero => self.landed.push_zero(block, 1),
-                Leaf::Data(digest) => self.landed.push_data(block, *digest),
-            }
-        }
     }
 }
 

@@ -1,16 +1,17 @@
-//! The journal's format, version 2. Integers are little endian. `docs/journal.md` says the same.
+//! The journal's format, version 3. Integers are little endian. `docs/journal.md` says the same.
 //!
 //! ```text
 //! header, 128 bytes                       record, 32 + 32 n bytes
-//!   0   8  magic "DROVERJ\n"                0   1  kind: 1 data leaves, 2 zero run, 3 complete, 4 run
-//!   8   4  version = 2                      1   3  zero
-//!  12   4  block bytes = 65536              4   4  blocks, 1 to 4096 for kind 1
-//!  16   8  disk size in bytes               8   8  first block (kinds 1, 2), epoch (kind 4)
-//!  24  32  BLAKE3 of the source identity   16 32n  leaves (kind 1), root (kind 3), nothing (kind 2)
-//!  56  32  BLAKE3 of the target identity    .  16  check: BLAKE3 keyed by the header's hash,
-//!  88   8  epoch                                   over this record, first 16 bytes
-//!  96  16  zero
-//! 112  16  check: BLAKE3 of bytes 0..112, first 16 bytes
+//!   0   8  magic "DROVERJ\n"                0   1  kind: 1 data leaves, 2 zero run, 3 complete,
+//!   8   4  version = 3                              4 run, 5 pass begun, 6 pass complete, 7 forget
+//!  12   4  block bytes = 65536              1   3  zero
+//!  16   8  disk size in bytes               4   4  blocks, 1 to 4096 for kind 1; pass (kinds 5, 6)
+//!  24  32  BLAKE3 of the source identity    8   8  first block (kinds 1, 2, 7), epoch (kind 4)
+//!  56  32  BLAKE3 of the target identity   16 32n  leaves (kind 1), root (kinds 3, 6), frozen state
+//!  88   8  epoch                                   (kind 5), nothing (kinds 2, 4, 7)
+//!  96  16  zero                             .  16  check: BLAKE3 keyed by the header's hash,
+//! 112  16  check: BLAKE3 of bytes 0..112,          over this record, first 16 bytes
+//!          first 16 bytes
 //! ```
 //!
 //! Records are appended only after the target has flushed the blocks they name. The check of a record
@@ -21,6 +22,7 @@ use std::io::{self, Read};
 
 use drover_types::{BLOCK_BYTES, Digest};
 
+use crate::blocks::BlockSet;
 use crate::leaves::{Leaf, LeafTable};
 
 /// No disk is larger: 1 PiB.
@@ -30,7 +32,9 @@ const DISK_BYTES_MAX: u64 = 1 << 50;
 pub const RECORD_BLOCKS_MAX: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"DROVERJ\n";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The first version with records of passes.
+const VERSION_PASSES: u32 = 3;
 /// Version 1 had no records of runs and is else the same.
 const VERSION_OLDEST: u32 = 1;
 const HEADER_BYTES: usize = 128;
@@ -57,6 +61,28 @@ impl Header {
     pub fn new(size: u64, source: &str, target: &str, epoch: u64) -> Self {
         let hash = |text: &str| Digest(*blake3::hash(text.as_bytes()).as_bytes());
         Header { size, source: hash(source), target: hash(target), epoch, version: VERSION }
+    }
+
+    /// Whether records of passes may be appended to this journal.
+    pub fn takes_passes(&self) -> bool {
+        self.version >= VERSION_PASSES
+    }
+
+    /// The same in the newest version of the format.
+    pub fn newest(self) -> Self {
+        Header { version: VERSION, ..self }
+    }
+
+    /// Reads the header of a journal.
+    ///
+    /// # Errors
+    /// If it is not sound or the reader fails.
+    pub fn read(reader: &mut dyn Read) -> Result<Self, JournalError> {
+        let mut head = [0; HEADER_BYTES];
+        match read_full(reader, &mut head)? {
+            HEADER_BYTES => Header::decode(&head),
+            _ => Err(JournalError::NotAJournal),
+        }
     }
 
     /// The header's bytes.
@@ -89,8 +115,13 @@ impl Header {
         if u64::from(block_bytes) != BLOCK_BYTES {
             return Err(JournalError::BlockBytes(block_bytes));
         }
+        let size = u64::from_le_bytes(field(bytes, 16));
+        // A forged header would have memory taken for a map of whatever size it names.
+        if size > DISK_BYTES_MAX {
+            return Err(JournalError::DamagedHeader);
+        }
         Ok(Header {
-            size: u64::from_le_bytes(field(bytes, 16)),
+            size,
             source: Digest(field(bytes, 24)),
             target: Digest(field(bytes, 56)),
             epoch: u64::from_le_bytes(field(bytes, 88)),
@@ -124,23 +155,92 @@ pub enum Entry {
     Complete(Digest),
     /// A run of this epoch goes on with the copy; from here on runs of lower ones must not write.
     Run(u64),
+    /// A pass begins: until it is complete, the target is in no state that the source ever had.
+    PassBegun {
+        /// Its number.
+        number: u32,
+        /// Hash of what tells the frozen state of the source; zeros if nothing does.
+        frozen: Digest,
+    },
+    /// The pass is complete: the target is the source's frozen state.
+    PassComplete {
+        /// Its number.
+        number: u32,
+        /// Root of the hash tree.
+        root: Digest,
+    },
+    /// These blocks may be overwritten from now on: what was recorded of them does not count any more.
+    Forget {
+        /// First block.
+        first: u64,
+        /// How many.
+        count: u32,
+    },
+}
+
+impl Entry {
+    /// Its length in a journal.
+    pub fn encoded_bytes(&self) -> u64 {
+        let digests = match self {
+            Entry::Data { leaves, .. } => leaves.len(),
+            Entry::Complete(_) | Entry::PassBegun { .. } | Entry::PassComplete { .. } => 1,
+            Entry::Zero { .. } | Entry::Run(_) | Entry::Forget { .. } => 0,
+        };
+        (FIXED_BYTES + digests * 32 + CHECK_BYTES) as u64
+    }
+
+    /// The beginning of a pass from a frozen state told by this text, if anything tells it.
+    pub fn pass_begun(number: u32, frozen: Option<&str>) -> Self {
+        Entry::PassBegun { number, frozen: frozen_digest(frozen) }
+    }
+}
+
+fn frozen_digest(frozen: Option<&str>) -> Digest {
+    frozen.map_or(NOT_TOLD, |text| Digest(*blake3::hash(text.as_bytes()).as_bytes()))
+}
+
+/// A frozen state that nothing tells from others.
+const NOT_TOLD: Digest = Digest([0; 32]);
+
+/// The last pass that a journal tells of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassRecord {
+    /// Its number.
+    pub number: u32,
+    /// Whether it was completed.
+    pub is_complete: bool,
+    /// Blocks recorded since it began.
+    pub recorded: BlockSet,
+    frozen: Digest,
+}
+
+impl PassRecord {
+    /// Whether it is this pass, from this frozen state.
+    pub fn is(&self, number: u32, frozen: Option<&str>) -> bool {
+        frozen.is_some() && (self.number, self.frozen) == (number, frozen_digest(frozen))
+    }
 }
 
 /// The bytes of a record in the journal of `header`.
 pub fn encode_entry(header: &Header, entry: &Entry) -> Vec<u8> {
-    let (kind, count, first): (u8, u32, u64) = match entry {
+    let (kind, count, first) = match entry {
         Entry::Data { first, leaves } => (1, leaves.len() as u32, *first),
         Entry::Zero { first, count } => (2, *count, *first),
         Entry::Complete(_) => (3, 0, 0),
         Entry::Run(epoch) => (4, 0, *epoch),
+        Entry::PassBegun { number, .. } => (5, *number, 0),
+        Entry::PassComplete { number, .. } => (6, *number, 0),
+        Entry::Forget { first, count } => (7, *count, *first),
     };
-    let mut bytes = vec![kind, 0, 0, 0];
+    let mut bytes: Vec<u8> = vec![kind, 0, 0, 0];
     bytes.extend(count.to_le_bytes());
     bytes.extend(first.to_le_bytes());
     match entry {
         Entry::Data { leaves, .. } => leaves.iter().for_each(|leaf| bytes.extend(leaf.0)),
-        Entry::Complete(root) => bytes.extend(root.0),
-        Entry::Zero { .. } | Entry::Run(_) => {}
+        Entry::Complete(digest)
+        | Entry::PassBegun { frozen: digest, .. }
+        | Entry::PassComplete { root: digest, .. } => bytes.extend(digest.0),
+        Entry::Zero { .. } | Entry::Run(_) | Entry::Forget { .. } => {}
     }
     let check = blake3::keyed_hash(&header.key(), &bytes);
     bytes.extend(&check.as_bytes()[..CHECK_BYTES]);
@@ -154,8 +254,10 @@ pub struct Replay {
     pub header: Header,
     /// Blocks that are on the target for certain.
     pub leaves: LeafTable,
-    /// Root of a complete copy.
+    /// Root of a complete copy, or of the last pass if that is complete.
     pub complete: Option<Digest>,
+    /// The last pass, if there was one.
+    pub pass: Option<PassRecord>,
     /// The highest epoch of a run that wrote here.
     pub epoch: u64,
     /// Bytes from the start that are sound; cut the file here before appending.
@@ -188,7 +290,7 @@ pub enum JournalError {
     #[error("its header is damaged")]
     DamagedHeader,
     /// Another version.
-    #[error("it has format version {0}, and this drover knows versions 1 and 2")]
+    #[error("it has format version {0}, and this drover knows versions 1 to 3")]
     Version(u32),
     /// Another block size.
     #[error("it has blocks of {0} bytes, and this drover uses 65536")]
@@ -203,28 +305,20 @@ pub enum JournalError {
 /// # Errors
 /// If the header is not sound or the reader fails; damage further on is part of the answer.
 pub fn replay(reader: &mut dyn Read) -> Result<Replay, JournalError> {
-    let mut head = [0; HEADER_BYTES];
-    match read_full(reader, &mut head)? {
-        HEADER_BYTES => {}
-        _ => return Err(JournalError::NotAJournal),
-    }
-    let header = Header::decode(&head)?;
-    // A forged header would have memory taken for a map of whatever size it names.
-    if header.size > DISK_BYTES_MAX {
-        return Err(JournalError::DamagedHeader);
-    }
+    let header = Header::read(reader)?;
     let key = header.key();
     let leaves = LeafTable::new(header.size);
     let mut replay = Replay {
         header,
         leaves,
         complete: None,
+        pass: None,
         epoch: header.epoch,
         sound_bytes: HEADER_BYTES as u64,
         damage: None,
     };
     loop {
-        match read_record(reader, &key)? {
+        match read_record(reader, &header, &key)? {
             Step::End => return Ok(replay),
             Step::Bad(damage) => {
                 replay.damage = Some(damage);
@@ -251,15 +345,47 @@ impl Replay {
                 for (block, leaf) in (*first..).zip(leaves) {
                     self.leaves.set(block, Leaf::Data(*leaf));
                 }
+                self.recorded(|set| set.insert(*first, leaves.len() as u64));
             }
             Entry::Zero { first, count } if fits(*first, u64::from(*count)) => {
                 self.leaves.set_zero(*first, u64::from(*count));
+                self.recorded(|set| set.insert(*first, u64::from(*count)));
+            }
+            Entry::Forget { first, count } if fits(*first, u64::from(*count)) => {
+                self.leaves.forget(*first, u64::from(*count));
+                self.recorded(|set| set.remove(*first, u64::from(*count)));
+                self.complete = None;
             }
             Entry::Complete(root) => self.complete = Some(*root),
             Entry::Run(epoch) => self.epoch = self.epoch.max(*epoch),
+            Entry::PassBegun { number, frozen } => self.begin_pass(*number, *frozen),
+            Entry::PassComplete { number, root } => self.complete_pass(*number, *root),
             _ => return false,
         }
         true
+    }
+
+    fn recorded(&mut self, change: impl FnOnce(&mut BlockSet)) {
+        if let Some(pass) = &mut self.pass {
+            change(&mut pass.recorded);
+        }
+    }
+
+    fn begin_pass(&mut self, number: u32, frozen: Digest) {
+        let recorded = BlockSet::none(self.header.size);
+        self.pass = Some(PassRecord { number, is_complete: false, recorded, frozen });
+        self.complete = None;
+    }
+
+    /// After a rewrite the end of a pass stands alone.
+    fn complete_pass(&mut self, number: u32, root: Digest) {
+        if self.pass.as_ref().is_none_or(|pass| pass.number != number) {
+            self.begin_pass(number, NOT_TOLD);
+        }
+        self.complete = Some(root);
+        if let Some(pass) = &mut self.pass {
+            pass.is_complete = true;
+        }
     }
 }
 
@@ -269,7 +395,7 @@ enum Step {
     Record(Entry, u64),
 }
 
-fn read_record(reader: &mut dyn Read, key: &[u8; 32]) -> io::Result<Step> {
+fn read_record(reader: &mut dyn Read, header: &Header, key: &[u8; 32]) -> io::Result<Step> {
     let mut fixed = [0; FIXED_BYTES];
     match read_full(reader, &mut fixed)? {
         0 => return Ok(Step::End),
@@ -281,6 +407,8 @@ fn read_record(reader: &mut dyn Read, key: &[u8; 32]) -> io::Result<Step> {
         1 if (1..=RECORD_BLOCKS_MAX as u32).contains(&count) => count as usize,
         2 | 4 => 0,
         3 => 1,
+        5 | 6 if header.takes_passes() => 1,
+        7 if header.takes_passes() => 0,
         _ => return Ok(Step::Bad(Damage::FailedCheck)),
     };
     let mut rest = vec![0; digests * 32 + CHECK_BYTES];
@@ -293,13 +421,16 @@ fn read_record(reader: &mut dyn Read, key: &[u8; 32]) -> io::Result<Step> {
     if hasher.finalize().as_bytes()[..CHECK_BYTES] != *check {
         return Ok(Step::Bad(Damage::FailedCheck));
     }
-    let mut leaves = body.chunks_exact(32).map(|chunk| Digest(field(chunk, 0)));
+    let leaves: Vec<Digest> = body.chunks_exact(32).map(|chunk| Digest(field(chunk, 0))).collect();
     let first = u64::from_le_bytes(field(&fixed, 8));
-    let entry = match (fixed[0], leaves.len()) {
-        (1, _) => Entry::Data { first, leaves: leaves.collect() },
+    let entry = match (fixed[0], leaves.as_slice()) {
         (2, _) => Entry::Zero { first, count },
+        (3, [root]) => Entry::Complete(*root),
         (4, _) => Entry::Run(first),
-        _ => leaves.next().map_or(Entry::Zero { first, count: 0 }, Entry::Complete),
+        (5, [frozen]) => Entry::PassBegun { number: count, frozen: *frozen },
+        (6, [root]) => Entry::PassComplete { number: count, root: *root },
+        (7, _) => Entry::Forget { first, count },
+        _ => Entry::Data { first, leaves },
     };
     Ok(Step::Record(entry, (FIXED_BYTES + rest.len()) as u64))
 }
@@ -322,134 +453,4 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn header() -> Header {
-        Header::new(10 * BLOCK_BYTES, "source", "target", 3)
-    }
-
-    fn sample() -> Vec<u8> {
-        let header = header();
-        let mut bytes = header.encode().to_vec();
-        bytes.extend(encode_entry(
-            &header,
-            &Entry::Data { first: 1, leaves: vec![Digest([7; 32]), Digest([8; 32])] },
-        ));
-        bytes.extend(encode_entry(&header, &Entry::Zero { first: 4, count: 6 }));
-        bytes.extend(encode_entry(&header, &Entry::Complete(Digest([9; 32]))));
-        bytes
-    }
-
-    #[test]
-    fn what_was_written_is_read_back() {
-        let bytes = sample();
-        let replay = replay(&mut &bytes[..]).unwrap();
-        assert_eq!((replay.header, replay.damage), (header(), None));
-        assert_eq!(replay.leaves.get(2), Some(Leaf::Data(Digest([8; 32]))));
-        assert_eq!((replay.leaves.get(0), replay.leaves.get(9)), (None, Some(Leaf::Zero)));
-        assert_eq!((replay.complete, replay.sound_bytes), (Some(Digest([9; 32])), bytes.len() as u64));
-    }
-
-    #[test]
-    fn a_journal_cut_at_any_byte_keeps_its_whole_records() {
-        let bytes = sample();
-        let ends = [128, 128 + 96, 128 + 96 + 32, bytes.len()];
-        for cut in 128..bytes.len() {
-            let replay = replay(&mut &bytes[..cut]).unwrap();
-            let expected = ends.iter().filter(|end| **end <= cut).max().unwrap();
-            assert_eq!(replay.sound_bytes, *expected as u64, "cut at {cut}");
-            assert_eq!(replay.damage.is_some(), cut != *expected, "cut at {cut}");
-        }
-        for cut in 0..128 {
-            assert!(matches!(replay(&mut &bytes[..cut]), Err(JournalError::NotAJournal)));
-        }
-    }
-
-    #[test]
-    fn a_flipped_bit_anywhere_is_noticed() {
-        let bytes = sample();
-        for at in 0..bytes.len() {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 0x10;
-            match replay(&mut &damaged[..]) {
-                Err(_) => assert!(at < 128, "header error from byte {at}"),
-                Ok(replay) => {
-                    assert!(at >= 128 && replay.damage.is_some(), "byte {at}");
-                    assert!(replay.sound_bytes as usize <= at);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_record_of_another_journal_is_refused() {
-        let other = Header { epoch: 4, ..header() };
-        let mut bytes = header().encode().to_vec();
-        bytes.extend(encode_entry(&other, &Entry::Zero { first: 0, count: 1 }));
-        assert_eq!(replay(&mut &bytes[..]).unwrap().damage, Some(Damage::FailedCheck));
-    }
-
-    #[test]
-    fn blocks_beyond_the_disk_are_refused() {
-        for entry in [
-            Entry::Zero { first: 10, count: 1 },
-            Entry::Zero { first: u64::MAX, count: 2 },
-            Entry::Data { first: 9, leaves: vec![Digest([1; 32]); 2] },
-        ] {
-            let mut bytes = header().encode().to_vec();
-            bytes.extend(encode_entry(&header(), &entry));
-            assert_eq!(replay(&mut &bytes[..]).unwrap().damage, Some(Damage::OutOfRange));
-        }
-    }
-
-    #[test]
-    fn a_forged_size_costs_no_memory() {
-        let header = Header::new(u64::MAX, "source", "target", 1).encode();
-        assert!(matches!(replay(&mut &header[..]), Err(JournalError::DamagedHeader)));
-    }
-
-    #[test]
-    fn a_record_of_no_blocks_or_too_many_is_refused() {
-        let header = Header::new((RECORD_BLOCKS_MAX as u64 + 1) * BLOCK_BYTES, "source", "target", 1);
-        for (count, damage) in [
-            (0, Some(Damage::FailedCheck)),
-            (RECORD_BLOCKS_MAX, None),
-            (RECORD_BLOCKS_MAX + 1, Some(Damage::FailedCheck)),
-        ] {
-            let entry = Entry::Data { first: 0, leaves: vec![Digest([1; 32]); count] };
-            let bytes = [&header.encode()[..], &encode_entry(&header, &entry)].concat();
-            assert_eq!(replay(&mut &bytes[..]).unwrap().damage, damage, "{count} blocks");
-        }
-    }
-
-    /// Gives a byte at a time, is interrupted each time before, and fails in the end.
-    struct Slow<'a> {
-        bytes: &'a [u8],
-        interrupted: bool,
-    }
-
-    impl Read for Slow<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            self.interrupted = !self.interrupted;
-            match self.bytes.split_first() {
-                _ if self.interrupted => Err(io::ErrorKind::Interrupted.into()),
-                Some((first, rest)) => {
-                    (buffer[0], self.bytes) = (*first, rest);
-                    Ok(1)
-                }
-                None => Err(io::ErrorKind::PermissionDenied.into()),
-            }
-        }
-    }
-
-    #[test]
-    fn interrupted_reads_go_on_and_failed_ones_do_not() {
-        let bytes = sample();
-        let error = replay(&mut Slow { bytes: &bytes, interrupted: false }).unwrap_err();
-        assert!(matches!(&error, JournalError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied));
-        let chained = Slow { bytes: &bytes, interrupted: false }.take(bytes.len() as u64);
-        let whole = replay(&mut { chained }).unwrap();
-        assert_eq!((whole.damage, whole.sound_bytes), (None, bytes.len() as u64));
-    }
-}
+mod tests;

@@ -14,6 +14,9 @@ use std::sync::OnceLock;
 
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
 
+use crate::blocks::BlockSet;
+use crate::journal::{Entry, RECORD_BLOCKS_MAX};
+
 /// Blocks under one node of the tree.
 pub(crate) const SEGMENT_BLOCKS: u64 = 4096;
 
@@ -111,13 +114,63 @@ impl LeafTable {
         self.mixed(index, length)[(block % SEGMENT_BLOCKS) as usize] = Some(leaf);
     }
 
-    /// Forgets what is known of a block.
-    pub(crate) fn forget(&mut self, block: u64) {
-        let index = (block / SEGMENT_BLOCKS) as usize;
-        if self.segments[index] != Segment::Unknown {
+    /// Forgets what is known of `count` blocks from `first`.
+    pub(crate) fn forget(&mut self, first: u64, count: u64) {
+        let end = first.saturating_add(count);
+        assert!(end <= self.blocks(), "blocks {first}..{end} of {}", self.blocks());
+        let mut block = first;
+        while block < end {
+            let index = (block / SEGMENT_BLOCKS) as usize;
             let length = self.blocks_in(index);
-            self.mixed(index, length)[(block % SEGMENT_BLOCKS) as usize] = None;
+            let start = index as u64 * SEGMENT_BLOCKS;
+            let segment_end = (start + length as u64).min(end);
+            if segment_end - block == length as u64 {
+                self.segments[index] = Segment::Unknown;
+            } else if self.segments[index] != Segment::Unknown {
+                let range = (block - start) as usize..(segment_end - start) as usize;
+                self.mixed(index, length)[range].fill(None);
+            }
+            block = segment_end;
         }
+    }
+
+    /// The blocks that are not known.
+    pub(crate) fn unknown(&self) -> BlockSet {
+        let mut unknown = BlockSet::none(self.size);
+        for (index, segment) in self.segments.iter().enumerate() {
+            let first = index as u64 * SEGMENT_BLOCKS;
+            match segment {
+                Segment::Unknown => unknown.insert(first, self.blocks_in(index) as u64),
+                Segment::Zero => {}
+                Segment::Mixed(leaves) => (first..)
+                    .zip(leaves)
+                    .filter(|(_, leaf)| leaf.is_none())
+                    .for_each(|(block, _)| unknown.insert(block, 1)),
+            }
+        }
+        unknown
+    }
+
+    /// What is known, as records of a journal: runs of zeros and of data in the order of the disk.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        let mut block = 0;
+        std::iter::from_fn(move || {
+            let known = |block: u64| if block < self.blocks() { self.get(block) } else { None };
+            block = (block..self.blocks()).find(|block| known(*block).is_some())?;
+            let first = block;
+            if known(first) == Some(Leaf::Zero) {
+                while block - first < u64::from(u32::MAX) && known(block) == Some(Leaf::Zero) {
+                    block += 1;
+                }
+                return Some(Entry::Zero { first, count: (block - first) as u32 });
+            }
+            let mut leaves = Vec::new();
+            while let Some(Leaf::Data(digest)) = known(block).filter(|_| leaves.len() < RECORD_BLOCKS_MAX) {
+                leaves.push(digest);
+                block += 1;
+            }
+            Some(Entry::Data { first, leaves })
+        })
     }
 
     /// Learns that `count` blocks from `first` are zero.

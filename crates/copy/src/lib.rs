@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod blocks;
 pub mod converge;
 mod copier;
 mod journal;
@@ -19,8 +20,14 @@ mod sample;
 mod window;
 mod zero;
 
-pub use copier::{Copier, CopierConfig, Failure, FlushTicket, Mode, Next, StopCause, Totals, WriteParts};
-pub use journal::{Damage, Entry, Header, JournalError, RECORD_BLOCKS_MAX, Replay, encode_entry, replay};
+pub use blocks::BlockSet;
+pub use copier::{
+    AuditFindings, Copier, CopierConfig, Failure, FlushTicket, MISMATCHES_MAX, Mode, Next, PassPlan,
+    StopCause, Totals, WriteParts,
+};
+pub use journal::{
+    Damage, Entry, Header, JournalError, PassRecord, RECORD_BLOCKS_MAX, Replay, encode_entry, replay,
+};
 pub use leaves::{Leaf, LeafTable, Mismatch, RootHasher, SEGMENT_BYTES, zero_leaf};
 pub use retry::{RetryPolicy, Verdict};
 pub use sample::{Sample, miss_probability};

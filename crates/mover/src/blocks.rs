@@ -3,12 +3,12 @@
 use std::io::BufReader;
 use std::path::Path;
 
-use drover_copy::{Leaf, LeafTable, Mismatch, replay};
+use drover_copy::{Leaf, LeafTable, MISMATCHES_MAX, Mismatch, replay};
 use drover_disk::{Buffer, Disk, DiskError, Lane, Request, Work};
 
 use crate::journal::JournalFileError;
 use crate::progress::{Progress, StopSignal};
-use crate::transfer::{MISMATCHES_MAX, MoveError, Verification};
+use crate::transfer::{MoveError, Verification};
 
 /// Requests in flight.
 const DEPTH: usize = 16;

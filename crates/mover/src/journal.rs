@@ -2,14 +2,14 @@
 //! record, appended to and made durable.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drover_copy::{Entry, Header, LeafTable, encode_entry, replay};
+use drover_copy::{Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
 use drover_types::Digest;
 use rustix::fs::{FlockOperation, flock};
 
@@ -83,6 +83,8 @@ pub struct JournalStart {
     pub leaves: LeafTable,
     /// Root of a copy that an earlier run completed.
     pub complete: Option<Digest>,
+    /// The last pass, if the copy is made in passes.
+    pub pass: Option<PassRecord>,
     /// What the user should know: resumed from where, or why not.
     pub note: Option<String>,
 }
@@ -120,14 +122,16 @@ impl JournalFile {
         let wanted = Header::new(size, source, target, 1);
         let old = judge(&mut file, &wanted, target_is_new).map_err(wrap("reading"))?;
         let last = match &old {
-            Old::Continue { epoch, .. } | Old::StartAgain { epoch, .. } => *epoch,
+            Old::Continue { old, .. } => old.epoch,
+            Old::StartAgain { epoch, .. } => *epoch,
         };
         let epoch = new_epoch(last);
-        let (header, leaves, complete, note) = match old {
-            Old::Continue { header, leaves, complete, sound_bytes, note, .. } => {
+        let (header, leaves, complete, pass, note) = match old {
+            Old::Continue { old, note } => {
+                let Replay { header, leaves, complete, pass, sound_bytes, .. } = *old;
                 file.set_len(sound_bytes).map_err(wrap("cutting"))?;
                 file.write_all(&encode_entry(&header, &Entry::Run(epoch))).map_err(wrap("writing"))?;
-                (header, leaves, complete, Some(note))
+                (header, leaves, complete, pass, Some(note))
             }
             Old::StartAgain { note, .. } => {
                 let header = Header { epoch, ..wanted };
@@ -135,12 +139,12 @@ impl JournalFile {
                     file = replace(path).map_err(wrap("replacing"))?;
                 }
                 file.write_all(&header.encode()).map_err(wrap("writing"))?;
-                (header, LeafTable::new(size), None, note)
+                (header, LeafTable::new(size), None, None, note)
             }
         };
         let claim = Claim::of(&file).map_err(wrap("reading"))?;
         let journal = JournalFile { file, path: path.to_path_buf(), header, epoch, claim };
-        let start = JournalStart { journal, leaves, complete, note };
+        let start = JournalStart { journal, leaves, complete, pass, note };
         start.journal.sync_with_folder().map_err(wrap("syncing"))?;
         Ok(start)
     }
@@ -151,11 +155,57 @@ impl JournalFile {
     /// If they cannot be written; the copy may go on, but a resume would start from before them.
     pub fn append(&mut self, entries: &[Entry]) -> Result<(), JournalFileError> {
         let bytes: Vec<u8> = entries.iter().flat_map(|entry| encode_entry(&self.header, entry)).collect();
-        self.append_bytes(&bytes).map_err(|source| JournalFileError {
-            op: "writing",
-            path: self.path.clone(),
-            source,
-        })
+        self.append_bytes(&bytes).map_err(|source| self.error("writing", source))
+    }
+
+    /// Sees to it that records of passes can be appended: an older format is rewritten.
+    ///
+    /// # Errors
+    /// If that fails; then all is as it was.
+    pub(crate) fn take_passes(&mut self, leaves: &LeafTable) -> Result<(), JournalFileError> {
+        if self.header.takes_passes() { Ok(()) } else { self.rewrite(leaves, None) }
+    }
+
+    /// Rewrites a journal that has become more than twice as long as it need be, so that passes without
+    /// end do not make it grow without end.
+    ///
+    /// # Errors
+    /// If that fails; then all is as it was.
+    pub(crate) fn compact(&mut self, leaves: &LeafTable, last: Entry) -> Result<(), JournalFileError> {
+        let length = self.file.metadata().map_err(|source| self.error("reading", source))?.len();
+        if length <= REWRITE_BYTES_MIN {
+            return Ok(());
+        }
+        let needed: u64 = leaves.entries().map(|entry| entry.encoded_bytes()).sum();
+        if length > 2 * needed { self.rewrite(leaves, Some(last)) } else { Ok(()) }
+    }
+
+    fn rewrite(&mut self, leaves: &LeafTable, last: Option<Entry>) -> Result<(), JournalFileError> {
+        self.put_rewritten(leaves, last).map_err(|source| self.error("rewriting", source))
+    }
+
+    /// The new file is whole and durable before it takes the old one's place: whenever this run dies, one
+    /// of both lies there.
+    fn put_rewritten(&mut self, leaves: &LeafTable, last: Option<Entry>) -> io::Result<()> {
+        let header = self.header.newest();
+        let (file, new) = open_beside(&self.path)?;
+        let mut out = BufWriter::with_capacity(1 << 20, &file);
+        out.write_all(&header.encode())?;
+        for entry in [Entry::Run(self.epoch)].into_iter().chain(leaves.entries()).chain(last) {
+            out.write_all(&encode_entry(&header, &entry))?;
+        }
+        out.flush()?;
+        drop(out);
+        file.sync_all()?;
+        self.claim.check()?;
+        let claim = Claim::of(&file)?;
+        std::fs::rename(&new, &self.path)?;
+        (self.file, self.header, self.claim) = (file, header, claim);
+        self.sync_with_folder()
+    }
+
+    fn error(&self, op: &'static str, source: io::Error) -> JournalFileError {
+        JournalFileError { op, path: self.path.clone(), source }
     }
 
     /// This run's epoch: larger than that of every run before it.
@@ -186,6 +236,35 @@ impl JournalFile {
         self.file.sync_all()?;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+}
+
+/// A journal that is no longer than this is never rewritten.
+const REWRITE_BYTES_MIN: u64 = 256 << 10;
+
+/// The size that the disk had when the journal at `path` was made, if it was made for this source and
+/// target.
+///
+/// # Errors
+/// If there is a journal and it cannot be read.
+pub(crate) fn recorded_size(
+    path: &Path,
+    source: &str,
+    target: &str,
+) -> Result<Option<u64>, JournalFileError> {
+    let failed = |source| JournalFileError { op: "reading", path: path.to_path_buf(), source };
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let ours = Header::new(0, source, target, 1);
+    match Header::read(&mut file) {
+        Ok(header) if (header.source, header.target) == (ours.source, ours.target) => Ok(Some(header.size)),
+        Ok(_) => Ok(None),
+        Err(JournalError::Io(error)) => Err(failed(error)),
+        // It will be started again.
+        Err(_) => Ok(None),
     }
 }
 
@@ -223,14 +302,20 @@ fn open(path: &Path) -> io::Result<File> {
 /// Puts an empty, locked file in the journal's place. The old one is not emptied, so that the run that
 /// made it, should it still live, sees that its journal is gone.
 fn replace(path: &Path) -> io::Result<File> {
+    let (file, new) = open_beside(path)?;
+    std::fs::rename(&new, path)?;
+    Ok(file)
+}
+
+/// An empty, locked file that is to take the place of the journal at `path`, and where it lies until then.
+fn open_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
     let file = open(&new)?;
     lock(&file)?;
     file.set_len(0)?;
-    std::fs::rename(&new, path)?;
-    Ok(file)
+    Ok((file, new))
 }
 
 fn lock(file: &File) -> io::Result<()> {
@@ -244,18 +329,8 @@ fn lock(file: &File) -> io::Result<()> {
 }
 
 enum Old {
-    Continue {
-        header: Header,
-        epoch: u64,
-        leaves: LeafTable,
-        complete: Option<Digest>,
-        sound_bytes: u64,
-        note: String,
-    },
-    StartAgain {
-        epoch: u64,
-        note: Option<String>,
-    },
+    Continue { old: Box<Replay>, note: String },
+    StartAgain { epoch: u64, note: Option<String> },
 }
 
 fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Old> {
@@ -265,7 +340,7 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
     file.seek(SeekFrom::Start(0))?;
     let old = match replay(&mut BufReader::with_capacity(1 << 20, &*file)) {
         Ok(old) => old,
-        Err(drover_copy::JournalError::Io(error)) => return Err(error),
+        Err(JournalError::Io(error)) => return Err(error),
         Err(error) => {
             return Ok(Old::StartAgain { epoch: 0, note: Some(format!("journal started again: {error}")) });
         }
@@ -292,14 +367,7 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
     if let Some(damage) = old.damage {
         note.push_str(&format!("; the journal was cut at byte {}, because {damage}", old.sound_bytes));
     }
-    Ok(Old::Continue {
-        header: old.header,
-        epoch,
-        leaves: old.leaves,
-        complete: old.complete,
-        sound_bytes: old.sound_bytes,
-        note,
-    })
+    Ok(Old::Continue { old: Box::new(old), note })
 }
 
 fn sized(bytes: u64) -> drover_types::Bytes {

@@ -28,6 +28,5 @@ pub use pass::{Areas, Audit, PassJob, PassReport};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
 pub use stream::{StreamReport, stream};
 pub use transfer::{
-    CopyJob, CopyReport, HashReport, MISMATCHES_MAX, MoveError, TransferOptions, Verification, Verify, copy,
-    hash, verify,
+    CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, hash, verify,
 };

@@ -1,7 +1,10 @@
 //! A pass: the part of a copy that brings a target up to a later state of its source.
 
-use drover_copy::Mismatch;
-use drover_types::ByteSpan;
+use drover_copy::{BlockSet, Copier, Entry, Mismatch, PassPlan, Sample};
+use drover_types::{ByteSpan, Digest};
+
+use crate::journal::{JournalFile, JournalStart};
+use crate::transfer::MoveError;
 
 /// One pass over a disk whose state is frozen (a snapshot).
 ///
@@ -53,8 +56,60 @@ pub struct PassReport {
     pub changed_bytes: u64,
     /// Blocks outside the areas that were compared.
     pub audited_blocks: u64,
-    /// Of these, the ones that had changed nevertheless; at most [`crate::MISMATCHES_MAX`] are kept. They
+    /// Of these, the ones that had changed nevertheless; at most [`drover_copy::MISMATCHES_MAX`] are kept. They
     /// were copied too, but others like them may be left: the pass is not recorded as complete and is to
     /// be done again with [`Areas::All`].
     pub audit_mismatches: Vec<Mismatch>,
+    /// Why the journal could not be shortened; it is whole nevertheless.
+    pub journal_note: Option<String>,
+}
+
+impl PassJob {
+    /// What a journal of this disk names as its source. Never that of a copy of one state.
+    pub(crate) fn tag(&self) -> String {
+        format!("disk in passes: {}", self.disk)
+    }
+
+    /// Records the beginning, unless this very pass goes on, and says what to visit.
+    pub(crate) fn begin(&self, size: u64, start: Option<&mut JournalStart>) -> Result<PassPlan, MoveError> {
+        let areas = match &self.areas {
+            Areas::Changed(spans) => BlockSet::touched_by(spans, size),
+            Areas::All => BlockSet::all(size),
+        };
+        let audit = self.audit.map(|audit| Sample::of_share(audit.share, audit.seed));
+        let mut done = BlockSet::none(size);
+        if let Some(start) = start {
+            start.journal.take_passes(&start.leaves)?;
+            match start.pass.take().filter(|record| record.is(self.number, self.frozen.as_deref())) {
+                Some(record) => done = record.recorded,
+                None => start.journal.append(&[Entry::pass_begun(self.number, self.frozen.as_deref())])?,
+            }
+        }
+        Ok(PassPlan { areas, done, audit })
+    }
+
+    /// Records the end, unless the audit found that the areas were not all that had changed.
+    pub(crate) fn end(
+        &self,
+        copier: &Copier,
+        root: Digest,
+        journal: Option<JournalFile>,
+    ) -> Result<PassReport, MoveError> {
+        let audit = copier.audit();
+        let mut report = PassReport {
+            areas_bytes: copier.areas_bytes(),
+            changed_bytes: copier.totals().changed,
+            audited_blocks: audit.blocks,
+            audit_mismatches: audit.mismatches,
+            journal_note: None,
+        };
+        if let Some(mut journal) = journal.filter(|_| report.audit_mismatches.is_empty()) {
+            let complete = Entry::PassComplete { number: self.number, root };
+            journal.append(std::slice::from_ref(&complete))?;
+            if let Err(error) = journal.compact(copier.leaves(), complete) {
+                report.journal_note = Some(format!("{error}: {}", error.source));
+            }
+        }
+        Ok(report)
+    }
 }

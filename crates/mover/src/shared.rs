@@ -221,6 +221,23 @@ impl<'a> Shared<'a> {
         self.changed.notify_all();
     }
 
+    /// Has the journal forget blocks that are about to be overwritten.
+    pub(crate) fn forget(&self) {
+        let entries = self.core().copier.to_forget();
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = journal.as_mut().map_or(Ok(()), |journal| journal.append(&entries));
+        drop(journal);
+        match result {
+            Ok(()) => self.tell(|copier, _| copier.forgotten()),
+            Err(error) => {
+                let mut core = self.core();
+                core.copier.forget_failed();
+                core.error.get_or_insert(error.into());
+            }
+        }
+        self.changed.notify_all();
+    }
+
     fn record(&self, ticket: FlushTicket) {
         let entries = self.tell(|copier, now| copier.flushed(ticket, now));
         let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -261,7 +278,7 @@ fn bytes_of(entries: &[drover_copy::Entry]) -> u64 {
     let blocks = entries.iter().map(|entry| match entry {
         drover_copy::Entry::Data { leaves, .. } => leaves.len() as u64,
         drover_copy::Entry::Zero { count, .. } => u64::from(*count),
-        drover_copy::Entry::Complete(_) | drover_copy::Entry::Run(_) => 0,
+        _ => 0,
     });
     blocks.sum::<u64>() * BLOCK_BYTES
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::{
-    Copier, CopierConfig, Entry, LeafTable, Mismatch, Mode, REQUEST_BYTES_START, RetryPolicy, Sample,
-    StopCause, Window, WindowLimits, miss_probability,
+    Copier, CopierConfig, Entry, LeafTable, MISMATCHES_MAX, Mismatch, Mode, REQUEST_BYTES_START, RetryPolicy,
+    Sample, StopCause, Window, WindowLimits, miss_probability,
 };
 use drover_disk::{Disk, DiskError};
 use drover_types::{BLOCK_BYTES, Digest};
 
-use crate::journal::{JournalFile, JournalFileError, JournalStart};
+use crate::journal::{JournalFile, JournalFileError, JournalStart, recorded_size};
 use crate::memory::MemoryBudget;
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
@@ -137,9 +137,6 @@ pub struct Verification {
     pub elapsed: Duration,
 }
 
-/// Differing blocks kept for the report; one is enough to fail.
-pub const MISMATCHES_MAX: usize = 1000;
-
 impl Verification {
     /// Whether everything that was compared is equal.
     pub fn is_equal(&self) -> bool {
@@ -147,7 +144,7 @@ impl Verification {
     }
 }
 
-/// A transfer that did not end well. All but `TooSmall` and `SourceBusy` leave a state to resume from.
+/// A transfer that did not end well. All but `TooSmall`, `Resized` and `SourceBusy` leave a state to resume from.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// The target has less room than the source has bytes.
@@ -161,6 +158,19 @@ pub enum MoveError {
         source_name: String,
         /// Its size.
         source_bytes: u64,
+    },
+    /// The source grew or shrank since the pass before.
+    #[error(
+        "{disk} has {now} bytes and had {was} at the pass before; a pass cannot follow that, so resize the \
+         target and begin the copy again without the old journal"
+    )]
+    Resized {
+        /// Source name.
+        disk: String,
+        /// Its size when the copy began.
+        was: u64,
+        /// Its size now.
+        now: u64,
     },
     /// The user asked to stop.
     #[error("stopped as asked")]
@@ -197,11 +207,19 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
             source_bytes: size,
         });
     }
-    progress.start(size);
-    // What an earlier pass recorded is not compared with yet: every pass copies all.
-    let again = job.target_is_new || job.pass.is_some();
-    let start = match &job.journal {
-        Some(path) => Some(JournalFile::start(path, size, &job.source.identity(), &job.target_tag, again)?),
+    let source_tag = match &job.pass {
+        Some(pass) => pass.tag(),
+        None => job.source.identity(),
+    };
+    if job.pass.is_some() {
+        check_size(job, &source_tag)?;
+    }
+    let mut start = match &job.journal {
+        Some(path) => Some(JournalFile::start(path, size, &source_tag, &job.target_tag, job.target_is_new)?),
+        None => None,
+    };
+    let pass = match &job.pass {
+        Some(pass) => Some(pass.begin(size, start.as_mut())?),
         None => None,
     };
     let (journal, recorded, note) = match start {
@@ -213,7 +231,11 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
     let mode = Mode::Copy { target_zeroed };
     let reserve_bytes = if target_zeroed { job.target.reserve_bytes() } else { 0 };
     let plan = Plan::new(&job.options, mode, reserve_bytes, job.source.as_ref(), Some(job.target.as_ref()));
-    let shared = plan.shared(recorded, journal, &job.options, progress, stop);
+    let copier = |config| match pass {
+        Some(pass) => Copier::for_pass(config, recorded, pass),
+        None => Copier::new(config, recorded),
+    };
+    let shared = plan.shared(copier, journal, &job.options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, job.source.as_ref(), Some(job.target.as_ref()));
     let end = shared.into_end();
     if let Some(error) = end.error {
@@ -223,15 +245,13 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
         return Err(MoveError::Cancelled);
     }
     let root = end.copier.root().expect("a copy that ended without error knows every block");
-    if let Some(mut journal) = end.journal {
-        journal.append(&[Entry::Complete(root)])?;
+    let mut pass = None;
+    match (&job.pass, end.journal) {
+        (Some(job), journal) => pass = Some(job.end(&end.copier, root, journal)?),
+        (None, Some(mut journal)) => journal.append(&[Entry::Complete(root)])?,
+        (None, None) => {}
     }
     let snapshot = progress.snapshot();
-    let pass = job.pass.as_ref().map(|_| PassReport {
-        areas_bytes: size,
-        changed_bytes: snapshot.settled,
-        ..PassReport::default()
-    });
     Ok(CopyReport {
         root,
         leaves: end.copier.into_leaves(),
@@ -240,6 +260,17 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
         note,
         pass,
     })
+}
+
+/// A pass cannot follow a disk that was resized: which blocks moved where is not known.
+fn check_size(job: &CopyJob, source_tag: &str) -> Result<(), MoveError> {
+    let Some(path) = job.journal.as_ref().filter(|_| !job.target_is_new) else { return Ok(()) };
+    match recorded_size(path, source_tag, &job.target_tag)? {
+        Some(was) if was != job.source.size() => {
+            Err(MoveError::Resized { disk: job.source.name().to_string(), was, now: job.source.size() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a disk, or a sample of it, and hashes it.
@@ -255,9 +286,9 @@ pub fn hash(
     stop: &StopSignal,
 ) -> Result<HashReport, MoveError> {
     let started = Instant::now();
-    progress.start(size);
     let plan = Plan::new(options, Mode::Hash(sample), 0, disk, None);
-    let shared = plan.shared(LeafTable::new(size), None, options, progress, stop);
+    let copier = |config| Copier::new(config, LeafTable::new(size));
+    let shared = plan.shared(copier, None, options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, disk, None);
     let end = shared.into_end();
     if let Some(error) = end.error {
@@ -336,7 +367,7 @@ impl Plan {
 
     fn shared<'a>(
         &self,
-        recorded: LeafTable,
+        copier: impl FnOnce(CopierConfig) -> Copier,
         journal: Option<JournalFile>,
         options: &TransferOptions,
         progress: &'a Progress,
@@ -345,6 +376,8 @@ impl Plan {
         let memory = options.memory.share(DISK_MEMORY_BYTES);
         let window = Window::new(self.limits);
         let config = CopierConfig { request_bytes: window.request_bytes(), ..self.config };
-        Shared::new(Copier::new(config, recorded), window, memory, journal, progress, stop)
+        let copier = copier(config);
+        progress.start(copier.bytes_in_all());
+        Shared::new(copier, window, memory, journal, progress, stop)
     }
 }

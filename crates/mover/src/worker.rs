@@ -151,6 +151,7 @@ impl<'a> Worker<'a> {
                 Some(target) => self.shared.flush(ticket, target.disk),
                 None => unreachable!("hashing has nothing to flush"),
             },
+            Next::Forget => self.shared.forget(),
             Next::Wait(_) | Next::Done | Next::Stopped => return false,
         }
         true

@@ -67,6 +67,9 @@ pub enum Next {
     Zero(ByteSpan),
     /// Flush the target, then call [`Copier::flushed`] or [`Copier::flush_failed`].
     Flush(FlushTicket),
+    /// Append the records of [`Copier::to_forget`] to the journal and make them durable, then call
+    /// [`Copier::forgotten`] or [`Copier::forget_failed`]. Without a journal there is nothing to append.
+    Forget,
     /// Nothing now: wait for others, but not beyond this time.
     Wait(Option<Duration>),
     /// Every block is recorded.
@@ -109,9 +112,9 @@ impl WriteParts {
 /// Sums of one run, in bytes unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Known from the journal before this run.
+    /// Known from the journal before this run; of a pass, what its interrupted try recorded.
     pub resumed: u64,
-    /// Mapped so far.
+    /// Mapped so far, of what is to be visited.
     pub mapped: u64,
     /// Mapped as data that this run has to read.
     pub to_read: u64,
@@ -125,6 +128,8 @@ pub struct Totals {
     pub zero_mapped: u64,
     /// Settled: landed on the target, or hashed.
     pub settled: u64,
+    /// Settled in a copy because it was not known to be on the target as it is: written, or made zero.
+    pub changed: u64,
     /// Number of failures that were tried again.
     pub retries: u64,
 }

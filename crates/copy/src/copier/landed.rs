@@ -2,26 +2,35 @@
 
 use std::time::Duration;
 
-use drover_types::Digest;
-
 use super::api::{CopierConfig, FlushTicket};
 use crate::journal::{Entry, RECORD_BLOCKS_MAX};
+use crate::leaves::Leaf;
 
 #[derive(Debug, Default)]
 pub(super) struct Landed {
     entries: Vec<Entry>,
+    /// Blocks that were on the target before this run: a flush that fails does not lose them.
+    kept: Vec<Entry>,
     bytes: u64,
-    flushing: Option<(u64, Vec<Entry>)>,
+    flushing: Option<Flushing>,
     failures: u32,
     first_failure: Option<Duration>,
     last_flush: Duration,
     tickets: u64,
 }
 
+/// What a flush that is under way makes durable.
+#[derive(Debug)]
+struct Flushing {
+    number: u64,
+    entries: Vec<Entry>,
+    kept: Vec<Entry>,
+}
+
 impl Landed {
     /// Whether nothing waits for a flush to begin.
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.kept.is_empty()
     }
 
     pub(super) fn is_flushing(&self) -> bool {
@@ -30,7 +39,7 @@ impl Landed {
 
     /// Whether a flush should begin; with nothing else to do there is no reason to wait.
     pub(super) fn flush_is_due(&self, config: &CopierConfig, nothing_else: bool, now: Duration) -> bool {
-        !self.entries.is_empty()
+        !self.is_empty()
             && self.flushing.is_none()
             && (nothing_else
                 || self.bytes >= config.flush_bytes
@@ -39,13 +48,14 @@ impl Landed {
 
     /// When the next flush is due by time.
     pub(super) fn next_flush(&self, config: &CopierConfig) -> Option<Duration> {
-        (!self.entries.is_empty()).then(|| self.last_flush + config.flush_interval)
+        (!self.is_empty()).then(|| self.last_flush + config.flush_interval)
     }
 
     pub(super) fn start_flush(&mut self, now: Duration) -> FlushTicket {
         self.tickets += 1;
         self.last_flush = now;
-        self.flushing = Some((self.tickets, std::mem::take(&mut self.entries)));
+        let (entries, kept) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.kept));
+        self.flushing = Some(Flushing { number: self.tickets, entries, kept });
         self.bytes = 0;
         FlushTicket(self.tickets)
     }
@@ -56,7 +66,9 @@ impl Landed {
         self.failures = 0;
         self.first_failure = None;
         match self.flushing.take() {
-            Some((number, entries)) if number == ticket.0 => entries,
+            Some(flushing) if flushing.number == ticket.0 => {
+                flushing.entries.into_iter().chain(flushing.kept).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -68,10 +80,14 @@ impl Landed {
         (self.failures, now.saturating_sub(first))
     }
 
-    /// Gives up all that is not recorded, in the order in which it landed.
+    /// Gives up all that was written and is not recorded, in the order in which it landed.
     pub(super) fn take_unrecorded(&mut self) -> Vec<Entry> {
         self.bytes = 0;
-        let mut entries = self.flushing.take().map(|(_, entries)| entries).unwrap_or_default();
+        let mut entries = Vec::new();
+        if let Some(flushing) = self.flushing.take() {
+            entries = flushing.entries;
+            self.kept.extend(flushing.kept);
+        }
         entries.append(&mut self.entries);
         entries
     }
@@ -81,26 +97,41 @@ impl Landed {
         self.bytes += bytes;
     }
 
+    /// Zeros landed.
     pub(super) fn push_zero(&mut self, first: u64, count: u64) {
-        match self.entries.last_mut() {
-            Some(Entry::Zero { first: start, count: length })
-                if *start + u64::from(*length) == first
-                    && u64::from(*length) + count <= u64::from(u32::MAX) =>
-            {
-                *length += count as u32;
-            }
-            _ => self.entries.push(Entry::Zero { first, count: count as u32 }),
-        }
+        push_zero(&mut self.entries, first, count);
     }
 
-    pub(super) fn push_data(&mut self, block: u64, digest: Digest) {
-        match self.entries.last_mut() {
-            Some(Entry::Data { first, leaves })
-                if *first + leaves.len() as u64 == block && leaves.len() < RECORD_BLOCKS_MAX =>
-            {
-                leaves.push(digest);
-            }
-            _ => self.entries.push(Entry::Data { first: block, leaves: vec![digest] }),
+    /// A block landed.
+    pub(super) fn push(&mut self, block: u64, leaf: Leaf) {
+        push(&mut self.entries, block, leaf);
+    }
+
+    /// A block was found as it was known to be.
+    pub(super) fn keep(&mut self, block: u64, leaf: Leaf) {
+        push(&mut self.kept, block, leaf);
+    }
+}
+
+fn push(entries: &mut Vec<Entry>, block: u64, leaf: Leaf) {
+    let Leaf::Data(digest) = leaf else { return push_zero(entries, block, 1) };
+    match entries.last_mut() {
+        Some(Entry::Data { first, leaves })
+            if *first + leaves.len() as u64 == block && leaves.len() < RECORD_BLOCKS_MAX =>
+        {
+            leaves.push(digest);
         }
+        _ => entries.push(Entry::Data { first: block, leaves: vec![digest] }),
+    }
+}
+
+fn push_zero(entries: &mut Vec<Entry>, first: u64, count: u64) {
+    match entries.last_mut() {
+        Some(Entry::Zero { first: start, count: length })
+            if *start + u64::from(*length) == first && u64::from(*length) + count <= u64::from(u32::MAX) =>
+        {
+            *length += count as u32;
+        }
+        _ => entries.push(Entry::Zero { first, count: count as u32 }),
     }
 }

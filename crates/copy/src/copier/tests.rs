@@ -1,9 +1,13 @@
 //! Whole copies in simulation: random disks, random answers, random faults in random order, and a
 //! crash at any step, against the plain rule "the target ends equal to the source".
 
+use drover_types::Extent;
+
 use super::*;
 use crate::journal::{Header, encode_entry, replay};
 use crate::retry::RetryPolicy;
+
+mod passes;
 
 /// A seeded generator, so that a failure is repeated by its seed.
 struct Dice(u64);
@@ -38,6 +42,11 @@ struct World {
     reserve_bytes: u64,
     /// Whether the target keeps space for a block.
     allocated: Vec<bool>,
+    /// Records of blocks to forget are in the journal and may still be torn off.
+    forgetting: bool,
+    /// Those records do not reach the journal.
+    drops_forgets: bool,
+    writes_of_block: Vec<u32>,
 }
 
 impl World {
@@ -73,6 +82,9 @@ impl World {
             reads_of_block: vec![0; blocks],
             reserve_bytes: dice_reserve,
             allocated: vec![!target_zeroed; blocks],
+            forgetting: false,
+            drops_forgets: false,
+            writes_of_block: vec![0; blocks],
         }
     }
 
@@ -109,6 +121,10 @@ impl World {
     }
 
     fn apply(&mut self, parts: &WriteParts) {
+        for part in parts.data.iter().chain(&parts.zero) {
+            let blocks = part.offset / BLOCK_BYTES..part.end().div_ceil(BLOCK_BYTES);
+            blocks.for_each(|block| self.writes_of_block[block as usize] += 1);
+        }
         for part in &parts.data {
             let range = part.offset as usize..part.end() as usize;
             self.target[range.clone()].copy_from_slice(&self.source[range]);
@@ -146,6 +162,11 @@ impl World {
             if self.dice.chance(5) {
                 copier.set_request_bytes((1 + self.dice.roll(5)) * BLOCK_BYTES);
             }
+            if self.forgetting && self.dice.chance(40) {
+                self.forgetting = false;
+                self.journal_floor = self.journal.len();
+                copier.forgotten();
+            }
             let busy = reading.len() + zeroing.len();
             if busy < 4 && self.dice.chance(70) {
                 match copier.next(now) {
@@ -156,6 +177,7 @@ impl World {
                     Next::Read(span) => reading.push(span),
                     Next::Zero(span) => zeroing.push(span),
                     Next::Flush(ticket) => self.flush(copier, ticket, now),
+                    Next::Forget => self.start_forgetting(copier),
                     Next::Wait(until) => now = now.max(until.unwrap_or(now)),
                     end @ (Next::Done | Next::Stopped) => return end,
                 }
@@ -191,6 +213,13 @@ impl World {
         }
     }
 
+    fn start_forgetting(&mut self, copier: &Copier) {
+        self.forgetting = true;
+        for entry in copier.to_forget().iter().filter(|_| !self.drops_forgets) {
+            self.journal.extend(encode_entry(&self.header, entry));
+        }
+    }
+
     fn flush(&mut self, copier: &mut Copier, ticket: FlushTicket, now: Duration) {
         self.durable.copy_from_slice(&self.target);
         for entry in copier.flushed(ticket, now) {
@@ -211,10 +240,14 @@ impl World {
         let pairs =
             self.target.chunks_mut(BLOCK_BYTES as usize).zip(self.durable.chunks_mut(BLOCK_BYTES as usize));
         for (shown, durable) in pairs {
-            if self.dice.chance(50) {
-                shown.copy_from_slice(durable);
-            } else {
-                durable.copy_from_slice(shown);
+            match self.dice.roll(3) {
+                0 => shown.copy_from_slice(durable),
+                1 => durable.copy_from_slice(shown),
+                _ => {
+                    let torn = self.dice.roll(durable.len() as u64) as usize;
+                    durable[..torn].copy_from_slice(&shown[..torn]);
+                    shown.copy_from_slice(durable);
+                }
             }
         }
     }

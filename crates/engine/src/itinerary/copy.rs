@@ -161,6 +161,7 @@ impl Journey<'_> {
                 Cause::Target
             }
             MoveError::Disk(_) => Cause::Source,
+            MoveError::Resized { .. } => Cause::Source,
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
             MoveError::Cancelled => Cause::Cancelled,
         };
