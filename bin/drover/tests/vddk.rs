@@ -198,3 +198,24 @@ fn check_reads_one_disk_and_says_what_limits_it() {
     let nowhere = stage.run(&["vddk", "check", "--libdir", "/nowhere"]);
     assert!(nowhere.code == Some(3) && nowhere.err.contains("Broadcom"), "{}", nowhere.err);
 }
+
+#[test]
+fn every_pass_of_a_warm_migration_is_read_through_vddk_with_its_own_buffers() {
+    let made = stage("vcenter", 116, |folder| {
+        let a = disk_file(folder, "a", 8 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    });
+    let Some((stage, stand_in)) = made else { return };
+    let writer = json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000, "block": 4096, "span": "0-4MiB"});
+    stage.sim.post("/writer", writer).unwrap();
+    let warm = [("mode: cold", "mode: warm\nwarm: {interval: 1s, cutover: auto}")];
+    let refused = plan(&stage, &stand_in, "refused", ", aio: {buf_size_in_64kb: 16, buf_count: 4}", &warm);
+    let output = stage.run(&["migrate", &refused]);
+    assert!(output.code == Some(3) && output.err.contains("must be off for warm"), "{}", output.err);
+    stage.migrate(&plan(&stage, &stand_in, "warm", "", &warm));
+    let disks = stage.sim.get("/disks?vm=one").unwrap();
+    stage.assert_equal("one", 0, Path::new(disks[0]["disks"][0]["live"].as_str().unwrap()));
+    let opened = stand_in.calls("open vm=");
+    assert!(opened.len() >= 3 && opened.iter().all(|call| call.contains("aio=1x4")), "{opened:?}");
+    assert_eq!((stage.served(), nbdkits(&stage)), (0, 0));
+}

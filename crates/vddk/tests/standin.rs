@@ -160,7 +160,6 @@ fn buffers_compression_and_ports_reach_the_library() {
 #[test]
 fn the_password_is_in_no_argument_list_and_no_environment() {
     let Some(stage) = stage(92, MIB) else { return };
-    // A variable with the password, as plans with `password_env` have it.
     let disk = stage.open();
     let children = stage.children();
     assert!(children.len() >= 2, "the guard and nbdkit: {children:?}");
