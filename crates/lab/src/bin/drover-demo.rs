@@ -7,10 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use drover_lab::{Drover, Guest, Guests, Scene, Sim, lab_folder};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Software emulation on two busy cores takes half a minute for four guests.
 const BOOT_SECONDS_MAX: u64 = 180;
+/// The VM that keeps running until it is moved over.
+const WARM: &str = "warm01";
+/// What its guest writes in a second.
+const WRITES_PER_S: u64 = 500_000;
 
 fn main() -> ExitCode {
     match run() {
@@ -31,12 +35,16 @@ fn run() -> Result<bool> {
     }
     std::fs::create_dir_all(&folder)?;
     let guests = Guests::build()?;
-    let scene = Scene::of_guests(&guests);
+    let mut scene = Scene::of_guests(&guests);
+    add_warm_vm(&mut scene)?;
     let sim = Sim::start(&scene.inventory, &folder.join("vsphere"))?;
+    // Its guest writes all the time, to a disk that nobody boots from.
+    sim.post("/writer", json!({"vm": WARM, "disk": 1, "bytes_per_s": WRITES_PER_S}))?;
     println!("a simulated vCenter is at https://127.0.0.1:{}\n", sim.port);
     let drover = Drover::new(program()?, folder.join("state"));
     let plan = folder.join("demo.yaml");
-    std::fs::write(&plan, scene.plan("demo", &sim, &folder.join("vms")))?;
+    let text = scene.plan("demo", &sim, &folder.join("vms"));
+    std::fs::write(&plan, text.replace(&format!("  - name: \"{WARM}\"\n"), &warm_selection()))?;
 
     let plan_text = plan.display().to_string();
     show(&drover, &["inventory", &plan_text])?;
@@ -50,10 +58,58 @@ fn run() -> Result<bool> {
     );
     let report = drover.run(&["report", &plan_text, "--json"])?.json()?;
     let fine = final_table(&guests, &report, &folder.join("vms"))?;
+    let warm = warm_words(&guests, &report, &folder.join("vms"))?;
     let disk = sparse_disk(&report)?;
-    println!("\n{disk}");
+    println!("\n{disk}\n{}", warm.0);
     println!("plan {plan_text}\nreport {html}\ntook {:.0} s", started.elapsed().as_secs_f64());
-    Ok(fine)
+    Ok(fine && warm.1)
+}
+
+/// A copy of the first guest with a disk more, which runs until it is moved over.
+fn add_warm_vm(scene: &mut Scene) -> Result<()> {
+    let vms = scene.inventory["vms"].as_array_mut().context("VMs of the scene")?;
+    let mut vm = vms.first().context("a guest")?.clone();
+    vm["name"] = json!(WARM);
+    for (number, nic) in vm["nics"].as_array_mut().into_iter().flatten().enumerate() {
+        nic["mac"] = json!(format!("00:50:56:aa:02:{number:02x}"));
+    }
+    let data =
+        json!({"capacity": "64MiB", "thin": true, "datastore": "ds2", "controller": "pvscsi", "unit": 1});
+    vm["disks"].as_array_mut().context("disks")?.push(data);
+    vms.push(vm);
+    Ok(())
+}
+
+fn warm_selection() -> String {
+    format!("  - name: {WARM}\n    mode: warm\n    warm: {{interval: 2s, cutover: auto, downtime_max: 3m}}\n")
+}
+
+/// What became of the VM that kept running, and whether all is well with it.
+fn warm_words(guests: &Guests, report: &Value, vms: &Path) -> Result<(String, bool)> {
+    let list = report["vms"].as_array().context("VMs in the report")?;
+    let vm = list.iter().find(|vm| vm["name"] == WARM).context("the warm VM")?;
+    let guest = guests.guests.first().context("a guest")?;
+    let booted = wait_for_proof(guest, &vms.join(WARM))?;
+    let equal = vm["disks"].as_array().is_some_and(|disks| disks.iter().all(|disk| disk["equal"] == true));
+    let warm = &vm["warm"];
+    let passes = warm["passes"].as_array().context("passes")?;
+    let read = |pass: &Value| mib(pass["read_bytes"].as_u64().unwrap_or(0));
+    let all: Vec<String> = passes.iter().map(read).collect();
+    let seconds = |ms: &Value| ms.as_u64().unwrap_or(0) as f64 / 1000.0;
+    let (real, forecast) = (warm["downtime_ms"].as_u64(), &warm["forecast"]);
+    let text = format!(
+        "{WARM} moved while it ran, under constant writes: {} passes and the last one (read {}), hash equal: {}, booted and proved its \
+         data: {}\n{WARM} was down for {:.1} s; predicted {:.1} s ({:.1} s to {:.1} s)",
+        passes.len() - 1,
+        all.join(", "),
+        if equal { "yes" } else { "NO" },
+        if booted { "yes" } else { "NO" },
+        real.unwrap_or(0) as f64 / 1000.0,
+        seconds(&forecast["forecast_ms"]),
+        seconds(&forecast["low_ms"]),
+        seconds(&forecast["high_ms"]),
+    );
+    Ok((text, equal && booted && real.is_some() && passes.len() > 3))
 }
 
 /// The drover program that was built beside this one.
