@@ -15,7 +15,7 @@ pub fn journal(bytes: &[u8]) -> Vec<u8> {
         let blocks = u32::from_le_bytes([rest[4], rest[5], rest[6], rest[7]]) as usize;
         let digests = match rest[0] {
             1 => blocks.min(4096),
-            3 => 1,
+            3 | 5 | 6 => 1,
             _ => 0,
         };
         let (record, after) = rest.split_at(rest.len().min(16 + 32 * digests));

@@ -73,6 +73,10 @@ fn journals() {
         Entry::Zero { first: 4090, count: 5000 },
         Entry::Data { first: 10_000, leaves: vec![Digest([9; 32])] },
         Entry::Complete(Digest([9; 32])),
+        Entry::pass_begun(2, Some("a state")),
+        Entry::Forget { first: 4000, count: 6000 },
+        Entry::Zero { first: 4000, count: 6000 },
+        Entry::PassComplete { number: 2, root: Digest([6; 32]) },
     ];
     let mut whole = header.encode().to_vec();
     let mut bare = whole[..112].to_vec();
