@@ -243,7 +243,9 @@ impl Contract {
             };
         }
         let fits = || trend.forecast(costs, now_ms).high <= self.downtime_max;
-        if self.when == When::Fits && trend.deltas >= DELTAS_MIN && fits() {
+        // Where everything is read every time, that is what is known.
+        let is_known = trend.deltas >= DELTAS_MIN || trend.all_bytes.is_some() && passes.len() > DELTAS_MIN;
+        if self.when == When::Fits && is_known && fits() {
             return Decision::Cutover(Reason::Fits);
         }
         let next = trend.last.began_ms + millis(self.interval(&trend, costs));

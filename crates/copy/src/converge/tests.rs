@@ -227,6 +227,13 @@ fn a_source_whose_changes_are_not_known_is_read_whole_and_the_forecast_says_so()
     assert!(forecast.likely > Duration::from_secs(600), "{forecast:?}");
     let decision = contract(When::Asked).decide(&machine.passes, &costs(), true, machine.now_ms);
     assert_eq!(decision, Decision::Cutover(Reason::Asked), "another pass would gain nothing");
+    // By itself it moves over as soon as that fits, too.
+    let last = machine.passes[1];
+    machine.passes.push(last);
+    let long = Contract { downtime_max: Duration::from_secs(3600), ..contract(When::Fits) };
+    let decide = |contract: Contract| contract.decide(&machine.passes, &costs(), false, machine.now_ms);
+    assert_eq!(decide(long), Decision::Cutover(Reason::Fits));
+    assert_ne!(decide(contract(When::Fits)), Decision::Cutover(Reason::Fits));
 }
 
 #[test]
