@@ -33,11 +33,18 @@ const SERVED_SHARE_MIN: f64 = 0.7;
 const FAR: Duration = Duration::from_millis(3);
 /// And one as far as this gets as much at once as memory allows.
 const VERY_FAR: Duration = Duration::from_millis(10);
+/// Requests to a far source: half as many of twice the size cost less CPU on both sides, and their answers
+/// need not stay in the cache while they wait for each other.
+const FAR_REQUEST_BYTES: u64 = 1 << 20;
 /// Where the lanes wait for the source for less than this share of their time, the source is not what to
 /// improve on.
 const WAITING_SHARE_MIN: f64 = 0.4;
 /// Shortest time over which a rate is believed.
 const MEASURE_MIN: Duration = Duration::from_millis(20);
+/// So many requests served at a time are many.
+const SERVES_MANY: f64 = 3.0;
+/// Before this, a source that serves many requests at a time is not tried with larger ones.
+const TRIALS_BEGIN: Duration = Duration::from_millis(500);
 /// The first pause between trials; four times as long after each that brought nothing.
 const TRIAL_PAUSE: Duration = Duration::from_secs(1);
 const TRIAL_PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -80,6 +87,8 @@ pub struct Window {
     best_rate: f64,
     measure: Measure,
     starting: bool,
+    /// At the start, all requests in flight were served at a time.
+    serves_many: bool,
     trial: Option<Trial>,
     trials: Trials,
     more: Pause,
@@ -196,6 +205,7 @@ impl Window {
             best_rate: 0.0,
             measure: Measure::after(0),
             starting: true,
+            serves_many: false,
             trial: None,
             trials: Trials::default(),
             more: Pause::default(),
@@ -269,7 +279,8 @@ impl Window {
         // At the very start one round trip tells whether the source serves requests side by side.
         let best = self.latency.unwrap_or(latency);
         // Served side by side, the first answers come together; one by one, a latency apart.
-        let is_told = measure.count >= 4 || (measure.count >= 2 && elapsed * 2 >= best * 3);
+        let is_most = measure.count * 2 > self.shape.in_flight;
+        let is_told = is_most || (measure.count >= 2 && elapsed * 2 >= best * 3);
         let early = self.starting && self.changes == 0 && best >= FAR && is_told;
         let whole = measure.count >= self.shape.in_flight && elapsed >= MEASURE_MIN;
         if !early && !whole {
@@ -277,7 +288,13 @@ impl Window {
         }
         // The first answers cannot come before one latency has passed.
         let time = if early { elapsed.saturating_sub(best).max(best / 8) } else { elapsed };
-        let rate = measure.bytes as f64 / time.as_secs_f64().max(1e-9);
+        let mut rate = measure.bytes as f64 / time.as_secs_f64().max(1e-9);
+        if early {
+            // No source gives more than what is in flight, once a latency; a few answers that come together
+            // would tell of any rate.
+            let in_flight = self.shape.in_flight as f64 * self.shape.request as f64;
+            rate = rate.min(in_flight / best.as_secs_f64().max(1e-9));
+        }
         let share = waited.saturating_sub(measure.waited).as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
         let is_waiting = share >= WAITING_SHARE_MIN * self.shape.lanes as f64;
         self.measure = Measure { began: Some(now), waited, ..Measure::after(0) };
@@ -312,11 +329,11 @@ impl Window {
                 false => 2,
             };
             if is_waiting && now >= self.more.until {
-                self.try_shape(
-                    TrialKind::More,
-                    Shape { in_flight: before.in_flight * times, ..before },
-                    rate,
-                );
+                self.serves_many |= self.starting && served >= SERVES_MANY;
+                let is_far = self.starting && latency >= FAR.as_secs_f64();
+                let request = if is_far { before.request.max(FAR_REQUEST_BYTES) } else { before.request };
+                let more = Shape { in_flight: before.in_flight * times, request, ..before };
+                self.try_shape(TrialKind::More, more, rate);
             }
         } else {
             self.starting = false;
@@ -327,7 +344,10 @@ impl Window {
         let is_slow = (before.request as f64) < latency * FAST_BYTES_PER_SECOND;
         // All memory is in flight and all of it is being served: nothing else can help.
         let is_spent = served >= SERVED_SHARE_MIN * in_flight && self.is_memory_full();
-        if is_waiting && is_slow && !is_spent && self.trial.is_none() {
+        // A source that serves one by one needs larger requests at once. What slows down one that serves many is
+        // mostly the rate of something, and a trial would only disturb a short copy.
+        let is_time = !self.serves_many || now >= TRIALS_BEGIN;
+        if is_waiting && is_slow && !is_spent && is_time && self.trial.is_none() {
             self.try_out(rate, now);
         }
         self.shape != before
@@ -335,13 +355,16 @@ impl Window {
 
     fn is_memory_full(&self) -> bool {
         let Shape { in_flight, request, .. } = self.shape;
-        (in_flight as u64 + 1) * request > self.limits.bytes_max / 4 * 3
+        (in_flight as u64 + 1) * request > self.limits.bytes_max
     }
 
     fn undo(&mut self, trial: Trial, now: Duration) {
         self.starting = false;
         match trial.kind {
-            TrialKind::More => self.more.lengthen(now),
+            TrialKind::More => {
+                self.serves_many = false;
+                self.more.lengthen(now);
+            }
             kind => self.trials.failed(kind, now),
         }
         self.change(trial.before);
@@ -403,8 +426,8 @@ impl Window {
             }
         };
         let depth_max = limits.depth_max.max(1);
-        // What is being written takes memory as well.
-        let by_memory = (limits.bytes_max / 4 * 3 / request).max(1) as usize;
+        // What is being written takes of the same memory: the copier starts that much less then.
+        let by_memory = (limits.bytes_max / request).max(1) as usize;
         let in_flight = shape.in_flight.min(by_memory).min(lanes_max * depth_max);
         let lanes = match limits.lanes {
             Some(lanes) => lanes,

@@ -164,12 +164,15 @@ fn reads_odd_spans(disk: &dyn Disk, expected: &[u8]) {
 }
 
 fn reads_many_at_once(disk: &dyn Disk, expected: &[u8]) {
-    let spans = pieces(disk, ByteSpan::new(0, disk.size()), 8192);
-    let requests = spans.into_iter().map(|span| (span, Work::Read(dirty_buffer(span.length))));
-    run_many(disk, requests, |span, work| check_bytes(span, data(work), expected));
+    for bytes in [8192, disk.limits().bytes_max.min(1 << 20)] {
+        let spans = pieces(disk, ByteSpan::new(0, disk.size()), bytes);
+        let requests = spans.into_iter().map(|span| (span, Work::Read(dirty_buffer(span.length))));
+        run_many(disk, requests, |span, work| check_bytes(span, data(work), expected));
+    }
 }
 
-/// Keeps the lane as full as it may be, and checks that each request ends exactly once.
+/// Keeps the lane as full as it may be, and checks that each request ends exactly once, and that what was
+/// told of a read while it arrived is what it ends with.
 fn run_many(
     disk: &dyn Disk,
     requests: impl Iterator<Item = (ByteSpan, Work)>,
@@ -178,10 +181,20 @@ fn run_many(
     let mut lane = open(disk);
     let mut open_spans = HashMap::new();
     let take = |lane: &mut dyn Lane, open_spans: &mut HashMap<u64, ByteSpan>| {
-        let completion = lane.complete().expect("requests are in flight");
+        let mut seen: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut see = |id: u64, bytes: &[u8]| {
+            assert!(open_spans.contains_key(&id), "bytes of request {id}, which is not in flight");
+            let before = seen.insert(id, bytes.to_vec()).unwrap_or_default();
+            assert!(bytes.starts_with(&before), "bytes told of request {id} changed");
+        };
+        let completion = lane.complete_seeing(&mut see).expect("requests are in flight");
         let span = open_spans.remove(&completion.id).expect("each request ends once");
         assert_eq!(completion.span, span);
-        check(span, &succeeded(completion));
+        let seen = seen.remove(&completion.id).unwrap_or_default();
+        let work = succeeded(completion);
+        let is_same = seen.is_empty() || data(&work).starts_with(&seen);
+        assert!(is_same, "bytes told of {span} are not what it ended with");
+        check(span, &work);
         assert_eq!(lane.in_flight(), open_spans.len());
     };
     for (id, (span, work)) in requests.enumerate() {

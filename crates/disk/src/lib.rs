@@ -98,6 +98,13 @@ pub trait Lane: Send {
     /// [`Lane::is_broken`] turns true; open another lane then.
     fn complete(&mut self) -> Option<Completion>;
 
+    /// As [`Lane::complete`]; a lane that receives a read bit by bit may tell meanwhile how far the
+    /// beginning of its buffer is filled, by the request's id, so that it can be looked at while it is
+    /// in the processor's cache. What it told counts only if the read ends well.
+    fn complete_seeing(&mut self, _seen: &mut dyn FnMut(u64, &[u8])) -> Option<Completion> {
+        self.complete()
+    }
+
     /// Requests handed in and not yet taken back.
     fn in_flight(&self) -> usize;
 

@@ -43,6 +43,8 @@ struct Worker<'a> {
     /// Writes in flight on the target's lane at most.
     target_depth: usize,
     buffers: Vec<Buffer>,
+    /// Leaves of reads that are arriving, as far as their blocks are whole.
+    arriving: HashMap<u64, Vec<Leaf>>,
     sent: HashMap<u64, Sent>,
     writing: HashMap<u64, Writing>,
     write_id: u64,
@@ -98,6 +100,7 @@ impl<'a> Worker<'a> {
             target: target.map(|disk| Side { disk, lane: None }),
             target_depth: target.map_or(1, |disk| disk.limits().depth_max.clamp(1, TARGET_DEPTH)),
             buffers: Vec::new(),
+            arriving: HashMap::new(),
             sent: HashMap::new(),
             writing: HashMap::new(),
             write_id: 0,
@@ -239,9 +242,19 @@ impl<'a> Worker<'a> {
             self.collect_write();
             return true;
         }
-        let started = Instant::now();
-        let completion = self.source.lane.as_mut().and_then(|lane| lane.complete());
-        Progress::spent(&self.shared.progress.source_ns, started.elapsed());
+        let (started, mut hashing) = (Instant::now(), Duration::ZERO);
+        let arriving = &mut self.arriving;
+        let mut seen = |id: u64, bytes: &[u8]| {
+            let leaves = arriving.entry(id).or_default();
+            if bytes.len() as u64 >= (leaves.len() as u64 + 1) * BLOCK_BYTES {
+                let started = Instant::now();
+                add_leaves(leaves, bytes.len() / BLOCK_BYTES as usize, bytes);
+                hashing += started.elapsed();
+            }
+        };
+        let completion = self.source.lane.as_mut().and_then(|lane| lane.complete_seeing(&mut seen));
+        Progress::spent(&self.shared.progress.source_ns, started.elapsed().saturating_sub(hashing));
+        Progress::spent(&self.shared.progress.cpu_ns, hashing);
         match completion {
             Some(completion) => self.on_read(completion),
             None => return false,
@@ -250,7 +263,8 @@ impl<'a> Worker<'a> {
     }
 
     fn on_read(&mut self, completion: Completion) {
-        let Completion { span, work, result, .. } = completion;
+        let Completion { id, span, work, result } = completion;
+        let mut leaves = self.arriving.remove(&id).unwrap_or_default();
         let Work::Read(buffer) = work else { unreachable!("only reads go to the source") };
         let sent = self.sent.remove(&span.offset);
         if let Err(error) = result {
@@ -262,7 +276,7 @@ impl<'a> Worker<'a> {
             self.shared.arrived(span, sent);
         }
         let started = Instant::now();
-        let leaves: Vec<Leaf> = buffer.chunks(BLOCK_BYTES as usize).map(Leaf::of).collect();
+        add_leaves(&mut leaves, buffer.len().div_ceil(BLOCK_BYTES as usize), &buffer);
         Progress::spent(&self.shared.progress.cpu_ns, started.elapsed());
         let parts = self.shared.tell(|copier, _| copier.read(span, leaves));
         if parts.is_empty() {
@@ -357,4 +371,10 @@ impl<'a> Worker<'a> {
             None => self.shared.tell(|copier, _| copier.landed(span)),
         }
     }
+}
+
+/// Adds the leaves of the blocks after those that are there, up to the `count`th.
+fn add_leaves(leaves: &mut Vec<Leaf>, count: usize, bytes: &[u8]) {
+    let blocks = bytes.chunks(BLOCK_BYTES as usize).take(count).skip(leaves.len());
+    leaves.extend(blocks.map(Leaf::of));
 }

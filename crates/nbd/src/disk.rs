@@ -284,6 +284,11 @@ impl NbdDisk {
     }
 
     /// A connection of a lane's own, or the one that all share.
+    /// Whether lanes may have to share a connection.
+    pub(crate) fn shares_connection(&self) -> bool {
+        self.single.load(SeqCst)
+    }
+
     fn lane_slot(&self) -> Result<Arc<Slot>, DiskError> {
         if self.single.load(SeqCst) {
             return self.control();

@@ -21,6 +21,8 @@ pub struct NbdLane {
     /// Requests that were not even sent.
     refused: VecDeque<Completion>,
     in_flight: usize,
+    /// Whether other lanes wait for the same connection.
+    shares: bool,
     /// A child that the connection may go through lives as long.
     _route: Arc<Route>,
 }
@@ -36,10 +38,14 @@ impl Lane for NbdLane {
     }
 
     fn complete(&mut self) -> Option<Completion> {
+        self.complete_seeing(&mut |_, _| {})
+    }
+
+    fn complete_seeing(&mut self, seen: &mut dyn FnMut(u64, &[u8])) -> Option<Completion> {
         if self.in_flight == 0 {
             return None;
         }
-        let completion = self.refused.pop_front().unwrap_or_else(|| self.wait());
+        let completion = self.refused.pop_front().unwrap_or_else(|| self.wait(seen));
         self.in_flight -= 1;
         Some(completion)
     }
@@ -64,11 +70,12 @@ impl NbdLane {
             limits: disk.limits(),
             refused: VecDeque::new(),
             in_flight: 0,
+            shares: disk.shares_connection(),
             _route: route,
         }
     }
 
-    fn wait(&self) -> Completion {
+    fn wait(&self, seen: &mut dyn FnMut(u64, &[u8])) -> Completion {
         loop {
             // Between two reads of the socket others may have it, so a flush gets its turn.
             let mut connection = self.slot.lock();
@@ -76,6 +83,10 @@ impl NbdLane {
                 return self.completion(ended);
             }
             connection.receive();
+            // Who looks long at bytes would keep the others from theirs.
+            if let Some((id, bytes)) = connection.arriving(self.owner).filter(|_| !self.shares) {
+                seen(id, bytes);
+            }
         }
     }
 

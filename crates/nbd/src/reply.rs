@@ -102,6 +102,12 @@ impl Pending {
         }
     }
 
+    /// Whether the buffer is filled from its beginning up to some place in the chunk that ends at `end`.
+    pub fn is_filled_into(&self, end: usize) -> bool {
+        let first = self.cover.0.first();
+        first.is_some_and(|it| it.offset == self.span.offset && it.length >= end as u64)
+    }
+
     /// Takes an error; the first one counts.
     pub fn fail(&mut self, error: u32, message: String) -> Result<(), Breach> {
         self.errors += 1;
@@ -312,6 +318,19 @@ mod tests {
         assert!(failure.source.to_string().contains("pool is full"));
         let endless = (0..ERRORS_MAX).find_map(|_| pending.fail(5, String::new()).err());
         assert!(endless.is_some());
+    }
+
+    #[test]
+    fn a_buffer_is_filled_from_its_beginning_only_when_nothing_is_missing_there() {
+        let mut pending = read(ByteSpan::new(100, 50));
+        assert!(!pending.is_filled_into(10));
+        pending.place(120, 10).unwrap();
+        assert!(!pending.is_filled_into(30), "the first 20 bytes are missing");
+        pending.place(100, 15).unwrap();
+        assert!(pending.is_filled_into(15));
+        assert!(!pending.is_filled_into(30), "five bytes between are missing");
+        pending.place(115, 5).unwrap();
+        assert!(pending.is_filled_into(20) && pending.is_filled_into(30) && !pending.is_filled_into(31));
     }
 
     proptest! {

@@ -26,6 +26,9 @@ pub struct DirectFile {
 /// Opens `file` once more for direct I/O, or `None` where that does not work: then the page cache
 /// does the job, slower but as well.
 pub fn open(file: &File, kind: FileKind, size: u64, access: OFlags) -> Option<DirectFile> {
+    if is_cache_only(file) {
+        return None;
+    }
     let (grain, memory_align) = alignment(file, kind)?;
     // Through /proc it is this very file even if the path was replaced meanwhile.
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -33,6 +36,14 @@ pub fn open(file: &File, kind: FileKind, size: u64, access: OFlags) -> Option<Di
     let file = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
     let direct = DirectFile { file, grain, memory_align };
     direct.reads(size).then_some(direct)
+}
+
+/// Whether the page cache is all there is: tmpfs takes the flag (since Linux 6.6) and means nothing by it.
+fn is_cache_only(file: &File) -> bool {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    const RAMFS_MAGIC: u64 = 0x8584_58f6;
+    let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type as u64);
+    matches!(kind, Ok(TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
 impl DirectFile {

@@ -181,9 +181,9 @@ impl Handle {
                 result => return result,
             }
         }
-        // Where all is buffered there is no seam, and writers need not wait for each other.
-        let _buffered =
-            self.direct.is_some().then(|| self.seam.write().unwrap_or_else(PoisonError::into_inner));
+        // Where all is buffered there is no seam, but the kernel takes one writer of a file at a time and has
+        // the others spin: 26 % of all time in a copy to tmpfs. Here they sleep.
+        let _buffered = self.seam.write().unwrap_or_else(PoisonError::into_inner);
         write_all(&self.file, piece.span.offset, bytes)
     }
 

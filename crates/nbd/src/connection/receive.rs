@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use drover_disk::Work;
+
 use super::{Connection, Fault, NOBODY, ended};
 use crate::handshake::Style;
 use crate::reply::Pending;
@@ -11,6 +13,10 @@ use crate::wire::{self, ChunkHead, ChunkKind, Command, Decoded, ReplyHead};
 /// Room for heads and small payloads. What follows a head in the same read is copied from here to
 /// its buffer, so it should not be large.
 const STAGE_BYTES: usize = 4096;
+
+/// Data taken from the socket at a time. It is looked at before more comes, while it is in the
+/// processor's cache, and the server fills the socket again meanwhile.
+const DATA_BYTES_MAX: usize = 128 << 10;
 
 /// A payload that is not data; the longest is an extended block status of a million runs.
 const PAYLOAD_BYTES_MAX: u64 = 8 + 16 * (1 << 20);
@@ -61,7 +67,8 @@ impl Connection {
         if let Expect::Data { cookie, range, .. } = &self.expect
             && let Some(pending) = self.pending.get_mut(cookie)
         {
-            return (&mut self.stream, pending.buffer(range.clone()), true);
+            let end = range.end.min(range.start + DATA_BYTES_MAX);
+            return (&mut self.stream, pending.buffer(range.start..end), true);
         }
         (&mut self.stream, self.stage.room(), false)
     }
@@ -124,6 +131,14 @@ impl Connection {
             }
         }
         Ok(true)
+    }
+
+    /// The read of `owner` that is being received, and how far the beginning of its buffer is filled.
+    pub fn arriving(&self, owner: u64) -> Option<(u64, &[u8])> {
+        let Expect::Data { cookie, range, .. } = &self.expect else { return None };
+        let pending = self.pending.get(cookie).filter(|pending| pending.ticket.owner == owner)?;
+        let Work::Read(buffer) = &pending.work else { return None };
+        pending.is_filled_into(range.end).then(|| (pending.ticket.id, &buffer[..range.start]))
     }
 
     fn pending(&mut self, cookie: u64) -> Result<&mut Pending, Fault> {
