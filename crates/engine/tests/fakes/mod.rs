@@ -193,7 +193,7 @@ impl World {
 
     /// Trouble with the nth such call from now on.
     pub fn set_trouble_at(&self, call: &'static str, nth: u32, trouble: Trouble) {
-        self.state().troubles.push((call, nth - 1, trouble));
+        self.state().set_trouble_at(call, nth, trouble);
     }
 
     pub fn trouble_struck(&self) -> bool {
@@ -365,6 +365,10 @@ impl State {
     fn new_snapshot_id(&mut self) -> String {
         self.snapshots_made += 1;
         format!("snapshot-{}", self.snapshots_made)
+    }
+
+    pub fn set_trouble_at(&mut self, call: &'static str, nth: u32, trouble: Trouble) {
+        self.troubles.push((call, nth - 1, trouble));
     }
 
     pub fn set_power(&mut self, id: &str, power: PowerState) {
