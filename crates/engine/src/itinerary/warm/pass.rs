@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_mover::{Areas, Audit, PassJob, StopSignal};
+use drover_mover::{Areas, Audit, PassJob, StopSignal, journal_path, recorded_leaves};
 use drover_plan::{Audit as PlanAudit, PlannedDisk, PlannedVm};
 use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{PowerState, Vm};
@@ -68,13 +68,21 @@ impl Journey<'_> {
         row.frozen_ms = Some(self.context.clock.now_ms());
         let vm = self.planned_as(&now);
         let frozen = FrozenVm { vm, row, change_ids: frozen.change_ids, since, doubts, is_last };
-        if frozen.since.is_empty() {
+        if frozen.since.is_empty() && !self.knows_blocks() {
             store.begin_from(plan, &frozen.row, &now.host_id, &frozen.tracked())?;
         } else {
             store.put_pass(plan, &frozen.row)?;
         }
         self.frozen = Some(frozen);
         Ok(())
+    }
+
+    /// Whether there are images of an earlier state that this plan knows nothing of, with their journals: then
+    /// blocks that an interrupted first pass has not come to are older than its snapshot.
+    fn knows_blocks(&self) -> bool {
+        let journals = self.planned.disks.iter().map(|disk| journal_path(&disk.path));
+        // One that cannot be read is started again, and knows nothing.
+        journals.into_iter().any(|it| recorded_leaves(&it).is_ok_and(|leaves| leaves.known_blocks() > 0))
     }
 
     /// Looks whether the VM is as the last pass left it, and mends what can be mended.

@@ -1,0 +1,34 @@
+//! Warm migrations: what is still doubted, compared or asked for after failures, crashes and others' doings.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use drover_engine::{Event, NoObserver, VmState};
+use drover_mover::StopSignal;
+use fakes::{PLAN, Trouble, Watch, World};
+
+#[test]
+fn images_that_the_plan_knows_nothing_of_are_compared_whole_also_when_the_first_pass_is_interrupted() {
+    let world = World::warm("warm: {interval: 1s, cutover: auto, audit: none}");
+    stop_at_wait(&world, 1);
+    world.store.remove_plan(PLAN).unwrap();
+    world.state().tracks.guests_write = false;
+    (2000..2002).for_each(|disk| world.guest_writes("on", disk, 5 * 65536, b"between two plans"));
+    // Both disks fail before anything is copied.
+    (1..=2).for_each(|nth| world.set_trouble_at("open source", nth, Trouble::Fails));
+    world.run(&NoObserver);
+    assert!(world.notes().contains("is done again"), "{}", world.notes());
+    world.assert_arrived("after an interrupted first pass");
+}
+
+/// Runs until the VM waits for this pass, and stops there.
+fn stop_at_wait(world: &World, pass: u32) {
+    let stop = StopSignal::default();
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { number, .. } if *number == pass + 1) {
+            stop.stop();
+        }
+    });
+    world.run_until(&watch, &stop);
+    assert_eq!(world.row("vm-on").state, VmState::Stopped);
+}
