@@ -3,7 +3,7 @@
 
 mod fakes;
 
-use drover_engine::{Event, NoObserver, VmState};
+use drover_engine::{Event, NoObserver, PassKind, VmState};
 use drover_mover::StopSignal;
 use fakes::{PLAN, Trouble, Watch, World};
 
@@ -19,6 +19,20 @@ fn images_that_the_plan_knows_nothing_of_are_compared_whole_also_when_the_first_
     world.run(&NoObserver);
     assert!(world.notes().contains("is done again"), "{}", world.notes());
     world.assert_arrived("after an interrupted first pass");
+}
+
+#[test]
+fn what_was_mended_is_doubted_also_by_the_next_try() {
+    let world = World::warm_auto();
+    world.set_trouble_at("freeze", 3, Trouble::Fails);
+    let hook = Watch(|event: &Event| {
+        if matches!(event, Event::PassEnded { number: 2, .. }) {
+            world.change("vm-on", |vm| vm.consolidation_needed = true);
+        }
+    });
+    world.run(&hook);
+    world.assert_arrived("consolidated before a pass that failed");
+    assert_eq!((world.calls("consolidate"), world.passes()[2].kind), (1, PassKind::HashDiff));
 }
 
 /// Runs until the VM waits for this pass, and stops there.

@@ -238,6 +238,14 @@ impl Store {
         })
     }
 
+    /// Forgets since when changes are known: until the next pass is complete, nobody knows what changed.
+    pub fn forget_change_ids(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.run(|db| {
+            db.execute("UPDATE tracked SET change_id = NULL WHERE plan = ?1 AND vm = ?2", [plan, vm])
+        })?;
+        Ok(())
+    }
+
     /// Writes what is known of a pass.
     pub fn put_pass(&self, plan: &str, pass: &PassRow) -> Outcome<()> {
         self.run(|db| put_pass(db, plan, pass))

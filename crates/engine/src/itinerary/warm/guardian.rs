@@ -82,6 +82,9 @@ fn disk_doubt(row: &TrackedRow, disk: &VmDisk, now: &Vm) -> Option<String> {
     if row.path != disk.path && now.snapshots.is_empty() {
         return Some(format!("{label} moved from {} to {}", row.path, disk.path));
     }
+    if row.change_id.is_none() && disk.change_id.is_some() {
+        return Some(format!("it is not known since when changes of {label} were tracked"));
+    }
     let is_other =
         disk.change_id.as_deref().is_some_and(|id| !is_same_epoch(row.change_id.as_deref(), Some(id)));
     is_other.then(|| format!("tracking of {label} began anew"))

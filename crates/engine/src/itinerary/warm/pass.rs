@@ -98,6 +98,8 @@ impl Journey<'_> {
         }
         let mut mended = Vec::new();
         if now.consolidation_needed {
+            // Also doubted if this try goes no further: the next one finds nothing to consolidate.
+            self.context.store.forget_change_ids(self.context.plan, &now.id)?;
             self.tracking()?.consolidate(&now)?;
             mended.push("its disks had to be consolidated".to_string());
         }
