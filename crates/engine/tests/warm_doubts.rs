@@ -35,6 +35,26 @@ fn what_was_mended_is_doubted_also_by_the_next_try() {
     assert_eq!((world.calls("consolidate"), world.passes()[2].kind), (1, PassKind::HashDiff));
 }
 
+#[test]
+fn tracking_that_was_found_damaged_stays_so_when_the_replica_is_copied_anew() {
+    let world = World::warm_auto();
+    world.set_trouble("start", Trouble::FailsAfter);
+    world.before("stop", |state| {
+        state.images.values().for_each(|image| image.overwrite(7 * 65536, b"written at the target"));
+    });
+    world.fails();
+    world.store.set_distrust(PLAN, "vm-on", "it lied").unwrap();
+    // The run that sees to it dies halfway.
+    world.set_trouble("remove images", Trouble::DiesAfter);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    assert!(world.images().is_empty());
+    world.run(&NoObserver);
+    assert_eq!(world.warm_row().distrust.as_deref(), Some("it lied"));
+    assert!(world.passes().iter().all(|pass| pass.kind == PassKind::HashDiff), "{:?}", world.passes());
+    world.assert_arrived("with the replica mended");
+}
+
 /// Runs until the VM waits for this pass, and stops there.
 fn stop_at_wait(world: &World, pass: u32) {
     let stop = StopSignal::default();

@@ -238,6 +238,22 @@ impl Store {
         })
     }
 
+    /// Forgets all passes of a VM, but not what was found out about it or asked for.
+    pub fn forget_passes(&self, plan: &str, vm: &str) -> Outcome<()> {
+        let mut connection = self.lock();
+        let mut write = || {
+            let change = connection.transaction()?;
+            change.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
+            change.execute("DELETE FROM pass WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
+            let sql =
+                "UPDATE warm SET host = NULL, hint = NULL, replica_touched = 0 WHERE plan = ?1 AND vm = ?2";
+            change.execute(sql, [plan, vm])?;
+            change.commit()
+        };
+        let result: rusqlite::Result<()> = write();
+        result.map_err(|error| self.wrap(error.into()))
+    }
+
     /// Forgets since when changes are known: until the next pass is complete, nobody knows what changed.
     pub fn forget_change_ids(&self, plan: &str, vm: &str) -> Outcome<()> {
         self.run(|db| {

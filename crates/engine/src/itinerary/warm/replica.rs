@@ -5,6 +5,7 @@ use std::time::Instant;
 use drover_copy::{LeafTable, Mismatch};
 use drover_mover::{StopSignal, Verification, hash, journal_path, recorded_leaves, verify_blocks};
 use drover_plan::{PlannedDisk, Verify};
+use drover_types::BLOCK_BYTES;
 
 use crate::error::EngineError;
 use crate::event::DiskActivity;
@@ -44,6 +45,10 @@ impl Journey<'_> {
         let this = &*self;
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         let differing = in_parallel(this.disks_at_once, &disks, this.context.stop, |disk, stop| {
+            // An earlier run died while it removed what had been changed.
+            if !disk.path.exists() || !journal_path(&disk.path).exists() {
+                return Ok(disk.disk.capacity_bytes.div_ceil(BLOCK_BYTES) as usize);
+            }
             Ok(this.compare_replica(disk, stop)?.1.len())
         })?;
         let blocks: usize = differing.iter().sum();
@@ -53,7 +58,7 @@ impl Journey<'_> {
             ));
             self.context.target.remove_images(self.planned)?;
             self.context.target.prepare(self.planned)?;
-            store.forget_warm(plan, id)?;
+            store.forget_passes(plan, id)?;
         }
         store.set_replica_touched(plan, id, false)?;
         Ok(())
