@@ -3,9 +3,10 @@
 
 mod fakes;
 
-use drover_engine::{Event, NoObserver, PassKind, VmState};
+use drover_engine::{Event, NoObserver, PassKind, Phase, VmState};
 use drover_mover::StopSignal;
-use fakes::{PLAN, Trouble, Watch, World};
+use drover_types::inventory::PowerState;
+use fakes::{PLAN, Trouble, Watch, World, enters};
 
 #[test]
 fn images_that_the_plan_knows_nothing_of_are_compared_whole_also_when_the_first_pass_is_interrupted() {
@@ -53,6 +54,23 @@ fn tracking_that_was_found_damaged_stays_so_when_the_replica_is_copied_anew() {
     assert_eq!(world.warm_row().distrust.as_deref(), Some("it lied"));
     assert!(world.passes().iter().all(|pass| pass.kind == PassKind::HashDiff), "{:?}", world.passes());
     world.assert_arrived("with the replica mended");
+}
+
+#[test]
+fn a_guest_that_was_switched_on_again_after_a_crash_is_not_shut_down_unasked() {
+    let world = World::warm("warm: {interval: 1s}");
+    stop_at_wait(&world, 2);
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.run(&Watch(|event: &Event| assert!(!enters(event, "on", Phase::Snapshot), "the process dies")));
+    world.as_if_killed();
+    assert_eq!(world.power("vm-on"), PowerState::Off);
+    world.set_power("vm-on", PowerState::On);
+    stop_at_wait(&world, 3);
+    assert_eq!((world.power("vm-on"), world.calls("shut down")), (PowerState::On, 1));
+    assert!(!world.row("vm-on").switched_off && world.warm_row().down_ms.is_none());
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.run(&NoObserver);
+    world.assert_arrived("once it was asked for again");
 }
 
 /// Runs until the VM waits for this pass, and stops there.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use drover_copy::converge::{Decision, Reason, Trend};
+use drover_types::inventory::PowerState;
 
 use super::guardian::power_word;
 use super::outlook::{facts, reason_word};
@@ -21,6 +22,7 @@ const TICK: Duration = Duration::from_millis(250);
 impl Journey<'_> {
     /// Passes while the VM runs. Ends when it is to move over, with the slots held.
     pub(in crate::itinerary) fn passes(&mut self) -> Outcome<()> {
+        self.leave_it_on()?;
         self.check_replica()?;
         let (mut failures, mut looked_again) = (0, false);
         loop {
@@ -44,6 +46,23 @@ impl Journey<'_> {
                 }
             }
         }
+    }
+
+    /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:
+    /// somebody wanted it back, or it never went.
+    fn leave_it_on(&self) -> Outcome<()> {
+        if !self.is_cut_short()? || self.look()?.power != PowerState::On {
+            return Ok(());
+        }
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        store.undo_cutover(plan, id)?;
+        store.set_switched_off(plan, id, false)?;
+        self.note(
+            "it runs although an earlier run had begun its cutover, so its passes go on; a cutover by command has to be \
+             asked for again"
+                .into(),
+        );
+        Ok(())
     }
 
     fn decide(&self, passes: &[PassRow]) -> Outcome<Decision> {
