@@ -231,6 +231,19 @@ impl LeafTable {
         })
     }
 
+    /// Known blocks that the other table does not know, or knows to be something else.
+    pub fn not_in<'a>(&'a self, other: &'a LeafTable) -> impl Iterator<Item = Mismatch> + 'a {
+        let is_new = move |block: &u64| self.get(*block).is_some_and(|leaf| other.get(*block) != Some(leaf));
+        let blocks = (0..self.blocks()).filter(is_new);
+        blocks.map(|block| Mismatch { block, span: self.span_of(block) })
+    }
+
+    /// Forgets what the other table knows to be something else.
+    pub fn forget_others(&mut self, other: &LeafTable) {
+        let others: Vec<u64> = other.not_in(self).map(|mismatch| mismatch.block).collect();
+        others.into_iter().for_each(|block| self.forget(block, 1));
+    }
+
     fn blocks_in(&self, segment: usize) -> usize {
         (self.blocks() - segment as u64 * SEGMENT_BLOCKS).min(SEGMENT_BLOCKS) as usize
     }
@@ -379,6 +392,24 @@ mod tests {
         );
         let shorter = table_of(&[1; 65536]);
         assert_eq!(table_of(&changed).mismatches(&shorter).count(), 1, "what only one has does not differ");
+    }
+
+    #[test]
+    fn blocks_that_another_table_lacks_or_has_otherwise_are_told_and_forgotten() {
+        let block = |byte: u8| Leaf::of(&[byte]);
+        let table = |leaves: [Option<Leaf>; 4]| {
+            let mut table = LeafTable::new(4 * BLOCK_BYTES);
+            (0..)
+                .zip(leaves)
+                .filter_map(|(at, leaf)| Some((at, leaf?)))
+                .for_each(|(at, leaf)| table.set(at, leaf));
+            table
+        };
+        let newer = table([Some(block(1)), Some(block(2)), Some(block(3)), None]);
+        let mut older = table([Some(block(1)), Some(block(7)), None, Some(block(4))]);
+        assert_eq!(newer.not_in(&older).map(|it| it.block).collect::<Vec<_>>(), [1, 2]);
+        older.forget_others(&newer);
+        assert_eq!(older, table([Some(block(1)), None, None, Some(block(4))]));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 mod fakes;
 
+use drover_disk::memory::{Effect, Nth};
+use drover_disk::{DiskErrorKind, DiskOp};
 use drover_engine::{Event, NoObserver, PassKind, Phase, VmState};
 use drover_mover::StopSignal;
 use drover_types::inventory::PowerState;
@@ -71,6 +73,37 @@ fn a_guest_that_was_switched_on_again_after_a_crash_is_not_shut_down_unasked() {
     world.store.ask_cutover(PLAN, None).unwrap();
     world.run(&NoObserver);
     world.assert_arrived("once it was asked for again");
+}
+
+#[test]
+fn what_was_unknown_when_the_replica_was_read_back_is_compared_at_the_cutover() {
+    let world = World::warm("warm: {interval: 1s, audit: none}");
+    let hook = Watch(|event: &Event| match event {
+        Event::PassEnded { number: 2, .. } => {
+            world.state().tracks.guests_write = false;
+            world.guest_writes("on", 2000, 5 * 65536, b"only pass 3 knows of it");
+            // It dies when the journal has forgotten the block.
+            world.before("open source", |state| {
+                let fails = || Effect::Fail(DiskErrorKind::Failed);
+                state
+                    .tracks
+                    .frozen
+                    .values()
+                    .for_each(|disk| disk.add_fault(DiskOp::Read, Nth::From(1), fails()));
+            });
+        }
+        Event::Note { text, .. } if text.contains("is done again") => {
+            world.store.ask_cutover(PLAN, None).unwrap();
+        }
+        event if enters(event, "on", Phase::Verify) => {
+            let state = world.state();
+            state.images.values().for_each(|image| image.overwrite(5 * 65536, b"a write that was lost"));
+        }
+        _ => {}
+    });
+    world.run(&hook);
+    let error = world.row("vm-on").error.unwrap_or_default();
+    assert!(error.contains("differ"), "{error:?}, {}", world.notes());
 }
 
 /// Runs until the VM waits for this pass, and stops there.

@@ -79,6 +79,7 @@ impl Journey<'_> {
         self.take_slots(false)?;
         self.begin_pass(false)?;
         let result = self.copy_pass();
+        self.forget_proof();
         // What was copied is compared with again when the VM moves over; until then it only takes memory.
         self.copies.iter_mut().for_each(|copied| *copied = None);
         // Change ids outlive snapshots, and a snapshot that stays slows the VM down.
@@ -94,6 +95,8 @@ impl Journey<'_> {
         if !passes_by || failures >= FAILURES_MAX || self.context.stop.is_set() {
             return Err(error);
         }
+        // It may have overwritten any of what was read back.
+        self.proved = None;
         // It may have been the look that failed: whether the disks are still those of the plan.
         self.inspect_now()?;
         self.thaw()?;

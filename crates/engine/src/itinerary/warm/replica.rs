@@ -34,6 +34,14 @@ impl Journey<'_> {
         Ok(true)
     }
 
+    /// What a pass overwrote since the replica was read back is to be read back again.
+    pub(super) fn forget_proof(&mut self) {
+        let proved = self.proved.iter_mut().flatten();
+        proved
+            .zip(self.copies.iter().flatten())
+            .for_each(|(proved, copied)| proved.forget_others(&copied.leaves));
+    }
+
     /// After a cutover that did not end well, converter or guest may have written to the images. Blocks
     /// that are not what was copied would be kept by every later pass.
     pub(super) fn check_replica(&mut self) -> Outcome<()> {
@@ -105,7 +113,7 @@ impl Journey<'_> {
         stop: &StopSignal,
     ) -> Outcome<()> {
         let started = Instant::now();
-        let changed: Vec<Mismatch> = copied.leaves.mismatches(proved).collect();
+        let changed: Vec<Mismatch> = copied.leaves.not_in(proved).collect();
         let target = self.context.target.open_for_verify(disk, self.planned)?;
         let live = self.enter(disk, DiskActivity::Verify);
         let found = verify_blocks(target.as_ref(), &copied.leaves, &changed, &live, stop);
