@@ -22,6 +22,8 @@ pub struct Case {
     pub output: Option<Output>,
     /// What has to live while the case runs: servers, simulators.
     pub keep: Vec<Box<dyn std::any::Any>>,
+    /// Servers whose CPU time is told beside the copier's.
+    pub servers: Vec<u32>,
 }
 
 pub struct Output {
@@ -45,6 +47,8 @@ pub struct Run {
     pub wall: f64,
     pub cpu: f64,
     pub peak_kib: f64,
+    /// CPU seconds of the servers meanwhile.
+    pub server_cpu: f64,
 }
 
 /// A case's result for the summary.
@@ -56,10 +60,14 @@ pub struct Outcome {
     peer_seconds: f64,
     ratio: (f64, f64, f64),
     cpu: (f64, f64),
+    server_cpu: f64,
+    peak_mib: (f64, f64),
+    limit: Option<f64>,
 }
 
 impl Case {
     pub fn keep(mut self, server: Server) -> Case {
+        self.servers.push(server.pid());
         self.keep.push(Box::new(server));
         self
     }
@@ -73,7 +81,9 @@ impl Case {
                     remove(&output.path)?;
                 }
                 let made = self.output.as_ref().map(|output| output.path.as_path());
-                let run = measure(&entry.command, made).with_context(|| entry.name)?;
+                let before = self.server_cpu();
+                let mut run = measure(&entry.command, made).with_context(|| entry.name)?;
+                run.server_cpu = self.server_cpu() - before;
                 match &self.output {
                     Some(output) if round == 0 && !entry.is_limit => output.check(entry.name)?,
                     _ => {}
@@ -90,20 +100,32 @@ impl Case {
         Ok(self.outcome(&runs))
     }
 
+    /// CPU seconds that the servers have used so far.
+    fn server_cpu(&self) -> f64 {
+        let of = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // User and system time, in hundredths, come 12th and 13th after the name in brackets.
+            let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+            fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap_or(0.0)).sum::<f64>() / 100.0
+        };
+        self.servers.iter().map(of).sum()
+    }
+
     fn print(&self, runs: &[Vec<Run>]) {
         println!("\n## {}\n", self.name);
         println!(
-            "| program | median s | min-max s | GB/s | CPU s | peak MiB | drover is ... times as fast |"
+            "| program | median s | min-max s | GB/s | CPU s | of the servers | peak MiB | drover is ... times as fast |"
         );
-        println!("|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|");
         for (entry, of_entry) in self.entries.iter().zip(runs) {
             let (low, median, high) = spread(of_entry.iter().map(|run| run.wall));
             let (ratio_low, ratio, ratio_high) = ratios(of_entry, &runs[0]);
             println!(
-                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
+                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
                 entry.name,
                 self.bytes as f64 / 1e9 / median,
                 spread(of_entry.iter().map(|run| run.cpu)).1,
+                spread(of_entry.iter().map(|run| run.server_cpu)).1,
                 spread(of_entry.iter().map(|run| run.peak_kib)).1 / 1024.0,
             );
         }
@@ -114,6 +136,8 @@ impl Case {
         let median = |runs: &[Run]| spread(runs.iter().map(|run| run.wall)).1;
         let cpu = |runs: &[Run]| spread(runs.iter().map(|run| run.cpu)).1;
         let peers = self.entries.iter().zip(runs).skip(1).filter(|(entry, _)| !entry.is_limit);
+        let peak = |runs: &[Run]| spread(runs.iter().map(|run| run.peak_kib)).1 / 1024.0;
+        let limits = self.entries.iter().zip(runs).filter(|(entry, _)| entry.is_limit);
         let best = peers.min_by(|a, b| median(a.1).total_cmp(&median(b.1)));
         let (name, of_best) = best.map_or(("none", &runs[0]), |(entry, runs)| (entry.name, runs));
         Outcome {
@@ -124,6 +148,9 @@ impl Case {
             peer_seconds: median(of_best),
             ratio: ratios(of_best, &runs[0]),
             cpu: (cpu(&runs[0]), cpu(of_best)),
+            server_cpu: spread(runs[0].iter().map(|run| run.server_cpu)).1,
+            peak_mib: (peak(&runs[0]), peak(of_best)),
+            limit: limits.map(|(_, runs)| median(runs)).reduce(f64::max),
         }
     }
 }
@@ -141,15 +168,25 @@ impl Output {
 /// A table of the cases.
 pub fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::from(
-        "| case | drover s | best peer | peer s | ratio (spread) | goal | CPU s drover / peer |\n|---|---|---|---|---|---|---|\n",
+        "| case | drover s | best peer | peer s | ratio (spread) | goal | CPU s drover / peer / servers | peak MiB drover / peer | limit s |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     for it in outcomes {
         let (low, ratio, high) = it.ratio;
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "| {} | {:.2} | {} | {:.2} | {ratio:.2} ({low:.2}-{high:.2}) | {:.2} | {:.2} / {:.2} |",
-            it.name, it.drover, it.peer, it.peer_seconds, it.goal, it.cpu.0, it.cpu.1
+            "| {} | {:.2} | {} | {:.2} | {ratio:.2} ({low:.2}-{high:.2}) | {:.2} | {:.2} / {:.2} / {:.2} | {:.0} / {:.0} | {} |",
+            it.name,
+            it.drover,
+            it.peer,
+            it.peer_seconds,
+            it.goal,
+            it.cpu.0,
+            it.cpu.1,
+            it.server_cpu,
+            it.peak_mib.0,
+            it.peak_mib.1,
+            it.limit.map_or(String::new(), |limit| format!("{limit:.2}")),
         );
     }
     text
@@ -193,7 +230,7 @@ pub fn measure(command: &[String], made: Option<&Path>) -> Result<Run> {
     let said = std::fs::read_to_string(&times)?;
     let mut numbers = said.split_whitespace().map(|word| word.parse::<f64>().unwrap_or(0.0));
     let mut next = || numbers.next().unwrap_or(0.0);
-    Ok(Run { cpu: next() + next(), wall, peak_kib: next() })
+    Ok(Run { cpu: next() + next(), wall, peak_kib: next(), server_cpu: 0.0 })
 }
 
 pub fn remove(path: &Path) -> Result<()> {

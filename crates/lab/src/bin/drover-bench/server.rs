@@ -30,6 +30,10 @@ impl Server {
         Ok(server)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn uri(&self) -> String {
         uri(&self.socket)
     }
