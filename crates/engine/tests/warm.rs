@@ -346,6 +346,26 @@ fn cbt_that_lies_is_found_by_the_audit_repaired_and_never_believed_again() {
 }
 
 #[test]
+fn a_lie_that_was_found_is_not_forgotten_when_the_pass_fails() {
+    let world = World::warm("limits: {disks: 1}\nwarm: {interval: 1s, cutover: auto}");
+    world.state().tracks.guests_write = false;
+    let hook = Watch(|event: &Event| {
+        if matches!(event, Event::PassEnded { number: 1, .. }) {
+            world.state().tracks.lies = 1;
+            world.guest_writes("on", 2000, 7 * 65536, b"not told of");
+            // The first disk is looked at, its block is mended, and the second one cannot be read.
+            world.set_trouble_at("open source", 2, Trouble::Fails);
+        }
+    });
+    world.run(&hook);
+    world.assert_arrived("after a pass that failed");
+    assert!(world.notes().contains("is done again (1 of 3)"), "{}", world.notes());
+    let passes = world.passes();
+    assert!(passes[1..].iter().all(|pass| pass.kind == PassKind::HashDiff), "{passes:?}");
+    assert!(world.warm_row().distrust.unwrap().contains("change tracking is damaged"));
+}
+
+#[test]
 fn a_full_audit_at_the_cutover_finds_the_last_lie() {
     for (audit, is_found) in [("none", false), ("full", true)] {
         let world = World::warm(&format!("warm: {{interval: 1s, cutover: auto, audit: {audit}}}"));

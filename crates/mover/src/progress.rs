@@ -49,6 +49,7 @@ pub struct Progress {
     settled: AtomicU64,
     retries: AtomicU64,
     recorded: AtomicU64,
+    audit_mismatches: AtomicU64,
     pub(crate) source_ns: AtomicU64,
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) target_ns: AtomicU64,
@@ -198,6 +199,15 @@ impl Progress {
         self.size.store(all, Relaxed);
         [&self.mapped, &self.to_read].iter().for_each(|told| told.store(all, Relaxed));
         [&self.read, &self.settled].iter().for_each(|told| told.store(done, Relaxed));
+    }
+
+    /// Blocks that the audit of a pass found changed, once it has ended, well or not.
+    pub fn audit_mismatches(&self) -> u64 {
+        self.audit_mismatches.load(Relaxed)
+    }
+
+    pub(crate) fn set_audit_mismatches(&self, blocks: u64) {
+        self.audit_mismatches.store(blocks, Relaxed);
     }
 
     pub(crate) fn start(&self, size: u64) {

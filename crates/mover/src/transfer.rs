@@ -238,6 +238,8 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
     let shared = plan.shared(copier, journal, &job.options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, job.source.as_ref(), Some(job.target.as_ref()));
     let end = shared.into_end();
+    // What was found is worth knowing also if the pass fails: its blocks may be mended by then.
+    progress.set_audit_mismatches(end.copier.audit().mismatches.len() as u64);
     if let Some(error) = end.error {
         return Err(error);
     }

@@ -101,6 +101,7 @@ impl Journey<'_> {
         let live = self.enter(disk, DiskActivity::Copy);
         let result = copy(&job, &live, stop);
         self.context.board.leave(&live);
+        self.keep_distrust(live.audit_mismatches())?;
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
         self.keep_copy(disk, &report, &opened.notes)?;
         if is_told {

@@ -219,6 +219,18 @@ impl Journey<'_> {
         Ok(copies)
     }
 
+    /// Kept as soon as a disk tells, also if its copy or another's fails: the next try would find it mended
+    /// where it was looked at, and believe the rest.
+    pub(in crate::itinerary) fn keep_distrust(&self, mismatches: u64) -> Outcome<()> {
+        if mismatches == 0 {
+            return Ok(());
+        }
+        let why = format!(
+            "change tracking is damaged: {mismatches} blocks of a disk that it called unchanged had changed"
+        );
+        Ok(self.context.store.set_distrust(self.context.plan, &self.planned.vm.id, &why)?)
+    }
+
     fn copy_areas(&self, frozen: &FrozenVm, areas: Vec<DiskAreas>) -> Outcome<Vec<Copied>> {
         let work: Vec<(&PlannedDisk, DiskAreas)> = frozen.vm.disks.iter().zip(areas).collect();
         in_parallel(self.disks_at_once, &work, self.context.stop, |(disk, areas), stop: &StopSignal| {
