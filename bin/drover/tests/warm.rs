@@ -51,6 +51,10 @@ impl Warm {
         passes.iter().filter(|pass| pass["state"] == "complete").count() as u64
     }
 
+    fn snapshots(&self) -> usize {
+        self.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len)
+    }
+
     fn wait_for_passes(&self, passes: u64) {
         self.wait_for(|| self.passes() >= passes, &format!("{passes} passes"));
     }
@@ -106,6 +110,12 @@ fn three_passes_and_an_automatic_cutover_bring_what_the_guest_wrote_last() {
     for event in ["pass_started", "pass_ended", "pass_waits", "cutover_started"] {
         assert!(output.out.contains(&format!("\"event\":\"{event}\"")), "{event}: {}", output.out);
     }
+    // Later passes read what changed and what the audit looks at, which is all of so small a disk.
+    for pass in &told["passes"].as_array().unwrap()[1..] {
+        let number = |key: &str| pass[key].as_u64().unwrap();
+        assert!(number("areas_bytes") * 2 < 27 * MIB, "{pass:#}");
+        assert!(number("read_bytes") <= number("areas_bytes") + number("audited_blocks") * 65536, "{pass:#}");
+    }
     let text = warm.stage.run(&["report", &warm.plan]).out;
     assert!(text.contains("moved over (the predicted downtime fits): down for"), "{text}");
     let html = warm.stage.path("report.html");
@@ -139,13 +149,12 @@ fn killed_in_mid_pass_and_at_the_cutover_it_goes_on_and_clean_proves_that_nothin
     let Some(warm) = Warm::new(112, 48, AUTO) else { return };
     warm.stage.sim.post("/rate", json!({"bytes_per_s": 12 * MIB, "per": "host"})).unwrap();
     let started = warm.start();
-    let snapshots = || warm.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len);
-    warm.wait_for(|| snapshots() > 0 && warm.stage.served() > 6 * MIB, "the middle of a pass");
+    warm.wait_for(|| warm.snapshots() > 0 && warm.stage.served() > 6 * MIB, "the middle of a pass");
     started.kill().unwrap();
-    assert_eq!(snapshots(), 1, "a killed drover leaves its snapshot");
+    assert_eq!(warm.snapshots(), 1, "a killed drover leaves its snapshot");
     let cleaned = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
     assert_eq!(cleaned["cleaned"]["found"].as_array().unwrap().len(), 1, "{cleaned}");
-    assert_eq!((snapshots(), &cleaned["cleaned"]["left"]), (0, &json!([])));
+    assert_eq!((warm.snapshots(), &cleaned["cleaned"]["left"]), (0, &json!([])));
     let again = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
     assert_eq!(again["cleaned"]["found"], json!([]));
     warm.stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
@@ -171,7 +180,7 @@ fn guarded(number: u8, call: &str, body: Value, words: &str) {
 
 #[test]
 fn cbt_reset_in_mid_run() {
-    guarded(113, "/cbt/reset", json!({"vm": "one"}), "");
+    guarded(113, "/cbt/reset", json!({"vm": "one"}), "began anew");
     guarded(113, "/vm/move", json!({"vm": "one", "host": "esx2.lab"}), "moved from host");
 }
 
@@ -191,6 +200,11 @@ fn consolidation_needed_in_mid_run() {
 }
 
 #[test]
+fn cbt_lying_is_found_by_the_audit() {
+    guarded(116, "/cbt/lie", json!({"vm": "one", "disk": 0, "span": "0-8MiB"}), "change tracking is damaged");
+}
+
+#[test]
 fn a_disk_grown_in_mid_run_is_refused_and_the_guest_runs_on() {
     let Some(warm) = Warm::new(117, 8, MANUAL) else { return };
     let mut started = warm.start();
@@ -202,6 +216,34 @@ fn a_disk_grown_in_mid_run_is_refused_and_the_guest_runs_on() {
     let vm = &warm.report()["vms"][0];
     assert!(vm["error"].as_str().unwrap().contains("Hard disk 2 of one was grown"), "{vm:#}");
     assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn");
+}
+
+#[test]
+fn a_session_that_expires_in_mid_delta_is_outlasted_and_deltas_read_less_than_the_first_pass() {
+    let mode = "mode: warm\nwarm: {interval: 3s, audit: none}";
+    let Some(warm) = Warm::new(119, 24, mode) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(1);
+    let rate =
+        |bytes: u64| warm.stage.sim.post("/rate", json!({"bytes_per_s": bytes, "per": "host"})).unwrap();
+    rate(MIB / 4);
+    // What the pass after this one reads is under way once some of it was served.
+    let (done, served) = (warm.passes(), warm.stage.served());
+    let is_in_mid_delta = || warm.snapshots() == 1 && warm.passes() == done && warm.stage.served() > served;
+    warm.wait_for(is_in_mid_delta, "the middle of a delta");
+    warm.stage.sim.post("/sessions/expire", json!({})).unwrap();
+    assert_eq!((warm.passes(), warm.snapshots()), (done, 1), "the delta was over too soon");
+    rate(0);
+    warm.wait_for_passes(done + 1);
+    warm.cutover();
+    warm.ends_well(started);
+    let told = warm.warm();
+    let passes = told["passes"].as_array().unwrap();
+    let read = |pass: &Value| pass["read_bytes"].as_u64().unwrap();
+    for pass in &passes[1..] {
+        assert_eq!((&pass["kind"], read(pass)), (&json!("delta"), pass["areas_bytes"].as_u64().unwrap()));
+        assert!(read(pass) > 0 && read(pass) * 2 < read(&passes[0]), "{told:#}");
+    }
 }
 
 #[test]
