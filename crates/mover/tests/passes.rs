@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use drover_copy::{Header, RetryPolicy, encode_entry, replay};
 use drover_disk::memory::{Effect, MemDisk, Nth};
-use drover_disk::{DiskErrorKind, DiskOp};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits};
 use drover_mover::{
     Areas, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions, copy,
 };
-use drover_types::{BLOCK_BYTES, ByteSpan};
+use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
 const BLOCKS: u64 = 120;
 const SIZE: usize = (BLOCKS * BLOCK_BYTES) as usize - 700;
@@ -199,6 +199,58 @@ fn an_audit_finds_what_the_source_concealed_and_the_pass_stays_open() {
     let again = replica.run(pass(2, Areas::All)).unwrap();
     replica.check(&again);
     assert_eq!(again.pass.unwrap().changed_bytes, 0);
+}
+
+/// A disk whose map says that nothing was ever written to it.
+struct SaidToBeEmpty(Arc<MemDisk>);
+
+impl Disk for SaidToBeEmpty {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn features(&self) -> Features {
+        Features { extents: true, ..self.0.features() }
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        Ok(vec![Extent::zero(span)])
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+        self.0.open_lane()
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
+        self.0.flush()
+    }
+}
+
+#[test]
+fn an_audit_reads_what_the_source_s_map_calls_empty() {
+    let replica = Replica::with_first_pass();
+    // Was zeros before; what conceals the change conceals that there is anything.
+    replica.write(72, 2);
+    let audit = Some(Audit { share: 1.0, seed: 4 });
+    let mut job = replica.job(Some(PassJob { audit, ..pass(2, Areas::Changed(vec![])) }));
+    job.source = Arc::new(SaidToBeEmpty(replica.source.clone()));
+    let report = copy(&job, &Progress::default(), &StopSignal::default()).unwrap();
+    let found = report.pass.unwrap();
+    let blocks: Vec<u64> = found.audit_mismatches.iter().map(|mismatch| mismatch.block).collect();
+    assert_eq!((blocks, found.audited_blocks), (vec![72], BLOCKS));
+    assert!(replica.target.content() == replica.source.content(), "it was copied too");
 }
 
 #[test]

@@ -21,8 +21,6 @@ enum Visit {
     IsZero,
     /// Was known to be zero, and is.
     StaysZero,
-    /// Was said to be unchanged, and is zero now.
-    Differs,
 }
 
 impl Copier {
@@ -152,9 +150,10 @@ impl Copier {
     fn visit(&self, block: u64, is_data: bool) -> Visit {
         match self.leaves.get(block) {
             _ if is_data => Visit::Read,
+            // An audit believes no map: what conceals a change conceals the space that it took as well.
+            Some(_) if !self.may_overwrite(block) => Visit::Read,
             Some(Leaf::Zero) => Visit::StaysZero,
-            Some(Leaf::Data(_)) if self.may_overwrite(block) => Visit::Zero,
-            Some(Leaf::Data(_)) => Visit::Differs,
+            Some(Leaf::Data(_)) => Visit::Zero,
             None if self.target_zeroed() || !self.is_copy() => Visit::IsZero,
             None => Visit::Zero,
         }
@@ -173,7 +172,7 @@ impl Copier {
                 self.queue.push(Job::new(Task::Zero, span));
             }
             Visit::IsZero => self.settle_zero(span),
-            Visit::StaysZero | Visit::Differs => {
+            Visit::StaysZero => {
                 (first..first + count).for_each(|block| self.settle_leaf(block, Leaf::Zero));
             }
         }
