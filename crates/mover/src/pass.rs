@@ -100,7 +100,7 @@ impl PassJob {
             areas_bytes: copier.areas_bytes(),
             changed_bytes: copier.totals().changed,
             audited_blocks: audit.blocks,
-            audit_mismatches: audit.mismatches,
+            audit_mismatches: in_order(audit.mismatches),
             journal_note: None,
         };
         if let Some(mut journal) = journal.filter(|_| report.audit_mismatches.is_empty()) {
@@ -112,4 +112,10 @@ impl PassJob {
         }
         Ok(report)
     }
+}
+
+/// They were found as their reads ended.
+fn in_order(mut mismatches: Vec<Mismatch>) -> Vec<Mismatch> {
+    mismatches.sort_by_key(|mismatch| mismatch.block);
+    mismatches
 }
