@@ -84,7 +84,8 @@ fn a_machine_that_runs_at_the_target_already_is_left_running() {
 fn a_guest_that_does_not_shut_down_is_switched_off_only_by_force() {
     let world = one(PowerState::On);
     world.set_trouble("shut down", Trouble::Fails);
-    assert_eq!(refused(&world, &world.planned()), "shut down fails as ordered");
+    let error = refused(&world, &world.planned());
+    assert!(error.starts_with("shut down fails as ordered; left behind: one runs; should it"), "{error}");
     assert_eq!((world.power("vm-one"), world.calls("power off")), (PowerState::On, 0));
     let world = one(PowerState::On);
     let mut planned = world.planned();

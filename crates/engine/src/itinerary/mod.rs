@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use drover_copy::LeafTable;
 use drover_mover::{PassReport, Progress, StopSignal, TransferOptions};
 use drover_plan::{PlannedDisk, PlannedVm};
-use drover_types::inventory::Vm;
+use drover_types::inventory::{PowerState, Vm};
 
 pub(crate) use self::source::{look, remove_own_snapshots, switch_on_again};
 use self::warm::FrozenVm;
@@ -63,6 +63,8 @@ pub(crate) struct Journey<'a> {
     copies: Vec<Option<Copied>>,
     /// An earlier run tried to convert the guest or to start it, so its images may have changed since.
     touched_before: bool,
+    /// The guest was asked to shut down and had not by the time it was given; it may do so yet.
+    may_go_down: bool,
     /// The snapshot that a pass reads, and what is known of it.
     frozen: Option<FrozenVm>,
     /// Leaves of what the images held when they were last read back whole, before the guest was shut down.
@@ -97,6 +99,7 @@ impl<'a> Journey<'a> {
             snapshot: None,
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
+            may_go_down: false,
             frozen: None,
             proved: None,
         }
@@ -203,6 +206,19 @@ impl<'a> Journey<'a> {
         Err(error)
     }
 
+    /// Switches the source on again if drover switched it off. A guest that may go down yet is left marked as
+    /// switched off, so that the next run or cancelling sees to it.
+    fn switch_on_again(&self) -> Vec<String> {
+        let is_on = || self.look().is_ok_and(|now| now.power == PowerState::On);
+        if !self.may_go_down || !is_on() {
+            return switch_on_again(self.context, self.planned);
+        }
+        let name = &self.planned.vm.name;
+        vec![format!(
+            "{name} runs; should it go down yet, because it was asked to, `drover cancel` switches it on again"
+        )]
+    }
+
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.
     fn undo(&mut self, reached: Phase) -> Vec<String> {
         let mut left = Vec::new();
@@ -224,7 +240,7 @@ impl<'a> Journey<'a> {
         if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
             left.extend(self.thaw().err().map(|error| error.chain()));
         }
-        left.extend(switch_on_again(self.context, self.planned));
+        left.extend(self.switch_on_again());
         if self.is_warm() {
             left.extend(self.undo_cutover().err().map(|error| error.chain()));
         }

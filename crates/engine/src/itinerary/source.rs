@@ -39,7 +39,10 @@ impl Journey<'_> {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 Ok(self.context.source.power_off(&now)?)
             }
-            (Err(error), _) => Err(error.into()),
+            (Err(error), _) => {
+                self.may_go_down = true;
+                Err(error.into())
+            }
         }
     }
 
