@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
 use super::StoreFault;
 
@@ -62,7 +62,7 @@ CREATE TABLE pass (
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
     db.busy_timeout(Duration::from_secs(10))?;
-    db.pragma_update(None, "journal_mode", "wal")?;
+    patiently(|| db.pragma_update(None, "journal_mode", "wal"))?;
     db.pragma_update(None, "synchronous", "full")?;
     db.pragma_update(None, "foreign_keys", true)?;
     let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
@@ -76,6 +76,23 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     change.commit()?;
     Ok(db)
 }
+
+/// Tries again while another process opens the same new file: SQLite does not wait by itself when the mode of
+/// the journal changes.
+fn patiently<T>(mut act: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    for _ in 0..BUSY_TRIES {
+        match act() {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            result => return result,
+        }
+    }
+    act()
+}
+
+const BUSY_TRIES: usize = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
@@ -98,6 +115,22 @@ mod tests {
             assert_eq!(store.vm("p", "vm-1").unwrap().unwrap().name, "web01");
             assert_eq!(store.ask_cutover("p", None).unwrap(), ["web01"]);
             assert!(store.warm("p", "vm-1").unwrap().cutover_asked);
+        }
+    }
+
+    #[test]
+    fn a_new_store_is_opened_by_many_at_once() {
+        for _ in 0..40 {
+            let folder = tempfile::tempdir().unwrap();
+            let start = std::sync::Barrier::new(8);
+            let open = || {
+                start.wait();
+                open_database(&folder.path().join("drover.db")).map(drop)
+            };
+            std::thread::scope(|scope| {
+                let opened: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+                opened.into_iter().for_each(|it| it.join().unwrap().unwrap());
+            });
         }
     }
 
