@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use drover_disk::{Disk, DiskError, Features, Lane, Limits};
-use drover_types::{ByteSpan, Extent, ExtentKind};
+use drover_types::{ByteSpan, Extent};
 
 /// A disk of whose map nothing is believed: the source's word for what is allocated comes from the same
 /// change tracking that is in doubt.
@@ -29,7 +29,7 @@ impl Disk for Unmapped {
     }
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-        Ok(vec![Extent { span, kind: ExtentKind::Allocated }])
+        Ok(vec![Extent::allocated(span)])
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
