@@ -6,7 +6,7 @@ mod fakes;
 use drover_disk::Disk;
 use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, VmState, cancel, plan_report};
 use drover_types::inventory::PowerState;
-use fakes::{DiesAt, PLAN, Trouble, Watch, World, leaves};
+use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, every_call, leaves};
 
 /// Every call of a migration that goes well.
 const CALLS: [&str; 12] = [
@@ -61,23 +61,12 @@ fn a_crash_at_any_event_is_mended_by_the_next_run() {
 
 #[test]
 fn a_crash_before_or_after_any_call_is_mended_by_the_next_run() {
-    for (call, nth) in every_call() {
-        for trouble in [Trouble::DiesBefore, Trouble::DiesAfter] {
-            let why = format!("after a death, {trouble:?} {call} {nth}");
-            let world = World::new();
-            world.set_trouble_at(call, nth, trouble);
-            world.run(&NoObserver);
-            world.as_if_killed();
-            assert!(world.trouble_struck(), "{why}");
-            world.run(&NoObserver);
-            world.assert_arrived(&why);
-        }
-    }
+    dies_around_every_call(World::new, &CALLS);
 }
 
 #[test]
 fn a_failure_of_any_call_leaves_the_source_as_it_was_and_the_next_run_arrives() {
-    for (call, nth) in every_call() {
+    for (call, nth) in every_call(World::new, &CALLS) {
         for trouble in [Trouble::Fails, Trouble::FailsAfter] {
             let why = format!("{trouble:?} {call} {nth}");
             let world = World::new();
@@ -158,12 +147,4 @@ fn what_the_guest_wrote_after_a_crash_is_not_lost() {
     let on = planned.iter().find(|vm| vm.target_name == "on").unwrap();
     let content = world.state().images[&on.disks[0].path].content();
     assert_eq!(&content[3 * 65536 + 5..][..12], b"paid in full");
-}
-
-/// Each call of a run that goes well, and which of its kind it is.
-fn every_call() -> Vec<(&'static str, u32)> {
-    let world = World::new();
-    world.run(&NoObserver);
-    let count = |call| world.calls(call) as u32;
-    CALLS.into_iter().flat_map(|call| (1..=count(call)).map(move |nth| (call, nth))).collect()
 }

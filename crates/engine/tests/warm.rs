@@ -6,7 +6,7 @@ mod fakes;
 use drover_engine::{Event, NoObserver, PassKind, PassState, Phase, VmState, cancel, plan_report};
 use drover_mover::StopSignal;
 use drover_types::inventory::{PowerState, Snapshot};
-use fakes::{DiesAt, PLAN, Trouble, Watch, World, enters};
+use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, enters, every_call, stop_at_wait};
 
 #[test]
 fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_last() {
@@ -61,23 +61,12 @@ fn a_crash_at_any_event_is_mended_by_the_next_run() {
 
 #[test]
 fn a_crash_before_or_after_any_call_is_mended_by_the_next_run() {
-    for (call, nth) in every_call() {
-        for trouble in [Trouble::DiesBefore, Trouble::DiesAfter] {
-            let why = format!("after a death, {trouble:?} {call} {nth}");
-            let world = World::warm_auto();
-            world.set_trouble_at(call, nth, trouble);
-            world.run(&NoObserver);
-            world.as_if_killed();
-            assert!(world.trouble_struck(), "{why}");
-            world.run(&NoObserver);
-            world.assert_arrived(&why);
-        }
-    }
+    dies_around_every_call(World::warm_auto, &CALLS);
 }
 
 #[test]
 fn a_failure_of_any_call_is_waited_out_or_leaves_the_source_running_and_the_next_run_arrives() {
-    for (call, nth) in every_call() {
+    for (call, nth) in every_call(World::warm_auto, &CALLS) {
         for trouble in [Trouble::Fails, Trouble::FailsAfter] {
             let why = format!("{trouble:?} {call} {nth}");
             let world = World::warm_auto();
@@ -356,24 +345,4 @@ fn another_vm_under_the_id_is_never_touched() {
     world.run(&hook);
     assert!(world.row("vm-on").error.unwrap().contains("is another VM"));
     assert_eq!((world.calls("shut down"), world.calls("freeze")), (0, 1));
-}
-
-/// Runs until the VM waits for this pass, and stops there.
-fn stop_at_wait(world: &World, pass: u32) {
-    let stop = StopSignal::default();
-    let watch = Watch(|event: &Event| {
-        if matches!(event, Event::PassWaits { number, .. } if *number == pass + 1) {
-            stop.stop();
-        }
-    });
-    world.run_until(&watch, &stop);
-    assert_eq!(world.row("vm-on").state, VmState::Stopped);
-}
-
-/// Each call of a run that goes well, and which of its kind it is.
-fn every_call() -> Vec<(&'static str, u32)> {
-    let world = World::warm_auto();
-    world.run(&NoObserver);
-    let count = |call| world.calls(call) as u32;
-    CALLS.into_iter().flat_map(|call| (1..=count(call)).map(move |nth| (call, nth))).collect()
 }

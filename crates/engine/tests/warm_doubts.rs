@@ -5,10 +5,9 @@ mod fakes;
 
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{DiskErrorKind, DiskOp};
-use drover_engine::{Event, NoObserver, PassKind, Phase, VmState};
-use drover_mover::StopSignal;
+use drover_engine::{Event, NoObserver, PassKind, Phase};
 use drover_types::inventory::PowerState;
-use fakes::{PLAN, Trouble, Watch, World, enters};
+use fakes::{PLAN, Trouble, Watch, World, enters, stop_at_wait};
 
 #[test]
 fn images_that_the_plan_knows_nothing_of_are_compared_whole_also_when_the_first_pass_is_interrupted() {
@@ -104,16 +103,4 @@ fn what_was_unknown_when_the_replica_was_read_back_is_compared_at_the_cutover() 
     world.run(&hook);
     let error = world.row("vm-on").error.unwrap_or_default();
     assert!(error.contains("differ"), "{error:?}, {}", world.notes());
-}
-
-/// Runs until the VM waits for this pass, and stops there.
-fn stop_at_wait(world: &World, pass: u32) {
-    let stop = StopSignal::default();
-    let watch = Watch(|event: &Event| {
-        if matches!(event, Event::PassWaits { number, .. } if *number == pass + 1) {
-            stop.stop();
-        }
-    });
-    world.run_until(&watch, &stop);
-    assert_eq!(world.row("vm-on").state, VmState::Stopped);
 }

@@ -11,9 +11,9 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, MemDisk};
 use drover_engine::{
-    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Observer, OpenedSource, OpenedTarget,
-    Phase, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow,
-    VmState,
+    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, NoObserver, Observer, OpenedSource,
+    OpenedTarget, Phase, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
+    TargetProvider, VmRow, VmState,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
@@ -694,5 +694,41 @@ impl Observer for DiesAt {
             return;
         }
         assert_ne!(self.seen.fetch_add(1, Ordering::SeqCst) + 1, self.at, "the process dies at {event:?}");
+    }
+}
+
+/// Runs until the VM waits for this pass, and stops there.
+pub fn stop_at_wait(world: &World, pass: u32) {
+    let stop = StopSignal::default();
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { number, .. } if *number == pass + 1) {
+            stop.stop();
+        }
+    });
+    world.run_until(&watch, &stop);
+    assert_eq!(world.row("vm-on").state, VmState::Stopped);
+}
+
+/// Each of these calls in a run that goes well, and which of its kind it is.
+pub fn every_call(make: fn() -> World, calls: &[&'static str]) -> Vec<(&'static str, u32)> {
+    let world = make();
+    world.run(&NoObserver);
+    let count = |call| world.calls(call) as u32;
+    calls.iter().flat_map(|&call| (1..=count(call)).map(move |nth| (call, nth))).collect()
+}
+
+/// Has the process die before and after each of these calls; the next run must arrive.
+pub fn dies_around_every_call(make: fn() -> World, calls: &[&'static str]) {
+    for (call, nth) in every_call(make, calls) {
+        for trouble in [Trouble::DiesBefore, Trouble::DiesAfter] {
+            let why = format!("after a death, {trouble:?} {call} {nth}");
+            let world = make();
+            world.set_trouble_at(call, nth, trouble);
+            world.run(&NoObserver);
+            world.as_if_killed();
+            assert!(world.trouble_struck(), "{why}");
+            world.run(&NoObserver);
+            world.assert_arrived(&why);
+        }
     }
 }
