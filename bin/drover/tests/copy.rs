@@ -5,9 +5,9 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use common::nbdkit::Nbdkit;
+use common::process::wait_for_records;
 use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
 
@@ -226,7 +226,7 @@ fn a_killed_copy_goes_on_where_it_stopped() {
     let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
     let command = ["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"];
     let child = drover.start(&command).unwrap();
-    std::thread::sleep(Duration::from_millis(2600));
+    wait_for_records(&target);
     child.kill().unwrap();
     let said = copied(&drover, &uri, &target, &["--verify", "full"]);
     assert!(said.contains("resumed"), "{said}");
@@ -255,7 +255,7 @@ fn a_killed_copy_to_qcow2_goes_on_and_leaves_a_sound_image() {
         let command =
             [&["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"], more].concat();
         let child = drover.start(&command).unwrap();
-        std::thread::sleep(Duration::from_millis(2600));
+        wait_for_records(&target);
         child.kill().unwrap();
         let said = copied(&drover, &uri, &target, &[&["--verify", "full"], more].concat());
         assert!(said.contains("resumed"), "{said}");

@@ -179,10 +179,15 @@ fn check_reads_one_disk_and_says_what_limits_it() {
     let json = told.json().unwrap_or_else(|error| panic!("{error}: {}", told.err));
     assert_eq!((&json["library_version"], &json["supported"]), (&json!("8.0.2"), &json!(true)), "{json}");
     assert_eq!((&json["read"]["vm"], &json["read"]["bytes"]), (&json!("one"), &json!(8 * MIB)), "{json}");
-    // Four buffers of 64 KiB at 20 ms carry 12.5 MiB/s and no more.
+    // Four buffers of 64 KiB at 20 ms carry 12.5 MiB/s and no more; a busy machine may carry less.
     stand_in.set("latency_us=20000").unwrap();
+    let slow = stage.run(&["vddk", "check", &plan, "--json"]);
+    let read = &slow.json().unwrap_or_else(|error| panic!("{error}: {}", slow.err))["read"];
+    assert!(read["latency_us"].as_u64().unwrap() >= 20_000, "{read}");
+    assert!(read["bytes_per_s"].as_u64().unwrap() <= (256 << 10) * 50, "{read}");
+    assert!(read["limit"].as_str().unwrap().contains("256 KiB in flight at"), "{read}");
     let told = stage.run(&["vddk", "check", &plan]);
-    assert!(told.out.contains("what limits it: the buffers: 256 KiB in flight"), "{}{}", told.out, told.err);
+    assert!(told.out.contains("what limits it: "), "{}{}", told.out, told.err);
     assert!(told.out.contains("vSphere  8.0.2: this release of VDDK reads it"), "{}", told.out);
     assert_eq!(stage.source_state(), before, "nothing was changed");
     let libdir = stand_in.libdir().display().to_string();
