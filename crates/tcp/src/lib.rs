@@ -1,0 +1,31 @@
+//! What the kernel lets us ask and tell about a TCP socket, as safe functions.
+//!
+//! The wall around the socket options that rustix does not wrap: everything unsafe is in the private
+//! module `sys`, three calls long. Linux only.
+//!
+//! ```text
+//! info        pure: what TCP_INFO tells of a connection, from any kernel's bytes
+//! congestion  which congestion control a socket has, and which there are
+//! options     buffers and wake-ups, time limits, ends of connections
+//! routing     what a transparent relay needs: original destinations, foreign addresses
+//! sys         the calls
+//! ```
+//!
+//! All functions take any socket by reference (`&TcpStream`, `&OwnedFd`) and fail with the kernel's
+//! own error, in which a missing permission is `PermissionDenied`.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod congestion;
+mod info;
+mod options;
+mod routing;
+mod sys;
+
+pub use congestion::{BBR, available_congestion, best_congestion, congestion, set_congestion};
+pub use info::{Info, State, info};
+pub use options::{
+    Keepalive, Limits, keep_urgent_in_line, not_sent_low_water, receive_low_water, reset_on_close,
+    set_dead_peer_timeout, set_keepalive, set_not_sent_low_water, set_pacing_rate_max, set_receive_buffer,
+    set_receive_low_water, set_send_buffer, unacknowledged,
+};
+pub use routing::{local_address, original_destination, set_bind_address_no_port, set_mark, set_transparent};
