@@ -70,6 +70,7 @@ fn content_of(content: &Element) -> Option<Content> {
         collector: reference("propertyCollector")?,
         views: reference("viewManager")?,
         sessions: reference("sessionManager")?,
+        events: reference("eventManager"),
         action: action_for(&about.api_version),
         about,
     })

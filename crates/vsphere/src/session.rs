@@ -55,6 +55,8 @@ pub(crate) struct Content {
     pub collector: Moref,
     pub views: Moref,
     pub sessions: Moref,
+    /// Absent where there is no history of events.
+    pub events: Option<Moref>,
     /// Value of the SOAPAction header, which asks for a version of the API.
     pub action: &'static str,
 }

@@ -15,6 +15,20 @@ pub(crate) fn seconds_of(text: &str) -> Option<u64> {
     u64::try_from(seconds).ok()
 }
 
+/// The same the other way round, in UTC: `2026-11-21T13:17:33Z`.
+pub(crate) fn text_of(seconds: u64) -> String {
+    let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
+    // The year is guessed too late by a day's fraction at the most, then corrected.
+    let mut year = 1970 + days * 400 / 146_097 + 1;
+    while days_before(year, 1) > days {
+        year -= 1;
+    }
+    let month = (1..=12).rev().find(|month| days_before(year, *month) <= days).unwrap_or(1);
+    let day = days - days_before(year, month) + 1;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 fn numbers(text: &str, separator: char) -> Option<[i64; 3]> {
     let mut parts = text.split(separator).map(|part| part.parse::<u16>().ok().map(i64::from));
     let found = [parts.next()??, parts.next()??, parts.next()??];
@@ -55,6 +69,20 @@ mod tests {
         ] {
             assert_eq!(seconds_of(text), Some(wanted), "{text}");
         }
+    }
+
+    #[test]
+    fn a_moment_is_written_as_it_is_read() {
+        let day = 86_400;
+        let around = |seconds: u64| [seconds.saturating_sub(1), seconds, seconds + 1];
+        let years = (0..800).map(|half: u64| half * 15_778_800);
+        for seconds in
+            years.chain([59 * day, 60 * day, 951_782_400, 951_868_800, 1_795_267_053]).flat_map(around)
+        {
+            let text = text_of(seconds);
+            assert_eq!((text.len(), seconds_of(&text)), (20, Some(seconds)), "{text}");
+        }
+        assert_eq!(text_of(951_825_600), "2000-02-29T12:00:00Z");
     }
 
     #[test]

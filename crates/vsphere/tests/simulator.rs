@@ -219,3 +219,28 @@ fn an_inventory_of_many_vms_comes_in_pages() {
     assert_eq!(sim.calls("RetrievePropertiesEx"), 1);
     assert_eq!(sim.calls("ContinueRetrievePropertiesEx"), 2);
 }
+
+#[test]
+fn a_vm_that_was_switched_on_and_off_again_is_told_from_one_that_stayed_off() {
+    let sim = simulator!();
+    let session = sim.session();
+    let (web, db) = (sim::vm(&session, "prod/web", "web01"), sim::vm(&session, "", "legacy"));
+    let switch = |name: &str, states: &[&str]| {
+        for state in states {
+            sim.post("/vm/power", json!({"vm": name, "state": state}));
+        }
+    };
+    // What was before the mark does not count.
+    switch("prod/web/web01", &["off", "on", "off"]);
+    let mark = session.power_mark(&web.id).unwrap().expect("a vCenter has a history of events");
+    assert!(!session.was_switched_on(&web.id, &mark).unwrap());
+    switch("legacy", &["on", "off"]);
+    assert!(!session.was_switched_on(&web.id, &mark).unwrap(), "another VM's events");
+    switch("prod/web/web01", &["on", "off"]);
+    assert_eq!(session.vm(&web.id).unwrap().power, PowerState::Off);
+    assert!(session.was_switched_on(&web.id, &mark).unwrap());
+    assert!(session.power_mark(&db.id).unwrap().is_some());
+    let fault = json!({"method": "QueryEvents", "fault": "NotImplemented"});
+    sim.post("/fault/soap", fault);
+    assert_eq!(session.power_mark(&web.id).unwrap(), None, "such as a host without a history");
+}
