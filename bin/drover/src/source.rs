@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_engine::{Cause, ChangeTracking, OpenedSource, ProviderError, SourceProvider, is_own_snapshot};
+use drover_engine::{
+    Cause, ChangeTracking, OpenedSource, PowerWatch, ProviderError, SourceProvider, is_own_snapshot,
+};
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm};
-use drover_vsphere::{OpenDisk, OpenedDisk, Route, Session, VsphereError};
+use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError};
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
@@ -63,8 +65,29 @@ impl SourceProvider for VsphereSource {
         }
     }
 
+    fn watch_power(&self, vm: &Vm) -> Result<Option<Box<dyn PowerWatch + '_>>, ProviderError> {
+        let mark = self.session.power_mark(&vm.id).map_err(provider_error)?;
+        let watch = |mark| -> Box<dyn PowerWatch + '_> {
+            Box::new(PowerEvents { session: &self.session, vm: vm.id.clone(), mark })
+        };
+        Ok(mark.map(watch))
+    }
+
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
         Some(self)
+    }
+}
+
+/// The power events of a VM since a mark.
+struct PowerEvents<'a> {
+    session: &'a Session,
+    vm: String,
+    mark: PowerMark,
+}
+
+impl PowerWatch for PowerEvents<'_> {
+    fn was_switched_on(&self) -> Result<bool, ProviderError> {
+        self.session.was_switched_on(&self.vm, &self.mark).map_err(provider_error)
     }
 }
 

@@ -28,7 +28,9 @@ pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
-pub use provider::{Compared, Converted, OpenedSource, OpenedTarget, SourceProvider, TargetProvider};
+pub use provider::{
+    Compared, Converted, OpenedSource, OpenedTarget, PowerWatch, SourceProvider, TargetProvider,
+};
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
 pub use store::{

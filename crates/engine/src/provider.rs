@@ -50,10 +50,22 @@ pub trait SourceProvider: Send + Sync {
         false
     }
 
+    /// Begins to watch whether a VM, which is off, is switched on; nothing if the source cannot tell that
+    /// afterwards.
+    fn watch_power(&self, _: &Vm) -> Result<Option<Box<dyn PowerWatch + '_>>, ProviderError> {
+        Ok(None)
+    }
+
     /// Change tracking, if the source has it: without it no migration is warm.
     fn tracking(&self) -> Option<&dyn ChangeTracking> {
         None
     }
+}
+
+/// A watch over a VM that is to stay off.
+pub trait PowerWatch: Send + Sync {
+    /// Whether the VM was switched on since the watch began, however short and by whomever.
+    fn was_switched_on(&self) -> Result<bool, ProviderError>;
 }
 
 /// Told how many bytes of how many were compared; may break it off.

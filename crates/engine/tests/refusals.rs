@@ -124,6 +124,31 @@ fn a_vm_that_someone_switches_on_again_is_not_started_at_the_target() {
 }
 
 #[test]
+fn a_vm_that_ran_for_a_moment_after_its_snapshot_is_not_started_at_the_target() {
+    for phase in [Phase::Copy, Phase::Verify, Phase::Convert, Phase::Define, Phase::Start] {
+        for start in [true, false] {
+            let world = World::with(&[vm("one", PowerState::On, 2)], &format!("start: {start}"));
+            let watch = Watch(|event: &Event| {
+                if enters(event, "one", phase) {
+                    world.set_power("vm-one", PowerState::On);
+                    world.guest_writes("one", 2001, 70_000, b"written while it should have been off");
+                    world.set_power("vm-one", PowerState::Off);
+                }
+            });
+            let outcome = world.run(&watch);
+            assert_eq!(outcome.failed, [("one".to_string(), Cause::Source)], "{phase}, {start}");
+            let row = world.row("vm-one");
+            assert!(row.error.unwrap().contains("was switched on and off again by someone"), "{phase}");
+            assert!(row.advice.unwrap().contains("leave it off"));
+            assert_eq!((world.calls("start"), world.own_snapshots()), (0, 0), "{phase}");
+            assert_eq!(world.power("vm-one"), PowerState::On, "{phase}: drover had switched it off");
+            world.run(&NoObserver);
+            world.assert_arrived(&format!("after it ran for a moment in {phase}"));
+        }
+    }
+}
+
+#[test]
 fn a_source_that_is_switched_on_after_arrival_is_not_called_done() {
     let world = World::with(&[vm("one", PowerState::On, 1)], "start: false");
     world.set_trouble("remove snapshot", Trouble::Fails);

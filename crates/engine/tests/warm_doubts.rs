@@ -104,3 +104,40 @@ fn what_was_unknown_when_the_replica_was_read_back_is_compared_at_the_cutover() 
     let error = world.row("vm-on").error.unwrap_or_default();
     assert!(error.contains("differ"), "{error:?}, {}", world.notes());
 }
+
+#[test]
+fn a_vm_that_ran_for_a_moment_after_its_last_snapshot_is_not_started_at_the_target() {
+    for forgets_power in [false, true] {
+        for phase in [Phase::Copy, Phase::Verify, Phase::Convert, Phase::Define, Phase::Start] {
+            let world = World::warm_auto();
+            world.state().forgets_power = forgets_power;
+            let watch = Watch(|event: &Event| {
+                if enters(event, "on", phase) {
+                    world.set_power("vm-on", PowerState::On);
+                    world.guest_writes("on", 2001, 70_000, b"written while it should have been off");
+                    world.set_power("vm-on", PowerState::Off);
+                }
+            });
+            let outcome = world.run(&watch);
+            assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{phase}");
+            let word = if forgets_power { "was changed by someone" } else { "was switched on and off again" };
+            assert!(world.row("vm-on").error.unwrap().contains(word), "{phase}: {word}");
+            assert_eq!((world.calls("start"), world.power("vm-on")), (0, PowerState::On), "{phase}");
+            assert_eq!(world.notes().contains("tells nothing of its past power"), forgets_power);
+            world.run(&NoObserver);
+            world.assert_arrived(&format!("after it ran for a moment in {phase}"));
+        }
+    }
+}
+
+#[test]
+fn somebodys_snapshot_of_a_vm_that_stayed_off_is_no_reason_to_stop() {
+    let world = World::warm_auto();
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Define) {
+            world.change("vm-on", |vm| vm.disks[0].path = "[ds1] on/on-000002.vmdk".into());
+        }
+    });
+    world.run(&watch);
+    world.assert_arrived("though its disks go on in other files");
+}

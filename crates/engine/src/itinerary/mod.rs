@@ -3,6 +3,7 @@
 mod check;
 mod copy;
 mod source;
+mod still;
 mod target;
 mod verify;
 mod warm;
@@ -16,6 +17,7 @@ use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::{PowerState, Vm};
 
 pub(crate) use self::source::{look, remove_own_snapshots, switch_on_again};
+use self::still::Stillness;
 use self::warm::FrozenVm;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError, chain};
@@ -65,6 +67,10 @@ pub(crate) struct Journey<'a> {
     touched_before: bool,
     /// The guest was asked to shut down and had not by the time it was given; it may do so yet.
     may_go_down: bool,
+    /// The source as its last snapshot left it, off.
+    still: Option<Stillness<'a>>,
+    /// When this run came to its passes, if it is a warm one.
+    passes_began_ms: Option<i64>,
     /// The snapshot that a pass reads, and what is known of it.
     frozen: Option<FrozenVm>,
     /// Leaves of what the images held when they were last read back whole, before the guest was shut down.
@@ -100,6 +106,8 @@ impl<'a> Journey<'a> {
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
             may_go_down: false,
+            still: None,
+            passes_began_ms: None,
             frozen: None,
             proved: None,
         }

@@ -54,11 +54,12 @@ impl Journey<'_> {
             return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
         }
         remove_own_snapshots(self.context.plan, self.context.source, &now)?;
+        self.watch_power(&now)?;
         let name = format!("drover-{}", self.context.plan);
         let id = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
         self.snapshot = Some(id);
-        Ok(())
+        self.keep_live_disks()
     }
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.

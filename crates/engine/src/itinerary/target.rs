@@ -1,7 +1,5 @@
 //! What is done at the target once the disks are there.
 
-use drover_types::inventory::PowerState;
-
 use super::{Journey, Outcome};
 use crate::provider::Converted;
 
@@ -27,13 +25,11 @@ impl Journey<'_> {
     }
 
     pub(super) fn start(&mut self) -> Outcome<()> {
+        // Asked again at the last moment: a guest never runs on two sides.
+        self.check_still()?;
         if !self.planned.start {
             // Whoever starts it can do so now.
             return self.end_downtime();
-        }
-        // Asked again at the last moment: a guest never runs on two sides.
-        if self.look()?.power != PowerState::Off {
-            return Err(self.refused("runs at the source", "switch it off there, then `drover resume`"));
         }
         self.set_touched()?;
         let line = self.context.target.start(self.planned)?;

@@ -12,7 +12,7 @@ use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, MemDisk};
 use drover_engine::{
     Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, NoObserver, Observer, OpenedSource,
-    OpenedTarget, Phase, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
+    OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
     TargetProvider, VmRow, VmState,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
@@ -46,6 +46,10 @@ pub struct State {
     pub images: BTreeMap<PathBuf, MemDisk>,
     pub tracks: warm::Tracks,
     snapshots_made: u32,
+    /// How often a VM was switched on.
+    switched_on: BTreeMap<String, u32>,
+    /// The source keeps no history of power.
+    pub forgets_power: bool,
     /// What guests wrote while a snapshot froze their disk: disk, offset, bytes.
     deltas: Vec<(String, u64, Vec<u8>)>,
     /// What goes wrong, with which call, and how many such calls go well before.
@@ -372,6 +376,12 @@ impl State {
     }
 
     pub fn set_power(&mut self, id: &str, power: PowerState) {
+        let vm = self.vms.get_mut(id).unwrap();
+        if power == PowerState::On && vm.power != PowerState::On {
+            *self.switched_on.entry(id.to_string()).or_default() += 1;
+            let name = vm.name.clone();
+            self.advance_change_ids(&name);
+        }
         self.vms.get_mut(id).unwrap().power = power;
     }
 }
@@ -430,7 +440,7 @@ impl SourceProvider for World {
     }
 
     fn power_on(&self, vm: &Vm) -> Result<(), ProviderError> {
-        self.call("power on", &vm.name, |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::On)
+        self.call("power on", &vm.name, |state| state.set_power(&vm.id, PowerState::On))
     }
 
     fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
@@ -481,11 +491,37 @@ impl SourceProvider for World {
 }
 
 impl TargetProvider for World {
+    fn watch_power(&self, vm: &Vm) -> Result<Option<Box<dyn PowerWatch + '_>>, ProviderError> {
+        let before = self.call("watch power", &vm.name, |state| {
+            assert_eq!(state.vms[&vm.id].power, PowerState::Off, "one that runs is watched");
+            (!state.forgets_power).then(|| state.switched_on.get(&vm.id).copied())
+        })?;
+        let watch = |before| -> Box<dyn PowerWatch + '_> {
+            Box::new(Watched { world: self, vm: vm.clone(), before })
+        };
+        Ok(before.map(watch))
+    }
+
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.call("prepare", &vm.target_name, |_| std::fs::create_dir_all(&vm.folder).unwrap())
     }
 
     fn open_disk(
+/// How often a VM had been switched on when the watch began.
+struct Watched<'a> {
+    world: &'a World,
+    vm: Vm,
+    before: Option<u32>,
+}
+
+impl PowerWatch for Watched<'_> {
+    fn was_switched_on(&self) -> Result<bool, ProviderError> {
+        self.world.call("ask power", &self.vm.name, |state| {
+            state.switched_on.get(&self.vm.id).copied() != self.before
+        })
+    }
+}
+
         &self,
         disk: &PlannedDisk,
         vm: &PlannedVm,

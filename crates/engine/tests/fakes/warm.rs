@@ -99,6 +99,17 @@ impl State {
         }
     }
 
+    /// The live disks of a VM are in another state than before, as after a snapshot or when it is switched on.
+    pub fn advance_change_ids(&mut self, vm: &str) {
+        let Some(vm) = self.vms.values_mut().find(|it| it.name == vm) else { return };
+        for disk in &mut vm.disks {
+            if let Some(track) = self.tracks.disks.get_mut(&format!("{}/{}", vm.name, disk.key)) {
+                track.state += 1;
+                disk.change_id = Some(format!("52 de {}/{}", track.epoch, track.state));
+            }
+        }
+    }
+
     /// Tracking of a VM begins anew: nobody knows what changed before.
     pub fn reset_tracking(&mut self, id: &str) {
         let vm = self.vms.get_mut(id).unwrap();
@@ -148,11 +159,11 @@ impl ChangeTracking for World {
                 let image = MemDisk::new(&name, content);
                 let features = Features { writable: false, ..image.features() };
                 state.tracks.frozen.insert((id.clone(), name.clone()), image.with_features(features));
-                if let Some(track) = state.tracks.disks.get_mut(&name) {
+                if let Some(track) = state.tracks.disks.get(&name) {
                     change_ids.insert(disk.key, format!("52 de {}/{}", track.epoch, track.state));
-                    track.state += 1;
                 }
             }
+            state.advance_change_ids(&vm.name);
             state.guests_write();
             Frozen { snapshot: id, change_ids }
         })?;

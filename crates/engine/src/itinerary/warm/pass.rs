@@ -52,6 +52,9 @@ impl Journey<'_> {
         let id = self.planned.vm.id.clone();
         let began_ms = self.context.clock.now_ms();
         let (now, doubts) = self.guard()?;
+        if is_last {
+            self.watch_power(&now)?;
+        }
         if is_last && now.power != PowerState::Off {
             return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
         }
@@ -74,7 +77,7 @@ impl Journey<'_> {
             store.put_pass(plan, &frozen.row)?;
         }
         self.frozen = Some(frozen);
-        Ok(())
+        if is_last { self.keep_live_disks() } else { Ok(()) }
     }
 
     /// Whether there are images of an earlier state that this plan knows nothing of, with their journals: then
