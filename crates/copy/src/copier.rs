@@ -119,6 +119,11 @@ impl Copier {
         self.pass.as_ref().map(|pass| pass.findings().clone()).unwrap_or_default()
     }
 
+    /// Blocks that the audit of a pass found changed so far; at most [`MISMATCHES_MAX`].
+    pub fn audit_mismatches(&self) -> u64 {
+        self.pass.as_ref().map_or(0, |pass| pass.findings().mismatches.len() as u64)
+    }
+
     /// What a worker with room for one more request should do. `now` never goes back.
     pub fn next(&mut self, now: Duration) -> Next {
         if self.flush_is_due(now) {

@@ -102,6 +102,8 @@ pub enum Effect {
     FlipBit,
     /// A write that is acknowledged but never done.
     Drop,
+    /// The thread panics, as if the process were killed.
+    Panic,
 }
 
 impl MemDisk {
@@ -214,6 +216,7 @@ impl MemDisk {
             std::thread::sleep(time);
             return None;
         }
+        assert!(!matches!(effect, Effect::Panic), "the process dies at {op:?} {count}");
         Some(effect)
     }
 

@@ -26,7 +26,9 @@ pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, 
 pub use memory::{MemoryBudget, MemoryShare};
 pub use pass::{Areas, Audit, PassJob, PassReport};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
+pub use shared::Found;
 pub use stream::{StreamReport, stream};
 pub use transfer::{
-    CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, hash, verify,
+    CopyJob, CopyReport, HashReport, MoveError, TransferOptions, Verification, Verify, copy, copy_telling,
+    hash, verify,
 };

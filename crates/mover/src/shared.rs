@@ -1,5 +1,6 @@
 //! What the workers of a transfer share: the copier, the window, the journal.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +17,9 @@ use crate::transfer::MoveError;
 /// A worker with nothing to do looks again after this long, to notice a stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Told of the blocks that the audit of a pass found changed, before any of them is mended.
+pub type Found<'a> = dyn Fn(u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Sync + 'a;
+
 /// What the workers of a transfer share.
 pub(crate) struct Shared<'a> {
     core: Mutex<Core>,
@@ -25,6 +29,8 @@ pub(crate) struct Shared<'a> {
     wanted: Condvar,
     journal: Mutex<Option<JournalFile>>,
     claim: Option<Arc<Claim>>,
+    found: Option<&'a Found<'a>>,
+    was_told: AtomicBool,
     pub(crate) progress: &'a Progress,
     stop: &'a StopSignal,
     started: Instant,
@@ -80,11 +86,18 @@ impl<'a> Shared<'a> {
             changed: Condvar::new(),
             wanted: Condvar::new(),
             claim: journal.as_ref().map(JournalFile::claim),
+            found: None,
+            was_told: AtomicBool::new(false),
             journal: Mutex::new(journal),
             progress,
             stop,
             started: Instant::now(),
         }
+    }
+
+    /// The same, with somebody to be told of what an audit finds.
+    pub(crate) fn telling(self, found: &'a Found<'a>) -> Self {
+        Shared { found: Some(found), ..self }
     }
 
     pub(crate) fn into_end(self) -> End {
@@ -223,19 +236,32 @@ impl<'a> Shared<'a> {
 
     /// Has the journal forget blocks that are about to be overwritten.
     pub(crate) fn forget(&self) {
-        let entries = self.core().copier.to_forget();
-        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = journal.as_mut().map_or(Ok(()), |journal| journal.append(&entries));
-        drop(journal);
-        match result {
+        match self.tell_found().and_then(|()| self.record_forgotten()) {
             Ok(()) => self.tell(|copier, _| copier.forgotten()),
             Err(error) => {
                 let mut core = self.core();
                 core.copier.forget_failed();
-                core.error.get_or_insert(error.into());
+                core.error.get_or_insert(error);
             }
         }
         self.changed.notify_all();
+    }
+
+    /// What an audit found is told before it is mended: blocks that are mended tell nothing any more.
+    fn tell_found(&self) -> Result<(), MoveError> {
+        let blocks = self.core().copier.audit_mismatches();
+        if blocks == 0 || self.was_told.swap(true, Relaxed) {
+            return Ok(());
+        }
+        let what = "keeping what the audit found".to_string();
+        let failed = |source| MoveError::Other { what, source };
+        self.found.map_or(Ok(()), |found| found(blocks)).map_err(failed)
+    }
+
+    fn record_forgotten(&self) -> Result<(), MoveError> {
+        let entries = self.core().copier.to_forget();
+        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(journal.as_mut().map_or(Ok(()), |journal| journal.append(&entries))?)
     }
 
     fn record(&self, ticket: FlushTicket) {

@@ -15,7 +15,7 @@ use crate::journal::{JournalFile, JournalFileError, JournalStart, recorded_size}
 use crate::memory::MemoryBudget;
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
-use crate::shared::Shared;
+use crate::shared::{Found, Shared};
 use crate::worker::run_workers;
 
 /// Settings of a transfer. What is absent is found by measuring.
@@ -197,6 +197,20 @@ pub enum MoveError {
 /// # Errors
 /// See [`MoveError`]. Whatever was flushed and recorded before is kept.
 pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<CopyReport, MoveError> {
+    copy_telling(job, &|_| Ok(()), progress, stop)
+}
+
+/// As [`copy`], and tells what the audit of a pass finds before the first such block is mended: whoever keeps that
+/// for good knows of it also if the process is killed then. Called once, by one of the copy's threads.
+///
+/// # Errors
+/// As [`copy`], and if it cannot be kept: then nothing that was found is mended.
+pub fn copy_telling(
+    job: &CopyJob,
+    found: &Found<'_>,
+    progress: &Progress,
+    stop: &StopSignal,
+) -> Result<CopyReport, MoveError> {
     let started = Instant::now();
     let size = job.source.size();
     if job.target.size() < size {
@@ -235,7 +249,7 @@ pub fn copy(job: &CopyJob, progress: &Progress, stop: &StopSignal) -> Result<Cop
         Some(pass) => Copier::for_pass(config, recorded, pass),
         None => Copier::new(config, recorded),
     };
-    let shared = plan.shared(copier, journal, &job.options, progress, stop);
+    let shared = plan.shared(copier, journal, &job.options, progress, stop).telling(found);
     run_workers(&shared, plan.limits.lanes_max, job.source.as_ref(), Some(job.target.as_ref()));
     let end = shared.into_end();
     // What was found is worth knowing also if the pass fails: its blocks may be mended by then.

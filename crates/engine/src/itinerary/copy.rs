@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use drover_disk::{Disk, DiskOp};
-use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy, journal_path};
+use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy_telling, journal_path};
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::BLOCK_BYTES;
 
@@ -99,7 +99,8 @@ impl Journey<'_> {
             options: self.context.options.clone(),
         };
         let live = self.enter(disk, DiskActivity::Copy);
-        let result = copy(&job, &live, stop);
+        let found = |blocks| Ok(self.keep_distrust(blocks)?);
+        let result = copy_telling(&job, &found, &live, stop);
         self.context.board.leave(&live);
         self.keep_distrust(live.audit_mismatches())?;
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
