@@ -258,12 +258,43 @@ pub struct Replay {
     pub complete: Option<Digest>,
     /// The last pass, if there was one.
     pub pass: Option<PassRecord>,
+    /// Frozen states since which a later pass may be told what changed.
+    pub bases: Bases,
     /// The highest epoch of a run that wrote here.
     pub epoch: u64,
     /// Bytes from the start that are sound; cut the file here before appending.
     pub sound_bytes: u64,
     /// Why reading stopped before the end of the file.
     pub damage: Option<Damage>,
+}
+
+/// A pass is asked from the last completed one; one disk is further than another by few passes.
+const BASES_KEPT: usize = 16;
+
+/// Frozen states of the source that the target has had all of, and those from which its copy began.
+///
+/// What changed since one of these brings the target up to date. What changed since any other state does not:
+/// the target may be older.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bases(Vec<Digest>);
+
+impl Bases {
+    /// Whether the target has had all of the frozen state that this text tells.
+    pub fn have(&self, frozen: &str) -> bool {
+        self.0.contains(&frozen_digest(Some(frozen)))
+    }
+
+    /// Records that tell a rewritten journal of these (the last 16), to stand before its first leaf.
+    pub fn entries(&self, number: u32) -> impl Iterator<Item = Entry> + '_ {
+        let skipped = self.0.len().saturating_sub(BASES_KEPT);
+        self.0.iter().skip(skipped).map(move |frozen| Entry::PassBegun { number, frozen: *frozen })
+    }
+
+    fn add(&mut self, frozen: Digest) {
+        if frozen != NOT_TOLD && self.0.last() != Some(&frozen) {
+            self.0.push(frozen);
+        }
+    }
 }
 
 /// What was wrong with the first record that is not sound.
@@ -313,6 +344,7 @@ pub fn replay(reader: &mut dyn Read) -> Result<Replay, JournalError> {
         leaves,
         complete: None,
         pass: None,
+        bases: Bases::default(),
         epoch: header.epoch,
         sound_bytes: HEADER_BYTES as u64,
         damage: None,
@@ -372,12 +404,16 @@ impl Replay {
     }
 
     fn begin_pass(&mut self, number: u32, frozen: Digest) {
+        if self.leaves.known_blocks() == 0 {
+            // All that will be there is of this state or a later one.
+            self.bases.add(frozen);
+        }
         let recorded = BlockSet::none(self.header.size);
         self.pass = Some(PassRecord { number, is_complete: false, recorded, frozen });
         self.complete = None;
     }
 
-    /// After a rewrite the end of a pass stands alone.
+    /// The end of a pass may stand alone: so a rewrite left it before it kept the beginning.
     fn complete_pass(&mut self, number: u32, root: Digest) {
         if self.pass.as_ref().is_none_or(|pass| pass.number != number) {
             self.begin_pass(number, NOT_TOLD);
@@ -385,6 +421,7 @@ impl Replay {
         self.complete = Some(root);
         if let Some(pass) = &mut self.pass {
             pass.is_complete = true;
+            self.bases.add(pass.frozen);
         }
     }
 }

@@ -26,7 +26,7 @@ pub use copier::{
     StopCause, Totals, WriteParts,
 };
 pub use journal::{
-    Damage, Entry, Header, JournalError, PassRecord, RECORD_BLOCKS_MAX, Replay, encode_entry, replay,
+    Bases, Damage, Entry, Header, JournalError, PassRecord, RECORD_BLOCKS_MAX, Replay, encode_entry, replay,
 };
 pub use leaves::{Leaf, LeafTable, Mismatch, RootHasher, SEGMENT_BYTES, zero_leaf};
 pub use retry::{RetryPolicy, Verdict};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drover_copy::{Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
+use drover_copy::{Bases, Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
 use drover_types::Digest;
 use rustix::fs::{FlockOperation, flock};
 
@@ -36,6 +36,8 @@ pub struct JournalFile {
     path: PathBuf,
     header: Header,
     epoch: u64,
+    /// Frozen states that the target had when it was opened.
+    bases: Bases,
     claim: Arc<Claim>,
 }
 
@@ -85,7 +87,9 @@ pub struct JournalStart {
     pub complete: Option<Digest>,
     /// The last pass, if the copy is made in passes.
     pub pass: Option<PassRecord>,
-    /// What the user should know: resumed from where, or why not.
+    /// How much of an earlier try is there to go on with.
+    pub resumed: Option<String>,
+    /// What else the user should know: why it is not gone on with, or what was wrong.
     pub note: Option<String>,
 }
 
@@ -126,12 +130,13 @@ impl JournalFile {
             Old::StartAgain { epoch, .. } => *epoch,
         };
         let epoch = new_epoch(last);
-        let (header, leaves, complete, pass, note) = match old {
-            Old::Continue { old, note } => {
-                let Replay { header, leaves, complete, pass, sound_bytes, .. } = *old;
+        match old {
+            Old::Continue { old, resumed, note } => {
+                let Replay { header, leaves, complete, pass, bases, sound_bytes, .. } = *old;
                 file.set_len(sound_bytes).map_err(wrap("cutting"))?;
                 file.write_all(&encode_entry(&header, &Entry::Run(epoch))).map_err(wrap("writing"))?;
-                (header, leaves, complete, pass, Some(note))
+                let journal = JournalFile::opened(file, path, header, epoch, bases)?;
+                Ok(JournalStart { journal, leaves, complete, pass, resumed: Some(resumed), note })
             }
             Old::StartAgain { note, .. } => {
                 let header = Header { epoch, ..wanted };
@@ -139,14 +144,31 @@ impl JournalFile {
                     file = replace(path).map_err(wrap("replacing"))?;
                 }
                 file.write_all(&header.encode()).map_err(wrap("writing"))?;
-                (header, LeafTable::new(size), None, None, note)
+                let journal = JournalFile::opened(file, path, header, epoch, Bases::default())?;
+                let leaves = LeafTable::new(size);
+                Ok(JournalStart { journal, leaves, complete: None, pass: None, resumed: None, note })
             }
-        };
+        }
+    }
+
+    /// What was written to it so far is made durable.
+    fn opened(
+        file: File,
+        path: &Path,
+        header: Header,
+        epoch: u64,
+        bases: Bases,
+    ) -> Result<JournalFile, JournalFileError> {
+        let wrap = |op| move |source| JournalFileError { op, path: path.to_path_buf(), source };
         let claim = Claim::of(&file).map_err(wrap("reading"))?;
-        let journal = JournalFile { file, path: path.to_path_buf(), header, epoch, claim };
-        let start = JournalStart { journal, leaves, complete, pass, note };
-        start.journal.sync_with_folder().map_err(wrap("syncing"))?;
-        Ok(start)
+        let journal = JournalFile { file, path: path.to_path_buf(), header, epoch, bases, claim };
+        journal.sync_with_folder().map_err(wrap("syncing"))?;
+        Ok(journal)
+    }
+
+    /// Whether all of the frozen state that this text tells is on the target.
+    pub(crate) fn has_had(&self, frozen: &str) -> bool {
+        self.bases.have(frozen)
     }
 
     /// Appends records and makes them durable.
@@ -163,35 +185,52 @@ impl JournalFile {
     /// # Errors
     /// If that fails; then all is as it was.
     pub(crate) fn take_passes(&mut self, leaves: &LeafTable) -> Result<(), JournalFileError> {
-        if self.header.takes_passes() { Ok(()) } else { self.rewrite(leaves, None) }
+        if self.header.takes_passes() { Ok(()) } else { self.rewrite(leaves, &[], &[]) }
     }
 
     /// Rewrites a journal that has become more than twice as long as it need be, so that passes without
-    /// end do not make it grow without end.
+    /// end do not make it grow without end. `pass` is the beginning and the end of the last one.
     ///
     /// # Errors
     /// If that fails; then all is as it was.
-    pub(crate) fn compact(&mut self, leaves: &LeafTable, last: Entry) -> Result<(), JournalFileError> {
+    pub(crate) fn compact(
+        &mut self,
+        leaves: &LeafTable,
+        number: u32,
+        pass: [Entry; 2],
+    ) -> Result<(), JournalFileError> {
         let length = self.file.metadata().map_err(|source| self.error("reading", source))?.len();
         if length <= REWRITE_BYTES_MIN {
             return Ok(());
         }
         let needed: u64 = leaves.entries().map(|entry| entry.encoded_bytes()).sum();
-        if length > 2 * needed { self.rewrite(leaves, Some(last)) } else { Ok(()) }
+        if length <= 2 * needed {
+            return Ok(());
+        }
+        let [begun, complete] = pass;
+        let before: Vec<Entry> = self.bases.entries(number).chain([begun]).collect();
+        self.rewrite(leaves, &before, &[complete])
     }
 
-    fn rewrite(&mut self, leaves: &LeafTable, last: Option<Entry>) -> Result<(), JournalFileError> {
-        self.put_rewritten(leaves, last).map_err(|source| self.error("rewriting", source))
+    fn rewrite(
+        &mut self,
+        leaves: &LeafTable,
+        before: &[Entry],
+        after: &[Entry],
+    ) -> Result<(), JournalFileError> {
+        self.put_rewritten(leaves, before, after).map_err(|source| self.error("rewriting", source))
     }
 
     /// The new file is whole and durable before it takes the old one's place: whenever this run dies, one
     /// of both lies there.
-    fn put_rewritten(&mut self, leaves: &LeafTable, last: Option<Entry>) -> io::Result<()> {
+    fn put_rewritten(&mut self, leaves: &LeafTable, before: &[Entry], after: &[Entry]) -> io::Result<()> {
         let header = self.header.newest();
         let (file, new) = open_beside(&self.path)?;
         let mut out = BufWriter::with_capacity(1 << 20, &file);
         out.write_all(&header.encode())?;
-        for entry in [Entry::Run(self.epoch)].into_iter().chain(leaves.entries()).chain(last) {
+        out.write_all(&encode_entry(&header, &Entry::Run(self.epoch)))?;
+        let entries = before.iter().cloned().chain(leaves.entries()).chain(after.iter().cloned());
+        for entry in entries {
             out.write_all(&encode_entry(&header, &entry))?;
         }
         out.flush()?;
@@ -329,7 +368,7 @@ fn lock(file: &File) -> io::Result<()> {
 }
 
 enum Old {
-    Continue { old: Box<Replay>, note: String },
+    Continue { old: Box<Replay>, resumed: String, note: Option<String> },
     StartAgain { epoch: u64, note: Option<String> },
 }
 
@@ -363,11 +402,10 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
         return again("the source has changed since the journal was made");
     }
     let known = (old.leaves.known_blocks() * drover_types::BLOCK_BYTES).min(wanted.size);
-    let mut note = format!("resumed: {} of {} are on the target", sized(known), sized(wanted.size));
-    if let Some(damage) = old.damage {
-        note.push_str(&format!("; the journal was cut at byte {}, because {damage}", old.sound_bytes));
-    }
-    Ok(Old::Continue { old: Box::new(old), note })
+    let resumed = format!("resumed: {} of {} are on the target", sized(known), sized(wanted.size));
+    let cut = |damage| format!("the journal was cut at byte {}, because {damage}", old.sound_bytes);
+    let note = old.damage.map(cut);
+    Ok(Old::Continue { old: Box::new(old), resumed, note })
 }
 
 fn sized(bytes: u64) -> drover_types::Bytes {

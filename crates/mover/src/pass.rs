@@ -24,6 +24,9 @@ pub struct PassJob {
     pub frozen: Option<String>,
     /// What may have changed since the last completed pass.
     pub areas: Areas,
+    /// The frozen state since which the areas are told. If the journal does not say that the target has had all of
+    /// it, the target is another one, or an older state of it, and all is compared. `None`: believed unasked.
+    pub since: Option<String>,
     /// Whether blocks outside the areas are looked at as well.
     pub audit: Option<Audit>,
 }
@@ -60,6 +63,8 @@ pub struct PassReport {
     /// were copied too, but others like them may be left: the pass is not recorded as complete and is to
     /// be done again with [`Areas::All`].
     pub audit_mismatches: Vec<Mismatch>,
+    /// The areas were told since a state that the target never had all of, so everything was compared.
+    pub is_other_base: bool,
     /// Why the journal could not be shortened; it is whole nevertheless.
     pub journal_note: Option<String>,
 }
@@ -73,8 +78,10 @@ impl PassJob {
     /// Records the beginning, unless this very pass goes on, and says what to visit.
     pub(crate) fn begin(&self, size: u64, start: Option<&mut JournalStart>) -> Result<PassPlan, MoveError> {
         let areas = match &self.areas {
-            Areas::Changed(spans) => BlockSet::touched_by(spans, size),
-            Areas::All => BlockSet::all(size),
+            Areas::Changed(spans) if !self.has_other_base(start.as_deref()) => {
+                BlockSet::touched_by(spans, size)
+            }
+            Areas::Changed(_) | Areas::All => BlockSet::all(size),
         };
         let audit = self.audit.map(|audit| Sample::of_share(audit.share, audit.seed));
         let mut done = BlockSet::none(size);
@@ -86,6 +93,15 @@ impl PassJob {
             }
         }
         Ok(PassPlan { areas, done, audit })
+    }
+
+    /// Whether what changed since `since` does not bring this target up to date. One of which nothing is known is
+    /// copied whole anyway.
+    pub(crate) fn has_other_base(&self, start: Option<&JournalStart>) -> bool {
+        let (Some(start), Some(since), Areas::Changed(_)) = (start, &self.since, &self.areas) else {
+            return false;
+        };
+        start.leaves.known_blocks() > 0 && !start.journal.has_had(since)
     }
 
     /// Records the end, unless the audit found that the areas were not all that had changed.
@@ -101,12 +117,14 @@ impl PassJob {
             changed_bytes: copier.totals().changed,
             audited_blocks: audit.blocks,
             audit_mismatches: in_order(audit.mismatches),
+            is_other_base: false,
             journal_note: None,
         };
         if let Some(mut journal) = journal.filter(|_| report.audit_mismatches.is_empty()) {
             let complete = Entry::PassComplete { number: self.number, root };
             journal.append(std::slice::from_ref(&complete))?;
-            if let Err(error) = journal.compact(copier.leaves(), complete) {
+            let begun = Entry::pass_begun(self.number, self.frozen.as_deref());
+            if let Err(error) = journal.compact(copier.leaves(), self.number, [begun, complete]) {
                 report.journal_note = Some(format!("{error}: {}", error.source));
             }
         }

@@ -232,12 +232,21 @@ pub fn copy_telling(
         Some(path) => Some(JournalFile::start(path, size, &source_tag, &job.target_tag, job.target_is_new)?),
         None => None,
     };
+    let is_other_base = job.pass.as_ref().is_some_and(|pass| pass.has_other_base(start.as_ref()));
+    // A pass after a completed one goes on with nothing.
+    let is_resumed = |start: &JournalStart| {
+        job.pass.is_none() || start.pass.as_ref().is_some_and(|pass| !pass.is_complete)
+    };
+    let is_resumed = start.as_ref().is_some_and(is_resumed);
     let pass = match &job.pass {
         Some(pass) => Some(pass.begin(size, start.as_mut())?),
         None => None,
     };
     let (journal, recorded, note) = match start {
-        Some(JournalStart { journal, leaves, note, .. }) => (Some(journal), leaves, note),
+        Some(JournalStart { journal, leaves, resumed, note, .. }) => {
+            let told: Vec<String> = resumed.filter(|_| is_resumed).into_iter().chain(note).collect();
+            (Some(journal), leaves, (!told.is_empty()).then(|| told.join("; ")))
+        }
         None => (None, LeafTable::new(size), None),
     };
     // A target that an earlier try wrote to proves nothing about blocks that were not recorded.
@@ -263,7 +272,9 @@ pub fn copy_telling(
     let root = end.copier.root().expect("a copy that ended without error knows every block");
     let mut pass = None;
     match (&job.pass, end.journal) {
-        (Some(job), journal) => pass = Some(job.end(&end.copier, root, journal)?),
+        (Some(job), journal) => {
+            pass = Some(PassReport { is_other_base, ..job.end(&end.copier, root, journal)? });
+        }
         (None, Some(mut journal)) => journal.append(&[Entry::Complete(root)])?,
         (None, None) => {}
     }

@@ -10,6 +10,7 @@ use drover_disk::memory::{Effect, MemDisk, Nth};
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits};
 use drover_mover::{
     Areas, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions, copy,
+    copy_telling,
 };
 use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
@@ -93,7 +94,7 @@ impl Replica {
 
 fn pass(number: u32, areas: Areas) -> PassJob {
     let frozen = Some(format!("state of pass {number}"));
-    PassJob { number, disk: "vm/2000".into(), frozen, areas, audit: None }
+    PassJob { number, disk: "vm/2000".into(), frozen, areas, since: None, audit: None }
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl Journey<'_> {
         row.frozen_ms = Some(self.context.clock.now_ms());
         let vm = self.planned_as(&now);
         let frozen = FrozenVm { vm, row, change_ids: frozen.change_ids, since, doubts, is_last };
-        if frozen.since.is_empty() && !self.knows_blocks() {
+        if number == 1 && !self.knows_blocks() {
             store.begin_from(plan, &frozen.row, &now.host_id, &frozen.tracked())?;
         } else {
             store.put_pass(plan, &frozen.row)?;
@@ -192,6 +192,7 @@ impl Journey<'_> {
         self.tell_begin(frozen);
         let mut copies = self.copy_areas(frozen, areas)?;
         frozen.row.count(&copies);
+        self.tell_other_bases(frozen, &copies);
         if copies.iter().filter_map(|it| it.pass.as_ref()).any(|it| !it.audit_mismatches.is_empty()) {
             copies = self.repair(frozen)?;
         }
@@ -200,6 +201,24 @@ impl Journey<'_> {
         let (store, plan) = (self.context.store, self.context.plan);
         store.complete_pass(plan, &frozen.row, &frozen.vm.vm.host_id, &frozen.tracked())?;
         self.tell_end(&frozen.row);
+    /// Images that are not those which the last pass brought up to date: somebody put others in their place, or
+    /// the plan names another folder now.
+    fn tell_other_bases(&self, frozen: &mut FrozenVm, copies: &[Copied]) {
+        let is_other = |copied: &Copied| copied.pass.as_ref().is_some_and(|pass| pass.is_other_base);
+        let disks = frozen.vm.disks.iter().zip(copies).filter(|(_, copied)| is_other(copied));
+        let labels: Vec<&str> = disks.map(|(disk, _)| disk.disk.label.as_str()).collect();
+        if labels.is_empty() {
+            return;
+        }
+        let why = format!(
+            "by its journal the image of {} is not the one that the last pass brought up to date, so all of it was compared",
+            labels.join(", ")
+        );
+        self.note(format!("pass {}: {why}", frozen.row.number));
+        frozen.row.kind = PassKind::HashDiff;
+        frozen.row.why = Some(frozen.row.why.take().map_or(why.clone(), |more| format!("{more}; {why}")));
+    }
+
         Ok(())
     }
 
@@ -257,7 +276,8 @@ impl Journey<'_> {
             disk: format!("{uuid}/{}", disk.disk.key),
             frozen: frozen.change_ids.get(&disk.disk.key).cloned(),
             areas: areas.areas.clone(),
-            audit: (plan != PlanAudit::None && is_delta).then_some(Audit { share, seed }),
+            since: frozen.since_of(disk.disk.key).map(str::to_string),
+            audit: is_audited.then_some(Audit { share, seed }),
         };
         DiskPass { job, is_whole: areas.doubt.is_some() || is_full, is_last }
     }
@@ -275,8 +295,7 @@ impl Journey<'_> {
         if let Some(doubt) = frozen.doubts.all() {
             return all(doubt);
         }
-        let since = frozen.since.iter().find(|row| row.disk == key).and_then(|row| row.change_id.as_deref());
-        let (Some(since), Some(now)) = (since, frozen.change_ids.get(&key)) else {
+        let (Some(since), Some(now)) = (frozen.since_of(key), frozen.change_ids.get(&key)) else {
             return all(format!("{label} is not tracked"));
         };
         if !is_same_epoch(Some(since), Some(now)) {
@@ -330,6 +349,11 @@ impl Journey<'_> {
 }
 
 impl PassRow {
+    /// The state from which on the changes of a disk are asked for.
+    fn since_of(&self, disk: i32) -> Option<&str> {
+        self.since.iter().find(|row| row.disk == disk)?.change_id.as_deref()
+    }
+
     /// Adds what the disks tell.
     fn count(&mut self, copies: &[Copied]) {
         for copied in copies {
