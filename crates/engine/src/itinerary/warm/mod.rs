@@ -1,6 +1,7 @@
 //! What a warm migration has besides a cold one: passes while the VM runs, and the last one of a VM that
 //! is off.
 
+mod audit;
 mod guardian;
 mod outlook;
 mod pass;

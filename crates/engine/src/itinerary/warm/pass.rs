@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use drover_mover::{Areas, Audit, PassJob, StopSignal, journal_path, recorded_leaves};
 use drover_plan::{Audit as PlanAudit, PlannedDisk, PlannedVm};
-use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{PowerState, Vm};
 
+use super::audit::audit_share;
 use super::guardian::{Before, Doubts, inspect, is_same_epoch};
 use crate::error::{EngineError, chain};
 use crate::event::Event;
@@ -14,9 +14,6 @@ use crate::itinerary::{Copied, Journey, Outcome, own_description, remove_own_sna
 use crate::parallel::in_parallel;
 use crate::store::{PassKind, PassRow, PassState, TrackedRow, VmState};
 use crate::tracking::{AreasError, Frozen};
-
-/// Blocks of each disk that a sampled audit looks at.
-const AUDIT_BLOCKS: u64 = 1000;
 
 /// A VM under the snapshot of a pass.
 pub(in crate::itinerary) struct FrozenVm {
@@ -241,18 +238,6 @@ impl Journey<'_> {
         Ok(copies)
     }
 
-    /// Kept as soon as a disk tells, also if its copy or another's fails: the next try would find it mended
-    /// where it was looked at, and believe the rest.
-    pub(in crate::itinerary) fn keep_distrust(&self, mismatches: u64) -> Outcome<()> {
-        if mismatches == 0 {
-            return Ok(());
-        }
-        let why = format!(
-            "change tracking is damaged: {mismatches} blocks of a disk that it called unchanged had changed"
-        );
-        Ok(self.context.store.set_distrust(self.context.plan, &self.planned.vm.id, &why)?)
-    }
-
     fn copy_areas(&self, frozen: &FrozenVm, areas: Vec<DiskAreas>) -> Outcome<Vec<Copied>> {
         let work: Vec<(&PlannedDisk, DiskAreas)> = frozen.vm.disks.iter().zip(areas).collect();
         in_parallel(self.disks_at_once, &work, self.context.stop, |(disk, areas), stop: &StopSignal| {
@@ -267,9 +252,10 @@ impl Journey<'_> {
         let plan = self.planned.warm.map_or(PlanAudit::None, |warm| warm.audit);
         let (is_last, number) = (frozen.is_last, frozen.row.number);
         let is_full = is_last && plan == PlanAudit::Full;
-        let blocks = disk.disk.capacity_bytes.div_ceil(BLOCK_BYTES).max(1);
-        let share = if is_full { 1.0 } else { (AUDIT_BLOCKS as f64 / blocks as f64).min(1.0) };
-        let is_delta = matches!(areas.areas, Areas::Changed(_));
+        let share = if is_full { 1.0 } else { audit_share(disk.disk.capacity_bytes) };
+        // In the last pass a sample would keep a guest down that waits for it.
+        let is_audited = plan != PlanAudit::None && matches!(areas.areas, Areas::Changed(_));
+        let is_audited = is_audited && (is_full || !is_last);
         let seed = frozen.row.began_ms as u64 ^ u64::from(number) << 48 ^ disk.index as u64;
         let job = PassJob {
             number,
