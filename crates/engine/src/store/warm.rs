@@ -130,6 +130,8 @@ pub struct WarmRow {
     pub hint: Option<String>,
     /// When the next pass begins.
     pub next_ms: Option<i64>,
+    /// The plan's moment for the cutover, in milliseconds since 1970, if that was tried and undone.
+    pub moment_tried_ms: Option<i64>,
     /// Why the cutover began.
     pub reason: Option<String>,
     /// The latest forecast; once the cutover has begun, the one it began with.
@@ -208,9 +210,12 @@ impl Store {
         self.set_warm(plan, vm, "up_ms = ?3", &[&at_ms])
     }
 
-    /// Records that a cutover was undone. One that was asked for has to be asked for again.
-    pub fn undo_cutover(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.set_warm(plan, vm, "down_ms = NULL, up_ms = NULL, cutover_asked = 0, reason = NULL", &[])
+    /// Records that a cutover was undone. One that was asked for has to be asked for again, and the moment that the
+    /// plan sets, if any, does not count any more.
+    pub fn undo_cutover(&self, plan: &str, vm: &str, moment_ms: Option<i64>) -> Outcome<()> {
+        let set = "down_ms = NULL, up_ms = NULL, cutover_asked = 0, reason = NULL, \
+                   moment_tried_ms = COALESCE(?3, moment_tried_ms)";
+        self.set_warm(plan, vm, set, &[&moment_ms])
     }
 
     /// Records whether the images may hold something else than was copied.
@@ -398,6 +403,7 @@ fn warm_row(row: &Row<'_>) -> rusqlite::Result<WarmRow> {
         distrust: row.get("distrust")?,
         hint: row.get("hint")?,
         next_ms: row.get("next_ms")?,
+        moment_tried_ms: row.get("moment_tried_ms")?,
         reason: row.get("reason")?,
         forecast,
         down_ms: row.get("down_ms")?,
@@ -450,7 +456,9 @@ mod tests {
         // An undone cutover has to be asked for again.
         store.set_down("p", "b", 5).unwrap();
         assert!(store.warm("p", "b").unwrap().down_ms.is_some());
-        store.undo_cutover("p", "b").unwrap();
+        store.undo_cutover("p", "b", Some(77)).unwrap();
+        store.undo_cutover("p", "b", None).unwrap();
+        assert_eq!(store.warm("p", "b").unwrap().moment_tried_ms, Some(77));
         assert!(!store.cutover_asked("p", "b").unwrap());
     }
 

@@ -66,7 +66,7 @@ impl Journey<'_> {
     pub(super) fn undo_cutover(&self) -> Result<(), EngineError> {
         let (store, plan, vm) = (self.context.store, self.context.plan, &self.planned.vm.id);
         if store.warm(plan, vm)?.reason.is_some() {
-            store.undo_cutover(plan, vm)?;
+            store.undo_cutover(plan, vm, self.moment())?;
         }
         Ok(())
     }

@@ -17,10 +17,14 @@ const BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
 /// What was copied last is read back, and the definition is written.
 const PROVE: Estimate = Estimate { likely: 2.0, spread: 2.0 };
 
+/// A run that begins so long after the plan's moment still moves the VM over.
+const MOMENT_GRACE_MS: i64 = 3_600_000;
+
 impl Journey<'_> {
-    pub(super) fn contract(&self) -> Contract {
+    pub(super) fn contract(&self) -> Outcome<Contract> {
         let warm = self.planned.warm.unwrap_or_default();
-        Contract {
+        let is_over = self.why_moment_is_over()?.is_some();
+        Ok(Contract {
             interval: match warm.interval {
                 Interval::Auto => None,
                 Interval::Every(interval) => Some(interval),
@@ -28,10 +32,33 @@ impl Journey<'_> {
             when: match warm.cutover {
                 Cutover::Manual => When::Asked,
                 Cutover::Auto => When::Fits,
+                Cutover::At(_) if is_over => When::Asked,
                 Cutover::At(moment) => When::At(moment),
             },
             downtime_max: warm.downtime_max,
+        })
+    }
+
+    /// The moment of the plan at which the VM is to move over.
+    pub(super) fn moment(&self) -> Option<i64> {
+        match self.planned.warm?.cutover {
+            Cutover::At(moment) => Some(moment),
+            Cutover::Manual | Cutover::Auto => None,
         }
+    }
+
+    /// Why the plan's moment does not count any more: whoever chose it meant a maintenance window, and did not
+    /// mean a guest to go down at whatever later time somebody resumes the plan.
+    pub(super) fn why_moment_is_over(&self) -> Outcome<Option<&'static str>> {
+        let Some(moment) = self.moment() else { return Ok(None) };
+        let tried = self.context.store.warm(self.context.plan, &self.planned.vm.id)?.moment_tried_ms;
+        Ok(match self.passes_began_ms {
+            _ if tried == Some(moment) => Some("was tried, and did not end well"),
+            Some(began_ms) if began_ms > moment + MOMENT_GRACE_MS => {
+                Some("had passed more than an hour before this run began")
+            }
+            _ => None,
+        })
     }
 
     /// What a downtime has in it besides copying: as measured with this plan's VMs, or assumed.

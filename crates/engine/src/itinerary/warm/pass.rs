@@ -49,11 +49,11 @@ impl Journey<'_> {
         let id = self.planned.vm.id.clone();
         let began_ms = self.context.clock.now_ms();
         let (now, doubts) = self.guard()?;
-        if is_last {
-            self.watch_power(&now)?;
-        }
         if is_last && now.power != PowerState::Off {
             return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
+        }
+        if is_last {
+            self.watch_power(&now)?;
         }
         // What was converted of earlier images is worth nothing once these change.
         self.context.target.forget_conversion(self.planned)?;
@@ -189,15 +189,18 @@ impl Journey<'_> {
         self.tell_begin(frozen);
         let mut copies = self.copy_areas(frozen, areas)?;
         frozen.row.count(&copies);
-        self.tell_other_bases(frozen, &copies);
         if copies.iter().filter_map(|it| it.pass.as_ref()).any(|it| !it.audit_mismatches.is_empty()) {
             copies = self.repair(frozen)?;
         }
+        self.tell_other_bases(frozen, &copies);
         self.copies = copies.into_iter().map(Some).collect();
         frozen.row.ended_ms = Some(self.context.clock.now_ms());
         let (store, plan) = (self.context.store, self.context.plan);
         store.complete_pass(plan, &frozen.row, &frozen.vm.vm.host_id, &frozen.tracked())?;
         self.tell_end(&frozen.row);
+        Ok(())
+    }
+
     /// Images that are not those which the last pass brought up to date: somebody put others in their place, or
     /// the plan names another folder now.
     fn tell_other_bases(&self, frozen: &mut FrozenVm, copies: &[Copied]) {
@@ -214,9 +217,6 @@ impl Journey<'_> {
         self.note(format!("pass {}: {why}", frozen.row.number));
         frozen.row.kind = PassKind::HashDiff;
         frozen.row.why = Some(frozen.row.why.take().map_or(why.clone(), |more| format!("{more}; {why}")));
-    }
-
-        Ok(())
     }
 
     /// Change tracking called blocks unchanged that are not: it is not believed any more.
@@ -335,11 +335,6 @@ impl Journey<'_> {
 }
 
 impl PassRow {
-    /// The state from which on the changes of a disk are asked for.
-    fn since_of(&self, disk: i32) -> Option<&str> {
-        self.since.iter().find(|row| row.disk == disk)?.change_id.as_deref()
-    }
-
     /// Adds what the disks tell.
     fn count(&mut self, copies: &[Copied]) {
         for copied in copies {
@@ -354,6 +349,11 @@ impl PassRow {
 }
 
 impl FrozenVm {
+    /// The state from which on the changes of a disk are asked for.
+    fn since_of(&self, disk: i32) -> Option<&str> {
+        self.since.iter().find(|row| row.disk == disk)?.change_id.as_deref()
+    }
+
     /// What the next pass is asked from, once this one is complete.
     fn tracked(&self) -> Vec<TrackedRow> {
         let row = |disk: &PlannedDisk| TrackedRow {

@@ -22,7 +22,13 @@ const TICK: Duration = Duration::from_millis(250);
 impl Journey<'_> {
     /// Passes while the VM runs. Ends when it is to move over, with the slots held.
     pub(in crate::itinerary) fn passes(&mut self) -> Outcome<()> {
+        self.passes_began_ms = Some(self.context.clock.now_ms());
         self.leave_it_on()?;
+        if let Some(why) = self.why_moment_is_over()? {
+            self.note(format!(
+                "the moment of its cutover {why}, so its passes go on until `drover cutover` or another moment in the plan"
+            ));
+        }
         self.check_replica()?;
         let (mut failures, mut looked_again) = (0, false);
         loop {
@@ -55,11 +61,11 @@ impl Journey<'_> {
             return Ok(());
         }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        store.undo_cutover(plan, id)?;
+        store.undo_cutover(plan, id, self.moment())?;
         store.set_switched_off(plan, id, false)?;
         self.note(
-            "it runs although an earlier run had begun its cutover, so its passes go on; a cutover by command has to be \
-             asked for again"
+            "it runs although an earlier run had begun its cutover, so its passes go on; a cutover has to be asked for \
+             again"
                 .into(),
         );
         Ok(())
@@ -71,7 +77,7 @@ impl Journey<'_> {
         }
         let asked = self.context.store.cutover_asked(self.context.plan, &self.planned.vm.id)?;
         let (facts, costs) = (facts(passes), self.costs(passes)?);
-        Ok(self.contract().decide(&facts, &costs, asked, self.context.clock.now_ms()))
+        Ok(self.contract()?.decide(&facts, &costs, asked, self.context.clock.now_ms()))
     }
 
     /// A pass of a VM that runs.
@@ -104,7 +110,7 @@ impl Journey<'_> {
             "a pass failed and is done again ({failures} of {FAILURES_MAX}): {}",
             error.chain()
         ));
-        let interval = self.contract().interval.unwrap_or(AFTER_FAILURE).min(AFTER_FAILURE);
+        let interval = self.contract()?.interval.unwrap_or(AFTER_FAILURE).min(AFTER_FAILURE);
         let until_ms = self.context.clock.now_ms() + interval.as_millis() as i64;
         self.slots.park();
         self.sleep_until(until_ms, false)

@@ -1,0 +1,123 @@
+//! Warm migrations that are gone on with: what was found, tried or put in another's place before.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use std::time::Duration;
+
+use drover_disk::DiskOp;
+use drover_disk::memory::{Effect, Nth};
+use drover_engine::{Clock, Event, NoObserver, PassKind};
+use drover_mover::journal_path;
+use drover_plan::Cutover;
+use drover_types::inventory::PowerState;
+use fakes::{PLAN, Trouble, Watch, World, stop_at_wait};
+
+#[test]
+fn an_older_image_in_the_place_of_a_replica_is_compared_whole() {
+    let world = World::warm("warm: {interval: 1s, audit: none}");
+    stop_at_wait(&world, 1);
+    let old: Vec<_> = (world.images().into_iter())
+        .map(|(path, image)| (image.content(), std::fs::read(journal_path(&path)).unwrap(), path))
+        .collect();
+    world.guest_writes("on", 2000, 5 * 65536, b"brought by the second pass");
+    stop_at_wait(&world, 3);
+    for ((_, image), (content, journal, path)) in world.images().iter().zip(old) {
+        image.overwrite(0, &content);
+        std::fs::write(journal_path(&path), journal).unwrap();
+    }
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.run(&NoObserver);
+    world.assert_arrived("on top of an older image");
+    let told = world.passes()[3].clone();
+    let why = told.why.unwrap();
+    assert!(
+        told.kind == PassKind::HashDiff && why.contains("image of Hard disk 1, Hard disk 2 is not"),
+        "{why}"
+    );
+    assert!(world.notes().contains("all of it was compared"));
+    let last = world.passes().pop().unwrap();
+    assert!(last.number == 4 || last.kind == PassKind::Delta, "believed again once all was compared");
+}
+
+#[test]
+fn what_an_audit_found_is_known_also_if_the_process_is_killed_while_it_is_mended() {
+    let world = World::warm("warm: {interval: 1s, cutover: auto}");
+    world.state().tracks.guests_write = false;
+    let hook = Watch(|event: &Event| {
+        if matches!(event, Event::PassEnded { number: 1, .. }) {
+            world.state().tracks.lies = 1;
+            world.guest_writes("on", 2000, 7 * 65536, b"not told of");
+            for (_, image) in world.images() {
+                image.add_fault(DiskOp::Write, Nth::From(image.counts().writes + 1), Effect::Panic);
+            }
+        }
+    });
+    world.run(&hook);
+    world.as_if_killed();
+    world.images().iter().for_each(|(_, image)| image.clear_faults());
+    assert!(world.warm_row().distrust.is_some_and(|why| why.contains("change tracking is damaged")));
+    world.run(&NoObserver);
+    world.assert_arrived("after a kill while it was mended");
+    assert!(world.passes()[1..].iter().all(|pass| pass.kind == PassKind::HashDiff), "{:?}", world.passes());
+}
+
+const MOMENT: &str = "warm: {interval: 60s, cutover: '1970-01-01T00:07:30Z'}";
+
+#[test]
+fn a_moment_that_was_tried_is_due_only_by_command_or_as_another_moment() {
+    for by_command in [true, false] {
+        let mut world = World::warm(MOMENT);
+        world.set_trouble("define", Trouble::Fails);
+        world.fails();
+        assert_eq!((world.calls("shut down"), world.power("vm-on")), (1, PowerState::On));
+        let passes = world.passes().len() as u32;
+        stop_at_wait(&world, passes + 3);
+        assert_eq!(
+            (world.calls("shut down"), world.power("vm-on")),
+            (1, PowerState::On),
+            "not shut down again"
+        );
+        assert!(world.notes().contains("the moment of its cutover was tried"), "{}", world.notes());
+        match by_command {
+            true => drop(world.store.ask_cutover(PLAN, None).unwrap()),
+            false => world.plan.warm.cutover = Some(Cutover::At(world.clock.now_ms() + 300_000)),
+        }
+        world.run(&NoObserver);
+        world.assert_arrived("the second time");
+        let reason = if by_command { "asked for" } else { "it is time" };
+        assert_eq!(world.warm_row().reason.as_deref(), Some(reason));
+    }
+}
+
+#[test]
+fn a_moment_that_passed_while_nothing_ran_shuts_no_guest_down_hours_later() {
+    let late = |minutes: u64| {
+        let world = World::warm(MOMENT);
+        stop_at_wait(&world, 2);
+        world.clock.sleep(Duration::from_secs(60 * minutes));
+        world
+    };
+    let world = late(30);
+    world.run(&NoObserver);
+    world.assert_arrived("within the hour");
+    let world = late(90);
+    stop_at_wait(&world, 5);
+    assert_eq!((world.calls("shut down"), world.power("vm-on")), (0, PowerState::On));
+    assert!(world.notes().contains("had passed more than an hour before"), "{}", world.notes());
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.run(&NoObserver);
+    world.assert_arrived("by command");
+}
+
+#[test]
+fn a_sample_is_looked_at_while_the_guest_runs_and_not_while_it_is_down() {
+    let world = World::warm_auto();
+    world.run(&NoObserver);
+    let passes = world.passes();
+    let (last, before) = passes.split_last().unwrap();
+    assert!(before[1..].iter().all(|pass| pass.audited_blocks > 0), "{before:?}");
+    assert_eq!(last.audited_blocks, 0, "{last:?}");
+    // What is said to be resumed goes on with something.
+    assert!(!world.notes().contains("resumed"), "{}", world.notes());
+}
