@@ -97,7 +97,7 @@ impl World {
 
     /// These VMs under a plan with these lines more.
     pub fn with(vms: &[Vm], lines: &str) -> World {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let text = format!(
             "version: 1\nname: {PLAN}\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
              target: {{type: qemu, folder: {}}}\npower_off: shutdown\nvms: [{{glob: '*'}}]\n{lines}\n",
@@ -390,6 +390,12 @@ fn ordered(call: &str) -> ProviderError {
     ProviderError::new(Cause::Source, format!("{call} fails as ordered")).advise("order something else")
 }
 
+/// A folder in memory where there is one: stores and journals flush with every step, and no test cuts the power.
+fn folder_in_memory() -> tempfile::TempDir {
+    let in_memory = tempfile::tempdir_in("/dev/shm");
+    in_memory.or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 /// The source's disks, which refuse to be written.
 fn disks_of(vm: &Vm) -> Vec<(String, MemDisk)> {
     let disk = |disk: &VmDisk| {
@@ -485,12 +491,6 @@ impl SourceProvider for World {
         })
     }
 
-    fn tracking(&self) -> Option<&dyn ChangeTracking> {
-        Some(self)
-    }
-}
-
-impl TargetProvider for World {
     fn watch_power(&self, vm: &Vm) -> Result<Option<Box<dyn PowerWatch + '_>>, ProviderError> {
         let before = self.call("watch power", &vm.name, |state| {
             assert_eq!(state.vms[&vm.id].power, PowerState::Off, "one that runs is watched");
@@ -502,11 +502,11 @@ impl TargetProvider for World {
         Ok(before.map(watch))
     }
 
-    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.call("prepare", &vm.target_name, |_| std::fs::create_dir_all(&vm.folder).unwrap())
+    fn tracking(&self) -> Option<&dyn ChangeTracking> {
+        Some(self)
     }
+}
 
-    fn open_disk(
 /// How often a VM had been switched on when the watch began.
 struct Watched<'a> {
     world: &'a World,
@@ -522,6 +522,12 @@ impl PowerWatch for Watched<'_> {
     }
 }
 
+impl TargetProvider for World {
+    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.call("prepare", &vm.target_name, |_| std::fs::create_dir_all(&vm.folder).unwrap())
+    }
+
+    fn open_disk(
         &self,
         disk: &PlannedDisk,
         vm: &PlannedVm,
