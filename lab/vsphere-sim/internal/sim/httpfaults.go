@@ -139,14 +139,19 @@ func (f *faultWriter) before() bool {
 	return false
 }
 
-// trickle sends a body without end: white space, which XML readers swallow in silence, or noise.
+// trickle sends a body without end: white space, which XML readers swallow in silence, or noise. It comes slowly,
+// unless the order has a rate.
 func (f *faultWriter) trickle() {
-	const pause = 5 * time.Millisecond
+	pause, times := 5*time.Millisecond, 1
+	if f.rule.BytesPerS > 0 {
+		times = 64
+		pause = time.Duration(int64(times) * 4096 * int64(time.Second) / f.rule.BytesPerS)
+	}
 	f.Header().Set("Content-Type", "text/xml; charset=utf-8")
-	chunk := []byte(strings.Repeat(" \n", 2048))
+	chunk := []byte(strings.Repeat(" \n", 2048*times))
 	if strings.HasPrefix(f.request.URL.Path, "/folder") {
 		f.Header().Set("Content-Type", "application/octet-stream")
-		chunk = []byte(strings.Repeat("garbage!", 512))
+		chunk = []byte(strings.Repeat("garbage!", 512*times))
 	} else {
 		_, _ = f.ResponseWriter.Write([]byte("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"))
 	}
