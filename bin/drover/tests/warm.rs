@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{MIB, Stage, disk_file, vm, with};
@@ -264,4 +265,39 @@ fn an_expired_session_a_quiesce_fault_and_a_switched_off_guest_are_outlasted() {
     warm.cutover();
     warm.ends_well(started);
     assert!(warm.report()["events"].to_string().contains("was switched off by someone"));
+}
+
+#[test]
+fn a_source_that_ran_for_a_moment_while_it_was_converted_is_noticed_and_nothing_is_lost() {
+    let Some(warm) = Warm::new(109, 8, MANUAL) else { return };
+    let text = std::fs::read_to_string(&warm.plan).unwrap().replace("convert: never", "convert: always");
+    std::fs::write(&warm.plan, text).unwrap();
+    // A converter that changes nothing and takes as long as it is told.
+    let tools = warm.stage.path("tools");
+    let (begun, go) = (tools.join("begun"), tools.join("go"));
+    std::fs::create_dir(&tools).unwrap();
+    let script = "#!/bin/sh\ncd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done\n";
+    let converter = tools.join("virt-v2v-in-place");
+    std::fs::write(&converter, script).unwrap();
+    std::fs::set_permissions(&converter, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let mut drover = warm.stage.drover.command(&["migrate", &warm.plan]);
+    let mut drover = drover.env("PATH", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    warm.wait_for_passes(2);
+    warm.cutover();
+    warm.wait_for(|| begun.exists(), "the conversion");
+    for state in ["on", "off"] {
+        warm.stage.sim.post("/vm/power", json!({"vm": "one", "state": state})).unwrap();
+    }
+    let write = json!({"vm": "one", "disk": 1, "offset": MIB, "hex": "6c6f7374"});
+    warm.stage.sim.post("/write", write).unwrap();
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(drover.wait().unwrap().code(), Some(6));
+    let error = warm.report()["vms"][0]["error"].to_string();
+    assert!(error.contains("was switched on and off again by someone"), "{error}");
+    assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn", "drover had switched it off");
+    warm.cutover();
+    let end = warm.stage.drover.command(&["resume", &warm.plan]).env("PATH", &path).output().unwrap();
+    assert!(end.status.success(), "{}", String::from_utf8_lossy(&end.stderr));
+    warm.assert_arrived();
 }
