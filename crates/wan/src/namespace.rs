@@ -1,0 +1,113 @@
+//! Network namespaces without names.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::sys;
+
+/// How long what was left in a namespace has to end by itself after SIGTERM.
+const LEAVE_TIME: Duration = Duration::from_secs(2);
+
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A network namespace. It lasts as long as this handle or a process in it, whichever is longer.
+#[derive(Debug)]
+pub struct Namespace {
+    file: File,
+}
+
+impl Namespace {
+    /// A new one, with nothing in it but a loopback device that is down.
+    ///
+    /// # Errors
+    /// If this user may make none.
+    pub fn new() -> io::Result<Namespace> {
+        let make = || {
+            sys::leave_network()?;
+            File::open("/proc/thread-self/ns/net").map(|file| Namespace { file })
+        };
+        apart(make)?
+    }
+
+    /// Does some work in the namespace, in a thread of its own. Sockets and devices that it opens belong to the
+    /// namespace wherever they are used later; programs that it starts are in it.
+    ///
+    /// # Errors
+    /// If the namespace cannot be entered; what the work returns is in the value.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let enter = || -> io::Result<T> {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(work())
+        };
+        apart(enter)?
+    }
+
+    /// Starts a program in the namespace.
+    ///
+    /// The thread that starts it ends at once, so a program that wants to end with its parent (`PR_SET_PDEATHSIG`, as nbdkit does with
+    /// `--exit-with-parent`) ends at once too.
+    ///
+    /// # Errors
+    /// If the namespace cannot be entered or the program not started.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        self.run(|| command.spawn())?
+    }
+
+    /// A path by which other programs of this user can enter it (`nsenter --net=PATH`) as long as this process lives.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
+    }
+
+    /// Ends the programs that are still in the namespace: asks them first, then kills them.
+    ///
+    /// # Errors
+    /// If the namespace cannot be looked at.
+    pub fn clear(&self) -> io::Result<()> {
+        let mut left = self.processes()?;
+        send(&left, Signal::TERM);
+        let mut waited = Duration::ZERO;
+        while !left.is_empty() && waited < LEAVE_TIME {
+            std::thread::sleep(LOOK);
+            waited += LOOK;
+            left = self.processes()?;
+        }
+        send(&left, Signal::KILL);
+        Ok(())
+    }
+
+    /// Programs in the namespace, this one aside. Those that have ended and wait for their parents do not count.
+    fn processes(&self) -> io::Result<Vec<Pid>> {
+        let own = self.file.metadata()?;
+        let is_here = |pid: i32| {
+            let found = std::fs::metadata(format!("/proc/{pid}/ns/net"));
+            found.is_ok_and(|it| it.ino() == own.ino() && it.dev() == own.dev())
+        };
+        let this = std::process::id() as i32;
+        let entries = std::fs::read_dir("/proc")?.flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        Ok(pids.filter(|pid| *pid != this && is_here(*pid)).filter_map(Pid::from_raw).collect())
+    }
+}
+
+fn send(processes: &[Pid], signal: Signal) {
+    for process in processes {
+        // It may have ended since it was seen.
+        let _ = kill_process(*process, signal);
+    }
+}
+
+/// Works in a thread that ends with the work, because the thread's namespace is not this program's any more.
+fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("namespace".into()).spawn_scoped(scope, work)?;
+        thread.join().map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
+    })
+}

@@ -1,0 +1,48 @@
+//! The wall around what the kernel takes only unsafely: three calls.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+
+use rustix::ioctl::{IntegerSetter, Opcode, Setter, ioctl, opcode};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Longest name of an interface, with the zero behind it.
+const NAME_BYTES: usize = 16;
+
+const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
+const TUNSETOFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
+
+/// `struct ifreq` of `include/uapi/linux/if.h`: a name, and a union of 24 bytes of which the flags are the first two.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_BYTES],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+/// Makes `device`, an open `/dev/net/tun`, the interface `name` of the network namespace it was opened in.
+pub fn attach(device: &File, name: &str, flags: u16) -> io::Result<()> {
+    let mut request = InterfaceRequest { name: [0; NAME_BYTES], flags, rest: [0; 22] };
+    if name.len() >= NAME_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "name of an interface is too long"));
+    }
+    request.name[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` of 40 bytes, which `request` is in layout and size; it is
+    // owned by the call, and what the kernel writes back (name, flags) is valid for these fields.
+    unsafe { ioctl(device, Setter::<TUNSETIFF, InterfaceRequest>::new(request)) }.map_err(io::Error::from)
+}
+
+/// Tells the device which offloads its reader understands.
+pub fn set_offloads(device: &File, offloads: u32) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer.
+    unsafe { ioctl(device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(offloads as usize)) }
+        .map_err(io::Error::from)
+}
+
+/// Moves the calling thread into a new network namespace.
+pub fn leave_network() -> io::Result<()> {
+    // SAFETY: only unsharing the table of files would make descriptors of other threads mean something else; NEWNET alone
+    // changes no memory and no descriptor.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)
+}
