@@ -1,6 +1,7 @@
 //! The command line.
 
 mod disks;
+mod lab;
 mod vddk;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
+pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
@@ -56,6 +58,11 @@ pub enum Command {
     Vddk {
         #[command(subcommand)]
         command: VddkCommand,
+    },
+    /// Tools to try drover, and anything else, under conditions that are hard to come by
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
     },
     /// Write shell completions to standard output
     Completions {

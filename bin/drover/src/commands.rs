@@ -7,6 +7,7 @@ pub mod documents;
 pub mod hash;
 pub mod import;
 pub mod inventory;
+pub mod lab;
 mod manifest;
 pub mod migrate;
 pub mod plan;

@@ -22,12 +22,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command, PlanCommand, VddkCommand};
+use cli::{Cli, Command, LabCommand, PlanCommand, VddkCommand};
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
-        Ok(exit) => exit.into(),
+        Ok(code) => code,
         Err(failure) => {
             out::say(&failure);
             failure.exit.into()
@@ -35,8 +35,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<Exit, Failure> {
-    match &cli.command {
+fn run(cli: &Cli) -> Result<ExitCode, Failure> {
+    let exit = match &cli.command {
         Command::Inventory(args) => commands::inventory::run(args),
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
@@ -58,7 +58,10 @@ fn run(cli: &Cli) -> Result<Exit, Failure> {
         Command::ServeDisk(args) => commands::serve_disk::run(args),
         Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
+        // It ends as the command does that it runs.
+        Command::Lab { command: LabCommand::Wan(args) } => return Ok(commands::lab::wan(args)),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),
-    }
+    }?;
+    Ok(exit.into())
 }

@@ -212,9 +212,10 @@ fn flow(packet: &[u8]) -> Option<Flow> {
     Some(Flow { source, target, ports, protocol })
 }
 
+/// As it stands in IPv6, behind `::ffff:`.
 fn address4(packet: &[u8], at: usize) -> u128 {
     let bytes = [packet[at], packet[at + 1], packet[at + 2], packet[at + 3]];
-    u128::from(std::net::Ipv4Addr::from(bytes).to_ipv6_mapped())
+    0xffff << 32 | u128::from(u32::from_be_bytes(bytes))
 }
 
 fn address6(packet: &[u8], at: usize) -> u128 {

@@ -1,0 +1,163 @@
+//! `drover lab wan`. Skips, and says so, where no namespaces or TUN devices can be made.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const DROVER: &str = env!("CARGO_BIN_EXE_drover");
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wan(args: &[&str]) -> Output {
+    Command::new(DROVER).args(["lab", "wan"]).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether there can be lines here.
+fn can() -> bool {
+    let output = wan(&["--", "true"]);
+    if output.status.success() {
+        return true;
+    }
+    println!("SKIPPED: no line can be laid here: {}", text(&output.stderr));
+    assert!(std::env::var_os("DROVER_NEEDS_WAN").is_none(), "DROVER_NEEDS_WAN is set");
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("error: making a "), "it is not this machine that cannot");
+    false
+}
+
+#[test]
+fn a_command_runs_at_the_near_end_and_its_exit_code_is_kept() {
+    if !can() {
+        return;
+    }
+    let output = wan(&[
+        "--rate",
+        "100m",
+        "--rtt",
+        "10ms",
+        "--down-loss",
+        "1%",
+        "--near-addresses",
+        "5",
+        "--far-addresses",
+        "2",
+        "--tcp-mem",
+        "8m",
+        "--congestion",
+        "reno",
+        "--",
+        "sh",
+        "-c",
+        "echo $DROVER_WAN_NEARS $DROVER_WAN_FAR; cat /proc/sys/net/ipv4/tcp_wmem; test -e $DROVER_WAN_FAR_NETNS && exit 7",
+    ]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(7), "{err}");
+    assert!(out.starts_with("10.81.1.1,10.81.1.2,10.81.1.3,10.81.1.4,10.81.1.5 10.81.2.1\n"), "{out}");
+    assert!(out.trim_end().ends_with("8388608"), "{out}");
+    assert!(err.contains("up: 100 Mbit/s, 5ms one way, 0 % lost"), "{err}");
+    assert!(err.contains("down: 100 Mbit/s, 5ms one way, 1 % lost"), "{err}");
+    assert!(err.contains("congestion control near reno, far reno (read back)"), "{err}");
+    assert!(err.contains("segments carried"), "{err}");
+}
+
+#[test]
+fn the_far_end_serves_and_orders_are_taken() {
+    if !can() {
+        return;
+    }
+    let serve = "exec nbdkit -f -p 10809 memory 1M";
+    let ask = format!(
+        "nbdinfo --size nbd://$DROVER_WAN_FAR && {DROVER} lab wan ctl outage 10ms && {DROVER} lab wan ctl status"
+    );
+    let output = wan(&["--quiet", "--far", serve, "--far-port", "10809", "--", "sh", "-c", &ask]);
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{out} {}", text(&output.stderr));
+    assert!(out.starts_with("1048576\nok\nup: "), "{out}");
+}
+
+#[test]
+fn what_fails_before_the_command_has_a_code_of_its_own() {
+    let nothing = wan(&[]);
+    assert_eq!(nothing.status.code(), Some(2), "{}", text(&nothing.stderr));
+    let share = wan(&["--police-flow", "20%", "--", "true"]);
+    assert_eq!(share.status.code(), Some(2), "{}", text(&share.stderr));
+    assert!(text(&share.stderr).contains("needs a --rate"));
+    assert_eq!(wan(&["--rtt", "55", "--", "true"]).status.code(), Some(2));
+    if !can() {
+        return;
+    }
+    assert_eq!(wan(&["--", "/no/such/program"]).status.code(), Some(127));
+    assert_eq!(wan(&["--", "/etc/passwd"]).status.code(), Some(126));
+    assert_eq!(wan(&["--mtu", "100", "--", "true"]).status.code(), Some(125));
+    let early = wan(&["--far", "exit 3", "--", "true"]);
+    assert_eq!(early.status.code(), Some(125), "{}", text(&early.stderr));
+}
+
+/// Starts a line whose command says that it runs and then sleeps.
+fn sleeper() -> std::process::Child {
+    let mut child = Command::new(DROVER)
+        .args(["lab", "wan", "--quiet", "--", "sh", "-c", "echo $DROVER_WAN_CONTROL $$; exec sleep 1000"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take();
+    child
+}
+
+fn first_line(child: &mut std::process::Child) -> (std::path::PathBuf, i32) {
+    let mut line = String::new();
+    let mut byte = [0];
+    while child.stdout.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        line.push(byte[0].into());
+    }
+    let (path, pid) = line.split_once(' ').unwrap();
+    (path.into(), pid.parse().unwrap())
+}
+
+fn send(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_signal_ends_the_command_and_nothing_is_left() {
+    if !can() {
+        return;
+    }
+    let mut child = sleeper();
+    let (socket, pid) = first_line(&mut child);
+    send(child.id(), rustix::process::Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15), "as the command that SIGTERM ended");
+    assert!(!socket.exists());
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn what_a_killed_one_leaves_is_removed_by_the_next() {
+    if !can() {
+        return;
+    }
+    let mut child = sleeper();
+    let (socket, pid) = first_line(&mut child);
+    let mut device = Command::new("nsenter");
+    device.args([&format!("--net=/proc/{pid}/ns/net"), "cat", "/proc/net/dev"]);
+    assert!(text(&device.output().unwrap().stdout).contains("wan0:"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The device goes with the process, the socket with the next start; the command itself is an orphan without a line.
+    let until = Instant::now() + PATIENCE;
+    while text(&device.output().unwrap().stdout).contains("wan0:") {
+        assert!(Instant::now() < until, "the device is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(socket.exists());
+    assert!(wan(&["--", "true"]).status.success());
+    assert!(!socket.exists());
+    send(pid.try_into().unwrap(), rustix::process::Signal::KILL);
+}
