@@ -15,6 +15,7 @@ use crate::line::ring::{RING_BYTES_MIN, Ring};
 use crate::line::{Change, DirectionSpec, Fate, Lateness, Line, LineSpec, Moment, Run};
 use crate::order::Order;
 use crate::report::{Report, WayReport};
+use crate::sys;
 use crate::tun::Tun;
 
 /// Packets read, or handed over, before the other work has its turn.
@@ -23,7 +24,7 @@ const BATCH: usize = 16;
 /// Nearer than this to the next departure the thread does not sleep: to wake it up takes about as long.
 const SPIN: Duration = Duration::from_micros(25);
 
-/// The thread's priority; the load it carries must not make it late.
+/// The thread's priority where it may not run in real time; the load it carries must not make it late.
 const NICE: i32 = -15;
 
 /// What is taken for the rate of a line without one, when memory is laid out: 20 Gbit/s.
@@ -187,10 +188,10 @@ struct Work {
 
 impl Work {
     fn run(&mut self) -> io::Result<Report> {
-        // Timers of other threads may be late by 50 µs to save power; a user who may not lower the niceness has a
-        // lateness in the report instead.
+        // Timers may be late by 50 µs to save power. Where none of this is allowed the lateness is in the report.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let _ = rustix::process::setpriority_process(None, NICE);
+        let _ = sys::run_first()
+            .or_else(|_| rustix::process::setpriority_process(None, NICE).map_err(io::Error::from));
         loop {
             let mut is_busy = false;
             for way in 0..self.ways.len() {

@@ -1,4 +1,4 @@
-//! The wall around what the kernel takes only unsafely: three calls.
+//! The wall around what the kernel takes only unsafely: four calls.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -45,4 +45,14 @@ pub fn leave_network() -> io::Result<()> {
     // SAFETY: only unsharing the table of files would make descriptors of other threads mean something else; NEWNET alone
     // changes no memory and no descriptor.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)
+}
+
+/// Has the calling thread run before all that is not real-time: round robin, at the lowest of those priorities.
+pub fn run_first() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: process 0 is the calling thread; the structure is read during the call only.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
