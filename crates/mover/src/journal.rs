@@ -66,8 +66,11 @@ impl Claim {
     /// # Errors
     /// Then, and when the journal cannot be looked at.
     pub fn check(&self) -> io::Result<()> {
+        // Records may be appended meanwhile: both only grow, so the length lies between what one was before it was
+        // looked at and what the other was after.
+        let least = self.least.load(SeqCst);
         let meta = self.file.metadata()?;
-        let is_ours = (self.least.load(SeqCst)..=self.most.load(SeqCst)).contains(&meta.len());
+        let is_ours = (least..=self.most.load(SeqCst)).contains(&meta.len());
         if is_ours && meta.nlink() > 0 {
             return Ok(());
         }
@@ -263,12 +266,17 @@ impl JournalFile {
     }
 
     fn append_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.append_unsynced(bytes)?;
+        self.file.sync_data()
+    }
+
+    fn append_unsynced(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.claim.check()?;
         let length = self.file.metadata()?.len() + bytes.len() as u64;
         self.claim.most.store(length, SeqCst);
         self.file.write_all(bytes)?;
         self.claim.least.store(length, SeqCst);
-        self.file.sync_data()
+        Ok(())
     }
 
     fn sync_with_folder(&self) -> io::Result<()> {
@@ -414,6 +422,8 @@ fn sized(bytes: u64) -> drover_types::Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     fn path(name: &str) -> PathBuf {
@@ -446,6 +456,30 @@ mod tests {
         drop(new);
         let again = JournalFile::start(&path, 1 << 20, "source", "target", false).unwrap();
         assert_eq!(again.leaves.known_blocks(), 4, "nothing of what the old run appended late");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_records_while_it_looks_never_takes_itself_for_another() {
+        let path = path("own");
+        let mut journal = start(&path);
+        let (claim, is_over) = (journal.claim(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                let mut looks = 0;
+                while !is_over.load(SeqCst) {
+                    claim.check().unwrap();
+                    looks += 1;
+                }
+                looks
+            });
+            // Without the wait for the disk, so that many records meet many looks.
+            for _ in 0..20_000 {
+                journal.append_unsynced(&[0; 40]).unwrap();
+            }
+            is_over.store(true, SeqCst);
+            assert!(looks.join().unwrap() > 1000);
+        });
         std::fs::remove_file(path).unwrap();
     }
 
