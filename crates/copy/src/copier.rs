@@ -248,6 +248,11 @@ impl Copier {
         self.pass.as_mut().map(Pass::end_forgetting);
     }
 
+    /// The spans that space is to be set aside for after [`Next::Reserve`], in the order of the disk.
+    pub fn to_reserve(&self) -> &[ByteSpan] {
+        self.queue.to_reserve()
+    }
+
     /// Space could not be set aside: no more is asked for.
     pub fn reserve_failed(&mut self) {
         self.queue.reserve_off();

@@ -75,13 +75,13 @@ pub trait Disk: Send + Sync {
         0
     }
 
-    /// Sets space aside for a span that will be written soon. Its content stays as it is, so this may be
-    /// left out, and may meet writes to the same span. What is not written in the end is to be zeroed
+    /// Sets space aside for spans that will be written soon. Their content stays as it is, so this may be
+    /// left out, and may meet writes to the same spans. What is not written in the end is to be zeroed
     /// ([`Work::Zero`]), or it keeps its space.
     ///
     /// # Errors
     /// When there is no space, or the backend cannot do it; the copy goes on without.
-    fn reserve(&self, _span: ByteSpan) -> Result<(), DiskError> {
+    fn reserve(&self, _spans: &[ByteSpan]) -> Result<(), DiskError> {
         Ok(())
     }
 }

@@ -162,6 +162,11 @@ impl<'a> Shared<'a> {
         self.claim.as_ref().map_or(Ok(()), |claim| claim.check())
     }
 
+    /// What space is to be set aside for.
+    pub(crate) fn to_reserve(&self) -> Vec<ByteSpan> {
+        self.core().copier.to_reserve().to_vec()
+    }
+
     /// A read goes out now.
     pub(crate) fn sent(&self) -> Sent {
         Sent { at: self.now(), generation: self.core().window.generation() }

@@ -147,7 +147,7 @@ impl<'a> Worker<'a> {
     fn start(&mut self, next: Next) -> bool {
         match next {
             Next::Map(span) => self.map(span),
-            Next::Reserve(span) => self.reserve(span),
+            Next::Reserve => self.reserve(),
             Next::Read(span) => self.start_read(span),
             Next::Zero(span) => self.start_zero(span),
             Next::Flush(ticket) => match &self.target {
@@ -176,10 +176,11 @@ impl<'a> Worker<'a> {
         Progress::spent(&self.shared.progress.source_ns, started.elapsed());
     }
 
-    fn reserve(&mut self, span: ByteSpan) {
+    fn reserve(&mut self) {
         let started = Instant::now();
+        let spans = self.shared.to_reserve();
         if let Some(target) = &self.target
-            && target.disk.reserve(span).is_err()
+            && target.disk.reserve(&spans).is_err()
         {
             // A gain in speed, no more; what the space is missing for will say so when it is written.
             self.shared.tell(|copier, _| copier.reserve_failed());
@@ -282,9 +283,6 @@ impl<'a> Worker<'a> {
         if parts.is_empty() {
             self.keep(buffer);
             return;
-        }
-        if parts.reserve {
-            parts.data.iter().for_each(|part| self.reserve(*part));
         }
         let buffer = Arc::new(buffer);
         let slice = |part: ByteSpan| {

@@ -10,7 +10,6 @@ use drover_disk::memory::{Effect, MemDisk, Nth};
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits};
 use drover_mover::{
     Areas, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions, copy,
-    copy_telling,
 };
 use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 

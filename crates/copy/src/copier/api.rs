@@ -58,9 +58,9 @@ impl CopierConfig {
 pub enum Next {
     /// Ask the source what this span holds, then call [`Copier::mapped`] or [`Copier::map_failed`].
     Map(ByteSpan),
-    /// Set space aside on the target for this span, whose content stays as it is; then call
+    /// Set space aside on the target for [`Copier::to_reserve`], whose content stays as it is; then call
     /// [`Copier::reserve_failed`] if that did not work. It may be left undone.
-    Reserve(ByteSpan),
+    Reserve,
     /// Read this span, then call [`Copier::read`] or [`Copier::failed`].
     Read(ByteSpan),
     /// Make this span of the target zero, then call [`Copier::landed`] or [`Copier::failed`].
@@ -98,8 +98,6 @@ pub struct WriteParts {
     pub data: Vec<ByteSpan>,
     /// To be made zero.
     pub zero: Vec<ByteSpan>,
-    /// Whether space for the data is to be set aside before it is written: that was not done ahead.
-    pub reserve: bool,
 }
 
 impl WriteParts {

@@ -11,8 +11,10 @@ use crate::leaves::{Leaf, SEGMENT_BYTES};
 /// The map is asked further while fewer tasks and fewer bytes to read than this are queued.
 const QUEUE_TASKS_MIN: usize = 64;
 const QUEUE_BYTES_MIN: u64 = 256 << 20;
-/// Space is reserved only for a run of data of at least this part of what is reserved at a time.
+/// Space is reserved only if at least this part of what is reserved at a time is known to be data.
 const RESERVE_PART_MIN: u64 = 8;
+/// No more runs of data are reserved at a time.
+const RESERVE_RUNS_MAX: usize = QUEUE_TASKS_MIN;
 /// Nothing is reserved while more than this share of what is read turns out to be zeros.
 const RESERVE_ZEROS_MAX: f64 = 0.25;
 /// Longest single request to zero a span. Whole segments of the hash tree take no memory.
@@ -51,11 +53,19 @@ impl Job {
 struct Reserve {
     /// Looked at up to here.
     decided_to: u64,
-    /// The last span that was set aside.
-    span: Option<ByteSpan>,
+    /// The runs of data set aside last, in order.
+    runs: Vec<ByteSpan>,
     is_off: bool,
     /// Share of zeros in what was read lately.
     zeros: f64,
+}
+
+impl Reserve {
+    /// Whether any of `span` was set aside.
+    fn holds(&self, span: ByteSpan) -> bool {
+        let first = self.runs.partition_point(|run| run.end() <= span.offset);
+        self.runs.get(first).is_some_and(|run| run.offset < span.end())
+    }
 }
 
 /// Jobs in the order in which they are started, and those that were.
@@ -101,8 +111,8 @@ impl Queue {
         if self.in_flight_bytes > 0 && self.in_flight_bytes + bytes > config.window_bytes {
             return None;
         }
-        if let Some(span) = self.reserve_before(span, config) {
-            return Some(Next::Reserve(span));
+        if self.reserve_before(span, config) {
+            return Some(Next::Reserve);
         }
         let job = self.take_waiting(span)?;
         self.in_flight_bytes += job.window_bytes();
@@ -125,8 +135,7 @@ impl Queue {
     /// Takes `span` off the front of the first job.
     fn take_waiting(&mut self, span: ByteSpan) -> Option<Job> {
         let first = self.waiting.front_mut()?;
-        let inside = |reserved: ByteSpan| reserved.intersect(span).is_some();
-        let reserved = first.reserved || self.reserve.span.is_some_and(inside);
+        let reserved = first.reserved || self.reserve.holds(span);
         let mut job = if span.end() == first.span.end() {
             self.waiting.pop_front()?
         } else {
@@ -140,29 +149,49 @@ impl Queue {
         Some(job)
     }
 
-    /// What to set aside before `span`, the next to be read, if that is due and pays.
-    fn reserve_before(&mut self, span: ByteSpan, config: &CopierConfig) -> Option<ByteSpan> {
-        let run = self.waiting.front().filter(|job| job.task == Task::Read)?.span;
-        let at_a_time = config.reserve_bytes;
+    /// Whether space is to be set aside before `span`, the next to be read: for it and the data after it.
+    fn reserve_before(&mut self, span: ByteSpan, config: &CopierConfig) -> bool {
+        let reads_next = self.waiting.front().is_some_and(|job| job.task == Task::Read);
         let is_copy = matches!(config.mode, Mode::Copy { .. });
-        if at_a_time == 0 || !is_copy || self.reserve.is_off || span.offset < self.reserve.decided_to {
-            return None;
+        if config.reserve_bytes == 0 || !is_copy || self.reserve.is_off || !reads_next {
+            return false;
         }
-        let border = (span.offset / at_a_time).saturating_add(1).saturating_mul(at_a_time);
-        let wanted = ByteSpan::from_bounds(span.offset, run.end().min(border.max(span.end())));
-        self.reserve.decided_to = wanted.end();
-        let pays = wanted.length >= at_a_time / RESERVE_PART_MIN && self.reserve.zeros <= RESERVE_ZEROS_MAX;
-        self.reserve.span = pays.then_some(wanted);
-        self.reserve.span
+        if span.offset < self.reserve.decided_to {
+            return false;
+        }
+        let runs = self.runs_ahead(config.reserve_bytes);
+        self.reserve.decided_to = runs.last().map_or(span.end(), |run| run.end());
+        let bytes: u64 = runs.iter().map(|run| run.length).sum();
+        let pays =
+            bytes >= config.reserve_bytes / RESERVE_PART_MIN && self.reserve.zeros <= RESERVE_ZEROS_MAX;
+        self.reserve.runs = if pays { runs } else { Vec::new() };
+        pays
+    }
+
+    /// The data that waits, in the order of the disk, so many bytes of it; what is put back later is left out.
+    fn runs_ahead(&self, bytes_max: u64) -> Vec<ByteSpan> {
+        let mut runs: Vec<ByteSpan> = Vec::new();
+        let mut left = bytes_max;
+        for job in self.waiting.iter().filter(|job| job.task == Task::Read) {
+            let end = runs.last().map_or(0, |run| run.end());
+            if left == 0 || runs.len() == RESERVE_RUNS_MAX || job.span.offset < end {
+                break;
+            }
+            let run = ByteSpan::new(job.span.offset, job.span.length.min(left));
+            left -= run.length;
+            runs.push(run);
+        }
+        runs
+    }
+
+    /// What is to be set aside now.
+    pub(super) fn to_reserve(&self) -> &[ByteSpan] {
+        &self.reserve.runs
     }
 
     /// No more space is set aside.
     pub(super) fn reserve_off(&mut self) {
         self.reserve.is_off = true;
-    }
-
-    pub(super) fn reserve_is_off(&self) -> bool {
-        self.reserve.is_off
     }
 
     /// Of what was read, this share was zeros.

@@ -51,7 +51,6 @@ impl Copier {
         if !self.is_copy() {
             return parts;
         }
-        parts.reserve = self.config.reserve_bytes > 0 && !self.queue.reserve_is_off() && !reserved;
         for (block, leaf) in (span.offset / BLOCK_BYTES..).zip(leaves) {
             if self.leaves.get(block) == Some(*leaf) || !self.may_overwrite(block) {
                 continue;

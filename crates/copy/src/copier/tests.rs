@@ -172,8 +172,10 @@ impl World {
                 match copier.next(now) {
                     Next::Map(_) if self.dice.chance(self.fault_percent / 3) => copier.map_failed(),
                     Next::Map(span) => copier.mapped(&self.extents(span)),
-                    Next::Reserve(_) if self.dice.chance(self.fault_percent / 3) => copier.reserve_failed(),
-                    Next::Reserve(span) => self.set_allocated(span, true),
+                    Next::Reserve if self.dice.chance(self.fault_percent / 3) => copier.reserve_failed(),
+                    Next::Reserve => {
+                        copier.to_reserve().iter().for_each(|span| self.set_allocated(*span, true))
+                    }
                     Next::Read(span) => reading.push(span),
                     Next::Zero(span) => zeroing.push(span),
                     Next::Flush(ticket) => self.flush(copier, ticket, now),
@@ -185,7 +187,7 @@ impl World {
                 let span = reading.swap_remove(self.dice.roll(reading.len() as u64) as usize);
                 self.end_read(copier, span, now);
             } else if let Some(span) = zeroing.pop() {
-                self.apply(&WriteParts { data: Vec::new(), zero: vec![span], reserve: false });
+                self.apply(&WriteParts { data: Vec::new(), zero: vec![span] });
                 copier.landed(span);
             }
         }

@@ -235,11 +235,15 @@ impl Handle {
         Ok(())
     }
 
-    /// Sets space aside without touching content or length.
-    pub fn reserve(&self, span: ByteSpan) -> Result<(), DiskError> {
+    /// Sets space aside without touching content or length. ext4 waits for the writes under way with each
+    /// call, so none begins before the last.
+    pub fn reserve(&self, spans: &[ByteSpan]) -> Result<(), DiskError> {
         let keep = FallocateFlags::KEEP_SIZE;
-        retry(|| rustix::fs::fallocate(&self.file, keep, span.offset, span.length))
-            .map_err(|errno| self.error(DiskOp::Write, span, errno.into()))
+        let _alone = self.seam.write().unwrap_or_else(PoisonError::into_inner);
+        spans.iter().try_for_each(|span| {
+            retry(|| rustix::fs::fallocate(&self.file, keep, span.offset, span.length))
+                .map_err(|errno| self.error(DiskOp::Write, *span, errno.into()))
+        })
     }
 
     /// Makes completed writes durable, direct ones and buffered ones, and for a new file its name.

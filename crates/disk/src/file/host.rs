@@ -155,7 +155,7 @@ impl HostFile {
     /// When there is no room, or the file system cannot do it.
     pub fn reserve(&self, span: ByteSpan) -> Result<(), DiskError> {
         // Buffered writes are allocated late and together anyway.
-        if self.handle.is_direct() { self.handle.reserve(span) } else { Ok(()) }
+        if self.handle.is_direct() { self.handle.reserve(&[span]) } else { Ok(()) }
     }
 
     /// Fills `bytes` from `offset` on; all of them must lie in the file.

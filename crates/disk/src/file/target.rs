@@ -9,6 +9,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::handle::Handle;
+use super::writers::Writers;
 use super::{Access, FileDisk, FileKind, check_kind, map, open_error, size_of};
 use crate::{DiskError, Features};
 
@@ -55,7 +56,9 @@ impl FileDisk {
             extents: target.kind == FileKind::Regular && map::works(handle.file(), how.size),
             zeroed: target.zeroed,
         };
-        Ok(FileDisk { handle: Arc::new(handle), kind: target.kind, access: Access::Target, features })
+        let handle = Arc::new(handle);
+        let writers = Some(Arc::new(Writers::new(handle.clone())));
+        Ok(FileDisk { handle, kind: target.kind, access: Access::Target, features, writers })
     }
 }
 

@@ -335,3 +335,44 @@ fn a_file_for_an_image_appears_when_published_and_never_in_place_of_another() {
     drop(HostFile::create(&dir.file("never")).unwrap());
     assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 1);
 }
+
+#[test]
+fn writes_under_way_end_before_the_disk_is_gone() {
+    let dir = Dir::new();
+    let path = dir.file("t");
+    const COUNT: u64 = 64;
+    let size = COUNT << 16;
+    let disk = FileDisk::open_target(&path, new_target(size)).unwrap();
+    let mut lanes: Vec<_> = (0..4).map(|_| disk.open_lane().unwrap()).collect();
+    for number in 0..COUNT {
+        let mut buffer = Buffer::zeroed(1 << 16);
+        buffer.fill(number as u8 + 1);
+        let lane = &mut lanes[number as usize % 4];
+        if lane.in_flight() == disk.limits().depth_max {
+            lane.complete().unwrap().result.unwrap();
+        }
+        let span = ByteSpan::new(number << 16, 1 << 16);
+        lane.submit(Request { id: number, span, work: Work::Write(Slice::from(buffer)) });
+    }
+    assert!(lanes.iter().all(|lane| lane.in_flight() > 0));
+    drop((disk, lanes));
+    let found = std::fs::read(&path).unwrap();
+    assert!(found.chunks(1 << 16).zip(1u8..).all(|(block, byte)| block.iter().all(|it| *it == byte)));
+    // And the lock is gone with it.
+    FileDisk::open_target(&path, OpenTarget { size, create: false, resume: true }).unwrap();
+}
+
+#[test]
+fn space_set_aside_changes_no_byte_and_no_length() {
+    let dir = Dir::new();
+    let path = dir.file("t");
+    let size = (1 << 20) + 100;
+    let disk = FileDisk::open_target(&path, new_target(size)).unwrap();
+    write(&disk, 5000, &[7; 9000]);
+    disk.reserve(&[ByteSpan::new(4096, 65536), ByteSpan::new(500_000, 100_000), ByteSpan::new(size - 1, 1)])
+        .unwrap();
+    let found = std::fs::read(&path).unwrap();
+    assert_eq!(found.len() as u64, size);
+    assert!((0..).zip(&found).all(|(at, byte)| *byte == if (5000..14000).contains(&at) { 7 } else { 0 }));
+    assert_eq!(disk.reserve(&[ByteSpan::new(size, 1)]).unwrap_err().kind, DiskErrorKind::Misuse);
+}

@@ -1,0 +1,142 @@
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use drover_types::ByteSpan;
+
+use super::handle::Handle;
+use crate::{Completion, DiskError, DiskErrorKind, Request, Work};
+
+/// Writes at a time. Four direct ones of 512 KiB reach a disk's own rate; more only wait in its queue.
+const WRITERS: usize = 4;
+
+/// Threads that write to one target, so that who receives and hashes never stands still for the disk.
+///
+/// ```text
+/// lane A ── submit ──┐             ┌── writer 1 ── pwrite ──┐
+/// lane B ── submit ──┴── queue ────┼── …                    ├──> done of lane A or B
+///                                  └── writer 4 ── pwrite ──┘
+/// ```
+///
+/// The queue is as long as the lanes are deep. The threads start with the first write and end with the disk and
+/// its lanes.
+pub struct Writers {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    handle: Arc<Handle>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    is_over: bool,
+}
+
+struct Job {
+    request: Request,
+    done: Arc<Done>,
+}
+
+/// The requests of one lane that ended.
+#[derive(Default)]
+pub struct Done {
+    ended: Mutex<VecDeque<Completion>>,
+    wake: Condvar,
+}
+
+impl Done {
+    /// Waits for the next one. Only for whoever has a request under way.
+    pub fn wait(&self) -> Completion {
+        let mut ended = lock(&self.ended);
+        loop {
+            match ended.pop_front() {
+                Some(completion) => return completion,
+                None => ended = self.wake.wait(ended).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+impl Writers {
+    pub fn new(handle: Arc<Handle>) -> Writers {
+        let shared = Shared { handle, queue: Mutex::default(), wake: Condvar::new() };
+        Writers { shared: Arc::new(shared), threads: Mutex::default() }
+    }
+
+    /// Has a checked write or zero request carried out; it ends in `done`.
+    pub fn submit(&self, request: Request, done: Arc<Done>) {
+        self.start();
+        lock(&self.shared.queue).jobs.push_back(Job { request, done });
+        self.shared.wake.notify_one();
+    }
+
+    fn start(&self) {
+        let mut threads = lock(&self.threads);
+        if threads.is_empty() {
+            threads.extend((0..WRITERS).map(|_| {
+                let shared = self.shared.clone();
+                std::thread::spawn(move || shared.write())
+            }));
+        }
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).is_over = true;
+        self.shared.wake.notify_all();
+        for thread in lock(&self.threads).drain(..) {
+            // A writer that panicked said so, and whoever waited for it cannot be reached any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Carries out jobs until the end.
+    fn write(&self) {
+        while let Some(Job { request, done }) = self.next() {
+            let Request { id, span, work } = request;
+            // A lane waits for each of its requests, so each has to end.
+            let result = catch_unwind(AssertUnwindSafe(|| self.carry_out(span, &work)))
+                .unwrap_or_else(|_| Err(self.panicked(span, &work)));
+            lock(&done.ended).push_back(Completion { id, span, work, result });
+            done.wake.notify_one();
+        }
+    }
+
+    fn carry_out(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
+        match work {
+            Work::Write(slice) => self.handle.write(span, slice),
+            Work::Zero => self.handle.zero(span),
+            Work::Read(_) => unreachable!("lanes read by themselves"),
+        }
+    }
+
+    fn panicked(&self, span: ByteSpan, work: &Work) -> DiskError {
+        let source = io::Error::other("the thread that wrote it panicked");
+        DiskError::with_kind(DiskErrorKind::Failed, work.op(), span, self.handle.name(), source)
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            match queue.jobs.pop_front() {
+                Some(job) => return Some(job),
+                None if queue.is_over => return None,
+                None => queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
