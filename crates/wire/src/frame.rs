@@ -1,0 +1,163 @@
+//! Frames from bytes as they come.
+
+use crate::{HEADER_BYTES, Header, WireError, check_more};
+
+/// A frame that passed its checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Its header.
+    pub header: Header,
+    /// The head of a message; empty otherwise.
+    pub head: Vec<u8>,
+    /// The rest of the payload.
+    pub body: Vec<u8>,
+}
+
+/// Turns bytes into frames. Takes memory for one frame at a time, of the size that a checked header tells.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    header: Partial,
+    current: Option<(Frame, u32)>,
+}
+
+#[derive(Debug)]
+struct Partial {
+    bytes: [u8; HEADER_BYTES],
+    filled: usize,
+}
+
+impl Default for Partial {
+    fn default() -> Self {
+        Partial { bytes: [0; HEADER_BYTES], filled: 0 }
+    }
+}
+
+impl Decoder {
+    /// Takes bytes from the front of `bytes` until a frame is whole. `None` when all are taken and more
+    /// are needed.
+    ///
+    /// The payload is summed up as it is copied, while the processor's cache holds it.
+    ///
+    /// # Errors
+    /// When a frame is damaged or breaks a bound. What follows cannot be understood then.
+    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Frame>, WireError> {
+        if self.current.is_none() && !self.take_header(bytes)? {
+            return Ok(None);
+        }
+        let Some((mut frame, mut check)) = self.current.take() else { return Ok(None) };
+        let head_bytes = usize::from(frame.header.head_bytes);
+        let body_bytes = frame.header.payload_bytes as usize - head_bytes;
+        fill(&mut frame.head, head_bytes, bytes, &mut check);
+        if frame.head.len() == head_bytes {
+            fill(&mut frame.body, body_bytes, bytes, &mut check);
+            if frame.body.len() == body_bytes {
+                return self.whole(frame, check).map(Some);
+            }
+        }
+        self.current = Some((frame, check));
+        Ok(None)
+    }
+
+    /// Whether bytes of a frame were taken that is not whole.
+    pub fn is_within_a_frame(&self) -> bool {
+        self.header.filled > 0 || self.current.is_some()
+    }
+
+    fn take_header(&mut self, bytes: &mut &[u8]) -> Result<bool, WireError> {
+        let partial = &mut self.header;
+        let length = bytes.len().min(HEADER_BYTES - partial.filled);
+        partial.bytes[partial.filled..partial.filled + length].copy_from_slice(&bytes[..length]);
+        partial.filled += length;
+        *bytes = &bytes[length..];
+        if partial.filled < HEADER_BYTES {
+            return Ok(false);
+        }
+        partial.filled = 0;
+        let header = Header::decode(&partial.bytes)?;
+        let head = Vec::with_capacity(usize::from(header.head_bytes));
+        let body =
+            Vec::with_capacity(header.payload_bytes as usize - head.capacity().min(header.head_bytes.into()));
+        self.current = Some((Frame { header, head, body }, 0));
+        Ok(true)
+    }
+
+    fn whole(&mut self, frame: Frame, check: u32) -> Result<Frame, WireError> {
+        let Header { kind, sequence, payload_check, .. } = frame.header;
+        if check != payload_check {
+            return Err(WireError::PayloadCheck { kind, sequence });
+        }
+        Ok(frame)
+    }
+}
+
+/// Moves bytes until `part` has `length`.
+fn fill(part: &mut Vec<u8>, length: usize, bytes: &mut &[u8], check: &mut u32) {
+    let (now, rest) = bytes.split_at(bytes.len().min(length - part.len()));
+    *check = check_more(*check, now);
+    part.extend_from_slice(now);
+    *bytes = rest;
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Kind, check};
+
+    fn encoded(head: &[u8], body: &[u8], sequence: u64) -> Vec<u8> {
+        let payload = [head, body].concat();
+        let header = Header {
+            head_bytes: head.len() as u16,
+            sequence,
+            ..Header::new(Kind::Message, 7, 0).with_payload(&payload)
+        };
+        [&header.encode()[..], &payload].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_out_whole_however_bytes_come(
+            frames in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..50), prop::collection::vec(any::<u8>(), 0..500)), 1..8),
+            cuts in prop::collection::vec(1usize..200, 1..40),
+        ) {
+            let mut bytes = Vec::new();
+            for (at, (head, body)) in frames.iter().enumerate() {
+                bytes.extend(encoded(head, body, at as u64 + 1));
+            }
+            let (mut decoder, mut found, mut rest, mut cuts) = (Decoder::default(), Vec::new(), &bytes[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (mut part, after) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
+                rest = after;
+                while let Some(frame) = decoder.take(&mut part).unwrap() {
+                    found.push((frame.head, frame.body));
+                }
+                prop_assert!(part.is_empty());
+            }
+            prop_assert_eq!(found, frames);
+            prop_assert!(!decoder.is_within_a_frame());
+        }
+
+        #[test]
+        fn a_flipped_bit_never_gives_a_frame(body in prop::collection::vec(any::<u8>(), 0..300), bit in any::<prop::sample::Index>()) {
+            let mut bytes = encoded(b"head", &body, 1);
+            let bit = bit.index(bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Decoder::default().take(&mut &bytes[..]).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_wait_for_more(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let taken = Decoder::default().take(&mut &bytes[..]);
+            prop_assert!(!matches!(taken, Ok(Some(_))), "a check of 32 bits passed by chance");
+        }
+    }
+
+    #[test]
+    fn an_empty_message_is_a_frame() {
+        let bytes = encoded(b"", b"", 3);
+        let frame = Decoder::default().take(&mut &bytes[..]).unwrap().unwrap();
+        assert_eq!((frame.header.sequence, frame.head.len(), frame.body.len()), (3, 0, 0));
+        assert_eq!(frame.header.payload_check, check(b""));
+    }
+}
