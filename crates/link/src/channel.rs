@@ -1,0 +1,239 @@
+//! Channels, as programs use them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use drover_wire::{Header, Kind, check_more};
+
+use crate::core::{ChannelId, GATHER_WRITE_BYTES_MAX, Message, Order, Taken, check_message};
+use crate::error::LinkError;
+use crate::payload::Payload;
+use crate::session::Handle;
+use crate::shared::Waits;
+
+/// Bytes copied and summed at a time: what the processor's first cache holds.
+const COPY_BYTES: usize = 16 << 10;
+
+/// A channel of a session: both directions.
+#[derive(Debug)]
+pub struct Channel {
+    sender: Sender,
+    receiver: Receiver,
+    order: Order,
+}
+
+/// The half that sends. Clones send on the same channel.
+///
+/// When the last one goes without [`Sender::finish`], what it sent still arrives; after that the peer's
+/// calls fail with `Reset`, so that nobody takes a part for the whole.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    end: Arc<SenderEnd>,
+}
+
+/// The half that receives. When it goes before the end, what comes is thrown away and the peer's sending
+/// fails with `Reset`.
+#[derive(Debug)]
+pub struct Receiver {
+    end: ReceiverEnd,
+    /// Bytes of a stream that were taken from the session and not read, from an offset on.
+    piece: Vec<u8>,
+    read: usize,
+}
+
+struct SenderEnd {
+    place: Place,
+}
+
+struct ReceiverEnd {
+    place: Place,
+}
+
+/// A channel's place in its session.
+#[derive(Clone)]
+struct Place {
+    id: ChannelId,
+    handle: Arc<Handle>,
+    waits: Arc<Waits>,
+}
+
+impl fmt::Debug for SenderEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel {}", self.place.id)
+    }
+}
+
+impl fmt::Debug for ReceiverEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel {}", self.place.id)
+    }
+}
+
+impl Channel {
+    pub(crate) fn new(id: ChannelId, order: Order, handle: Arc<Handle>, waits: Arc<Waits>) -> Channel {
+        let place = Place { id, handle, waits };
+        let sender = Sender { end: Arc::new(SenderEnd { place: place.clone() }) };
+        let receiver = Receiver { end: ReceiverEnd { place }, piece: Vec::new(), read: 0 };
+        Channel { sender, receiver, order }
+    }
+
+    /// How what is sent on it arrives.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// The two halves.
+    pub fn split(self) -> (Sender, Receiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl Sender {
+    /// Sends a message. Waits while the peer's credit or this side's buffer is used up, also while the
+    /// session has no connection.
+    ///
+    /// # Errors
+    /// `Misuse` if head or body are too long ([`crate::HEAD_BYTES_MAX`], [`crate::BODY_BYTES_MAX`]), the
+    /// channel is a stream or was finished; `Reset`, `Closed`, `Lost` when channel or session are over.
+    /// A message for which there was no error arrives, unless session or channel end before.
+    pub fn send(&self, head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+        check_message(head, body)?;
+        let Place { id, handle, waits } = &self.end.place;
+        let (payload, check) = self.copied(&[head, body]);
+        let bytes = head.len() + body.len();
+        let header = Header {
+            head_bytes: head.len() as u16,
+            payload_bytes: bytes as u32,
+            payload_check: check,
+            ..Header::new(Kind::Message, *id, 0)
+        };
+        handle.shared.wait_to_send(*id, waits, |core| {
+            let reserved = core.reserve_message(*id, bytes)?;
+            Ok(reserved.map(|_| core.push(*id, header, payload.clone())))
+        })
+    }
+
+    /// Writes to a stream, as to a socket: waits until all is taken.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn write_all(&self, mut bytes: &[u8]) -> Result<(), LinkError> {
+        let Place { id, handle, waits } = &self.end.place;
+        if (1..=GATHER_WRITE_BYTES_MAX).contains(&bytes.len()) {
+            return handle.shared.wait_to_send(*id, waits, |core| Ok(core.gather(*id, bytes)?.then_some(())));
+        }
+        while !bytes.is_empty() {
+            let (at, length) =
+                handle.shared.wait_to_send(*id, waits, |core| core.reserve_piece(*id, bytes.len()))?;
+            let (piece, rest) = bytes.split_at(length);
+            let (payload, check) = self.copied(&[piece]);
+            let header = Header {
+                payload_bytes: length as u32,
+                payload_check: check,
+                ..Header::new(Kind::Data, *id, at)
+            };
+            handle.shared.with(|inner, _| inner.core.push(*id, header, payload));
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Says that no more will be sent: the peer reads to the end. The other direction stays open. May be
+    /// said again.
+    ///
+    /// # Errors
+    /// `Reset`, `Closed`, `Lost` when channel or session are over.
+    pub fn finish(&self) -> Result<(), LinkError> {
+        let Place { id, handle, .. } = &self.end.place;
+        handle.shared.with(|inner, _| inner.core.finish(*id))
+    }
+
+    /// Gives both directions up: the peer's calls fail with `Reset`, and so do this side's.
+    pub fn reset(&self) {
+        let Place { id, handle, .. } = &self.end.place;
+        handle.shared.with(|inner, _| inner.core.reset(*id));
+    }
+
+    fn copied(&self, parts: &[&[u8]]) -> (Payload, u32) {
+        let pool = &self.end.place.handle.shared.pool;
+        let mut bytes = pool.take(parts.iter().map(|part| part.len()).sum());
+        let mut check = 0;
+        for piece in parts.iter().flat_map(|part| part.chunks(COPY_BYTES)) {
+            bytes.extend_from_slice(piece);
+            check = check_more(check, piece);
+        }
+        (Payload::pooled(bytes, pool), check)
+    }
+}
+
+impl Receiver {
+    /// The next message, whichever comes first; `None` after the peer's finish when all have been received.
+    /// Several threads may wait.
+    ///
+    /// # Errors
+    /// `Reset`, `Closed`, `Lost`, `Protocol` when channel or session are over; what arrived before a
+    /// session's end can still be received. `Misuse` on streams.
+    pub fn receive(&self) -> Result<Option<Message>, LinkError> {
+        let Place { id, handle, waits } = &self.end.place;
+        handle.shared.wait_to_receive(waits, |core| {
+            Ok(match core.message(*id)? {
+                Taken::Some(message) => Some(Some(message)),
+                Taken::End => {
+                    waits.wake_receivers();
+                    Some(None)
+                }
+                Taken::Wait | Taken::Reset => None,
+            })
+        })
+    }
+
+    /// Reads some bytes of a stream; 0 at its end, or if `buffer` is empty.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`]; `Misuse` on channels of messages.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, LinkError> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        if self.read == self.piece.len() {
+            let Place { id, handle, waits } = &self.end.place;
+            self.piece = handle.shared.wait_to_receive(waits, |core| {
+                Ok(match core.piece(*id)? {
+                    Taken::Some(piece) => Some(piece),
+                    Taken::End => Some(Vec::new()),
+                    Taken::Wait | Taken::Reset => None,
+                })
+            })?;
+            self.read = 0;
+        }
+        let left = &self.piece[self.read..];
+        let length = left.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&left[..length]);
+        self.read += length;
+        Ok(length)
+    }
+}
+
+impl Drop for SenderEnd {
+    fn drop(&mut self) {
+        self.place.leave(|core, id| core.drop_sender(id));
+    }
+}
+
+impl Drop for ReceiverEnd {
+    fn drop(&mut self) {
+        self.place.leave(|core, id| core.drop_receiver(id));
+    }
+}
+
+impl Place {
+    fn leave(&self, leave: impl FnOnce(&mut crate::core::Core, ChannelId)) {
+        self.handle.shared.with(|inner, _| {
+            leave(&mut inner.core, self.id);
+            // Its own halves and the table hold it: this is the last half.
+            if Arc::strong_count(&self.waits) <= 2 {
+                inner.forget_waits(self.id);
+            }
+        });
+    }
+}

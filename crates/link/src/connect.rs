@@ -1,0 +1,341 @@
+//! The side that dials.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drover_wire::{FEATURES, Hello, VERSIONS, VersionRange, Welcome};
+use rustix::net::{AddressFamily, SocketType};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+
+use crate::core::{Controller, Core, Limits, Moment, Side, StripeBounds};
+use crate::error::{LinkError, LinkErrorKind};
+use crate::greet::{self, Failure, io_failure};
+use crate::keeper::{self, Dial};
+use crate::peer::Peer;
+use crate::rate::RateLimit;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::socket::{SocketOptions, TcpLine};
+use crate::tls::Tls;
+use crate::{identity, stripe};
+
+/// How long one attempt may take, from the first packet to the greeting's answer.
+const ATTEMPT_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a connection may take to be there, if nothing else is said.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Pairs of addresses that are used; more are not looked at.
+const PAIRS_MAX: usize = 64;
+
+/// Connections that are being made at a time.
+const DIALLING_MAX: usize = 16;
+
+/// Pause after a failed attempt: first, and at most. It doubles.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// How a session is to be made.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// TLS with a certificate of ours and a verifier of theirs. ALPN is set by the link, and tickets are
+    /// not used.
+    pub tls: Arc<ClientConfig>,
+    /// The name that the verifier gets to see.
+    pub server_name: ServerName<'static>,
+    /// Addresses of the peer; all are used.
+    pub targets: Vec<SocketAddr>,
+    /// Addresses here to go out from; all are used, with every target of the same kind. None: the kernel
+    /// chooses.
+    pub sources: Vec<IpAddr>,
+    /// How many connections.
+    pub stripes: StripeBounds,
+    /// How their sockets are set up.
+    pub socket: SocketOptions,
+    /// Bounds of the session.
+    pub limits: Limits,
+    /// Bytes a second that may be sent; shared with whoever has the same.
+    pub rate_limit: Option<Arc<RateLimit>>,
+    /// Name that the peer hears.
+    pub name: String,
+    /// What the peer is told of this side, up to 8 KiB.
+    pub announce: Vec<u8>,
+    /// How long a connection may take to be there.
+    pub connect_within: Duration,
+    /// Versions of the protocol; other than what this library speaks only in tests.
+    pub versions: VersionRange,
+}
+
+impl ConnectOptions {
+    /// All as usual.
+    pub fn new(tls: Arc<ClientConfig>, server_name: ServerName<'static>, targets: Vec<SocketAddr>) -> Self {
+        ConnectOptions {
+            tls,
+            server_name,
+            targets,
+            sources: Vec::new(),
+            stripes: StripeBounds::default(),
+            socket: SocketOptions::default(),
+            limits: Limits::default(),
+            rate_limit: None,
+            name: String::new(),
+            announce: Vec::new(),
+            connect_within: CONNECT_WITHIN,
+            versions: VERSIONS,
+        }
+    }
+
+    /// Pairs of addresses that can be connected.
+    fn pairs(&self) -> Vec<Pair> {
+        let of = |target: &SocketAddr| {
+            let target = *target;
+            let fits = move |source: &&IpAddr| source.is_ipv4() == target.is_ipv4();
+            let sources: Vec<_> = self.sources.iter().filter(fits).map(|it| Some(*it)).collect();
+            let sources = if self.sources.is_empty() { vec![None] } else { sources };
+            sources.into_iter().map(move |source| Pair { source, target })
+        };
+        self.targets.iter().flat_map(of).take(PAIRS_MAX).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pair {
+    source: Option<IpAddr>,
+    target: SocketAddr,
+}
+
+/// Makes a session: dials one connection of all pairs of addresses at once, and further ones in the
+/// background.
+///
+/// # Errors
+/// `Unreachable` if nobody answers; `Refused` if the peer is not trusted or does not trust us; `Version`;
+/// `Protocol`; `Misuse` if there is no pair of addresses.
+pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
+    let options = ConnectOptions { tls: identity::client(&options.tls), ..options.clone() };
+    let pairs = options.pairs();
+    if pairs.is_empty() {
+        return Err(LinkError::new(LinkErrorKind::Misuse, "no source address can reach a target address"));
+    }
+    let (first, socket) = first_of(&options, &pairs)?;
+    let until = Instant::now() + ATTEMPT_WITHIN;
+    let mut instance = [0; 16];
+    random(&mut instance)?;
+    let welcomed = welcomed(&options, socket, None, instance, until).map_err(Failure::error)?;
+    let Welcomed { tls, welcome, fingerprint, notes } = welcomed;
+    let peer =
+        Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
+    let core = Core::new(Side::Dialler, options.limits, welcome.credits);
+    let controller = Controller::new(options.stripes);
+    let shared = Shared::new(core, peer, options.rate_limit.clone(), controller.wanted());
+    attach(&shared, tls, notes).map_err(|error| io_failure("connection", &error))?;
+    let dial = Dialler {
+        state: Arc::new(DialState {
+            join: (welcome.session, welcome.token),
+            peer_instance: welcome.instance,
+            instance,
+            fingerprint,
+            dialling: AtomicUsize::new(0),
+            pause: Mutex::new((PAUSE_FIRST, Moment::ZERO)),
+            options,
+        }),
+        next: first + 1,
+        pairs,
+        shared: Arc::downgrade(&shared),
+    };
+    keeper::start(&shared, Some(controller), Some(Box::new(dial)))
+        .map_err(|error| LinkError::new(LinkErrorKind::Unreachable, format!("no thread: {error}")))?;
+    Ok(Session::new(shared))
+}
+
+pub(crate) fn random(bytes: &mut [u8]) -> Result<(), LinkError> {
+    aws_lc_rs::rand::fill(bytes)
+        .map_err(|_| LinkError::new(LinkErrorKind::Unreachable, "the system gives no random numbers"))
+}
+
+/// The first pair of addresses that connects.
+fn first_of(options: &ConnectOptions, pairs: &[Pair]) -> Result<(usize, TcpStream), LinkError> {
+    let (sender, receiver) = mpsc::channel();
+    for (at, pair) in pairs.iter().copied().enumerate() {
+        let (sender, options) = (sender.clone(), options.clone());
+        thread::spawn(move || sender.send((at, dial(&options, pair))));
+    }
+    drop(sender);
+    let mut errors = Vec::new();
+    for (at, result) in receiver {
+        match result {
+            Ok(socket) => return Ok((at, socket)),
+            Err(error) => errors.push(format!("{}: {error}", pairs[at].target)),
+        }
+    }
+    errors.dedup();
+    Err(LinkError::new(LinkErrorKind::Unreachable, errors.join("; ")))
+}
+
+fn dial(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
+    let Some(source) = pair.source else {
+        return TcpStream::connect_timeout(&pair.target, options.connect_within);
+    };
+    let family = if pair.target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket =
+        rustix::net::socket_with(family, SocketType::STREAM, rustix::net::SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
+    let socket = TcpStream::from(socket);
+    connect_within(&socket, pair.target, options.connect_within)?;
+    Ok(socket)
+}
+
+/// Connects a socket that exists already; the standard library does it for new ones only.
+fn connect_within(socket: &TcpStream, target: SocketAddr, within: Duration) -> std::io::Result<()> {
+    // The kernel applies the send timeout to connect as well.
+    socket.set_write_timeout(Some(within))?;
+    let result = rustix::net::connect(socket, &target);
+    socket.set_write_timeout(None)?;
+    match result {
+        Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::AGAIN) => {
+            Err(std::io::ErrorKind::TimedOut.into())
+        }
+        result => Ok(result?),
+    }
+}
+
+/// A connection that the peer let in.
+struct Welcomed {
+    tls: Tls,
+    welcome: Welcome,
+    fingerprint: [u8; 32],
+    notes: Vec<String>,
+}
+
+fn welcomed(
+    options: &ConnectOptions,
+    socket: TcpStream,
+    join: Option<([u8; 16], [u8; 32])>,
+    instance: [u8; 16],
+    until: Instant,
+) -> Result<Welcomed, Failure> {
+    let lost = |error: std::io::Error| Failure::Passing(io_failure("connection", &error));
+    let notes = options.socket.apply(&socket).map_err(lost)?;
+    let mut tls =
+        Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
+    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Final)?;
+    let hello = Hello {
+        versions: options.versions,
+        features: FEATURES,
+        join,
+        instance,
+        name: options.name.clone(),
+        announce: options.announce.clone(),
+        credits: options.limits.credits,
+    };
+    let welcome = greet::introduce(&mut tls, hello, until)?;
+    Ok(Welcomed { tls, welcome, fingerprint, notes })
+}
+
+/// Gives a connection to its session.
+pub(crate) fn attach(shared: &Arc<Shared>, tls: Tls, notes: Vec<String>) -> std::io::Result<()> {
+    shared.with(|inner, _| {
+        for note in notes {
+            if !inner.notes.contains(&note) {
+                inner.note(note);
+            }
+        }
+    });
+    let line = TcpLine::new(tls.socket())?;
+    let (reader, writer) = tls.split()?;
+    stripe::start(shared, Box::new(line), reader, writer)
+}
+
+/// Makes further connections of a session.
+struct Dialler {
+    state: Arc<DialState>,
+    pairs: Vec<Pair>,
+    next: usize,
+    shared: Weak<Shared>,
+}
+
+struct DialState {
+    options: ConnectOptions,
+    join: ([u8; 16], [u8; 32]),
+    peer_instance: [u8; 16],
+    instance: [u8; 16],
+    fingerprint: [u8; 32],
+    dialling: AtomicUsize,
+    /// The next pause, and until when it is one.
+    pause: Mutex<(Duration, Moment)>,
+}
+
+impl Dial for Dialler {
+    fn keep(&mut self, wanted: usize, healthy: usize, now: Moment) {
+        if now < self.state.pause.lock().unwrap_or_else(PoisonError::into_inner).1 {
+            return;
+        }
+        let dialling = self.state.dialling.load(Ordering::Relaxed);
+        let missing = wanted.saturating_sub(healthy + dialling).min(DIALLING_MAX.saturating_sub(dialling));
+        for _ in 0..missing {
+            let pair = self.pairs[self.next % self.pairs.len()];
+            self.next += 1;
+            self.state.dialling.fetch_add(1, Ordering::Relaxed);
+            let (state, shared) = (self.state.clone(), self.shared.clone());
+            let started = thread::Builder::new().name("link-dial".into()).spawn(move || {
+                state.dial(pair, &shared);
+                state.dialling.fetch_sub(1, Ordering::Relaxed);
+                if let Some(shared) = shared.upgrade() {
+                    shared.keeper.notify_all();
+                }
+            });
+            if started.is_err() {
+                self.state.dialling.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl DialState {
+    /// One attempt.
+    fn dial(&self, pair: Pair, shared: &Weak<Shared>) {
+        let result = self.attempt(pair);
+        let Some(shared) = shared.upgrade() else { return };
+        let failure = match result {
+            Ok(Welcomed { tls, notes, .. }) => match attach(&shared, tls, notes) {
+                Ok(()) => {
+                    self.pause.lock().unwrap_or_else(PoisonError::into_inner).0 = PAUSE_FIRST;
+                    return;
+                }
+                Err(error) => Failure::Passing(io_failure("connection", &error)),
+            },
+            Err(failure) => failure,
+        };
+        let now = shared.now();
+        match failure {
+            Failure::Final(error) => shared.with(|inner, _| inner.core.end_told(error)),
+            Failure::Passing(error) => {
+                let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+                if now >= pause.1 {
+                    *pause = ((pause.0 * 2).min(PAUSE_MAX), now + pause.0);
+                }
+                drop(pause);
+                shared.with(|inner, _| inner.note(format!("no connection to {}: {error}", pair.target)));
+            }
+        }
+    }
+
+    fn attempt(&self, pair: Pair) -> Result<Welcomed, Failure> {
+        let until = Instant::now() + ATTEMPT_WITHIN;
+        let socket =
+            dial(&self.options, pair).map_err(|error| Failure::Passing(io_failure("connection", &error)))?;
+        let welcomed = welcomed(&self.options, socket, Some(self.join), self.instance, until)?;
+        let is_same =
+            welcomed.fingerprint == self.fingerprint && welcomed.welcome.instance == self.peer_instance;
+        match is_same {
+            true => Ok(welcomed),
+            false => {
+                let text = "another peer answered than the one the session was made with";
+                Err(Failure::Final(LinkError::new(LinkErrorKind::Lost, text)))
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What the program does with a session.
+
+use drover_wire::{BODY_BYTES_MAX, Credits, HEAD_BYTES_MAX, Header, OPENING_BYTES_MAX, cost};
+
+use super::receiving::{ReceiveState, Taken};
+use super::sending::{SendState, Sending};
+use super::{
+    COUNT_SHIFT, Channel, ChannelId, Control, Core, MESSAGES_BIT, Message, Order, Receiving, order_of,
+};
+use crate::error::{LinkError, LinkErrorKind};
+use crate::payload::Payload;
+
+/// Writes to a stream up to this size are gathered to larger frames.
+pub const GATHER_WRITE_BYTES_MAX: usize = 8 << 10;
+
+fn misuse<T>(text: &str) -> Result<T, LinkError> {
+    Err(LinkError::new(LinkErrorKind::Misuse, text))
+}
+
+fn reset(text: &str) -> LinkError {
+    LinkError::new(LinkErrorKind::Reset, text)
+}
+
+/// Whether a message is within the bounds.
+pub fn check_message(head: &[u8], body: &[u8]) -> Result<(), LinkError> {
+    match head.len() <= HEAD_BYTES_MAX && body.len() <= BODY_BYTES_MAX {
+        true => Ok(()),
+        false => misuse(&format!("a message of {} and {} bytes is too long", head.len(), body.len())),
+    }
+}
+
+impl Core {
+    /// Opens a channel.
+    pub fn open(&mut self, order: Order, opening: &[u8]) -> Result<ChannelId, LinkError> {
+        if let Some(error) = self.closed_error() {
+            return Err(error);
+        }
+        if opening.len() > OPENING_BYTES_MAX {
+            return misuse(&format!("an opening of {} bytes is too long", opening.len()));
+        }
+        if self.opened_now >= self.limits.channels_max {
+            return misuse(&format!("there are {} channels already", self.opened_now));
+        }
+        self.opened += 1;
+        self.opened_now += 1;
+        let messages = if order == Order::Messages { MESSAGES_BIT } else { 0 };
+        let id = self.opened << COUNT_SHIFT | messages | self.side_bit();
+        self.insert(id, true);
+        self.control.push_back(Control::Open(id, Payload::from(opening.to_vec())));
+        Ok(id)
+    }
+
+    /// Adds a channel to the table.
+    pub(super) fn insert(&mut self, id: ChannelId, is_ours: bool) {
+        let order = order_of(id);
+        let first = |credits: Credits| match order {
+            Order::Stream => credits.stream,
+            Order::Messages => credits.messages,
+        };
+        let channel = Channel {
+            order,
+            sending: Sending::new(order, first(self.first)),
+            receiving: Receiving::new(order, first(self.limits.credits), self.limits.channel_credit_max),
+            is_ours,
+            is_open: is_ours,
+            is_read: true,
+            is_in_ready: false,
+        };
+        self.channels.insert(id, channel);
+    }
+
+    /// The next channel that the peer opened.
+    pub fn accept(&mut self) -> Result<Option<(ChannelId, Order, Vec<u8>)>, LinkError> {
+        match (self.incoming.pop_front(), self.closed_error()) {
+            (_, Some(error)) => Err(error),
+            (Some((id, opening)), None) => Ok(Some((id, order_of(id), opening))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Takes room for a message of that many bytes in all. `None`: wait until woken.
+    pub fn reserve_message(&mut self, id: ChannelId, bytes: usize) -> Result<Option<u64>, LinkError> {
+        let room = self.room(id, Order::Messages)?;
+        let cost = cost(bytes);
+        // One message is always let in, or a small bound would stop everything.
+        if room < cost && !(self.held == 0 && self.has_credit(id, cost)) {
+            return Ok(None);
+        }
+        Ok(Some(self.take_room(id, bytes)))
+    }
+
+    /// Takes room for a piece of a stream: its offset, and its bytes of those wanted. `None`: wait.
+    pub fn reserve_piece(&mut self, id: ChannelId, wanted: usize) -> Result<Option<(u64, usize)>, LinkError> {
+        let room = self.room(id, Order::Stream)?;
+        let bytes = Sending::piece_bytes(wanted, room);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if let Some(channel) = self.channels.get_mut(&id) {
+            channel.sending.seal(id);
+        }
+        Ok(Some((self.take_room(id, bytes), bytes)))
+    }
+
+    /// Takes a small piece of a stream whole, if there is room.
+    pub fn gather(&mut self, id: ChannelId, bytes: &[u8]) -> Result<bool, LinkError> {
+        if self.room(id, Order::Stream)? < cost(bytes.len()) {
+            return Ok(false);
+        }
+        if let Some(channel) = self.channels.get_mut(&id) {
+            let taken = channel.sending.gather(id, bytes);
+            self.used += taken;
+            self.held += taken;
+        }
+        self.make_ready(id);
+        Ok(true)
+    }
+
+    /// Queues a frame for which room was taken.
+    pub fn push(&mut self, id: ChannelId, header: Header, payload: Payload) {
+        let cost = cost(header.payload_bytes as usize);
+        let Some(channel) = self.channels.get_mut(&id) else {
+            self.held -= cost;
+            return;
+        };
+        if channel.sending.push(header, payload) {
+            self.make_ready(id);
+        } else {
+            channel.sending.forget(cost);
+            self.held -= cost;
+            self.remove_if_over(id);
+        }
+    }
+
+    fn take_room(&mut self, id: ChannelId, bytes: usize) -> u64 {
+        self.used += cost(bytes);
+        self.held += cost(bytes);
+        self.channels.get_mut(&id).map_or(0, |channel| channel.sending.reserve(bytes))
+    }
+
+    fn has_credit(&self, id: ChannelId, cost: u64) -> bool {
+        self.limit - self.used >= cost
+            && self.channels.get(&id).is_some_and(|it| !it.sending.is_out_of_credit(cost))
+    }
+
+    fn room(&self, id: ChannelId, order: Order) -> Result<u64, LinkError> {
+        if let Some(error) = self.closed_error() {
+            return Err(error);
+        }
+        let Some(channel) = self.channels.get(&id) else { return Err(reset("the channel is gone")) };
+        if channel.order != order {
+            return misuse("messages are sent on channels of messages, bytes are written to streams");
+        }
+        match channel.sending.state {
+            SendState::Open => {}
+            SendState::Finished => return misuse("the channel was finished"),
+            SendState::Reset => return Err(reset("the channel was given up")),
+            SendState::Stopped => return Err(reset("the peer gave the channel up")),
+        }
+        let held = self.limits.held_bytes_max.saturating_sub(self.held);
+        Ok(channel.sending.room().min(self.limit - self.used).min(held))
+    }
+
+    /// Whether senders of a channel that wait for room should look again.
+    pub fn is_worth_waking(&self, id: ChannelId) -> bool {
+        let held_max = self.limits.held_bytes_max;
+        self.closed_error().is_some()
+            || self.channels.get(&id).is_none_or(|channel| {
+                let is_here = channel.sending.state == SendState::Open;
+                !is_here || (self.held <= held_max - held_max / 8 && channel.sending.is_worth_waking())
+            })
+    }
+
+    /// Says that no more will be sent.
+    pub fn finish(&mut self, id: ChannelId) -> Result<(), LinkError> {
+        if let Some(error) = self.closed_error() {
+            return Err(error);
+        }
+        let Some(channel) = self.channels.get_mut(&id) else { return Err(reset("the channel is gone")) };
+        match channel.sending.state {
+            SendState::Open => {}
+            SendState::Finished => return Ok(()),
+            SendState::Reset | SendState::Stopped => return Err(reset("the channel was given up")),
+        }
+        channel.sending.state = SendState::Finished;
+        self.control.push_back(Control::Finish(id, channel.sending.count()));
+        Ok(())
+    }
+
+    /// Gives up both directions at once.
+    pub fn reset(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        if matches!(channel.sending.state, SendState::Open | SendState::Finished) {
+            channel.sending.state = SendState::Reset;
+            self.held -= channel.sending.clear();
+            self.control.push_back(Control::Reset(id, 0));
+        }
+        if channel.receiving.is_expecting() {
+            self.control.push_back(Control::Stop(id));
+        }
+        let unread = channel.receiving.stop(ReceiveState::Reset);
+        self.consume(unread);
+        self.wakes.senders.push(id);
+        self.wakes.receivers.push(id);
+        self.wakes.all_senders = true;
+    }
+
+    /// The last sender is gone. What it sent still arrives; an end that was not said is no clean one.
+    pub fn drop_sender(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        channel.sending.is_held = false;
+        if channel.sending.state == SendState::Open {
+            channel.sending.state = SendState::Finished;
+            self.control.push_back(Control::Reset(id, channel.sending.count() + 1));
+        }
+        self.remove_if_over(id);
+    }
+
+    /// The receiver is gone: what comes is thrown away, and the peer is told.
+    pub fn drop_receiver(&mut self, id: ChannelId) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        channel.is_read = false;
+        if channel.receiving.is_expecting() {
+            self.control.push_back(Control::Stop(id));
+        }
+        let unread = channel.receiving.stop(ReceiveState::Dropped);
+        self.consume(unread);
+        self.remove_if_over(id);
+    }
+
+    /// The next message of a channel.
+    pub fn message(&mut self, id: ChannelId) -> Result<Taken<Message>, LinkError> {
+        let taken = self.receiving(id, Order::Messages)?.message();
+        self.taken(id, taken)
+    }
+
+    /// The next bytes of a stream.
+    pub fn piece(&mut self, id: ChannelId) -> Result<Taken<Vec<u8>>, LinkError> {
+        let taken = self.receiving(id, Order::Stream)?.piece();
+        self.taken(id, taken)
+    }
+
+    fn receiving(&mut self, id: ChannelId, order: Order) -> Result<&mut Receiving, LinkError> {
+        match self.channels.get_mut(&id) {
+            Some(channel) if channel.order == order => Ok(&mut channel.receiving),
+            Some(_) => misuse("messages are received from channels of messages, bytes are read from streams"),
+            None => Err(reset("the channel is gone")),
+        }
+    }
+
+    fn taken<T>(&mut self, id: ChannelId, taken: Taken<(T, u64)>) -> Result<Taken<T>, LinkError> {
+        Ok(match taken {
+            Taken::Some((thing, cost)) => {
+                self.consume(cost);
+                if let Some(channel) = self.channels.get_mut(&id)
+                    && channel.receiving.credit().is_some()
+                {
+                    self.control.push_back(Control::Credit(id));
+                }
+                Taken::Some(thing)
+            }
+            Taken::Wait => match self.closed_error() {
+                Some(error) => return Err(error),
+                None => Taken::Wait,
+            },
+            Taken::End => Taken::End,
+            Taken::Reset => return Err(reset("the peer gave the channel up")),
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! Who a connection is with, and that it is a link at all.
+
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use drover_wire::TEXT_BYTES_MAX;
+use rustls::client::Resumption;
+use rustls::pki_types::CertificateDer;
+use rustls::server::ParsedCertificate;
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, CommonState, Error, ProtocolVersion, ServerConfig,
+};
+
+use crate::error::{LinkError, LinkErrorKind};
+
+/// The name of the protocol within TLS.
+pub const ALPN: &[u8] = b"drover-link/1";
+
+/// SHA-256 of a certificate's public key (SubjectPublicKeyInfo).
+///
+/// # Errors
+/// `Refused` if it is no certificate.
+pub fn fingerprint(certificate: &CertificateDer<'_>) -> Result<[u8; 32], LinkError> {
+    let refused = |text: String| LinkError::new(LinkErrorKind::Refused, text);
+    let parsed = ParsedCertificate::try_from(certificate)
+        .map_err(|error| refused(format!("the peer's certificate cannot be read: {error}")))?;
+    let sum = digest(&SHA256, parsed.subject_public_key_info().as_ref());
+    sum.as_ref().try_into().map_err(|_| refused("a digest of another length".into()))
+}
+
+/// Of the peer of a connection whose handshake is done. Nothing but TLS 1.3 with a certificate will do.
+pub fn proven(common: &CommonState) -> Result<[u8; 32], LinkError> {
+    let refused = |text: &str| Err(LinkError::new(LinkErrorKind::Refused, text));
+    if common.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
+        return refused("the peer does not speak TLS 1.3");
+    }
+    if common.alpn_protocol() != Some(ALPN) {
+        return refused("the peer speaks TLS, but not the protocol of links");
+    }
+    match common.peer_certificates().and_then(|all| all.first()) {
+        Some(certificate) => fingerprint(certificate),
+        None => refused("the peer showed no certificate"),
+    }
+}
+
+/// Each connection proves who it is with: no tickets of earlier ones, which outlive a revoked key.
+pub fn client(config: &ClientConfig) -> Arc<ClientConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    Arc::new(config)
+}
+
+/// The same for the side that listens.
+pub fn server(config: &ServerConfig) -> Arc<ServerConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.send_tls13_tickets = 0;
+    config.max_early_data_size = 0;
+    Arc::new(config)
+}
+
+/// Whether a failed handshake was about who the peer is, or who we are to it; and then why.
+pub fn refusal(error: &std::io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    let text = match error {
+        Error::InvalidCertificate(CertificateError::Revoked) => "the peer's key was revoked".into(),
+        Error::InvalidCertificate(why) => format!("the peer is not the one that was expected: {why}"),
+        Error::NoCertificatesPresented => "the peer showed no certificate".into(),
+        Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateRevoked => "the peer refused us: our key was revoked there".into(),
+            AlertDescription::AccessDenied
+            | AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateExpired
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRequired => {
+                format!("the peer refused us: our key is not known there ({alert:?})")
+            }
+            AlertDescription::NoApplicationProtocol => "the peer does not speak the protocol of links".into(),
+            _ => return None,
+        },
+        Error::NoApplicationProtocol => "the peer does not speak the protocol of links".into(),
+        _ => return None,
+    };
+    Some(shortened(text))
+}
+
+/// A text that fits where texts go on the line.
+pub fn shortened(mut text: String) -> String {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}

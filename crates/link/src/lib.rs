@@ -1,0 +1,52 @@
+//! Links: bytes between two agents, over many connections at once, that survive their connections.
+//!
+//! ```text
+//! Session ─ Channel ─ Sender, Receiver      what programs use
+//! core       pure: what to send on which connection, acknowledgements, credit, repeats, how many connections
+//! stripe     two threads for each connection
+//! keeper     one thread for each session: time, new connections
+//! connect, listen, tls                      connections over TCP and TLS 1.3
+//! ```
+//!
+//! A session carries channels over one set of connections ("stripes"). Nothing that was sent is lost or
+//! doubled when connections end, as long as the session itself lives; what it holds in memory is bounded.
+//! The format on the line is `drover_wire`'s; `docs/link.md` says how it is used.
+#![forbid(unsafe_code)]
+
+mod channel;
+mod connect;
+mod core;
+mod error;
+#[doc(hidden)]
+pub mod fuzzing;
+mod greet;
+mod identity;
+mod keeper;
+mod listen;
+mod pair;
+mod payload;
+mod peer;
+mod plain;
+mod rate;
+mod session;
+mod shared;
+mod socket;
+mod stats;
+mod stripe;
+mod tls;
+
+pub use channel::{Channel, Receiver, Sender};
+pub use connect::{ConnectOptions, connect};
+pub use core::{
+    CHANNEL_CREDIT_MAX, CHANNELS_MAX, GIVE_UP_AFTER, HELD_BYTES_MAX, Limits, MESSAGES_CREDIT_FIRST, Message,
+    Order, SESSION_CREDIT, STREAM_CREDIT_FIRST, STRIPES_MAX, STRIPES_START, StripeBounds,
+};
+pub use drover_wire::{BODY_BYTES_MAX, HEAD_BYTES_MAX, OPENING_BYTES_MAX, VERSIONS, VersionRange};
+pub use error::{LinkError, LinkErrorKind};
+pub use identity::{ALPN, fingerprint};
+pub use listen::{Admit, Applicant, ListenOptions, Listener};
+pub use peer::Peer;
+pub use rate::RateLimit;
+pub use session::{Incoming, Session};
+pub use socket::SocketOptions;
+pub use stats::{SessionState, SessionStats, StripeStats};

@@ -1,0 +1,372 @@
+//! The side that listens.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drover_wire::{FEATURES, Greeting, Hello, RefusalCode, VERSIONS, VersionRange, Welcome};
+use rustix::net::Shutdown;
+use rustls::ServerConfig;
+
+use crate::connect::{attach, random};
+use crate::core::{Core, Limits, Side};
+use crate::error::{LinkError, LinkErrorKind};
+use crate::greet::{self, io_failure};
+use crate::peer::Peer;
+use crate::rate::RateLimit;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::socket::SocketOptions;
+use crate::tls::Tls;
+use crate::{identity, keeper};
+
+/// From the first byte of a connection to the end of its greeting.
+const GREET_WITHIN: Duration = Duration::from_secs(10);
+
+/// Connections that have not greeted yet, at most; more are sent away at once.
+const GREETING_MAX: usize = 128;
+
+/// Connections of one session, at most.
+const STRIPES_MAX: usize = 128;
+
+/// Sessions that wait to be accepted, at most.
+const ACCEPT_MAX: usize = 64;
+
+/// Sessions at a time, if nothing else is said.
+const SESSIONS_MAX: usize = 256;
+
+/// After an error that will pass, such as too many open files, so long until the next try.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A peer whose TLS was sound, and that asks to be let in.
+#[derive(Clone, Copy, Debug)]
+pub struct Applicant<'a> {
+    /// SHA-256 of its public key, proven.
+    pub fingerprint: [u8; 32],
+    /// What it says that its name is.
+    pub name: &'a str,
+    /// What it announces.
+    pub announced: &'a [u8],
+    /// Where it comes from.
+    pub address: SocketAddr,
+}
+
+/// Lets a peer in under a name, or says why not; asked for each connection.
+pub type Admit = dyn Fn(&Applicant<'_>) -> Result<String, String> + Send + Sync;
+
+/// How to listen.
+#[derive(Clone)]
+pub struct ListenOptions {
+    /// Addresses to listen at; port 0 takes a free one.
+    pub addresses: Vec<SocketAddr>,
+    /// TLS with a certificate of ours and a verifier of theirs, who must show one.
+    pub tls: Arc<ServerConfig>,
+    /// Who is let in, of those whom TLS lets in.
+    pub admit: Arc<Admit>,
+    /// How sockets are set up.
+    pub socket: SocketOptions,
+    /// Bounds of each session.
+    pub limits: Limits,
+    /// Sessions at a time.
+    pub sessions_max: usize,
+    /// Bytes a second that may be sent, over all sessions.
+    pub rate_limit: Option<Arc<RateLimit>>,
+    /// Name that peers hear.
+    pub name: String,
+    /// What peers are told of this side, up to 8 KiB.
+    pub announce: Vec<u8>,
+    /// Versions of the protocol; other than what this library speaks only in tests.
+    pub versions: VersionRange,
+}
+
+impl fmt::Debug for ListenOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "listen at {:?} as {}", self.addresses, self.name)
+    }
+}
+
+impl ListenOptions {
+    /// All as usual: whoever passes TLS is let in, under the name that it says.
+    pub fn new(tls: Arc<ServerConfig>, addresses: Vec<SocketAddr>) -> ListenOptions {
+        ListenOptions {
+            addresses,
+            tls,
+            admit: Arc::new(|applicant: &Applicant<'_>| Ok(applicant.name.to_string())),
+            socket: SocketOptions::default(),
+            limits: Limits::default(),
+            sessions_max: SESSIONS_MAX,
+            rate_limit: None,
+            name: String::new(),
+            announce: Vec::new(),
+            versions: VERSIONS,
+        }
+    }
+}
+
+/// Listens for sessions. Those that it gave live on when it goes, but no connection can join them then.
+pub struct Listener {
+    sessions: Mutex<Receiver<Session>>,
+    door: Arc<Door>,
+    sockets: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "listener at {:?}", self.addresses)
+    }
+}
+
+/// What the threads of a listener share.
+struct Door {
+    options: ListenOptions,
+    instance: [u8; 16],
+    table: Mutex<HashMap<[u8; 16], Entry>>,
+    greeting: AtomicUsize,
+    is_closed: AtomicBool,
+    sender: Mutex<Option<SyncSender<Session>>>,
+}
+
+/// A session that connections may join.
+struct Entry {
+    shared: Weak<Shared>,
+    token: [u8; 32],
+}
+
+impl Listener {
+    /// Listens.
+    ///
+    /// # Errors
+    /// `Misuse` if an address is in use or not of this host.
+    pub fn bind(options: &ListenOptions) -> Result<Listener, LinkError> {
+        let misuse = |text: String| LinkError::new(LinkErrorKind::Misuse, text);
+        let mut instance = [0; 16];
+        random(&mut instance)?;
+        let (sender, receiver) = sync_channel(ACCEPT_MAX);
+        let door = Arc::new(Door {
+            options: ListenOptions { tls: identity::server(&options.tls), ..options.clone() },
+            instance,
+            table: Mutex::default(),
+            greeting: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+            sender: Mutex::new(Some(sender)),
+        });
+        let mut listener =
+            Listener { sessions: Mutex::new(receiver), door, sockets: Vec::new(), addresses: Vec::new() };
+        for address in &options.addresses {
+            let failed = |error: std::io::Error| misuse(format!("listening at {address}: {error}"));
+            let socket = TcpListener::bind(address).map_err(failed)?;
+            listener.addresses.push(socket.local_addr().map_err(failed)?);
+            let (door, accepting) = (listener.door.clone(), socket.try_clone().map_err(failed)?);
+            listener.sockets.push(socket);
+            thread::Builder::new()
+                .name("link-listen".into())
+                .spawn(move || door.listen(&accepting))
+                .map_err(failed)?;
+        }
+        Ok(listener)
+    }
+
+    /// Waits for the next session.
+    ///
+    /// # Errors
+    /// `Closed` once [`Listener::close`] was called.
+    pub fn accept(&self) -> Result<Session, LinkError> {
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.recv().map_err(|_| LinkError::new(LinkErrorKind::Closed, "the listener was closed"))
+    }
+
+    /// The addresses it listens at.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Listens no more; those who wait in [`Listener::accept`] are told.
+    pub fn close(&self) {
+        self.door.is_closed.store(true, Ordering::Release);
+        // Ends the threads that wait in accept. It fails only for sockets that do not listen.
+        for socket in &self.sockets {
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
+        *self.door.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Door {
+    fn listen(self: Arc<Door>, socket: &TcpListener) {
+        while !self.is_closed.load(Ordering::Acquire) {
+            match socket.accept() {
+                Ok((socket, address)) => self.clone().admit(socket, address),
+                Err(_) if self.is_closed.load(Ordering::Acquire) => return,
+                Err(_) => thread::sleep(ACCEPT_PAUSE),
+            }
+        }
+    }
+
+    /// Greets in a thread of its own, unless there are too many.
+    fn admit(self: Arc<Door>, socket: TcpStream, address: SocketAddr) {
+        if self.greeting.fetch_add(1, Ordering::Relaxed) >= GREETING_MAX {
+            self.greeting.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let door = self.clone();
+        let started = thread::Builder::new().name("link-greet".into()).spawn(move || {
+            // Who is not let in has been told; nobody here waits for it.
+            let _ = door.greet(socket, address);
+            door.greeting.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            self.greeting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn greet(&self, socket: TcpStream, address: SocketAddr) -> Result<(), LinkError> {
+        let until = Instant::now() + GREET_WITHIN;
+        let lost = |error: std::io::Error| io_failure("connection", &error);
+        let notes = self.options.socket.apply(&socket).map_err(lost)?;
+        let mut tls = Tls::accept(socket, self.options.tls.clone(), until).map_err(lost)?;
+        let fingerprint = tls.with_common(identity::proven)?;
+        let Greeting::Hello(hello) = greet::read(&mut tls, until).map_err(lost)? else {
+            return greet::refuse(&mut tls, RefusalCode::Protocol, "that was no hello", until).map_err(lost);
+        };
+        match self.judge(&hello, fingerprint, address) {
+            Ok(verdict) => self.welcome(tls, hello, fingerprint, verdict, notes, until),
+            Err((code, text)) => {
+                greet::refuse(&mut tls, code, &identity::shortened(text), until).map_err(lost)
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        hello: &Hello,
+        fingerprint: [u8; 32],
+        address: SocketAddr,
+    ) -> Result<Verdict, (RefusalCode, String)> {
+        let ours = self.options.versions;
+        let version = ours.common(hello.versions).ok_or_else(|| {
+            let theirs = hello.versions;
+            let text = format!(
+                "versions {} to {} are spoken here, {} to {} there",
+                ours.lowest, ours.highest, theirs.lowest, theirs.highest
+            );
+            (RefusalCode::Version, text)
+        })?;
+        let applicant = Applicant { fingerprint, name: &hello.name, announced: &hello.announce, address };
+        let name = (self.options.admit)(&applicant).map_err(|why| (RefusalCode::Identity, why))?;
+        let mut table = self.table();
+        table.retain(|_, entry| entry.is_alive());
+        let Some((session, token)) = hello.join else {
+            if table.len() >= self.options.sessions_max {
+                return Err((RefusalCode::Busy, format!("there are {} sessions already", table.len())));
+            }
+            return Ok(Verdict { version, name, joins: None });
+        };
+        let entry = table.get(&session).filter(|entry| is_same(&entry.token, &token));
+        match entry.and_then(|entry| entry.shared.upgrade()) {
+            Some(shared) if shared.peer.fingerprint == fingerprint => {
+                if shared.lock().stripes.len() >= STRIPES_MAX {
+                    return Err((RefusalCode::Busy, "the session has enough connections".into()));
+                }
+                Ok(Verdict { version: shared.peer.version, name, joins: Some((session, token, shared)) })
+            }
+            _ => Err((
+                RefusalCode::Session,
+                "the session is not known here: it ended, or this is a new process".into(),
+            )),
+        }
+    }
+
+    fn welcome(
+        &self,
+        mut tls: Tls,
+        hello: Hello,
+        fingerprint: [u8; 32],
+        verdict: Verdict,
+        notes: Vec<String>,
+        until: Instant,
+    ) -> Result<(), LinkError> {
+        let lost = |error: std::io::Error| io_failure("connection", &error);
+        let Verdict { version, name, joins } = verdict;
+        let (session, token, shared) = match joins {
+            Some((session, token, shared)) => (session, token, Some(shared)),
+            None => {
+                let (mut session, mut token) = ([0; 16], [0; 32]);
+                random(&mut session)?;
+                random(&mut token)?;
+                (session, token, None)
+            }
+        };
+        let welcome = Welcome {
+            version,
+            features: FEATURES & hello.features,
+            session,
+            token,
+            instance: self.instance,
+            name: self.options.name.clone(),
+            announce: self.options.announce.clone(),
+            credits: self.options.limits.credits,
+        };
+        let say = |tls: &mut Tls| tls.write_all(&Greeting::Welcome(welcome).encode(), until).map_err(lost);
+        if let Some(shared) = shared {
+            say(&mut tls)?;
+            return attach(&shared, tls, notes).map_err(lost);
+        }
+        let peer = Peer { name, fingerprint, version, announced: hello.announce };
+        let core = Core::new(Side::Listener, self.options.limits, hello.credits);
+        let shared = Shared::new(core, peer, self.options.rate_limit.clone(), 0);
+        self.table().insert(session, Entry { shared: Arc::downgrade(&shared), token });
+        // The keeper holds it until it is over; without a session for a program it is over at once.
+        keeper::start(&shared, None, None).map_err(lost)?;
+        let given = Session::new(shared.clone());
+        say(&mut tls)?;
+        attach(&shared, tls, notes).map_err(lost)?;
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        match sender.as_ref().map(|sender| sender.try_send(given)) {
+            Some(Err(TrySendError::Full(given))) => {
+                shared.with(|inner, _| {
+                    let text = "too many sessions wait to be accepted";
+                    inner.core.end(LinkError::new(LinkErrorKind::Closed, text));
+                });
+                drop(sender);
+                drop(given);
+            }
+            // A listener that is gone drops the session, which closes it.
+            Some(Ok(()) | Err(TrySendError::Disconnected(_))) | None => {}
+        }
+        Ok(())
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<[u8; 16], Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is to become of a connection that is let in.
+struct Verdict {
+    version: u16,
+    name: String,
+    joins: Option<([u8; 16], [u8; 32], Arc<Shared>)>,
+}
+
+impl Entry {
+    fn is_alive(&self) -> bool {
+        self.shared.upgrade().is_some_and(|shared| shared.lock().core.ended().is_none())
+    }
+}
+
+/// Compares secrets in a time that does not depend on them.
+fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    aws_lc_rs::constant_time::verify_slices_are_equal(one, other).is_ok()
+}

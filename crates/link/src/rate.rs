@@ -1,0 +1,138 @@
+//! Rate limits, shared by all transfers that should keep to one.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What may be sent at once after a pause, as time at the full rate.
+const BURST: Duration = Duration::from_millis(50);
+
+/// Nobody waits longer than this before asking again: the rate may have changed.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// A number of bytes a second that may be sent, by all who share it. It may be changed at any time.
+#[derive(Debug)]
+pub struct RateLimit {
+    start: Instant,
+    bucket: Mutex<Bucket>,
+}
+
+impl RateLimit {
+    /// So many bytes a second; `None` for no limit.
+    pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
+        RateLimit { start: Instant::now(), bucket: Mutex::new(Bucket::new(bytes_per_second)) }
+    }
+
+    /// Sets another limit.
+    pub fn set(&self, bytes_per_second: Option<u64>) {
+        let now = self.start.elapsed();
+        self.bucket().set(bytes_per_second, now);
+    }
+
+    /// The limit.
+    pub fn bytes_per_second(&self) -> Option<u64> {
+        self.bucket().rate
+    }
+
+    /// Takes so many bytes if that is in order now; else how long to wait before asking again.
+    pub fn take(&self, bytes: u64) -> Result<(), Duration> {
+        let now = self.start.elapsed();
+        self.bucket().take(bytes, now).map_err(|wait| wait.min(WAIT_MAX))
+    }
+
+    fn bucket(&self) -> std::sync::MutexGuard<'_, Bucket> {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A token bucket that may go into debt by what is taken at once: pieces may be larger than the burst.
+/// Pure: the time is an argument.
+#[derive(Debug)]
+struct Bucket {
+    rate: Option<u64>,
+    /// Bytes that may be taken; negative while in debt.
+    level: f64,
+    at: Duration,
+}
+
+impl Bucket {
+    fn new(rate: Option<u64>) -> Bucket {
+        Bucket { rate, level: 0.0, at: Duration::ZERO }
+    }
+
+    fn set(&mut self, rate: Option<u64>, now: Duration) {
+        self.fill(now);
+        self.rate = rate;
+        self.level = self.level.min(self.burst());
+    }
+
+    fn burst(&self) -> f64 {
+        self.rate.map_or(0.0, |rate| rate as f64 * BURST.as_secs_f64())
+    }
+
+    fn fill(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.at).as_secs_f64();
+        self.at = self.at.max(now);
+        let rate = self.rate.unwrap_or(0) as f64;
+        self.level = (self.level + rate * passed).min(self.burst());
+    }
+
+    fn take(&mut self, bytes: u64, now: Duration) -> Result<(), Duration> {
+        self.fill(now);
+        let Some(rate) = self.rate else { return Ok(()) };
+        if self.level < 0.0 {
+            return Err(Duration::from_secs_f64((-self.level / rate.max(1) as f64).clamp(0.001, 60.0)));
+        }
+        self.level -= bytes as f64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes taken in that time, by pieces of that size.
+    fn taken(bucket: &mut Bucket, from: Duration, time: Duration, piece: u64) -> u64 {
+        let (mut now, mut sum) = (from, 0);
+        while now < from + time {
+            match bucket.take(piece, now) {
+                Ok(()) => sum += piece,
+                Err(wait) => now += wait,
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn the_rate_is_kept_with_small_pieces_and_with_large_ones() {
+        for piece in [1000, 64 << 10, 4 << 20] {
+            let mut bucket = Bucket::new(Some(10_000_000));
+            let sum = taken(&mut bucket, Duration::ZERO, Duration::from_secs(100), piece);
+            let wrong = (sum as f64 / 1e9 - 1.0).abs();
+            assert!(wrong < 0.01, "{piece}: {sum}");
+        }
+    }
+
+    #[test]
+    fn a_pause_saves_no_more_than_the_burst() {
+        let mut bucket = Bucket::new(Some(1_000_000));
+        let sum = taken(&mut bucket, Duration::from_secs(3600), Duration::from_secs(1), 1000);
+        assert!(sum <= 1_000_000 + 50_000 + 1000, "{sum}");
+    }
+
+    #[test]
+    fn it_may_be_changed_and_taken_away() {
+        let mut bucket = Bucket::new(Some(1000));
+        bucket.take(1_000_000, Duration::ZERO).unwrap();
+        assert!(bucket.take(1, Duration::from_secs(1)).is_err(), "in debt");
+        bucket.set(None, Duration::from_secs(1));
+        assert!(bucket.take(1 << 40, Duration::from_secs(1)).is_ok());
+        bucket.set(Some(u64::MAX), Duration::from_secs(1));
+        assert!(bucket.take(1, Duration::from_secs(2)).is_ok());
+        let limit = RateLimit::new(Some(7));
+        limit.set(Some(0));
+        assert_eq!(limit.bytes_per_second(), Some(0));
+        assert!(limit.take(1).is_ok());
+        assert!(limit.take(1).is_err_and(|wait| wait <= WAIT_MAX));
+    }
+}

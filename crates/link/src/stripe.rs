@@ -1,0 +1,119 @@
+//! A connection of a session: one thread reads, one writes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar};
+use std::thread;
+
+use drover_wire::{Decoder, WireError};
+
+use crate::core::{Outgoing, Pull, StripeId};
+use crate::shared::Shared;
+use crate::stats::StripeStats;
+
+/// Bytes of frames that a connection takes at a time. What it has taken waits for it alone, so a slow one
+/// should not have much; a fast one should not have to ask too often.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// The half of a connection that reads.
+pub trait Reading: Send + 'static {
+    /// Waits for bytes and gives them in order. Zero: the peer will send no more.
+    fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize>;
+}
+
+/// The half of a connection that writes.
+pub trait Writing: Send + 'static {
+    /// Writes frames; waits while the connection has no room.
+    fn write(&mut self, frames: &[Outgoing]) -> io::Result<()>;
+
+    /// Says that no more will be written.
+    fn finish(&mut self);
+}
+
+/// The connection itself, apart from its halves.
+pub trait Line: Send + Sync + 'static {
+    /// Ends it: both halves fail at once.
+    fn kill(&self);
+
+    /// Adds what the kernel knows.
+    fn fill(&self, stats: &mut StripeStats);
+
+    /// Both addresses.
+    fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        None
+    }
+}
+
+/// A connection in the session's table.
+pub struct Stripe {
+    pub line: Box<dyn Line>,
+    pub work: Arc<Condvar>,
+}
+
+/// Adds a connection to a session and starts its threads. Does nothing but kill it when the session is over.
+pub fn start(
+    shared: &Arc<Shared>,
+    line: Box<dyn Line>,
+    reader: impl Reading,
+    writer: impl Writing,
+) -> io::Result<()> {
+    let work = Arc::new(Condvar::new());
+    let Some(id) = shared.add_stripe(Stripe { line, work: work.clone() }) else { return Ok(()) };
+    let writing = shared.clone();
+    let name = format!("link-write-{id}");
+    let started = thread::Builder::new().name(name).spawn(move || write(&writing, id, writer, &work));
+    let reading = shared.clone();
+    let name = format!("link-read-{id}");
+    let started =
+        started.and_then(|_| thread::Builder::new().name(name).spawn(move || read(&reading, id, reader)));
+    if let Err(error) = &started {
+        shared.stripe_gone(id, &format!("no thread for it: {error}"));
+    }
+    started.map(drop)
+}
+
+fn read(shared: &Shared, id: StripeId, mut reader: impl Reading) {
+    let (mut decoder, mut frames) = (Decoder::default(), Vec::new());
+    let why = loop {
+        let read = reader.read(&mut |mut bytes| {
+            while let Some(frame) = decoder.take(&mut bytes)? {
+                frames.push(frame);
+            }
+            Ok(())
+        });
+        // Frames before damaged ones were sound, and count.
+        let length = *read.as_ref().unwrap_or(&0);
+        if length > 0 || !frames.is_empty() {
+            shared.with(|inner, now| {
+                inner.core.heard(id, length, now);
+                frames.drain(..).for_each(|frame| inner.core.arrive(id, frame, now));
+            });
+        }
+        match read {
+            Ok(0) if decoder.is_within_a_frame() => break "it ended within a frame".to_string(),
+            Ok(0) => break String::new(),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break error.to_string(),
+        }
+    };
+    shared.stripe_gone(id, &why);
+}
+
+fn write(shared: &Shared, id: StripeId, mut writer: impl Writing, work: &Condvar) {
+    let mut frames = Vec::new();
+    loop {
+        match shared.pull(id, BATCH_BYTES, work, &mut frames) {
+            Pull::Frames => {}
+            Pull::Idle => continue,
+            Pull::Gone => break writer.finish(),
+        }
+        let bytes = frames.iter().map(|frame| frame.payload.bytes().len() as u64).sum();
+        shared.wait_for_rate(bytes);
+        if let Err(error) = writer.write(&frames) {
+            return shared.stripe_gone(id, &error.to_string());
+        }
+        // Buffers go back before it waits for more.
+        frames.clear();
+    }
+}

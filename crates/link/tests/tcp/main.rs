@@ -1,0 +1,8 @@
+//! Sessions over TCP and TLS on loopback, with lines that fail.
+#![allow(clippy::unwrap_used)]
+
+mod faults;
+mod proxy;
+mod stage;
+mod trust;
+mod work;

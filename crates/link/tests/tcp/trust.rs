@@ -1,0 +1,91 @@
+//! Who is let in, and what those who are not are told.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use drover_link::{Applicant, LinkErrorKind, Session, SessionState, StripeBounds, connect};
+
+use crate::proxy::Proxy;
+use crate::stage::{Authority, Stage, wait_for};
+use crate::work::messages;
+
+#[test]
+fn a_listener_that_we_do_not_trust_is_refused_by_name() {
+    let mut stage = Stage::new();
+    let other = Authority::new();
+    stage.connect.tls = other.client(other.sign());
+    let error = connect(&stage.connect).unwrap_err();
+    assert_eq!(error.kind, LinkErrorKind::Refused);
+    assert!(error.text.contains("not the one that was expected"), "{error}");
+}
+
+#[test]
+fn a_dialler_that_is_not_trusted_is_told_so() {
+    let authority = Authority::new();
+    let stranger = Authority::new();
+    let mut stage = Stage::with(|listen, _| listen.tls = authority.server(authority.sign()));
+    // It trusts the listener, but shows what another authority signed.
+    stage.connect.tls = authority.client(stranger.sign());
+    let error = connect(&stage.connect).unwrap_err();
+    assert_eq!(error.kind, LinkErrorKind::Refused);
+    assert!(error.text.contains("the peer refused us"), "{error}");
+}
+
+#[test]
+fn a_revoked_peer_is_refused_by_the_name_of_the_reason_and_its_session_ends() {
+    let is_revoked = Arc::new(AtomicBool::new(false));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mut stage = Stage::with(|listen, connect| {
+        connect.stripes = StripeBounds::fixed(2);
+        let (is_revoked, seen) = (is_revoked.clone(), seen.clone());
+        listen.admit = Arc::new(move |applicant: &Applicant<'_>| {
+            seen.lock().unwrap().push(applicant.fingerprint);
+            match is_revoked.load(Ordering::SeqCst) {
+                true => Err("the key of 'site-a' was revoked".into()),
+                false => Ok("known-as".into()),
+            }
+        });
+    });
+    let proxy = Proxy::new(stage.listener.addresses()[0]);
+    stage.connect.targets = vec![proxy.address];
+    let (one, two): (Session, Session) = stage.session();
+    assert_eq!(two.peer().name, "known-as");
+    assert!(seen.lock().unwrap().iter().all(|it| *it == two.peer().fingerprint && *it != [0; 32]));
+    messages(&one, &two, 10, 10, || {});
+    is_revoked.store(true, Ordering::SeqCst);
+    let error = connect(&stage.connect).unwrap_err();
+    assert_eq!((error.kind, &error.text[..]), (LinkErrorKind::Refused, "the key of 'site-a' was revoked"));
+    // A running session cannot come back either.
+    proxy.kill_all();
+    wait_for("the session's end", || matches!(one.stats().state, SessionState::Ended(_)));
+    assert_eq!(one.accept().unwrap_err().kind, LinkErrorKind::Refused);
+}
+
+#[test]
+fn strangers_that_say_nothing_or_nonsense_do_not_keep_others_out() {
+    let stage = Stage::new();
+    let address = stage.listener.addresses()[0];
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for nonsense in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 1000], &[0x16, 3, 1, 0xFF, 0xFF]] {
+        let mut socket = TcpStream::connect(address).unwrap();
+        socket.write_all(nonsense).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // An alert or nothing; in any case an end.
+        let _ = socket.read_to_end(&mut answer);
+        assert!(answer.len() < 100, "{answer:?}");
+    }
+    let (one, two) = stage.session();
+    messages(&one, &two, 10, 10, || {});
+    drop(silent);
+}
+
+#[test]
+fn too_many_sessions_are_told_so() {
+    let stage = Stage::with(|listen, _| listen.sessions_max = 2);
+    let (_one, _two) = (stage.session(), stage.session());
+    let error = connect(&stage.connect).unwrap_err();
+    assert!(error.kind == LinkErrorKind::Unreachable && error.text.contains("2 sessions"), "{error}");
+}
