@@ -1,5 +1,6 @@
 //! The trait a disk backend implements, the buffers that travel through it, the conformance
-//! suite every backend passes, and the backend for files and block devices.
+//! suite every backend passes, the backend for files and block devices, and for those who serve disks to others the
+//! fence between writers and lanes to lend.
 //!
 //! A [`Disk`] is shared between threads; each worker thread opens its own [`Lane`] (a connection,
 //! a file handle), keeps several requests in flight on it, and takes completions as they come:
@@ -18,13 +19,16 @@ mod check;
 pub mod conformance;
 pub mod device;
 mod error;
+pub mod fence;
 mod file;
+mod lanes;
 pub mod memory;
 
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
 pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable_dir};
+pub use lanes::Lanes;
 pub use memory::MemDisk;
 
 use drover_types::{ByteSpan, Extent};

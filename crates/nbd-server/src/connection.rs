@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
+use drover_disk::fence::GateError;
 use drover_nbd::wire::{self as shared, COMMAND_PAYLOAD, FIXED_NEWSTYLE, Fields, NO_ZEROES, answer, option};
 use rustls::ServerConfig;
 
 use crate::export::{Access, Export};
-use crate::gate::GateError;
 use crate::negotiate::{
     Agreed, Negotiation, OPTION_BYTES_MAX, OPTIONS_MAX, REQUEST_BYTES_MAX, Step, TlsRule,
 };

@@ -1,15 +1,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use drover_disk::{Disk, DiskError};
+use drover_disk::fence::{Epoch, FenceFileError, Gate};
+use drover_disk::{Disk, DiskError, Lanes};
 use drover_nbd::wire::flag;
 use drover_types::ByteSpan;
 
-use crate::fence::Epoch;
-use crate::fence_file::FenceFileError;
-use crate::gate::Gate;
 use crate::holes::Holes;
-use crate::lanes::Lanes;
 use crate::wire::{self, Run};
 
 /// Tells what is known of a span of a disk: runs that start at the span's start, follow each other

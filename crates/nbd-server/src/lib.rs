@@ -8,26 +8,20 @@
 //! queue       what a client has in flight, and its memory
 //! serve       from a request to its reply
 //! holes       which parts of a read need not be sent
-//! lanes       the disk's lanes, lent for one request at a time
-//! fence       pure: which run may write; gate and fence_file put it between threads and on disk
 //! stream, tls bytes to and from a client
 //! wire        pure: the server's half of the bytes on the wire
 //! ```
 //!
-//! Source: NBD `doc/proto.md`. The fence is drover's own: a client that carries the epoch N asks for
+//! Source: NBD `doc/proto.md`. The fence (`drover_disk::fence`) is drover's own: a client that carries the epoch N asks for
 //! the meta context `drover:fence=N`, and a server that keeps epochs grants it.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod connection;
 mod export;
-pub mod fence;
-mod fence_file;
 #[doc(hidden)]
 pub mod fuzzing;
-mod gate;
 mod holes;
-mod lanes;
 mod negotiate;
 mod queue;
 mod serve;
@@ -36,8 +30,8 @@ mod stream;
 mod tls;
 mod wire;
 
+pub use drover_disk::fence::{FenceFileError, fence_path};
 pub use export::{Export, Status};
-pub use fence_file::{FenceFileError, fence_path};
 pub use server::{CONNECTIONS_MAX, Listen, Server, ServerOptions};
 pub use tls::{CertificateError, server_config};
 pub use wire::Run;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use drover_disk::fence::Epoch;
 use drover_nbd::wire::{self, Fields, STRING_BYTES_MAX, answer, info, option};
 
 use crate::export::{Access, Export};
-use crate::fence::Epoch;
 use crate::wire::{Framing, answer as wire_answer};
 
 /// Requests of this many bytes are taken, as every client may expect.

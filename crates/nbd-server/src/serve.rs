@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
+use drover_disk::fence::Superseded;
 use drover_disk::{Buffer, DiskError, DiskErrorKind, Request, Slice, Work};
 use drover_nbd::wire::{COMMAND_DF, COMMAND_FUA, COMMAND_NO_HOLE, COMMAND_REQ_ONE, STATUS_HOLE, STATUS_ZERO};
 use drover_types::{ByteSpan, Extent, ExtentKind};
@@ -64,8 +65,8 @@ impl From<DiskError> for Failure {
     }
 }
 
-impl From<crate::fence::Superseded> for Failure {
-    fn from(superseded: crate::fence::Superseded) -> Failure {
+impl From<Superseded> for Failure {
+    fn from(superseded: Superseded) -> Failure {
         Failure::new(errno::EPERM, superseded.to_string())
     }
 }

@@ -7,9 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use drover_copy::{Header, Leaf, LeafTable, Replay, replay};
-use drover_disk::device::{
-    DeviceNumber, HEAD_BYTES, Signature, TAIL_BYTES, device_usage, signatures, whole_disk_of,
-};
+use drover_disk::device::{DeviceNumber, Signature, device_usage, whole_disk_of};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::exit::{Exit, Failure};
@@ -47,7 +45,7 @@ pub fn earlier_copy(path: &Path, size: u64, source: &str, tag: &str) -> Earlier 
 }
 
 /// Recorded blocks that are looked at before a copy is gone on with: 4 MiB, spread over the disk.
-const LOOKED_AT_MAX: u64 = 64;
+pub const LOOKED_AT_MAX: u64 = 64;
 
 /// Whether the target still holds what its journal says, as far as some blocks of it tell. Something
 /// else may have been put in its place or written to it since, which a journal alone cannot know.
@@ -152,38 +150,6 @@ pub fn check_unused(path: &Path, device: DeviceNumber) -> Result<(), Failure> {
     let advice = "see `lsblk`; unmount it, or take it out of use, first (--force does not change this)";
     let text = format!("{} is in use: {}", path.display(), found.join("; "));
     Err(Failure::new(Exit::Target, text).advise(advice))
-}
-
-/// What a device holds, by its first and last bytes.
-pub fn signatures_on(path: &Path) -> io::Result<Vec<Signature>> {
-    let file = File::open(path)?;
-    let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
-    let read = |offset: u64, bytes: u64| {
-        let mut buffer = vec![0; bytes as usize];
-        file.read_exact_at(&mut buffer, offset).map(|()| buffer)
-    };
-    let (head, tail) = (size.min(HEAD_BYTES), size.min(TAIL_BYTES));
-    Ok(signatures(&read(0, head)?, &read(size - tail, tail)?, size))
-}
-
-/// Samples between the head and the tail of a device that are looked at for content: 4 MiB, spread over it.
-const SAMPLES: u64 = 64;
-
-/// The first byte found on a device that is not zero, in its head, its tail and samples between them.
-pub fn content_on(path: &Path) -> io::Result<Option<u64>> {
-    let file = File::open(path)?;
-    let size = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
-    let spread = (0..SAMPLES).map(|number| number * (size / SAMPLES) / BLOCK_BYTES * BLOCK_BYTES);
-    let samples = spread.map(|offset| (offset, BLOCK_BYTES.min(size - offset)));
-    let ends = [(0, size.min(HEAD_BYTES)), (size - size.min(TAIL_BYTES), size.min(TAIL_BYTES))];
-    let mut first = None;
-    for (offset, length) in ends.into_iter().chain(samples) {
-        let mut bytes = vec![0; length as usize];
-        file.read_exact_at(&mut bytes, offset)?;
-        let found = bytes.iter().position(|byte| *byte != 0).map(|at| offset + at as u64);
-        first = first.into_iter().chain(found).min();
-    }
-    Ok(first)
 }
 
 /// Whether an earlier copy of drover's own left these signatures: the blocks they lie in are still as

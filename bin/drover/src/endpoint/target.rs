@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drover_disk::device::{DeviceNumber, device_identity};
+use drover_disk::device::{DeviceNumber, content_on, device_identity, signatures_on};
 use drover_disk::{Disk, FileDisk, OpenTarget};
 use drover_engine::chain;
 use drover_mover::{file_tag, journal_path};
@@ -158,7 +158,7 @@ impl Wanted<'_> {
         let tag = device_identity(Path::new("/"), device);
         let journal = self.journal(device_journal(self.args.state.as_deref(), &tag));
         let earlier = self.earlier(journal.as_deref(), &tag);
-        let found = guard::signatures_on(path).map_err(|error| unusable(path, &error))?;
+        let found = signatures_on(path).map_err(|error| unusable(path, &error))?;
         let ours = match &earlier {
             Earlier::Half(half) => {
                 guard::are_ours(path, &found, &half.leaves) && guard::still_holds(path, &half.leaves)
@@ -169,7 +169,7 @@ impl Wanted<'_> {
             return Err(guard::holds(path, &found));
         }
         if !ours && !self.args.force {
-            let content = guard::content_on(path).map_err(|error| unusable(path, &error))?;
+            let content = content_on(path).map_err(|error| unusable(path, &error))?;
             content.map_or(Ok(()), |byte| Err(guard::holds_unknown(path, byte)))?;
         }
         let how = OpenTarget { size: self.size(), create: false, resume: true };

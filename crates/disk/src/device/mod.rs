@@ -5,12 +5,15 @@
 //! usage      mounts, swap, holders (LVM, RAID, device-mapper), by /proc and /sys
 //! identity   what tells one device from another, by /sys
 //! signature  what the first and last bytes say of the content; pure
+//! content    what is read for that from a device
 //! ```
 
+mod content;
 mod identity;
 mod signature;
 mod usage;
 
+pub use content::{content_on, signatures_on};
 pub use identity::{DeviceNumber, device_identity, whole_disk_of};
 pub use signature::{HEAD_BYTES, Signature, TAIL_BYTES, signatures};
 pub use usage::{Usage, device_usage};

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::fence::Epoch;
+use super::Epoch;
 
 /// Slots lie in disk sectors of their own, so that a write of one never tears the other.
 const SLOT_BYTES: usize = 512;

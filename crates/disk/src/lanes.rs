@@ -1,10 +1,10 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use drover_disk::{Completion, Disk, DiskError, Lane, Request};
+use crate::{Completion, Disk, DiskError, Lane, Request};
 
 /// The lanes to a disk, lent for one request at a time: connections may come and go and be many, the
 /// disk sees no more lanes than it allows.
-pub(crate) struct Lanes {
+pub struct Lanes {
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
     returned: Condvar,
@@ -20,12 +20,13 @@ struct State {
 const LANES_MAX: usize = 16;
 
 impl Lanes {
-    pub(crate) fn new(disk: Arc<dyn Disk>) -> Lanes {
+    /// Lends the lanes of this disk.
+    pub fn new(disk: Arc<dyn Disk>) -> Lanes {
         Lanes { disk, state: Mutex::default(), returned: Condvar::new() }
     }
 
     /// How many requests can be under way at once.
-    pub(crate) fn max(&self) -> usize {
+    pub fn max(&self) -> usize {
         self.disk.limits().lanes_max.clamp(1, LANES_MAX)
     }
 
@@ -34,7 +35,7 @@ impl Lanes {
     ///
     /// # Errors
     /// When no lane can be had; what becomes of the request is in the completion.
-    pub(crate) fn run(&self, request: Request) -> Result<Completion, DiskError> {
+    pub fn run(&self, request: Request) -> Result<Completion, DiskError> {
         let (completion, broken) = self.run_once(request)?;
         if !broken || completion.result.is_ok() {
             return Ok(completion);

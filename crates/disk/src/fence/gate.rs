@@ -1,11 +1,11 @@
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::fence::{Begin, Epoch, Fence, Superseded};
-use crate::fence_file::{FenceFile, FenceFileError};
+use super::file::{FenceFile, FenceFileError};
+use super::{Begin, Epoch, Fence, Superseded};
 
 /// The fence of one disk, between the threads that serve it.
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -17,20 +17,26 @@ struct State {
 
 /// Why a run was not let in.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GateError {
+pub enum GateError {
+    /// Another took the disk over.
     #[error(transparent)]
     Superseded(#[from] Superseded),
+    /// Its epoch could not be made durable.
     #[error("the epoch cannot be kept")]
     File(#[from] FenceFileError),
 }
 
 impl Gate {
     /// A gate that forgets its epochs when the server ends.
-    pub(crate) fn in_memory() -> Gate {
+    pub fn in_memory() -> Gate {
         Gate::with(Fence::default(), None)
     }
 
-    pub(crate) fn open(path: &Path) -> Result<Gate, FenceFileError> {
+    /// A gate that keeps its highest epoch in this file, and holds it locked.
+    ///
+    /// # Errors
+    /// When another server holds the file, it cannot be read or written, or it holds something else.
+    pub fn open(path: &Path) -> Result<Gate, FenceFileError> {
         let file = FenceFile::open(path)?;
         Ok(Gate::with(Fence::new(file.highest()), Some(file)))
     }
@@ -43,12 +49,16 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn highest(&self) -> Epoch {
+    /// The highest epoch that entered.
+    pub fn highest(&self) -> Epoch {
         self.lock().fence.highest()
     }
 
     /// Lets a run in; a new epoch is durable before this returns. Nobody begins a write meanwhile.
-    pub(crate) fn enter(&self, epoch: Epoch) -> Result<(), GateError> {
+    ///
+    /// # Errors
+    /// When a higher one entered before, or the epoch cannot be kept.
+    pub fn enter(&self, epoch: Epoch) -> Result<(), GateError> {
         let mut state = self.lock();
         state.fence.check(epoch)?;
         if epoch > state.fence.highest()
@@ -64,7 +74,10 @@ impl Gate {
     }
 
     /// Begins a write, after those of older runs have ended.
-    pub(crate) fn pass(&self, epoch: Epoch) -> Result<Pass<'_>, Superseded> {
+    ///
+    /// # Errors
+    /// When a higher one entered.
+    pub fn pass(&self, epoch: Epoch) -> Result<Pass<'_>, Superseded> {
         let mut state = self.lock();
         loop {
             match state.fence.begin(epoch)? {
@@ -78,7 +91,7 @@ impl Gate {
 }
 
 /// A write in progress.
-pub(crate) struct Pass<'a> {
+pub struct Pass<'a> {
     gate: &'a Gate,
     epoch: Epoch,
 }

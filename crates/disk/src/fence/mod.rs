@@ -1,4 +1,5 @@
-//! Which run may write: the rule alone, without locks, files or sockets.
+//! Which run may write. Here is the rule alone, without locks, files or sockets; `gate` puts it between
+//! threads, `file` on disk.
 //!
 //! ```text
 //! epoch 3   enter ─ begin ── end ─ begin ──────── end     begin: refused, for ever
@@ -10,7 +11,13 @@
 //! then the new run's first write begins. So a run that was given up for dead and wakes up later
 //! cannot touch what another took over.
 
+mod file;
+mod gate;
+
 use std::collections::BTreeMap;
+
+pub use file::{FenceFileError, fence_path};
+pub use gate::{Gate, GateError, Pass};
 
 /// The number of a run; 0 stands for clients that carry none.
 pub type Epoch = u64;
