@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_copy::{Copier, Failure, FlushTicket, Next, StopCause, Window};
-use drover_disk::{Disk, DiskError, DiskErrorKind};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::journal::{Claim, JournalFile};
@@ -43,6 +43,8 @@ struct Core {
     /// The share as it was last looked at, and what of it was free.
     memory_bytes: (u64, u64),
     error: Option<MoveError>,
+    /// How often the target lost, or may have lost, what it had not flushed.
+    losses: u64,
     /// A worker panicked: what it had in flight will never end.
     is_lost: bool,
 }
@@ -79,8 +81,15 @@ impl<'a> Shared<'a> {
         stop: &'a StopSignal,
     ) -> Self {
         progress.update(&copier.totals());
-        let core =
-            Mutex::new(Core { copier, window, memory, memory_bytes: (0, 0), error: None, is_lost: false });
+        let core = Mutex::new(Core {
+            copier,
+            window,
+            memory,
+            memory_bytes: (0, 0),
+            error: None,
+            losses: 0,
+            is_lost: false,
+        });
         Shared {
             core,
             changed: Condvar::new(),
@@ -211,7 +220,29 @@ impl<'a> Shared<'a> {
     }
 
     pub(crate) fn target_broke(&self) {
+        self.core().losses += 1;
         self.tell(|copier, _| copier.target_lost());
+    }
+
+    /// How often the target lost writes so far; to be asked before a span is written.
+    pub(crate) fn losses(&self) -> u64 {
+        self.core().losses
+    }
+
+    /// A span is written. If the target lost writes since its first part was sent, it may be among them:
+    /// nothing of it counted as landed yet, so nobody else has it done again.
+    pub(crate) fn landed(&self, span: ByteSpan, losses: u64, target: &str) {
+        let mut core = self.core();
+        if core.losses == losses {
+            core.copier.landed(span);
+        } else if !core.copier.failed(span, Failure::Transient, self.now()) {
+            let lost = std::io::Error::other("the target lost writes while this one was under way");
+            let error = DiskError::with_kind(DiskErrorKind::Transient, DiskOp::Write, span, target, lost);
+            core.error.get_or_insert(error.into());
+        }
+        self.progress.update(&core.copier.totals());
+        drop(core);
+        self.changed.notify_all();
     }
 
     pub(crate) fn wait(&self, until: Option<Duration>) {
@@ -229,6 +260,7 @@ impl<'a> Shared<'a> {
             Err(error) => {
                 let mut core = self.core();
                 let now = self.now();
+                core.losses += 1;
                 core.copier.flush_failed(failure_of(error.kind), now);
                 if core.copier.stop_cause() == Some(StopCause::Failed) {
                     core.error.get_or_insert(error.into());

@@ -60,6 +60,8 @@ const TARGET_DEPTH: usize = 4;
 
 /// A span whose parts are on their way to the target.
 struct Writing {
+    /// How often the target had lost writes when the first part was sent.
+    losses: u64,
     parts_left: usize,
     error: Option<DiskError>,
 }
@@ -297,7 +299,8 @@ impl<'a> Worker<'a> {
 
     /// Sends the pieces of a span to the target: a slice is written, nothing means zeros.
     fn start_writes(&mut self, span: ByteSpan, pieces: Vec<(ByteSpan, Option<Slice>)>) {
-        self.writing.insert(span.offset, Writing { parts_left: pieces.len(), error: None });
+        let losses = self.shared.losses();
+        self.writing.insert(span.offset, Writing { losses, parts_left: pieces.len(), error: None });
         for (piece, slice) in pieces {
             while self.target.as_ref().is_some_and(|target| target.in_flight() >= self.target_depth) {
                 self.collect_write();
@@ -364,9 +367,10 @@ impl<'a> Worker<'a> {
             return;
         }
         let writing = self.writing.remove(&span.offset).expect("it was there just above");
+        let target = self.target.as_ref().map_or("target", |target| target.disk.name());
         match writing.error {
             Some(error) => self.shared.failed(span, error),
-            None => self.shared.tell(|copier, _| copier.landed(span)),
+            None => self.shared.landed(span, writing.losses, target),
         }
     }
 }
