@@ -156,6 +156,14 @@ pub fn reset_on_close(socket: impl AsFd) -> Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
+/// Takes [`reset_on_close`] back: closing is an end again, and what was written is still sent.
+///
+/// # Errors
+/// Those of setsockopt.
+pub fn end_on_close(socket: impl AsFd) -> Result<()> {
+    Ok(sockopt::set_socket_linger(socket, None)?)
+}
+
 /// Bytes written to the socket that the peer has not acknowledged.
 ///
 /// # Errors

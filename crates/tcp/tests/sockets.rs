@@ -128,6 +128,18 @@ fn assert_not_redirected(accepted: &TcpStream) {
 }
 
 #[test]
+fn a_reset_on_close_can_be_taken_back() {
+    let (mut near, mut far) = pair();
+    tcp::reset_on_close(&near).unwrap();
+    near.write_all(b"all of it").unwrap();
+    tcp::end_on_close(&near).unwrap();
+    drop(near);
+    let mut text = String::new();
+    far.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "all of it");
+}
+
+#[test]
 fn what_was_not_redirected_has_no_other_destination() {
     assert_not_redirected(&pair().1);
     match TcpListener::bind("[::1]:0") {
