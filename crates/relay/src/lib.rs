@@ -1,0 +1,41 @@
+//! A relay ends TCP next to a peer that cannot be changed, and goes on to the target over a connection of
+//! its own, with its own congestion control. Bytes go by splice: the process never sees them.
+//!
+//! ```text
+//! address, rule   pure: what people write: addresses, ports, policies
+//! flow            pure: one direction: what to move when, and what it waits for
+//! bucket, timers, slab   pure: rates, times, places
+//! options, relay  what to do; the threads that do it
+//! entrance, gate  accept clients; decide who may pass, where to and how
+//! worker          one thread, one epoll, its connections
+//! connecting, connection, direction   a connection before and after its target has answered
+//! hop, pipes      bytes from socket to socket
+//! stats           what a relay tells of itself
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod address;
+mod bucket;
+mod connecting;
+mod connection;
+mod direction;
+mod entrance;
+pub mod flow;
+mod gate;
+mod hop;
+mod options;
+mod pipes;
+mod relay;
+pub mod rule;
+mod slab;
+mod stats;
+mod timers;
+mod worker;
+
+pub use options::{
+    ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Line, RelayOptions, any_address, has_ipv6,
+};
+pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
+pub use relay::{Relay, StartError, Teller};
+pub use stats::{ConnectionStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats};

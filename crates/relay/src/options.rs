@@ -1,0 +1,126 @@
+//! What a relay is to do.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_tcp::Keepalive;
+
+use crate::address::Pairing;
+use crate::pipes::PIPES_BYTES_MAX;
+use crate::rule::Policy;
+
+/// Connections at once, unless the options or the process's limit of files say otherwise.
+pub const CONNECTIONS_MAX: usize = 10_000;
+/// Addresses of a target's name that are tried.
+pub const ADDRESSES_MAX: usize = 8;
+/// Threads, unless the options say otherwise: more bring nothing, since one moves gigabytes a second.
+const WORKERS_MAX: usize = 8;
+
+/// Where the connections of a listener go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// To one target, by any of its addresses.
+    Fixed {
+        /// In the order in which they are tried; not empty.
+        addresses: Arc<[SocketAddr]>,
+    },
+    /// Where the client wanted to go before the packet filter redirected it here.
+    Redirected,
+    /// Where the client wanted to go, which is the accepted socket's own address (TPROXY).
+    Intercepted {
+        /// Connect from the client's own address.
+        keep_source: bool,
+    },
+}
+
+/// A socket that listens, and where its connections go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where they go.
+    pub to: Destination,
+}
+
+impl Line {
+    /// A line to a target by name or address. The name is looked up now, and not again.
+    ///
+    /// # Errors
+    /// Those of the look-up, and `NotFound` if it gives no address.
+    pub fn resolve(pairing: &Pairing) -> io::Result<Line> {
+        let found = (pairing.host.as_str(), pairing.port).to_socket_addrs()?;
+        let addresses: Arc<[SocketAddr]> = found.take(ADDRESSES_MAX).collect();
+        if addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        }
+        Ok(Line { listen: pairing.listen, to: Destination::Fixed { addresses } })
+    }
+}
+
+/// How the relay's sockets are told to send.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// BBR where this host has it, else what the host uses.
+    #[default]
+    BestHere,
+    /// What the host uses.
+    Host,
+    /// This one, or the relay does not start.
+    Named(String),
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct RelayOptions {
+    /// What is listened on.
+    pub lines: Vec<Line>,
+    /// Who may go where.
+    pub policy: Policy,
+    /// Congestion control towards targets.
+    pub congestion: Congestion,
+    /// Congestion control towards clients.
+    pub congestion_back: Congestion,
+    /// Connections at once; further ones are reset.
+    pub connections_max: usize,
+    /// For each address of a target.
+    pub connect_timeout: Duration,
+    /// Questions to silent peers.
+    pub keepalive: Keepalive,
+    /// Threads that move bytes, from 1.
+    pub workers: usize,
+    /// What all pipes may hold.
+    pub pipes_bytes_max: usize,
+    /// Marks the packets that go to targets, for rules that must leave them alone.
+    pub mark: Option<u32>,
+}
+
+impl RelayOptions {
+    /// The usual settings for these lines.
+    pub fn new(lines: Vec<Line>) -> RelayOptions {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        RelayOptions {
+            lines,
+            policy: Policy::default(),
+            congestion: Congestion::default(),
+            congestion_back: Congestion::Host,
+            connections_max: CONNECTIONS_MAX,
+            connect_timeout: Duration::from_secs(10),
+            keepalive: Keepalive::default(),
+            workers: cores.clamp(1, WORKERS_MAX),
+            pipes_bytes_max: PIPES_BYTES_MAX,
+            mark: None,
+        }
+    }
+}
+
+/// The family's address for "any".
+pub fn any_address(is_ipv4: bool) -> IpAddr {
+    if is_ipv4 { std::net::Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// Whether this host, or this network namespace, has IPv6.
+pub fn has_ipv6() -> bool {
+    std::path::Path::new("/proc/thread-self/net/if_inet6").exists()
+}

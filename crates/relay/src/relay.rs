@@ -1,0 +1,299 @@
+//! A relay that runs: its threads, and what it tells.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use drover_tcp as tcp;
+use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::entrance::{Entrance, Listener, Shared, spare_file};
+use crate::gate::Gate;
+use crate::options::{Congestion, RelayOptions};
+use crate::pipes::{Budget, PIPE_BYTES, Pipes};
+use crate::stats::Snapshot;
+use crate::worker::{Inbox, Job, Told, Worker};
+
+/// Files that a relay uses besides connections and pipes.
+const FILES_APART: usize = 64;
+/// How long a worker may take to tell how it stands.
+const TELL_MAX: Duration = Duration::from_secs(5);
+/// How often to look whether the last connection has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why a relay does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("listening on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The congestion control cannot be chosen.
+    #[error("congestion control '{name}' (this kernel has: {available})")]
+    Congestion {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Anything else that the kernel refuses.
+    #[error("starting the relay")]
+    Kernel(#[from] io::Error),
+}
+
+/// A relay that runs. Dropped, it stops, and resets its connections.
+pub struct Relay {
+    shared: Arc<Shared>,
+    addresses: Vec<SocketAddr>,
+    notes: Vec<String>,
+    congestion: String,
+    budget: Arc<Budget>,
+    started: Instant,
+    entrance: Option<JoinHandle<io::Result<()>>>,
+    workers: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Relay {
+    /// Listens, and relays from now on.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing listens then.
+    pub fn start(options: &RelayOptions) -> Result<Relay, StartError> {
+        let mut notes = Vec::new();
+        let connections_max = files_for(options, &mut notes);
+        let (forth, congestion) = choose(&options.congestion, &mut notes)?;
+        let (back, _) = choose(&options.congestion_back, &mut Vec::new())?;
+        for rule in &options.policy.rules {
+            rule.congestion.as_deref().map(probe).transpose()?;
+        }
+        let listeners = listen_on(options)?;
+        let started = Instant::now();
+        let gate = Gate::new(options, forth.as_deref(), back.as_deref(), started);
+        let budget = Budget::new(options.pipes_bytes_max);
+        let inboxes = (0..options.workers.max(1)).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
+        let shared = Arc::new(Shared {
+            inboxes,
+            connections_max,
+            is_stopping: AtomicBool::new(false),
+            totals: Mutex::default(),
+        });
+        let mut relay = Relay {
+            addresses: listeners.iter().map(|listener| listener.address).collect(),
+            shared: shared.clone(),
+            notes,
+            congestion,
+            budget,
+            started,
+            entrance: None,
+            workers: Vec::new(),
+        };
+        relay.start_threads(Entrance { listeners, gate, shared, spare: spare_file() })?;
+        Ok(relay)
+    }
+
+    fn start_threads(&mut self, entrance: Entrance) -> io::Result<()> {
+        for (number, inbox) in self.shared.inboxes.iter().enumerate() {
+            let worker = Worker::new(inbox.clone(), Pipes::new(self.budget.clone()))?;
+            let thread = std::thread::Builder::new().name(format!("relay-{number}"));
+            self.workers.push(thread.spawn(move || worker.run())?);
+        }
+        let thread = std::thread::Builder::new().name("relay-accept".to_string());
+        self.entrance = Some(thread.spawn(move || entrance.run())?);
+        Ok(())
+    }
+
+    /// What is listened on, in the order of the options' lines.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// What a person should know: limits that are lower than was asked for.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The congestion control towards targets, as a socket told it.
+    pub fn congestion(&self) -> &str {
+        &self.congestion
+    }
+
+    /// Connections at once.
+    pub fn connections_max(&self) -> usize {
+        self.shared.connections_max
+    }
+
+    /// Whether a thread has ended by itself: a defect, or the kernel gives no events.
+    pub fn has_failed(&self) -> bool {
+        self.workers.iter().chain(&self.entrance).any(JoinHandle::is_finished)
+    }
+
+    /// How it stands, with this many of the fastest connections.
+    pub fn snapshot(&self, connections: usize) -> Snapshot {
+        self.teller().snapshot(connections)
+    }
+
+    /// Tells how the relay stands, from any thread, for as long as it runs.
+    pub fn teller(&self) -> Teller {
+        Teller { shared: self.shared.clone(), budget: self.budget.clone(), started: self.started }
+    }
+
+    /// Accepts no more, waits for up to `patience` until the connections there are have ended, resets
+    /// the rest and ends.
+    ///
+    /// # Errors
+    /// What ended a thread early.
+    pub fn stop(mut self, patience: Duration) -> io::Result<()> {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+        let until = Instant::now() + patience;
+        while self.shared.live() > 0 && Instant::now() < until && !self.workers_have_failed() {
+            std::thread::sleep(LOOK);
+        }
+        self.end()
+    }
+
+    fn workers_have_failed(&self) -> bool {
+        self.workers.iter().any(JoinHandle::is_finished)
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+        self.shared.inboxes.iter().for_each(|inbox| inbox.put(Job::Stop));
+        let threads: Vec<_> = self.entrance.take().into_iter().chain(self.workers.drain(..)).collect();
+        let panicked = |_| Err(io::Error::other("a thread of the relay panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(Ok(()), Result::and)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Whoever wants to know calls `stop`.
+        let _ = self.end();
+    }
+}
+
+/// Asks a relay how it stands.
+#[derive(Clone)]
+pub struct Teller {
+    shared: Arc<Shared>,
+    budget: Arc<Budget>,
+    started: Instant,
+}
+
+impl Teller {
+    /// How the relay stands, with this many of the fastest connections. A worker that does not answer
+    /// in 5 s is left out.
+    pub fn snapshot(&self, connections: usize) -> Snapshot {
+        let (reply, told) = sync_channel::<Told>(self.shared.inboxes.len());
+        for inbox in &self.shared.inboxes {
+            inbox.put(Job::Snapshot(connections, reply.clone()));
+        }
+        drop(reply);
+        let totals = self.shared.totals.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (pipe_bytes, pipes) = self.budget.used();
+        let mut snapshot = Snapshot {
+            age_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            live: self.shared.live() as u64,
+            pipes: pipes as u64,
+            pipe_bytes: pipe_bytes as u64,
+            totals,
+            connections: Vec::new(),
+        };
+        while let Ok(told) = told.recv_timeout(TELL_MAX) {
+            snapshot.totals.sum(&told.totals);
+            snapshot.connections.extend(told.connections);
+        }
+        snapshot.connections.sort_by_key(|it| (std::cmp::Reverse(it.bytes_per_second()), it.id));
+        snapshot.connections.truncate(connections);
+        snapshot
+    }
+}
+
+fn listen_on(options: &RelayOptions) -> Result<Vec<Listener>, StartError> {
+    let listener = |line: &crate::options::Line| {
+        Listener::open(line).map_err(|source| StartError::Listen { address: line.listen, source })
+    };
+    options.lines.iter().map(listener).collect()
+}
+
+/// Tries a congestion control; gives what the socket has then.
+fn probe(name: &str) -> Result<String, StartError> {
+    let socket = probe_socket()?;
+    let refused = |source| StartError::Congestion {
+        name: name.to_string(),
+        available: tcp::available_congestion().unwrap_or_default().join(", "),
+        source,
+    };
+    tcp::set_congestion(&socket, name).map_err(refused)?;
+    Ok(tcp::congestion(&socket)?)
+}
+
+fn probe_socket() -> io::Result<std::os::fd::OwnedFd> {
+    let socket_of = |family| socket(family, SocketType::STREAM, None);
+    Ok(socket_of(AddressFamily::INET).or_else(|_| socket_of(AddressFamily::INET6))?)
+}
+
+/// What to set on sockets, if anything, and what they will have.
+fn choose(wanted: &Congestion, notes: &mut Vec<String>) -> Result<(Option<String>, String), StartError> {
+    let host = || Ok::<_, StartError>(tcp::congestion(probe_socket()?)?);
+    match wanted {
+        Congestion::Host => Ok((None, host()?)),
+        Congestion::Named(name) => probe(name).map(|name| (Some(name.clone()), name)),
+        Congestion::BestHere => match probe(tcp::BBR) {
+            Ok(name) => Ok((Some(name.clone()), name)),
+            Err(StartError::Congestion { source, .. }) => {
+                let host = host()?;
+                notes.push(format!("this host has no BBR ({source}), so {host} it is: `modprobe tcp_bbr`"));
+                Ok((None, host))
+            }
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// Raises the limit of open files as far as it goes; gives how many connections it is good for.
+fn files_for(options: &RelayOptions, notes: &mut Vec<String>) -> usize {
+    let pipes = 2 * options.pipes_bytes_max.div_ceil(PIPE_BYTES);
+    let wanted = 2 * options.connections_max + pipes + FILES_APART;
+    let files = raise_files(wanted as u64);
+    let rest = usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(FILES_APART);
+    // Where there are few files, connections come first: flows without a pipe copy.
+    let fits = (rest.saturating_sub(pipes) / 2).max(rest / 4).max(1);
+    if fits >= options.connections_max {
+        return options.connections_max;
+    }
+    notes.push(format!(
+        "{fits} connections at once instead of {}: the process may open {files} files; raise `ulimit -n`",
+        options.connections_max
+    ));
+    fits
+}
+
+fn raise_files(wanted: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let now = limit.current.unwrap_or(u64::MAX);
+    if now >= wanted {
+        return now;
+    }
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    // A process that may raise the hard limit, too, gets all it wants.
+    for (current, maximum) in [(wanted, most.max(wanted)), (wanted.min(most), most)] {
+        let maximum = limit.maximum.map(|_| maximum);
+        if setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).is_ok() {
+            return current;
+        }
+    }
+    now
+}
