@@ -10,7 +10,7 @@
 //! worker          one thread, one epoll, its connections
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
-//! stats           what a relay tells of itself
+//! stats           what a relay tells of itself; metrics and control: to whom
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -19,11 +19,13 @@ pub mod address;
 mod bucket;
 mod connecting;
 mod connection;
+pub mod control;
 mod direction;
 mod entrance;
 pub mod flow;
 mod gate;
 mod hop;
+pub mod metrics;
 mod options;
 mod pipes;
 mod relay;

@@ -1,0 +1,205 @@
+//! The control socket: asks a running relay how it stands.
+//!
+//! A Unix stream socket that only its owner reaches. Each line is a question, `{"connections":N}` with N
+//! the number of connections wanted, and each answer is one line: a [`Snapshot`] in JSON.
+
+use std::fs::DirBuilder;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::relay::Teller;
+use crate::stats::Snapshot;
+
+/// A question is shorter.
+const QUESTION_BYTES_MAX: u64 = 4 << 10;
+/// Connections that an answer may hold.
+pub const CONNECTIONS_TOLD_MAX: usize = 1_000;
+/// An answer: less than 1 KiB for each connection.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Those who ask at one time.
+const ASKERS_MAX: usize = 8;
+/// A question or an answer takes no longer.
+const TIME_MAX: Duration = Duration::from_secs(30);
+/// How often to look whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Question {
+    connections: usize,
+}
+
+/// Answers questions. Dropped, it stops and its socket goes.
+pub struct ControlServer {
+    path: PathBuf,
+    is_stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The folder of control sockets: `/run/drover` for root, else in the user's own runtime folder.
+pub fn control_folder() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/run/drover");
+    }
+    std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from).join("drover")
+}
+
+/// Control sockets of relays that live, by their paths. Those that killed relays left are removed.
+///
+/// # Errors
+/// Those of reading the folder; one that is not there is empty.
+pub fn living(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut living = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !(name.starts_with("relay-") && name.ends_with(".sock")) {
+            continue;
+        }
+        match UnixStream::connect(&path) {
+            // Another who cleans up may have been faster.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => drop(std::fs::remove_file(&path)),
+            _ => living.push(path),
+        }
+    }
+    living.sort();
+    Ok(living)
+}
+
+impl ControlServer {
+    /// Listens on this path. The folder is made if it is not there.
+    ///
+    /// # Errors
+    /// Those of making the folder and the socket: somebody else's may lie there.
+    pub fn start(path: &Path, teller: Teller) -> io::Result<ControlServer> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
+            DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+        }
+        if let Err(error) = UnixStream::connect(path)
+            && error.kind() == ErrorKind::ConnectionRefused
+        {
+            std::fs::remove_file(path)?;
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let stopping = is_stopping.clone();
+        let thread = std::thread::Builder::new().name("relay-control".to_string());
+        let thread = thread.spawn(move || serve(&listener, &teller, &stopping))?;
+        Ok(ControlServer { path: path.to_path_buf(), is_stopping, thread: Some(thread) })
+    }
+
+    /// Its socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to tell.
+            let _ = thread.join();
+        }
+        // A socket that stays is removed by whoever looks for relays next.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn serve(listener: &UnixListener, teller: &Teller, is_stopping: &Arc<AtomicBool>) {
+    let askers = Arc::new(AtomicUsize::new(0));
+    while !is_stopping.load(Ordering::Relaxed) {
+        let Ok((stream, _)) = listener.accept() else {
+            std::thread::sleep(LOOK);
+            continue;
+        };
+        if askers.fetch_add(1, Ordering::Relaxed) >= ASKERS_MAX {
+            askers.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (teller, counted) = (teller.clone(), askers.clone());
+        let thread = std::thread::Builder::new().name("relay-asker".to_string());
+        let started = thread.spawn(move || {
+            // One who asks and goes away wants no answer.
+            let _ = answer_all(stream, &teller);
+            counted.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            askers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer_all(stream: UnixStream, teller: &Teller) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(TIME_MAX))?;
+    stream.set_write_timeout(Some(TIME_MAX))?;
+    let mut reader = BufReader::new(&stream);
+    loop {
+        let line = read_line(&mut reader, QUESTION_BYTES_MAX)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let question: Question = serde_json::from_str(&line)?;
+        let snapshot = teller.snapshot(question.connections.min(CONNECTIONS_TOLD_MAX));
+        let mut answer = serde_json::to_vec(&snapshot)?;
+        answer.push(b'\n');
+        (&stream).write_all(&answer)?;
+    }
+}
+
+/// A line; empty at the end.
+fn read_line(reader: &mut impl BufRead, bytes_max: u64) -> io::Result<String> {
+    let mut line = String::new();
+    reader.take(bytes_max).read_line(&mut line)?;
+    match line.is_empty() || line.ends_with('\n') {
+        true => Ok(line),
+        false => Err(io::Error::new(ErrorKind::InvalidData, "a line without an end, or too long")),
+    }
+}
+
+/// One who asks a relay.
+pub struct Asker {
+    stream: BufReader<UnixStream>,
+}
+
+impl Asker {
+    /// Connects to a relay's control socket.
+    ///
+    /// # Errors
+    /// Those of connecting: none there, no permission.
+    pub fn connect(path: &Path) -> io::Result<Asker> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(TIME_MAX))?;
+        stream.set_write_timeout(Some(TIME_MAX))?;
+        Ok(Asker { stream: BufReader::new(stream) })
+    }
+
+    /// How the relay stands, with this many of the fastest connections.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the relay has ended, and what the socket fails with.
+    pub fn ask(&mut self, connections: usize) -> io::Result<Snapshot> {
+        let mut question = serde_json::to_vec(&Question { connections })?;
+        question.push(b'\n');
+        self.stream.get_mut().write_all(&question)?;
+        let line = read_line(&mut self.stream, ANSWER_BYTES_MAX)?;
+        if line.is_empty() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}

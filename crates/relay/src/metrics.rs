@@ -1,0 +1,198 @@
+//! Statistics for Prometheus: its text format, and the smallest HTTP server that can hand it out.
+
+use std::fmt::{Display, Write};
+use std::io::{self, Read, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::relay::Teller;
+use crate::stats::{Snapshot, Totals, Waits};
+
+/// A request's head; what is longer is refused.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// From the connection to the end of its head, and of the answer.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
+/// How often to look whether to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+struct Page(String);
+
+impl Page {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string does not fail.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+}
+
+/// The metrics of a relay, in Prometheus's text format (version 0.0.4).
+pub fn text(snapshot: &Snapshot) -> String {
+    let mut page = Page(String::new());
+    let totals = &snapshot.totals;
+    page.single("drover_relay_connections", "gauge", "Connections now.", snapshot.live);
+    page.single("drover_relay_pipes", "gauge", "Pipes that hold bytes or are kept for it.", snapshot.pipes);
+    page.single("drover_relay_pipe_bytes", "gauge", "What the pipes can hold.", snapshot.pipe_bytes);
+    counts(&mut page, totals);
+    refusals(&mut page, totals);
+    page.family("drover_relay_bytes_total", "counter", "Bytes relayed; up is towards the target.");
+    page.sample("drover_relay_bytes_total", &[("direction", "up")], totals.up_bytes);
+    page.sample("drover_relay_bytes_total", &[("direction", "down")], totals.down_bytes);
+    let help = "Time of flows by what it was spent on: moving, or waiting for source, target or rate limit.";
+    page.family("drover_relay_flow_seconds_total", "counter", help);
+    waits(&mut page, "up", &totals.up_waits);
+    waits(&mut page, "down", &totals.down_waits);
+    page.0
+}
+
+fn counts(page: &mut Page, totals: &Totals) {
+    let mut counter = |name: &str, help: &str, value: u64| page.single(name, "counter", help, value);
+    counter("drover_relay_accepted_total", "Connections accepted from clients.", totals.accepted);
+    counter("drover_relay_connected_total", "Connections that reached their target.", totals.connected);
+    counter("drover_relay_closed_total", "Connections that both sides ended.", totals.closed);
+    counter("drover_relay_reset_total", "Connections that one side reset.", totals.reset);
+    let help = "Segments that the relay's sockets sent again.";
+    counter("drover_relay_segments_again_total", help, totals.segments_again);
+}
+
+fn refusals(page: &mut Page, totals: &Totals) {
+    let name = "drover_relay_refused_total";
+    page.family(name, "counter", "Connections that came to nothing, by reason.");
+    for (reason, count) in &totals.refused {
+        page.sample(name, &[("reason", reason.word())], count);
+    }
+}
+
+fn waits(page: &mut Page, direction: &str, waits: &Waits) {
+    let seconds = |us: u64| us as f64 / 1e6;
+    for (state, us) in [
+        ("moving", waits.moving_us),
+        ("source", waits.source_us),
+        ("target", waits.target_us),
+        ("rate", waits.rate_us),
+    ] {
+        let labels = [("direction", direction), ("state", state)];
+        page.sample("drover_relay_flow_seconds_total", &labels, seconds(us));
+    }
+}
+
+/// Hands the metrics out over HTTP, one request at a time. Dropped, it stops.
+pub struct MetricsServer {
+    address: SocketAddr,
+    is_stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MetricsServer {
+    /// Listens, and answers `GET /metrics` from now on.
+    ///
+    /// # Errors
+    /// Those of listening.
+    pub fn start(address: SocketAddr, teller: Teller) -> io::Result<MetricsServer> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let stopping = is_stopping.clone();
+        let thread = std::thread::Builder::new().name("relay-metrics".to_string());
+        let thread = thread.spawn(move || serve(&listener, &teller, &stopping))?;
+        Ok(MetricsServer { address, is_stopping, thread: Some(thread) })
+    }
+
+    /// What is listened on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to tell, not even that it panicked: metrics are no part of the relaying.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &TcpListener, teller: &Teller, is_stopping: &AtomicBool) {
+    while !is_stopping.load(Ordering::Relaxed) {
+        match listener.accept() {
+            // One who asks and does not listen is the one who misses something.
+            Ok((stream, _)) => drop(answer(stream, teller)),
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, teller: &Teller) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(REQUEST_TIME_MAX))?;
+    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
+    let head = read_head(&mut stream)?;
+    let (status, body) = match head.split(' ').collect::<Vec<_>>()[..] {
+        ["GET", "/metrics", ..] => ("200 OK", text(&teller.snapshot(0))),
+        ["GET", ..] => ("404 Not Found", "the metrics are at /metrics\n".to_string()),
+        _ => ("405 Method Not Allowed", "only GET\n".to_string()),
+    };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    stream.write_all((head + &body).as_bytes())
+}
+
+/// The request's first line, once its head has come to its end.
+fn read_head(stream: &mut TcpStream) -> io::Result<String> {
+    let until = Instant::now() + REQUEST_TIME_MAX;
+    let (mut head, mut part) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let bytes = stream.read(&mut part)?;
+        if bytes == 0 || head.len() + bytes > HEAD_BYTES_MAX || Instant::now() > until {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        head.extend_from_slice(&part[..bytes]);
+    }
+    Ok(String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::Refusal;
+
+    #[test]
+    fn each_family_is_told_once_with_its_samples_behind_it() {
+        let mut snapshot = Snapshot { live: 3, ..Snapshot::default() };
+        snapshot.totals.up_bytes = 1 << 40;
+        snapshot.totals.up_waits.target_us = 1_500_000;
+        snapshot.totals.refuse(Refusal::TargetRefused);
+        let text = text(&snapshot);
+        for line in [
+            "drover_relay_connections 3",
+            "drover_relay_bytes_total{direction=\"up\"} 1099511627776",
+            "drover_relay_flow_seconds_total{direction=\"up\",state=\"target\"} 1.5",
+            "drover_relay_refused_total{reason=\"target_refused\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in\n{text}");
+        }
+        let types: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
+        let mut once = types.clone();
+        once.dedup();
+        assert_eq!((types.len(), text.lines().filter(|it| it.starts_with("# HELP")).count()), (11, 11));
+        assert_eq!(types, once);
+    }
+}
