@@ -11,6 +11,7 @@
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
 //! stats           what a relay tells of itself; metrics and control: to whom
+//! transparent     rules of the packet filter that catch what only passes through
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -33,6 +34,7 @@ pub mod rule;
 mod slab;
 mod stats;
 mod timers;
+pub mod transparent;
 mod worker;
 
 pub use options::{
