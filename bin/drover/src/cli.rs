@@ -2,6 +2,7 @@
 
 mod disks;
 mod lab;
+mod relay;
 mod vddk;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap_complete::Shell;
 
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
+pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
@@ -54,6 +56,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Serve one disk to other programs over NBD
     ServeDisk(ServeDiskArgs),
+    /// Carry TCP connections on to their target, with a congestion control that loss does not slow down
+    Relay(Box<RelayArgs>),
     /// Look at VMware's disk library: whether it works, and what its logs tell
     Vddk {
         #[command(subcommand)]

@@ -12,6 +12,7 @@ mod manifest;
 pub mod migrate;
 pub mod plan;
 pub mod recorded;
+pub mod relay;
 pub mod serve_disk;
 pub mod show;
 mod stream;

@@ -1,0 +1,305 @@
+//! `drover relay`: carries connections on, until Ctrl-C.
+
+mod top;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drover_engine::chain;
+use drover_relay::address::{Listen, pair};
+use drover_relay::control::{ControlServer, control_folder};
+use drover_relay::metrics::MetricsServer;
+use drover_relay::rule::Policy;
+use drover_relay::transparent::{ApplyError, Catch, Lease, Method, Rules, clean};
+use drover_relay::{
+    Congestion, Destination, Line, Relay, RelayOptions, Snapshot, StartError, any_address, has_ipv6,
+};
+use drover_types::Bytes;
+use serde_json::json;
+
+use crate::cli::{RelayArgs, RelayCommand, Transparent};
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+
+/// How often to look whether it is time to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// A policy file is smaller.
+const POLICY_BYTES_MAX: u64 = 1 << 20;
+
+/// Relays, or does what else was asked for.
+pub fn run(args: &RelayArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        Some(RelayCommand::Top(args)) => top::run(args),
+        None if args.clean => clean_up(),
+        None if args.print_rules => print_rules(args),
+        None => relay(args),
+    }
+}
+
+fn usage(message: impl Into<String>) -> Failure {
+    Failure::new(Exit::Usage, message)
+}
+
+fn rules_failure(error: ApplyError) -> Failure {
+    let advice = match &error {
+        ApplyError::Start { .. } => "install nftables and iproute2",
+        ApplyError::Failed { .. } | ApplyError::Number(_) => {
+            "be root (CAP_NET_ADMIN), with nftables and TPROXY in the kernel; see docs/relay.md"
+        }
+    };
+    Failure::new(Exit::Access, chain(&error)).advise(advice)
+}
+
+fn clean_up() -> Result<Exit, Failure> {
+    let removed = clean().map_err(rules_failure)?;
+    removed.iter().for_each(|what| crate::out::line(format_args!("removed: {what}")));
+    if removed.is_empty() {
+        eprintln!("nothing was left");
+    }
+    Ok(Exit::Success)
+}
+
+fn print_rules(args: &RelayArgs) -> Result<Exit, Failure> {
+    let lease = Lease::take().map_err(rules_failure)?;
+    let port = args.port.filter(|port| *port > 0).ok_or_else(|| usage("give a --port that is not 0"))?;
+    let catch = caught(args, &lease, Some(port), has_ipv6().then_some(port))?;
+    crate::out::print(&catch.told());
+    Ok(Exit::Success)
+}
+
+fn method(args: &RelayArgs) -> Result<Method, Failure> {
+    match args.transparent {
+        Some(Transparent::Tproxy) if args.also_local => {
+            Err(usage("--also-local works with --transparent redirect only"))
+        }
+        Some(Transparent::Redirect) if args.keep_source => {
+            Err(usage("--keep-source works with --transparent tproxy only"))
+        }
+        Some(Transparent::Tproxy) => Ok(Method::Tproxy),
+        Some(Transparent::Redirect) => Ok(Method::Redirect { local: args.also_local }),
+        None => Err(usage("give --transparent")),
+    }
+}
+
+fn caught(args: &RelayArgs, lease: &Lease, v4: Option<u16>, v6: Option<u16>) -> Result<Catch, Failure> {
+    for port in [v4, v6].into_iter().flatten() {
+        if args.matches.iter().any(|it| !it.ports.is_empty() && it.holds_port(port)) {
+            return Err(
+                usage(format!("port {port} is among those to be caught")).advise("give another --port")
+            );
+        }
+    }
+    let (method, number) = (method(args)?, lease.number);
+    Ok(Catch { method, matches: args.matches.clone(), port_v4: v4, port_v6: v6, number })
+}
+
+/// A relay and what belongs to it, in the order in which it goes.
+struct Running {
+    rules: Option<Rules>,
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
+    relay: Relay,
+    _lease: Option<Lease>,
+}
+
+fn relay(args: &RelayArgs) -> Result<Exit, Failure> {
+    if args.exit_with_parent {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+            .map_err(|error| Failure::new(Exit::Internal, format!("--exit-with-parent: {error}")))?;
+    }
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let running = start(args)?;
+    announce(args, &running);
+    while !stop.is_set() && !running.relay.has_failed() {
+        std::thread::sleep(LOOK);
+    }
+    end(args, running)
+}
+
+fn start(args: &RelayArgs) -> Result<Running, Failure> {
+    let lease = args.transparent.map(|_| Lease::take().map_err(rules_failure)).transpose()?;
+    let options = options(args, lease.as_ref())?;
+    let relay = Relay::start(&options).map_err(start_failure)?;
+    let rules = lease.as_ref().map(|lease| make_rules(args, lease, &options, &relay)).transpose()?;
+    let metrics = args.metrics.map(|address| {
+        MetricsServer::start(address, relay.teller())
+            .map_err(|error| usage(format!("--metrics {address}: {error}")))
+    });
+    let metrics = metrics.transpose()?;
+    let control = control(args, &relay)?;
+    Ok(Running { rules, control, metrics, relay, _lease: lease })
+}
+
+fn start_failure(error: StartError) -> Failure {
+    let advice = match &error {
+        StartError::Listen { .. } => {
+            "choose another address with --listen or --port; ports below 1024 are root's"
+        }
+        StartError::Congestion { .. } => "load it (`modprobe tcp_bbr`), or give --congestion host",
+        StartError::Kernel(_) => "see docs/relay.md for what is needed",
+    };
+    usage(chain(&error)).advise(advice)
+}
+
+fn make_rules(
+    args: &RelayArgs,
+    lease: &Lease,
+    options: &RelayOptions,
+    relay: &Relay,
+) -> Result<Rules, Failure> {
+    let port = |is_ipv4: bool| {
+        let lines = options.lines.iter().zip(relay.addresses());
+        let caught = lines.filter(|(line, _)| !matches!(line.to, Destination::Fixed { .. }));
+        caught.map(|(_, address)| address).find(|it| it.is_ipv4() == is_ipv4).map(SocketAddr::port)
+    };
+    let catch = caught(args, lease, port(true), port(false))?;
+    Rules::make(catch).map_err(rules_failure)
+}
+
+/// The control socket. Without one a relay runs all the same, if nobody asked for it by name.
+fn control(args: &RelayArgs, relay: &Relay) -> Result<Option<ControlServer>, Failure> {
+    if let Some(path) = &args.control {
+        let server = ControlServer::start(path, relay.teller());
+        return server.map(Some).map_err(|error| usage(format!("--control {}: {error}", path.display())));
+    }
+    let path: PathBuf = control_folder().join(format!("relay-{}.sock", std::process::id()));
+    match ControlServer::start(&path, relay.teller()) {
+        Ok(server) => Ok(Some(server)),
+        Err(error) => {
+            eprintln!("note: no control socket at {}: {error}", path.display());
+            Ok(None)
+        }
+    }
+}
+
+fn options(args: &RelayArgs, lease: Option<&Lease>) -> Result<RelayOptions, Failure> {
+    let mut lines = fixed_lines(args)?;
+    lines.extend(caught_lines(args)?);
+    if lines.is_empty() {
+        return Err(usage("there is nothing to relay").advise(
+            "give --listen and --to, or --transparent and --match; `drover relay --help` tells more",
+        ));
+    }
+    let usual = RelayOptions::new(lines);
+    Ok(RelayOptions {
+        policy: policy(args)?,
+        congestion: args.congestion.as_deref().map_or(Congestion::BestHere, congestion),
+        congestion_back: congestion(&args.congestion_back),
+        connections_max: args.connections.max(1),
+        connect_timeout: Duration::from_secs(args.connect_timeout.max(1)),
+        workers: args.workers.unwrap_or(usual.workers).max(1),
+        pipes_bytes_max: usize::try_from(args.pipes.0).unwrap_or(usize::MAX),
+        mark: lease.map(|lease| lease.mark()).filter(|_| args.also_local),
+        ..usual
+    })
+}
+
+fn congestion(name: &str) -> Congestion {
+    if name == "host" { Congestion::Host } else { Congestion::Named(name.to_string()) }
+}
+
+fn fixed_lines(args: &RelayArgs) -> Result<Vec<Line>, Failure> {
+    if args.listen.is_empty() {
+        return Ok(Vec::new());
+    }
+    // On a host without IPv6, "all addresses" are those of IPv4.
+    let here = |listen: &Listen| {
+        let mut listen = listen.clone();
+        if listen.addresses.len() > 1 && !has_ipv6() {
+            listen.addresses.retain(|address| address.is_ipv4());
+        }
+        listen
+    };
+    let listens: Vec<Listen> = args.listen.iter().map(here).collect();
+    let pairings = pair(&listens, &args.to).map_err(|error| usage(error.to_string()))?;
+    let line = |pairing| {
+        Line::resolve(pairing).map_err(|error| {
+            Failure::new(Exit::Connection, format!("looking up {}: {error}", pairing.host))
+                .advise("check the name, or give an address")
+        })
+    };
+    pairings.iter().map(line).collect()
+}
+
+fn caught_lines(args: &RelayArgs) -> Result<Vec<Line>, Failure> {
+    if args.transparent.is_none() {
+        return Ok(Vec::new());
+    }
+    let to = match method(args)? {
+        Method::Redirect { .. } => Destination::Redirected,
+        Method::Tproxy => Destination::Intercepted { keep_source: args.keep_source },
+    };
+    let port = args.port.unwrap_or(0);
+    let line = |is_ipv4| Line { listen: SocketAddr::new(any_address(is_ipv4), port), to: to.clone() };
+    Ok(std::iter::once(line(true)).chain(has_ipv6().then(|| line(false))).collect())
+}
+
+fn policy(args: &RelayArgs) -> Result<Policy, Failure> {
+    let mut policy = Policy { rules: args.rules.clone() };
+    if let Some(path) = &args.policy {
+        let failed = |why: String| usage(format!("--policy {}: {why}", path.display()));
+        let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
+        if size > POLICY_BYTES_MAX {
+            return Err(failed(format!("larger than {}", Bytes(POLICY_BYTES_MAX))));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let rules = Policy::parse(&text).map_err(failed)?.rules;
+        if rules.is_empty() && policy.rules.is_empty() {
+            return Err(
+                failed("it has no rule, which would let all pass".to_string()).advise("write 'allow'")
+            );
+        }
+        policy.rules.extend(rules);
+    }
+    Ok(policy)
+}
+
+/// Says what is listened on: the addresses alone on standard output, the rest on the other.
+fn announce(args: &RelayArgs, running: &Running) {
+    let relay = &running.relay;
+    let metrics = running.metrics.as_ref().map(|it| format!("http://{}/metrics", it.address()));
+    let control = running.control.as_ref().map(|it| it.path().display().to_string());
+    if args.json {
+        crate::out::line(json!({
+            "event": "listening", "addresses": relay.addresses(), "congestion": relay.congestion(),
+            "connections_max": relay.connections_max(), "metrics": metrics, "control": control,
+            "notes": relay.notes(),
+        }));
+        return;
+    }
+    eprintln!("relaying with {} towards targets, until Ctrl-C", relay.congestion());
+    relay.notes().iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+    metrics.iter().for_each(|url| eprintln!("metrics: {url}"));
+    control.iter().for_each(|path| eprintln!("control: {path} (`drover relay top`)"));
+    relay.addresses().iter().for_each(crate::out::line);
+}
+
+fn end(args: &RelayArgs, running: Running) -> Result<Exit, Failure> {
+    let Running { rules, control, metrics, relay, _lease } = running;
+    // New connections go their own way again, before nobody takes them any more.
+    let removed = rules.map_or(Ok(()), Rules::remove);
+    let told = relay.snapshot(0);
+    drop((control, metrics));
+    let stopped = relay.stop(Duration::from_secs(args.drain));
+    summary(args, &told);
+    removed.map_err(rules_failure)?;
+    stopped.map_err(|error| Failure::new(Exit::Internal, format!("the relay ended by itself: {error}")))?;
+    Ok(Exit::Success)
+}
+
+fn summary(args: &RelayArgs, told: &Snapshot) {
+    if args.json {
+        crate::out::line(json!({ "event": "ended", "live": told.live, "totals": told.totals }));
+        return;
+    }
+    let totals = &told.totals;
+    let refused: u64 = totals.refused.values().sum();
+    eprintln!(
+        "{} connections, {refused} of them refused, {} still open; {} to targets, {} back",
+        totals.accepted,
+        told.live,
+        Bytes(totals.up_bytes),
+        Bytes(totals.down_bytes)
+    );
+}

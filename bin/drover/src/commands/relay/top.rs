@@ -1,0 +1,137 @@
+//! `drover relay top`: the connections of a running relay.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drover_relay::control::{Asker, CONNECTIONS_TOLD_MAX, control_folder, living};
+use drover_relay::{ConnectionStats, Snapshot, Stage, Waiting, WayStats};
+use drover_types::{Bytes, Rate};
+use drover_view::{Align, Table};
+
+use crate::cli::RelayTopArgs;
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// How often to look whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
+/// Cursor to the top, and all below it gone.
+const FRESH_PAGE: &str = "\x1b[H\x1b[J";
+
+pub fn run(args: &RelayTopArgs) -> Result<Exit, Failure> {
+    let path = args.control.clone().map_or_else(the_only_one, Ok)?;
+    let gone = |error: std::io::Error| {
+        Failure::new(Exit::Connection, format!("relay at {}: {error}", path.display()))
+            .advise("is it running, and is it yours?")
+    };
+    let mut asker = Asker::connect(&path).map_err(gone)?;
+    let number = args.number.min(CONNECTIONS_TOLD_MAX);
+    if args.json {
+        let told = asker.ask(number).map_err(gone)?;
+        let text = serde_json::to_string_pretty(&told);
+        crate::out::line(text.map_err(|error| Failure::new(Exit::Internal, error.to_string()))?);
+        return Ok(Exit::Success);
+    }
+    if args.once || !std::io::stdout().is_terminal() {
+        crate::out::print(&page(&asker.ask(number).map_err(gone)?));
+        return Ok(Exit::Success);
+    }
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    while !stop.is_set() {
+        let told = asker.ask(number).map_err(gone)?;
+        crate::out::print(&format!("{FRESH_PAGE}{}", page(&told)));
+        (0..EVERY.as_millis() / LOOK.as_millis())
+            .take_while(|_| !stop.is_set())
+            .for_each(|_| std::thread::sleep(LOOK));
+    }
+    Ok(Exit::Success)
+}
+
+fn the_only_one() -> Result<PathBuf, Failure> {
+    let folder = control_folder();
+    let failed = |text: String| Failure::new(Exit::Usage, text).advise("give its socket with --control");
+    let mut found = living(&folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
+    match (found.pop(), found.len()) {
+        (Some(path), 0) => Ok(path),
+        (None, _) => Err(failed(format!("no relay in {}", folder.display()))),
+        (Some(path), more) => {
+            found.push(path);
+            let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
+            Err(failed(format!("{} relays: {}", more + 1, names.join(", "))))
+        }
+    }
+}
+
+fn page(told: &Snapshot) -> String {
+    let totals = &told.totals;
+    let refused: u64 = totals.refused.values().sum();
+    let mut text = format!(
+        "{} connections now, {} since the start ({refused} refused, {} reset); {} up, {} down; {} in {} pipes at most\n",
+        told.live,
+        totals.accepted,
+        totals.reset,
+        Bytes(totals.up_bytes),
+        Bytes(totals.down_bytes),
+        Bytes(told.pipe_bytes),
+        told.pipes,
+    );
+    if !told.connections.is_empty() {
+        text.push('\n');
+        text += &table(&told.connections).to_string();
+    }
+    text
+}
+
+fn table(connections: &[ConnectionStats]) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("ID", Right),
+        ("CLIENT", Left),
+        ("TARGET", Left),
+        ("UP", Right),
+        ("UP/S", Right),
+        ("DOWN", Right),
+        ("DOWN/S", Right),
+        ("RTT", Right),
+        ("AGAIN", Right),
+        ("BY", Left),
+        ("WAITS FOR", Left),
+    ]);
+    connections.iter().for_each(|it| table.row(row(it)));
+    table
+}
+
+fn row(it: &ConnectionStats) -> [String; 11] {
+    let sockets = || [&it.client_socket, &it.target_socket].into_iter().flatten();
+    let target = it.target_socket.as_ref();
+    [
+        it.id.to_string(),
+        it.client.to_string(),
+        it.target.clone(),
+        Bytes(it.up.bytes).to_string(),
+        Rate(it.up.bytes_per_second as f64).to_string(),
+        Bytes(it.down.bytes).to_string(),
+        Rate(it.down.bytes_per_second as f64).to_string(),
+        target.map_or_else(String::new, |it| format!("{:.1} ms", it.rtt_us as f64 / 1e3)),
+        sockets().map(|it| u64::from(it.segments_again)).sum::<u64>().to_string(),
+        target.map_or_else(String::new, |it| it.congestion.clone()),
+        waits_for(it).to_string(),
+    ]
+}
+
+/// Who keeps the busier direction from going faster.
+fn waits_for(it: &ConnectionStats) -> &'static str {
+    let is_up = (it.up.bytes_per_second, it.up.bytes) >= (it.down.bytes_per_second, it.down.bytes);
+    let (way, source, target): (&WayStats, _, _) =
+        if is_up { (&it.up, "client", "target") } else { (&it.down, "target", "client") };
+    match (it.stage, way.waiting) {
+        (Stage::Connecting, _) => "target's answer",
+        (Stage::Ending, _) => "its end",
+        (Stage::Open, Waiting::Moving) => "nothing",
+        (Stage::Open, Waiting::Source) => source,
+        (Stage::Open, Waiting::Target) => target,
+        (Stage::Open, Waiting::Rate) => "rate limit",
+        (Stage::Open, Waiting::Done) => "the other way",
+    }
+}
