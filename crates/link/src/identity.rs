@@ -76,7 +76,8 @@ pub fn refusal(error: &std::io::Error) -> Option<String> {
             | AlertDescription::CertificateUnknown
             | AlertDescription::CertificateExpired
             | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateRequired => {
+            | AlertDescription::CertificateRequired
+            | AlertDescription::DecryptError => {
                 format!("the peer refused us: our key is not known there ({alert:?})")
             }
             AlertDescription::NoApplicationProtocol => "the peer does not speak the protocol of links".into(),

@@ -73,6 +73,7 @@ pub fn start(
 }
 
 fn read(shared: &Shared, id: StripeId, mut reader: impl Reading) {
+    let _guard = Guard { shared, id };
     let (mut decoder, mut frames) = (Decoder::default(), Vec::new());
     let why = loop {
         let read = reader.read(&mut |mut bytes| {
@@ -101,6 +102,7 @@ fn read(shared: &Shared, id: StripeId, mut reader: impl Reading) {
 }
 
 fn write(shared: &Shared, id: StripeId, mut writer: impl Writing, work: &Condvar) {
+    let _guard = Guard { shared, id };
     let mut frames = Vec::new();
     loop {
         match shared.pull(id, BATCH_BYTES, work, &mut frames) {
@@ -115,5 +117,19 @@ fn write(shared: &Shared, id: StripeId, mut writer: impl Writing, work: &Condvar
         }
         // Buffers go back before it waits for more.
         frames.clear();
+    }
+}
+
+/// Ends a connection whose thread panics: a defect there must not leave frames with it for ever.
+struct Guard<'a> {
+    shared: &'a Shared,
+    id: StripeId,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.shared.stripe_gone(self.id, "its thread ended by a defect");
+        }
     }
 }

@@ -44,6 +44,10 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// Plain bytes that came with the end of the handshake, at most: what `incoming` can hold.
 const EARLY_BYTES_MAX: usize = INCOMING_BYTES;
 
+/// A peer that was sent away is listened to for so long, and so many reads.
+const HANG_UP_WITHIN: Duration = Duration::from_secs(1);
+const HANG_UP_READS: usize = 64;
+
 enum Connection {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
@@ -52,6 +56,9 @@ enum Connection {
 struct State {
     connection: Connection,
     pending: Vec<u8>,
+    /// What the thread that reads has received and not handled: the begin of a record. rustls wants to see it
+    /// in every call, or it looks for the begin of a handshake message where there is nothing.
+    held: Vec<u8>,
     is_closed: bool,
 }
 
@@ -75,7 +82,7 @@ pub struct Tls {
 }
 
 struct Incoming {
-    bytes: Box<[u8]>,
+    bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
@@ -101,7 +108,7 @@ fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Err
 
 impl Incoming {
     fn new() -> Incoming {
-        Incoming { bytes: vec![0; INCOMING_BYTES].into(), start: 0, end: 0 }
+        Incoming { bytes: vec![0; INCOMING_BYTES], start: 0, end: 0 }
     }
 
     /// Receives more; zero at the end.
@@ -135,6 +142,30 @@ impl State {
         incoming: &mut Incoming,
         take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
     ) -> io::Result<Stop> {
+        let stop = self.handle_all(incoming, take)?;
+        self.held.clear();
+        self.held.extend_from_slice(&incoming.bytes[incoming.start..incoming.end]);
+        Ok(stop)
+    }
+
+    /// Has the session say what it has to say, without new bytes.
+    fn settle(&mut self) -> io::Result<()> {
+        let held = std::mem::take(&mut self.held);
+        let mut incoming = Incoming { start: 0, end: held.len(), bytes: held };
+        let settled = self.handle_all(&mut incoming, &mut |_| Ok(()));
+        self.held = incoming.bytes;
+        match settled {
+            // The thread that reads has handled everything that can be.
+            Ok(_) if incoming.start > 0 => Err(failed("records that came from nowhere")),
+            settled => settled.map(drop),
+        }
+    }
+
+    fn handle_all(
+        &mut self,
+        incoming: &mut Incoming,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
+    ) -> io::Result<Stop> {
         loop {
             let bytes = &mut incoming.bytes[incoming.start..incoming.end];
             let (discard, stop) = match &mut self.connection {
@@ -156,13 +187,12 @@ impl State {
     /// Encrypts a piece into `room`, after what the session itself has to say. Gives the bytes.
     fn encrypt(&mut self, plain: &[u8], room: &mut [u8]) -> io::Result<usize> {
         let mut filled = self.take_pending(room)?;
-        let mut nothing = Incoming { bytes: Box::default(), start: 0, end: 0 };
-        self.process(&mut nothing, &mut |_| Ok(()))?;
+        self.settle()?;
         filled += self.take_pending(&mut room[filled..])?;
         let room = &mut room[filled..];
         let length = match &mut self.connection {
-            Connection::Client(it) => seal(it.process_tls_records(&mut []), plain, room),
-            Connection::Server(it) => seal(it.process_tls_records(&mut []), plain, room),
+            Connection::Client(it) => seal(it.process_tls_records(&mut self.held), plain, room),
+            Connection::Server(it) => seal(it.process_tls_records(&mut self.held), plain, room),
         }?;
         Ok(filled + length)
     }
@@ -266,7 +296,7 @@ impl Tls {
     }
 
     fn shake_hands(mut socket: TcpStream, connection: Connection, until: Instant) -> io::Result<Tls> {
-        let mut state = State { connection, pending: Vec::new(), is_closed: false };
+        let mut state = State { connection, pending: Vec::new(), held: Vec::new(), is_closed: false };
         let (mut incoming, mut early) = (Incoming::new(), Vec::new());
         loop {
             let stop = state.process(&mut incoming, &mut |bytes| {
@@ -275,12 +305,14 @@ impl Tls {
             });
             if stop.is_err() {
                 // The alert that tells the peer why; whether it can still be told changes nothing.
-                let mut nothing = Incoming { bytes: Box::default(), start: 0, end: 0 };
-                let _ = state.process(&mut nothing, &mut |_| Ok(()));
+                let _ = state.process(&mut incoming, &mut |_| Ok(()));
             }
             socket.set_write_timeout(Some(left(until)?))?;
             let written = socket.write_all(&state.pending);
             state.pending.clear();
+            if stop.is_err() {
+                hang_up(&mut socket);
+            }
             let stop = stop?;
             written?;
             if early.len() > EARLY_BYTES_MAX {
@@ -364,6 +396,21 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Ends a connection so that what was said last arrives: the kernel throws it away where bytes of the peer
+/// are left unread.
+fn hang_up(socket: &mut TcpStream) {
+    let until = Instant::now() + HANG_UP_WITHIN;
+    let mut bytes = [0; 4096];
+    let mut is_over = socket.shutdown(Shutdown::Write).is_err();
+    for _ in 0..HANG_UP_READS {
+        let limit = left(until).and_then(|left| socket.set_read_timeout(Some(left)));
+        is_over = is_over || limit.is_err() || !matches!(socket.read(&mut bytes), Ok(1..));
+        if is_over {
+            return;
+        }
+    }
+}
+
 /// Time that is left; never zero, which would mean no limit.
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
@@ -416,10 +463,13 @@ impl Writing for TlsWriter {
     }
 
     fn finish(&mut self) {
-        let closed = match &mut lock(&self.state).connection {
-            Connection::Client(it) => close(it.process_tls_records(&mut []), &mut self.outgoing),
-            Connection::Server(it) => close(it.process_tls_records(&mut []), &mut self.outgoing),
+        let mut state = lock(&self.state);
+        let State { connection, held, .. } = &mut *state;
+        let closed = match connection {
+            Connection::Client(it) => close(it.process_tls_records(held), &mut self.outgoing),
+            Connection::Server(it) => close(it.process_tls_records(held), &mut self.outgoing),
         };
+        drop(state);
         self.filled = closed.unwrap_or(0);
         // Whether the peer still is there makes no difference any more.
         let _ = self.flush();

@@ -11,6 +11,7 @@
 //! that comes from a peer has a bound that is checked before memory is taken for it. `docs/link.md`
 //! draws the same layouts and says how they are used.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod ack;
 mod error;

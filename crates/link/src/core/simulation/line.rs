@@ -62,9 +62,9 @@ impl Line {
         chance: &mut Chance,
         flip: u64,
     ) {
-        for side in 0..2 {
+        for (side, core) in cores.iter_mut().enumerate() {
             if self.is_up[side] && self.free_at[side] <= now && self.swallowed[side] < BLACK_HOLE_BYTES {
-                self.pull(id, side, &mut cores[side], is_cut, now);
+                self.pull(id, side, core, is_cut, now);
             }
         }
         if is_cut || self.fate != Fate::Sound || now < self.stalled_until {
