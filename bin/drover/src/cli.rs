@@ -2,6 +2,7 @@
 
 mod disks;
 mod lab;
+mod link;
 mod relay;
 mod vddk;
 
@@ -12,6 +13,7 @@ use clap_complete::Shell;
 
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
+pub use link::HostTuneArgs;
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
@@ -68,6 +70,8 @@ pub enum Command {
         #[command(subcommand)]
         command: LabCommand,
     },
+    /// Tell what this host's kernel lacks for long, fast lines; changes nothing
+    Tune(HostTuneArgs),
     /// Write shell completions to standard output
     Completions {
         /// Shell

@@ -16,6 +16,7 @@ pub mod relay;
 pub mod serve_disk;
 pub mod show;
 mod stream;
+pub mod tune;
 pub mod vddk;
 pub mod verify;
 pub mod warm;

@@ -61,6 +61,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
         // It ends as the command does that it runs.
         Command::Lab { command: LabCommand::Wan(args) } => return Ok(commands::lab::wan(args)),
+        Command::Tune(args) => commands::tune::run(args),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),
     }?;

@@ -12,6 +12,7 @@
 //! doubled when connections end, as long as the session itself lives; what it holds in memory is bounded.
 //! The format on the line is `drover_wire`'s; `docs/link.md` says how it is used.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod channel;
 mod connect;
@@ -20,6 +21,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod greet;
+pub mod host;
 mod identity;
 mod keeper;
 mod listen;
@@ -27,6 +29,7 @@ mod pair;
 mod payload;
 mod peer;
 mod plain;
+pub mod probe;
 mod rate;
 mod session;
 mod shared;

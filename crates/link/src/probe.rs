@@ -1,0 +1,207 @@
+//! What a link carries, and what limits it: what `drover link test` tells.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::core::Order;
+use crate::error::{LinkError, LinkErrorKind};
+use crate::session::Session;
+use crate::stats::SessionStats;
+
+/// What the far side is asked for, to throw away what comes.
+pub const SINK: &[u8] = br#"{"service":"sink"}"#;
+
+/// Bytes written at a time.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// What one number of connections carried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    /// Connections.
+    pub stripes: usize,
+    /// What was carried in bytes a second, as the far side acknowledged it.
+    pub goodput: f64,
+    /// Shortest and latest round trip, in the kernel's view.
+    pub rtt_min: Duration,
+    /// Latest round trip, the mean of all connections.
+    pub rtt: Duration,
+    /// Share of bytes that the kernel had to send again.
+    pub again: f64,
+    /// Share of the time in which connections had something to send; in which the far side's window was
+    /// full; in which this side's send buffer was.
+    pub busy: [f64; 3],
+    /// The congestion control that the connections have.
+    pub congestion: String,
+}
+
+/// Waits until a session has so many connections, and not longer than `within`.
+pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    while session.stats().stripes.len() < stripes {
+        if Instant::now() > until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Sends noise to the far side's sink for that long, after a time in which connections find their pace.
+///
+/// # Errors
+/// As the session's calls; `Protocol` if the far side has no sink.
+pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
+    let (sender, mut receiver) = session.open(Order::Stream, SINK)?.split();
+    let noise = noise()?;
+    let until = Instant::now() + settle + time;
+    let from = Instant::now() + settle;
+    let (begin, end) = thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            while Instant::now() < until {
+                sender.write_all(&noise)?;
+            }
+            sender.finish()
+        });
+        thread::sleep(from.saturating_duration_since(Instant::now()));
+        let begin = (Instant::now(), session.stats());
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+        let end = (Instant::now(), session.stats());
+        let written = writing.join().unwrap_or_else(|_| {
+            Err(LinkError::new(LinkErrorKind::Misuse, "the thread that wrote ended by itself"))
+        });
+        written.map(|()| (begin, end))
+    })?;
+    // What the sink answers comes after all that was sent: the next probe finds the line empty.
+    let mut answer = [0; 256];
+    while receiver.read(&mut answer)? > 0 {}
+    Ok(compared(&begin.1, &end.1, end.0 - begin.0))
+}
+
+fn noise() -> Result<Vec<u8>, LinkError> {
+    let mut noise = vec![0; PIECE_BYTES];
+    crate::connect::random(&mut noise)?;
+    Ok(noise)
+}
+
+fn compared(begin: &SessionStats, end: &SessionStats, time: Duration) -> Probe {
+    let seconds = time.as_secs_f64().max(1e-6);
+    let stripes = end.stripes.len();
+    let mean = |sum: Duration| sum.checked_div(stripes as u32).unwrap_or_default();
+    let sum =
+        |stats: &SessionStats, of: fn(&crate::StripeStats) -> u64| stats.stripes.iter().map(of).sum::<u64>();
+    let grown = |of: fn(&crate::StripeStats) -> u64| sum(end, of).saturating_sub(sum(begin, of)) as f64;
+    let busy = [0, 1, 2].map(|at| {
+        let total = |stats: &SessionStats| stats.stripes.iter().map(|it| it.busy[at]).sum::<Duration>();
+        total(end).saturating_sub(total(begin)).as_secs_f64() / seconds / stripes.max(1) as f64
+    });
+    Probe {
+        stripes,
+        goodput: (end.acknowledged_bytes - begin.acknowledged_bytes) as f64 / seconds,
+        rtt_min: end.stripes.iter().filter_map(|it| it.rtt_min.or(it.rtt)).min().unwrap_or_default(),
+        rtt: mean(end.stripes.iter().filter_map(|it| it.rtt).sum()),
+        again: grown(|it| it.line_bytes_again) / grown(|it| it.line_bytes_sent).max(1.0),
+        busy,
+        congestion: end.stripes.first().map(|it| it.congestion.clone()).unwrap_or_default(),
+    }
+}
+
+/// What limits a link, as some probes show it, and what to do about it. The first is what matters most.
+pub fn advice(probes: &[Probe]) -> Vec<String> {
+    let Some(best) = probes.iter().max_by(|one, other| one.goodput.total_cmp(&other.goodput)) else {
+        return Vec::new();
+    };
+    let mut advice = Vec::new();
+    if best.again > 0.001 && best.congestion != drover_tcp::BBR {
+        advice.push(format!(
+            "{:.2} % of the bytes had to be sent again, and {} slows down for each loss: BBR would not (`drover tune` on this side)",
+            best.again * 100.0,
+            best.congestion
+        ));
+    }
+    if best.busy[1] > best.busy[0] * 0.3 {
+        advice.push("the far side's receive buffers are full: larger ones there (`drover tune` on that host), or a slow disk or processor there".into());
+    }
+    if best.busy[2] > best.busy[0] * 0.3 {
+        advice.push("this side's send buffers are full: larger ones (`drover tune` on this host)".into());
+    }
+    if best.busy[0] < 0.5 {
+        advice.push(
+            "connections had nothing to send for half of the time: this host's processor is what limits"
+                .into(),
+        );
+    }
+    if gains_by_more(probes) {
+        advice.push(format!(
+            "each connection gets a share only, and {} carry most: connections are limited one by one on the way, or by buffers",
+            best.stripes
+        ));
+    }
+    if advice.is_empty() {
+        advice.push("the line itself is what limits; a few connections fill it".into());
+    }
+    advice
+}
+
+/// Whether twice the connections carried half as much more, up to four of them at least.
+fn gains_by_more(probes: &[Probe]) -> bool {
+    let rate = |stripes: usize| probes.iter().find(|it| it.stripes == stripes).map(|it| it.goodput);
+    match (rate(1), rate(2), rate(4)) {
+        (Some(one), Some(two), Some(four)) => two > one * 1.5 && four > two * 1.5,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probes(rate: impl Fn(usize) -> f64, change: impl Fn(&mut Probe)) -> Vec<Probe> {
+        let one = |stripes| {
+            let mut probe = Probe {
+                stripes,
+                goodput: rate(stripes),
+                rtt_min: Duration::from_millis(55),
+                rtt: Duration::from_millis(56),
+                again: 0.0,
+                busy: [1.0, 0.0, 0.0],
+                congestion: "bbr".into(),
+            };
+            change(&mut probe);
+            probe
+        };
+        [1, 2, 4, 8, 16].map(one).to_vec()
+    }
+
+    #[test]
+    fn what_limits_is_told() {
+        let text = |probes: &[Probe]| advice(probes).join("; ");
+        let line = |_: usize| 1e8;
+        assert!(text(&probes(line, |_| {})).contains("the line itself"));
+        assert!(text(&probes(|stripes| (stripes as f64 * 2e7).min(1e8), |_| {})).contains("a share only"));
+        assert!(text(&probes(line, |it| it.busy[1] = 0.8)).contains("far side's receive buffers"));
+        assert!(text(&probes(line, |it| it.busy[2] = 0.8)).contains("this side's send buffers"));
+        assert!(text(&probes(line, |it| it.busy[0] = 0.1)).contains("processor"));
+        let lossy = probes(line, |it| (it.again, it.congestion) = (0.005, "cubic".into()));
+        assert!(text(&lossy).contains("0.50 %") && text(&lossy).contains("cubic"), "{}", text(&lossy));
+        assert!(text(&probes(line, |it| it.again = 0.005)).contains("the line itself"), "BBR does not mind");
+        assert!(advice(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_probe_measures_a_session() {
+        let (one, two) = Session::pair();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let incoming = two.accept().unwrap();
+                assert_eq!(incoming.opening, SINK);
+                let (sender, mut receiver) = incoming.channel.split();
+                let mut piece = vec![0; 100_000];
+                while receiver.read(&mut piece).unwrap() > 0 {}
+                sender.write_all(b"{}").unwrap();
+                sender.finish().unwrap();
+            });
+            let found = probe(&one, Duration::from_millis(50), Duration::from_millis(200)).unwrap();
+            assert!(found.goodput > 0.0 && found.stripes == 2, "{found:?}");
+        });
+    }
+}
