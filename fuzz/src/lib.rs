@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod image;
+mod link;
 mod packed;
 mod sealed;
 
@@ -18,7 +19,7 @@ use drover_plan::Plan;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 18] = [
     ("http_head", drover_http::fuzzing::head),
     ("image_ova", image::ova),
     ("image_qcow2", image::qcow2),
@@ -26,6 +27,9 @@ pub const TARGETS: [Target; 15] = [
     ("image_vhdx", image::vhdx),
     ("image_vmdk", image::vmdk),
     ("journal", journal),
+    ("link_frames", link::frames),
+    ("link_greeting", link::greeting),
+    ("link_peer", drover_link::fuzzing::peer),
     ("nbd_client", drover_nbd::fuzzing::greeting),
     ("nbd_list", drover_nbd::fuzzing::list),
     ("nbd_replies", drover_nbd::fuzzing::replies),

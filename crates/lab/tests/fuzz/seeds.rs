@@ -34,6 +34,72 @@ fn make_seeds() {
     clients();
     files();
     images();
+    links();
+}
+
+fn links() {
+    use drover_wire::{Credits, Greeting, Header, Hello, Kind, Refusal, RefusalCode, VERSIONS, Welcome};
+    let credits = Credits { stream: 1 << 18, messages: 1 << 23, session: 1 << 28 };
+    let (instance, name, announce) = ([3; 16], "site-a".to_string(), b"{\"pools\":[]}".to_vec());
+    let hello = Hello {
+        versions: VERSIONS,
+        features: 5,
+        join: Some(([1; 16], [2; 32])),
+        instance,
+        name: name.clone(),
+        announce: announce.clone(),
+        credits,
+    };
+    let welcome = Welcome {
+        version: 1,
+        features: 0,
+        session: [4; 16],
+        token: [5; 32],
+        instance,
+        name,
+        announce,
+        credits,
+    };
+    let refusal = Refusal { code: RefusalCode::Identity, text: "revoked".into() };
+    let said = [
+        ("hello", Greeting::Hello(hello)),
+        ("welcome", Greeting::Welcome(welcome)),
+        ("refusal", Greeting::Refusal(refusal)),
+    ];
+    for (seed, greeting) in said {
+        keep("link_greeting", seed, &chosen(1, &greeting.encode()[8..]));
+    }
+    let frame = |kind: Kind, sequence, number, head_bytes, payload: &[u8]| {
+        let channel = if kind.is_sequenced() { 7 } else { 0 };
+        let header =
+            Header { sequence, head_bytes, ..Header::new(kind, channel, number).with_payload(payload) };
+        [&header.encode()[..], payload].concat()
+    };
+    let talk = [
+        frame(Kind::Open, 1, 0, 0, b"{\"service\":\"sink\"}"),
+        frame(Kind::Message, 2, 0, 4, b"headbody"),
+        frame(Kind::Ack, 0, 3, 0, &[2, 0, 0, 0, 1, 0, 0, 0]),
+        frame(Kind::Credit, 3, 1 << 20, 0, b""),
+        frame(Kind::Finish, 4, 1, 0, b""),
+        frame(Kind::Ping, 0, 99, 0, b""),
+    ];
+    keep("link_frames", "talk", &chosen(41, &talk.concat()));
+    keep("link_frames", "stream", &chosen(200, &frame(Kind::Data, 1, 0, 0, &[9; 300])));
+    // Kind or action, channel, sequence, number, length, head: see the target.
+    let opened =
+        [0, 4, 0, 0, 0, 1, 0, 18, 0, 1, 4, 0, 0, 0, 3, 0, 15, 4, 3, 4, 0, 111, 0, 0, 0, 15, 4, 16, 4];
+    keep("link_peer", "stream", &opened);
+    let messages =
+        [2, 6, 0, 0, 0, 9, 2, 0, 6, 0, 0, 0, 1, 0, 18, 0, 14, 4, 13, 1, 19, 0, 7, 0, 0, 3, 0, 0, 0, 19, 0];
+    keep("link_peer", "messages", &messages);
+    keep(
+        "link_peer",
+        "lines",
+        &[
+            12, 0, 13, 1, 19, 0, 17, 0, 19, 0, 8, 0, 0, 5, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 19, 0, 11, 0, 0, 0,
+            0, 1, 0,
+        ],
+    );
 }
 
 fn heads() {
