@@ -302,6 +302,8 @@ impl Work {
 
     fn report(&self) -> Report {
         let [up, down] = [&self.ways[0], &self.ways[1]].map(Way::report);
-        Report { up, down, time: self.begun.elapsed() }
+        let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let busy = Duration::try_from(busy).unwrap_or_default();
+        Report { up, down, time: self.begun.elapsed(), busy }
     }
 }

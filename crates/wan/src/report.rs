@@ -31,6 +31,8 @@ pub struct Report {
     pub down: WayReport,
     /// How long the line has been there.
     pub time: Duration,
+    /// Processor time that the emulator's thread has used.
+    pub busy: Duration,
 }
 
 /// From here on lateness is told as a reason for doubt: the accuracy that is promised.
@@ -95,7 +97,9 @@ impl fmt::Display for WayReport {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "up:   {}", self.up)?;
-        write!(f, "down: {}", self.down)?;
+        writeln!(f, "down: {}", self.down)?;
+        let share = 100.0 * self.busy.as_secs_f64() / self.time.as_secs_f64().max(1e-9);
+        write!(f, "the emulator used {share:.0} % of one core for {:.1} s", self.time.as_secs_f64())?;
         match self.doubt() {
             Some(why) => write!(f, "\nDOUBT: {why}; figures taken on this line are not to be trusted"),
             None => Ok(()),

@@ -17,6 +17,8 @@ pub const RING_BYTES_MIN: usize = 8 << 20;
 /// Packets on the line at once; small ones take more memory beside the ring than in it.
 pub const PACKETS_MAX: usize = 1 << 20;
 
+const PAGE_BYTES: usize = 4 << 10;
+
 /// The packets of one direction.
 #[derive(Debug)]
 pub struct Ring {
@@ -40,7 +42,10 @@ impl Ring {
     /// A ring for about `bytes`, held between [`RING_BYTES_MIN`] and [`RING_BYTES_MAX`].
     pub fn new(bytes: u64) -> Ring {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
-        Ring { bytes: vec![0; bytes], head: 0, first: 0, packets: VecDeque::new() }
+        let mut bytes = vec![0; bytes];
+        // The first touch of memory takes long; it must not take it while packets wait.
+        bytes.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = 1);
+        Ring { bytes, head: 0, first: 0, packets: VecDeque::new() }
     }
 
     /// Where the next frame may be put, with room for the largest; `None` if the ring is full.
