@@ -4,7 +4,7 @@ CARGO ?= cargo
 GO ?= go
 LAB := target/lab
 
-.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay soak fuzz mutants clean
+.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -12,6 +12,7 @@ help:
 	@echo "make build   target/release/drover"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
+	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
@@ -65,6 +66,11 @@ bench-relay: build
 	@scripts/prepare bench
 	@$(CARGO) build -q --release -p drover-lab --bin drover-relay-bench
 	@target/release/drover-relay-bench
+
+bench-wan: build
+	@scripts/prepare bench
+	@$(CARGO) build -q --release -p drover-lab --bin drover-wan-bench
+	@target/release/drover-wan-bench
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover

@@ -1,0 +1,88 @@
+//! The lines that programs are measured on.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use drover_wan::WanSpec;
+use drover_wan::line::LineSpec;
+use drover_wan::line::units::{Rate, Share, time};
+
+use crate::variable;
+
+/// Buffers of the reference figures: 64 MiB.
+const TCP_MEM: u64 = 64 << 20;
+
+/// What a line does beside its rate and its length.
+pub struct Condition {
+    pub name: &'static str,
+    loss: f64,
+    burst: Option<f64>,
+    /// Share of the line's rate that each session gets.
+    policed: Option<f64>,
+}
+
+/// The conditions of the table.
+pub fn all() -> [Condition; 6] {
+    let condition = |name, loss, burst, policed| Condition { name, loss, burst, policed };
+    [
+        condition("no loss", 0.0, None, None),
+        condition("0.1 % loss", 0.001, None, None),
+        condition("0.5 % loss", 0.005, None, None),
+        condition("1 % loss", 0.01, None, None),
+        condition("bursts (0.5 % in bursts of 20)", 0.005, Some(20.0), None),
+        condition("policed (each session to 20 %, 0.5 % loss)", 0.005, None, Some(0.2)),
+    ]
+}
+
+/// What all lines have in common.
+pub struct Ground {
+    pub rates: Vec<Rate>,
+    pub rtt: Duration,
+    pub mtu: u32,
+    pub seconds: f64,
+}
+
+impl Ground {
+    pub fn from_environment() -> Result<Ground> {
+        let rates: String = variable("DROVER_WAN_RATES", "1g".to_string())?;
+        let rtt: String = variable("DROVER_WAN_RTT", "55ms".to_string())?;
+        Ok(Ground {
+            rates: rates
+                .split_whitespace()
+                .map(|it| it.parse().context("DROVER_WAN_RATES"))
+                .collect::<Result<_>>()?,
+            rtt: time(&rtt).context("DROVER_WAN_RTT")?,
+            mtu: variable("DROVER_WAN_MTU", 9_000)?,
+            seconds: variable("DROVER_WAN_SECONDS", 8.0)?,
+        })
+    }
+
+    /// What the bare line carries in the time given, in whole MiB.
+    pub fn bytes(&self, rate: Rate) -> u64 {
+        (rate.bytes_in(Duration::from_secs_f64(self.seconds)) >> 20).max(1) << 20
+    }
+
+    /// When a program is stopped.
+    pub fn limit(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds * 1.5 + 2.0)
+    }
+
+    pub fn spec(&self, rate: Rate, condition: &Condition, congestion: &str, seed: u64) -> WanSpec {
+        let mut line = LineSpec::symmetric(Some(rate), self.rtt, Share::of_one(condition.loss));
+        for direction in [&mut line.up, &mut line.down] {
+            direction.burst = condition.burst;
+            direction.police_flow =
+                condition.policed.map(|share| Rate::bits((rate.bits_per_s() as f64 * share) as u64));
+        }
+        WanSpec {
+            line,
+            mtu: self.mtu,
+            near_addresses: 5,
+            far_addresses: 2,
+            tcp_mem: Some(TCP_MEM),
+            near_congestion: Some(congestion.to_string()),
+            far_congestion: Some(congestion.to_string()),
+            seed,
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `make bench-wan`: what programs get out of a long, narrow, lossy line.
+//!
+//! For each line and each congestion control one line is laid, and all programs send the same random bytes over it, in turns. What counts is bytes that
+//! arrived at the other end's program, from the start of the sender until the receiver has them; a program that is not done after
+//! one and a half times what the bare line would take is stopped, and what the line carried for it is told with "at most", because it may hold bytes sent twice.
+//! The congestion control told is what the sending sockets had in the middle of the run.
+//!
+//! | variable | default | |
+//! |---|---|---|
+//! | `DROVER_WAN_RATES` | `1g` | rates, with blanks |
+//! | `DROVER_WAN_LINES` | all | words that the name of a line must contain one of |
+//! | `DROVER_WAN_CONGESTION` | `cubic bbr` | |
+//! | `DROVER_WAN_TOOLS` | all | words that the name of a program must contain one of |
+//! | `DROVER_WAN_SECONDS` | 8 | how long the bare line takes for the bytes |
+//! | `DROVER_WAN_ROUNDS` | 3 | |
+//! | `DROVER_WAN_RTT` | `55ms` | |
+//! | `DROVER_WAN_MTU` | 9000 | |
+//! | `DROVER_PROGRAM` | `target/release/drover` | measured as far as it knows the commands |
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod data;
+mod lines;
+mod measure;
+mod ours;
+mod tools;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use drover_wan::WanSpec;
+use drover_wan::line::units::Rate;
+
+use crate::lines::{Condition, Ground};
+use crate::measure::{Run, measure, spread};
+use crate::tools::Tool;
+
+/// What is asked for.
+struct Wanted {
+    lines: String,
+    tools: String,
+    congestion: String,
+    rounds: usize,
+}
+
+fn main() -> Result<()> {
+    let wanted = Wanted {
+        lines: variable("DROVER_WAN_LINES", String::new())?,
+        tools: variable("DROVER_WAN_TOOLS", String::new())?,
+        congestion: variable("DROVER_WAN_CONGESTION", "cubic bbr".to_string())?,
+        rounds: variable("DROVER_WAN_ROUNDS", 3)?,
+    };
+    let ground = Ground::from_environment()?;
+    println!("machine: {}", machine());
+    println!(
+        "line: round trip {:?}, MTU {}, TCP buffers 64 MiB; {} rounds, in turns\n",
+        ground.rtt, ground.mtu, wanted.rounds
+    );
+    for rate in &ground.rates {
+        for condition in lines::all().iter().filter(|it| is_wanted(&wanted.lines, it.name)) {
+            table(&ground, *rate, condition, &wanted).with_context(|| condition.name)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_wanted(words: &str, name: &str) -> bool {
+    words.is_empty() || words.split_whitespace().any(|word| name.contains(word))
+}
+
+fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted) -> Result<()> {
+    println!("## {rate}, {}\n", condition.name);
+    println!("| program | congestion control | Mbit/s | % of the line | spread | |");
+    println!("|---|---|---|---|---|---|");
+    let bytes = ground.bytes(rate);
+    let file = data::random(bytes)?;
+    for congestion in wanted.congestion.split_whitespace() {
+        let mut rows: Vec<Row> = tools::all(ground, &file, bytes)
+            .into_iter()
+            .filter(|it| is_wanted(&wanted.tools, &it.name))
+            .map(|tool| Row { tool, runs: Vec::new(), failures: Vec::new() })
+            .collect();
+        for round in 1..=wanted.rounds {
+            let spec = ground.spec(rate, condition, congestion, round as u64);
+            rows.iter_mut().for_each(|row| row.run(&spec, ground.limit()));
+        }
+        rows.iter().for_each(|row| row.print(rate));
+    }
+    println!();
+    Ok(())
+}
+
+/// A program and what came out.
+struct Row {
+    tool: Tool,
+    runs: Vec<Run>,
+    /// Runs that did not work, and why.
+    failures: Vec<String>,
+}
+
+impl Row {
+    /// Runs the program once. That it fails is told in its row; the others go on.
+    fn run(&mut self, spec: &WanSpec, limit: Duration) {
+        let done = match self.tool.missing() {
+            Some(program) => Err(anyhow!("there is no {program} here")),
+            None => measure(&self.tool, spec, limit),
+        };
+        match done {
+            Ok(run) => self.runs.push(run),
+            Err(error) => self.failures.push(format!("{error:#}")),
+        }
+    }
+
+    fn print(&self, rate: Rate) {
+        let (low, median, high) = spread(self.runs.iter().map(|run| run.bits_per_s));
+        let percent = |bits: f64| 100.0 * bits / rate.bits_per_s() as f64;
+        let congestion = self.runs.iter().map(|run| run.congestion.as_str()).find(|it| !it.is_empty());
+        println!(
+            "| {} | {} | {:.0} | {:.1} | {:.1}-{:.1} | {} |",
+            self.tool.name,
+            congestion.unwrap_or("?"),
+            median / 1e6,
+            percent(median),
+            percent(low),
+            percent(high),
+            self.notes().join("; ")
+        );
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let count = |what: &str, count: usize, why: &str| {
+            (count > 0)
+                .then(|| format!("{what} in {count} of {} runs{why}", self.runs.len() + self.failures.len()))
+        };
+        let late = self.runs.iter().filter(|run| run.is_at_most).count();
+        let doubts: Vec<&String> = self.runs.iter().filter_map(|run| run.doubt.as_ref()).collect();
+        let last = |texts: Option<&String>| texts.map(|it| format!(": {it}")).unwrap_or_default();
+        [
+            count("at most this: not done in time", late, ""),
+            count("in doubt", doubts.len(), &last(doubts.last().copied())),
+            count("failed", self.failures.len(), &last(self.failures.last())),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// A setting from the environment.
+pub fn variable<T: std::str::FromStr>(name: &str, default: T) -> Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name}={text}")),
+        Err(_) => Ok(default),
+    }
+}
+
+fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
+    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
+    format!(
+        "{cores} x {}, Linux {}",
+        model.trim_start_matches([' ', '\t', ':']),
+        read("/proc/sys/kernel/osrelease").trim()
+    )
+}

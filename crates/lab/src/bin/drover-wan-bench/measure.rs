@@ -1,0 +1,145 @@
+//! One run of one program on a line of its own.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use drover_lab::lab_folder;
+use drover_wan::{Site, Wan, WanSpec};
+use serde_json::Value;
+
+use crate::tools::{Goodput, Tool};
+
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long a server has to begin to listen.
+const START_TIME: Duration = Duration::from_secs(30);
+
+/// When the sockets are looked at.
+const MIDDLE: Duration = Duration::from_secs(2);
+
+/// What came out.
+pub struct Run {
+    pub bits_per_s: f64,
+    /// It was stopped: so much passed the line, perhaps some of it twice.
+    pub is_at_most: bool,
+    /// As the sending sockets had it; empty if it was over before they were looked at.
+    pub congestion: String,
+    pub doubt: Option<String>,
+}
+
+/// Runs a program.
+pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
+    let wan = Wan::start(spec)?;
+    let mut server = spawn(&wan.far, &tool.server, &wan, Stdio::null())?;
+    listening(&wan.far, tool.port, &mut server).context("the far end")?;
+    let mut helper = None;
+    if let Some(port) = tool.helper_port {
+        let mut child = spawn(&wan.near, &tool.helper, &wan, Stdio::null())?;
+        listening(&wan.near, port, &mut child).context("the helper")?;
+        helper = Some(child);
+    }
+    if !tool.prepare.is_empty() {
+        let status = spawn(&wan.near, &tool.prepare, &wan, Stdio::null())?.wait()?;
+        ensure!(status.success(), "its preparation ended with {status}");
+    }
+    // A pipe would be full before anybody reads it.
+    let output = lab_folder().join("bench/wan-output");
+    let begun = Instant::now();
+    let mut client = spawn(&wan.near, &tool.client, &wan, File::create(&output)?.into())?;
+    let mut congestion = String::new();
+    let mut is_over = false;
+    let deadline = if matches!(tool.goodput, Goodput::Iperf) { limit * 4 } else { limit };
+    while !is_over && begun.elapsed() < deadline {
+        std::thread::sleep(LOOK);
+        let ended = client.try_wait()?;
+        if ended.is_some_and(|status| !status.success()) && !matches!(tool.goodput, Goodput::Iperf) {
+            bail!("{} ended with {ended:?}", tool.name);
+        }
+        is_over = match tool.goodput {
+            Goodput::ReceiverEnds(_) => server.try_wait()?.is_some(),
+            _ => ended.is_some(),
+        };
+        if congestion.is_empty() && begun.elapsed() > MIDDLE.min(limit / 3) {
+            congestion = sockets(&wan.near)?;
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let carried = wan.report()?.up.counts.carried_bytes as f64;
+    let bits_per_s = match tool.goodput {
+        Goodput::Iperf if is_over => told_by_iperf(&output)?,
+        Goodput::SenderEnds(bytes) | Goodput::ReceiverEnds(bytes) if is_over => bytes as f64 * 8.0 / seconds,
+        _ => carried * 8.0 / seconds,
+    };
+    // Not waited for after a deadline: it ends with the line.
+    let report = wan.stop()?;
+    for mut child in [Some(client), Some(server), helper].into_iter().flatten() {
+        child.wait()?;
+    }
+    Ok(Run { bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
+}
+
+fn spawn(site: &Site, words: &[String], wan: &Wan, output: Stdio) -> Result<Child> {
+    let fill = |word: &String| {
+        word.replace("{far}", &wan.far.address().to_string())
+            .replace("{near}", &wan.near.address().to_string())
+    };
+    let words: Vec<String> = words.iter().map(fill).collect();
+    let (program, args) = words.split_first().context("a program")?;
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut command = Command::new(program);
+    command.args(args).env("PATH", path).stdin(Stdio::null()).stdout(output);
+    site.spawn(&mut command).with_context(|| program.clone())
+}
+
+fn listening(site: &Site, port: u16, server: &mut Child) -> Result<()> {
+    let until = Instant::now() + START_TIME;
+    while !site.listens(Some(port))? {
+        if let Some(status) = server.try_wait()? {
+            bail!("ended with {status} and listens on no port {port}");
+        }
+        if Instant::now() > until {
+            bail!("nobody listens on port {port}");
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// The congestion controls of the connections over the line, as ss(8) tells them.
+fn sockets(near: &Site) -> Result<String> {
+    let mut ss = Command::new("ss");
+    ss.args(["-Htin", "state", "established", "dst", "10.81.2.0/24"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let output = near.spawn(&mut ss)?.wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Each socket has a second line, set in, that begins with the name.
+    let details = text.lines().filter(|line| line.starts_with(char::is_whitespace));
+    let mut names: Vec<&str> = details.filter_map(|line| line.split_whitespace().next()).collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names.join("+"))
+}
+
+fn told_by_iperf(output: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(output)?;
+    let told: Value = serde_json::from_str(&text).context("JSON of iperf3")?;
+    if let Some(error) = told["error"].as_str() {
+        bail!("iperf3: {error}");
+    }
+    told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3 tells what was received")
+}
+
+/// Least, middle and most.
+pub fn spread(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.as_slice() {
+        [] => (0.0, 0.0, 0.0),
+        [one] => (*one, *one, *one),
+        [low, .., high] => (*low, values[values.len() / 2], *high),
+    }
+}
