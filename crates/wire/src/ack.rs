@@ -52,9 +52,13 @@ impl Ack {
         for part in payload.chunks_exact(8) {
             let distance = u32::from_le_bytes([part[0], part[1], part[2], part[3]]);
             let length = u32::from_le_bytes([part[4], part[5], part[6], part[7]]);
-            let start = below + u64::from(distance);
-            let end = start + u64::from(length);
-            if start < free || length == 0 || end > end_max {
+            // Neither sum can overflow: a peer may name any number as `below`.
+            let distance_end = u64::from(distance) + u64::from(length);
+            if distance_end > end_max - below {
+                return Err(WireError::Ranges);
+            }
+            let (start, end) = (below + u64::from(distance), below + distance_end);
+            if start < free || length == 0 {
                 return Err(WireError::Ranges);
             }
             free = end + 1;
@@ -105,6 +109,13 @@ mod tests {
         assert_eq!(Ack::read(10, &[one(1, 1), one(2, 1)].concat()), Err(WireError::Ranges), "they touch");
         assert_eq!(Ack::read(10, &[0; 7]), Err(WireError::Ranges));
         assert_eq!(Ack::read(u64::MAX, &[]), Err(WireError::Ranges));
+        for far in [one(u32::MAX, 1), one(1, u32::MAX), one(u32::MAX, u32::MAX)] {
+            assert_eq!(
+                Ack::read(u64::MAX - WINDOW_FRAMES, &far),
+                Err(WireError::Ranges),
+                "beyond all numbers"
+            );
+        }
         let many: Vec<u8> = (0..65).flat_map(|at| one(1 + 2 * at, 1)).collect();
         assert_eq!(Ack::read(10, &many), Err(WireError::Ranges));
     }
