@@ -230,8 +230,7 @@ impl Place {
     fn leave(&self, leave: impl FnOnce(&mut crate::core::Core, ChannelId)) {
         self.handle.shared.with(|inner, _| {
             leave(&mut inner.core, self.id);
-            // Its own halves and the table hold it: this is the last half.
-            if Arc::strong_count(&self.waits) <= 2 {
+            if self.waits.leave() {
                 inner.forget_waits(self.id);
             }
         });

@@ -57,7 +57,7 @@ impl Session {
         Session { handle: Arc::new(Handle { shared }) }
     }
 
-    fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.handle.shared
     }
 

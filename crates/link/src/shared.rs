@@ -1,6 +1,7 @@
 //! What the threads of a session share: the core behind one lock, and who waits for what.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,9 +51,16 @@ pub struct Inner {
 pub struct Waits {
     send: Condvar,
     receive: Condvar,
+    /// Halves of the channel that are gone.
+    left: AtomicUsize,
 }
 
 impl Waits {
+    /// A half of the channel goes; true if the other one had gone before.
+    pub fn leave(&self) -> bool {
+        self.left.fetch_add(1, Ordering::Relaxed) > 0
+    }
+
     /// Wakes all who receive.
     pub fn wake_receivers(&self) {
         self.receive.notify_all();
@@ -121,7 +129,8 @@ impl Shared {
         }
         inner.wake_programs(&wakes);
         if wakes.accept {
-            self.accept.notify_one();
+            // There may be several channels for several who wait.
+            self.accept.notify_all();
         }
         for id in inner.core.writers_to_wake(now) {
             if let Some(stripe) = inner.stripes.get(&id) {
@@ -285,3 +294,37 @@ impl Inner {
 
 /// How long those wait who look at something from time to time.
 pub const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use crate::core::Order;
+    use crate::session::Session;
+
+    #[test]
+    fn a_channel_whose_halves_go_at_once_leaves_nothing_behind() {
+        let (one, two) = Session::pair();
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            let (halves, received) = std::sync::mpsc::channel();
+            let together = &together;
+            scope.spawn(move || {
+                for half in received {
+                    together.wait();
+                    drop(half);
+                }
+            });
+            for _ in 0..5000 {
+                let (sender, receiver) = one.open(Order::Stream, b"").unwrap().split();
+                halves.send(receiver).unwrap();
+                together.wait();
+                drop(sender);
+                drop(two.accept().unwrap());
+            }
+        });
+        for session in [&one, &two] {
+            assert_eq!(session.shared().lock().waits.len(), 0);
+        }
+    }
+}

@@ -285,3 +285,67 @@ fn small_bounds_only_slow_it_down() {
         assert_eq!(count, 100);
     });
 }
+
+/// Runs something that must come to its end.
+fn within_a_minute(what: &str, run: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    let thread = thread::spawn(move || {
+        run();
+        done.send(()).unwrap();
+    });
+    match ended.recv_timeout(std::time::Duration::from_secs(60)) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it hangs"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+#[test]
+fn channels_that_come_together_go_to_all_who_accept() {
+    within_a_minute("accept", || {
+        let (one, two) = Session::pair();
+        let all = std::sync::Barrier::new(5);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let incoming = two.accept().unwrap();
+                        // Nobody takes a second one while another waits for its first.
+                        all.wait();
+                        drop(incoming);
+                    }
+                });
+            }
+            for _ in 0..500 {
+                let opened = [(); 4].map(|()| one.open(Order::Stream, b"").unwrap());
+                all.wait();
+                drop(opened);
+            }
+        });
+    });
+}
+
+#[test]
+fn channels_that_were_given_up_leave_credit_for_others() {
+    within_a_minute("credit", || {
+        let mut limits = Limits { channel_credit_max: 1 << 20, ..Limits::default() };
+        (limits.credits.messages, limits.credits.session) = (4 << 20, 8 << 20);
+        let (one, two) = Session::pair_with(limits);
+        for round in 0..60 {
+            let (sender, keep) = one.open(Order::Messages, b"").unwrap().split();
+            let (_keep_too, receiver) = two.accept().unwrap().channel.split();
+            thread::scope(|scope| {
+                scope.spawn(|| while sender.send(b"", &[0; 300_000]).is_ok() {});
+                receiver.receive().unwrap();
+                match round % 2 {
+                    0 => drop(receiver),
+                    _ => sender.reset(),
+                }
+            });
+            drop(keep);
+        }
+        let (sender, _keep) = one.open(Order::Messages, b"").unwrap().split();
+        let (_keep_too, receiver) = two.accept().unwrap().channel.split();
+        sender.send(b"", &[1; BODY_BYTES_MAX]).unwrap();
+        assert_eq!(receiver.receive().unwrap().unwrap().body.len(), BODY_BYTES_MAX);
+    });
+}

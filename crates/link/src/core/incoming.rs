@@ -174,9 +174,9 @@ impl Core {
         if channel.sending.state != SendState::Reset {
             channel.sending.state = SendState::Stopped;
         }
-        self.held -= channel.sending.clear();
+        let unsent = channel.sending.clear();
+        self.unsent(unsent);
         self.wakes.senders.push(id);
-        self.wakes.all_senders = true;
         self.remove_if_over(id);
     }
 

@@ -5,7 +5,8 @@ use drover_wire::{BODY_BYTES_MAX, Credits, HEAD_BYTES_MAX, Header, OPENING_BYTES
 use super::receiving::{ReceiveState, Taken};
 use super::sending::{SendState, Sending};
 use super::{
-    COUNT_SHIFT, Channel, ChannelId, Control, Core, MESSAGES_BIT, Message, Order, Receiving, order_of,
+    CONTROL_MAX, COUNT_SHIFT, Channel, ChannelId, Control, Core, MESSAGES_BIT, Message, Order, Receiving,
+    order_of,
 };
 use crate::error::{LinkError, LinkErrorKind};
 use crate::payload::Payload;
@@ -30,7 +31,7 @@ pub fn check_message(head: &[u8], body: &[u8]) -> Result<(), LinkError> {
 }
 
 impl Core {
-    /// Opens a channel.
+    /// Opens a channel. Numbers are not used twice in a session: after a thousand million it opens no more.
     pub fn open(&mut self, order: Order, opening: &[u8]) -> Result<ChannelId, LinkError> {
         if let Some(error) = self.closed_error() {
             return Err(error);
@@ -40,6 +41,13 @@ impl Core {
         }
         if self.opened_now >= self.limits.channels_max {
             return misuse(&format!("there are {} channels already", self.opened_now));
+        }
+        // They come and go faster than the peer can be told, or while there is no connection.
+        if self.control.len() >= CONTROL_MAX {
+            return misuse("too many channels were opened that the peer does not know of");
+        }
+        if self.opened >= u32::MAX >> COUNT_SHIFT {
+            return Err(LinkError::new(LinkErrorKind::Lost, "the session has no channel numbers left"));
         }
         self.opened += 1;
         self.opened_now += 1;
@@ -119,17 +127,22 @@ impl Core {
     /// Queues a frame for which room was taken.
     pub fn push(&mut self, id: ChannelId, header: Header, payload: Payload) {
         let cost = cost(header.payload_bytes as usize);
-        let Some(channel) = self.channels.get_mut(&id) else {
-            self.held -= cost;
-            return;
-        };
+        let Some(channel) = self.channels.get_mut(&id) else { return self.unsent(cost) };
         if channel.sending.push(header, payload) {
             self.make_ready(id);
         } else {
             channel.sending.forget(cost);
-            self.held -= cost;
+            self.unsent(cost);
             self.remove_if_over(id);
         }
+    }
+
+    /// Gives back what was taken for frames that will never be sent: also the session's credit, which the
+    /// peer cannot give again for what never arrives.
+    pub(super) fn unsent(&mut self, cost: u64) {
+        self.held -= cost;
+        self.used -= cost;
+        self.wakes.all_senders |= cost > 0;
     }
 
     fn take_room(&mut self, id: ChannelId, bytes: usize) -> u64 {
@@ -184,21 +197,25 @@ impl Core {
         }
         channel.sending.state = SendState::Finished;
         self.control.push_back(Control::Finish(id, channel.sending.count()));
+        // Others may wait for credit that will not come any more.
+        self.wakes.senders.push(id);
         Ok(())
     }
 
     /// Gives up both directions at once.
     pub fn reset(&mut self, id: ChannelId) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
+        let mut unsent = 0;
         if matches!(channel.sending.state, SendState::Open | SendState::Finished) {
             channel.sending.state = SendState::Reset;
-            self.held -= channel.sending.clear();
+            unsent = channel.sending.clear();
             self.control.push_back(Control::Reset(id, 0));
         }
         if channel.receiving.is_expecting() {
             self.control.push_back(Control::Stop(id));
         }
         let unread = channel.receiving.stop(ReceiveState::Reset);
+        self.unsent(unsent);
         self.consume(unread);
         self.wakes.senders.push(id);
         self.wakes.receivers.push(id);
@@ -252,10 +269,14 @@ impl Core {
         Ok(match taken {
             Taken::Some((thing, cost)) => {
                 self.consume(cost);
-                if let Some(channel) = self.channels.get_mut(&id)
-                    && channel.receiving.credit().is_some()
-                {
-                    self.control.push_back(Control::Credit(id));
+                if let Some(channel) = self.channels.get_mut(&id) {
+                    if channel.receiving.credit().is_some() {
+                        self.control.push_back(Control::Credit(id));
+                    }
+                    // Others wait for more, and were told of the end when this was still to come.
+                    if channel.receiving.is_at_end() {
+                        self.wakes.receivers.push(id);
+                    }
                 }
                 Taken::Some(thing)
             }

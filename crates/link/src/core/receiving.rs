@@ -181,6 +181,13 @@ impl Receiving {
         }
     }
 
+    /// Whether all that the peer sent was taken.
+    pub fn is_at_end(&self) -> bool {
+        self.messages.is_empty()
+            && self.ready.is_empty()
+            && self.end.is_some_and(|end| self.count == end.count)
+    }
+
     /// Whether the peer has more to send.
     pub fn is_expecting(&self) -> bool {
         self.state == ReceiveState::Open && self.end.is_none_or(|end| self.count < end.count)

@@ -224,6 +224,10 @@ impl World {
         self.faults = Faults::default();
         for _ in 0..20_000 {
             if self.cores.iter().all(|core| core.memory() == (0, 0) && core.channels() == 0) {
+                // No credit was lost on the way: what one side took is what came to the other.
+                for (core, peer) in [(0, 1), (1, 0)].map(|(at, to)| (&self.cores[at], &self.cores[to])) {
+                    assert_eq!(core.used, peer.budget.arrived, "seed {}", self.seed);
+                }
                 return;
             }
             self.step(Duration::from_millis(1));

@@ -7,6 +7,7 @@ use drover_wire::{DATA_BYTES_MAX, Header, Kind};
 
 use super::{Chance, MESSAGE_BYTES_MAX};
 use crate::core::{ChannelId, Core, Order, Taken};
+use crate::error::{LinkError, LinkErrorKind};
 use crate::payload::Payload;
 
 /// What is sent on a channel, in either direction.
@@ -20,6 +21,8 @@ struct Talk {
     got: BTreeSet<u64>,
     got_bytes: u64,
     is_ended: bool,
+    /// Either side may give it up.
+    may_end_early: bool,
     /// Reads only now and then, in so many of 100 steps.
     eagerness: u64,
 }
@@ -32,6 +35,9 @@ pub struct Program {
     accepted: u64,
     talks: HashMap<ChannelId, Talk>,
     done: u64,
+    /// In so many of a million steps a channel is given up, in one way or another.
+    pub quits: u64,
+    pub quit: u64,
 }
 
 /// Byte of a stream at a place. Both ends can tell it.
@@ -49,6 +55,8 @@ impl Program {
             accepted: 0,
             talks: HashMap::new(),
             done: 0,
+            quits: 0,
+            quit: 0,
         }
     }
 
@@ -89,6 +97,10 @@ impl Program {
             if self.chance.below(100) < talk.eagerness {
                 talk.receive(*id, core, 1 - is_dialler, seed);
             }
+            if self.chance.millionths(self.quits) {
+                talk.quit(*id, core, self.chance.below(3));
+                self.quit += 1;
+            }
         }
         let over: Vec<ChannelId> =
             self.talks.iter().filter(|(_, it)| it.is_finished && it.is_ended).map(|(id, _)| *id).collect();
@@ -113,6 +125,7 @@ impl Program {
             got: BTreeSet::new(),
             got_bytes: 0,
             is_ended: false,
+            may_end_early: self.quits > 0,
             eagerness: 1 + self.chance.below(100),
         };
         assert!(self.talks.insert(id, talk).is_none());
@@ -126,7 +139,8 @@ impl Talk {
                 return;
             }
             if self.sent == self.total {
-                core.finish(id).unwrap();
+                let result = core.finish(id);
+                Talk::allowed(result, self.may_end_early, &mut self.is_finished);
                 self.is_finished = true;
             } else if self.order == Order::Messages {
                 self.send_message(id, core, chance);
@@ -136,13 +150,40 @@ impl Talk {
         }
     }
 
+    /// Gives up both directions, or one of them.
+    fn quit(&mut self, id: ChannelId, core: &mut Core, how: u64) {
+        if how == 0 {
+            core.reset(id);
+        }
+        if how < 2 {
+            core.drop_sender(id);
+            self.is_finished = true;
+        }
+        if how != 1 {
+            core.drop_receiver(id);
+            self.is_ended = true;
+        }
+    }
+
+    /// What a call gave; `None` if the channel was given up, which ends one direction of it.
+    fn allowed<T>(result: Result<T, LinkError>, may_end_early: bool, is_over: &mut bool) -> Option<T> {
+        match result {
+            Err(error) if may_end_early && error.kind == LinkErrorKind::Reset => {
+                *is_over = true;
+                None
+            }
+            result => Some(result.unwrap()),
+        }
+    }
+
     /// The first eight bytes of the body say which message it is; the length of the head too.
     fn send_message(&mut self, id: ChannelId, core: &mut Core, chance: &mut Chance) {
         let head_bytes = (self.sent % 50) as usize;
         let length = head_bytes + 8 + chance.below(MESSAGE_BYTES_MAX / 2) as usize;
-        if core.reserve_message(id, length).unwrap().is_none() {
+        let reserved = core.reserve_message(id, length);
+        let Some(Some(_)) = Talk::allowed(reserved, self.may_end_early, &mut self.is_finished) else {
             return;
-        }
+        };
         let mut payload = vec![self.sent as u8; head_bytes];
         payload.extend(self.sent.to_le_bytes().into_iter().cycle().take(length - head_bytes));
         let header = Header {
@@ -158,9 +199,14 @@ impl Talk {
         let bytes =
             |from: u64, length: u64| (from..from + length).map(|at| byte(id, me, at)).collect::<Vec<u8>>();
         if wanted < 2000 {
-            let is_taken = core.gather(id, &bytes(self.sent, wanted)).unwrap();
-            self.sent += if is_taken { wanted } else { 0 };
-        } else if let Some((at, length)) = core.reserve_piece(id, wanted as usize).unwrap() {
+            let taken = core.gather(id, &bytes(self.sent, wanted));
+            let taken = Talk::allowed(taken, self.may_end_early, &mut self.is_finished);
+            self.sent += if taken == Some(true) { wanted } else { 0 };
+            return;
+        }
+        let reserved = core.reserve_piece(id, wanted as usize);
+        let reserved = Talk::allowed(reserved, self.may_end_early, &mut self.is_finished);
+        if let Some(Some((at, length))) = reserved {
             assert_eq!(at, self.sent);
             let piece = bytes(at, length as u64);
             let header = Header::new(Kind::Data, id, at).with_payload(&piece);
@@ -172,7 +218,7 @@ impl Talk {
     fn receive(&mut self, id: ChannelId, core: &mut Core, sender: u32, seed: u64) {
         while !self.is_ended {
             let more = match self.order {
-                Order::Messages => match core.message(id).unwrap() {
+                Order::Messages => match self.allowed_to_receive(core.message(id)) {
                     Taken::Some(message) => {
                         let number = u64::from_le_bytes(message.body[..8].try_into().unwrap());
                         let is_right = message
@@ -189,7 +235,7 @@ impl Talk {
                     }
                     end => self.ended(&end, seed),
                 },
-                Order::Stream => match core.piece(id).unwrap() {
+                Order::Stream => match self.allowed_to_receive(core.piece(id)) {
                     Taken::Some(piece) => {
                         let right = piece
                             .iter()
@@ -206,6 +252,10 @@ impl Talk {
                 return;
             }
         }
+    }
+
+    fn allowed_to_receive<T>(&mut self, taken: Result<Taken<T>, LinkError>) -> Taken<T> {
+        Talk::allowed(taken, self.may_end_early, &mut self.is_ended).unwrap_or(Taken::Wait)
     }
 
     fn ended<T>(&mut self, taken: &Taken<T>, seed: u64) -> bool {

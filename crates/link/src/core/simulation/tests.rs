@@ -62,6 +62,22 @@ fn flipped_bits_end_a_connection_and_nothing_wrong_arrives() {
 }
 
 #[test]
+fn channels_that_are_given_up_at_any_step_leave_nothing_behind() {
+    let mut quit = 0;
+    for seed in seeds(40) {
+        let faults = Faults { death: 1000, stall: 200, ..Faults::default() };
+        let mut world = World::new(seed, faults, small_limits());
+        for (program, quits) in world.programs.iter_mut().zip([5000, 1000 + seed * 100]) {
+            program.quits = quits;
+            program.plan(20, 300_000, 20);
+        }
+        world.run(seconds(600));
+        quit += world.programs.iter().map(|program| program.quit).sum::<u64>();
+    }
+    assert!(quit > 200, "{quit}");
+}
+
+#[test]
 fn all_arrives_once_after_cuts_of_any_length() {
     for (seed, cut) in seeds(12).zip([1, 3, 10, 16, 60, 600].into_iter().cycle()) {
         let from = Duration::from_millis(30 + seed * 7);

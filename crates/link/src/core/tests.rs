@@ -1,0 +1,145 @@
+//! What sessions owe, forget and tell, frame by frame: two cores, one connection, no time that passes.
+
+use drover_wire::{Frame, Header, Kind};
+
+use super::simulation::small_limits;
+use super::{CONTROL_MAX, COUNT_SHIFT, ChannelId, Core, Limits, Moment, Order, Outgoing, Pull, Side, Taken};
+use crate::error::LinkErrorKind;
+use crate::payload::Payload;
+
+const NOW: Moment = Moment::ZERO;
+
+fn cores(limits: Limits) -> [Core; 2] {
+    [Side::Dialler, Side::Listener].map(|side| {
+        let mut core = Core::new(side, limits, limits.credits);
+        core.stripe_up(1, NOW);
+        core
+    })
+}
+
+fn frame(sent: &Outgoing) -> Frame {
+    let (head, body) = sent.payload.bytes().split_at(sent.header.head_bytes.into());
+    Frame { header: sent.header, head: head.to_vec(), body: body.to_vec() }
+}
+
+/// What one side has to send now.
+fn pulled(core: &mut Core) -> Vec<Frame> {
+    let (mut all, mut frames) = (Vec::new(), Vec::new());
+    while core.pull(1, 1 << 20, NOW, &mut frames) == Pull::Frames {
+        all.extend(frames.iter().map(frame));
+    }
+    all
+}
+
+/// Carries frames until nobody has anything to say.
+fn carry(cores: &mut [Core; 2]) {
+    loop {
+        let frames = [pulled(&mut cores[0]), pulled(&mut cores[1])];
+        if frames.iter().all(Vec::is_empty) {
+            return;
+        }
+        for (from, frames) in frames.into_iter().enumerate() {
+            frames.into_iter().for_each(|frame| cores[1 - from].arrive(1, frame, NOW));
+        }
+    }
+}
+
+fn send(core: &mut Core, id: ChannelId, bytes: usize) -> bool {
+    let is_taken = core.reserve_message(id, bytes).unwrap().is_some();
+    if is_taken {
+        let payload = vec![7; bytes];
+        let header = Header::new(Kind::Message, id, 0).with_payload(&payload);
+        core.push(id, header, Payload::from(payload));
+    }
+    is_taken
+}
+
+fn leave(core: &mut Core, id: ChannelId) {
+    core.drop_sender(id);
+    core.drop_receiver(id);
+}
+
+#[test]
+fn credit_for_what_was_given_up_before_it_was_sent_comes_back() {
+    let mut cores = cores(small_limits());
+    for round in 0..60 {
+        let id = cores[0].open(Order::Messages, b"").unwrap();
+        carry(&mut cores);
+        cores[1].accept().unwrap().unwrap();
+        let late = cores[0].reserve_message(id, 9_000).unwrap().is_some();
+        while send(&mut cores[0], id, 10_000) {}
+        match round % 3 {
+            0 => cores[0].reset(id),
+            1 => {
+                // The peer reads no more, and this side learns it while all is queued.
+                cores[1].drop_receiver(id);
+                let stop = pulled(&mut cores[1]);
+                stop.into_iter().for_each(|frame| cores[0].arrive(1, frame, NOW));
+            }
+            _ => {}
+        }
+        if late {
+            let payload = vec![0; 9_000];
+            let header = Header::new(Kind::Message, id, 0).with_payload(&payload);
+            cores[0].push(id, header, Payload::from(payload));
+        }
+        cores.iter_mut().for_each(|core| leave(core, id));
+        carry(&mut cores);
+        assert_eq!(cores[0].memory().0, 0, "round {round}");
+        assert_eq!(cores[0].used, cores[1].budget.arrived, "round {round}: what was taken and what came");
+    }
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    assert!(send(&mut cores[0], id, 20_000), "there is credit");
+}
+
+#[test]
+fn channels_that_come_and_go_without_a_connection_take_bounded_memory() {
+    let mut core = Core::new(Side::Dialler, small_limits(), small_limits().credits);
+    let mut refused = None;
+    for _ in 0..CONTROL_MAX {
+        match core.open(Order::Stream, b"opening") {
+            Ok(id) => leave(&mut core, id),
+            Err(error) => refused = Some(error.kind),
+        }
+    }
+    assert!(core.control.len() <= CONTROL_MAX + 4, "{}", core.control.len());
+    assert_eq!(refused, Some(LinkErrorKind::Misuse));
+}
+
+#[test]
+fn a_session_whose_channel_numbers_are_used_up_opens_no_more() {
+    let mut cores = cores(small_limits());
+    cores[0].opened = (u32::MAX >> COUNT_SHIFT) - 1;
+    let last = cores[0].open(Order::Stream, b"").unwrap();
+    assert!(cores[0].gather(last, b"the last").unwrap());
+    carry(&mut cores);
+    assert_eq!(cores[1].piece(last), Ok(Taken::Some(b"the last".to_vec())));
+    assert_eq!(cores[0].open(Order::Stream, b"").unwrap_err().kind, LinkErrorKind::Lost);
+}
+
+#[test]
+fn whoever_takes_the_last_message_wakes_those_who_wait_for_more() {
+    let mut cores = cores(small_limits());
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    assert!(send(&mut cores[0], id, 10));
+    cores[0].finish(id).unwrap();
+    // The finish goes ahead of the message.
+    carry(&mut cores);
+    cores[1].take_wakes();
+    assert!(matches!(cores[1].message(id), Ok(Taken::Some(_))));
+    assert_eq!(cores[1].take_wakes().receivers, [id]);
+    assert_eq!(cores[1].message(id), Ok(Taken::End));
+}
+
+#[test]
+fn a_finish_wakes_senders_that_wait_for_credit() {
+    let mut cores = cores(small_limits());
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    while send(&mut cores[0], id, 10_000) {
+        carry(&mut cores);
+    }
+    cores[0].take_wakes();
+    cores[0].finish(id).unwrap();
+    assert!(cores[0].take_wakes().senders.contains(&id) && cores[0].is_worth_waking(id));
+    assert_eq!(cores[0].reserve_message(id, 10_000).unwrap_err().kind, LinkErrorKind::Misuse);
+}
