@@ -65,19 +65,33 @@ impl Core {
 
     /// Time has passed. `wanted` is how many connections there should be.
     pub fn tick(&mut self, wanted: usize, now: Moment) -> Tick {
+        self.stripes.forgive(self.watch.stood_still(now));
         for id in self.stripes.new_suspects(now) {
             self.repeat_of(id);
             self.arrived.tell_all_again(now);
         }
-        let none_for = self.stripes.none_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        if none_for > self.limits.give_up_after && self.ended().is_none() {
-            let text = format!("no connection for {} s", none_for.as_secs());
-            self.end(LinkError::new(LinkErrorKind::Lost, text));
-        }
+        self.give_up_in_the_end(now);
         self.end_if_flushed();
         let soon = now + PING_EVERY / 2;
         let next = self.arrived.due().map_or(soon, |due| due.clamp(now, soon));
         Tick { kill: self.stripes.dead(now, wanted), next }
+    }
+
+    /// Ends a session without a connection, or with connections that carry nothing, as when each ends at the
+    /// same damaged frame.
+    fn give_up_in_the_end(&mut self, now: Moment) {
+        let none_for = self.stripes.none_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let landed = self.next_sequence - self.flying.len() as u64;
+        let stuck_for = self.watch.stuck_for(landed, !self.flying.is_empty(), now);
+        let text = match self.limits.give_up_after {
+            limit if none_for > limit => format!("no connection for {} s", none_for.as_secs()),
+            // Longer: a cut counts here from its first moment, and there only once connections are dead.
+            limit if stuck_for > limit.saturating_mul(2) => {
+                format!("the peer has acknowledged nothing for {} s", stuck_for.as_secs())
+            }
+            _ => return,
+        };
+        self.end(LinkError::new(LinkErrorKind::Lost, text));
     }
 
     /// When an acknowledgement is due: sooner, perhaps, than the last tick said.

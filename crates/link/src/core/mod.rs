@@ -27,6 +27,7 @@ mod ranges;
 mod receiving;
 mod sending;
 mod stripes;
+mod watch;
 
 #[cfg(test)]
 mod simulation;
@@ -49,6 +50,7 @@ use ranges::RangeSet;
 use receiving::{Receiving, Violation};
 use sending::Sending;
 use stripes::Stripes;
+use watch::Watch;
 
 use crate::error::{LinkError, LinkErrorKind};
 use crate::payload::Payload;
@@ -201,6 +203,7 @@ pub struct Core {
     arrived: Arrived,
     budget: Budget,
     stripes: Stripes,
+    watch: Watch,
     is_peer_backlogged: bool,
     wakes: Wakes,
     counters: Counters,
@@ -309,6 +312,7 @@ impl Core {
             arrived: Arrived::default(),
             budget: Budget::new(limits.credits.session),
             stripes: Stripes { none_since: Some(Moment::ZERO), ..Stripes::default() },
+            watch: Watch::default(),
             is_peer_backlogged: false,
             wakes: Wakes::default(),
             counters: Counters::default(),

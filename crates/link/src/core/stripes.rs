@@ -156,6 +156,12 @@ impl Stripes {
         self.all.values().filter(|it| it.is_healthy()).count()
     }
 
+    /// Time in which nobody could look is no silence of anybody.
+    pub fn forgive(&mut self, lost: Duration) {
+        self.all.values_mut().for_each(|it| it.heard += lost);
+        self.none_since = self.none_since.map(|since| since + lost);
+    }
+
     /// Finds those that have become suspect just now.
     pub fn new_suspects(&mut self, now: Moment) -> Vec<StripeId> {
         let silent = |it: &Stripe| {

@@ -1,5 +1,7 @@
 //! What sessions owe, forget and tell, frame by frame: two cores, one connection, no time that passes.
 
+use std::time::Duration;
+
 use drover_wire::{Frame, Header, Kind};
 
 use super::simulation::small_limits;
@@ -142,4 +144,43 @@ fn a_finish_wakes_senders_that_wait_for_credit() {
     cores[0].finish(id).unwrap();
     assert!(cores[0].take_wakes().senders.contains(&id) && cores[0].is_worth_waking(id));
     assert_eq!(cores[0].reserve_message(id, 10_000).unwrap_err().kind, LinkErrorKind::Misuse);
+}
+
+#[test]
+fn a_peer_that_answers_pings_and_takes_nothing_is_given_up() {
+    let limits = Limits { give_up_after: Duration::from_secs(60), ..small_limits() };
+    let [mut core, _] = cores(limits);
+    let id = core.open(Order::Stream, b"").unwrap();
+    assert!(core.gather(id, b"unheard").unwrap());
+    for second in 1..=110 {
+        let now = Duration::from_secs(second);
+        core.heard(1, 1, now);
+        core.tick(1, now);
+        pulled(&mut core);
+    }
+    assert_eq!(core.ended(), None);
+    for second in 111..=125 {
+        let now = Duration::from_secs(second);
+        core.heard(1, 1, now);
+        core.tick(1, now);
+    }
+    assert_eq!(core.ended().map(|why| why.kind), Some(LinkErrorKind::Lost));
+}
+
+#[test]
+fn time_in_which_nobody_looked_does_not_count() {
+    let [mut core, _] = cores(small_limits());
+    core.tick(1, Duration::from_secs(1));
+    // The process stood still for an hour, and with it its readers.
+    let later = Duration::from_secs(3600);
+    assert_eq!(core.tick(1, later).kill, [0; 0]);
+    core.stripe_down(1, later);
+    core.tick(1, later + Duration::from_secs(1));
+    let again = later * 2;
+    core.tick(1, again);
+    assert_eq!(core.ended(), None, "no time to look for a connection");
+    (1..=890).for_each(|second| drop(core.tick(1, again + Duration::from_secs(second))));
+    assert_eq!(core.ended(), None);
+    (891..=910).for_each(|second| drop(core.tick(1, again + Duration::from_secs(second))));
+    assert_eq!(core.ended().map(|why| why.kind), Some(LinkErrorKind::Lost));
 }

@@ -118,7 +118,9 @@ fn one_black_hole_of_four_is_passed_by_in_seconds() {
 fn a_session_without_a_connection_is_given_up_on_both_sides() {
     let limits = Limits { give_up_after: seconds(30), ..small_limits() };
     let mut world = World::new(1, Faults::default(), limits);
-    world.cores.iter_mut().for_each(|core| drop(core.tick(4, seconds(31))));
+    for core in &mut world.cores {
+        (0..=31).for_each(|second| drop(core.tick(4, seconds(second))));
+    }
     for core in &world.cores {
         assert_eq!(core.ended().map(|why| why.kind), Some(LinkErrorKind::Lost));
     }
