@@ -9,6 +9,9 @@ const BURST: Duration = Duration::from_millis(50);
 /// Nobody waits longer than this before asking again: the rate may have changed.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
+/// A connection that has to wait looks again after this long: pings and acknowledgements go even so.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// A number of bytes a second that may be sent, by all who share it. It may be changed at any time.
 #[derive(Debug)]
 pub struct RateLimit {
@@ -37,6 +40,22 @@ impl RateLimit {
     pub fn take(&self, bytes: u64) -> Result<(), Duration> {
         let now = self.start.elapsed();
         self.bucket().take(bytes, now).map_err(|wait| wait.min(WAIT_MAX))
+    }
+
+    /// Up to how many of the wanted bytes a connection should take now, one at least; else how long to wait.
+    pub(crate) fn ready(&self, wanted: usize) -> Result<usize, Duration> {
+        let now = self.start.elapsed();
+        let mut bucket = self.bucket();
+        bucket.take(0, now).map_err(|wait| wait.min(LOOK_EVERY))?;
+        let burst = bucket.rate.map_or(f64::INFINITY, |_| bucket.burst());
+        // The cast stops at the largest number.
+        Ok(wanted.min(burst as usize).max(1))
+    }
+
+    /// Takes so many bytes in any case; who comes later waits the longer.
+    pub(crate) fn spend(&self, bytes: u64) {
+        let now = self.start.elapsed();
+        self.bucket().spend(bytes, now);
     }
 
     fn bucket(&self) -> std::sync::MutexGuard<'_, Bucket> {
@@ -72,8 +91,9 @@ impl Bucket {
     fn fill(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         self.at = self.at.max(now);
-        let rate = self.rate.unwrap_or(0) as f64;
-        self.level = (self.level + rate * passed).min(self.burst());
+        // Without a limit nobody is in debt.
+        let Some(rate) = self.rate else { return self.level = 0.0 };
+        self.level = (self.level + rate as f64 * passed).min(self.burst());
     }
 
     fn take(&mut self, bytes: u64, now: Duration) -> Result<(), Duration> {
@@ -84,6 +104,13 @@ impl Bucket {
         }
         self.level -= bytes as f64;
         Ok(())
+    }
+
+    fn spend(&mut self, bytes: u64, now: Duration) {
+        self.fill(now);
+        if self.rate.is_some() {
+            self.level -= bytes as f64;
+        }
     }
 }
 
@@ -118,6 +145,32 @@ mod tests {
         let mut bucket = Bucket::new(Some(1_000_000));
         let sum = taken(&mut bucket, Duration::from_secs(3600), Duration::from_secs(1), 1000);
         assert!(sum <= 1_000_000 + 50_000 + 1000, "{sum}");
+    }
+
+    #[test]
+    fn the_rate_is_kept_by_many_that_look_first_and_take_later() {
+        let mut bucket = Bucket::new(Some(1_000_000));
+        let (mut now, mut sum) = (Duration::ZERO, 0);
+        while now < Duration::from_secs(100) {
+            now += Duration::from_millis(50);
+            let ready = (0..8).filter(|_| bucket.take(0, now).is_ok()).count();
+            (0..ready).for_each(|_| bucket.spend(300_000, now));
+            sum += ready * 300_000;
+        }
+        assert!((sum as f64 / 1e8 - 1.0).abs() < 0.03, "{sum}");
+    }
+
+    #[test]
+    fn a_slow_rate_is_taken_in_small_parts() {
+        let limit = RateLimit::new(Some(100_000));
+        assert_eq!(limit.ready(1 << 20), Ok(5000));
+        limit.spend(1_000_000);
+        assert_eq!(limit.ready(1 << 20), Err(LOOK_EVERY));
+        limit.set(None);
+        limit.spend(1 << 40);
+        assert_eq!(limit.ready(1 << 20), Ok(1 << 20));
+        limit.set(Some(0));
+        assert_eq!(limit.ready(1 << 20), Ok(1));
     }
 
     #[test]

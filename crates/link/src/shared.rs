@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::core::{ChannelId, Core, Moment, Outgoing, Pull, StripeId, Wakes};
@@ -186,26 +185,33 @@ impl Shared {
     }
 
     /// Frames for a connection; waits if there are none.
+    ///
+    /// While the rate limit lets nothing through, pings, their answers and acknowledgements still go: the
+    /// peer must not take a slow line for a dead one. Frames of channels stay where any connection can take
+    /// them.
     pub fn pull(&self, id: StripeId, bytes: usize, work: &Condvar, frames: &mut Vec<Outgoing>) -> Pull {
+        let pace = self.rate_limit.as_ref().map_or(Ok(bytes), |limit| limit.ready(bytes));
         let mut inner = self.lock();
         let now = self.now();
-        let pull = inner.core.pull(id, bytes, now, frames);
+        let pull = inner.core.pull(id, pace.unwrap_or(0), now, frames);
         // What one takes may leave more for others, and room for senders.
         self.wake(&mut inner, now);
-        if pull == Pull::Idle && inner.core.is_idle(id) {
-            drop(work.wait(inner).unwrap_or_else(PoisonError::into_inner));
+        match (pull, pace) {
+            (Pull::Idle, Err(wait)) => {
+                drop(work.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner));
+            }
+            (Pull::Idle, Ok(_)) if inner.core.is_idle(id) => {
+                drop(work.wait(inner).unwrap_or_else(PoisonError::into_inner));
+            }
+            _ => {}
         }
         pull
     }
 
-    /// Waits until so many bytes may be sent. A session that is over waits no longer.
-    pub fn wait_for_rate(&self, bytes: u64) {
-        let Some(limit) = &self.rate_limit else { return };
-        while let Err(wait) = limit.take(bytes) {
-            if self.lock().core.ended().is_some() {
-                return;
-            }
-            thread::sleep(wait);
+    /// Counts bytes that are about to be sent against the rate limit.
+    pub fn spend(&self, bytes: u64) {
+        if let Some(limit) = &self.rate_limit {
+            limit.spend(bytes);
         }
     }
 
@@ -298,6 +304,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+    use std::thread;
 
     use crate::core::Order;
     use crate::session::Session;

@@ -110,8 +110,7 @@ fn write(shared: &Shared, id: StripeId, mut writer: impl Writing, work: &Condvar
             Pull::Idle => continue,
             Pull::Gone => break writer.finish(),
         }
-        let bytes = frames.iter().map(|frame| frame.payload.bytes().len() as u64).sum();
-        shared.wait_for_rate(bytes);
+        shared.spend(frames.iter().map(|frame| frame.payload.bytes().len() as u64).sum());
         if let Err(error) = writer.write(&frames) {
             return shared.stripe_gone(id, &error.to_string());
         }

@@ -29,7 +29,9 @@ pub enum Pull {
 }
 
 impl Core {
-    /// Gives the next frames to a connection, at least one if there is one, and about `bytes` in all.
+    /// Gives the next frames to a connection, at least one if there is one, and about `bytes` in all. With
+    /// zero, only what connections themselves and acknowledgements need; the connection comes back by
+    /// itself then, and is not woken.
     pub fn pull(&mut self, stripe: StripeId, bytes: usize, now: Moment, frames: &mut Vec<Outgoing>) -> Pull {
         frames.clear();
         let is_backlogged = self.is_backlogged();
@@ -50,7 +52,7 @@ impl Core {
         let written: usize = frames.iter().map(|frame| frame.header.frame_bytes()).sum();
         if let Some(it) = self.stripes.all.get_mut(&stripe) {
             it.sent_bytes += written as u64;
-            it.is_idle = frames.is_empty();
+            it.is_idle = frames.is_empty() && bytes > 0;
         }
         if frames.is_empty() { Pull::Idle } else { Pull::Frames }
     }

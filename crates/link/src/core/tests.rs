@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_wire::{Frame, Header, Kind};
+use drover_wire::{Credits, Frame, Header, Kind};
 
 use super::simulation::small_limits;
 use super::{CONTROL_MAX, COUNT_SHIFT, ChannelId, Core, Limits, Moment, Order, Outgoing, Pull, Side, Taken};
@@ -183,4 +183,22 @@ fn time_in_which_nobody_looked_does_not_count() {
     assert_eq!(core.ended(), None);
     (891..=910).for_each(|second| drop(core.tick(1, again + Duration::from_secs(second))));
     assert_eq!(core.ended().map(|why| why.kind), Some(LinkErrorKind::Lost));
+}
+
+#[test]
+fn a_pull_of_nothing_gives_what_connections_need_and_no_bytes() {
+    let mut cores =
+        cores(Limits { credits: Credits { session: 1 << 20, ..small_limits().credits }, ..small_limits() });
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    carry(&mut cores);
+    let there = cores[1].open(Order::Messages, b"").unwrap();
+    assert!(send(&mut cores[1], there, 100) && send(&mut cores[0], id, 100));
+    pulled(&mut cores[1]).into_iter().for_each(|frame| cores[0].arrive(1, frame, NOW));
+    let mut frames = Vec::new();
+    assert_eq!(cores[0].pull(1, 0, NOW, &mut frames), Pull::Frames);
+    assert!(frames.iter().all(|it| it.header.kind == Kind::Ack), "{frames:?}");
+    assert_eq!(cores[0].pull(1, 0, NOW, &mut frames), Pull::Idle);
+    assert!(!cores[0].is_idle(1) && cores[0].writers_to_wake(NOW).is_empty(), "it comes back by itself");
+    assert_eq!(cores[0].pull(1, 1, NOW, &mut frames), Pull::Frames);
+    assert_eq!(frames[0].header.kind, Kind::Message);
 }

@@ -158,6 +158,27 @@ fn a_rate_limit_is_kept_and_may_be_changed() {
 }
 
 #[test]
+fn a_limit_below_what_one_frame_takes_ends_no_connection() {
+    let limit = Arc::new(RateLimit::new(Some(20_000)));
+    let stage = Stage::with(|_, connect| {
+        connect.rate_limit = Some(limit.clone());
+        connect.stripes = StripeBounds::fixed(3);
+    });
+    let (one, two) = stage.session();
+    wait_for("three connections", || one.stats().stripes.len() == 3);
+    let (sender, _keep) = one.open(Order::Messages, b"").unwrap().split();
+    let (_keep_too, receiver) = two.accept().unwrap().channel.split();
+    (0..8).for_each(|_| sender.send(b"", &[1; 500_000]).unwrap());
+    // Longer than a connection may be silent.
+    thread::sleep(Duration::from_secs(18));
+    for stats in [one.stats(), two.stats()] {
+        assert!(stats.stripes.len() == 3 && stats.repeated_frames == 0, "{stats:?}");
+    }
+    limit.set(None);
+    (0..8).for_each(|_| assert_eq!(receiver.receive().unwrap().unwrap().body.len(), 500_000));
+}
+
+#[test]
 fn close_is_told_across() {
     let stage = Stage::new();
     let (one, two) = stage.session();
