@@ -39,6 +39,9 @@ const DIALLING_MAX: usize = 16;
 const PAUSE_FIRST: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
+/// In this time, as many connections as there should be are made twice at most.
+const PACE_TIME: Duration = Duration::from_secs(1);
+
 /// How a session is to be made.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
@@ -145,6 +148,7 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
         next: first + 1,
         pairs,
         shared: Arc::downgrade(&shared),
+        pace: Pace::default(),
     };
     keeper::start(&shared, Some(controller), Some(Box::new(dial)))
         .map_err(|error| LinkError::new(LinkErrorKind::Unreachable, format!("no thread: {error}")))?;
@@ -160,8 +164,14 @@ pub(crate) fn random(bytes: &mut [u8]) -> Result<(), LinkError> {
 fn first_of(options: &ConnectOptions, pairs: &[Pair]) -> Result<(usize, TcpStream), LinkError> {
     let (sender, receiver) = mpsc::channel();
     for (at, pair) in pairs.iter().copied().enumerate() {
-        let (sender, options) = (sender.clone(), options.clone());
-        thread::spawn(move || sender.send((at, dial(&options, pair))));
+        let (answer, options) = (sender.clone(), options.clone());
+        let started = thread::Builder::new()
+            .name("link-dial".into())
+            .spawn(move || drop(answer.send((at, dial(&options, pair)))));
+        if let Err(error) = started {
+            // Nobody else receives; and this end is here.
+            let _ = sender.send((at, Err(error)));
+        }
     }
     drop(sender);
     let mut errors = Vec::new();
@@ -255,6 +265,27 @@ struct Dialler {
     pairs: Vec<Pair>,
     next: usize,
     shared: Weak<Shared>,
+    pace: Pace,
+}
+
+/// Connections that are let in and end at once would be made again without a pause, so there is a bound on
+/// how many are made in a time.
+#[derive(Debug, Default)]
+struct Pace {
+    since: Moment,
+    made: usize,
+}
+
+impl Pace {
+    /// How many of those that are missing may be made now.
+    fn allows(&mut self, missing: usize, wanted: usize, now: Moment) -> usize {
+        if now >= self.since + PACE_TIME {
+            *self = Pace { since: now, made: 0 };
+        }
+        let now = missing.min((2 * wanted).saturating_sub(self.made));
+        self.made += now;
+        now
+    }
 }
 
 struct DialState {
@@ -275,7 +306,7 @@ impl Dial for Dialler {
         }
         let dialling = self.state.dialling.load(Ordering::Relaxed);
         let missing = wanted.saturating_sub(healthy + dialling).min(DIALLING_MAX.saturating_sub(dialling));
-        for _ in 0..missing {
+        for _ in 0..self.pace.allows(missing, wanted, now) {
             let pair = self.pairs[self.next % self.pairs.len()];
             self.next += 1;
             self.state.dialling.fetch_add(1, Ordering::Relaxed);
@@ -337,5 +368,21 @@ impl DialState {
                 Err(Failure::Final(LinkError::new(LinkErrorKind::Lost, text)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_end_at_once_are_not_made_without_end() {
+        let mut pace = Pace::default();
+        let made = |pace: &mut Pace, from: u64| -> usize {
+            (from..from + 10_000).map(|ms| pace.allows(4, 4, Duration::from_millis(ms))).sum()
+        };
+        assert_eq!(made(&mut pace, 0), 80, "ten seconds, twice four a second");
+        // After a quiet time all are made at once.
+        assert_eq!(pace.allows(4, 4, Duration::from_secs(60)), 4);
     }
 }

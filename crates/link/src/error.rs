@@ -33,9 +33,14 @@ pub struct LinkError {
 }
 
 impl LinkError {
-    /// An error of that kind.
+    /// An error of that kind. Control characters in the text become `?`: some of it comes from peers, and
+    /// it is printed to terminals and logs.
     pub fn new(kind: LinkErrorKind, text: impl Into<String>) -> LinkError {
-        LinkError { kind, text: text.into() }
+        let mut text = text.into();
+        if text.contains(char::is_control) {
+            text = text.replace(char::is_control, "?");
+        }
+        LinkError { kind, text }
     }
 }
 
