@@ -21,6 +21,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod greet;
+mod greeters;
 pub mod host;
 mod identity;
 mod keeper;

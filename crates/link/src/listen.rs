@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -17,6 +17,7 @@ use crate::connect::{attach, random};
 use crate::core::{Core, Limits, Side};
 use crate::error::{LinkError, LinkErrorKind};
 use crate::greet::{self, io_failure};
+use crate::greeters::Greeters;
 use crate::peer::Peer;
 use crate::rate::RateLimit;
 use crate::session::Session;
@@ -27,9 +28,6 @@ use crate::{identity, keeper};
 
 /// From the first byte of a connection to the end of its greeting.
 const GREET_WITHIN: Duration = Duration::from_secs(10);
-
-/// Connections that have not greeted yet, at most; more are sent away at once.
-const GREETING_MAX: usize = 128;
 
 /// Connections of one session, at most.
 const STRIPES_MAX: usize = 128;
@@ -127,7 +125,7 @@ struct Door {
     options: ListenOptions,
     instance: [u8; 16],
     table: Mutex<HashMap<[u8; 16], Entry>>,
-    greeting: AtomicUsize,
+    greeters: Greeters,
     is_closed: AtomicBool,
     sender: Mutex<Option<SyncSender<Session>>>,
 }
@@ -152,7 +150,7 @@ impl Listener {
             options: ListenOptions { tls: identity::server(&options.tls), ..options.clone() },
             instance,
             table: Mutex::default(),
-            greeting: AtomicUsize::new(0),
+            greeters: Greeters::default(),
             is_closed: AtomicBool::new(false),
             sender: Mutex::new(Some(sender)),
         });
@@ -216,19 +214,13 @@ impl Door {
 
     /// Greets in a thread of its own, unless there are too many.
     fn admit(self: Arc<Door>, socket: TcpStream, address: SocketAddr) {
-        if self.greeting.fetch_add(1, Ordering::Relaxed) >= GREETING_MAX {
-            self.greeting.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
+        let Some(place) = self.greeters.enter(&socket, address.ip()) else { return };
         let door = self.clone();
-        let started = thread::Builder::new().name("link-greet".into()).spawn(move || {
-            // Who is not let in has been told; nobody here waits for it.
+        // Who is not let in has been told; nobody here waits for it. Without a thread the socket just ends.
+        let _ = thread::Builder::new().name("link-greet".into()).spawn(move || {
+            let _place = place;
             let _ = door.greet(socket, address);
-            door.greeting.fetch_sub(1, Ordering::Relaxed);
         });
-        if started.is_err() {
-            self.greeting.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 
     fn greet(&self, socket: TcpStream, address: SocketAddr) -> Result<(), LinkError> {
@@ -268,7 +260,7 @@ impl Door {
         let mut table = self.table();
         table.retain(|_, entry| entry.is_alive());
         let Some((session, token)) = hello.join else {
-            if table.len() >= self.options.sessions_max {
+            if table.len() >= self.options.sessions_max && !end_one_left_behind(&mut table, fingerprint) {
                 return Err((RefusalCode::Busy, format!("there are {} sessions already", table.len())));
             }
             return Ok(Verdict { version, name, joins: None });
@@ -364,6 +356,23 @@ impl Entry {
     fn is_alive(&self) -> bool {
         self.shared.upgrade().is_some_and(|shared| shared.lock().core.ended().is_none())
     }
+}
+
+/// Ends the session of a peer that is without a connection for the longest time, if there is one: most
+/// likely its process is gone, and the one that asks now is its successor.
+fn end_one_left_behind(table: &mut HashMap<[u8; 16], Entry>, fingerprint: [u8; 32]) -> bool {
+    let left = |entry: &Entry| {
+        let shared = entry.shared.upgrade().filter(|it| it.peer.fingerprint == fingerprint)?;
+        let since = shared.lock().core.none_since()?;
+        Some(shared.now().saturating_sub(since))
+    };
+    let longest = table.iter().filter_map(|(id, entry)| Some((left(entry)?, *id))).max();
+    let Some(shared) = longest.and_then(|(_, id)| table.remove(&id)?.shared.upgrade()) else { return false };
+    shared.with(|inner, _| {
+        let text = "it had no connection, and its peer needed room for another session";
+        inner.core.end(LinkError::new(LinkErrorKind::Lost, text));
+    });
+    true
 }
 
 /// Compares secrets in a time that does not depend on them.

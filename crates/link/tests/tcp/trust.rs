@@ -89,3 +89,51 @@ fn too_many_sessions_are_told_so() {
     let error = connect(&stage.connect).unwrap_err();
     assert!(error.kind == LinkErrorKind::Unreachable && error.text.contains("2 sessions"), "{error}");
 }
+
+#[test]
+fn silent_strangers_by_the_hundreds_do_not_keep_others_out() {
+    let stage = Stage::new();
+    let address = stage.listener.addresses()[0];
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let (one, two) = stage.session();
+    messages(&one, &two, 10, 10, || {});
+    drop(silent);
+}
+
+#[test]
+fn sessions_that_a_dead_process_left_behind_do_not_keep_its_successor_out() {
+    let stage = Stage::with(|listen, connect| {
+        listen.sessions_max = 2;
+        connect.stripes = StripeBounds::fixed(1);
+    });
+    let (one, left) = stage.session();
+    let (two, other) = stage.session();
+    one.abandon();
+    wait_for("a session without a connection", || {
+        matches!(left.stats().state, SessionState::Reconnecting(_))
+    });
+    let (three, four) = stage.session();
+    messages(&three, &four, 10, 10, || {});
+    messages(&two, &other, 10, 10, || {});
+    assert_eq!(left.accept().unwrap_err().kind, LinkErrorKind::Lost);
+    let error = connect(&stage.connect).unwrap_err();
+    assert!(error.kind == LinkErrorKind::Unreachable && error.text.contains("2 sessions"), "{error}");
+}
+
+#[test]
+fn who_is_let_in_is_asked_without_harm() {
+    let stage = Stage::with(|listen, _| {
+        listen.admit = Arc::new(|applicant: &Applicant<'_>| match applicant.name {
+            "bad" => panic!("a fault of the program"),
+            name => Ok(name.into()),
+        });
+    });
+    let mut bad = stage.connect.clone();
+    bad.name = "bad".into();
+    // More often than there are places for those who greet.
+    for _ in 0..300 {
+        connect(&bad).unwrap_err();
+    }
+    let (one, two) = stage.session();
+    messages(&one, &two, 10, 10, || {});
+}
