@@ -38,6 +38,9 @@ const ACCEPT_MAX: usize = 64;
 /// Sessions at a time, if nothing else is said.
 const SESSIONS_MAX: usize = 256;
 
+/// Connections of all sessions at a time, if nothing else is said: with 0.6 MiB and two threads each.
+const CONNECTIONS_MAX: usize = 1024;
+
 /// After an error that will pass, such as too many open files, so long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -72,6 +75,8 @@ pub struct ListenOptions {
     pub limits: Limits,
     /// Sessions at a time.
     pub sessions_max: usize,
+    /// Connections of all sessions at a time.
+    pub connections_max: usize,
     /// Bytes a second that may be sent, over all sessions.
     pub rate_limit: Option<Arc<RateLimit>>,
     /// Name that peers hear.
@@ -98,6 +103,7 @@ impl ListenOptions {
             socket: SocketOptions::default(),
             limits: Limits::default(),
             sessions_max: SESSIONS_MAX,
+            connections_max: CONNECTIONS_MAX,
             rate_limit: None,
             name: String::new(),
             announce: Vec::new(),
@@ -259,6 +265,9 @@ impl Door {
         let name = (self.options.admit)(&applicant).map_err(|why| (RefusalCode::Identity, why))?;
         let mut table = self.table();
         table.retain(|_, entry| entry.is_alive());
+        if table.values().map(Entry::connections).sum::<usize>() >= self.options.connections_max {
+            return Err((RefusalCode::Busy, "there are enough connections of all sessions".into()));
+        }
         let Some((session, token)) = hello.join else {
             if table.len() >= self.options.sessions_max && !end_one_left_behind(&mut table, fingerprint) {
                 return Err((RefusalCode::Busy, format!("there are {} sessions already", table.len())));
@@ -353,6 +362,10 @@ struct Verdict {
 }
 
 impl Entry {
+    fn connections(&self) -> usize {
+        self.shared.upgrade().map_or(0, |shared| shared.lock().stripes.len())
+    }
+
     fn is_alive(&self) -> bool {
         self.shared.upgrade().is_some_and(|shared| shared.lock().core.ended().is_none())
     }

@@ -121,6 +121,20 @@ fn sessions_that_a_dead_process_left_behind_do_not_keep_its_successor_out() {
 }
 
 #[test]
+fn connections_of_all_sessions_are_bounded() {
+    let stage = Stage::with(|listen, connect| {
+        listen.connections_max = 3;
+        connect.stripes = StripeBounds::fixed(1);
+    });
+    let sessions: Vec<_> = (0..3).map(|_| stage.session()).collect();
+    let error = connect(&stage.connect).unwrap_err();
+    assert!(error.kind == LinkErrorKind::Unreachable && error.text.contains("enough connections"), "{error}");
+    messages(&sessions[0].0, &sessions[0].1, 10, 10, || {});
+    sessions[0].0.close();
+    wait_for("room", || connect(&stage.connect).is_ok());
+}
+
+#[test]
 fn who_is_let_in_is_asked_without_harm() {
     let stage = Stage::with(|listen, _| {
         listen.admit = Arc::new(|applicant: &Applicant<'_>| match applicant.name {
