@@ -1,0 +1,494 @@
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
+use drover_link::{Receiver, Sender};
+use drover_types::{ByteSpan, Extent};
+
+use super::lane::AgentLane;
+use super::offers::Offers;
+use super::open::{Door, Target, Way};
+use super::pending::{Pending, Reply, What};
+use super::send::send_all;
+use crate::error::Refusal;
+use crate::message::{DATA_BYTES_MAX, Head, Kind, decode_extents, piece_count, pieces, words_in};
+use crate::opening::{Opened, Writer};
+use crate::pack::{Chooser, Codec};
+use crate::site::Site;
+use crate::stats::{Counters, Way as Sent};
+
+/// More gained nothing with any backend; a lane's own requests fill the line.
+const LANES_MAX: usize = 8;
+/// Reads in flight on a lane: with 8 lanes 128 MiB, more than 10 Gbit/s at 100 ms hold.
+const DEPTH_MAX: usize = 16;
+/// How long a disk that is dropped waits for the agent to let go of it.
+const CLOSE_WAIT: Duration = Duration::from_secs(20);
+/// Pauses between tries to reach an agent that went away.
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(100);
+const DIAL_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Messages without sense before an agent is given up.
+const SENSELESS_MAX: u32 = 3;
+/// How long an opening waits for an earlier run to be let go.
+const BUSY_WAIT: Duration = Duration::from_secs(15);
+
+/// How to use a disk of another site.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentOptions {
+    /// Bytes of writes that were taken and are not answered.
+    pub pending_bytes_max: u64,
+    /// Threads that hash and pack.
+    pub senders: usize,
+    /// How long an agent may be away before the disk is given up.
+    pub give_up_after: Duration,
+    /// Whether what goes out may be packed.
+    pub pack: bool,
+    /// Whether the agent is asked which blocks it has already.
+    pub offer: bool,
+}
+
+impl Default for AgentOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
+        AgentOptions {
+            pending_bytes_max: 64 << 20,
+            senders: cores.clamp(2, 4),
+            give_up_after: Duration::from_secs(15 * 60),
+            pack: true,
+            offer: true,
+        }
+    }
+}
+
+/// A disk that an agent of another site serves.
+///
+/// A write ends for its lane as soon as it is copied into memory (64 MiB at most); a flush waits for all of them. A
+/// write that the agent could not do ends the disk: no flush succeeds after it. When the link is lost the disk opens
+/// itself again and sends what was not answered.
+pub struct AgentDisk {
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub name: String,
+    pub opened: Opened,
+    pub writable: bool,
+    pub options: AgentOptions,
+    pub counters: Counters,
+    offers: Mutex<Offers>,
+    chooser: Mutex<Chooser>,
+    site: Arc<Site>,
+    state: Mutex<State>,
+    changed: Condvar,
+    started: Instant,
+}
+
+pub(super) struct State {
+    pub pending: Pending,
+    /// The way to the agent, while there is one.
+    pub sender: Option<Sender>,
+    /// Lanes that wait until more is answered.
+    pub blocked: usize,
+    /// It is being dropped: a channel that ends is not opened again.
+    pub closing: bool,
+    pub closed: bool,
+}
+
+impl AgentDisk {
+    /// Opens a disk of a site to read it.
+    ///
+    /// # Errors
+    /// When the agent cannot be reached or refuses.
+    pub fn open_source(site: &Arc<Site>, disk: &str, options: AgentOptions) -> Result<AgentDisk, DiskError> {
+        AgentDisk::open(site, Door { disk: disk.to_string(), writer: None }, options)
+    }
+
+    /// Opens a disk of a site to overwrite it.
+    ///
+    /// # Errors
+    /// When the agent cannot be reached or refuses: there is something that is not to be overwritten, another run
+    /// writes it, or a run with a higher epoch has taken it.
+    pub fn open_target(
+        site: &Arc<Site>,
+        disk: &str,
+        target: &Target,
+        options: AgentOptions,
+    ) -> Result<AgentDisk, DiskError> {
+        let writer = Writer {
+            size: target.size,
+            how: target.how,
+            run: crate::random::hex(16),
+            epoch: target.epoch,
+            attempt: 0,
+        };
+        AgentDisk::open(site, Door { disk: disk.to_string(), writer: Some(writer) }, options)
+    }
+
+    fn open(site: &Arc<Site>, mut door: Door, options: AgentOptions) -> Result<AgentDisk, DiskError> {
+        let name = format!("agent://{}/{}", site.name(), door.disk);
+        let failed = |refusal: Refusal| refusal.on(DiskOp::Open, ByteSpan::new(0, 0), &name);
+        let way = first_way(site, &mut door).map_err(failed)?;
+        door.was_opened();
+        let inner = Arc::new(Inner {
+            name: name.clone(),
+            opened: way.opened.clone(),
+            writable: door.writer.is_some(),
+            site: site.clone(),
+            state: Mutex::new(State {
+                pending: Pending::new(&way.opened.generation, options.give_up_after),
+                sender: Some(way.sender.clone()),
+                blocked: 0,
+                closing: false,
+                closed: false,
+            }),
+            changed: Condvar::new(),
+            counters: Counters::default(),
+            offers: Mutex::new(Offers::new(options.offer && takes(&way.opened, "offer"))),
+            chooser: Mutex::new(Chooser::new(options.senders, &codecs(&options, &way.opened))),
+            options,
+            started: Instant::now(),
+        });
+        let disk = AgentDisk { inner: inner.clone() };
+        disk.start(way, door)
+            .map_err(|error| failed(Refusal::new(DiskErrorKind::Transient, error.to_string())))?;
+        Ok(disk)
+    }
+
+    fn start(&self, way: Way, door: Door) -> std::io::Result<()> {
+        for _ in 0..self.inner.options.senders.max(1) {
+            let inner = self.inner.clone();
+            Builder::new().name("agent-send".to_string()).spawn(move || send_all(&inner))?;
+        }
+        let inner = self.inner.clone();
+        Builder::new().name("agent-disk".to_string()).spawn(move || inner.receive_all(way, door))?;
+        Ok(())
+    }
+
+    /// What the agent told when it was opened.
+    pub fn opened(&self) -> &Opened {
+        &self.inner.opened
+    }
+
+    /// Bytes of writes that were taken and are not answered.
+    pub fn pending_bytes(&self) -> u64 {
+        self.inner.lock().pending.bytes()
+    }
+
+    /// What went over the link so far, by which way.
+    pub fn sent(&self) -> Sent {
+        self.inner.counters.look()
+    }
+}
+
+fn takes(opened: &Opened, what: &str) -> bool {
+    opened.takes.iter().any(|it| it == what)
+}
+
+/// The codecs that both sides know.
+fn codecs(options: &AgentOptions, opened: &Opened) -> Vec<Codec> {
+    let packed = [(Codec::Lz4, "lz4"), (Codec::Zstd1, "zstd"), (Codec::Zstd3, "zstd")];
+    let known = packed.into_iter().filter(|(_, name)| options.pack && takes(opened, name));
+    known.map(|(codec, _)| codec).collect()
+}
+
+/// Opens it, and waits a moment for an earlier run that has just ended and is not let go yet.
+fn first_way(site: &Site, door: &mut Door) -> Result<Way, Refusal> {
+    let until = Instant::now() + BUSY_WAIT;
+    loop {
+        match door.open(site) {
+            Err(refusal) if refusal.kind == DiskErrorKind::Transient && Instant::now() < until => {
+                std::thread::sleep(DIAL_PAUSE_MIN);
+            }
+            result => return result,
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        until: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        match until {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let pause = until.saturating_sub(self.now()).max(Duration::from_millis(1));
+                self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
+    pub(super) fn offers(&self) -> MutexGuard<'_, Offers> {
+        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn chooser(&self) -> MutexGuard<'_, Chooser> {
+        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn fail(&self, refusal: Refusal) {
+        self.lock().pending.fail(refusal);
+        self.notify();
+    }
+
+    /// Asks something and waits for the reply.
+    pub(super) fn ask(&self, what: What, span: ByteSpan) -> Result<Reply, Refusal> {
+        let mut state = self.lock();
+        if let Some(refusal) = state.pending.failed() {
+            return Err(refusal.clone());
+        }
+        let id = state.pending.add(what, span);
+        self.notify();
+        loop {
+            if let Some(reply) = state.pending.take_reply(id) {
+                return if let Reply::Failed(refusal) = reply { Err(refusal) } else { Ok(reply) };
+            }
+            if let Some(refusal) = state.pending.failed() {
+                return Err(refusal.clone());
+            }
+            state = self.wait(state, None);
+        }
+    }
+
+    /// Waits until no write that is not answered touches the span; with room for so many more bytes.
+    pub(super) fn wait_for_room(&self, span: ByteSpan, bytes: u64) -> Result<MutexGuard<'_, State>, Refusal> {
+        let mut state = self.lock();
+        loop {
+            if let Some(refusal) = state.pending.failed() {
+                return Err(refusal.clone());
+            }
+            let held = state.pending.bytes();
+            let fits = held == 0 || held + bytes <= self.options.pending_bytes_max;
+            if fits && !state.pending.overlaps(span) {
+                return Ok(state);
+            }
+            state.blocked += usize::from(!fits);
+            state = self.wait(state, None);
+            state.blocked -= usize::from(!fits);
+        }
+    }
+
+    fn receive_all(&self, mut way: Way, mut door: Door) {
+        let mut senseless = 0;
+        loop {
+            if self.receive(&way.receiver).is_err() {
+                senseless += 1;
+                way.sender.reset();
+            }
+            if self.is_over() {
+                return self.notify();
+            }
+            self.site.lost(way.session);
+            let again = match senseless >= SENSELESS_MAX {
+                true => Err(Refusal::new(DiskErrorKind::Corrupt, "what the agent answers makes no sense")),
+                false => self.open_again(&mut door),
+            };
+            match again {
+                Ok(Some(again)) => way = again,
+                Ok(None) => return,
+                Err(refusal) => return self.fail(refusal),
+            }
+            self.notify();
+        }
+    }
+
+    /// The channel has ended: whether the disk has, too.
+    fn is_over(&self) -> bool {
+        let mut state = self.lock();
+        state.sender = None;
+        state.pending.disconnected();
+        state.closing || state.pending.failed().is_some()
+    }
+
+    /// Takes answers until the channel is over. An error is a message without sense.
+    fn receive(&self, receiver: &Receiver) -> Result<(), ()> {
+        while let Ok(Some(message)) = receiver.receive() {
+            let head = Head::decode(&message.head).map_err(|_| ())?;
+            if head.kind == Kind::Have {
+                let found = pieces(head.span).enumerate().filter(|(number, _)| head.mask >> number & 1 == 1);
+                self.counters.had(found.map(|(_, piece)| piece.length).sum());
+                self.offers().found(head.mask.count_ones(), piece_count(head.span) as u32);
+            }
+            let now = self.now();
+            let result = self.lock().pending.answer(head, message.body, now);
+            self.notify();
+            result.map_err(|_| ())?;
+        }
+        Ok(())
+    }
+
+    /// Opens the disk again, with patience; `None` if it is not wanted any more.
+    fn open_again(&self, door: &mut Door) -> Result<Option<Way>, Refusal> {
+        let since = Instant::now();
+        let mut pause = DIAL_PAUSE_MIN;
+        loop {
+            if self.lock().closing {
+                return Ok(None);
+            }
+            let refusal = match door.open(&self.site) {
+                Ok(way) => return self.take_again(way).map(Some),
+                Err(refusal) => refusal,
+            };
+            if refusal.kind != DiskErrorKind::Transient {
+                return Err(refusal);
+            }
+            if since.elapsed() >= self.options.give_up_after {
+                let why = format!("given up after {} s: {}", since.elapsed().as_secs(), refusal.why);
+                return Err(Refusal::new(DiskErrorKind::Gone, why));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(DIAL_PAUSE_MAX);
+        }
+    }
+
+    /// Goes on with a disk that was opened again, if it is the same.
+    fn take_again(&self, way: Way) -> Result<Way, Refusal> {
+        let (was, is) = (&self.opened, &way.opened);
+        let same_disk = is.size == was.size && is.tag == was.tag;
+        let same_state = self.writable || is.identity == was.identity;
+        if !same_disk || !same_state {
+            let why =
+                "it is not the disk that was opened before the link was lost: it was replaced or changed";
+            return Err(Refusal::new(DiskErrorKind::Failed, why));
+        }
+        let mut state = self.lock();
+        state.pending.reopened(&is.generation)?;
+        state.sender = Some(way.sender.clone());
+        drop(state);
+        self.counters.reopened();
+        Ok(way)
+    }
+
+    fn flush(&self) -> Result<(), Refusal> {
+        let mut state = self.lock();
+        let id = state.pending.next_id();
+        while state.pending.failed().is_none() && state.pending.has_writes_before(id) {
+            state = self.wait(state, None);
+        }
+        drop(state);
+        self.ask(What::Flush, ByteSpan::new(0, 0)).map(|_| ())
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, Refusal> {
+        let span = ByteSpan::new(span.offset, span.length.min(crate::message::SPAN_BYTES_MAX));
+        drop(self.wait_for_room(span, 0)?);
+        match self.ask(What::Extents, span)? {
+            Reply::Map(body) => decode_extents(&body, span)
+                .map_err(|error| Refusal::new(DiskErrorKind::Corrupt, error.to_string())),
+            _ => Err(Refusal::new(DiskErrorKind::Corrupt, "no extents in the answer")),
+        }
+    }
+}
+
+impl Disk for AgentDisk {
+    fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.opened.size
+    }
+
+    /// A disk that is read may change there; one that is written is what it was opened as.
+    fn identity(&self) -> String {
+        let identity = match self.inner.writable {
+            true => Ok(Reply::Done(self.inner.opened.identity.clone().into_bytes())),
+            false => self.inner.ask(What::Identity, ByteSpan::new(0, 0)),
+        };
+        match identity {
+            Ok(Reply::Done(text)) => format!("agent {} {}", self.inner.site.name(), words_in(&text)),
+            _ => format!("agent {} gone", self.inner.site.name()),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            bytes_min: self.inner.opened.bytes_min,
+            bytes_preferred: DATA_BYTES_MAX,
+            bytes_max: DATA_BYTES_MAX,
+            lanes_max: LANES_MAX,
+            depth_max: DEPTH_MAX,
+        }
+    }
+
+    fn features(&self) -> Features {
+        let Opened { fast_zero, extents, zeroed, .. } = self.inner.opened;
+        Features { writable: self.inner.writable, fast_zero, extents, zeroed }
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        check_span(DiskOp::Extents, span, self)?;
+        if !self.inner.opened.extents {
+            return Ok(vec![Extent::allocated(span)]);
+        }
+        self.inner.extents(span).map_err(|refusal| refusal.on(DiskOp::Extents, span, self.name()))
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+        Ok(Box::new(AgentLane::new(self.inner.clone())))
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
+        if !self.inner.writable {
+            return Ok(());
+        }
+        self.inner.flush().map_err(|refusal| refusal.on(DiskOp::Flush, ByteSpan::new(0, 0), self.name()))
+    }
+
+    fn reserve_bytes(&self) -> u64 {
+        self.inner.opened.reserve_bytes
+    }
+
+    /// Nobody waits for it: it is a gain in speed, and what there is no room for shows when it is written.
+    fn reserve(&self, spans: &[ByteSpan]) -> Result<(), DiskError> {
+        spans.iter().try_for_each(|span| check_span(DiskOp::Write, *span, self))?;
+        let Some(sender) = self.inner.lock().sender.clone() else { return Ok(()) };
+        for span in spans {
+            sender
+                .send(&Head::plain(Kind::Reserve, 0, *span).encode(), &[])
+                .map_err(|error| Refusal::from(error).on(DiskOp::Write, *span, self.name()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AgentDisk {
+    /// The agent is to have let go of the disk before the next one wants it.
+    fn drop(&mut self) {
+        let until = self.inner.now() + CLOSE_WAIT;
+        let mut state = self.inner.lock();
+        state.closing = true;
+        if state.pending.failed().is_none() && state.sender.is_some() {
+            let id = state.pending.add(What::Close, ByteSpan::new(0, 0));
+            self.inner.notify();
+            while state.pending.take_reply(id).is_none()
+                && state.sender.is_some()
+                && state.pending.failed().is_none()
+                && self.inner.now() < until
+            {
+                state = self.inner.wait(state, Some(until));
+            }
+        }
+        state.closed = true;
+        let sender = state.sender.take();
+        drop(state);
+        self.inner.notify();
+        if let Some(sender) = sender {
+            // It has said goodbye, or will not any more.
+            sender.reset();
+        }
+    }
+}

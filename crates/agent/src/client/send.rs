@@ -1,0 +1,175 @@
+//! The threads that turn what is pending into messages: hashing and packing happen here, on several cores.
+
+use std::time::{Duration, Instant};
+
+use drover_disk::DiskErrorKind;
+use drover_link::{LinkError, LinkErrorKind, Sender};
+use drover_types::ByteSpan;
+
+use super::disk::Inner;
+use super::pending::{Job, What};
+use crate::error::Refusal;
+use crate::message::{Head, Kind, PieceHash, all_pieces, hash_of, pieces};
+use crate::pack::{Codec, Packer, Sampled};
+
+/// Of a block, so much is packed on trial.
+const SAMPLE_BYTES: usize = 64 << 10;
+
+/// Sends until the disk is closed or has failed.
+pub(super) fn send_all(inner: &Inner) {
+    let mut packer = match Packer::new() {
+        Ok(packer) => packer,
+        Err(error) => {
+            return inner.fail(Refusal::new(DiskErrorKind::Failed, format!("compression: {error}")));
+        }
+    };
+    while let Some(Next { sender, job, idle }) = next(inner) {
+        match send(inner, &sender, &mut packer, &job, idle) {
+            // The receiving thread sees the end of the channel too, and has it sent again.
+            Ok(()) => {}
+            Err(error) if error.kind == LinkErrorKind::Misuse => {
+                inner.fail(Refusal::new(DiskErrorKind::Misuse, error.to_string()));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// A message to send, and the way it goes.
+struct Next {
+    sender: Sender,
+    job: Job,
+    /// How long there was nothing to send while lanes waited for answers: then the line, or what is behind it, is the
+    /// limit.
+    idle: Duration,
+}
+
+/// Waits for the next message. It is taken together with its way, so that what was meant for an earlier connection
+/// never goes through a later one.
+fn next(inner: &Inner) -> Option<Next> {
+    let mut state = inner.lock();
+    let mut idle = Duration::ZERO;
+    loop {
+        if state.closed || state.pending.failed().is_some() {
+            return None;
+        }
+        if let Some(sender) = state.sender.clone()
+            && let Some(job) = state.pending.next(inner.now())
+        {
+            return Some(Next { sender, job, idle });
+        }
+        let wake = state.sender.as_ref().and_then(|_| state.pending.next_wake());
+        let (since, counts) = (Instant::now(), state.blocked > 0 && state.sender.is_some());
+        state = inner.wait(state, wake);
+        idle += since.elapsed() * u32::from(counts);
+    }
+}
+
+fn send(
+    inner: &Inner,
+    sender: &Sender,
+    packer: &mut Packer,
+    job: &Job,
+    idle: Duration,
+) -> Result<(), LinkError> {
+    match &job.what {
+        What::Write(bytes) => write(inner, sender, packer, (job, bytes), idle),
+        What::Zero => plain(inner, sender, job, Kind::Zero),
+        What::Read => plain(inner, sender, job, Kind::Read),
+        What::Flush => plain(inner, sender, job, Kind::Flush),
+        What::Extents => plain(inner, sender, job, Kind::Extents),
+        What::Identity => plain(inner, sender, job, Kind::Identity),
+        What::Close => {
+            plain(inner, sender, job, Kind::Close)?;
+            sender.finish()
+        }
+    }
+}
+
+fn plain(inner: &Inner, sender: &Sender, job: &Job, kind: Kind) -> Result<(), LinkError> {
+    put(inner, sender, &Head::plain(kind, job.id, job.span), &[]).map(|_| ())
+}
+
+fn write(
+    inner: &Inner,
+    sender: &Sender,
+    packer: &mut Packer,
+    (job, bytes): (&Job, &[u8]),
+    idle: Duration,
+) -> Result<(), LinkError> {
+    let hashes = hashes_of(job.span, bytes);
+    let head = Head { hashes, ..Head::plain(Kind::Write, job.id, job.span) };
+    if job.rest.is_none() && inner.offers().next() {
+        put(inner, sender, &Head { kind: Kind::Offer, ..head }, &[])?;
+        return Ok(());
+    }
+    let head = Head { mask: job.rest.unwrap_or(all_pieces(job.span)), ..head };
+    let body = meant(&head, bytes);
+    let (codec, packed) = if job.plain { (Codec::Plain, None) } else { pack(inner, packer, &body) };
+    let sent = packed.unwrap_or(&body);
+    let waited = put(inner, sender, &Head { detail: codec.number(), ..head }, sent)?;
+    inner.chooser().sent(body.len() as u64, sent.len() as u64, waited + idle, inner.now());
+    inner.counters.wrote(body.len() as u64, sent.len() as u64);
+    Ok(())
+}
+
+/// Packs by the codec that pays best at the moment, and now and then a sample by another.
+fn pack<'a>(inner: &Inner, packer: &'a mut Packer, body: &[u8]) -> (Codec, Option<&'a [u8]>) {
+    let (codec, trial) = {
+        let mut chooser = inner.chooser();
+        (chooser.codec(), chooser.trial(inner.now()))
+    };
+    if let Some(codec) = trial {
+        let sample = &body[..body.len().min(SAMPLE_BYTES)];
+        let sampled = timed(packer, codec, sample);
+        inner.chooser().tried(sampled);
+    }
+    if codec == Codec::Plain {
+        return (codec, None);
+    }
+    let started = Instant::now();
+    let packed = if packer.may_pack(body) { packer.pack(codec, body).map(<[u8]>::len) } else { None };
+    let took = started.elapsed();
+    let length = packed.unwrap_or(body.len());
+    inner.chooser().packed(Sampled { codec, plain: body.len() as u64, packed: length as u64, took });
+    match packed {
+        Some(length) => (codec, Some(packer.packed(length))),
+        None => (Codec::Plain, None),
+    }
+}
+
+fn timed(packer: &mut Packer, codec: Codec, bytes: &[u8]) -> Sampled {
+    let started = Instant::now();
+    let packed = packer.pack(codec, bytes).map_or(bytes.len(), <[u8]>::len);
+    Sampled { codec, plain: bytes.len() as u64, packed: packed as u64, took: started.elapsed() }
+}
+
+fn hashes_of(span: ByteSpan, bytes: &[u8]) -> Vec<PieceHash> {
+    let slice = |piece: ByteSpan| {
+        let start = (piece.offset - span.offset) as usize;
+        &bytes[start..start + piece.length as usize]
+    };
+    pieces(span).map(|piece| hash_of(slice(piece))).collect()
+}
+
+/// The bytes of the pieces that are meant.
+fn meant<'a>(head: &Head, bytes: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
+    if head.mask == all_pieces(head.span) {
+        return bytes.into();
+    }
+    let mut body = Vec::with_capacity(head.meant_bytes());
+    for (piece, _) in head.meant() {
+        let start = (piece.offset - head.span.offset) as usize;
+        body.extend_from_slice(&bytes[start..start + piece.length as usize]);
+    }
+    body.into()
+}
+
+/// Hands a message to the link and says how long that took.
+fn put(inner: &Inner, sender: &Sender, head: &Head, body: &[u8]) -> Result<Duration, LinkError> {
+    let started = Instant::now();
+    sender.send(&head.encode(), body)?;
+    let waited = started.elapsed();
+    inner.counters.waited(waited);
+    Ok(waited)
+}

@@ -1,0 +1,47 @@
+//! Two sites that exchange disks: the agent's daemon on one side, its disks on the other, and who trusts whom.
+//!
+//! ```text
+//! client   AgentDisk: a disk of another site, as the copier knows disks
+//! site     one session to another site's agent, shared by its disks
+//! daemon   who may come in, strangers with a token, the end of revoked peers
+//! serve    the agent's side: services on the channels of a session
+//! places   what an agent serves: pools of files, devices, exports
+//! trust    this host's key, its peers, pairing by one-time tokens
+//! message  pure: what goes over the channel of a disk; opening: how channels begin
+//! pack     compression, and whether it pays
+//! ```
+//!
+//! Nothing that comes from a peer is believed: messages are bounded and checked, paths lead into pools only, each
+//! block is held against its hash before it is written.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod client;
+mod daemon;
+mod dial;
+mod error;
+pub mod message;
+pub mod opening;
+pub mod pack;
+mod places;
+mod random;
+mod serve;
+mod site;
+mod stats;
+pub mod trust;
+
+pub use client::{AgentDisk, AgentOptions, Target};
+pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
+pub use dial::{PORT, Route, dial, with_port};
+pub use error::Refusal;
+pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};
+pub use serve::{Agent, CHANNELS_MAX, Connect, Found, Held, KnownBlocks, Store};
+pub use site::{Dial, Site};
+pub use stats::Way;
+
+use drover_link::{Session, SessionState};
+
+/// Whether there is a connection to the peer at the moment.
+fn is_connected(session: &Session) -> bool {
+    matches!(session.stats().state, SessionState::Up)
+}

@@ -1,0 +1,201 @@
+//! How channels begin: one JSON object that says what they are for. Bounded by the link to
+//! [`drover_link::OPENING_BYTES_MAX`]; fields that this side does not know are passed over.
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the disk service that this side speaks. A side that is told a higher one answers with its own.
+pub const DISK_VERSION: u32 = 1;
+
+/// What a channel is for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "service", rename_all = "snake_case")]
+pub enum Opening {
+    /// Blocks of a disk ([`crate::message`]).
+    Disk(OpenDisk),
+    /// A question with one answer, both JSON.
+    Rpc(Call),
+    /// A stream that is read and thrown away; to measure.
+    Sink,
+    /// A stream of so many bytes without meaning; to measure.
+    Source {
+        /// How many.
+        bytes: u64,
+    },
+    /// A stream that comes back as it went; to measure.
+    Echo,
+    /// A stream to a TCP port behind the agent.
+    Connect {
+        /// `HOST:PORT`.
+        to: String,
+    },
+    /// Becoming a peer by a one-time token, which is the first message.
+    Pair {
+        /// What the other side calls itself.
+        name: String,
+    },
+}
+
+/// A disk to be opened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpenDisk {
+    /// Of the disk service.
+    pub version: u32,
+    /// `POOL/FILE` or the name of a device or export.
+    pub disk: String,
+    /// To read it or to write it.
+    pub access: Access,
+}
+
+/// What is to be done with a disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Read it.
+    Read,
+    /// Overwrite it.
+    Write(Writer),
+}
+
+/// Who writes, and what was there before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Writer {
+    /// Bytes that the disk will have.
+    pub size: u64,
+    /// What may be there.
+    pub how: How,
+    /// What tells this run from every other: random.
+    pub run: String,
+    /// The run's epoch: higher than those of all runs before it, from 1.
+    pub epoch: u64,
+    /// How often this run has opened the disk before.
+    pub attempt: u32,
+}
+
+/// What may be at the place of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// Nothing: it is made, or holds nothing.
+    New,
+    /// A disk of this size, to go on with it.
+    Resume,
+    /// Anything that is not in use; a file is emptied first.
+    Force,
+}
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "snake_case")]
+pub enum Call {
+    /// What the agent has ([`Announced`]).
+    Info,
+    /// What is at a place ([`Stat`]).
+    Stat {
+        /// As in [`OpenDisk::disk`].
+        disk: String,
+    },
+}
+
+/// What an agent has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announced {
+    /// Version of drover.
+    pub version: String,
+    /// Pools, with the bytes that are free.
+    pub pools: Vec<Pool>,
+    /// Names of devices and exports.
+    pub devices: Vec<String>,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Bytes that files in it may still take, if that can be told.
+    pub free_bytes: Option<u64>,
+}
+
+/// What is at a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    /// Bytes, if something is there.
+    pub size: Option<u64>,
+    /// What tells it from another that has its name later; empty if nothing is there.
+    pub tag: String,
+    /// Whether it may be taken as [`How::New`].
+    pub holds_nothing: bool,
+}
+
+/// A disk that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Of the disk service, as the agent speaks it.
+    pub version: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Requests start and end on multiples of this, but for the disk's own tail.
+    pub bytes_min: u64,
+    /// What tells the disk and its state from another.
+    pub identity: String,
+    /// What tells the disk from another that has its name later.
+    pub tag: String,
+    /// Changes whenever writes that were answered and not flushed may be lost: with the host's boot, with another
+    /// file of that name.
+    pub generation: String,
+    /// Zeroing is cheaper than writing zeros.
+    pub fast_zero: bool,
+    /// Extents are told.
+    pub extents: bool,
+    /// The disk is known to read as zeros.
+    pub zeroed: bool,
+    /// It was made, or emptied, by this opening.
+    pub is_new: bool,
+    /// Bytes that space had best be set aside for at a time; 0 for not at all.
+    pub reserve_bytes: u64,
+    /// What this agent takes beyond version 1's requests without packing: `lz4`, `zstd`, `offer`.
+    pub takes: Vec<String>,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+/// Something was refused: an answer in place of the expected one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// As [`crate::message::status_of`] numbers them.
+    pub status: u8,
+    /// Why.
+    pub why: String,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer<T> {
+    /// It is so.
+    Ok(T),
+    /// It is not.
+    Refused(Refused),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn openings_are_what_the_documents_say() {
+        let opening = |text: &str| serde_json::from_str::<Opening>(text).unwrap();
+        assert_eq!(opening(r#"{"service":"sink"}"#), Opening::Sink);
+        assert_eq!(opening(r#"{"service":"source","bytes":7,"later":1}"#), Opening::Source { bytes: 7 });
+        assert_eq!(opening(r#"{"service":"connect","to":"h:1"}"#), Opening::Connect { to: "h:1".into() });
+        assert_eq!(opening(r#"{"service":"rpc","call":"info"}"#), Opening::Rpc(Call::Info));
+        let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":
+            {"size":9,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#;
+        let writer = Writer { size: 9, how: How::Resume, run: "r".into(), epoch: 3, attempt: 1 };
+        let expected = OpenDisk { version: 1, disk: "vms/a.raw".into(), access: Access::Write(writer) };
+        assert_eq!(opening(disk), Opening::Disk(expected));
+        let read = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":"read"}"#;
+        assert!(matches!(opening(read), Opening::Disk(OpenDisk { access: Access::Read, .. })));
+        assert!(serde_json::from_str::<Opening>(r#"{"service":"shell"}"#).is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! The disks of an agent's host: files in pools, block devices, NBD exports.
+//!
+//! ```text
+//! POOL/vm.raw, POOL/folder/vm.raw   a raw file in a pool's folder
+//! NAME                              a block device or an NBD export that the agent was started with
+//! ```
+//!
+//! Beside a file that was written lies `vm.raw.drover-fence` (the highest epoch that took it) and, if blocks are kept,
+//! `vm.raw.drover-leaves`; for devices and exports they lie in the state folder.
+
+mod device;
+mod export;
+mod file;
+mod generation;
+mod known;
+mod leaves;
+mod name;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drover_disk::fence::{Gate, GateError, fence_path};
+use drover_disk::{Disk, DiskErrorKind};
+use drover_nbd::NbdUri;
+
+use crate::error::{Refusal, chain};
+use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer};
+use crate::serve::{Held, KnownBlocks, Store};
+
+pub use name::PlaceName;
+
+pub use known::ENTRIES_MAX;
+use known::{ImageBlocks, PoolIndex};
+
+/// What an agent serves.
+#[derive(Default)]
+pub struct Places {
+    /// Folders of raw files, by name.
+    pub pools: BTreeMap<String, PathBuf>,
+    /// Block devices, by name.
+    pub devices: BTreeMap<String, PathBuf>,
+    /// NBD exports, by name.
+    pub exports: BTreeMap<String, NbdUri>,
+    /// Where fences of devices and exports lie.
+    pub state: PathBuf,
+    /// Whether blocks that a pool has already are found by their hashes. Costs a file of leaves beside each image.
+    pub keep_leaves: bool,
+    /// What pools have, as far as it was asked for.
+    pub indexes: Indexes,
+}
+
+/// What the pools of an agent have, read when a pool is first written to.
+#[derive(Default)]
+pub struct Indexes(Mutex<HashMap<String, Arc<PoolIndex>>>);
+
+impl Indexes {
+    fn of(&self, pool: &str, folder: &Path) -> Arc<PoolIndex> {
+        let mut indexes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        indexes.entry(pool.to_string()).or_insert_with(|| Arc::new(PoolIndex::load(folder))).clone()
+    }
+}
+
+/// Where a disk is.
+enum Place<'a> {
+    /// A file that may not be there yet.
+    File(PathBuf),
+    Device(&'a Path),
+    Export(&'a NbdUri),
+}
+
+impl Places {
+    fn place(&self, text: &str) -> Result<Place<'_>, Refusal> {
+        let name = PlaceName::parse(text)?;
+        match name {
+            PlaceName::File { pool, path } => {
+                let folder =
+                    self.pools.get(pool).ok_or_else(|| nothing(format!("there is no pool '{pool}'")))?;
+                Ok(Place::File(name::resolve(folder, path)?))
+            }
+            PlaceName::Named(name) => {
+                let device = self.devices.get(name).map(|path| Place::Device(path));
+                let export = || self.exports.get(name).map(Place::Export);
+                device.or_else(export).ok_or_else(|| {
+                    nothing(format!("there is no device or export '{name}'; a file is POOL/NAME"))
+                })
+            }
+        }
+    }
+
+    /// The fence of a disk, entered by this run once `open` has shown that it may be written.
+    fn fenced(
+        &self,
+        path: &Path,
+        writer: &Writer,
+        open: impl FnOnce() -> Result<Held, Refusal>,
+    ) -> Result<Held, Refusal> {
+        let gate = Gate::open(path).map_err(|error| Refusal::new(DiskErrorKind::Transient, chain(&error)))?;
+        if writer.epoch < gate.highest() || writer.epoch == 0 {
+            let highest = gate.highest();
+            let why = format!("epoch {} is over: epoch {highest} has taken this disk", writer.epoch);
+            return Err(Refusal::new(DiskErrorKind::Denied, why));
+        }
+        let mut held = open()?;
+        gate.enter(writer.epoch).map_err(|error| {
+            let kind = match error {
+                GateError::Superseded(_) => DiskErrorKind::Denied,
+                GateError::File(_) => DiskErrorKind::Failed,
+            };
+            Refusal::new(kind, chain(&error))
+        })?;
+        held.keep.push(Box::new(gate));
+        Ok(held)
+    }
+
+    /// Where leaves cannot be kept, blocks are not found, no more.
+    fn with_known_blocks(&self, held: Held, disk: &str, path: &Path) -> Held {
+        let Ok(PlaceName::File { pool, .. }) = PlaceName::parse(disk) else { return held };
+        let Some(folder) = self.pools.get(pool).filter(|_| self.keep_leaves) else { return held };
+        let index = self.indexes.of(pool, folder);
+        let Held { disk, mut opened, keep, .. } = held;
+        let known = match ImageBlocks::open(&index, path, opened.size, opened.is_new) {
+            Ok(blocks) => Some(Arc::new(blocks) as Arc<dyn KnownBlocks>),
+            Err(error) => {
+                opened.notes.push(format!("no leaves can be kept beside {}: {error}", path.display()));
+                None
+            }
+        };
+        if known.is_some() && !index.is_empty() {
+            opened.takes.push("offer".to_string());
+        }
+        Held { disk, opened, known, keep }
+    }
+
+    fn fence_in_state(&self, tag: &str) -> Result<PathBuf, Refusal> {
+        let folder = self.state.join("fences");
+        std::fs::create_dir_all(&folder).map_err(|error| {
+            Refusal::new(DiskErrorKind::Failed, format!("folder {}: {error}", folder.display()))
+        })?;
+        let digits = blake3::hash(tag.as_bytes()).to_hex();
+        Ok(folder.join(format!("{}.drover-fence", &digits[..32])))
+    }
+}
+
+impl Store for Places {
+    fn open(&self, disk: &str, access: &Access) -> Result<Held, Refusal> {
+        match (self.place(disk)?, access) {
+            (Place::File(path), Access::Read) => file::read(&path),
+            (Place::Device(path), Access::Read) => file::read(path),
+            (Place::Export(uri), Access::Read) => export::read(uri),
+            (Place::File(path), Access::Write(writer)) => {
+                let held = self.fenced(&fence_path(&path), writer, || file::write(&path, writer))?;
+                Ok(self.with_known_blocks(held, disk, &path))
+            }
+            (Place::Device(path), Access::Write(writer)) => {
+                let fence = self.fence_in_state(&device::tag(path)?)?;
+                self.fenced(&fence, writer, || device::write(path, writer))
+            }
+            (Place::Export(uri), Access::Write(writer)) => {
+                let fence = self.fence_in_state(&uri.place())?;
+                self.fenced(&fence, writer, || export::write(uri, writer))
+            }
+        }
+    }
+
+    fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
+        match self.place(disk)? {
+            Place::File(path) => file::stat(&path),
+            Place::Device(path) => device::stat(path),
+            Place::Export(uri) => export::stat(uri),
+        }
+    }
+
+    fn announce(&self) -> Announced {
+        let pool = |(name, folder): (&String, &PathBuf)| Pool {
+            name: name.clone(),
+            free_bytes: drover_disk::free_bytes(folder).ok(),
+        };
+        Announced {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            pools: self.pools.iter().map(pool).collect(),
+            devices: self.devices.keys().chain(self.exports.keys()).cloned().collect(),
+        }
+    }
+}
+
+/// What a peer is told of a disk.
+fn told(disk: &dyn Disk, tag: String, generation: String) -> Opened {
+    let features = disk.features();
+    Opened {
+        version: DISK_VERSION,
+        size: disk.size(),
+        bytes_min: disk.limits().bytes_min,
+        identity: disk.identity(),
+        tag,
+        generation,
+        fast_zero: features.fast_zero,
+        extents: features.extents,
+        zeroed: features.zeroed,
+        is_new: false,
+        reserve_bytes: disk.reserve_bytes(),
+        takes: vec!["lz4".to_string(), "zstd".to_string()],
+        notes: Vec::new(),
+    }
+}
+
+fn nothing(why: String) -> Refusal {
+    Refusal::new(DiskErrorKind::Gone, why)
+}

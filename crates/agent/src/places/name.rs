@@ -1,0 +1,148 @@
+use std::io;
+use std::path::{Path, PathBuf};
+
+use drover_disk::DiskErrorKind;
+
+use super::nothing;
+use crate::error::Refusal;
+
+/// Folders below a pool's.
+const DEPTH_MAX: usize = 8;
+const PART_BYTES_MAX: usize = 200;
+
+/// Files that drover keeps beside images.
+const OWN_ENDINGS: [&str; 4] = [".drover-fence", ".drover-leaves", ".drover-journal", ".drover-journal.new"];
+
+/// What a peer calls a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceName<'a> {
+    /// A file in a pool.
+    File {
+        /// The pool.
+        pool: &'a str,
+        /// Its path from the pool's folder on.
+        path: &'a str,
+    },
+    /// A device or an export.
+    Named(&'a str),
+}
+
+impl<'a> PlaceName<'a> {
+    /// Reads a name; nothing in it leads out of a pool.
+    ///
+    /// # Errors
+    /// When a part is empty, begins with a dot, has odd characters, or is a file of drover's own.
+    pub fn parse(text: &'a str) -> Result<PlaceName<'a>, Refusal> {
+        let parts = text.split('/').count();
+        if !text.split('/').all(is_sound)
+            || parts > DEPTH_MAX
+            || OWN_ENDINGS.iter().any(|end| text.ends_with(end))
+        {
+            let why = format!("'{}' is no name of a disk", text.escape_debug().take(200).collect::<String>());
+            return Err(Refusal::new(DiskErrorKind::Denied, why));
+        }
+        Ok(match text.split_once('/') {
+            Some((pool, path)) => PlaceName::File { pool, path },
+            None => PlaceName::Named(text),
+        })
+    }
+}
+
+fn is_sound(part: &str) -> bool {
+    let odd = |c: char| c.is_control() || c == '\\';
+    !part.is_empty() && part.len() <= PART_BYTES_MAX && !part.starts_with('.') && !part.contains(odd)
+}
+
+/// The file of that path in a pool. No part of the path below the pool's folder may be a symbolic link. Who else may
+/// write to the pool's folder is trusted not to change that meanwhile.
+pub(super) fn resolve(pool: &Path, path: &str) -> Result<PathBuf, Refusal> {
+    let unusable = |at: &Path, error: &io::Error| {
+        let kind = DiskErrorKind::of(error);
+        Refusal::new(kind, format!("{}: {error}", at.display()))
+    };
+    let mut at = std::fs::canonicalize(pool).map_err(|error| unusable(pool, &error))?;
+    let mut parts = path.split('/').peekable();
+    while let Some(part) = parts.next() {
+        at.push(part);
+        let is_last = parts.peek().is_none();
+        match std::fs::symlink_metadata(&at) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && is_last => return Ok(at),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(nothing(format!("there is no folder {}", at.display())));
+            }
+            Err(error) => return Err(unusable(&at, &error)),
+            Ok(meta) if is_last && !meta.is_file() => {
+                return Err(Refusal::new(
+                    DiskErrorKind::Denied,
+                    format!("{} is no regular file", at.display()),
+                ));
+            }
+            Ok(meta) if !is_last && !meta.is_dir() => {
+                return Err(Refusal::new(DiskErrorKind::Denied, format!("{} is no folder", at.display())));
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_nowhere_but_into_a_pool() {
+        assert_eq!(PlaceName::parse("vms/a.raw"), Ok(PlaceName::File { pool: "vms", path: "a.raw" }));
+        assert_eq!(PlaceName::parse("vms/x/a b.raw"), Ok(PlaceName::File { pool: "vms", path: "x/a b.raw" }));
+        assert_eq!(PlaceName::parse("lun7"), Ok(PlaceName::Named("lun7")));
+        let deep = "a/".repeat(DEPTH_MAX) + "a";
+        for text in [
+            "",
+            "/",
+            "vms/",
+            "/etc/passwd",
+            "vms//a",
+            "vms/..",
+            "vms/../a",
+            "../a",
+            "vms/.a",
+            "vms/a\0",
+            "vms/a\n",
+            "vms/a\\b",
+            "vms/a.raw.drover-fence",
+            "vms/a.raw.drover-leaves",
+            "vms/a.raw.drover-journal",
+            &deep,
+        ] {
+            assert!(PlaceName::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = folder.path().join("pool");
+        std::fs::create_dir_all(pool.join("sub")).unwrap();
+        std::fs::write(folder.path().join("outside"), "x").unwrap();
+        std::os::unix::fs::symlink(folder.path().join("outside"), pool.join("file")).unwrap();
+        std::os::unix::fs::symlink(folder.path(), pool.join("folder")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("nowhere"), pool.join("dangling")).unwrap();
+        for path in ["file", "folder/outside", "dangling", "sub", "nowhere/a"] {
+            assert!(resolve(&pool, path).is_err(), "{path}");
+        }
+        let real = std::fs::canonicalize(&pool).unwrap();
+        assert_eq!(resolve(&pool, "new.raw"), Ok(real.join("new.raw")));
+        assert_eq!(resolve(&pool, "sub/new.raw"), Ok(real.join("sub/new.raw")));
+    }
+
+    /// The folder that is named may itself be a link: the administrator wrote it.
+    #[test]
+    fn a_pool_may_be_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = folder.path().join("pool");
+        std::fs::create_dir(&pool).unwrap();
+        std::os::unix::fs::symlink(&pool, folder.path().join("link")).unwrap();
+        let real = std::fs::canonicalize(&pool).unwrap();
+        assert_eq!(resolve(&folder.path().join("link"), "a"), Ok(real.join("a")));
+    }
+}

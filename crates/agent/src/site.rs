@@ -1,0 +1,171 @@
+//! Another site, as this side sees it: one session to its agent, shared by all disks, made anew when it is lost.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drover_disk::DiskErrorKind;
+use drover_link::{Order, Receiver, Sender, Session};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::Refusal;
+use crate::opening::{Announced, Answer, Call, Opening, Stat};
+
+/// Makes sessions to one agent.
+pub trait Dial: Send + Sync {
+    /// Connects.
+    ///
+    /// # Errors
+    /// When the agent is not there, is another, or wants nothing to do with us.
+    fn dial(&self) -> Result<Session, Refusal>;
+}
+
+impl<F: Fn() -> Result<Session, Refusal> + Send + Sync> Dial for F {
+    fn dial(&self) -> Result<Session, Refusal> {
+        self()
+    }
+}
+
+/// A site.
+pub struct Site {
+    name: String,
+    dial: Box<dyn Dial>,
+    current: Mutex<Current>,
+}
+
+#[derive(Default)]
+struct Current {
+    number: u64,
+    session: Option<Session>,
+}
+
+/// A channel that was opened in the session of that number.
+pub(crate) struct Way {
+    pub sender: Sender,
+    pub receiver: Receiver,
+    pub session: u64,
+}
+
+impl Site {
+    /// A site, not connected yet.
+    pub fn new(name: &str, dial: impl Dial + 'static) -> Arc<Site> {
+        Arc::new(Site { name: name.to_string(), dial: Box::new(dial), current: Mutex::default() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session, made if there is none.
+    ///
+    /// # Errors
+    /// See [`Dial::dial`].
+    pub fn session(&self) -> Result<Session, Refusal> {
+        self.numbered().map(|(session, _)| session)
+    }
+
+    fn numbered(&self) -> Result<(Session, u64), Refusal> {
+        // Held while dialling: who comes meanwhile wants the same session.
+        let mut current = self.current();
+        if current.session.is_none() {
+            current.session = Some(self.dial.dial()?);
+            current.number += 1;
+        }
+        let session = current.session.clone().unwrap_or_else(|| unreachable!("made just above"));
+        Ok((session, current.number))
+    }
+
+    /// The session of that number is of no use any more.
+    pub(crate) fn lost(&self, number: u64) {
+        let mut current = self.current();
+        if current.number == number {
+            current.session = None;
+        }
+    }
+
+    /// Opens a channel; once more in a new session if the one there was is over.
+    pub(crate) fn open(&self, opening: &Opening) -> Result<Way, Refusal> {
+        let bytes = encode(opening)?;
+        let mut tried = false;
+        loop {
+            let (session, number) = self.numbered()?;
+            match session.open(Order::Messages, &bytes) {
+                Ok(channel) => {
+                    let (sender, receiver) = channel.split();
+                    return Ok(Way { sender, receiver, session: number });
+                }
+                Err(error) => {
+                    self.lost(number);
+                    if tried {
+                        return Err(error.into());
+                    }
+                    tried = true;
+                }
+            }
+        }
+    }
+
+    /// What the agent has.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn info(&self) -> Result<Announced, Refusal> {
+        self.call(Call::Info)
+    }
+
+    /// What is at a place.
+    ///
+    /// # Errors
+    /// When it cannot be asked, or there can be no disk at this place.
+    pub fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
+        self.call(Call::Stat { disk: disk.to_string() })
+    }
+
+    fn call<T: DeserializeOwned>(&self, call: Call) -> Result<T, Refusal> {
+        let opened = self.open(&Opening::Rpc(call))?;
+        opened.sender.finish()?;
+        let message = opened.receiver.receive().inspect_err(|_| self.lost(opened.session))?;
+        let message = message.ok_or_else(|| senseless("no answer"))?;
+        decode::<Answer<T>>(&message.body)?.into_result()
+    }
+}
+
+impl<T> Answer<T> {
+    /// As a result.
+    ///
+    /// # Errors
+    /// When it was refused.
+    pub fn into_result(self) -> Result<T, Refusal> {
+        match self {
+            Answer::Ok(value) => Ok(value),
+            Answer::Refused(refused) => Err(refused.into()),
+        }
+    }
+}
+
+impl<T> From<Result<T, Refusal>> for Answer<T> {
+    fn from(result: Result<T, Refusal>) -> Answer<T> {
+        match result {
+            Ok(value) => Answer::Ok(value),
+            Err(refusal) => Answer::Refused((&refusal).into()),
+        }
+    }
+}
+
+/// JSON from a peer.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|error| senseless(&error.to_string()))
+}
+
+/// JSON for a peer.
+pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
+    serde_json::to_vec(value).map_err(|error| Refusal::new(DiskErrorKind::Misuse, error.to_string()))
+}
+
+fn senseless(what: &str) -> Refusal {
+    Refusal::new(DiskErrorKind::Corrupt, format!("the answer makes no sense: {what}"))
+}

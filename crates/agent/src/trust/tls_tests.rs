@@ -1,0 +1,104 @@
+use super::*;
+use drover_link::ALPN;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ClientConnection, ServerConnection};
+
+fn only(key: Fingerprint) -> impl Fn(Fingerprint) -> Result<(), String> + Send + Sync + 'static {
+    move |found| if found == key { Ok(()) } else { Err(format!("{found:?} is no peer")) }
+}
+
+/// Shakes hands in memory; the first error of each side.
+fn handshake(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+) -> (Result<(), String>, Result<(), String>) {
+    let name = ServerName::try_from("drover").unwrap();
+    let mut client = ClientConnection::new(client, name).unwrap();
+    let mut server = ServerConnection::new(server).unwrap();
+    let mut ends = (Ok(()), Ok(()));
+    for _ in 0..10 {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).unwrap();
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() && ends.1.is_ok() {
+            server.read_tls(&mut rest).unwrap();
+            ends.1 = server.process_new_packets().map(drop).map_err(|error| error.to_string());
+        }
+        let mut bytes = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).unwrap();
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() && ends.0.is_ok() {
+            client.read_tls(&mut rest).unwrap();
+            ends.0 = client.process_new_packets().map(drop).map_err(|error| error.to_string());
+        }
+    }
+    if ends.0.is_ok() && ends.1.is_ok() {
+        assert!(!client.is_handshaking() && !server.is_handshaking());
+        assert_eq!(client.alpn_protocol(), Some(ALPN));
+    }
+    ends
+}
+
+#[test]
+fn peers_that_trust_each_other_come_together() {
+    let (a, b) = (Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
+    let client = client_config(&a, only(b.fingerprint())).unwrap();
+    let server = server_config(&b, only(a.fingerprint())).unwrap();
+    assert_eq!(handshake(client, server), (Ok(()), Ok(())));
+}
+
+#[test]
+fn another_key_is_refused_on_either_side_with_the_reason() {
+    let (a, b, c) =
+        (Identity::fleeting().unwrap(), Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
+    let client = client_config(&a, only(b.fingerprint())).unwrap();
+    let impostor = server_config(&c, only(a.fingerprint())).unwrap();
+    let (seen, _) = handshake(client, impostor);
+    assert!(seen.unwrap_err().contains("is no peer"));
+    let stranger = client_config(&c, only(b.fingerprint())).unwrap();
+    let server = server_config(&b, only(a.fingerprint())).unwrap();
+    let (_, seen) = handshake(stranger, server);
+    assert!(seen.unwrap_err().contains("is no peer"));
+}
+
+/// Certificates are public: who shows that of a peer has not its key.
+#[test]
+fn the_certificate_of_a_peer_is_of_no_use_without_its_key() {
+    let (a, b, thief) =
+        (Identity::fleeting().unwrap(), Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
+    let verifier = Arc::new(Verifier::new(Box::new(only(b.fingerprint()))));
+    let signing =
+        verifier.crypto.key_provider.load_private_key(PrivateKeyDer::clone_key(&thief.key())).unwrap();
+    let stolen = Arc::new(rustls::sign::CertifiedKey::new(a.certificate(), signing));
+    let client = ClientConfig::builder_with_provider(verifier.crypto.clone())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(stolen)));
+    let mut client = client;
+    client.alpn_protocols = vec![ALPN.to_vec()];
+    let server = server_config(&b, only(a.fingerprint())).unwrap();
+    let (_, seen) = handshake(Arc::new(client), server);
+    assert!(seen.unwrap_err().contains("Signature"), "the signature is what proves the key");
+}
+
+#[test]
+fn a_client_without_a_certificate_is_refused() {
+    let (a, b) = (Identity::fleeting().unwrap(), Identity::fleeting().unwrap());
+    let verifier = Arc::new(Verifier::new(Box::new(only(b.fingerprint()))));
+    let mut client = ClientConfig::builder_with_provider(verifier.crypto.clone())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![ALPN.to_vec()];
+    let server = server_config(&b, only(a.fingerprint())).unwrap();
+    let (_, seen) = handshake(Arc::new(client), server);
+    assert!(seen.is_err());
+}

@@ -1,0 +1,10 @@
+//! Disks of an agent over a session in memory: everything but the network is real.
+#![allow(clippy::unwrap_used)]
+
+mod conformance;
+mod daemon;
+mod fence;
+mod known;
+mod losses;
+mod places;
+mod stage;
