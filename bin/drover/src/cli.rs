@@ -1,5 +1,6 @@
 //! The command line.
 
+pub mod agent;
 mod disks;
 mod lab;
 mod link;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::HostTuneArgs;
@@ -72,6 +74,11 @@ pub enum Command {
     },
     /// Tell what this host's kernel lacks for long, fast lines; changes nothing
     Tune(HostTuneArgs),
+    /// Serve disks to other sites, and say which sites are trusted
+    Agent {
+        #[command(subcommand)]
+        command: AgentCommand,
+    },
     /// Write shell completions to standard output
     Completions {
         /// Shell
@@ -320,6 +327,9 @@ pub struct ServeDiskArgs {
     /// End when the program that started this one ends
     #[arg(long)]
     pub exit_with_parent: bool,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// User, for vsphere:// disks
     #[arg(long, short, env = "DROVER_USER")]
     pub user: Option<String>,

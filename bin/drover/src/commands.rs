@@ -1,5 +1,6 @@
 //! One module per command; each returns how the program ends.
 
+pub mod agent;
 mod clone;
 pub mod copy;
 mod disk_run;

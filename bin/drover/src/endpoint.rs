@@ -4,9 +4,11 @@
 //! place   what a text names
 //! source  disks to be read
 //! target  disks to be written, and which of them are refused
+//! agent   disks of other sites
 //! guard   what must not be overwritten
 //! ```
 
+mod agent;
 mod guard;
 mod place;
 mod source;
@@ -16,6 +18,7 @@ use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drover_agent::AgentDisk;
 use drover_disk::Disk;
 
 pub use place::{appliance_of, is_stream, path_of};
@@ -40,6 +43,8 @@ pub struct TargetEnd {
     pub zeroed: bool,
     /// Where its journal lies, if nothing else is said.
     pub journal: Option<PathBuf>,
+    /// The disk again, if it is another site's.
+    pub link: Option<Arc<AgentDisk>>,
 }
 
 /// The format of an image: what was told, else what its name ends in, else raw. Never what its content

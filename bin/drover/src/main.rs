@@ -12,6 +12,7 @@ mod out;
 mod provider;
 mod qcow2;
 mod signals;
+mod sites;
 mod source;
 mod state;
 mod target;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command, LabCommand, PlanCommand, VddkCommand};
+use cli::{AgentCommand, Cli, Command, LabCommand, PlanCommand, VddkCommand};
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
@@ -62,6 +63,12 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         // It ends as the command does that it runs.
         Command::Lab { command: LabCommand::Wan(args) } => return Ok(commands::lab::wan(args)),
         Command::Tune(args) => commands::tune::run(args),
+        Command::Agent { command: AgentCommand::Run(args) } => commands::agent::run(args),
+        Command::Agent { command: AgentCommand::Pair(args) } => commands::agent::pair(args),
+        Command::Agent { command: AgentCommand::List(args) } => commands::agent::list(args),
+        Command::Agent { command: AgentCommand::Revoke(args) } => commands::agent::revoke(args),
+        Command::Agent { command: AgentCommand::Limit(args) } => commands::agent::limit(args),
+        Command::Agent { command: AgentCommand::Info(args) } => commands::agent::info(args),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),
     }?;

@@ -120,7 +120,7 @@ pub fn open_target(
         notes.push(format!("{}: gave back {bytes} that an interrupted run had set aside", path.display()));
     }
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes };
-    Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)) })
+    Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)), link: None })
 }
 
 fn create(path: &Path, size: u64, options: Qcow2Options) -> Result<Qcow2Disk, Failure> {

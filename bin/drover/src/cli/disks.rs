@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use drover_types::Bytes;
 
 use super::SecretArgs;
+use super::agent::RateArg;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -38,9 +39,10 @@ pub enum VerifyArg {
 #[derive(Debug, Args)]
 pub struct CopyArgs {
     /// A file or block device, nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, https://HOST/FILE,
-    /// ssh://[USER@]HOST[:PORT]/PATH, ova:FILE/DISK, or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
+    /// ssh://[USER@]HOST[:PORT]/PATH, ova:FILE/DISK, agent://SITE/POOL/FILE, or vsphere://HOST[:PORT]/VM/DISK (DISK counts from 0)
     pub source: String,
-    /// A file or block device, nbd://..., nbd+unix://..., - (standard output), or null: to read only
+    /// A file or block device, nbd://..., nbd+unix://..., agent://SITE/POOL/FILE, - (standard output), or null: to read
+    /// only
     pub target: String,
     /// Format of the source; not guessed from its content unless by auto [default: by the name's ending, else raw]
     #[arg(long, value_enum)]
@@ -81,6 +83,15 @@ pub struct CopyArgs {
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
+    /// For agent:// targets: bytes that may go over the link in a second (100m, 1g: bits as lines are named; 12MiB: bytes)
+    #[arg(long, value_name = "RATE")]
+    pub rate_limit: Option<RateArg>,
+    /// For agent:// targets: send blocks as they are
+    #[arg(long)]
+    pub no_link_compression: bool,
+    /// For agent:// targets: send blocks also if the other site may have them
+    #[arg(long)]
+    pub no_have_by_hash: bool,
     #[command(flatten)]
     pub tune: TuneArgs,
     /// User, for vsphere:// sources
@@ -126,6 +137,9 @@ pub struct HashArgs {
     /// Write a report with the whole tree to this new file, for `drover verify --report`
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     #[command(flatten)]
     pub tune: TuneArgs,
     /// User, for vsphere:// disks
@@ -164,6 +178,9 @@ pub struct VerifyArgs {
     /// Let one be longer: a device that a smaller disk was copied to
     #[arg(long)]
     pub allow_longer: bool,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     #[command(flatten)]
     pub tune: TuneArgs,
     /// User, for vsphere:// disks

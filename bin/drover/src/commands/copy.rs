@@ -1,5 +1,6 @@
 //! `drover copy`.
 
+use drover_agent::Way;
 use drover_copy::LeafTable;
 use drover_disk::Disk;
 use drover_mover::{
@@ -55,6 +56,7 @@ pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache,
+        state: args.state.as_deref(),
         manifest_is_checked: !args.ignore_manifest,
     }
 }
@@ -76,7 +78,7 @@ struct Check {
 
 impl Job<'_> {
     fn copy(&self, source: End, target: TargetEnd, proof: Option<Proof>) -> Result<Exit, Failure> {
-        let journal = target.journal.clone();
+        let (journal, link) = (target.journal.clone(), target.link.clone());
         let job = CopyJob {
             source: source.disk.clone(),
             target: target.end.disk.clone(),
@@ -94,7 +96,7 @@ impl Job<'_> {
         report.note.iter().for_each(|note| self.run.say(note));
         self.run.tell_proof(proof)?;
         let check = self.verify(&source, &target.end, &report.leaves)?;
-        self.report(&report, check.as_ref());
+        self.report(&report, check.as_ref(), link.as_ref().map(|disk| disk.sent()));
         if check.is_some_and(|check| !check.equal) {
             return Ok(Exit::Verification);
         }
@@ -175,7 +177,7 @@ impl Job<'_> {
         Ok(Check::of_source(&found, leaves))
     }
 
-    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>) {
+    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>, link: Option<Way>) {
         let now = &report.snapshot;
         if self.args.json {
             let line = json!({
@@ -186,6 +188,10 @@ impl Job<'_> {
                 "target_root": check.and_then(|check| check.target_root).map(|root| root.to_hex()),
                 "blocks_compared": check.map(|check| check.blocks),
                 "escape_probability": check.map(|check| check.escape),
+                "link": link.map(|link| json!({
+                    "bytes_zero": now.zero, "bytes_sent": link.sent, "bytes_sent_packed": link.sent_packed,
+                    "bytes_had": link.had, "reopened": link.reopened,
+                })),
             });
             crate::out::line(line);
             return;
@@ -199,6 +205,9 @@ impl Job<'_> {
             Rate::of(now.read, report.elapsed),
             share * 100.0
         ));
+        if let Some(link) = link {
+            self.run.say(&link_text(&link, now.zero));
+        }
         self.run.say(&format!("root {}", report.root));
         if let Some(check) = check {
             self.run.say(&check.verdict);
@@ -249,6 +258,21 @@ impl Check {
             escape: 0.0,
         }
     }
+}
+
+/// Which way the bytes went, and which did not have to.
+fn link_text(link: &Way, zero: u64) -> String {
+    let again = match link.reopened {
+        0 => String::new(),
+        times => format!(", opened again {times} times after its link was lost"),
+    };
+    format!(
+        "over the link: {} as {}; not sent: {} found there by hash, {} zeros{again}",
+        Bytes(link.sent),
+        Bytes(link.sent_packed),
+        Bytes(link.had),
+        Bytes(zero),
+    )
 }
 
 fn verdict(check: &Verification, how: Share) -> String {

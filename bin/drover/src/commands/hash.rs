@@ -25,6 +25,7 @@ pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache: false,
+        state: args.state.as_deref(),
         manifest_is_checked: false,
     })?;
     run.tell_notes(&source);

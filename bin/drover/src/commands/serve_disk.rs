@@ -56,6 +56,7 @@ fn named(args: &ServeDiskArgs) -> Named<'_> {
         user: args.user.as_deref(),
         secret: &args.secret,
         past_cache: false,
+        state: args.state.as_deref(),
         manifest_is_checked: false,
     }
 }

@@ -101,6 +101,7 @@ impl Job<'_> {
             user: self.args.user.as_deref(),
             secret: &self.args.secret,
             past_cache: true,
+            state: self.args.state.as_deref(),
             manifest_is_checked: false,
         })?;
         self.run.tell_notes(&end);

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use drover_nbd::NbdUri;
 use drover_sftp::{SshUri, SshUriError};
 
+use super::agent::AgentPlace;
 use crate::exit::{Exit, Failure};
 
 /// What a text on the command line names.
 pub enum Place {
     Nbd(NbdUri),
     Web(String),
+    Agent(AgentPlace),
     Ssh(SshUri),
     /// A disk of an appliance, counted from 0.
     Ova(PathBuf, usize),
@@ -39,13 +41,16 @@ pub fn place(text: &str) -> Result<Place, Failure> {
         }
         Some(("ova", rest)) => ova_place(rest)
             .ok_or_else(|| usage(format!("'{text}' is not ova:FILE/DISK, with DISK counted from 0"))),
+        Some(("agent", rest)) => AgentPlace::parse(rest)
+            .map(Place::Agent)
+            .ok_or_else(|| usage(format!("'{text}' is not agent://SITE/POOL/FILE or agent://SITE/DEVICE"))),
         Some(("http" | "https", _)) => Ok(Place::Web(text.to_string())),
         Some(("vsphere", rest)) => vsphere_place(rest).ok_or_else(|| {
             usage(format!("'{text}' is not vsphere://HOST[:PORT]/VM/DISK, with DISK counted from 0"))
         }),
         Some(("null", "")) => Ok(Place::Null),
         Some((scheme, rest)) if rest.starts_with("//") => Err(usage(format!(
-            "'{scheme}' is not known; use a path, nbd://, nbd+unix://, http://, https://, ssh:// or vsphere://"
+            "'{scheme}' is not known; use a path, nbd://, nbd+unix://, http://, https://, ssh://, agent:// or vsphere://"
         ))),
         _ => Ok(Place::Path(PathBuf::from(text))),
     }

@@ -11,6 +11,7 @@ use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
 use drover_vsphere::{OpenDisk, Route};
 
+use super::agent;
 use super::place::{Place, place};
 use super::target::target_failure;
 use super::{End, format_of};
@@ -27,6 +28,8 @@ pub struct Named<'a> {
     pub secret: &'a SecretArgs,
     /// Whether files are read from the disk itself, past the page cache.
     pub past_cache: bool,
+    /// Folder of drover's state, if one was given.
+    pub state: Option<&'a Path>,
     /// Whether the caller holds an appliance's files against their manifest.
     pub manifest_is_checked: bool,
 }
@@ -61,6 +64,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
+        Place::Agent(place) => agent::open_source(&place, named.state),
         Place::Ova(path, disk) => open_ova(&path, disk, named.manifest_is_checked),
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
         Place::Path(path) => {
@@ -141,6 +145,7 @@ pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failur
             Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Auto => Err(only_read()),
         },
         Place::Web(_)
+        | Place::Agent(_)
         | Place::Ssh(_)
         | Place::Ova(..)
         | Place::Vsphere { .. }

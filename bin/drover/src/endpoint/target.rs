@@ -12,6 +12,7 @@ use drover_engine::chain;
 use drover_mover::{file_tag, journal_path};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 
+use super::agent;
 use super::guard::{self, Earlier};
 use super::place::{Place, place};
 use super::source::only_read;
@@ -41,11 +42,26 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
             let target = open_nbd_target(&uri)?;
             Ok(Some(TargetEnd { journal: args.journal.clone(), ..target }))
         }
+        Place::Agent(to) => {
+            if matches!(place(&args.source), Ok(Place::Agent(from)) if from == to) {
+                return Err(Failure::new(Exit::Usage, format!("{} is both source and target", args.target)));
+            }
+            check_raw(args)?;
+            agent::open_target(args, source, &to).map(Some)
+        }
         Place::Path(path) => Wanted { args, source }.open(&path).map(Some),
         Place::Web(_) | Place::Ssh(_) | Place::Ova(..) | Place::Vsphere { .. } | Place::Stream => {
             Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", args.target)))
         }
     }
+}
+
+/// Other sites write raw disks only.
+fn check_raw(args: &CopyArgs) -> Result<(), Failure> {
+    if args.format.is_some_and(|format| format != Format::Raw) || args.compress || !args.options.is_empty() {
+        return Err(Failure::new(Exit::Usage, "an agent writes raw disks: no --format, -o and --compress"));
+    }
+    Ok(())
 }
 
 /// A copy that wants a file or device of this host as its target.
@@ -156,7 +172,7 @@ impl Wanted<'_> {
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
         guard::check_unused(path, device)?;
         let tag = device_identity(Path::new("/"), device);
-        let journal = self.journal(device_journal(self.args.state.as_deref(), &tag));
+        let journal = self.journal(journal_in_state(self.args.state.as_deref(), &tag));
         let earlier = self.earlier(journal.as_deref(), &tag);
         let found = signatures_on(path).map_err(|error| unusable(path, &error))?;
         let ours = match &earlier {
@@ -183,7 +199,7 @@ impl Wanted<'_> {
             })?;
         }
         let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-        Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal })
+        Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal, link: None })
     }
 
     /// Puts the journal where it was asked for. One beside the file that this run does not keep would be
@@ -198,9 +214,9 @@ impl Wanted<'_> {
     }
 }
 
-/// Journals of block devices lie in the state folder, by what the device is known by: `/dev` is made
-/// anew at each boot, and its names change.
-fn device_journal(state: Option<&Path>, tag: &str) -> PathBuf {
+/// Journals of block devices and of disks of other sites lie in the state folder, by what these are known by: `/dev`
+/// is made anew at each boot, and its names change.
+pub fn journal_in_state(state: Option<&Path>, tag: &str) -> PathBuf {
     let name: String =
         tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(100).collect();
     let hash = drover_copy::Leaf::of(tag.as_bytes());
@@ -230,7 +246,7 @@ fn real_path(path: &Path) -> Result<PathBuf, Failure> {
     Ok(folder.join(name))
 }
 
-fn remove_if_there(path: &Path) -> Result<(), Failure> {
+pub fn remove_if_there(path: &Path) -> Result<(), Failure> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unusable(path, &error)),
         _ => Ok(()),
@@ -247,7 +263,7 @@ fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     let options = NbdOptions { fence: Some(drover_mover::new_epoch(0)), ..NbdOptions::default() };
     let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-    Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
+    Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None, link: None })
 }
 
 /// Opens a raw file or block device. A file with a journal is gone on with; one that holds something
@@ -279,7 +295,7 @@ fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
     }
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes };
     let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
-    Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
+    Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)), link: None })
 }
 
 /// Whether a file has no byte but zeros, and no room taken for any: an earlier try made it and ended

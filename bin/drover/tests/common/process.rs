@@ -35,7 +35,17 @@ fn is_frozen(child: &Child) -> bool {
 
 /// Blocks that the journal beside a target says are on it.
 pub fn recorded_blocks(target: &Path) -> u64 {
-    let Ok(file) = std::fs::File::open(drover_mover::journal_path(target)) else { return 0 };
+    recorded_by(&drover_mover::journal_path(target))
+}
+
+/// Blocks that the journals in a folder say are on their targets.
+pub fn recorded_in(folder: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    entries.flatten().map(|entry| recorded_by(&entry.path())).sum()
+}
+
+fn recorded_by(journal: &Path) -> u64 {
+    let Ok(file) = std::fs::File::open(journal) else { return 0 };
     drover_copy::replay(&mut std::io::BufReader::new(file)).map_or(0, |replay| replay.leaves.known_blocks())
 }
 

@@ -1,0 +1,248 @@
+//! Arguments of `drover agent`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use drover_agent::trust::{DayLimit, Hours, HoursError};
+
+#[derive(Debug, Subcommand)]
+pub enum AgentCommand {
+    /// Serve this host's disks to paired sites until Ctrl-C or SIGTERM
+    Run(AgentRunArgs),
+    /// Become a peer of another site's agent, or make the token for that
+    Pair(AgentPairArgs),
+    /// Show the hosts that are trusted, and the sites that can be dialled
+    List(AgentListArgs),
+    /// Trust a host no more; its sessions end
+    Revoke(AgentNamedArgs),
+    /// Set how much copies of this host may send to a site in a second, by the time of day
+    Limit(AgentLimitArgs),
+    /// Show what another site's agent has
+    Info(AgentNamedArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct AgentRunArgs {
+    /// Listen here; may be given more than once [default: all addresses, port 7843]
+    #[arg(long, value_name = "ADDRESS:PORT", value_delimiter = ',')]
+    pub listen: Vec<String>,
+    /// Take and give raw files of this folder, as agent://SITE/NAME/...
+    #[arg(long, value_name = "NAME=FOLDER")]
+    pub pool: Vec<Named>,
+    /// The folder of a libvirt storage pool, under its name
+    #[arg(long, value_name = "NAME")]
+    pub libvirt_pool: Vec<String>,
+    /// Take and give this block device, as agent://SITE/NAME
+    #[arg(long, value_name = "NAME=PATH")]
+    pub device: Vec<Named>,
+    /// Take and give this NBD export, as agent://SITE/NAME
+    #[arg(long, value_name = "NAME=URI")]
+    pub nbd: Vec<Named>,
+    /// Keep no leaves beside images: blocks that are here already are not found
+    #[arg(long)]
+    pub no_leaves: bool,
+    /// What this agent calls itself [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Bytes that may go out in a second, to all sites together (100m, 1g: bits as lines are named; 12MiB: bytes)
+    #[arg(long, value_name = "RATE")]
+    pub rate_limit: Option<RateArg>,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print one JSON object per event on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentPairArgs {
+    /// The agent to pair with; several addresses of it with commas between. The token is read from --token-file,
+    /// DROVER_PAIRING_TOKEN or standard input
+    #[arg(value_name = "HOST[:PORT]", value_delimiter = ',', required_unless_present = "new_token")]
+    pub addresses: Vec<String>,
+    /// Make a token that lets one host pair with the agent of this one, and print it
+    #[arg(long, conflicts_with_all = ["addresses", "token_file"])]
+    pub new_token: bool,
+    /// What the other side is to be called here [default: what it calls itself]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// How long the token counts: a number and s, m, h or d
+    #[arg(long, value_name = "TIME", default_value = "15m", requires = "new_token")]
+    pub valid: TimeArg,
+    /// File with the token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// What this host calls itself [default: the host's name]
+    #[arg(long = "as", value_name = "NAME")]
+    pub own_name: Option<String>,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentListArgs {
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentNamedArgs {
+    /// Its name, as in `drover agent list`
+    pub name: String,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentLimitArgs {
+    /// Its name, as in `drover agent list`
+    pub name: String,
+    /// Limits, the lowest of an hour holds: RATE, or HH:MM-HH:MM=RATE in UTC; none takes all limits away
+    #[arg(value_name = "LIMIT")]
+    pub limits: Vec<LimitArg>,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+}
+
+/// A limit for a part of each day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitArg(pub DayLimit);
+
+impl FromStr for LimitArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LimitArg, String> {
+        let (hours, rate) = text.split_once('=').unwrap_or(("00:00-24:00", text));
+        let hours: Hours = hours.parse().map_err(|error: HoursError| error.to_string())?;
+        let RateArg(bytes_per_second) = rate.parse()?;
+        Ok(LimitArg(DayLimit { from: hours.from, to: hours.to, bytes_per_second }))
+    }
+}
+
+/// `NAME=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    pub value: String,
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Named, String> {
+        let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
+        drover_agent::trust::check_name(name).map_err(|_| {
+            "a name is 1 to 64 letters, digits, '-', '_' and '.', and begins with a letter or digit"
+                .to_string()
+        })?;
+        match value {
+            "" => Err("the value is empty".to_string()),
+            value => Ok(Named { name: name.to_string(), value: value.to_string() }),
+        }
+    }
+}
+
+/// Bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateArg(pub u64);
+
+impl FromStr for RateArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RateArg, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| "it does not begin with a number".to_string())?;
+        let (times, over) = match unit {
+            "k" => (1_000, 8),
+            "m" => (1_000_000, 8),
+            "g" => (1_000_000_000, 8),
+            "KiB" => (1 << 10, 1),
+            "MiB" => (1 << 20, 1),
+            "GiB" => (1 << 30, 1),
+            _ => {
+                return Err(
+                    "the unit is k, m, g (bits a second), KiB, MiB or GiB (bytes a second)".to_string()
+                );
+            }
+        };
+        match number.checked_mul(times).map(|rate| rate / over) {
+            None | Some(0) => Err("that is no rate".to_string()),
+            Some(rate) => Ok(RateArg(rate)),
+        }
+    }
+}
+
+/// Seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeArg(pub u64);
+
+impl FromStr for TimeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TimeArg, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let times = match unit {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            _ => return Err("the unit is s, m, h or d".to_string()),
+        };
+        let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(times));
+        seconds.filter(|seconds| *seconds > 0).map(TimeArg).ok_or_else(|| "that is no time".to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_bits_as_lines_are_named_or_bytes() {
+        let rate = |text: &str| text.parse::<RateArg>().ok().map(|rate| rate.0);
+        assert_eq!(rate("500m"), Some(62_500_000));
+        assert_eq!(
+            (rate("1g"), rate("64k"), rate("12MiB")),
+            (Some(125_000_000), Some(8_000), Some(12 << 20))
+        );
+        for text in ["", "1", "m", "0m", "1M", "-1m", "99999999999999999999g"] {
+            assert_eq!(rate(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        let time = |text: &str| text.parse::<TimeArg>().ok().map(|time| time.0);
+        assert_eq!(
+            (time("15m"), time("2h"), time("1d"), time("9s")),
+            (Some(900), Some(7200), Some(86_400), Some(9))
+        );
+        assert_eq!((time("15"), time("0m"), time("x")), (None, None, None));
+    }
+
+    #[test]
+    fn named_values_are_a_name_and_something() {
+        let named = "vms=/srv/a=b".parse::<Named>().unwrap();
+        assert_eq!((named.name.as_str(), named.value.as_str()), ("vms", "/srv/a=b"));
+        for text in ["vms", "=x", "a/b=x", "vms="] {
+            assert!(text.parse::<Named>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! `drover agent`: the daemon, and who is trusted.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Read};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, server_config};
+use drover_agent::{Agent, Daemon, Event, Places, Route, dial, now, with_port};
+use drover_engine::chain;
+use drover_link::{Applicant, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
+use drover_types::Bytes;
+use serde_json::json;
+
+use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
+use crate::exit::{Exit, Failure};
+use crate::signals::stop_on_signals;
+use crate::sites::{self, unusable};
+use crate::state::state_folder;
+
+/// How often to look for revoked peers.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+/// How often to look whether it is time to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A token is not longer.
+const TOKEN_BYTES_MAX: u64 = 4096;
+
+/// The variable that may hold a token.
+const TOKEN_VARIABLE: &str = "DROVER_PAIRING_TOKEN";
+
+/// Serves until it is told to stop.
+pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let folder = sites::folder(args.state.as_deref())?;
+    let identity = sites::identity(&folder)?;
+    let own_name = args.name.clone().unwrap_or_else(sites::own_name);
+    let agent = Agent::new(Arc::new(places(args)?));
+    let peers = Peers::new(folder.clone());
+    let daemon = Daemon::new(agent, &own_name, Tokens::new(folder), peers.clone());
+    let tls = server_config(&identity, |_| Ok(()))
+        .map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let judge = daemon.clone();
+    let options = ListenOptions {
+        // TLS proves the key; who it belongs to is judged here, where the other side can be told why not.
+        admit: Arc::new(move |applicant: &Applicant<'_>| judge.admit(applicant.fingerprint.into())),
+        name: own_name,
+        rate_limit: args.rate_limit.map(|rate| Arc::new(RateLimit::new(Some(rate.0)))),
+        ..ListenOptions::new(tls, addresses(&args.listen)?)
+    };
+    let listener = Listener::bind(&options).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    let listener = Arc::new(listener);
+    announce(args, &listener, &identity.fingerprint().to_string());
+    let (accepting, serving, json) = (listener.clone(), daemon.clone(), args.json);
+    let accept = std::thread::spawn(move || {
+        while let Ok(session) = accepting.accept() {
+            serving.take(session, move |event| tell(json, &event));
+        }
+    });
+    let mut looked = std::time::Instant::now();
+    while !stop.is_set() {
+        std::thread::sleep(LOOK);
+        if looked.elapsed() >= LOOK_AFTER {
+            daemon.look_after(|event| tell(json, &event));
+            looked = std::time::Instant::now();
+        }
+    }
+    listener.close();
+    daemon.stop();
+    // It ends with the listener; a panic of it has been printed.
+    let _ = accept.join();
+    Ok(Exit::Success)
+}
+
+fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
+    let usage = |text: String| Failure::new(Exit::Usage, text);
+    let mut pools: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for Named { name, value } in &args.pool {
+        if !Path::new(value).is_dir() {
+            return Err(usage(format!("pool {name}: {value} is no folder")));
+        }
+        pools.insert(name.clone(), PathBuf::from(value));
+    }
+    for name in &args.libvirt_pool {
+        pools.insert(name.clone(), libvirt_folder(name)?);
+    }
+    let devices = args.device.iter().map(|it| (it.name.clone(), PathBuf::from(&it.value))).collect();
+    let mut exports = BTreeMap::new();
+    for Named { name, value } in &args.nbd {
+        let uri = value.parse().map_err(|error: drover_nbd::UriError| usage(format!("{name}: {error}")))?;
+        exports.insert(name.clone(), uri);
+    }
+    let state = state_folder(args.state.as_deref());
+    Ok(Places { pools, devices, exports, state, keep_leaves: !args.no_leaves, ..Places::default() })
+}
+
+/// The folder of a libvirt pool, as `virsh` tells it.
+fn libvirt_folder(pool: &str) -> Result<PathBuf, Failure> {
+    let usage = |text: String| Failure::new(Exit::Usage, format!("libvirt pool {pool}: {text}"));
+    let output = Command::new("virsh").args(["pool-dumpxml", "--", pool]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| usage(format!("virsh: {error}")))?;
+    if !output.status.success() {
+        return Err(usage(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let target = text.split_once("<target>").and_then(|(_, rest)| rest.split_once("</target>"));
+    let path = target.and_then(|(target, _)| target.split_once("<path>")?.1.split_once("</path>"));
+    let path = path.map(|(path, _)| PathBuf::from(path)).filter(|path| path.is_dir());
+    path.ok_or_else(|| usage("it has no folder on this host".to_string()))
+}
+
+fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+    if listen.is_empty() {
+        return addresses(&["[::]".to_string()]);
+    }
+    let mut found = Vec::new();
+    for text in listen {
+        let some = with_port(text)
+            .to_socket_addrs()
+            .map_err(|error| Failure::new(Exit::Usage, format!("--listen {text}: {error}")))?;
+        found.extend(some);
+    }
+    Ok(found)
+}
+
+fn announce(args: &AgentRunArgs, listener: &Listener, key: &str) {
+    let addresses: Vec<String> = listener.addresses().iter().map(ToString::to_string).collect();
+    if args.json {
+        crate::out::line(json!({"event": "listening", "addresses": addresses, "key": key}));
+        return;
+    }
+    crate::out::say(format_args!("listening at {}, key {key}, until Ctrl-C", addresses.join(", ")));
+}
+
+fn tell(json: bool, event: &Event) {
+    let (name, about) = match event {
+        Event::Came(peer) => ("came", peer.clone()),
+        Event::Went(peer) => ("went", peer.clone()),
+        Event::Paired(peer) => ("paired", peer.clone()),
+        Event::NotPaired => ("not-paired", String::new()),
+        Event::Ended(key) => ("ended", key.to_string()),
+        Event::TooMany => ("too-many", String::new()),
+        Event::State(why) => ("state", why.clone()),
+    };
+    if json {
+        crate::out::line(json!({"event": name, "about": about}));
+        return;
+    }
+    crate::out::say(match event {
+        Event::Came(peer) => format!("{peer} is here"),
+        Event::Went(peer) => format!("{peer} is gone"),
+        Event::Paired(peer) => format!("paired with {peer}"),
+        Event::NotPaired => "a stranger tried to pair in vain".to_string(),
+        Event::Ended(key) => format!("ended the session of key {key}: it is no peer's any more"),
+        Event::TooMany => "a session was sent away: there are too many".to_string(),
+        Event::State(why) => format!("error: {why}"),
+    });
+}
+
+/// Makes a token, or shows one to an agent.
+pub fn pair(args: &AgentPairArgs) -> Result<Exit, Failure> {
+    if args.new_token { new_token(args) } else { pair_by_token(args) }
+}
+
+fn new_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
+    if let Some(name) = &args.name {
+        drover_agent::trust::check_name(name)
+            .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+    }
+    let folder = sites::folder(args.state.as_deref())?;
+    let identity = sites::identity(&folder)?;
+    let issued = Tokens::new(folder)
+        .issue(identity.fingerprint(), args.name.clone(), now(), args.valid.0)
+        .map_err(|error| unusable(&error))?;
+    let text = issued.token.text();
+    if args.json {
+        crate::out::line(
+            json!({"token": text.reveal(), "until": issued.until, "key": identity.fingerprint()}),
+        );
+    } else {
+        crate::out::line(text.reveal());
+        eprintln!(
+            "it counts once, for {} s, while `drover agent run` listens here; on the other host:\n  \
+             drover agent pair THIS-HOST --name NAME --token-file FILE",
+            args.valid.0
+        );
+    }
+    Ok(Exit::Success)
+}
+
+/// Secrets are never arguments: anyone on this host can read those.
+fn token(args: &AgentPairArgs) -> Result<Token, Failure> {
+    let usage = |text: String| Failure::new(Exit::Usage, text);
+    let mut text = String::new();
+    if let Some(path) = &args.token_file {
+        let read =
+            std::fs::File::open(path).and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text));
+        read.map_err(|error| usage(format!("token file {}: {error}", path.display())))?;
+    } else if let Some(found) = std::env::var_os(TOKEN_VARIABLE).filter(|text| !text.is_empty()) {
+        text = found.to_string_lossy().into_owned();
+    } else {
+        if std::io::stdin().is_terminal() {
+            eprint!("token: ");
+            let read = std::io::stdin().read_line(&mut text);
+            read.map_err(|error| usage(format!("standard input: {error}")))?;
+        } else {
+            let read = std::io::stdin().take(TOKEN_BYTES_MAX).read_to_string(&mut text);
+            read.map_err(|error| usage(format!("standard input: {error}")))?;
+        }
+    }
+    text.parse().map_err(|error: drover_agent::trust::TokenError| {
+        usage(error.to_string()).advise("make one with `drover agent pair --new-token` at the other host")
+    })
+}
+
+fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
+    let token = token(args)?;
+    let folder = sites::folder(args.state.as_deref())?;
+    let identity = sites::identity(&folder)?;
+    let own_name = args.own_name.clone().unwrap_or_else(sites::own_name);
+    let addresses: Vec<String> = args.addresses.iter().map(|address| with_port(address)).collect();
+    let route = Route { addresses: addresses.clone(), own_name: own_name.clone(), ..Route::default() };
+    let session = dial(&identity, token.agent, &route).map_err(|error| link_failure(&error))?;
+    let peer = |name| Peer::new(name, token.agent, addresses, now());
+    let paired = pair_with(&session, &token, &own_name, args.name.as_deref(), &Peers::new(folder), peer);
+    session.close();
+    let paired = paired.map_err(|error| Failure::new(Exit::Access, chain(&error)))?;
+    if args.json {
+        crate::out::line(json!({"name": paired.name, "key": paired.key, "called": paired.called}));
+    } else {
+        crate::out::say(format_args!(
+            "paired: the agent is {} here, and this host is {} there; try `drover agent info {}`",
+            paired.name, paired.called, paired.name
+        ));
+    }
+    Ok(Exit::Success)
+}
+
+fn link_failure(error: &LinkError) -> Failure {
+    let failure = Failure::new(Exit::Connection, error.to_string());
+    match error.kind {
+        LinkErrorKind::Refused => {
+            failure.advise("make a new token at the agent's host, and look at the agent's log")
+        }
+        _ => failure,
+    }
+}
+
+/// Shows peers.
+pub fn list(args: &AgentListArgs) -> Result<Exit, Failure> {
+    let folder = sites::folder(args.state.as_deref())?;
+    let identity = sites::identity(&folder)?;
+    let peers = Peers::new(folder).list().map_err(|error| unusable(&error))?;
+    if args.json {
+        crate::out::line(json!({"name": sites::own_name(), "key": identity.fingerprint(), "peers": peers}));
+        return Ok(Exit::Success);
+    }
+    crate::out::line(format_args!("this host: {}, key {}", sites::own_name(), identity.fingerprint()));
+    for Peer { name, key, addresses, limits, .. } in peers {
+        let addresses = if addresses.is_empty() { "dials in".to_string() } else { addresses.join(", ") };
+        crate::out::line(format_args!("{name}  {addresses}  key {key}"));
+        limits.iter().for_each(|limit| crate::out::line(format_args!("  {limit}")));
+    }
+    Ok(Exit::Success)
+}
+
+/// Ends trust.
+pub fn revoke(args: &AgentNamedArgs) -> Result<Exit, Failure> {
+    let peers = Peers::new(sites::folder(args.state.as_deref())?);
+    if !peers.revoke(&args.name).map_err(|error| unusable(&error))? {
+        let text = format!("there is no peer '{}'", args.name);
+        return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));
+    }
+    if args.json {
+        crate::out::line(json!({"revoked": args.name}));
+    } else {
+        crate::out::say(format_args!("{} is trusted no more; a running agent ends its sessions", args.name));
+    }
+    Ok(Exit::Success)
+}
+
+/// Sets how much may go to a site.
+pub fn limit(args: &AgentLimitArgs) -> Result<Exit, Failure> {
+    let peers = Peers::new(sites::folder(args.state.as_deref())?);
+    let limits: Vec<DayLimit> = args.limits.iter().map(|limit| limit.0).collect();
+    if !peers.set_limits(&args.name, limits).map_err(|error| unusable(&error))? {
+        let text = format!("there is no peer '{}'", args.name);
+        return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));
+    }
+    Ok(Exit::Success)
+}
+
+/// Shows what an agent has.
+pub fn info(args: &AgentNamedArgs) -> Result<Exit, Failure> {
+    let site = sites::site(args.state.as_deref(), &args.name, None)?;
+    let info = site.info().map_err(|refusal| Failure::new(Exit::Connection, refusal.to_string()))?;
+    if args.json {
+        crate::out::line(json!({"site": args.name, "agent": info}));
+        return Ok(Exit::Success);
+    }
+    crate::out::line(format_args!("{}: drover {}", args.name, info.version));
+    for pool in info.pools {
+        let free = pool.free_bytes.map_or("unknown".to_string(), |bytes| Bytes(bytes).to_string());
+        crate::out::line(format_args!("  agent://{}/{}/...  {free} free", args.name, pool.name));
+    }
+    for device in info.devices {
+        crate::out::line(format_args!("  agent://{}/{device}", args.name));
+    }
+    Ok(Exit::Success)
+}

@@ -1,0 +1,231 @@
+//! Disks of other sites: `agent://SITE/POOL/FILE` or `agent://SITE/DEVICE`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_agent::opening::{How, Stat};
+use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
+use drover_copy::{Leaf, LeafTable};
+use drover_disk::{Buffer, Disk, DiskErrorKind, Request, Work};
+use drover_engine::chain;
+
+use super::guard::{self, Earlier, LOOKED_AT_MAX};
+use super::target::{journal_in_state, remove_if_there};
+use super::{End, TargetEnd};
+use crate::cli::{CopyArgs, TuneArgs};
+use crate::exit::{Exit, Failure, disk_exit};
+use crate::sites;
+
+/// An agent may be away at least this long before a disk is given up: lines across a country are cut for minutes.
+const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
+
+/// A disk of another site, as it was named.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AgentPlace {
+    pub site: String,
+    pub disk: String,
+}
+
+impl AgentPlace {
+    /// Reads what follows `agent:`.
+    pub fn parse(rest: &str) -> Option<AgentPlace> {
+        let (site, disk) = rest.strip_prefix("//")?.split_once('/')?;
+        let is_sound = drover_agent::trust::check_name(site).is_ok() && PlaceName::parse(disk).is_ok();
+        is_sound.then(|| AgentPlace { site: site.to_string(), disk: disk.to_string() })
+    }
+}
+
+/// How a disk of a site is used, by the settings of the command.
+fn options(tune: &TuneArgs) -> AgentOptions {
+    AgentOptions {
+        give_up_after: Duration::from_secs(tune.retry_for).max(GIVE_UP_AFTER_MIN),
+        ..AgentOptions::default()
+    }
+}
+
+/// Opens a disk to be read.
+pub fn open_source(place: &AgentPlace, state: Option<&Path>) -> Result<End, Failure> {
+    let site = connected(place, state, None)?;
+    let options = AgentOptions { give_up_after: GIVE_UP_AFTER_MIN, ..AgentOptions::default() };
+    let disk = AgentDisk::open_source(&site, &place.disk, options)
+        .map_err(|error| Failure::new(disk_exit(&error, ""), chain(&error)))?;
+    let notes = disk.opened().notes.clone();
+    Ok(End { disk: Arc::new(disk), keep: Vec::new(), notes })
+}
+
+fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
+    let site = sites::site(state, &place.site, rate)?;
+    site.session().map_err(|refusal| {
+        let text = format!("agent of {}: {refusal}", place.site);
+        Failure::new(Exit::Connection, text)
+            .advise("see `drover agent list`, and whether the agent runs there")
+    })?;
+    Ok(site)
+}
+
+/// Opens the target of a copy.
+pub fn open_target(args: &CopyArgs, source: &dyn Disk, place: &AgentPlace) -> Result<TargetEnd, Failure> {
+    let site = connected(place, args.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
+    Wanted { args, source, place, site }.open()
+}
+
+struct Wanted<'a> {
+    args: &'a CopyArgs,
+    source: &'a dyn Disk,
+    place: &'a AgentPlace,
+    site: Arc<Site>,
+}
+
+impl Wanted<'_> {
+    fn open(&self) -> Result<TargetEnd, Failure> {
+        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
+        let journal = self.journal()?;
+        if let Some((half, disk)) = self.go_on(&stat, journal.as_deref())? {
+            return Ok(self.end(disk, &half, journal));
+        }
+        let how = self.how(&stat, journal.as_deref())?;
+        if let Some(journal) = &journal {
+            // What it says of the bytes that were there is not true any more.
+            remove_if_there(journal)?;
+        }
+        let disk = self.open_as(how, 0)?;
+        let tag = self.tag(&disk.opened().tag);
+        Ok(self.end(disk, &tag, journal))
+    }
+
+    /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded.
+    fn go_on(&self, stat: &Stat, journal: Option<&Path>) -> Result<Option<(String, AgentDisk)>, Failure> {
+        let tag = self.tag(&stat.tag);
+        let Some(Earlier::Half(half)) =
+            journal.filter(|_| stat.size.is_some()).map(|path| self.earlier(path, &tag))
+        else {
+            return Ok(None);
+        };
+        if half.header.size != self.source.size() {
+            return Ok(None);
+        }
+        let disk = self.open_as(How::Resume, half.epoch)?;
+        let same = self.tag(&disk.opened().tag) == tag;
+        Ok((same && still_holds(&disk, &half.leaves)).then_some((tag, disk)))
+    }
+
+    fn earlier(&self, journal: &Path, tag: &str) -> Earlier {
+        guard::earlier_copy(journal, self.source.size(), &self.source.identity(), tag)
+    }
+
+    /// How a target is opened that is not gone on with.
+    fn how(&self, stat: &Stat, journal: Option<&Path>) -> Result<How, Failure> {
+        if self.args.force {
+            return Ok(How::Force);
+        }
+        if stat.holds_nothing {
+            return Ok(How::New);
+        }
+        let why = match journal.map(|path| self.earlier(path, &self.tag(&stat.tag))) {
+            // Ours, and of a source that has another size now: it starts again.
+            Some(Earlier::Half(half)) if half.header.size != self.source.size() => return Ok(How::Force),
+            Some(Earlier::Half(_)) => " (it was changed since its journal was made)".to_string(),
+            Some(Earlier::Other(why)) => format!(" ({why})"),
+            Some(Earlier::Nothing) | None => String::new(),
+        };
+        let bytes = stat.size.unwrap_or_default();
+        let text = format!("{} already holds something, {bytes} bytes{why}", self.args.target);
+        Err(Failure::new(Exit::Target, text).advise("choose another name, or overwrite it with --force"))
+    }
+
+    fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {
+        let epoch = drover_mover::new_epoch(epoch_before);
+        let target = Target { size: self.source.size(), how, epoch };
+        let options = AgentOptions {
+            pack: !self.args.no_link_compression,
+            offer: !self.args.no_have_by_hash,
+            ..options(&self.args.tune)
+        };
+        AgentDisk::open_target(&self.site, &self.place.disk, &target, options)
+            .map_err(|error| Failure::new(disk_exit(&error, &error.disk), chain(&error)))
+    }
+
+    fn refused(&self, refusal: &Refusal) -> Failure {
+        let exit = match refusal.kind {
+            DiskErrorKind::Transient => Exit::Connection,
+            DiskErrorKind::OutOfSpace => Exit::TargetFull,
+            _ => Exit::Target,
+        };
+        Failure::new(exit, format!("{}: {refusal}", self.args.target))
+    }
+
+    fn tag(&self, there: &str) -> String {
+        format!("agent {} {there}", self.place.site)
+    }
+
+    /// The journal lies on the side that copies, by the name of the target.
+    fn journal(&self) -> Result<Option<PathBuf>, Failure> {
+        if self.args.no_journal {
+            return Ok(None);
+        }
+        let name = format!("agent {} {}", self.place.site, self.place.disk);
+        let path = self.args.journal.clone();
+        let path = path.unwrap_or_else(|| journal_in_state(self.args.state.as_deref(), &name));
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|error| {
+                Failure::new(Exit::Target, format!("folder {}: {error}", folder.display()))
+                    .advise("name a journal with --journal FILE, or use --no-journal")
+            })?;
+        }
+        guard::check_journal(&path)?;
+        Ok(Some(path))
+    }
+
+    fn end(&self, disk: AgentDisk, tag: &str, journal: Option<PathBuf>) -> TargetEnd {
+        let opened = disk.opened().clone();
+        let disk = Arc::new(disk);
+        TargetEnd {
+            end: End { disk: disk.clone(), keep: Vec::new(), notes: opened.notes },
+            tag: tag.to_string(),
+            is_new: opened.is_new,
+            zeroed: opened.zeroed,
+            journal,
+            link: Some(disk),
+        }
+    }
+}
+
+/// Whether the target still holds what its journal says, as far as some blocks of it tell.
+fn still_holds(disk: &dyn Disk, leaves: &LeafTable) -> bool {
+    let Ok(mut lane) = disk.open_lane() else { return false };
+    let stride = (leaves.data_blocks() / LOOKED_AT_MAX).max(1);
+    let data = (0..leaves.blocks()).filter(|block| matches!(leaves.get(*block), Some(Leaf::Data(_))));
+    let depth = disk.limits().depth_max;
+    let mut wanted = data.step_by(stride as usize).take(LOOKED_AT_MAX as usize);
+    loop {
+        while lane.in_flight() < depth
+            && let Some(block) = wanted.next()
+        {
+            let span = leaves.span_of(block);
+            let work = Work::Read(Buffer::zeroed(span.length as usize));
+            lane.submit(Request { id: block, span, work });
+        }
+        let Some(completion) = lane.complete() else { return true };
+        let Work::Read(bytes) = completion.work else { return false };
+        if completion.result.is_err() || Some(Leaf::of(&bytes)) != leaves.get(completion.id) {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_agents_are_a_site_and_a_name() {
+        let place = |text| AgentPlace::parse(text).map(|it| (it.site, it.disk));
+        let found = place("//site-b/vms/web.raw");
+        assert_eq!(found, Some(("site-b".to_string(), "vms/web.raw".to_string())));
+        assert_eq!(place("//b/lun7"), Some(("b".to_string(), "lun7".to_string())));
+        for text in ["", "//", "//b", "//b/", "b/vms/a", "//b/vms/../a", "//b c/vms/a", "//b/vms/.a"] {
+            assert!(place(text).is_none(), "{text}");
+        }
+    }
+}

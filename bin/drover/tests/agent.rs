@@ -1,0 +1,246 @@
+//! `drover agent` and copies to it, over real TLS links on this host.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use common::process::{recorded_in, wait_until};
+use common::{MIB, disk_file, same_bytes};
+use drover_lab::{Drover, Output};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Two hosts on one: each has its own state; the second one has a pool.
+struct Sites {
+    folder: tempfile::TempDir,
+    here: Drover,
+    there: Drover,
+    agent: Option<Child>,
+    address: String,
+}
+
+impl Sites {
+    fn new() -> Sites {
+        let folder = tempfile::tempdir().unwrap();
+        let host = |name: &str| Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join(name));
+        let (here, there) = (host("here"), host("there"));
+        std::fs::create_dir(folder.path().join("pool")).unwrap();
+        let mut sites = Sites { folder, here, there, agent: None, address: "127.0.0.1:0".to_string() };
+        sites.start();
+        sites
+    }
+
+    /// Two sites that are paired: the other one is `site-b` here.
+    fn paired() -> Sites {
+        let sites = Sites::new();
+        let token = sites.token(&[]);
+        let output = sites.pair(&token);
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        sites
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn in_pool(&self, name: &str) -> PathBuf {
+        self.path("pool").join(name)
+    }
+
+    /// Starts the agent at the place it had before, once it has one.
+    fn start(&mut self) {
+        let pool = format!("vms={}", self.path("pool").display());
+        let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool, "--name", "west"];
+        let mut command = self.there.command(&args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
+        self.address = listening["addresses"][0].as_str().unwrap().to_string();
+        // What it says later is of no interest, but must be taken.
+        std::thread::spawn(move || out.lines().for_each(drop));
+        self.agent = Some(child);
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.agent.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn token(&self, args: &[&str]) -> String {
+        let output = self.there.run(&[&["agent", "pair", "--new-token"], args].concat()).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        output.out.trim().to_string()
+    }
+
+    fn pair(&self, token: &str) -> Output {
+        let file = self.path("token");
+        std::fs::write(&file, token).unwrap();
+        let args = ["agent", "pair", &self.address, "--name", "site-b", "--as", "site-a"];
+        self.here.run(&[&args[..], &["--token-file", file.to_str().unwrap()]].concat()).unwrap()
+    }
+
+    fn copy(&self, source: &Path, more: &[&str]) -> Output {
+        let args = ["copy", "--json", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"];
+        self.here.run(&[&args[..], more].concat()).unwrap()
+    }
+}
+
+impl Drop for Sites {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn done(output: &Output) -> Value {
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    let lines = output.out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["event"] == "done").last().unwrap_or_else(|| panic!("{}", output.out))
+}
+
+#[test]
+fn a_disk_goes_to_another_site_and_comes_back_equal() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 24 * MIB + 4711);
+    let report = done(&sites.copy(&source, &["--verify", "full"]));
+    assert_eq!(report["equal"], true);
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+    assert!(report["link"]["bytes_sent"].as_u64().unwrap() > 0, "{report}");
+    let verified =
+        sites.here.run(&["verify", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"]).unwrap();
+    assert_eq!(verified.code, Some(0), "{}", verified.err);
+    let back = sites.path("back");
+    let copied = sites.here.run(&["copy", "agent://site-b/vms/disk.raw", back.to_str().unwrap()]).unwrap();
+    assert_eq!(copied.code, Some(0), "{}", copied.err);
+    assert!(same_bytes(&source, &back));
+    let info = sites.here.run(&["agent", "info", "site-b", "--json"]).unwrap().json().unwrap();
+    assert_eq!(info["agent"]["pools"][0]["name"], "vms");
+}
+
+#[test]
+fn what_is_there_is_overwritten_only_if_told_so_and_a_second_try_finds_its_blocks() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 16 * MIB);
+    done(&sites.copy(&source, &[]));
+    let refused = sites.copy(&source, &[]);
+    assert_eq!(refused.code, Some(7), "{}", refused.err);
+    assert!(refused.err.contains("already holds"), "{}", refused.err);
+    // The same data once more, as a sibling: its blocks are there.
+    let args = ["copy", "--json", source.to_str().unwrap(), "agent://site-b/vms/sibling.raw"];
+    let report = done(&sites.here.run(&args).unwrap());
+    assert!(same_bytes(&source, &sites.in_pool("sibling.raw")));
+    let (had, sent) =
+        (report["link"]["bytes_had"].as_u64().unwrap(), report["link"]["bytes_sent"].as_u64().unwrap());
+    assert!(had >= 11 * MIB && sent <= MIB, "{report}");
+    std::fs::write(&source, vec![7; 16 * MIB as usize]).unwrap();
+    done(&sites.copy(&source, &["--force"]));
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+#[test]
+fn an_agent_that_is_killed_in_mid_copy_and_comes_back_costs_nothing() {
+    let mut sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 320 * MIB);
+    let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw", "--rate-limit", "32MiB"];
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = sites.here.command(&args);
+    let mut copy = command.stdout(Stdio::null()).stderr(log.reopen().unwrap()).spawn().unwrap();
+    let said = || std::fs::read_to_string(log.path()).unwrap();
+    let journals = sites.path("here").join("journals");
+    wait_until("the copy records blocks", PATIENCE, || recorded_in(&journals) > 0);
+    for _ in 0..2 {
+        assert!(copy.try_wait().unwrap().is_none(), "it ended before its agent was killed: {}", said());
+        sites.kill();
+        sites.start();
+        // Long enough for the link to be made anew, and to be in use again.
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    let status = copy.wait().unwrap();
+    assert!(status.success(), "{status}: {}", said());
+    assert!(said().contains("opened again 2 times"), "{}", said());
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+#[test]
+fn a_copy_that_is_killed_goes_on_where_it_stopped() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 320 * MIB);
+    let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw", "--rate-limit", "32MiB"];
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = sites.here.command(&args);
+    let mut copy = command.stdout(Stdio::null()).stderr(log.reopen().unwrap()).spawn().unwrap();
+    let journals = sites.path("here").join("journals");
+    wait_until("the copy records blocks", PATIENCE, || {
+        let said = || std::fs::read_to_string(log.path()).unwrap();
+        assert!(copy.try_wait().unwrap().is_none(), "it ended: {}", said());
+        recorded_in(&journals) > 0
+    });
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+    let report = done(&sites.copy(&source, &[]));
+    assert!(report["bytes_resumed"].as_u64().unwrap() > 0, "{report}");
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+#[test]
+fn tokens_count_once_and_secrets_stay_out_of_argument_lists() {
+    let sites = Sites::new();
+    let early = sites.pair("drover1-nonsense");
+    assert_eq!(early.code, Some(2), "{}", early.err);
+    let token = sites.token(&["--valid", "1h"]);
+    assert_eq!(sites.pair(&token).code, Some(0));
+    let again = sites.pair(&token);
+    assert_eq!(again.code, Some(4), "{}", again.err);
+    assert!(again.err.contains("used before"), "{}", again.err);
+    let list = sites.there.run(&["agent", "list", "--json"]).unwrap().json().unwrap();
+    assert_eq!(list["peers"][0]["name"], "site-a");
+}
+
+#[test]
+fn a_revoked_host_is_told_why_it_may_not_come_in() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", MIB);
+    assert_eq!(sites.there.run(&["agent", "revoke", "site-a"]).unwrap().code, Some(0));
+    let refused = sites.copy(&source, &[]);
+    assert_eq!(refused.code, Some(5), "{}", refused.err);
+    assert!(refused.err.contains("revoked"), "{}", refused.err);
+    assert!(!sites.in_pool("disk.raw").exists());
+}
+
+#[test]
+fn another_host_at_the_agents_address_is_not_believed() {
+    let mut sites = Sites::paired();
+    sites.kill();
+    // The same address, with another key.
+    sites.there = Drover::new(env!("CARGO_BIN_EXE_drover"), sites.path("impostor"));
+    sites.start();
+    let source = disk_file(sites.folder.path(), "source", MIB);
+    let refused = sites.copy(&source, &[]);
+    assert_eq!(refused.code, Some(5), "{}", refused.err);
+    assert!(!sites.in_pool("disk.raw").exists());
+}
+
+#[test]
+fn sites_and_places_that_are_not_there_are_told_by_name() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", MIB);
+    let copy = |target: &str| sites.here.run(&["copy", source.to_str().unwrap(), target]).unwrap();
+    for (target, code, words) in [
+        ("agent://site-c/vms/a", 2, "no site 'site-c'"),
+        ("agent://site-b/other/a", 7, "no pool 'other'"),
+        ("agent://site-b/vms/../a", 2, "is not agent://"),
+        ("agent://site-b/vms/no/a", 7, "no folder"),
+    ] {
+        let output = copy(target);
+        assert_eq!(output.code, Some(code), "{target}: {}", output.err);
+        assert!(output.err.contains(words), "{target}: {}", output.err);
+    }
+}
