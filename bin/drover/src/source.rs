@@ -1,5 +1,6 @@
 //! vSphere as the engine's source.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,6 +165,17 @@ pub fn hide_own_snapshots(inventory: &mut Inventory, plan: &str) {
     }
 }
 
+/// Hides files that removed snapshots left of VMs whose passes have begun: one of drover's own may have been removed
+/// so, and the next pass consolidates them. Nobody else's disks are touched because a plan names them.
+pub fn hide_left_files(inventory: &mut Inventory, begun: &BTreeSet<String>) {
+    for vm in inventory.vms.iter_mut().filter(|vm| vm.consolidation_needed && begun.contains(&vm.id)) {
+        vm.consolidation_needed = false;
+        if vm.snapshots.is_empty() {
+            vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+        }
+    }
+}
+
 /// A vSphere error in the engine's words.
 pub fn provider_error(error: VsphereError) -> ProviderError {
     let mut wrapped = ProviderError::new(vsphere_cause(&error), error.to_string());
@@ -176,4 +188,28 @@ fn from_failure(failure: Failure) -> ProviderError {
     let mut error = ProviderError::new(Cause::Plan, failure.message);
     error.advice = failure.advice;
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_types::inventory::VmDisk;
+
+    use super::*;
+
+    #[test]
+    fn files_that_snapshots_left_are_no_obstacle_for_vms_on_their_way_and_for_no_others() {
+        let vm = |id: &str, snapshots: usize| Vm {
+            id: id.into(),
+            consolidation_needed: true,
+            snapshots: vec![Snapshot::default(); snapshots],
+            disks: vec![VmDisk { has_parent: true, ..VmDisk::default() }],
+            ..Vm::default()
+        };
+        let vms = vec![vm("begun", 0), vm("frozen", 1), vm("other", 0)];
+        let mut inventory = Inventory { vms, ..Inventory::default() };
+        hide_left_files(&mut inventory, &["begun", "frozen"].map(String::from).into());
+        let seen =
+            |at: usize| (inventory.vms[at].consolidation_needed, inventory.vms[at].disks[0].has_parent);
+        assert_eq!([0, 1, 2].map(seen), [(false, false), (false, true), (true, true)]);
+    }
 }

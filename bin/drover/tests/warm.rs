@@ -201,6 +201,21 @@ fn consolidation_needed_in_mid_run() {
 }
 
 #[test]
+fn consolidation_needed_when_it_is_gone_on_with() {
+    let Some(warm) = Warm::new(108, 8, MANUAL) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(2);
+    started.kill().unwrap();
+    warm.stage.sim.post("/vm/consolidation", json!({"vm": "one", "needed": true})).unwrap();
+    warm.cutover();
+    let output = warm.stage.run(&["resume", &warm.plan]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    warm.assert_arrived();
+    let found = (0..warm.passes() as usize).any(|pass| warm.why(pass).contains("had to be consolidated"));
+    assert!(found, "{:#}", warm.warm());
+}
+
+#[test]
 fn cbt_lying_is_found_by_the_audit() {
     guarded(116, "/cbt/lie", json!({"vm": "one", "disk": 0, "span": "0-8MiB"}), "change tracking is damaged");
 }

@@ -16,6 +16,7 @@ use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::provider::{Provider, to_give_up};
 use crate::signals::stop_on_signals;
+use crate::source::hide_left_files;
 use crate::state::state_folder;
 use crate::target::QemuTarget;
 
@@ -51,6 +52,8 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
     let store = open_store(args)?;
     let provider = Provider::open(&file)?;
     let mut inventory = provider.inventory()?;
+    let begun = store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
+    hide_left_files(&mut inventory, &begun);
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let resolution = plan::resolve_here(&file, &provider, &mut inventory);
     if !resolution.problems.is_empty() {
