@@ -4,7 +4,7 @@ CARGO ?= cargo
 GO ?= go
 LAB := target/lab
 
-.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan soak fuzz mutants clean
+.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -13,7 +13,8 @@ help:
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
-	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2)"
+	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
+	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2), 20 guests that move warm among them"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make clean"
@@ -71,6 +72,10 @@ bench-wan: build
 	@scripts/prepare bench
 	@$(CARGO) build -q --release -p drover-lab --bin drover-wan-bench
 	@target/release/drover-wan-bench
+
+bench-warm: build prepare lab
+	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
+	@target/release/drover-bench warm
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover

@@ -5,7 +5,7 @@
 //! one table of the cases, with the best peer of each.
 //!
 //! `DROVER_BENCH_MIB` (4096), `DROVER_BENCH_ROUNDS` (5), `DROVER_BENCH_CASES` (words that a case's name
-//! must contain one of; all).
+//! must contain one of; all). `drover-bench warm` measures passes and many disks of one host instead.
 #![forbid(unsafe_code)]
 
 mod cases;
@@ -13,6 +13,7 @@ mod data;
 mod many;
 mod measure;
 mod server;
+mod warm;
 
 use anyhow::{Context, Result};
 use drover_lab::lab_folder;
@@ -22,9 +23,13 @@ use crate::measure::{Outcome, summary};
 
 fn main() -> Result<()> {
     let mib: u64 = variable("DROVER_BENCH_MIB", 4096)?;
-    let rounds: usize = variable("DROVER_BENCH_ROUNDS", 5)?;
     let wanted: String = variable("DROVER_BENCH_CASES", String::new())?;
     let folder = lab_folder().join("bench");
+    if std::env::args().nth(1).as_deref() == Some("warm") {
+        println!("machine: {}", machine());
+        return warm::run(&folder, variable("DROVER_BENCH_ROUNDS", 3)?, &wanted);
+    }
+    let rounds: usize = variable("DROVER_BENCH_ROUNDS", 5)?;
     let data = Data::new(&folder, mib)?;
     println!("machine: {}", machine());
     println!("data: {mib} MiB (latency cases {} MiB); rounds: {rounds}, in turns", data.small_mib());
