@@ -79,7 +79,7 @@ bench-warm: build prepare lab
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover
-	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses -- --ignored --nocapture soak
+	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses --test warm_soak -- --ignored --nocapture soak
 
 fuzz:
 	@scripts/fuzz
