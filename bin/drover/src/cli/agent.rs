@@ -212,6 +212,8 @@ impl FromStr for TimeArg {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
