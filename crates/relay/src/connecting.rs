@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,13 +64,19 @@ pub(crate) enum Try {
     Failed(Refusal),
 }
 
-/// Options that both sockets of every connection have.
-fn prepare(socket: &OwnedFd, congestion: Option<&str>, settings: &Settings) -> io::Result<()> {
+/// Options that every socket has.
+pub(crate) fn prepare_plain(socket: impl AsFd) -> io::Result<()> {
     // Senders have collected already; what they sent alone is meant to arrive alone.
-    set_tcp_nodelay(socket, true)?;
-    tcp::keep_urgent_in_line(socket)?;
+    set_tcp_nodelay(&socket, true)?;
+    tcp::keep_urgent_in_line(&socket)?;
     // However this process ends: what was cut off must not look like an end to the peers.
-    tcp::reset_on_close(socket)?;
+    tcp::reset_on_close(&socket)?;
+    tcp::set_keepalive(&socket, tcp::Keepalive::default())
+}
+
+/// And those that are chosen.
+fn prepare(socket: &OwnedFd, congestion: Option<&str>, settings: &Settings) -> io::Result<()> {
+    prepare_plain(socket)?;
     tcp::set_keepalive(socket, settings.keepalive)?;
     if let Some(name) = congestion {
         // Whether it can be had was found out at the start; what a socket has is told with it.

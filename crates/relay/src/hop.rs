@@ -45,6 +45,11 @@ impl Limit {
         act(&mut bucket, self.start.elapsed())
     }
 
+    /// Draws up to so many bytes.
+    pub(crate) fn take(&self, wanted: u64) -> Grant {
+        self.with(|bucket, now| bucket.take(wanted, now))
+    }
+
     /// When a time of the bucket's is.
     pub(crate) fn instant(&self, time: Duration) -> Instant {
         self.start + time
@@ -151,7 +156,7 @@ impl Hop<'_> {
 impl Way for Hop<'_> {
     fn fill(&mut self, bytes_max: usize) -> io::Result<Moved> {
         let Some(limit) = self.limit else { return self.take_in(bytes_max) };
-        let granted = match limit.with(|bucket, now| bucket.take(bytes_max as u64, now)) {
+        let granted = match limit.take(bytes_max as u64) {
             Grant::Bytes(bytes) => bytes,
             Grant::Wait(time) => return Ok(Moved::Later(time)),
         };

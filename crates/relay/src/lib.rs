@@ -10,6 +10,7 @@
 //! worker          one thread, one epoll, its connections
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
+//! carry, paired, ports   over a link to an agent: both ways, the near end, the far end
 //! stats           what a relay tells of itself; metrics and control: to whom
 //! transparent     rules of the packet filter that catch what only passes through
 //! ```
@@ -18,6 +19,7 @@
 
 pub mod address;
 mod bucket;
+mod carry;
 mod connecting;
 mod connection;
 pub mod control;
@@ -28,7 +30,9 @@ mod gate;
 mod hop;
 pub mod metrics;
 mod options;
+mod paired;
 mod pipes;
+mod ports;
 mod relay;
 pub mod rule;
 mod slab;
@@ -40,6 +44,8 @@ mod worker;
 pub use options::{
     ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Line, RelayOptions, any_address, has_ipv6,
 };
+pub use paired::{Dial, DialError, PAIRED_MAX, PairedLine, PairedRelay, opening};
 pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
+pub use ports::{Allowed, ConnectError, Ports};
 pub use relay::{Relay, StartError, Teller};
 pub use stats::{ConnectionStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats};

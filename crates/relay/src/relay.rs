@@ -147,7 +147,8 @@ impl Relay {
 
     /// Tells how the relay stands, from any thread, for as long as it runs.
     pub fn teller(&self) -> Teller {
-        Teller { shared: self.shared.clone(), budget: self.budget.clone(), started: self.started }
+        let (shared, budget, started) = (self.shared.clone(), self.budget.clone(), self.started);
+        Teller::new(move |connections| tell(&shared, &budget, started, connections))
     }
 
     /// Accepts no more, waits for up to `patience` until the connections there are have ended, resets
@@ -187,38 +188,44 @@ impl Drop for Relay {
 /// Asks a relay how it stands.
 #[derive(Clone)]
 pub struct Teller {
-    shared: Arc<Shared>,
-    budget: Arc<Budget>,
-    started: Instant,
+    tell: Arc<dyn Fn(usize) -> Snapshot + Send + Sync>,
 }
 
 impl Teller {
+    pub(crate) fn new(tell: impl Fn(usize) -> Snapshot + Send + Sync + 'static) -> Teller {
+        Teller { tell: Arc::new(tell) }
+    }
+
     /// How the relay stands, with this many of the fastest connections. A worker that does not answer
     /// in 5 s is left out.
     pub fn snapshot(&self, connections: usize) -> Snapshot {
-        let (reply, told) = sync_channel::<Told>(self.shared.inboxes.len());
-        for inbox in &self.shared.inboxes {
-            inbox.put(Job::Snapshot(connections, reply.clone()));
-        }
-        drop(reply);
-        let totals = self.shared.totals.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (pipe_bytes, pipes) = self.budget.used();
-        let mut snapshot = Snapshot {
-            age_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
-            live: self.shared.live() as u64,
-            pipes: pipes as u64,
-            pipe_bytes: pipe_bytes as u64,
-            totals,
-            connections: Vec::new(),
-        };
-        while let Ok(told) = told.recv_timeout(TELL_MAX) {
-            snapshot.totals.sum(&told.totals);
-            snapshot.connections.extend(told.connections);
-        }
-        snapshot.connections.sort_by_key(|it| (std::cmp::Reverse(it.bytes_per_second()), it.id));
-        snapshot.connections.truncate(connections);
-        snapshot
+        (self.tell)(connections)
     }
+}
+
+fn tell(shared: &Shared, budget: &Budget, started: Instant, connections: usize) -> Snapshot {
+    let (reply, told) = sync_channel::<Told>(shared.inboxes.len());
+    for inbox in &shared.inboxes {
+        inbox.put(Job::Snapshot(connections, reply.clone()));
+    }
+    drop(reply);
+    let totals = shared.totals.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (pipe_bytes, pipes) = budget.used();
+    let mut snapshot = Snapshot {
+        age_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        live: shared.live() as u64,
+        pipes: pipes as u64,
+        pipe_bytes: pipe_bytes as u64,
+        totals,
+        connections: Vec::new(),
+    };
+    while let Ok(told) = told.recv_timeout(TELL_MAX) {
+        snapshot.totals.sum(&told.totals);
+        snapshot.connections.extend(told.connections);
+    }
+    snapshot.connections.sort_by_key(|it| (std::cmp::Reverse(it.bytes_per_second()), it.id));
+    snapshot.connections.truncate(connections);
+    snapshot
 }
 
 fn listen_on(options: &RelayOptions) -> Result<Vec<Listener>, StartError> {
