@@ -103,7 +103,7 @@ impl Drop for Sites {
 fn done(output: &Output) -> Value {
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
     let lines = output.out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["event"] == "done").last().unwrap_or_else(|| panic!("{}", output.out))
+    lines.rev().find(|line| line["event"] == "done").unwrap_or_else(|| panic!("{}", output.out))
 }
 
 #[test]
