@@ -23,6 +23,7 @@ pub mod fence;
 mod file;
 mod lanes;
 pub mod memory;
+mod patience;
 
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
@@ -30,6 +31,7 @@ pub use error::{DiskError, DiskErrorKind, DiskOp};
 pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable_dir};
 pub use lanes::Lanes;
 pub use memory::MemDisk;
+pub use patience::lock_file;
 
 use drover_types::{ByteSpan, Extent};
 

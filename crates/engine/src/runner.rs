@@ -10,7 +10,6 @@ use std::time::Duration;
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::schedule::{Budgets, Scheduler, Work};
 use drover_plan::{Limits, PlannedVm};
-use rustix::fs::{FlockOperation, flock};
 
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
@@ -226,7 +225,7 @@ impl PlanLock {
             .truncate(false)
             .open(&path)
             .map_err(failed)?;
-        if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if let Err(error) = drover_disk::lock_file(&file) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(failed(error.into()));
             }

@@ -11,7 +11,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_copy::{Bases, Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
 use drover_types::Digest;
-use rustix::fs::{FlockOperation, flock};
 
 /// The journal that belongs to a target file: its path with `.drover-journal` added.
 pub fn journal_path(target: &Path) -> PathBuf {
@@ -366,7 +365,7 @@ fn open_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 fn lock(file: &File) -> io::Result<()> {
-    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+    drover_disk::lock_file(file).map_err(|error| match error {
         rustix::io::Errno::WOULDBLOCK => io::Error::new(
             io::ErrorKind::ResourceBusy,
             "another drover is copying to this target; wait for it or stop it",
@@ -423,6 +422,8 @@ fn sized(bytes: u64) -> drover_types::Bytes {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+
+    use rustix::fs::{FlockOperation, flock};
 
     use super::*;
 

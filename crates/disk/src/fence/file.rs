@@ -14,8 +14,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
 use super::Epoch;
 
 /// Slots lie in disk sectors of their own, so that a write of one never tears the other.
@@ -95,7 +93,7 @@ impl Drop for FenceFile {
 }
 
 fn lock(file: &File) -> io::Result<()> {
-    flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+    crate::lock_file(file).map_err(|error| match error {
         rustix::io::Errno::WOULDBLOCK => io::Error::new(
             io::ErrorKind::ResourceBusy,
             "another drover serves this disk for writing; stop it first",

@@ -3,7 +3,6 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -11,6 +10,7 @@ use rustix::io::Errno;
 use super::handle::Handle;
 use super::writers::Writers;
 use super::{Access, FileDisk, FileKind, check_kind, map, open_error, size_of};
+use crate::patience::{lock_file, patiently};
 use crate::{DiskError, Features};
 
 /// How a target is opened.
@@ -103,22 +103,6 @@ fn open_block(path: &Path, how: OpenTarget) -> io::Result<Target> {
     Ok(Target { file, kind: FileKind::Block, zeroed: false, new_in: None })
 }
 
-/// Tries again for a moment. A program that drover starts holds copies of drover's files between
-/// its fork and its exec, and so for an instant claims a disk that was just closed.
-fn patiently<T, E>(mut attempt: impl FnMut() -> Result<T, E>, is_held: impl Fn(&E) -> bool) -> Result<T, E> {
-    for _ in 0..ATTEMPTS_MAX {
-        match attempt() {
-            Err(error) if is_held(&error) => std::thread::sleep(ATTEMPT_PAUSE),
-            result => return result,
-        }
-    }
-    attempt()
-}
-
-/// Together 100 ms, far longer than an exec takes, and no burden on a refusal.
-const ATTEMPTS_MAX: usize = 10;
-const ATTEMPT_PAUSE: Duration = Duration::from_millis(10);
-
 fn in_use(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::ResourceBusy => {
@@ -181,8 +165,7 @@ pub(super) fn lock(file: &File) -> io::Result<()> {
         }
         errno => io::Error::from(errno),
     };
-    let flock = || rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
-    patiently(flock, |errno| *errno == Errno::WOULDBLOCK).map_err(held)?;
+    lock_file(file).map_err(held)?;
     match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         // Some network file systems have no record locks.
         Err(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS) => Ok(()),
