@@ -16,6 +16,7 @@ mod server;
 mod warm;
 
 use anyhow::{Context, Result};
+use drover_lab::bench::{machine, variable};
 use drover_lab::lab_folder;
 
 use crate::data::Data;
@@ -47,23 +48,4 @@ fn main() -> Result<()> {
     println!("\n## Summary\n");
     print!("{}", summary(&outcomes));
     Ok(())
-}
-
-fn variable<T: std::str::FromStr>(name: &str, default: T) -> Result<T>
-where
-    T::Err: std::error::Error + Send + Sync + 'static,
-{
-    match std::env::var(name) {
-        Ok(text) => text.parse().with_context(|| format!("{name}={text}")),
-        Err(_) => Ok(default),
-    }
-}
-
-fn machine() -> String {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
-    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
-    let kernel = read("/proc/sys/kernel/osrelease");
-    format!("{cores} x {}, Linux {}", model.trim_start_matches([' ', '\t', ':']), kernel.trim())
 }

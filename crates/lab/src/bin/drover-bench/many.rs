@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use drover_lab::bench::spread;
 use drover_lab::{Scene, Sim};
 use serde_json::{Value, json};
 
 use crate::cases::{program, text};
 use crate::data::Data;
-use crate::measure::{Run, measure, spread};
+use crate::measure::{Run, measure};
 
 /// Name of the case.
 pub const NAME: &str = "10 disks at once";

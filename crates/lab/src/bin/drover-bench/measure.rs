@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use drover_lab::bench::spread;
 use drover_lab::{PASSWORD, USER, lab_folder};
 
 use crate::server::Server;
@@ -195,16 +196,6 @@ pub fn summary(outcomes: &[Outcome]) -> String {
 /// In turns: the ratio is taken within each round, where the machine was in the same mood.
 fn ratios(of: &[Run], ours: &[Run]) -> (f64, f64, f64) {
     spread(of.iter().zip(ours).map(|(it, ours)| it.wall / ours.wall))
-}
-
-pub fn spread(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    match values.as_slice() {
-        [] => (0.0, 0.0, 0.0),
-        [one] => (*one, *one, *one),
-        [low, .., high] => (*low, values[values.len() / 2], *high),
-    }
 }
 
 /// Runs a command under time(1), then makes what it made durable within the measured time.

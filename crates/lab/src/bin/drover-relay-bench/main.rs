@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drover_lab::bench::{spread, variable};
 
 /// A program that does not listen by then does not work.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -229,22 +230,9 @@ fn receive(target: &TcpListener) -> Result<u64> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
-    values.sort_by(f64::total_cmp);
-    let last = values.len() - 1;
-    (values[values.len() / 2], values[0], values[last])
-}
-
-fn setting(name: &str, usual: u64) -> Result<u64> {
-    match std::env::var(name) {
-        Ok(text) => text.parse().with_context(|| format!("{name}={text}")),
-        Err(_) => Ok(usual),
-    }
-}
-
 fn main() -> Result<()> {
-    let mib = setting("DROVER_BENCH_MIB", 4096)?.max(1);
-    let rounds = setting("DROVER_BENCH_ROUNDS", 5)?.max(1);
+    let mib = variable("DROVER_BENCH_MIB", 4096u64)?.max(1);
+    let rounds = variable("DROVER_BENCH_ROUNDS", 5u64)?.max(1);
     let wanted = std::env::var("DROVER_BENCH_CASES").unwrap_or_default();
     let wanted: Vec<&str> = wanted.split(',').filter(|name| !name.is_empty()).collect();
     let is_wanted = |case: &Case| wanted.is_empty() || wanted.contains(&case.name());
@@ -264,8 +252,8 @@ fn main() -> Result<()> {
     }
     println!("\n| way | GB/s, median (spread) | CPU s per GB of the relay |\n|---|---|---|");
     for (case, runs) in cases.iter().zip(&runs) {
-        let (rate, low, high) = median(runs.iter().map(|run| run.gigabytes_per_second).collect());
-        let (cpu, least, most) = median(runs.iter().map(|run| run.cpu_seconds_per_gigabyte).collect());
+        let (low, rate, high) = spread(runs.iter().map(|run| run.gigabytes_per_second));
+        let (least, cpu, most) = spread(runs.iter().map(|run| run.cpu_seconds_per_gigabyte));
         let cpu =
             if *case == Case::Direct { String::new() } else { format!("{cpu:.3} ({least:.3}-{most:.3})") };
         println!("| {} | {rate:.2} ({low:.2}-{high:.2}) | {cpu} |", case.name());

@@ -7,7 +7,7 @@ use drover_wan::WanSpec;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share, time};
 
-use crate::variable;
+use drover_lab::bench::variable;
 
 /// Buffers of the reference figures: 64 MiB.
 const TCP_MEM: u64 = 64 << 20;

@@ -28,11 +28,12 @@ mod tools;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use drover_lab::bench::{machine, spread, variable};
 use drover_wan::WanSpec;
 use drover_wan::line::units::Rate;
 
 use crate::lines::{Condition, Ground};
-use crate::measure::{Run, measure, spread};
+use crate::measure::{Run, measure};
 use crate::tools::Tool;
 
 /// What is asked for.
@@ -144,27 +145,4 @@ impl Row {
         .flatten()
         .collect()
     }
-}
-
-/// A setting from the environment.
-pub fn variable<T: std::str::FromStr>(name: &str, default: T) -> Result<T>
-where
-    T::Err: std::error::Error + Send + Sync + 'static,
-{
-    match std::env::var(name) {
-        Ok(text) => text.parse().with_context(|| format!("{name}={text}")),
-        Err(_) => Ok(default),
-    }
-}
-
-fn machine() -> String {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
-    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
-    format!(
-        "{cores} x {}, Linux {}",
-        model.trim_start_matches([' ', '\t', ':']),
-        read("/proc/sys/kernel/osrelease").trim()
-    )
 }

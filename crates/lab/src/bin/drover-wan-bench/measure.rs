@@ -132,14 +132,3 @@ fn told_by_iperf(output: &Path) -> Result<f64> {
     }
     told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3 tells what was received")
 }
-
-/// Least, middle and most.
-pub fn spread(values: impl Iterator<Item = f64>) -> (f64, f64, f64) {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    match values.as_slice() {
-        [] => (0.0, 0.0, 0.0),
-        [one] => (*one, *one, *one),
-        [low, .., high] => (*low, values[values.len() / 2], *high),
-    }
-}

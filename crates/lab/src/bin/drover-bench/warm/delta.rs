@@ -7,7 +7,7 @@ use serde_json::json;
 use super::host::Host;
 use super::peer::{compare, copy_areas};
 use crate::data::Data;
-use crate::measure::spread;
+use drover_lab::bench::spread;
 
 /// One way, of each buffer of the NFC session.
 const LATENCIES_MS: [u64; 3] = [1, 5, 20];

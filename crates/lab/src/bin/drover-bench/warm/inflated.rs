@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::host::Host;
 use crate::data::Data;
-use crate::measure::spread;
+use drover_lab::bench::spread;
 
 /// Writes of 4 KiB, each in a block of 64 KiB of its own.
 const WRITES: u64 = 32;

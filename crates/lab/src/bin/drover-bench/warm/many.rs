@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::host::Host;
 use crate::data::Data;
-use crate::measure::spread;
+use drover_lab::bench::spread;
 
 const MB: f64 = 1e6;
 /// Half of what R1 (MTV, performance recommendations, 2025) tells of a real host: 100 MiB/s for one disk, 284 MiB/s
