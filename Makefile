@@ -36,6 +36,7 @@ build:
 lab: $(LAB)/vsphere-sim
 	@$(MAKE) -s -C lab/vddk-standin OUT=$(CURDIR)/$(LAB)/vddk
 	@lab/guests/make-guests --out $(LAB)/guests
+	@scripts/get-qemu $(LAB)/qemu
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
 	@echo "building the vSphere simulator"
@@ -48,7 +49,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
 
 check-rust:
 	@echo "tests of the workspace"

@@ -6,12 +6,14 @@
 pub mod bench;
 mod guests;
 mod program;
+mod pulse;
 mod scene;
 mod sim;
 mod vddk;
 
 pub use guests::{Guest, GuestDisk, Guests};
 pub use program::{Drover, Output, Started, lab_folder, workspace};
+pub use pulse::{Line, Pulse, PulseOptions, Verdict};
 pub use scene::Scene;
 pub use sim::{PASSWORD, Sim, USER};
 pub use vddk::StandIn;
