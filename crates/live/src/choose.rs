@@ -1,0 +1,272 @@
+//! Which way memory goes: the mildest one that keeps the promise, or none, with the reason.
+
+use std::fmt;
+
+use drover_copy::converge::Estimate;
+
+use crate::forecast::{Facts, Forecast, Promise};
+use crate::watch::Deed;
+
+/// What may be done to keep a promise, beyond sending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// The guest may be slowed down.
+    pub throttle: bool,
+    /// The guest may run at the target before all of its memory is there. If the line breaks then, it is lost
+    /// until the line is back.
+    pub postcopy: bool,
+}
+
+/// What was measured of the way, besides [`Facts`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Way {
+    /// Bytes a second by number of connections, as measured; rising numbers.
+    pub channels: Vec<(u8, Estimate)>,
+    /// Most connections that both sides can use.
+    pub channels_max: u8,
+    /// What compressing leaves of memory (0 to 1) and how many bytes a second go in; absent: not measured, or one side cannot.
+    pub zstd: Option<(f64, f64)>,
+}
+
+/// How memory goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Course {
+    /// Connections.
+    pub channels: u8,
+    /// Pages are compressed.
+    pub zstd: bool,
+    /// What is begun at once, because it was foreseen that nothing milder is enough.
+    pub at_once: Option<Deed>,
+    /// What is done when it does not converge as foreseen, in this order. Giving up is always the last.
+    pub deeds: Vec<Deed>,
+}
+
+/// What was chosen, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// How memory goes; absent: the promise cannot be kept.
+    pub course: Option<Course>,
+    /// What it will take; of the mildest way where none keeps the promise.
+    pub forecast: Forecast,
+    /// Each way that was looked at, with what came of it, in words.
+    pub looked_at: Vec<Looked>,
+}
+
+/// A way that was looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Looked {
+    /// What it is.
+    pub way: String,
+    /// What it would take.
+    pub forecast: Forecast,
+    /// Whether it keeps the promise.
+    pub keeps: bool,
+}
+
+impl fmt::Display for Looked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Forecast { total, downtime, passes, converges, .. } = self.forecast;
+        let Looked { way, keeps, .. } = self;
+        if !converges {
+            return write!(f, "{way}: does not converge, {:.1} s of memory would be left", downtime.likely);
+        }
+        let (low, high) = ((total.likely - total.spread).max(0.0), total.likely + total.spread);
+        let verdict = if *keeps { "keeps the promise" } else { "takes too long" };
+        write!(
+            f,
+            "{way}: {:.1} s ({low:.1} to {high:.1}), {passes} passes, down {:.0} ms: {verdict}",
+            total.likely,
+            downtime.likely * 1000.0
+        )
+    }
+}
+
+/// More connections must bring this share more.
+const CHANNELS_GAIN: f64 = 0.05;
+/// How much a guest is slowed down at most; QEMU goes up to 99 %.
+const THROTTLE_SHARES: [f64; 4] = [0.3, 0.5, 0.7, 0.9];
+
+/// The mildest course that keeps the promise.
+///
+/// In this order: as it is, compressed, slowed down, post-copy. What is allowed and not needed by the forecast stands ready in
+/// [`Course::deeds`].
+pub fn choose(promise: &Promise, facts: &Facts, way: &Way, allowed: Allowed) -> Choice {
+    let (channels, rate) = way.best(facts.rate);
+    let facts = Facts { rate, ..*facts };
+    let mut looked_at = Vec::new();
+    let mut look = |name: String, facts: &Facts| {
+        let forecast = facts.forecast(promise);
+        let keeps = keeps(&forecast, promise);
+        looked_at.push(Looked { way: name, forecast, keeps });
+        keeps
+    };
+    let course = |zstd, at_once| Course { channels, zstd, at_once, deeds: deeds_after(at_once, allowed) };
+    let mut found = look(format!("{channels} connections"), &facts).then(|| course(false, None));
+    let compressed = way.zstd.map(|(left, input_rate)| facts.compressed(left, input_rate));
+    let compressed = compressed.filter(|compressed| compressed.rate.likely > facts.rate.likely);
+    if let (None, Some(compressed)) = (&found, &compressed) {
+        found = look("compressed".into(), compressed).then(|| course(true, None));
+    }
+    let (best, zstd) = compressed.map_or((facts, false), |compressed| (compressed, true));
+    if found.is_none() && allowed.throttle {
+        let works =
+            |share: &f64| look(format!("slowed down by {:.0} %", share * 100.0), &best.throttled(*share));
+        found = THROTTLE_SHARES.iter().any(works).then(|| course(zstd, Some(Deed::Throttle)));
+    }
+    if found.is_none() && allowed.postcopy {
+        // One pass, then the guest moves and the rest follows: it always ends.
+        let once = Facts { dirty: Estimate::default(), ..best };
+        found =
+            look("post-copy after the first pass".into(), &once).then(|| course(zstd, Some(Deed::PostCopy)));
+    }
+    let chosen = match found {
+        Some(_) => looked_at.last(),
+        None => looked_at.first(),
+    };
+    // There is always a first.
+    let forecast = chosen.map_or_else(|| facts.forecast(promise), |looked| looked.forecast);
+    Choice { course: found, forecast, looked_at }
+}
+
+/// Whether a forecast keeps a promise, at its worse end.
+fn keeps(forecast: &Forecast, promise: &Promise) -> bool {
+    let worst = forecast.total.likely + forecast.total.spread;
+    let down_s = promise.downtime_max.as_secs_f64();
+    forecast.converges && worst <= promise.deadline.as_secs_f64() && forecast.downtime.likely <= down_s
+}
+
+/// What may follow on what is begun at once, and giving up.
+fn deeds_after(at_once: Option<Deed>, allowed: Allowed) -> Vec<Deed> {
+    let throttle = (allowed.throttle && at_once.is_none()).then_some(Deed::Throttle);
+    let postcopy = (allowed.postcopy && at_once != Some(Deed::PostCopy)).then_some(Deed::PostCopy);
+    throttle.into_iter().chain(postcopy).chain([Deed::GiveUp]).collect()
+}
+
+impl Way {
+    /// The fewest connections that carry about as much as any number does.
+    fn best(&self, otherwise: Estimate) -> (u8, Estimate) {
+        let possible = || self.channels.iter().filter(|(number, _)| *number <= self.channels_max.max(1));
+        let most = possible().map(|(_, rate)| rate.likely).fold(0.0, f64::max);
+        let enough = possible().find(|(_, rate)| rate.likely >= most * (1.0 - CHANNELS_GAIN));
+        enough.copied().unwrap_or((1, otherwise))
+    }
+}
+
+impl Facts {
+    /// The same facts with memory compressed: `left` of it remains, and the processors take in so many bytes a second.
+    fn compressed(&self, left: f64, input_rate: f64) -> Facts {
+        let faster = |rate: f64| (rate / left.clamp(0.01, 1.0)).min(input_rate);
+        let likely = faster(self.rate.likely);
+        let spread = (faster(self.rate.likely + self.rate.spread) - likely)
+            .max(likely - faster(self.rate.likely - self.rate.spread));
+        Facts { rate: Estimate { likely, spread: spread.max(likely * ZSTD_SPREAD) }, ..*self }
+    }
+}
+
+/// Memory is not alike everywhere.
+const ZSTD_SPREAD: f64 = 0.2;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MB: f64 = 1e6;
+
+    fn promise(deadline_s: u64) -> Promise {
+        Promise { downtime_max: Duration::from_millis(300), deadline: Duration::from_secs(deadline_s) }
+    }
+
+    fn exactly(likely: f64) -> Estimate {
+        Estimate { likely, spread: 0.0 }
+    }
+
+    fn facts(dirty: f64) -> Facts {
+        Facts {
+            used_bytes: GIB,
+            memory_bytes: GIB,
+            dirty: exactly(dirty),
+            working_set_bytes: GIB,
+            rate: exactly(100.0 * MB),
+            overhead: exactly(0.02),
+        }
+    }
+
+    fn way() -> Way {
+        let channels = vec![(1, exactly(40.0 * MB)), (2, exactly(99.0 * MB)), (4, exactly(100.0 * MB))];
+        Way { channels, channels_max: 16, zstd: None }
+    }
+
+    const ALL: Allowed = Allowed { throttle: true, postcopy: true };
+
+    #[test]
+    fn the_fewest_connections_that_fill_the_line() {
+        let choice = choose(&promise(60), &facts(0.0), &way(), Allowed::default());
+        let course = choice.course.unwrap();
+        assert_eq!((course.channels, course.zstd), (2, false));
+        assert_eq!(course.deeds, [Deed::GiveUp]);
+        let one = Way { channels_max: 1, ..way() };
+        assert_eq!(choose(&promise(60), &facts(0.0), &one, ALL).course.unwrap().channels, 1);
+    }
+
+    #[test]
+    fn what_is_allowed_stands_ready_in_order() {
+        let course = choose(&promise(60), &facts(10.0 * MB), &way(), ALL).course.unwrap();
+        assert_eq!(course.deeds, [Deed::Throttle, Deed::PostCopy, Deed::GiveUp]);
+    }
+
+    #[test]
+    fn compression_comes_before_anything_that_the_guest_feels() {
+        let way = Way { zstd: Some((0.25, 500.0 * MB)), ..way() };
+        let choice = choose(&promise(60), &facts(150.0 * MB), &way, ALL);
+        assert!(choice.course.unwrap().zstd);
+        assert_eq!(choice.looked_at.len(), 2);
+        assert!(!choice.looked_at[0].keeps && choice.looked_at[1].keeps);
+    }
+
+    #[test]
+    fn compression_that_is_slower_than_the_line_is_none() {
+        let way = Way { zstd: Some((0.25, 50.0 * MB)), ..way() };
+        let choice = choose(&promise(60), &facts(150.0 * MB), &way, ALL);
+        assert!(!choice.course.unwrap().zstd);
+    }
+
+    #[test]
+    fn a_hot_guest_is_slowed_down_no_more_than_needed() {
+        let choice = choose(&promise(60), &facts(150.0 * MB), &way(), ALL);
+        let course = choice.course.unwrap();
+        assert_eq!(
+            (course.at_once, course.deeds),
+            (Some(Deed::Throttle), vec![Deed::PostCopy, Deed::GiveUp])
+        );
+        let ways: Vec<&str> = choice.looked_at.iter().map(|looked| looked.way.as_str()).collect();
+        assert_eq!(ways.last(), Some(&"slowed down by 50 %"), "{ways:?}");
+    }
+
+    #[test]
+    fn without_leave_a_hot_guest_is_refused_with_what_was_looked_at() {
+        let choice = choose(&promise(60), &facts(500.0 * MB), &way(), Allowed::default());
+        assert_eq!(choice.course, None);
+        assert!(
+            choice.looked_at[0].to_string().starts_with("2 connections: does not converge"),
+            "{}",
+            choice.looked_at[0]
+        );
+    }
+
+    #[test]
+    fn a_deadline_that_one_pass_breaks_is_refused_whatever_is_allowed() {
+        let choice = choose(&promise(5), &facts(0.0), &way(), ALL);
+        assert_eq!(choice.course, None);
+        assert!(choice.looked_at.iter().all(|looked| !looked.keeps), "{:?}", choice.looked_at);
+    }
+
+    #[test]
+    fn post_copy_is_last() {
+        let choice = choose(&promise(60), &facts(5000.0 * MB), &way(), ALL);
+        let course = choice.course.unwrap();
+        assert_eq!((course.at_once, course.deeds), (Some(Deed::PostCopy), vec![Deed::GiveUp]));
+    }
+}

@@ -1,0 +1,29 @@
+//! What is decided when a running guest moves: what both sides know, what is set on them, what will happen,
+//! and what to do when it goes otherwise.
+//!
+//! ```text
+//! answers of both monitors ──> Ability ──┐
+//! measured line and memory ──> Facts ────┼──> choose ──> Course ──> settings (the same on both sides)
+//! the promise ───────────────────────────┘                 │
+//! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
+//! ```
+//!
+//! Pure: what the monitors said and the time go in. `drover-qemu` asks and tells them.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod ability;
+mod choose;
+mod forecast;
+mod preflight;
+mod settings;
+mod watch;
+
+pub use ability::Ability;
+pub use choose::{Allowed, Choice, Course, Looked, Way, choose};
+pub use forecast::{Facts, Forecast, Promise};
+pub use preflight::{Disk, Machine, Obstacle, obstacles};
+pub use settings::{
+    Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,
+};
+pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};
