@@ -4,6 +4,7 @@ pub mod agent;
 mod disks;
 mod lab;
 mod link;
+mod live;
 mod relay;
 mod vddk;
 
@@ -16,6 +17,7 @@ pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::HostTuneArgs;
+pub use live::{AllowArg, DisksArg, LiveArgs};
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
@@ -62,6 +64,8 @@ pub enum Command {
     ServeDisk(ServeDiskArgs),
     /// Carry TCP connections on to their target, with a congestion control that loss does not slow down
     Relay(Box<RelayArgs>),
+    /// Move a running guest from one QEMU to another, with a promise about its downtime
+    Live(Box<LiveArgs>),
     /// Look at VMware's disk library: whether it works, and what its logs tell
     Vddk {
         #[command(subcommand)]

@@ -58,6 +58,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Verify(args) => commands::verify::run(args),
         Command::ServeDisk(args) => commands::serve_disk::run(args),
         Command::Relay(args) => commands::relay::run(args),
+        Command::Live(args) => commands::live::run(args),
         Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
         // It ends as the command does that it runs.

@@ -20,6 +20,7 @@ mod error;
 mod folder;
 mod image;
 mod libvirt;
+pub mod live;
 mod machine;
 mod need;
 mod ovmf;

@@ -1,0 +1,126 @@
+//! `drover live`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use drover_wan::line::units::{Rate, time};
+
+const AFTER: &str = "\
+The target's QEMU is started beforehand, like the source's, with `-incoming defer` and disks of the same size. Everything that \
+differs is named before anything is done. Whatever goes wrong, the guest runs on one side only; the last line says on which. \
+See docs/live.md.
+
+Examples:
+  drover live /run/vm/qmp.sock --to /run/new/qmp.sock --uri tcp:10.0.0.2:0 --downtime 300ms --deadline 20m
+  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
+  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run";
+
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct LiveArgs {
+    /// Socket of the monitor (QMP) of the QEMU whose guest moves
+    #[arg(value_name = "QMP-SOCKET")]
+    pub source: PathBuf,
+    /// Socket of the monitor of the QEMU that waits for it
+    #[arg(long, value_name = "QMP-SOCKET")]
+    pub to: PathBuf,
+    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one) or unix:/PATH
+    #[arg(long, value_name = "URI", value_parser = uri)]
+    pub uri: String,
+    /// Longest time for which the guest may stand still
+    #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
+    pub downtime: Duration,
+    /// Time in which it must have moved; else it is given up, with the guest where it was
+    #[arg(long, default_value = "20m", value_parser = long_time, value_name = "TIME")]
+    pub deadline: Duration,
+    /// How its disks go
+    #[arg(long, value_enum, default_value_t = DisksArg::Shared)]
+    pub disks: DisksArg,
+    /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH
+    #[arg(long, value_name = "ADDRESS", required_if_eq("disks", "mirror"))]
+    pub nbd: Option<String>,
+    /// What may be done to keep the promise
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub allow: Vec<AllowArg>,
+    /// Connections for memory
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
+    pub channels: Option<u8>,
+    /// What the line carries, in bits a second; without it, it is measured by the first second of sending
+    #[arg(long, value_name = "RATE")]
+    pub line: Option<Rate>,
+    /// Most that may be sent, in bits a second
+    #[arg(long, value_name = "RATE")]
+    pub rate_max: Option<Rate>,
+    /// Look, measure and say what would happen; move nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print what happens as JSON, a line each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a guest's disks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DisksArg {
+    /// Both sides use the same storage
+    Shared,
+    /// They are copied into the target's disks while the guest runs
+    Mirror,
+}
+
+/// What may be done to a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AllowArg {
+    /// Its processors get less time
+    Throttle,
+    /// It runs at the target before all of its memory is there; if the line breaks then, it stands still until the line is back
+    Postcopy,
+}
+
+/// A time that people give in minutes or hours (`20m`, `2h`), or a short one.
+fn long_time(text: &str) -> Result<Duration, String> {
+    let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u32>().ok();
+    match (number("m"), number("h")) {
+        (Some(minutes), _) => Ok(Duration::from_secs(u64::from(minutes) * 60)),
+        (_, Some(hours)) => Ok(Duration::from_secs(u64::from(hours) * 3600)),
+        (None, None) => time(text).map_err(|error| error.to_string()),
+    }
+}
+
+/// What QEMU can listen on and drover can find again.
+fn uri(text: &str) -> Result<String, String> {
+    let is_tcp = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':'));
+    let is_port = is_tcp.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    let is_unix = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/'));
+    if is_port || is_unix {
+        Ok(text.to_string())
+    } else {
+        Err("want tcp:HOST:PORT or unix:/PATH".to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{long_time, uri};
+
+    #[test]
+    fn minutes_and_hours_and_less() {
+        let seconds = |text| long_time(text).map(|time: Duration| time.as_secs());
+        assert_eq!([seconds("20m"), seconds("2h"), seconds("90s")], [Ok(1200), Ok(7200), Ok(90)]);
+        assert_eq!(long_time("300ms"), Ok(Duration::from_millis(300)));
+        assert!(long_time("soon").is_err() && long_time("-1m").is_err());
+    }
+
+    #[test]
+    fn places_for_memory() {
+        for good in ["tcp:10.0.0.2:0", "tcp:[::1]:4444", "tcp:host:1", "unix:/run/x.sock"] {
+            assert_eq!(uri(good).as_deref(), Ok(good));
+        }
+        for bad in ["tcp:host", "tcp::1", "unix:x", "exec:cat", "tcp:host:70000", ""] {
+            assert!(uri(bad).is_err(), "{bad}");
+        }
+    }
+}

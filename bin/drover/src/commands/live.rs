@@ -1,0 +1,260 @@
+//! `drover live`: a running guest moves from one QEMU to another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_copy::converge::Estimate;
+use drover_live::{Allowed, Choice, Deed, Phase, Promise, Side};
+use drover_qemu::QemuError;
+use drover_qemu::live::{
+    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Moved, NbdAt, Told, Where, foresee, live,
+};
+use serde_json::{Value, json};
+
+use crate::cli::{AllowArg, DisksArg, LiveArgs};
+use crate::exit::{Exit, Failure};
+use crate::out::{line, say};
+use crate::signals::stop_on_signals;
+
+/// Runs `drover live`.
+pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
+    let options = options(args)?;
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let mut source = connect(&args.source, Side::Source)?;
+    let mut target = connect(&args.to, Side::Target)?;
+    let mut view = View { json: args.json, said_ms: None };
+    let mut tell = |event: Event| view.tell(&event);
+    if args.dry_run {
+        return match foresee(&mut source, &mut target, &options, &mut tell) {
+            Ok(_) => Ok(Exit::Success),
+            Err(cause) => Err(failure(&LiveError { cause, guest_at: Where::Source })),
+        };
+    }
+    let flag: Arc<_> = stop.flag();
+    match live(&mut source, &mut target, &options, &flag, &mut tell) {
+        Ok(moved) => {
+            view.moved(&moved);
+            Ok(Exit::Success)
+        }
+        Err(error) => {
+            if args.json {
+                line(
+                    json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
+                );
+            }
+            Err(failure(&error))
+        }
+    }
+}
+
+fn options(args: &LiveArgs) -> Result<LiveOptions, Failure> {
+    let allows = |what| args.allow.contains(&what);
+    let disks = match args.disks {
+        DisksArg::Shared => DisksBy::Shared,
+        DisksArg::Mirror => DisksBy::Mirror(nbd_at(args.nbd.as_deref().unwrap_or_default())?),
+    };
+    let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
+    Ok(LiveOptions {
+        promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
+        allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
+        uri: args.uri.clone(),
+        disks,
+        channels: args.channels,
+        line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
+        rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
+    })
+}
+
+/// What a line carries of the rate that somebody says it has.
+const LINE_SPREAD: f64 = 0.1;
+
+fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return Ok(NbdAt::Unix(path.into()));
+    }
+    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && port != 0 => {
+            Ok(NbdAt::Tcp(host.trim_start_matches('[').trim_end_matches(']').to_string(), port))
+        }
+        _ => Err(Failure::new(Exit::Usage, format!("--nbd {text}: want HOST:PORT or unix:/PATH"))),
+    }
+}
+
+fn connect(socket: &std::path::Path, side: Side) -> Result<Guest, Failure> {
+    let exit = if side == Side::Source { Exit::Source } else { Exit::Target };
+    let advice = "QEMU serves one client per monitor: see that nobody else is connected, and that QEMU runs";
+    Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
+}
+
+fn failure(error: &LiveError) -> Failure {
+    let exit = match &error.cause {
+        Ending::Obstacles(_) | Ending::Settings(_) | Ending::Promise(_) => Exit::Plan,
+        Ending::GivenUp(_) => Exit::Source,
+        Ending::Stopped => Exit::Interrupted,
+        Ending::Failed(_) => Exit::Target,
+    };
+    let failure = Failure::new(exit, error.to_string());
+    match &error.cause {
+        Ending::Promise(_) | Ending::GivenUp(_) => {
+            failure.advise("allow more (--allow throttle,postcopy), or promise less (--downtime, --deadline)")
+        }
+        Ending::Failed(error) => match QemuError::advice(error) {
+            Some(advice) => failure.advise(advice),
+            None => failure,
+        },
+        _ => failure,
+    }
+}
+
+fn place(place: &Where) -> &'static str {
+    match place {
+        Where::Source => "source",
+        Where::Target => "target",
+        Where::Between => "between",
+        Where::Unknown => "unknown",
+    }
+}
+
+/// What happens, for people or machines.
+struct View {
+    json: bool,
+    /// When memory's progress was told last.
+    said_ms: Option<u64>,
+}
+
+/// Between two lines of progress for people.
+const SAY_EVERY_MS: u64 = 1000;
+
+impl View {
+    fn tell(&mut self, event: &Event) {
+        if self.json {
+            return line(document(event));
+        }
+        match event {
+            Event::Note(text) => say(text),
+            Event::Chosen(choice) => choice.looked_at.iter().for_each(say),
+            Event::Disk { name, state } => {
+                let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
+                let word = if state.is_ready { "follows each write" } else { "is copied" };
+                self.progress(
+                    None,
+                    format!("disk {name} {word}: {share:.0} % of {} MiB", state.all_bytes >> 20),
+                );
+            }
+            Event::Memory(told) => {
+                let sample = &told.sample;
+                let text = format!(
+                    "memory, pass {}: {} MiB sent, {} MiB left, {:.0} MB/s written to{}",
+                    sample.passes,
+                    sample.sent_bytes >> 20,
+                    sample.left_bytes >> 20,
+                    sample.dirty_bytes_per_s as f64 / 1e6,
+                    slowed(sample.throttle_percent),
+                );
+                self.progress(Some(sample.at_ms), text);
+            }
+            Event::Did(deed, why) => say(format!("{}: {why}", deed_word(*deed))),
+        }
+    }
+
+    /// At most one line a second; those of disks have no time of their own and come as they change.
+    fn progress(&mut self, at_ms: Option<u64>, text: String) {
+        let is_due = match (self.said_ms, at_ms) {
+            (Some(said), Some(at)) => at >= said + SAY_EVERY_MS || at < said,
+            (None, _) | (Some(_), None) => true,
+        };
+        if is_due {
+            self.said_ms = at_ms.or(self.said_ms);
+            say(text);
+        }
+    }
+
+    fn moved(&self, moved: &Moved) {
+        if self.json {
+            return line(json!({
+                "event": "moved",
+                "total_s": moved.total.as_secs_f64(),
+                "total_s_foreseen": moved.foreseen.total.likely,
+                "downtime_ms_by_qemu": moved.downtime_by_qemu.map(millis),
+                "stood_still_ms": moved.stood_still.map(millis),
+                "downtime_ms_foreseen": moved.foreseen.downtime.likely * 1000.0,
+                "sent_bytes": moved.last.sample.sent_bytes,
+                "passes": moved.last.sample.passes,
+                "deeds": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
+            }));
+        }
+        let time =
+            |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
+        line(format!(
+            "the guest runs at the target after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
+            moved.total.as_secs_f64(),
+            moved.foreseen.total.likely,
+            moved.last.sample.sent_bytes >> 20,
+            moved.last.sample.passes,
+        ));
+        line(format!(
+            "it stood still for {} from stop to start (QEMU's own count: {}, foreseen: {:.0} ms)",
+            time(moved.stood_still),
+            time(moved.downtime_by_qemu),
+            moved.foreseen.downtime.likely * 1000.0,
+        ));
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn slowed(percent: u8) -> String {
+    if percent == 0 { String::new() } else { format!(", slowed down by {percent} %") }
+}
+
+fn deed_word(deed: Deed) -> &'static str {
+    match deed {
+        Deed::Throttle => "the guest is slowed down",
+        Deed::PostCopy => "the guest goes ahead, its memory follows",
+        Deed::GiveUp => "given up",
+    }
+}
+
+fn document(event: &Event) -> Value {
+    match event {
+        Event::Note(text) => json!({"event": "note", "text": text}),
+        Event::Chosen(choice) => chosen(choice),
+        Event::Disk { name, state } => json!({
+            "event": "disk", "name": name, "done_bytes": state.done_bytes, "all_bytes": state.all_bytes,
+            "is_ready": state.is_ready,
+        }),
+        Event::Memory(Told { sample, status, .. }) => json!({
+            "event": "memory", "at_ms": sample.at_ms, "status": status, "phase": phase_word(sample.phase),
+            "pass": sample.passes, "sent_bytes": sample.sent_bytes, "left_bytes": sample.left_bytes,
+            "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
+        }),
+        Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
+    }
+}
+
+fn chosen(choice: &Choice) -> Value {
+    let ways = choice.looked_at.iter().map(|looked| {
+        json!({
+            "way": looked.way, "keeps_the_promise": looked.keeps, "converges": looked.forecast.converges,
+            "total_s": looked.forecast.total.likely, "total_s_spread": looked.forecast.total.spread,
+            "downtime_ms": looked.forecast.downtime.likely * 1000.0, "passes": looked.forecast.passes,
+        })
+    });
+    let channels = choice.course.as_ref().map(|course| course.channels);
+    json!({"event": "chosen", "channels": channels, "ways": ways.collect::<Vec<_>>()})
+}
+
+fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Setup => "setup",
+        Phase::Precopy => "precopy",
+        Phase::Switchover => "switchover",
+        Phase::PostCopy => "postcopy",
+        Phase::Broken => "broken",
+        Phase::Done => "done",
+        Phase::Failed => "failed",
+    }
+}

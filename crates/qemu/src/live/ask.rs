@@ -1,0 +1,186 @@
+//! What a monitor is asked before a move: what it can do, what its machine is, what it measures.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use drover_live::{Ability, Disk, Machine};
+use serde_json::{Value, json};
+
+use super::guest::{Guest, POLL};
+use crate::error::{QemuError, QemuErrorKind};
+
+impl Guest {
+    /// What this QEMU can do, by its own words.
+    ///
+    /// # Errors
+    /// As [`crate::Qmp::execute`].
+    pub fn ability(&mut self) -> Result<Ability, QemuError> {
+        let version = self.qmp.execute("query-version", Value::Null)?;
+        let schema = self.qmp.execute("query-qmp-schema", Value::Null)?;
+        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
+        Ok(Ability::read(&version, &schema, &capabilities))
+    }
+
+    /// What its machine is.
+    ///
+    /// # Errors
+    /// As [`crate::Qmp::execute`].
+    pub fn machine(&mut self) -> Result<Machine, QemuError> {
+        let migrating = self.qmp.execute("query-migrate", Value::Null)?;
+        let is_busy = |status: &&str| {
+            matches!(*status, "setup" | "active" | "cancelling" | "device")
+                || status.starts_with("postcopy")
+                || status.starts_with("pre-")
+        };
+        let reasons = migrating["blocked-reasons"].as_array().into_iter().flatten();
+        let memory = self.qmp.execute("query-memory-size-summary", Value::Null)?;
+        let processors = self.qmp.execute("query-cpus-fast", Value::Null)?;
+        let paths: Vec<String> = texts(&processors, "qom-path");
+        let kinds: Result<Vec<String>, QemuError> = paths.iter().map(|path| self.kind_of(path)).collect();
+        let features = match paths.first() {
+            Some(path) => self.features(path)?,
+            None => None,
+        };
+        Ok(Machine {
+            status: self.status()?,
+            kind: self.kind_of("/machine")?.trim_end_matches("-machine").to_string(),
+            memory_bytes: memory["base-memory"].as_u64().unwrap_or_default(),
+            processors: kinds?,
+            features,
+            devices: self.devices()?,
+            disks: self.disks()?,
+            blocked: reasons.filter_map(|reason| Some(reason.as_str()?.to_string())).collect(),
+            migrating: migrating["status"].as_str().filter(is_busy).map(str::to_string),
+            ..Machine::default()
+        })
+    }
+
+    fn kind_of(&mut self, path: &str) -> Result<String, QemuError> {
+        let kind = self.qmp.execute("qom-get", json!({"path": path, "property": "type"}))?;
+        Ok(kind.as_str().unwrap_or_default().to_string())
+    }
+
+    /// Names of what a processor has switched on; nothing where they are not told.
+    fn features(&mut self, processor: &str) -> Result<Option<Vec<String>>, QemuError> {
+        let properties = self.qmp.execute("qom-list", json!({ "path": processor }))?;
+        let is_feature = |entry: &&Value| entry["type"] == "bool";
+        let names = texts_of(properties.as_array().into_iter().flatten().filter(is_feature), "name");
+        let mut features = Vec::new();
+        for name in names.into_iter().filter(|name| !NO_FEATURES.contains(&name.as_str())).take(FEATURES_MAX)
+        {
+            // Some can only be written.
+            let Ok(value) = self.qmp.execute("qom-get", json!({"path": processor, "property": name})) else {
+                continue;
+            };
+            if value == true {
+                features.push(name);
+            }
+        }
+        Ok((!features.is_empty()).then_some(features))
+    }
+
+    fn devices(&mut self) -> Result<BTreeMap<String, String>, QemuError> {
+        let mut devices = BTreeMap::new();
+        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let children = self.qmp.execute("qom-list", json!({ "path": folder }))?;
+            for child in children.as_array().into_iter().flatten() {
+                let (Some(name), Some(kind)) = (child["name"].as_str(), child["type"].as_str()) else {
+                    continue;
+                };
+                let Some(kind) = kind.strip_prefix("child<") else { continue };
+                devices.insert(format!("{folder}/{name}"), kind.trim_end_matches('>').to_string());
+            }
+        }
+        Ok(devices)
+    }
+
+    fn disks(&mut self) -> Result<BTreeMap<String, Disk>, QemuError> {
+        let blocks = self.qmp.execute("query-block", Value::Null)?;
+        Ok(blocks.as_array().into_iter().flatten().filter_map(disk).collect())
+    }
+
+    /// Bytes of pages that the guest writes to in a second, as QEMU finds by looking at a sample of pages for so long;
+    /// nothing where it cannot tell.
+    ///
+    /// # Errors
+    /// As [`crate::Qmp::execute`]; [`QemuErrorKind::Timeout`] if it never comes to an end.
+    pub fn dirty_rate(&mut self, seconds: u64) -> Result<Option<f64>, QemuError> {
+        // An older one still measures, or a newer one wants what it is not told: no reason not to move.
+        if self.qmp.execute("calc-dirty-rate", json!({ "calc-time": seconds })).is_err() {
+            return Ok(None);
+        }
+        let until = Instant::now() + Duration::from_secs(seconds) + MEASURE_TIME_MAX;
+        loop {
+            let answer = self.qmp.execute("query-dirty-rate", Value::Null)?;
+            if answer["status"] == "measured" {
+                return Ok(answer["dirty-rate"]
+                    .as_f64()
+                    .filter(|rate| *rate >= 0.0)
+                    .map(|mib| mib * (1 << 20) as f64));
+            }
+            if Instant::now() >= until {
+                let what = "measuring how fast the guest writes".to_string();
+                return Err(QemuError::new(QemuErrorKind::Timeout, what));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// Beyond the time measured: looking at a sample of some thousand pages, on a busy host.
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(30);
+/// A processor has some 250 properties.
+const FEATURES_MAX: usize = 2000;
+/// Of the object, not of the processor.
+const NO_FEATURES: [&str; 8] = [
+    "realized",
+    "hotplugged",
+    "hotpluggable",
+    "start-powered-off",
+    "cpu-throttle",
+    "migratable",
+    "check",
+    "enforce",
+];
+
+/// A drive that has a medium: by what it is plugged into, which is the same on both sides, where its node's name may differ.
+fn disk(block: &Value) -> Option<(String, Disk)> {
+    let inserted = block.get("inserted")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let plugged = [&block["qdev"], &block["device"]].into_iter().filter_map(Value::as_str);
+    let name =
+        plugged.into_iter().find(|name| !name.is_empty())?.trim_end_matches("/virtio-backend").to_string();
+    let disk = Disk {
+        bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or_default(),
+        node: text(&inserted["node-name"]),
+        place: text(&inserted["file"]),
+        is_read_only: inserted["ro"] == true,
+    };
+    Some((name, disk))
+}
+
+fn texts(list: &Value, key: &str) -> Vec<String> {
+    texts_of(list.as_array().into_iter().flatten(), key)
+}
+
+fn texts_of<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> Vec<String> {
+    list.filter_map(|entry| Some(entry[key].as_str()?.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drives_old_and_new_and_empty_ones() {
+        let inserted =
+            json!({"node-name": "n0", "file": "/vm/a.raw", "ro": false, "image": {"virtual-size": 512}});
+        let new =
+            json!({"device": "", "qdev": "/machine/peripheral/vd0/virtio-backend", "inserted": inserted});
+        let (name, found) = disk(&new).unwrap();
+        assert_eq!((name.as_str(), found.bytes, found.node.as_str()), ("/machine/peripheral/vd0", 512, "n0"));
+        assert_eq!(disk(&json!({"device": "ide0-hd0", "inserted": inserted})).unwrap().0, "ide0-hd0");
+        assert_eq!(disk(&json!({"device": "cd0"})), None);
+        assert_eq!(disk(&json!({"inserted": inserted})), None);
+    }
+}

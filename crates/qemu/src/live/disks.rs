@@ -1,0 +1,194 @@
+//! Disks that go with the guest: the target's QEMU offers its own over NBD, the source's mirrors into them.
+//!
+//! A mirror copies everything, then every write until it is ended. It is ended while the guest stands still, so both
+//! sides hold the same bytes when the target takes over; never before, and never after.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use drover_live::{Ability, Disk};
+use serde_json::{Value, json};
+
+use super::guest::{Guest, POLL};
+use crate::error::{QemuError, QemuErrorKind};
+
+/// Where the target's QEMU offers its disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NbdAt {
+    /// A unix socket that both sides reach.
+    Unix(PathBuf),
+    /// An address of the target and a port.
+    Tcp(String, u16),
+}
+
+impl NbdAt {
+    fn json(&self) -> Value {
+        match self {
+            NbdAt::Unix(path) => json!({"type": "unix", "data": {"path": path}}),
+            NbdAt::Tcp(host, port) => {
+                json!({"type": "inet", "data": {"host": host, "port": port.to_string()}})
+            }
+        }
+    }
+
+    fn flat(&self) -> Value {
+        match self {
+            NbdAt::Unix(path) => json!({"type": "unix", "path": path}),
+            NbdAt::Tcp(host, port) => json!({"type": "inet", "host": host, "port": port.to_string()}),
+        }
+    }
+}
+
+/// A disk on both sides.
+#[derive(Clone, Debug)]
+pub(super) struct Pair {
+    /// What it is plugged into.
+    pub name: String,
+    pub source: Disk,
+    pub target: Disk,
+    number: usize,
+}
+
+impl Pair {
+    pub fn new(number: usize, name: String, source: Disk, target: Disk) -> Pair {
+        Pair { name, source, target, number }
+    }
+
+    fn export(&self) -> String {
+        format!("drover-{}", self.number)
+    }
+
+    fn job(&self) -> String {
+        format!("drover-mirror-{}", self.number)
+    }
+
+    fn node(&self) -> String {
+        format!("drover-nbd-{}", self.number)
+    }
+}
+
+/// How far a mirror is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MirrorState {
+    /// Bytes copied.
+    pub done_bytes: u64,
+    /// Bytes to copy, as known now: what is written again counts again.
+    pub all_bytes: u64,
+    /// Everything was copied once; writes follow as they come.
+    pub is_ready: bool,
+}
+
+impl Guest {
+    /// Offers the disks for writing (target).
+    pub(super) fn offer(&mut self, pairs: &[Pair], at: &NbdAt) -> Result<(), QemuError> {
+        self.qmp.execute("nbd-server-start", json!({"addr": at.json()}))?;
+        for pair in pairs {
+            let export = json!({"type": "nbd", "id": pair.export(), "name": pair.export(),
+                "node-name": pair.target.node, "writable": true});
+            self.qmp.execute("block-export-add", export)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the offer (target); there may be none.
+    pub(super) fn withdraw(&mut self) -> Result<(), QemuError> {
+        self.order("nbd-server-stop")
+    }
+
+    /// Begins to mirror a disk (source).
+    pub(super) fn mirror(&mut self, pair: &Pair, at: &NbdAt, ability: &Ability) -> Result<(), QemuError> {
+        let node =
+            json!({"driver": "nbd", "node-name": pair.node(), "export": pair.export(), "server": at.flat()});
+        self.qmp.execute("blockdev-add", node)?;
+        let mut job =
+            json!({"job-id": pair.job(), "device": pair.source.node, "target": pair.node(), "sync": "full"});
+        if ability.mirror_takes("auto-dismiss") {
+            job["auto-dismiss"] = json!(true);
+        }
+        self.qmp.execute("blockdev-mirror", job).map(drop)
+    }
+
+    /// How far a mirror is.
+    ///
+    /// # Errors
+    /// [`QemuErrorKind::Failed`] if there is none any more: it ended with an error.
+    pub(super) fn mirror_state(&mut self, pair: &Pair) -> Result<MirrorState, QemuError> {
+        let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
+        let mut jobs = jobs.as_array().cloned().unwrap_or_default().into_iter();
+        let Some(job) = jobs.find(|job| job["device"] == json!(pair.job())) else {
+            let why = "its mirror ended by itself: the target refused a write, or the line broke";
+            return Err(QemuError::new(QemuErrorKind::Failed, format!("disk {}", pair.name)).because(why));
+        };
+        let number = |key: &str| job[key].as_u64().unwrap_or_default();
+        if job["io-status"].as_str().is_some_and(|status| status != "ok") {
+            let why = format!("its mirror stopped: {}", job["io-status"]);
+            return Err(QemuError::new(QemuErrorKind::Failed, format!("disk {}", pair.name)).because(why));
+        }
+        Ok(MirrorState {
+            done_bytes: number("offset"),
+            all_bytes: number("len"),
+            is_ready: job["ready"] == true,
+        })
+    }
+
+    /// Ends mirrors whose guest stands still, so that both sides hold the same; waits until they have ended well.
+    pub(super) fn end_mirrors(&mut self, pairs: &[Pair], time_max: Duration) -> Result<(), QemuError> {
+        for pair in pairs {
+            if !self.mirror_state(pair)?.is_ready {
+                let what = format!("disk {}", pair.name);
+                return Err(QemuError::new(QemuErrorKind::Failed, what).because("its mirror is not ready"));
+            }
+            self.qmp.execute("block-job-cancel", json!({"device": pair.job()}))?;
+        }
+        self.wait_for_jobs(pairs, time_max)?;
+        self.drop_nodes(pairs)
+    }
+
+    /// Ends mirrors at once, whatever they have copied; those that are not there are none.
+    pub(super) fn drop_mirrors(&mut self, pairs: &[Pair], time_max: Duration) -> Result<(), QemuError> {
+        for pair in pairs {
+            // The job may never have begun, or have ended with an error: either way it is gone.
+            let _ = self.qmp.execute("block-job-cancel", json!({"device": pair.job(), "force": true}));
+        }
+        let waited = self.wait_for_jobs(pairs, time_max);
+        let dropped = self.drop_nodes(pairs);
+        waited.and(dropped)
+    }
+
+    fn wait_for_jobs(&mut self, pairs: &[Pair], time_max: Duration) -> Result<(), QemuError> {
+        let until = Instant::now() + time_max;
+        loop {
+            let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
+            let is_ours = |job: &&Value| pairs.iter().any(|pair| job["device"] == json!(pair.job()));
+            let Some(job) = jobs.as_array().and_then(|jobs| jobs.iter().find(is_ours)) else {
+                return self.jobs_ended_well(pairs);
+            };
+            if Instant::now() >= until {
+                let what = format!("end of the mirror {}", job["device"]);
+                return Err(QemuError::new(QemuErrorKind::Timeout, what));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// A job that is gone told how it ended in its last event only.
+    fn jobs_ended_well(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
+        let failed = &self.seen()?.failed_jobs;
+        let of_pair = |pair: &Pair| failed.iter().find(|(job, _)| *job == pair.job()).map(|(_, error)| error);
+        let Some((pair, error)) = pairs.iter().find_map(|pair| Some((pair, of_pair(pair)?))) else {
+            return Ok(());
+        };
+        let what = format!("disk {}", pair.name);
+        Err(QemuError::new(QemuErrorKind::of_words(error), what).because(error.clone()))
+    }
+
+    fn drop_nodes(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
+        let nodes = self.qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
+        let is_there =
+            |name: &str| nodes.as_array().into_iter().flatten().any(|node| node["node-name"] == name);
+        for node in pairs.iter().map(Pair::node).filter(|node| is_there(node)) {
+            self.qmp.execute("blockdev-del", json!({ "node-name": node }))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+//! One side of a move: a monitor, and the commands of migration in it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use drover_live::{Difference, Phase, Sample, Settings, Side, differences};
+use serde_json::{Value, json};
+
+use crate::error::{QemuError, QemuErrorKind};
+use crate::qmp::Qmp;
+
+/// A QEMU that a guest leaves or comes to.
+#[derive(Debug)]
+pub struct Guest {
+    pub(super) qmp: Qmp,
+    pub(super) side: Side,
+    seen: Seen,
+}
+
+/// What events told that no question tells later.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// When the guest was stopped last, in microseconds since 1970 by its host's clock.
+    pub stopped_us: Option<i64>,
+    /// When it was started last.
+    pub resumed_us: Option<i64>,
+    /// Jobs that ended with an error, by name.
+    pub failed_jobs: Vec<(String, String)>,
+}
+
+impl Seen {
+    fn job(&mut self, data: &Value) {
+        let (Some(job), Some(error)) = (data["device"].as_str(), data["error"].as_str()) else { return };
+        if self.failed_jobs.len() < FAILED_JOBS_MAX {
+            self.failed_jobs.push((job.to_string(), error.to_string()));
+        }
+    }
+}
+
+/// Jobs of one move; more is not drover's.
+const FAILED_JOBS_MAX: usize = 256;
+
+/// A monitor answers at once; while QEMU stops the guest and sends what is left, it may take the whole downtime.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+
+impl Guest {
+    /// Connects to a monitor that serves nobody else.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub fn connect(socket: &Path, side: Side) -> Result<Guest, QemuError> {
+        Ok(Guest { qmp: Qmp::connect(socket, ANSWER_TIME_MAX)?, side, seen: Seen::default() })
+    }
+
+    /// Which side it is.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The machine's state in QEMU's word.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn status(&mut self) -> Result<String, QemuError> {
+        self.qmp.status()
+    }
+
+    /// Sets capabilities and parameters, and reads them back.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`]; [`QemuErrorKind::Failed`] with what is not as it was set.
+    pub fn set(&mut self, settings: &Settings) -> Result<(), QemuError> {
+        self.qmp.execute("migrate-set-capabilities", settings.capabilities_json())?;
+        self.qmp.execute("migrate-set-parameters", Value::Object(settings.parameters.clone()))?;
+        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
+        let parameters = self.qmp.execute("query-migrate-parameters", Value::Null)?;
+        match differences(settings, self.side, &capabilities, &parameters).first() {
+            None => Ok(()),
+            Some(difference) => Err(self.not_as_set(difference)),
+        }
+    }
+
+    fn not_as_set(&self, difference: &Difference) -> QemuError {
+        let what = format!("settings of the {}'s QEMU", self.side);
+        QemuError::new(QemuErrorKind::Failed, what).because(difference.to_string())
+    }
+
+    /// Waits for a guest at `uri` (`tcp:HOST:0` lets the system choose a port); gives where it really waits.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn wait_for_guest(&mut self, uri: &str, time_max: Duration) -> Result<String, QemuError> {
+        self.qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
+        self.address(uri, time_max)
+    }
+
+    /// Where it listens, for a URI whose port the system chose.
+    pub(super) fn address(&mut self, uri: &str, time_max: Duration) -> Result<String, QemuError> {
+        if !uri.ends_with(":0") {
+            return Ok(uri.to_string());
+        }
+        let until = Instant::now() + time_max;
+        loop {
+            let told = self.qmp.execute("query-migrate", Value::Null)?;
+            let port = told["socket-address"][0]["port"].as_str().map(str::to_string);
+            match port {
+                Some(port) => return Ok(format!("{}{port}", uri.trim_end_matches('0'))),
+                None if Instant::now() >= until => {
+                    return Err(QemuError::new(
+                        QemuErrorKind::Timeout,
+                        format!("port of {uri} at the target"),
+                    ));
+                }
+                None => std::thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// Begins to send the guest.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn send_to(&mut self, uri: &str) -> Result<(), QemuError> {
+        self.qmp.execute("migrate", json!({ "uri": uri })).map(drop)
+    }
+
+    /// Where the move is, and QEMU's own words about a failure.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn sample(&mut self, began: Instant) -> Result<Told, QemuError> {
+        let answer = self.qmp.execute("query-migrate", Value::Null)?;
+        let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Told::of(&answer, at_ms))
+    }
+
+    /// Takes in the events that have come.
+    pub(super) fn seen(&mut self) -> Result<&Seen, QemuError> {
+        while self.wait_for_news(Duration::ZERO)? {}
+        Ok(&self.seen)
+    }
+
+    /// Waits for an event and takes it in; whether one came.
+    pub(super) fn wait_for_news(&mut self, time_max: Duration) -> Result<bool, QemuError> {
+        let Some(event) = self.qmp.next_event(time_max)? else { return Ok(false) };
+        match event["event"].as_str() {
+            Some("STOP") => self.seen.stopped_us = moment_us(&event),
+            Some("RESUME") => self.seen.resumed_us = moment_us(&event),
+            Some("BLOCK_JOB_COMPLETED" | "BLOCK_JOB_ERROR" | "BLOCK_JOB_CANCELLED") => {
+                self.seen.job(&event["data"])
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Runs a command that takes nothing.
+    pub(super) fn order(&mut self, command: &str) -> Result<(), QemuError> {
+        self.qmp.execute(command, Value::Null).map(drop)
+    }
+}
+
+/// When an event happened, by QEMU's clock.
+fn moment_us(event: &Value) -> Option<i64> {
+    let at = &event["timestamp"];
+    at["seconds"].as_i64()?.checked_mul(1_000_000)?.checked_add(at["microseconds"].as_i64()?)
+}
+
+/// Between two looks at something that has to happen.
+pub(super) const POLL: Duration = Duration::from_millis(20);
+
+/// What `query-migrate` told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    /// In numbers.
+    pub sample: Sample,
+    /// QEMU's word for where it is.
+    pub status: String,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Milliseconds for which QEMU says that the guest stood still.
+    pub downtime_ms: Option<u64>,
+    /// Bytes of the guest's memory.
+    pub total_bytes: u64,
+}
+
+impl Told {
+    fn of(answer: &Value, at_ms: u64) -> Told {
+        let ram = &answer["ram"];
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        let page_bytes = ram["page-size"].as_u64().unwrap_or(PAGE_BYTES);
+        let status = answer["status"].as_str().unwrap_or("none").to_string();
+        let sample = Sample {
+            at_ms,
+            phase: Phase::of(&status),
+            sent_bytes: number(&ram["transferred"]),
+            left_bytes: number(&ram["remaining"]),
+            dirty_bytes_per_s: number(&ram["dirty-pages-rate"]).saturating_mul(page_bytes),
+            passes: number(&ram["dirty-sync-count"]),
+            throttle_percent: u8::try_from(number(&answer["cpu-throttle-percentage"])).unwrap_or(100),
+        };
+        let error = answer["error-desc"].as_str().map(str::to_string);
+        let downtime_ms = answer["downtime"].as_u64();
+        Told { sample, status, error, downtime_ms, total_bytes: number(&ram["total"]) }
+    }
+}
+
+/// What x86 has, should QEMU not say.
+const PAGE_BYTES: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_in_numbers() {
+        let answer = json!({
+            "status": "active",
+            "cpu-throttle-percentage": 20,
+            "ram": {"transferred": 1000, "remaining": 50, "total": 4096, "dirty-pages-rate": 3,
+                    "page-size": 4096, "dirty-sync-count": 2, "new": {"x": []}},
+        });
+        let told = Told::of(&answer, 7);
+        assert_eq!(told.sample.phase, Phase::Precopy);
+        assert_eq!((told.sample.sent_bytes, told.sample.left_bytes, told.sample.passes), (1000, 50, 2));
+        assert_eq!((told.sample.dirty_bytes_per_s, told.sample.throttle_percent), (12288, 20));
+        assert_eq!(told.total_bytes, 4096);
+    }
+
+    #[test]
+    fn an_empty_answer_is_a_move_that_has_not_begun() {
+        let told = Told::of(&json!({}), 0);
+        assert_eq!((told.sample.phase, told.status.as_str()), (Phase::Setup, "none"));
+        assert_eq!((told.error, told.downtime_ms), (None, None));
+    }
+}

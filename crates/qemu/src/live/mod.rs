@@ -1,0 +1,16 @@
+//! Running guests that move: what `drover-live` decides is asked for and told here, over the monitors of both sides.
+//!
+//! ```text
+//! Guest (one monitor) ─┬─ ask.rs      what it can do, what it is, what it measures
+//!                      ├─ disks.rs    exports at the target, mirrors at the source
+//!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
+//! ```
+
+mod ask;
+mod disks;
+mod guest;
+mod run;
+
+pub use disks::{MirrorState, NbdAt};
+pub use guest::{Guest, Told};
+pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where, foresee, live};

@@ -1,0 +1,106 @@
+//! The end of a move that did not come through: the guest runs in one place, drover's things are gone.
+
+use std::time::{Duration, Instant};
+
+use drover_live::Phase;
+
+use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
+use crate::live::guest::{POLL, Told};
+
+impl Move<'_> {
+    /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
+    pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
+        let began = Instant::now();
+        // Where nothing is under way there is nothing to cancel.
+        let _ = self.source.order("migrate_cancel");
+        let guest_at = match self.wait_for_end(began) {
+            Some(told) if told.sample.phase == Phase::Done => return self.has_moved(cause, began, told),
+            Some(told) if told.sample.phase == Phase::Failed || told.status == "none" => {
+                self.back_at_source()
+            }
+            Some(told) if matches!(told.sample.phase, Phase::PostCopy | Phase::Broken) => Where::Between,
+            Some(_) => Where::Unknown,
+            None => self.without_source(),
+        };
+        self.clean_up();
+        Err(LiveError { cause, guest_at })
+    }
+
+    /// Waits until QEMU has ended the move; gives what it said last, or nothing where it says nothing any more.
+    fn wait_for_end(&mut self, began: Instant) -> Option<Told> {
+        let until = began + SETTLE_TIME_MAX;
+        loop {
+            let told = self.source.sample(began).ok()?;
+            let has_ended =
+                matches!(told.sample.phase, Phase::Done | Phase::Failed | Phase::Broken | Phase::PostCopy);
+            if has_ended || told.status == "none" || Instant::now() >= until {
+                return Some(told);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// It was all sent before it could be stopped.
+    fn has_moved(&mut self, cause: Ending, began: Instant, told: Told) -> Result<Moved, LiveError> {
+        match self.arrived(began, told) {
+            Ok(moved) => Ok(moved),
+            // The source has let go; whether the target has it, it does not say.
+            Err(_) => Err(LiveError { cause, guest_at: Where::Unknown }),
+        }
+    }
+
+    /// The source has the guest again. QEMU lets it run by itself unless it stood for a reason of its own.
+    fn back_at_source(&mut self) -> Where {
+        if self.has_let_go {
+            return Where::Unknown;
+        }
+        match self.source_runs_again() {
+            true => Where::Source,
+            false => Where::Unknown,
+        }
+    }
+
+    /// Sees to it that the guest runs at the source if it did before: nobody else may run it, as the target has had no
+    /// leave.
+    fn source_runs_again(&mut self) -> bool {
+        if !self.was_running {
+            return self.source.status().is_ok();
+        }
+        let until = Instant::now() + RESUME_TIME_MAX;
+        loop {
+            match self.source.status() {
+                Ok(status) if status == "running" => return true,
+                // Refused while the end of the move is still under way.
+                Ok(_) => drop(self.source.order("cont")),
+                Err(_) => return false,
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The source's monitor is gone, and perhaps its QEMU.
+    fn without_source(&mut self) -> Where {
+        match (self.has_let_go, self.target.status()) {
+            (true, Ok(status)) if status == "running" => Where::Target,
+            _ => Where::Unknown,
+        }
+    }
+
+    /// Ends what drover made for the disks. What is gone already, or whose QEMU is, is no failure.
+    fn clean_up(&mut self) {
+        if self.pairs.is_empty() {
+            return;
+        }
+        if let Err(error) = self.source.drop_mirrors(&self.pairs, MIRROR_END_TIME_MAX) {
+            self.note(format!("mirrors are left at the source: {}", error.chain()));
+        }
+        // A target whose guest did not come has mostly ended by itself.
+        let _ = self.target.withdraw();
+    }
+}
+
+/// For which QEMU may need to let a guest run again.
+const RESUME_TIME_MAX: Duration = Duration::from_secs(30);
