@@ -1,14 +1,16 @@
-//! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, and the
+//! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, rates by the time of day, and the
 //! neutral model of an inventory. Nothing here does I/O.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod day_limit;
 mod digest;
 pub mod inventory;
 mod secret;
 mod size;
 mod span;
 
+pub use day_limit::{DayLimit, Hours, HoursError, limit_at, line_rate};
 pub use digest::{Digest, DigestError};
 pub use secret::Secret;
 pub use size::{Bytes, Rate, SizeError};

@@ -5,22 +5,20 @@
 //! peers     keys that are trusted, under names; also the sites this host can dial
 //! tls       rustls settings: both sides show a key, and each checks that of the other
 //! token     one-time tokens, kept hashed
-//! limits    how much may go to a site, by the time of day; pure
 //! pairing   how a token makes two hosts peers of each other
 //! folder    files of the state folder: private, changed as a whole, one process at a time
 //! ```
 
 mod folder;
 mod identity;
-mod limits;
 mod pairing;
 mod peers;
 mod tls;
 mod token;
 
+pub use drover_types::{DayLimit, Hours, HoursError, limit_at};
 pub use folder::{Folder, FolderError};
 pub use identity::{Fingerprint, FingerprintError, Identity, IdentityError, fingerprint_of};
-pub use limits::{DayLimit, Hours, HoursError, limit_at};
 pub use pairing::{PairError, Paired, pair_as_agent, pair_with};
 pub use peers::{NameError, Peer, Peers, check_name};
 pub use tls::{client_config, server_config};

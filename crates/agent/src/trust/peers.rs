@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, FolderError};
 use super::identity::Fingerprint;
-use super::limits::DayLimit;
+use drover_types::DayLimit;
 
 const FILE: &str = "peers.json";
 
