@@ -216,6 +216,8 @@ impl Copier {
         self.target_lost();
         if !again {
             self.stop(StopCause::Failed);
+            // Nothing will be recorded any more, not even zeros that need no write: no flush would succeed.
+            self.landed.give_up();
         }
     }
 

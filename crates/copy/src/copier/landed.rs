@@ -92,6 +92,13 @@ impl Landed {
         entries
     }
 
+    /// Gives up all that is not recorded.
+    pub(super) fn give_up(&mut self) {
+        (self.bytes, self.flushing) = (0, None);
+        self.entries.clear();
+        self.kept.clear();
+    }
+
     /// So many bytes more would have to be read again after a crash.
     pub(super) fn add_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;

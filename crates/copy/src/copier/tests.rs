@@ -376,6 +376,23 @@ fn a_failed_flush_records_nothing_and_stops() {
 }
 
 #[test]
+fn a_flush_that_fails_for_good_ends_a_copy_also_if_zeros_are_not_recorded() {
+    let size = 3 * BLOCK_BYTES;
+    let mut copier = Copier::new(CopierConfig::new(Mode::Copy { target_zeroed: true }), LeafTable::new(size));
+    let Next::Map(_) = copier.next(Duration::ZERO) else { panic!("asks for the map") };
+    let data = ByteSpan::new(BLOCK_BYTES, 2 * BLOCK_BYTES);
+    copier.mapped(&[Extent::zero(ByteSpan::new(0, BLOCK_BYTES)), Extent::allocated(data)]);
+    assert_eq!(copier.next(Duration::ZERO), Next::Read(data));
+    copier.read(data, vec![Leaf::Data(Digest([1; 32])); 2]);
+    copier.landed(data);
+    copier.stop(StopCause::Cancelled);
+    let Next::Flush(_) = copier.next(Duration::ZERO) else { panic!("flushes before it stops") };
+    copier.flush_failed(Failure::Fatal, Duration::ZERO);
+    assert_eq!(copier.next(Duration::ZERO), Next::Stopped);
+    assert!(copier.is_over());
+}
+
+#[test]
 fn a_sparse_disk_costs_its_data_and_not_its_size() {
     let size = 20u64 << 30;
     let mut copier = Copier::new(CopierConfig::new(Mode::Copy { target_zeroed: true }), LeafTable::new(size));
