@@ -7,7 +7,7 @@
 //! serve    the agent's side: services on the channels of a session
 //! places   what an agent serves: pools of files, devices, exports
 //! trust    this host's key, its peers, pairing by one-time tokens
-//! message  pure: what goes over the channel of a disk; opening: how channels begin
+//! message  pure: what goes over the channel of a disk; opening: how channels begin; machine: orders about machines
 //! pack     compression, and whether it pays
 //! ```
 //!
@@ -20,6 +20,7 @@ mod client;
 mod daemon;
 mod dial;
 mod error;
+pub mod machine;
 pub mod message;
 pub mod opening;
 pub mod pack;
@@ -35,7 +36,9 @@ pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
 pub use dial::{PORT, Route, dial, with_port};
 pub use error::Refusal;
 pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};
-pub use serve::{Agent, CHANNELS_MAX, Connect, Found, Held, KnownBlocks, Store};
+pub use serve::{
+    Agent, CHANNELS_MAX, Connect, Found, Held, Home, Hypervisor, KnownBlocks, Machines, START_WITHIN, Store,
+};
 pub use site::{Dial, Site};
 pub use stats::Way;
 

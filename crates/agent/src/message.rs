@@ -61,6 +61,8 @@ pub enum Kind {
     Close = 8,
     /// Tell what tells the disk and its state from another.
     Identity = 9,
+    /// Read the span and tell the hashes of its pieces.
+    Hash = 10,
     /// The disk is open, or why not. The first message of the agent.
     Opened = 0x80,
     /// The answer to write, zero, flush, close and identity, and to whatever failed.
@@ -71,6 +73,8 @@ pub enum Kind {
     Map = 0x83,
     /// The answer to an offer: the mask has the pieces that are on the target now.
     Have = 0x84,
+    /// The answer to a question for hashes.
+    Hashes = 0x85,
 }
 
 impl Kind {
@@ -86,18 +90,20 @@ impl Kind {
             K::Reserve,
             K::Close,
             K::Identity,
+            K::Hash,
             K::Opened,
             K::Done,
             K::Data,
             K::Map,
             K::Have,
+            K::Hashes,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
 
     /// Whether messages of this kind name the hashes of their pieces.
     fn has_hashes(self) -> bool {
-        matches!(self, Kind::Write | Kind::Offer | Kind::Data)
+        matches!(self, Kind::Write | Kind::Offer | Kind::Data | Kind::Hashes)
     }
 
     fn has_span(self) -> bool {

@@ -28,6 +28,8 @@ pub enum Opening {
         /// `HOST:PORT`.
         to: String,
     },
+    /// An order about a machine ([`crate::machine::Order`]), which is the first message, and its answer.
+    Machine,
     /// Becoming a peer by a one-time token, which is the first message.
     Pair {
         /// What the other side calls itself.
@@ -105,6 +107,9 @@ pub struct Announced {
     pub pools: Vec<Pool>,
     /// Names of devices and exports.
     pub devices: Vec<String>,
+    /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too).
+    #[serde(default)]
+    pub takes: Vec<String>,
 }
 
 /// A pool.
@@ -125,6 +130,9 @@ pub struct Stat {
     pub tag: String,
     /// Whether it may be taken as [`How::New`].
     pub holds_nothing: bool,
+    /// Bytes that it takes of its file system, if that is known.
+    #[serde(default)]
+    pub allocated: Option<u64>,
 }
 
 /// A disk that is open.
@@ -153,7 +161,7 @@ pub struct Opened {
     pub is_new: bool,
     /// Bytes that space had best be set aside for at a time; 0 for not at all.
     pub reserve_bytes: u64,
-    /// What this agent takes beyond version 1's requests without packing: `lz4`, `zstd`, `offer`.
+    /// What this agent takes beyond version 1's requests without packing: `lz4`, `zstd`, `offer`, `hash`.
     pub takes: Vec<String>,
     /// What a person should know.
     pub notes: Vec<String>,

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::Refusal;
+use crate::machine::{Order as MachineOrder, Told};
 use crate::opening::{Announced, Answer, Call, Opening, Stat};
 
 /// Makes sessions to one agent.
@@ -125,8 +126,39 @@ impl Site {
         self.call(Call::Stat { disk: disk.to_string() })
     }
 
+    /// Has the agent do something about a machine.
+    ///
+    /// # Errors
+    /// Transient when no answer came: it may have been done, or may yet be. Otherwise it was refused.
+    pub fn order(&self, order: &MachineOrder) -> Result<Told, Refusal> {
+        let body = encode(order)?;
+        let opened = self.open(&Opening::Machine)?;
+        opened.sender.send(&[], &body).inspect_err(|_| self.lost(opened.session))?;
+        self.answer(&opened)
+    }
+
+    /// Whether there is a connection to the agent at the moment.
+    pub fn is_up(&self) -> bool {
+        // Whoever dials has none.
+        self.current.try_lock().is_ok_and(|current| current.session.as_ref().is_some_and(crate::is_connected))
+    }
+
+    /// Ends the session that there is: whoever waits for the agent waits no more. The next one dials again.
+    pub fn hang_up(&self) {
+        // Not while somebody dials: that ends by itself.
+        let session = self.current.try_lock().ok().and_then(|mut current| current.session.take());
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
     fn call<T: DeserializeOwned>(&self, call: Call) -> Result<T, Refusal> {
         let opened = self.open(&Opening::Rpc(call))?;
+        self.answer(&opened)
+    }
+
+    /// The one answer on a channel.
+    fn answer<T: DeserializeOwned>(&self, opened: &Way) -> Result<T, Refusal> {
         // An agent that has answered by now reads no more: then this fails, and its answer is there.
         let _ = opened.sender.finish();
         let message = opened.receiver.receive().inspect_err(|_| self.lost(opened.session))?;

@@ -90,6 +90,16 @@ pub trait Disk: Send + Sync {
     fn reserve(&self, _spans: &[ByteSpan]) -> Result<(), DiskError> {
         Ok(())
     }
+
+    /// Hashes of blocks, taken where the disk is: for backends that would have to move the bytes here first. The
+    /// BLAKE3 of each 64 KiB block of each span, in order; spans begin and end on blocks, or with the disk. The
+    /// bytes are read anew, as [`Work::Read`] does. `None` if the backend cannot: then they are to be read.
+    ///
+    /// # Errors
+    /// As those of a read.
+    fn hashes(&self, _spans: &[ByteSpan]) -> Result<Option<Vec<[u8; 32]>>, DiskError> {
+        Ok(None)
+    }
 }
 
 /// One worker's way to a disk. Owned by one thread at a time.

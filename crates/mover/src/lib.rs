@@ -15,6 +15,7 @@ mod pass;
 mod progress;
 mod shared;
 mod stream;
+mod there;
 mod transfer;
 mod worker;
 

@@ -16,6 +16,7 @@ use crate::memory::MemoryBudget;
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
 use crate::shared::{Found, Shared};
+use crate::there::hash_there;
 use crate::worker::run_workers;
 
 /// Settings of a transfer. What is absent is found by measuring.
@@ -300,7 +301,7 @@ fn check_size(job: &CopyJob, source_tag: &str) -> Result<(), MoveError> {
     }
 }
 
-/// Reads a disk, or a sample of it, and hashes it.
+/// Reads a disk, or a sample of it, and hashes it; where the disk is, if it can do that.
 ///
 /// # Errors
 /// See [`MoveError`].
@@ -313,6 +314,10 @@ pub fn hash(
     stop: &StopSignal,
 ) -> Result<HashReport, MoveError> {
     let started = Instant::now();
+    if let Some(leaves) = hash_there(disk, size, sample, progress, stop)? {
+        let (root, snapshot) = (leaves.root(), progress.snapshot());
+        return Ok(HashReport { leaves, root, snapshot, elapsed: started.elapsed() });
+    }
     let plan = Plan::new(options, Mode::Hash(sample), 0, disk, None);
     let copier = |config| Copier::new(config, LeafTable::new(size));
     let shared = plan.shared(copier, None, options, progress, stop);

@@ -12,7 +12,7 @@ use super::open::{Door, Target, Way};
 use super::pending::{Pending, Reply, What};
 use super::send::send_all;
 use crate::error::Refusal;
-use crate::message::{DATA_BYTES_MAX, Head, Kind, decode_extents, piece_count, pieces, words_in};
+use crate::message::{DATA_BYTES_MAX, Head, Kind, PieceHash, decode_extents, piece_count, pieces, words_in};
 use crate::opening::{Opened, Writer};
 use crate::pack::{Chooser, Codec};
 use crate::site::Site;
@@ -174,10 +174,21 @@ impl AgentDisk {
         self.inner.lock().pending.bytes()
     }
 
+    /// Ends the disk for good: whoever waits for the agent waits no more, and no flush succeeds any more.
+    pub fn give_up(&self, why: &str) {
+        self.inner.fail(Refusal::new(DiskErrorKind::Gone, why));
+    }
+
     /// What went over the link so far, by which way.
     pub fn sent(&self) -> Sent {
         self.inner.counters.look()
     }
+}
+
+/// The parts of a span that one message covers each.
+fn messages(span: ByteSpan) -> impl Iterator<Item = ByteSpan> {
+    let starts = (span.offset..span.end()).step_by(DATA_BYTES_MAX as usize);
+    starts.map(move |at| ByteSpan::from_bounds(at, at.saturating_add(DATA_BYTES_MAX).min(span.end())))
 }
 
 fn takes(opened: &Opened, what: &str) -> bool {
@@ -251,7 +262,14 @@ impl Inner {
             return Err(refusal.clone());
         }
         let id = state.pending.add(what, span);
+        drop(state);
         self.notify();
+        self.reply_to(id)
+    }
+
+    /// Waits for the reply to a request.
+    fn reply_to(&self, id: u64) -> Result<Reply, Refusal> {
+        let mut state = self.lock();
         loop {
             if let Some(reply) = state.pending.take_reply(id) {
                 return if let Reply::Failed(refusal) = reply { Err(refusal) } else { Ok(reply) };
@@ -335,7 +353,8 @@ impl Inner {
         let since = Instant::now();
         let mut pause = DIAL_PAUSE_MIN;
         loop {
-            if self.lock().closing {
+            let is_over = |state: &State| state.closing || state.pending.failed().is_some();
+            if is_over(&self.lock()) {
                 return Ok(None);
             }
             let refusal = match door.open(&self.site) {
@@ -380,6 +399,31 @@ impl Inner {
         }
         drop(state);
         self.ask(What::Flush, ByteSpan::new(0, 0)).map(|_| ())
+    }
+
+    /// Asks for the hashes of these spans, none longer than a message covers, all at once.
+    fn hashes(&self, spans: impl Iterator<Item = ByteSpan>) -> Result<Vec<PieceHash>, Refusal> {
+        let mut asked = Vec::new();
+        for span in spans {
+            let mut state = self.wait_for_room(span, 0)?;
+            asked.push(state.pending.add(What::Hash, span));
+            drop(state);
+            self.notify();
+        }
+        let mut hashes = Vec::new();
+        for (at, id) in asked.iter().enumerate() {
+            match self.reply_to(*id) {
+                Ok(Reply::Data(head, _)) => hashes.extend(head.hashes),
+                other => {
+                    let mut state = self.lock();
+                    asked[at..].iter().for_each(|id| state.pending.abandon(*id));
+                    return Err(other
+                        .err()
+                        .unwrap_or_else(|| Refusal::new(DiskErrorKind::Corrupt, "no hashes in the answer")));
+                }
+            }
+        }
+        Ok(hashes)
     }
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, Refusal> {
@@ -450,6 +494,16 @@ impl Disk for AgentDisk {
 
     fn reserve_bytes(&self) -> u64 {
         self.inner.opened.reserve_bytes
+    }
+
+    fn hashes(&self, spans: &[ByteSpan]) -> Result<Option<Vec<PieceHash>>, DiskError> {
+        if !takes(&self.inner.opened, "hash") {
+            return Ok(None);
+        }
+        spans.iter().try_for_each(|span| check_span(DiskOp::Read, *span, self))?;
+        let first = spans.first().copied().unwrap_or(ByteSpan::new(0, 0));
+        let hashes = self.inner.hashes(spans.iter().copied().flat_map(messages));
+        hashes.map(Some).map_err(|refusal| refusal.on(DiskOp::Read, first, self.name()))
     }
 
     /// Nobody waits for it: it is a gain in speed, and what there is no room for shows when it is written.

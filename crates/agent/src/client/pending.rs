@@ -36,6 +36,7 @@ pub(crate) enum What {
     Write(Arc<Vec<u8>>),
     Zero,
     Read,
+    Hash,
     Flush,
     Extents,
     Identity,
@@ -237,7 +238,9 @@ impl Pending {
                 entry.rest = Some(rest);
                 if rest == 0 { self.written(head.id) } else { self.queue.push_back(head.id) }
             }
-            (What::Read, Kind::Data) => self.reply(head.id, Reply::Data(head, body)),
+            (What::Read, Kind::Data) | (What::Hash, Kind::Hashes) => {
+                self.reply(head.id, Reply::Data(head, body));
+            }
             (What::Extents, Kind::Map) => self.reply(head.id, Reply::Map(body)),
             _ => return Err(Senseless),
         }

@@ -76,6 +76,7 @@ fn send(
         What::Write(bytes) => write(inner, sender, packer, (job, bytes), idle),
         What::Zero => plain(inner, sender, job, Kind::Zero),
         What::Read => plain(inner, sender, job, Kind::Read),
+        What::Hash => plain(inner, sender, job, Kind::Hash),
         What::Flush => plain(inner, sender, job, Kind::Flush),
         What::Extents => plain(inner, sender, job, Kind::Extents),
         What::Identity => plain(inner, sender, job, Kind::Identity),

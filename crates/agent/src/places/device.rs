@@ -66,5 +66,5 @@ fn held_by(path: &Path) -> Result<Option<String>, Refusal> {
 
 pub(super) fn stat(path: &Path) -> Result<Stat, Refusal> {
     let size = FileDisk::open_source(path)?.size();
-    Ok(Stat { size: Some(size), tag: tag(path)?, holds_nothing: held_by(path)?.is_none() })
+    Ok(Stat { size: Some(size), tag: tag(path)?, holds_nothing: held_by(path)?.is_none(), allocated: None })
 }

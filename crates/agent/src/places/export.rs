@@ -31,5 +31,5 @@ pub(super) fn write(uri: &NbdUri, writer: &Writer) -> Result<Held, Refusal> {
 
 pub(super) fn stat(uri: &NbdUri) -> Result<Stat, Refusal> {
     let disk = NbdDisk::open_source(uri, NbdOptions::default())?;
-    Ok(Stat { size: Some(disk.size()), tag: uri.place(), holds_nothing: true })
+    Ok(Stat { size: Some(disk.size()), tag: uri.place(), holds_nothing: true, allocated: None })
 }

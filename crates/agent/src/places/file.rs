@@ -60,9 +60,10 @@ pub(super) fn stat(path: &Path) -> Result<Stat, Refusal> {
             size: Some(meta.len()),
             tag: generation::tag_of(&meta),
             holds_nothing: holds_nothing(path, &meta),
+            allocated: Some(meta.blocks() * 512),
         }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(Stat { size: None, tag: String::new(), holds_nothing: true })
+            Ok(Stat { size: None, tag: String::new(), holds_nothing: true, allocated: None })
         }
         Err(error) => Err(Refusal::new(DiskErrorKind::of(&error), format!("{}: {error}", path.display()))),
     }

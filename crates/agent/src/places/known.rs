@@ -66,11 +66,6 @@ impl PoolIndex {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything is in it.
-    pub(super) fn is_empty(&self) -> bool {
-        self.inner().blocks.is_empty()
-    }
-
     fn image(&self, path: &Path) -> u32 {
         let mut inner = self.inner();
         let found = inner.images.iter().position(|it| it == path);
@@ -109,6 +104,14 @@ impl PoolIndex {
 
     fn drop_block(&self, hash: &PieceHash) {
         self.inner().blocks.remove(&key(hash));
+    }
+
+    /// An image was removed: its room is free once nobody has it open.
+    pub(super) fn removed(&self, path: &Path) {
+        let mut inner = self.inner();
+        if let Some(image) = inner.images.iter().position(|it| it == path) {
+            inner.open.remove(&(image as u32));
+        }
     }
 
     /// An image was made anew: who has it open looks at one that is gone.

@@ -59,6 +59,11 @@ impl Indexes {
         let mut indexes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         indexes.entry(pool.to_string()).or_insert_with(|| Arc::new(PoolIndex::load(folder))).clone()
     }
+
+    fn removed(&self, image: &Path) {
+        let indexes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        indexes.values().for_each(|index| index.removed(image));
+    }
 }
 
 /// Where a disk is.
@@ -73,11 +78,7 @@ impl Places {
     fn place(&self, text: &str) -> Result<Place<'_>, Refusal> {
         let name = PlaceName::parse(text)?;
         match name {
-            PlaceName::File { pool, path } => {
-                let folder =
-                    self.pools.get(pool).ok_or_else(|| nothing(format!("there is no pool '{pool}'")))?;
-                Ok(Place::File(name::resolve(folder, path)?))
-            }
+            PlaceName::File { pool, path } => Ok(Place::File(name::resolve(self.pool(pool)?, path)?)),
             PlaceName::Named(name) => {
                 let device = self.devices.get(name).map(|path| Place::Device(path));
                 let export = || self.exports.get(name).map(Place::Export);
@@ -86,6 +87,79 @@ impl Places {
                 })
             }
         }
+    }
+
+    /// The folder of a name, in a pool or further down; made if that is wanted.
+    ///
+    /// # Errors
+    /// When there is no such pool or folder, or a part of it is no folder.
+    pub fn folder(&self, text: &str, make: bool) -> Result<PathBuf, Refusal> {
+        match PlaceName::parse(text)? {
+            PlaceName::File { pool, path } => name::resolve_folder(self.pool(pool)?, path, make),
+            PlaceName::Named(pool) => std::fs::canonicalize(self.pool(pool)?)
+                .map_err(|error| Refusal::new(DiskErrorKind::of(&error), format!("pool {pool}: {error}"))),
+        }
+    }
+
+    /// The path of an image in a pool, which may not be there yet; its folders are made if that is wanted.
+    ///
+    /// # Errors
+    /// When it is in no pool, or nothing can be there.
+    pub fn image(&self, text: &str, make: bool) -> Result<PathBuf, Refusal> {
+        if make && let Some((folder, _)) = text.rsplit_once('/') {
+            self.folder(folder, true)?;
+        }
+        match self.place(text)? {
+            Place::File(path) => Ok(path),
+            Place::Device(_) | Place::Export(_) => {
+                Err(Refusal::new(DiskErrorKind::Unsupported, format!("'{text}' is no file in a pool")))
+            }
+        }
+    }
+
+    /// Removes an image that still has this tag, with what lies beside it, and the folder it was in if that is empty
+    /// then. One that is gone is fine, and another file in its place stays.
+    ///
+    /// # Errors
+    /// When somebody writes it, or it cannot be removed.
+    pub fn remove_image(&self, text: &str, tag: &str) -> Result<(), Refusal> {
+        let path = match self.image(text, false) {
+            Err(refusal) if refusal.kind == DiskErrorKind::Gone => return Ok(()),
+            path => path?,
+        };
+        // Held until all is gone, so that nobody begins to write it.
+        let _gate = Gate::open(&fence_path(&path))
+            .map_err(|error| Refusal::new(DiskErrorKind::Transient, chain(&error)))?;
+        let stat = file::stat(&path)?;
+        if stat.size.is_some() && stat.tag != tag {
+            return Ok(());
+        }
+        for file in [path.clone(), leaves::leaves_path(&path), fence_path(&path)] {
+            match std::fs::remove_file(&file) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let why = format!("removing {}: {error}", file.display());
+                    return Err(Refusal::new(DiskErrorKind::of(&error), why));
+                }
+                _ => {}
+            }
+        }
+        self.indexes.removed(&path);
+        path.parent().into_iter().for_each(|folder| self.remove_empty(folder));
+        Ok(())
+    }
+
+    /// Removes a folder in which nothing is; a pool's own stays.
+    pub fn remove_empty(&self, folder: &Path) {
+        let is_pool = |pool: &PathBuf| std::fs::canonicalize(pool).is_ok_and(|pool| pool == folder);
+        if !self.pools.values().any(is_pool) {
+            // One that holds something stays.
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+
+    fn pool(&self, name: &str) -> Result<&Path, Refusal> {
+        let folder = self.pools.get(name);
+        folder.map(PathBuf::as_path).ok_or_else(|| nothing(format!("there is no pool '{name}'")))
     }
 
     /// The fence of a disk, entered by this run once `open` has shown that it may be written.
@@ -126,7 +200,8 @@ impl Places {
                 None
             }
         };
-        if known.is_some() && !index.is_empty() {
+        // Also if nothing is known yet: a sibling may be written at the same time.
+        if known.is_some() {
             opened.takes.push("offer".to_string());
         }
         Held { disk, opened, known, keep }
@@ -180,6 +255,7 @@ impl Store for Places {
             version: env!("CARGO_PKG_VERSION").to_string(),
             pools: self.pools.iter().map(pool).collect(),
             devices: self.devices.keys().chain(self.exports.keys()).cloned().collect(),
+            takes: Vec::new(),
         }
     }
 }
@@ -199,7 +275,7 @@ fn told(disk: &dyn Disk, tag: String, generation: String) -> Opened {
         zeroed: features.zeroed,
         is_new: false,
         reserve_bytes: disk.reserve_bytes(),
-        takes: vec!["lz4".to_string(), "zstd".to_string()],
+        takes: vec!["lz4".to_string(), "zstd".to_string(), "hash".to_string()],
         notes: Vec::new(),
     }
 }

@@ -11,7 +11,12 @@ const DEPTH_MAX: usize = 8;
 const PART_BYTES_MAX: usize = 200;
 
 /// Files that drover keeps beside images.
-const OWN_ENDINGS: [&str; 4] = [".drover-fence", ".drover-leaves", ".drover-journal", ".drover-journal.new"];
+const OWN_ENDINGS: [&str; 5] =
+    [".drover-fence", ".drover-leaves", ".drover-journal", ".drover-journal.new", ".drover-owner"];
+
+/// Files of a machine beside its images: who may write images writes no definitions, and no scripts.
+const MACHINE_FILES: [&str; 8] =
+    ["domain.xml", "run.sh", "nvram.fd", "qmp.sock", "vnc.sock", "serial.log", "qemu.log", "qemu.pid"];
 
 /// What a peer calls a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +42,7 @@ impl<'a> PlaceName<'a> {
         if !text.split('/').all(is_sound)
             || parts > DEPTH_MAX
             || OWN_ENDINGS.iter().any(|end| text.ends_with(end))
+            || text.split_once('/').is_some_and(|(_, path)| is_of_machine(path))
         {
             let why = format!("'{}' is no name of a disk", text.escape_debug().take(200).collect::<String>());
             return Err(Refusal::new(DiskErrorKind::Denied, why));
@@ -48,9 +54,45 @@ impl<'a> PlaceName<'a> {
     }
 }
 
+fn is_of_machine(path: &str) -> bool {
+    let last = path.rsplit('/').next().unwrap_or(path);
+    MACHINE_FILES.contains(&last.strip_suffix(".new").unwrap_or(last))
+}
+
 fn is_sound(part: &str) -> bool {
     let odd = |c: char| c.is_control() || c == '\\';
     !part.is_empty() && part.len() <= PART_BYTES_MAX && !part.starts_with('.') && !part.contains(odd)
+}
+
+/// The folder of that path in a pool; made with all above it, below the pool's own, if that is wanted. No part of it
+/// may be a symbolic link.
+pub(super) fn resolve_folder(pool: &Path, path: &str, make: bool) -> Result<PathBuf, Refusal> {
+    let unusable = |at: &Path, error: &io::Error| {
+        Refusal::new(DiskErrorKind::of(error), format!("{}: {error}", at.display()))
+    };
+    let mut at = std::fs::canonicalize(pool).map_err(|error| unusable(pool, &error))?;
+    for part in path.split('/') {
+        at.push(part);
+        if make {
+            match std::fs::create_dir(&at) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(unusable(&at, &error));
+                }
+                _ => {}
+            }
+        }
+        match std::fs::symlink_metadata(&at) {
+            Ok(meta) if meta.is_dir() => {}
+            Ok(_) => {
+                return Err(Refusal::new(DiskErrorKind::Denied, format!("{} is no folder", at.display())));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(nothing(format!("there is no folder {}", at.display())));
+            }
+            Err(error) => return Err(unusable(&at, &error)),
+        }
+    }
+    Ok(at)
 }
 
 /// The file of that path in a pool. No part of the path below the pool's folder may be a symbolic link. Who else may

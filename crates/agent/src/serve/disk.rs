@@ -185,6 +185,7 @@ impl Service {
             Kind::Flush => done(sender, id, self.flush().map(|()| Vec::new()))?,
             Kind::Identity => done(sender, id, Ok(words(&self.disk.identity())))?,
             Kind::Read => self.read(sender, hands, head)?,
+            Kind::Hash => self.hash(sender, hands, head)?,
             Kind::Extents => match self.disk.extents(head.span) {
                 Ok(extents) => {
                     sender
@@ -204,7 +205,7 @@ impl Service {
                 let _ = self.writable.then(|| self.disk.reserve(&[head.span]));
             }
             Kind::Close if id != 0 => self.close.store(id, SeqCst),
-            Kind::Close | Kind::Opened | Kind::Done | Kind::Data | Kind::Map | Kind::Have => {
+            Kind::Close | Kind::Opened | Kind::Done | Kind::Data | Kind::Map | Kind::Have | Kind::Hashes => {
                 return Err(End::Senseless);
             }
         }
@@ -280,15 +281,22 @@ impl Service {
     fn read(&self, sender: &Sender, hands: &mut Hands, head: &Head) -> Result<(), LinkError> {
         match self.read_all(hands, head.span) {
             Ok(buffer) => {
-                let slice = |piece: ByteSpan| {
-                    let start = (piece.offset - head.span.offset) as usize;
-                    &buffer[start..start + piece.length as usize]
-                };
-                let hashes = pieces(head.span).map(|piece| hash_of(slice(piece))).collect();
-                let answer = Head { kind: Kind::Data, mask: all_pieces(head.span), hashes, ..head.clone() };
+                let answer = hashed(Kind::Data, head, &buffer);
                 sender.send(&answer.encode(), &buffer)?;
                 hands.buffer = buffer;
                 Ok(())
+            }
+            Err(refusal) => done(sender, head.id, Err(refusal)),
+        }
+    }
+
+    /// As [`Service::read`], but only the hashes go over the link.
+    fn hash(&self, sender: &Sender, hands: &mut Hands, head: &Head) -> Result<(), LinkError> {
+        match self.read_all(hands, head.span) {
+            Ok(buffer) => {
+                let answer = hashed(Kind::Hashes, head, &buffer);
+                hands.buffer = buffer;
+                sender.send(&answer.encode(), &[])
             }
             Err(refusal) => done(sender, head.id, Err(refusal)),
         }
@@ -382,6 +390,16 @@ impl Service {
         completion.result?;
         Ok(completion.work)
     }
+}
+
+/// An answer with the hashes of what was read.
+fn hashed(kind: Kind, asked: &Head, bytes: &[u8]) -> Head {
+    let slice = |piece: ByteSpan| {
+        let start = (piece.offset - asked.span.offset) as usize;
+        &bytes[start..start + piece.length as usize]
+    };
+    let hashes = pieces(asked.span).map(|piece| hash_of(slice(piece))).collect();
+    Head { kind, mask: all_pieces(asked.span), hashes, ..asked.clone() }
 }
 
 /// Runs of the pieces that are meant, each as one span.

@@ -5,6 +5,7 @@
 //!                                  rpc      one question, one answer
 //!                                  sink, source, echo      to measure a link
 //!                                  connect  a stream to a port behind the agent, if somebody does that
+//!                                  machine  an order about a machine, if somebody builds them
 //! claims   which run writes which disk
 //! store    where disks are; the agent does not know what they are
 //! ```
@@ -12,6 +13,8 @@
 mod blocks;
 mod claims;
 mod disk;
+mod machines;
+mod orders;
 mod store;
 mod streams;
 
@@ -23,11 +26,14 @@ use drover_disk::DiskErrorKind;
 use drover_link::{Channel, Incoming, Session};
 
 use crate::error::Refusal;
-use crate::opening::{Answer, Call, Opening};
-use crate::site::encode;
+use crate::machine::{Order, What};
+use crate::opening::{Announced, Answer, Call, How, Opening, Writer};
+use crate::site::{decode, encode};
 
 pub use blocks::{Found, KnownBlocks};
-use claims::Claims;
+use claims::{Claims, Run, Taken};
+pub use machines::{Home, Hypervisor, Machines};
+pub use orders::START_WITHIN;
 pub use store::{Held, Store};
 
 /// Channels of one session at a time; further ones are refused.
@@ -45,6 +51,7 @@ pub struct Agent {
     store: Arc<dyn Store>,
     claims: Claims,
     connect: Option<Arc<dyn Connect>>,
+    machines: Option<Machines>,
     pair: Option<Box<Pair>>,
 }
 
@@ -52,15 +59,21 @@ pub struct Agent {
 pub(crate) type Pair = dyn Fn(&Session, Channel, &str) + Send + Sync;
 
 impl Agent {
-    /// An agent that serves these disks, and no ports.
+    /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
-        Agent { store, claims: Claims::default(), connect: None, pair: None }
+        Agent { store, claims: Claims::default(), connect: None, machines: None, pair: None }
     }
 
     /// The same with somebody who carries streams to ports.
     #[must_use]
     pub fn with_connect(self, connect: Arc<dyn Connect>) -> Agent {
         Agent { connect: Some(connect), ..self }
+    }
+
+    /// The same with machines beside its disks.
+    #[must_use]
+    pub fn with_machines(self, machines: Machines) -> Agent {
+        Agent { machines: Some(machines), ..self }
     }
 
     /// The same with somebody who pairs peers again, under another name.
@@ -107,6 +120,7 @@ impl Agent {
                 Some(connect) => connect.connect(&session.peer().name, &to, channel),
                 None => channel.split().0.reset(),
             },
+            Opening::Machine => self.carry_out(session, channel),
             Opening::Pair { name } => match &self.pair {
                 Some(pair) => pair(session, channel, &name),
                 None => channel.split().0.reset(),
@@ -117,12 +131,58 @@ impl Agent {
     fn answer(&self, channel: Channel, call: &Call) {
         let (sender, _receiver) = channel.split();
         let body = match call {
-            Call::Info => encode(&Answer::from(Ok(self.store.announce()))),
+            Call::Info => encode(&Answer::from(Ok(self.announce()))),
             Call::Stat { disk } => encode(&Answer::from(self.store.stat(disk))),
         };
         // A peer that is gone needs no answer.
         let _ = body.map(|body| sender.send(&[], &body).and_then(|()| sender.finish()));
     }
+
+    fn announce(&self) -> Announced {
+        let takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
+        Announced { takes, ..self.store.announce() }
+    }
+
+    /// Takes the disks whose images are to be removed from runs whose peer is gone. Others are not disturbed.
+    fn take_removed(&self, what: &What) -> Result<Vec<Taken<'_>>, Refusal> {
+        let What::Clear { images } = what else { return Ok(Vec::new()) };
+        let run = crate::random::hex(16);
+        // After whoever wrote it.
+        let writer = Writer { size: 0, how: How::Resume, run, epoch: u64::MAX, attempt: 0 };
+        images.iter().map(|image| self.claims.take(&image.disk, &writer, Box::new(Removal))).collect()
+    }
+
+    /// One order, one answer.
+    fn carry_out(&self, session: &Session, channel: Channel) {
+        let (sender, receiver) = channel.split();
+        let (Some(machines), Ok(Some(message))) = (&self.machines, receiver.receive()) else {
+            return sender.reset();
+        };
+        let order = decode::<Order>(&message.body);
+        let told = order.and_then(|order| {
+            let _taken = self.take_removed(&order.what)?;
+            machines.carry_out(&key_of(session), &order)
+        });
+        // A peer that is gone asks again.
+        let _ =
+            encode(&Answer::from(told)).map(|body| sender.send(&[], &body).and_then(|()| sender.finish()));
+    }
+}
+
+/// Removes images: the peer is not asked for anything, and nothing has to be ended.
+struct Removal;
+
+impl Run for Removal {
+    fn is_there(&self) -> bool {
+        true
+    }
+
+    fn end(&self) {}
+}
+
+/// What a peer's session is known by.
+fn key_of(session: &Session) -> String {
+    crate::trust::Fingerprint(session.peer().fingerprint).to_string()
 }
 
 /// A channel that counts as long as this lives.

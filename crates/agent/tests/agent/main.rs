@@ -4,7 +4,9 @@
 mod conformance;
 mod daemon;
 mod fence;
+mod hashes;
 mod known;
 mod losses;
+mod machines;
 mod places;
 mod stage;

@@ -117,11 +117,17 @@ impl Store for One {
     }
 
     fn stat(&self, _disk: &str) -> Result<Stat, Refusal> {
-        Ok(Stat { size: Some(self.disk.size()), tag: "one".to_string(), holds_nothing: false })
+        Ok(Stat {
+            size: Some(self.disk.size()),
+            tag: "one".to_string(),
+            holds_nothing: false,
+            allocated: None,
+        })
     }
 
     fn announce(&self) -> Announced {
-        Announced { version: "0".to_string(), pools: Vec::new(), devices: vec!["one".to_string()] }
+        let devices = vec!["one".to_string()];
+        Announced { version: "0".to_string(), pools: Vec::new(), devices, takes: Vec::new() }
     }
 }
 

@@ -1,0 +1,208 @@
+//! Machines at the other site: what is said of them over a link. Pure.
+//!
+//! A channel of service `machine` carries one message each way: an [`Order`] as JSON, and the answer ([`Told`], or why
+//! not). Machines are told by what they have, never by a definition or a command line: what the agent writes and runs
+//! is its own, of disks in its own pools.
+
+use serde::{Deserialize, Serialize};
+
+/// Something that is to be done about a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// Its folder: `POOL/NAME`, or further down.
+    pub folder: String,
+    /// Whose machine it is: the same in every order of one plan about one VM. What others made is not touched.
+    pub owner: String,
+    /// Higher than that of every order before it: one that arrives after a later one is not carried out any more.
+    pub number: u64,
+    /// What is to be done.
+    pub what: What,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// Nothing: how it stands. No start that was ordered before happens after this, unless its number is 0.
+    Look,
+    /// Its folders are made, and it is checked that it can be built.
+    Prepare(Machine),
+    /// Its definition is written beside its disks.
+    Define(Machine),
+    /// Its definition is removed. One that is gone is fine.
+    Undefine,
+    /// A start may follow, for [`crate::START_WITHIN`] and as long as there is no other order.
+    Ready,
+    /// It is started, if the order before this one was the `ready` of that number and not too long ago.
+    Start {
+        /// What it has.
+        machine: Machine,
+        /// Number of the `ready`.
+        after: u64,
+    },
+    /// It is stopped, if it is the owner's. One that does not run is fine.
+    Stop,
+    /// Images are removed that still are what they were, and folders that are empty then.
+    Clear {
+        /// The images.
+        images: Vec<Image>,
+    },
+}
+
+/// An image to be removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// `POOL/FILE`.
+    pub disk: String,
+    /// Its tag: if it has another by now, it is another file, which stays.
+    pub tag: String,
+}
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// BIOS UUID.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// One line for people.
+    #[serde(default)]
+    pub title: Option<String>,
+    /// Where it came from.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// Firmware; the files of UEFI are the host's own.
+    pub firmware: Firmware,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Cores per socket.
+    pub cores_per_socket: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Whether its clock has local time, as Windows wants it.
+    pub local_time: bool,
+    /// Disks in boot order.
+    pub disks: Vec<MachineDisk>,
+    /// NICs in slot order.
+    pub nics: Vec<MachineNic>,
+    /// What executes it.
+    pub accelerator: Accelerator,
+    /// Whether an order to start it will follow.
+    #[serde(default)]
+    pub is_started: bool,
+}
+
+/// Firmware of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Firmware {
+    /// Legacy BIOS.
+    Bios,
+    /// UEFI.
+    Uefi,
+    /// UEFI that runs signed boot loaders only.
+    SecureUefi,
+}
+
+/// What executes the guest's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// KVM where it works, else TCG.
+    Auto,
+    /// KVM.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
+
+/// A disk of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineDisk {
+    /// `POOL/FILE`, a raw image.
+    pub disk: String,
+    /// Bus.
+    pub bus: Bus,
+    /// Capacity in bytes.
+    pub capacity_bytes: u64,
+}
+
+/// Bus of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bus {
+    /// virtio-blk.
+    Virtio,
+    /// virtio-scsi.
+    Scsi,
+    /// AHCI.
+    Sata,
+}
+
+/// A NIC of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineNic {
+    /// MAC address.
+    pub mac: String,
+    /// What it is attached to.
+    pub attach: Attach,
+    /// Model.
+    pub model: Model,
+}
+
+/// What a NIC is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attach {
+    /// A bridge of the agent's host.
+    Bridge(String),
+    /// QEMU's own network.
+    User,
+    /// Nothing.
+    None,
+}
+
+/// Model of a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Model {
+    /// virtio-net.
+    Virtio,
+    /// Intel 82574.
+    E1000e,
+    /// Intel 82545.
+    E1000,
+    /// vmxnet3.
+    Vmxnet3,
+}
+
+/// How an order was carried out, and how the machine stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Whether it runs.
+    #[serde(default)]
+    pub runs: bool,
+    /// Whose definition lies in its folder.
+    #[serde(default)]
+    pub defined: Defined,
+    /// A line about what was done.
+    #[serde(default)]
+    pub words: String,
+    /// A command that starts it on its host.
+    #[serde(default)]
+    pub start_with: Option<String>,
+}
+
+/// Whose definition there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Defined {
+    /// None.
+    #[default]
+    No,
+    /// The owner's of the order.
+    Ours,
+    /// Somebody else's.
+    Others,
+}

@@ -1,0 +1,302 @@
+//! Machines beside the disks of an agent: whose they are, and which orders about them count. What builds and runs them is
+//! the program's.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use drover_disk::DiskErrorKind;
+
+use super::orders::{Orders, START_WITHIN, held};
+use super::refused;
+use crate::error::Refusal;
+use crate::machine::{Defined, Image, Machine, Order, Told, What};
+use crate::places::Places;
+
+/// The file in a machine's folder that says whose it is.
+const OWNER_FILE: &str = "machine.drover-owner";
+
+/// An owner's name is not longer.
+const OWNER_BYTES_MAX: usize = 1024;
+
+/// Builds and runs machines on this host.
+pub trait Hypervisor: Send + Sync {
+    /// Checks that it can be built.
+    ///
+    /// # Errors
+    /// With the first thing that is wrong.
+    fn check(&self, home: &Home<'_>) -> Result<(), Refusal>;
+
+    /// Writes its definition to its folder; gives a line about it and a command that starts it.
+    ///
+    /// # Errors
+    /// When it cannot be built or written.
+    fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal>;
+
+    /// Whether there is a definition in a folder.
+    fn is_defined(&self, folder: &Path) -> bool;
+
+    /// Removes a definition. One that is gone is fine.
+    ///
+    /// # Errors
+    /// When the machine runs, or the files cannot be removed.
+    fn undefine(&self, folder: &Path) -> Result<(), Refusal>;
+
+    /// Starts it; gives a line about it.
+    ///
+    /// # Errors
+    /// When it runs already or does not start.
+    fn start(&self, home: &Home<'_>) -> Result<String, Refusal>;
+
+    /// Whether the machine of a folder runs.
+    ///
+    /// # Errors
+    /// When that cannot be told.
+    fn runs(&self, folder: &Path) -> Result<bool, Refusal>;
+
+    /// Stops it. One that is off is fine.
+    ///
+    /// # Errors
+    /// When it does not end.
+    fn stop(&self, folder: &Path) -> Result<(), Refusal>;
+}
+
+/// A machine and where its files are on this host.
+pub struct Home<'a> {
+    /// Its own folder.
+    pub folder: PathBuf,
+    /// Its images, in the order of its disks.
+    pub images: Vec<PathBuf>,
+    /// What it has.
+    pub machine: &'a Machine,
+}
+
+/// The machines of an agent.
+pub struct Machines {
+    places: Arc<Places>,
+    hypervisor: Box<dyn Hypervisor>,
+    may_start: bool,
+    orders: Orders,
+}
+
+impl Machines {
+    /// Machines in these pools; peers may start them only if that is allowed here.
+    pub fn new(places: Arc<Places>, hypervisor: Box<dyn Hypervisor>, may_start: bool) -> Machines {
+        Machines { places, hypervisor, may_start, orders: Orders::default() }
+    }
+
+    /// What peers may do with machines.
+    pub(super) fn takes(&self) -> Vec<String> {
+        let start = self.may_start.then_some("start");
+        std::iter::once("machine").chain(start).map(str::to_string).collect()
+    }
+
+    /// Carries out an order of the peer with this key.
+    pub(super) fn carry_out(&self, peer: &str, order: &Order) -> Result<Told, Refusal> {
+        if order.owner.len() > OWNER_BYTES_MAX || order.owner.contains(char::is_control) {
+            return Err(refused(
+                DiskErrorKind::Denied,
+                "the owner's name is too long, or has odd characters",
+            ));
+        }
+        let makes = matches!(order.what, What::Prepare(_));
+        let folder = match self.places.folder(&order.folder, makes) {
+            // Nothing is there: as good as removed.
+            Err(refusal) if refusal.kind == DiskErrorKind::Gone && leaves_nothing(&order.what) => None,
+            folder => Some(folder?),
+        };
+        let Some(folder) = folder else { return self.without_folder(order) };
+        let last = self.orders.of(&folder)?;
+        // Held to the end: one order about a machine at a time.
+        let mut last = held(&last);
+        match &order.what {
+            What::Start { after, .. } => last.take_start(order.number, *after, START_WITHIN)?,
+            // Just a look, which stands in nobody's way.
+            What::Look if order.number == 0 => {}
+            _ => last.take(order.number)?,
+        }
+        let own = Own { machines: self, folder, owner: format!("{peer} {}", order.owner) };
+        let (words, start_with) = own.carry_out(&order.what)?;
+        if order.what == What::Ready {
+            last.make_ready();
+        }
+        Ok(Told { words, start_with, ..own.look()? })
+    }
+
+    fn without_folder(&self, order: &Order) -> Result<Told, Refusal> {
+        if let What::Clear { images } = &order.what {
+            self.remove(images)?;
+        }
+        Ok(Told::default())
+    }
+
+    fn remove(&self, images: &[Image]) -> Result<(), Refusal> {
+        images.iter().try_for_each(|image| self.places.remove_image(&image.disk, &image.tag))
+    }
+}
+
+/// Whether an order is fulfilled where the machine has no folder at all.
+fn leaves_nothing(what: &What) -> bool {
+    matches!(what, What::Look | What::Undefine | What::Stop | What::Clear { .. })
+}
+
+/// A machine as its owner sees it.
+struct Own<'a> {
+    machines: &'a Machines,
+    folder: PathBuf,
+    owner: String,
+}
+
+impl Own<'_> {
+    fn carry_out(&self, what: &What) -> Result<(String, Option<String>), Refusal> {
+        let hypervisor = &self.machines.hypervisor;
+        let nothing = || Ok((String::new(), None));
+        match what {
+            What::Look => nothing(),
+            What::Prepare(machine) => {
+                self.check_ours()?;
+                let home = self.home(machine, true)?;
+                home.images.iter().try_for_each(|image| check_writable(image.parent().unwrap_or(image)))?;
+                check_writable(&home.folder)?;
+                hypervisor.check(&home)?;
+                nothing()
+            }
+            What::Define(machine) => {
+                self.check_ours()?;
+                let home = self.home(machine, false)?;
+                hypervisor.check(&home)?;
+                self.claim()?;
+                hypervisor.define(&home)
+            }
+            What::Undefine => {
+                if self.defined()? == Defined::Ours || self.is_claimed()? {
+                    hypervisor.undefine(&self.folder)?;
+                    self.give_up()?;
+                }
+                nothing()
+            }
+            What::Ready => {
+                self.check_may_start()?;
+                nothing()
+            }
+            What::Start { machine, .. } => {
+                self.check_may_start()?;
+                Ok((hypervisor.start(&self.home(machine, false)?)?, None))
+            }
+            What::Stop => {
+                if !hypervisor.runs(&self.folder)? {
+                    return nothing();
+                }
+                self.check_may_start()?;
+                hypervisor.stop(&self.folder)?;
+                nothing()
+            }
+            What::Clear { images } => {
+                self.check_off()?;
+                self.machines.remove(images)?;
+                self.machines.places.remove_empty(&self.folder);
+                nothing()
+            }
+        }
+    }
+
+    fn look(&self) -> Result<Told, Refusal> {
+        let runs = self.machines.hypervisor.runs(&self.folder)?;
+        Ok(Told { runs, defined: self.defined()?, ..Told::default() })
+    }
+
+    fn home<'a>(&self, machine: &'a Machine, make: bool) -> Result<Home<'a>, Refusal> {
+        let images: Result<Vec<PathBuf>, Refusal> =
+            machine.disks.iter().map(|disk| self.machines.places.image(&disk.disk, make)).collect();
+        Ok(Home { folder: self.folder.clone(), images: images?, machine })
+    }
+
+    fn owner_file(&self) -> PathBuf {
+        self.folder.join(OWNER_FILE)
+    }
+
+    /// Whose the folder is, if it is somebody's.
+    fn found_owner(&self) -> Result<Option<String>, Refusal> {
+        match std::fs::read(self.owner_file()) {
+            Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim_end().to_string())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.failed("reading", &error)),
+        }
+    }
+
+    fn is_claimed(&self) -> Result<bool, Refusal> {
+        Ok(self.found_owner()?.is_some_and(|owner| owner == self.owner))
+    }
+
+    fn defined(&self) -> Result<Defined, Refusal> {
+        Ok(match (self.machines.hypervisor.is_defined(&self.folder), self.found_owner()?) {
+            (false, None) => Defined::No,
+            (false, Some(owner)) if owner == self.owner => Defined::No,
+            (true, Some(owner)) if owner == self.owner => Defined::Ours,
+            _ => Defined::Others,
+        })
+    }
+
+    /// Refuses a folder with somebody else's machine.
+    fn check_ours(&self) -> Result<(), Refusal> {
+        if self.defined()? != Defined::Others {
+            return Ok(());
+        }
+        let why = format!("{} holds a machine that this plan did not make", self.folder.display());
+        Err(refused(DiskErrorKind::Denied, why))
+    }
+
+    fn check_may_start(&self) -> Result<(), Refusal> {
+        if !self.machines.may_start {
+            let why = "this agent starts and stops no machines: it was run without --allow-start";
+            return Err(refused(DiskErrorKind::Denied, why));
+        }
+        match self.defined()? {
+            Defined::Ours => Ok(()),
+            Defined::No => Err(refused(DiskErrorKind::Gone, "the machine is not defined")),
+            Defined::Others => self.check_ours(),
+        }
+    }
+
+    fn check_off(&self) -> Result<(), Refusal> {
+        match self.machines.hypervisor.runs(&self.folder)? {
+            true => Err(refused(DiskErrorKind::Denied, "the machine runs: its images stay")),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes down whose it is, durably and before anything else.
+    fn claim(&self) -> Result<(), Refusal> {
+        if self.is_claimed()? {
+            return Ok(());
+        }
+        let path = self.owner_file();
+        let write = || {
+            let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+            std::io::Write::write_all(&mut file, format!("{}\n", self.owner).as_bytes())?;
+            file.sync_all()?;
+            std::fs::File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(|error| self.failed("writing", &error))
+    }
+
+    fn give_up(&self) -> Result<(), Refusal> {
+        match std::fs::remove_file(self.owner_file()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(self.failed("removing", &error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&self, doing: &str, error: &std::io::Error) -> Refusal {
+        let why = format!("{doing} {}: {error}", self.owner_file().display());
+        refused(DiskErrorKind::of(error), why)
+    }
+}
+
+fn check_writable(folder: &Path) -> Result<(), Refusal> {
+    drover_disk::is_writable_dir(folder).map_err(|error| {
+        let why = format!("folder {} cannot be written: {}", folder.display(), error.source);
+        refused(DiskErrorKind::Denied, why)
+    })
+}

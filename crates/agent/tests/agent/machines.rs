@@ -1,0 +1,277 @@
+//! Machines beside the disks of an agent: whose they are, what late orders come to, and what is removed.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use drover_agent::machine::{
+    Accelerator, Attach, Bus, Defined, Firmware, Image, Machine, MachineDisk, MachineNic, Model, Order, Told,
+    What,
+};
+use drover_agent::opening::How;
+use drover_agent::{Agent, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
+use drover_disk::{Disk, DiskErrorKind, conformance};
+use drover_link::Session;
+
+use crate::stage::{Stage, target, write_all};
+
+/// Machines that are files: `domain.xml` defines one, `running` lies there while it runs.
+struct Files;
+
+impl Hypervisor for Files {
+    fn check(&self, home: &Home<'_>) -> Result<(), Refusal> {
+        match home.machine.cpus {
+            0 => Err(Refusal::new(DiskErrorKind::Misuse, "it has no CPU")),
+            _ => Ok(()),
+        }
+    }
+
+    fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
+        let images: Vec<String> = home.images.iter().map(|path| path.display().to_string()).collect();
+        std::fs::write(home.folder.join("domain.xml"), images.join("\n")).unwrap();
+        Ok(("defined".to_string(), Some("start it".to_string())))
+    }
+
+    fn is_defined(&self, folder: &Path) -> bool {
+        folder.join("domain.xml").exists()
+    }
+
+    fn undefine(&self, folder: &Path) -> Result<(), Refusal> {
+        let _ = std::fs::remove_file(folder.join("domain.xml"));
+        Ok(())
+    }
+
+    fn start(&self, home: &Home<'_>) -> Result<String, Refusal> {
+        std::fs::write(home.folder.join("running"), "").unwrap();
+        Ok("started".to_string())
+    }
+
+    fn runs(&self, folder: &Path) -> Result<bool, Refusal> {
+        Ok(folder.join("running").exists())
+    }
+
+    fn stop(&self, folder: &Path) -> Result<(), Refusal> {
+        std::fs::remove_file(folder.join("running")).unwrap();
+        Ok(())
+    }
+}
+
+struct Scene {
+    folder: tempfile::TempDir,
+    site: Arc<Site>,
+    number: Mutex<u64>,
+}
+
+fn machine() -> Machine {
+    Machine {
+        name: "web01".to_string(),
+        uuid: None,
+        title: None,
+        description: None,
+        firmware: Firmware::Bios,
+        cpus: 1,
+        cores_per_socket: 1,
+        memory_mib: 64,
+        local_time: false,
+        disks: vec![MachineDisk {
+            disk: "vms/web01/web01-0.raw".to_string(),
+            bus: Bus::Virtio,
+            capacity_bytes: 1 << 20,
+        }],
+        nics: vec![MachineNic {
+            mac: "00:50:56:aa:00:01".to_string(),
+            attach: Attach::User,
+            model: Model::Virtio,
+        }],
+        accelerator: Accelerator::Tcg,
+        is_started: true,
+    }
+}
+
+impl Scene {
+    fn new(may_start: bool) -> Scene {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("pool")).unwrap();
+        let pools = [("vms".to_string(), folder.path().join("pool"))].into();
+        let state = folder.path().join("state");
+        let places = Arc::new(Places { pools, state, keep_leaves: true, ..Places::default() });
+        let machines = Machines::new(places.clone(), Box::new(Files), may_start);
+        let agent = Arc::new(Agent::new(places as Arc<dyn Store>).with_machines(machines));
+        let site = Site::new("b", move || {
+            let (here, there) = Session::pair();
+            let agent = agent.clone();
+            std::thread::spawn(move || agent.serve(&there));
+            Ok(here)
+        });
+        Scene { folder, site, number: Mutex::new(100) }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("pool").join(name)
+    }
+
+    fn next(&self) -> u64 {
+        let mut number = self.number.lock().unwrap();
+        *number += 1;
+        *number
+    }
+
+    fn order(&self, what: What) -> Result<Told, Refusal> {
+        self.order_at(self.next(), "plan p", what)
+    }
+
+    fn order_at(&self, number: u64, owner: &str, what: What) -> Result<Told, Refusal> {
+        let owner = owner.to_string();
+        self.site.order(&Order { folder: "vms/web01".to_string(), owner, number, what })
+    }
+
+    fn defined(&self) {
+        self.order(What::Prepare(machine())).unwrap();
+        let told = self.order(What::Define(machine())).unwrap();
+        assert_eq!((told.defined, told.start_with.as_deref()), (Defined::Ours, Some("start it")));
+    }
+
+    /// Asks for leave, and gives the number of that.
+    fn ready(&self) -> u64 {
+        let number = self.next();
+        self.order_at(number, "plan p", What::Ready).unwrap();
+        number
+    }
+
+    fn start(&self, number: u64, after: u64) -> Result<Told, Refusal> {
+        self.order_at(number, "plan p", What::Start { machine: machine(), after })
+    }
+}
+
+#[test]
+fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
+    let scene = Scene::new(true);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "start"]);
+    assert_eq!(scene.order(What::Look).unwrap(), Told::default(), "nothing is there yet");
+    scene.defined();
+    let image = std::fs::canonicalize(scene.path("web01")).unwrap().join("web01-0.raw");
+    assert_eq!(std::fs::read_to_string(scene.path("web01/domain.xml")).unwrap(), image.display().to_string());
+    let ready = scene.ready();
+    assert!(scene.start(scene.next(), ready).unwrap().runs);
+    assert!(scene.order(What::Clear { images: Vec::new() }).is_err(), "it runs");
+    assert!(!scene.order(What::Stop).unwrap().runs);
+    assert_eq!(scene.order(What::Undefine).unwrap().defined, Defined::No);
+    scene.order(What::Clear { images: Vec::new() }).unwrap();
+    assert!(!scene.path("web01").exists() && scene.path("").exists());
+}
+
+#[test]
+fn a_start_that_comes_late_comes_to_nothing() {
+    let scene = Scene::new(true);
+    scene.defined();
+    // The order to start is held up; whoever gave it looks, finds nothing running, and switches the source on.
+    let ready = scene.ready();
+    let held_up = scene.next();
+    assert!(!scene.order(What::Look).unwrap().runs);
+    let late = scene.start(held_up, ready).unwrap_err();
+    assert!(late.why.contains("too late"), "{late}");
+    assert!(!scene.path("web01/running").exists());
+    // A glance, which is no order, stands in nobody's way.
+    let ready = scene.ready();
+    let number = scene.next();
+    assert!(!scene.order_at(0, "plan p", What::Look).unwrap().runs);
+    assert!(scene.start(number, ready).unwrap().runs);
+}
+
+#[test]
+fn without_leave_nothing_is_started_or_stopped() {
+    let scene = Scene::new(false);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine"]);
+    scene.defined();
+    let refused = scene.order(What::Ready).unwrap_err();
+    assert!(refused.why.contains("--allow-start"), "{refused}");
+    assert!(scene.start(scene.next(), 0).is_err());
+    assert!(scene.order(What::Stop).is_ok(), "one that is off is fine");
+    std::fs::write(scene.path("web01/running"), "by hand").unwrap();
+    assert!(scene.order(What::Look).unwrap().runs);
+    assert!(scene.order(What::Stop).is_err());
+}
+
+#[test]
+fn what_others_made_is_not_touched() {
+    let scene = Scene::new(true);
+    std::fs::create_dir(scene.path("web01")).unwrap();
+    std::fs::write(scene.path("web01/domain.xml"), "by hand").unwrap();
+    assert_eq!(scene.order(What::Look).unwrap().defined, Defined::Others);
+    for what in [What::Prepare(machine()), What::Define(machine()), What::Ready] {
+        let refused = scene.order(what).unwrap_err();
+        assert!(refused.why.contains("did not make"), "{refused}");
+    }
+    scene.order(What::Undefine).unwrap();
+    assert_eq!(std::fs::read_to_string(scene.path("web01/domain.xml")).unwrap(), "by hand");
+    std::fs::remove_file(scene.path("web01/domain.xml")).unwrap();
+    scene.defined();
+    let other = |what| scene.order_at(scene.next(), "plan q", what);
+    assert_eq!(other(What::Look).unwrap().defined, Defined::Others);
+    assert!(other(What::Define(machine())).is_err());
+    other(What::Undefine).unwrap();
+    assert!(scene.path("web01/domain.xml").exists());
+}
+
+#[test]
+fn images_are_removed_if_they_still_are_what_they_were() {
+    let scene = Scene::new(false);
+    scene.order(What::Prepare(machine())).unwrap();
+    let name = "vms/web01/web01-0.raw";
+    let content = conformance::pattern(300_000);
+    let disk = target(&scene.site, name, content.len() as u64, How::New).unwrap();
+    write_all(&disk, &content);
+    disk.flush().unwrap();
+    let tag = scene.site.stat(name).unwrap().tag;
+    let clear = |tag: &str| {
+        let images = vec![Image { disk: name.to_string(), tag: tag.to_string() }];
+        scene.order(What::Clear { images })
+    };
+    assert_eq!(clear(&tag).unwrap_err().kind, DiskErrorKind::Transient, "somebody writes it");
+    drop(disk);
+    clear("another").unwrap();
+    assert!(scene.path("web01/web01-0.raw").exists(), "another file has its name");
+    std::fs::write(scene.path("web01/notes"), "by hand").unwrap();
+    clear(&tag).unwrap();
+    let left: Vec<_> =
+        std::fs::read_dir(scene.path("web01")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(left, ["notes"], "the image and all that belongs to it, and no more");
+    clear(&tag).unwrap();
+}
+
+#[test]
+fn orders_lead_nowhere_but_into_pools_and_no_disk_is_a_machines_file() {
+    let scene = Scene::new(true);
+    let order = |folder: &str, what| {
+        let (folder, owner) = (folder.to_string(), "plan p".to_string());
+        scene.site.order(&Order { folder, owner, number: scene.next(), what })
+    };
+    for folder in ["other/web01", "vms/../web01", "/etc", "", "vms/.web01"] {
+        assert!(order(folder, What::Prepare(machine())).is_err(), "{folder}");
+    }
+    let mut outside = machine();
+    outside.disks[0].disk = "vms/../../secret".to_string();
+    assert!(order("vms/web01", What::Define(outside)).is_err());
+    std::os::unix::fs::symlink(scene.folder.path(), scene.path("link")).unwrap();
+    assert!(order("vms/link/web01", What::Prepare(machine())).is_err());
+    let mut none = machine();
+    none.cpus = 0;
+    assert!(order("vms/web02", What::Define(none)).is_err());
+    scene.defined();
+    for name in ["run.sh", "domain.xml", "nvram.fd", "machine.drover-owner"] {
+        assert!(target(&scene.site, &format!("vms/web01/{name}"), 4096, How::Force).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn an_agent_without_machines_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let pools = [("vms".to_string(), folder.path().to_path_buf())].into();
+    let stage = Stage::new(Places { pools, state: folder.path().join("state"), ..Places::default() });
+    let site = stage.site();
+    assert!(site.info().unwrap().takes.is_empty());
+    let order = Order { folder: "vms/a".into(), owner: "p".into(), number: 1, what: What::Look };
+    assert!(site.order(&order).is_err());
+    let old = r#"{"version":"0.1","pools":[{"name":"vms","free_bytes":7}],"devices":[]}"#;
+    let old: drover_agent::opening::Announced = serde_json::from_str(old).unwrap();
+    assert!(old.takes.is_empty(), "agents before announced nothing of the kind");
+}
