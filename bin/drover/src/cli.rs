@@ -171,6 +171,9 @@ pub struct PlanCheckArgs {
     /// Check the file alone, without asking the provider
     #[arg(long)]
     pub offline: bool,
+    /// Folder of drover's state, for plans with `via` [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

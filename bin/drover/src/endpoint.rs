@@ -8,8 +8,8 @@
 //! guard   what must not be overwritten
 //! ```
 
-mod agent;
-mod guard;
+pub mod agent;
+pub mod guard;
 mod place;
 mod source;
 mod target;

@@ -64,7 +64,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// An error that says how the program ends and what to try.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// How to end.
     pub exit: Exit,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_agent::trust::{Folder, Identity, Peer, Peers, limit_at};
+use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
 use drover_agent::{Refusal, Route, Site, dial};
 use drover_engine::chain;
 use drover_link::{RateLimit, Session};
@@ -42,6 +42,16 @@ pub fn own_name() -> String {
 
 /// The site of that name, not connected yet.
 pub fn site(state: Option<&Path>, name: &str, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
+    site_within(state, name, rate, &[])
+}
+
+/// The same with limits of a plan's own.
+pub fn site_within(
+    state: Option<&Path>,
+    name: &str,
+    rate: Option<u64>,
+    limits: &[DayLimit],
+) -> Result<Arc<Site>, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
     let peers = Peers::new(folder);
@@ -51,9 +61,18 @@ pub fn site(state: Option<&Path>, name: &str, rate: Option<u64>) -> Result<Arc<S
             "see `drover agent list`; pair with its agent by `drover agent pair HOST:PORT --name NAME`",
         )
     })?;
+    let peer = Peer { limits: [&peer.limits, limits].concat(), ..peer };
     let limit = Arc::new(RateLimit::new(rate_now(&peer, rate)));
     follow_the_day(&limit, &peer, rate);
     Ok(Site::new(name, move || dial_peer(&identity, &peer, limit.clone())))
+}
+
+/// Connects to a site's agent, so that a site that cannot be reached is told before anything is begun.
+pub fn dial_now(site: &Site) -> Result<(), Failure> {
+    site.session().map(drop).map_err(|refusal| {
+        Failure::new(Exit::Connection, format!("agent of {}: {refusal}", site.name()))
+            .advise("see `drover agent list`, and whether the agent runs there")
+    })
 }
 
 /// The limit of this hour, and the one that was asked for: the lower one.

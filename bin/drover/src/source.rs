@@ -129,7 +129,8 @@ impl VsphereSource {
             Err(_) => format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path),
         };
         let log = log_path(&disk.path);
-        let log = log.parent().is_some_and(Path::is_dir).then_some(log);
+        let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
+        let log = is_here.then_some(log);
         let frozen = Frozen { snapshot: Some(snapshot), file: frozen.path, identity };
         let opened = way.open(&self.session, vm, disk, frozen, log)?;
         Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)] })

@@ -6,7 +6,7 @@ use drover_plan::PlannedVm;
 use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
-use crate::itinerary::{Context, look, remove_own_snapshots, switch_on_again};
+use crate::itinerary::{Context, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
@@ -85,7 +85,7 @@ fn fate(context: &Context<'_>, row: &VmRow, planned: &PlannedVm) -> Result<Fate,
     if is_in(Phase::CleanUp) || (is_in(Phase::Start) && row.started.is_some()) {
         return Ok(Fate::Arrived);
     }
-    match context.target.is_running(planned)? {
+    match may_run_at_target(context, planned)? {
         true if is_in(Phase::Start) && !gave_up => Ok(Fate::Arrived),
         true => Ok(Fate::LeftAlone),
         false => Ok(Fate::Undo),
@@ -105,12 +105,6 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
     problems.extend(thaw(context, planned));
     problems.extend(switch_on_again(context, planned));
     Ok(problems)
-}
-
-/// Whether any run of the plan entered a phase with this VM.
-fn has_begun(context: &Context<'_>, planned: &PlannedVm, phase: Phase) -> Result<bool, StoreError> {
-    let events = context.store.events_of(context.plan, &planned.vm.id)?;
-    Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref() == Some(phase.name())))
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {

@@ -7,6 +7,7 @@ use drover_mover::{Progress, Snapshot};
 use serde::Serialize;
 
 use crate::phase::Phase;
+use crate::provider::LinkBytes;
 use crate::store::{Downtime, PassKind};
 
 /// Something that happened.
@@ -57,6 +58,8 @@ pub enum Event {
         bytes_read: u64,
         /// Seconds it took.
         seconds: f64,
+        /// What went over the link to another site, if it is there.
+        link: Option<LinkBytes>,
     },
     /// A disk was verified.
     DiskVerified {

@@ -1,12 +1,15 @@
 //! What the engine needs of a hypervisor on either side.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use drover_disk::Disk;
+use drover_mover::journal_path;
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::{Snapshot, Vm};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ProviderError;
 use crate::tracking::ChangeTracking;
@@ -89,6 +92,16 @@ pub trait TargetProvider: Send + Sync {
     fn open_disk(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64)
     -> Result<OpenedTarget, ProviderError>;
 
+    /// Where the journal of a disk's copy lies, on this machine.
+    fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> PathBuf {
+        journal_path(&disk.path)
+    }
+
+    /// Whether there is an image.
+    fn has_image(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<bool, ProviderError> {
+        Ok(disk.path.exists())
+    }
+
     /// Opens the image for reading, as a guest would see it.
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError>;
 
@@ -107,10 +120,16 @@ pub trait TargetProvider: Send + Sync {
     /// Removes the definition. One that is gone already is fine.
     fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError>;
 
+    /// Asks leave to start the machine soon. Between this and the start the source is looked at for the last time, so
+    /// a start that is held up on its way must come to nothing if it arrives late.
+    fn make_ready(&self, _: &PlannedVm) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Starts the machine and sees that it runs; gives a line about it.
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
 
-    /// Whether the machine runs at the target.
+    /// Whether the machine runs at the target. If not, no start that was asked for before happens after this.
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError>;
 
     /// Stops the machine. One that is off already is fine.
@@ -130,6 +149,43 @@ pub struct OpenedTarget {
     pub is_new: bool,
     /// Whether it is proven to read as zeros where nothing was written.
     pub zeroed: bool,
+    /// What goes over a link, if the disk is at another site.
+    pub link: Option<Arc<dyn Linked>>,
+}
+
+/// A disk behind a link.
+pub trait Linked: Send + Sync {
+    /// What went over the link since the disk was opened. Zeros are counted elsewhere.
+    fn bytes(&self) -> LinkBytes;
+}
+
+/// What went over a link for a disk, and what did not have to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkBytes {
+    /// Bytes of the disk that were sent.
+    pub sent: u64,
+    /// What they were after packing: what crossed the line.
+    pub sent_packed: u64,
+    /// Bytes that the other side had already, found by their hashes.
+    pub had: u64,
+    /// Bytes that were zero, by the source's word or found so.
+    pub zero: u64,
+    /// How often the disk was opened again after its link was lost.
+    pub reopened: u64,
+}
+
+impl LinkBytes {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: LinkBytes) -> LinkBytes {
+        LinkBytes {
+            sent: self.sent + other.sent,
+            sent_packed: self.sent_packed + other.sent_packed,
+            had: self.had + other.had,
+            zero: self.zero + other.zero,
+            reopened: self.reopened + other.reopened,
+        }
+    }
 }
 
 /// Outcome of a conversion.

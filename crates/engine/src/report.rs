@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use drover_mover::Attribution;
 use serde::Serialize;
 
+use crate::provider::LinkBytes;
 use crate::store::{DiskRow, EventRow, PassRow, PlanRow, Store, StoreError, VmRow, VmState, WarmRow};
 
 /// All that is known of a plan.
@@ -63,6 +64,8 @@ pub struct DiskReport {
     pub read_rate: Option<f64>,
     /// Where the time went.
     pub attribution: Option<Attribution>,
+    /// What went over the link to its site, in all runs.
+    pub link: Option<LinkBytes>,
 }
 
 /// When a phase ran.
@@ -148,6 +151,7 @@ fn disk_report(row: &DiskRow) -> DiskReport {
         equal: compared.then(|| row.differing == Some(0)),
         read_rate: row.read_bytes.zip(seconds).map(|(bytes, seconds)| bytes as f64 / seconds),
         attribution: row.attribution.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+        link: row.link.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         details: row.clone(),
     }
 }

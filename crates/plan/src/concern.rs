@@ -58,6 +58,8 @@ pub struct ConcernContext {
     pub data_from: Option<DataFrom>,
     /// Whether the guest is converted.
     pub convert: Option<Convert>,
+    /// Whether it goes to another site.
+    pub is_far: bool,
     /// Bus of the disks.
     pub disk_bus: Option<DiskBusChoice>,
     /// How it moves while it runs, if it does.
@@ -79,6 +81,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
     ("suspended", Weight::Blocks, "the VM is suspended"),
+    ("convert-far", Weight::Blocks, "the guest has to be converted, and it goes to another site"),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
     ("passthrough", Weight::Warning, "a device of the host is passed through"),
@@ -340,6 +343,20 @@ impl Found<'_> {
     fn drivers(&mut self, context: &ConcernContext) {
         let keeps_bus = matches!(context.disk_bus, Some(DiskBusChoice::Sata | DiskBusChoice::Keep));
         let is_windows = self.vm.guest_id.to_ascii_lowercase().starts_with("win");
+        let is_converted = match context.convert {
+            Some(Convert::Always) => true,
+            Some(Convert::Never) => false,
+            Some(Convert::Auto) | None => is_windows && !keeps_bus,
+        };
+        if context.is_far && is_converted {
+            self.add(
+                "convert-far",
+                None,
+                "would have to be converted, which drover does not do at another site",
+                "convert it there by other means and write `convert: never`, or move it to this machine first; Windows also \
+                 boots with `disk_bus: sata`",
+            );
+        }
         if is_windows && !keeps_bus {
             let advice = match context.convert {
                 Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
@@ -426,6 +443,21 @@ mod tests {
             assert!(ids(&vm, &inventory).contains(&id.to_string()), "{id}");
             id.to_string()
         };
+        let change_far = |id: &str, change: &dyn Fn(&mut Vm, &mut Inventory)| {
+            let (mut vm, mut inventory) = plain();
+            let context = ConcernContext { is_far: true, ..ConcernContext::default() };
+            let is_told = |vm: &Vm, inventory: &Inventory, context: &ConcernContext| {
+                concerns(vm, inventory, context).iter().any(|concern| concern.id == id)
+            };
+            assert!(!is_told(&vm, &inventory, &context), "{id}");
+            change(&mut vm, &mut inventory);
+            assert!(is_told(&vm, &inventory, &context), "{id}");
+            let never = ConcernContext { convert: Some(Convert::Never), ..context.clone() };
+            assert!(
+                !is_told(&vm, &inventory, &never) && !is_told(&vm, &inventory, &ConcernContext::default())
+            );
+            id.to_string()
+        };
         let told = [
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
@@ -438,6 +470,7 @@ mod tests {
             change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
+            change_far("convert-far", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),

@@ -12,6 +12,8 @@ pub(crate) enum Kind {
     Text,
     /// Lower-case letters, digits and `-`.
     PlanName,
+    /// What a peer is called: letters, digits, `-`, `_` and `.`.
+    Site,
     Path,
     /// `64MiB`: from so many bytes to so many.
     Size(u64, u64),
@@ -133,6 +135,11 @@ const FORMAT: &[&str] = &["raw", "qcow2"];
 const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
 const BUS_DOC: &str = "Bus that disks get at the target. keep: as at the source.";
 
+const FOLDER_DOC: &str =
+    "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
+const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE, or HH:MM-HH:MM=RATE in UTC, such as 500m (bits) or 12MiB (bytes). \
+                              The lowest of an hour holds, also among those of `drover agent limit`.";
+
 pub(crate) const SOURCES: &[(&str, &Table)] = &[("vsphere", &SOURCE), ("ova", &OVA)];
 
 pub(crate) static OVA: Table = Table {
@@ -216,8 +223,15 @@ pub(crate) static HOST: Table = Table {
 
 pub(crate) static TARGET: Table = Table {
     keys: &[
-        must("type", Kind::Choice(&["qemu"]), "Kind of target: QEMU/libvirt on this machine."),
-        must("folder", Kind::Path, "Folder that the VMs' own folders are made in."),
+        must("type", Kind::Choice(&["qemu"]), "Kind of target: QEMU/libvirt on this machine, or at a site."),
+        key(
+            "via",
+            Kind::Site,
+            "",
+            "Name of a paired site: its agent takes the disks, over a link. See docs/via.md.",
+        ),
+        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        must("folder", Kind::Path, FOLDER_DOC),
         key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
         key("qcow2", Kind::One(&QCOW2), "", "How qcow2 images are made."),
         key(
@@ -433,6 +447,7 @@ fn property(key: &Key) -> Value {
 fn value(kind: Kind) -> Value {
     match kind {
         Kind::Text | Kind::Path => json!({"type": "string", "minLength": 1}),
+        Kind::Site => json!({"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}),
         Kind::PlanName => json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,63}$"}),
         Kind::Size(least, most) => json!({"anyOf": [
             {"type": "string", "pattern": "^[0-9]+ ?([kKmMgGtT](i[bB])?|[bB])?$"}, {"type": "integer", "minimum": least, "maximum": most}]}),

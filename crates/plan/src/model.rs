@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drover_types::DayLimit;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{At, Problem};
@@ -212,7 +213,12 @@ pub struct HostOverride {
 pub struct Target {
     /// What kind of target it is.
     pub kind: TargetKind,
-    /// Folder that the VMs' own folders are made in.
+    /// The site whose agent takes the disks; absent for this machine.
+    pub via: Option<String>,
+    /// How much may go to that site, by the time of day; the lowest of an hour holds.
+    pub rate_limit: Vec<DayLimit>,
+    /// Folder that the VMs' own folders are made in. With `via` a folder of that site, whose first part is a pool of
+    /// its agent.
     pub folder: PathBuf,
     /// Image format.
     pub format: ImageFormat,
@@ -232,7 +238,7 @@ pub struct Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetKind {
-    /// QEMU and libvirt on this machine.
+    /// QEMU and libvirt, on this machine or another site's.
     Qemu,
 }
 

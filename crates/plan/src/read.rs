@@ -292,10 +292,13 @@ impl Reader {
                 |reader: &mut Reader, name| PathBuf::from(reader.text(&files, name).unwrap_or_default());
             UefiFiles { code: path(self, "code"), vars: path(self, "vars") }
         });
+        let format = self.format(&fields).unwrap_or(ImageFormat::Raw);
         Target {
             kind: TargetKind::Qemu,
+            via: self.via(&fields),
+            rate_limit: self.rate_limit(&fields),
             folder: self.text(&fields, "folder").unwrap_or_default().into(),
-            format: self.format(&fields).unwrap_or(ImageFormat::Raw),
+            format,
             qcow2: self.qcow2(&fields),
             accelerator,
             disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
@@ -749,6 +752,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
     };
     number.checked_mul(millis).map(Duration::from_millis)
 }
+
+mod via;
 
 mod warm;
 

@@ -36,7 +36,10 @@ pub struct PlannedVm {
     pub vm: Vm,
     /// Name at the target; safe as a file name and as a libvirt domain name.
     pub target_name: String,
-    /// The VM's own folder.
+    /// The site that it goes to; absent for this machine.
+    #[serde(default)]
+    pub site: Option<String>,
+    /// The VM's own folder. At a site its first part is a pool of the agent there.
     pub folder: PathBuf,
     /// Format of its disk images.
     pub format: ImageFormat,
@@ -73,6 +76,14 @@ pub struct PlannedVm {
 }
 
 impl PlannedVm {
+    /// Where an image is, for people: its path, or `agent://SITE/POOL/FILE`.
+    pub fn place_of(&self, disk: &PlannedDisk) -> PathBuf {
+        match &self.site {
+            None => disk.path.clone(),
+            Some(site) => PathBuf::from(format!("agent://{site}{}", disk.path.display())),
+        }
+    }
+
     /// Sum of the capacities of the disks to copy, in bytes; saturates.
     pub fn capacity_bytes(&self) -> u64 {
         self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.disk.capacity_bytes))

@@ -71,6 +71,7 @@ impl<'a> Resolver<'a> {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
+            is_far: plan.target.via.is_some(),
             disk_bus: Some(disk_bus),
             warm,
             excluded_disks: excluded.clone(),
@@ -82,6 +83,10 @@ impl<'a> Resolver<'a> {
         }
         self.check_power(vm, choice, power_off);
         let format = over.format.unwrap_or(plan.target.format);
+        if let (Some(site), ImageFormat::Qcow2) = (&plan.target.via, format) {
+            let text = format!("{} is to become qcow2, and the agent of {site} writes raw images", vm.name);
+            self.error(&choice.path, choice.at, text, "use `format: raw`");
+        }
         let target_name = safe_name(over.target_name.as_deref().unwrap_or(&vm.name));
         let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
         let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
@@ -93,6 +98,7 @@ impl<'a> Resolver<'a> {
             vm: vm.clone(),
             warm,
             target_name,
+            site: plan.target.via.clone(),
             folder,
             format,
             disk_bus,

@@ -40,6 +40,7 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
     write_passes(text, report)?;
     if summary.disks > 0 {
         write!(text, "\n{}", disk_table(report))?;
+        write_links(text, report)?;
         writeln!(text, "\nRoots of the hash trees (BLAKE3, a leaf per 64 KiB):")?;
     }
     report.vms.iter().try_for_each(|vm| vm.disks.iter().try_for_each(|disk| write_roots(text, vm, disk)))
@@ -147,6 +148,34 @@ fn disk_table(report: &PlanReport) -> Table {
     table
 }
 
+/// What crossed the line to other sites, and what did not have to.
+fn write_links(text: &mut String, report: &PlanReport) -> fmt::Result {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("OVER THE LINK, IN ALL RUNS", Left),
+        ("SITE", Left),
+        ("SENT", Right),
+        ("PACKED TO", Right),
+        ("NOT SENT: ZEROS", Right),
+        ("THERE BY HASH", Right),
+        ("LINK LOST", Right),
+    ]);
+    let disks = report.vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk)));
+    let linked: Vec<_> = disks.filter_map(|(vm, disk)| Some((vm, disk, disk.link?))).collect();
+    for (vm, disk, link) in &linked {
+        table.row([
+            format!("{}/{}", vm.row.name, disk.label),
+            vm.row.site.clone().unwrap_or_else(|| UNKNOWN.into()),
+            Bytes(link.sent).to_string(),
+            Bytes(link.sent_packed).to_string(),
+            Bytes(link.zero).to_string(),
+            Bytes(link.had).to_string(),
+            link.reopened.to_string(),
+        ]);
+    }
+    if linked.is_empty() { Ok(()) } else { write!(text, "\n{table}") }
+}
+
 fn write_roots(text: &mut String, vm: &VmReport, disk: &DiskReport) -> fmt::Result {
     let root = |root: &Option<String>| clean(root.as_deref().unwrap_or(UNKNOWN)).into_owned();
     writeln!(text, "  {}/{}", clean(&vm.row.name), clean(&disk.label))?;
@@ -215,6 +244,28 @@ Roots of the hash trees (BLAKE3, a leaf per 64 KiB):
 "
         );
         assert_eq!(report_text(&sample::report()), expected);
+    }
+
+    #[test]
+    fn what_crossed_a_link_is_told_with_its_site() {
+        let mut report = sample::report();
+        assert!(!report_text(&report).contains("OVER THE LINK"));
+        let mib = |mib: u64| mib << 20;
+        report.vms[0].row.site = Some("site-b".into());
+        let link = drover_engine::LinkBytes {
+            sent: mib(100),
+            sent_packed: mib(40),
+            had: mib(30),
+            zero: mib(5),
+            reopened: 2,
+        };
+        report.vms[0].disks[1].link = Some(link);
+        let text = report_text(&report);
+        let line = text.lines().find(|line| line.contains("site-b")).unwrap();
+        let words: Vec<&str> = line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect();
+        assert_eq!(words, ["web01/Hard disk 2", "site-b", "100 MiB", "40 MiB", "5 MiB", "30 MiB", "2"]);
+        assert_eq!(report_json(&report)["vms"][0]["disks"][1]["link"]["had"], mib(30));
+        assert_eq!(report_json(&report)["vms"][0]["site"], "site-b");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) fn vm(id: &str, name: &str, state: VmState) -> VmRow {
     VmRow {
         id: id.into(),
         name: name.into(),
+        site: None,
         state,
         phase: Some("copy".into()),
         planned: String::new(),
@@ -63,6 +64,7 @@ pub(crate) fn disk(vm: &str, number: usize) -> DiskRow {
         verify_ms: Some(2000),
         attribution: None,
         note: None,
+        link: None,
     }
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn disk_report(details: DiskRow) -> DiskReport {
             flush_ns: 20,
             idle_ns: 10,
         }),
+        link: details.link.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         details,
     }
 }

@@ -91,6 +91,11 @@ fn write_status(
         Some(ended) => writeln!(text, ", ended {}", local(ended))?,
         None => writeln!(text)?,
     }
+    let mut sites: Vec<&str> = vms.iter().filter_map(|vm| vm.site.as_deref()).collect();
+    sites.dedup();
+    for site in sites {
+        writeln!(text, "to site {}", clean(site))?;
+    }
     if !vms.is_empty() {
         write!(text, "\n{}", vm_table(vms, disks, interrupted))?;
     }
@@ -204,6 +209,16 @@ db: write: no space left
 go on with:      drover resume lab
 give up with:    drover cancel lab
 "
+        );
+    }
+
+    #[test]
+    fn a_plan_says_to_which_site_it_goes() {
+        let far = |id: &str| VmRow { site: Some("site-b".into()), ..vm(id, id, VmState::Done) };
+        let text = status_text(&plan("lab", PlanState::Done), &[far("a"), far("b")], &[]);
+        assert_eq!(text.matches("to site site-b\n").count(), 1, "{text}");
+        assert!(
+            !status_text(&plan("lab", PlanState::Done), &[vm("a", "a", VmState::Done)], &[]).contains("site")
         );
     }
 

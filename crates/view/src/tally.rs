@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drover_engine::{EngineError, Event, Phase};
+use drover_engine::{EngineError, Event, LinkBytes, Phase};
 use drover_types::{Bytes, Rate};
 
 use crate::text::{clean, count, duration, percent};
@@ -183,6 +183,12 @@ fn is_bad(event: &Event) -> bool {
     }
 }
 
+/// What crossed the line.
+fn link_words(link: &LinkBytes) -> String {
+    let LinkBytes { sent, sent_packed, had, .. } = *link;
+    format!("; {} sent as {}, {} there by hash", Bytes(sent), Bytes(sent_packed), Bytes(had))
+}
+
 fn words(event: &Event) -> String {
     match event {
         Event::PlanStarted { plan, vms, done_before: 0 } => {
@@ -194,11 +200,12 @@ fn words(event: &Event) -> String {
         Event::PhaseStarted { vm, phase } => format!("{vm}: {phase} begins"),
         Event::PhaseEnded { vm, phase, seconds } => format!("{vm}: {phase} took {}", seconds_text(*seconds)),
         Event::Note { vm, text } => format!("{vm}: {text}"),
-        Event::DiskCopied { vm, disk, root, bytes_read, seconds } => format!(
-            "{vm}/{disk}: copied, {} read in {} at {}, root {root}",
+        Event::DiskCopied { vm, disk, root, bytes_read, seconds, link } => format!(
+            "{vm}/{disk}: copied, {} read in {} at {}{}, root {root}",
             Bytes(*bytes_read),
             seconds_text(*seconds),
-            Rate(if *seconds > 0.0 { *bytes_read as f64 / seconds } else { 0.0 })
+            Rate(if *seconds > 0.0 { *bytes_read as f64 / seconds } else { 0.0 }),
+            link.as_ref().map(link_words).unwrap_or_default()
         ),
         Event::DiskVerified { vm, disk, blocks, blocks_total, equal } => {
             let verdict = if *equal { "equal" } else { "NOT EQUAL" };
@@ -264,6 +271,7 @@ pub(crate) mod tests {
             root: "ab12".into(),
             bytes_read: 2 << 30,
             seconds: 2.5,
+            link: None,
         };
         let verified = |disk: &str| Event::DiskVerified {
             vm: vm(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use drover_agent::trust::{DayLimit, Hours, HoursError};
+use drover_agent::trust::DayLimit;
 
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
@@ -39,6 +39,9 @@ pub struct AgentRunArgs {
     /// Take and give this NBD export, as agent://SITE/NAME
     #[arg(long, value_name = "NAME=URI")]
     pub nbd: Vec<Named>,
+    /// Let peers start and stop the machines that they moved here
+    #[arg(long)]
+    pub allow_start: bool,
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,
@@ -127,10 +130,7 @@ impl FromStr for LimitArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<LimitArg, String> {
-        let (hours, rate) = text.split_once('=').unwrap_or(("00:00-24:00", text));
-        let hours: Hours = hours.parse().map_err(|error: HoursError| error.to_string())?;
-        let RateArg(bytes_per_second) = rate.parse()?;
-        Ok(LimitArg(DayLimit { from: hours.from, to: hours.to, bytes_per_second }))
+        text.parse().map(LimitArg)
     }
 }
 
@@ -165,26 +165,7 @@ impl FromStr for RateArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RateArg, String> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let number: u64 = number.parse().map_err(|_| "it does not begin with a number".to_string())?;
-        let (times, over) = match unit {
-            "k" => (1_000, 8),
-            "m" => (1_000_000, 8),
-            "g" => (1_000_000_000, 8),
-            "KiB" => (1 << 10, 1),
-            "MiB" => (1 << 20, 1),
-            "GiB" => (1 << 30, 1),
-            _ => {
-                return Err(
-                    "the unit is k, m, g (bits a second), KiB, MiB or GiB (bytes a second)".to_string()
-                );
-            }
-        };
-        match number.checked_mul(times).map(|rate| rate / over) {
-            None | Some(0) => Err("that is no rate".to_string()),
-            Some(rate) => Ok(RateArg(rate)),
-        }
+        drover_types::line_rate(text).map(RateArg).map_err(str::to_string)
     }
 }
 

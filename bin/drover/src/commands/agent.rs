@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, server_config};
-use drover_agent::{Agent, Daemon, Event, Places, Route, dial, now, with_port};
+use drover_agent::{Agent, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
 use drover_link::{Applicant, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
 use drover_types::Bytes;
@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
 use crate::exit::{Exit, Failure};
+use crate::hypervisor::Qemu;
 use crate::signals::stop_on_signals;
 use crate::sites::{self, unusable};
 use crate::state::state_folder;
@@ -39,7 +40,9 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let folder = sites::folder(args.state.as_deref())?;
     let identity = sites::identity(&folder)?;
     let own_name = args.name.clone().unwrap_or_else(sites::own_name);
-    let agent = Agent::new(Arc::new(places(args)?));
+    let places = Arc::new(places(args)?);
+    let machines = Machines::new(places.clone(), Box::new(Qemu), args.allow_start);
+    let agent = Agent::new(places).with_machines(machines);
     let peers = Peers::new(folder.clone());
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))

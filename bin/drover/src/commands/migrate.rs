@@ -55,16 +55,23 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
     let begun = store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
     hide_left_files(&mut inventory, &begun);
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-    let resolution = plan::resolve_here(&file, &provider, &mut inventory);
+    let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
+    resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
+    let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &stop);
+    if let Some(site) = target.site() {
+        site?.dial()?;
+        let line = plan::far_summary(&file, &mut resolution, &target);
+        if !args.quiet && !args.json {
+            crate::out::say(line.trim_end());
+        }
+    }
     if !resolution.problems.is_empty() {
         eprint!("{}", drover_view::problems_text(&file.path, &resolution.problems));
     }
     if !resolution.is_ok() {
         return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
     }
-    let mut vms = resolution.vms;
-    vms.iter_mut().for_each(|vm| vm.start |= start);
-    let target = QemuTarget::new(&file.plan.target, &inventory.about);
+    let vms = resolution.vms;
     let outcome = run_shown(&file, &vms, &store, provider.source(), &target, &stop, args)?;
     provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
@@ -154,7 +161,10 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     }
     let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
     let (source, about) = to_give_up(&file, &store)?;
-    let target = QemuTarget::new(&file.plan.target, &about);
+    // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
+    let stop = StopSignal::default();
+    stop.stop();
+    let target = QemuTarget::new(&file, &about, args.run.state.as_deref(), &stop);
     store.ask_cancel(&name)?;
     let left = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
     if left.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
     DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, Problem, Resolution, Weight, resolve,
@@ -13,8 +14,10 @@ use drover_types::inventory::Inventory;
 use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
 use crate::exit::{Exit, Failure};
+use crate::far;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
+use crate::target::QemuTarget;
 
 /// A plan file may not be larger.
 const PLAN_BYTES_MAX: u64 = 16 << 20;
@@ -45,7 +48,9 @@ pub fn read(path: &Path) -> Result<PlanFile, Failure> {
 pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Failure> {
     match Plan::parse(&text) {
         Ok(mut plan) => {
-            plan.target.folder = folder.join(&plan.target.folder);
+            // A site's folders are known to its agent alone.
+            let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
+            plan.target.folder = below.join(&plan.target.folder);
             Ok(PlanFile { plan, text, path, folder })
         }
         Err(problems) => {
@@ -65,7 +70,9 @@ pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Invent
     provider.share_out(file, &mut resolution, inventory);
     resolution.problems.extend(provider.problems(&resolution));
     resolution.problems.extend(nfc_memory_problem(file, inventory));
-    resolution.problems.extend(space_problems(file, &resolution));
+    if file.plan.target.via.is_none() {
+        resolution.problems.extend(space_problems(file, &resolution));
+    }
     resolution
 }
 
@@ -146,10 +153,12 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         let mut inventory = provider.inventory()?;
         let mut resolution = resolve_here(&file, &provider, &mut inventory);
         nfc = provider.share_out(&file, &mut resolution, &inventory);
+        let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
+        let site = far_summary(&file, &mut resolution, &target);
         if !args.json {
             let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
             let sums = nfc_sums(&nfc, &inventory);
-            crate::out::print(&(summary(&resolution) + &way + &sums + &told_concerns(&resolution)));
+            crate::out::print(&(summary(&resolution) + &site + &way + &sums + &told_concerns(&resolution)));
         }
         resolution.problems
     };
@@ -166,6 +175,18 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         crate::out::line("the plan is fine; nothing was touched");
     }
     Ok(Exit::Success)
+}
+
+/// Asks the site that the plan goes to, if it goes to one, adds what stands in the way, and gives a line about it.
+pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &QemuTarget) -> String {
+    let Some(site) = target.site() else { return String::new() };
+    let found = match &site {
+        Ok(there) => far::ask(file, resolution, Ok(there)),
+        Err(failure) => far::ask(file, resolution, Err(failure.clone())),
+    };
+    let line = found.summary(file.plan.target.via.as_deref().unwrap_or_default());
+    resolution.problems.extend(found.problems);
+    line
 }
 
 /// What is worth knowing and stops nothing, said once however many VMs share it.

@@ -18,7 +18,7 @@ use crate::exit::{Exit, Failure, disk_exit};
 use crate::sites;
 
 /// An agent may be away at least this long before a disk is given up: lines across a country are cut for minutes.
-const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
+pub const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(15 * 60);
 
 /// A disk of another site, as it was named.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,6 +34,16 @@ impl AgentPlace {
         let is_sound = drover_agent::trust::check_name(site).is_ok() && PlaceName::parse(disk).is_ok();
         is_sound.then(|| AgentPlace { site: site.to_string(), disk: disk.to_string() })
     }
+}
+
+/// Where the journal of a copy to this place lies: on the side that copies, by the name of the target.
+pub fn journal_of_place(state: Option<&Path>, place: &AgentPlace) -> PathBuf {
+    journal_in_state(state, &format!("agent {} {}", place.site, place.disk))
+}
+
+/// What a journal calls a disk that the site's agent has this tag for.
+pub fn tag_of(site: &str, there: &str) -> String {
+    format!("agent {site} {there}")
 }
 
 /// How a disk of a site is used, by the settings of the command.
@@ -56,11 +66,7 @@ pub fn open_source(place: &AgentPlace, state: Option<&Path>) -> Result<End, Fail
 
 fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
     let site = sites::site(state, &place.site, rate)?;
-    site.session().map_err(|refusal| {
-        let text = format!("agent of {}: {refusal}", place.site);
-        Failure::new(Exit::Connection, text)
-            .advise("see `drover agent list`, and whether the agent runs there")
-    })?;
+    sites::dial_now(&site)?;
     Ok(site)
 }
 
@@ -156,7 +162,7 @@ impl Wanted<'_> {
     }
 
     fn tag(&self, there: &str) -> String {
-        format!("agent {} {there}", self.place.site)
+        tag_of(&self.place.site, there)
     }
 
     /// The journal lies on the side that copies, by the name of the target.
@@ -164,9 +170,8 @@ impl Wanted<'_> {
         if self.args.no_journal {
             return Ok(None);
         }
-        let name = format!("agent {} {}", self.place.site, self.place.disk);
         let path = self.args.journal.clone();
-        let path = path.unwrap_or_else(|| journal_in_state(self.args.state.as_deref(), &name));
+        let path = path.unwrap_or_else(|| journal_of_place(self.args.state.as_deref(), self.place));
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|error| {
                 Failure::new(Exit::Target, format!("folder {}: {error}", folder.display()))

@@ -44,6 +44,14 @@ pub fn earlier_copy(path: &Path, size: u64, source: &str, tag: &str) -> Earlier 
     Earlier::Half(Box::new(found))
 }
 
+/// What a journal says of the target with this tag; nothing if it is another's, or cannot be read.
+pub fn journal_of(path: &Path, tag: &str) -> Option<Box<Replay>> {
+    let file = File::open(path).ok()?;
+    let found = replay(&mut BufReader::with_capacity(1 << 20, file)).ok()?;
+    let wanted = Header::new(found.header.size, "", tag, 1);
+    (found.header.target == wanted.target).then(|| Box::new(found))
+}
+
 /// Recorded blocks that are looked at before a copy is gone on with: 4 MiB, spread over the disk.
 pub const LOOKED_AT_MAX: u64 = 64;
 

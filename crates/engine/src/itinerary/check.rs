@@ -57,7 +57,7 @@ impl Journey<'_> {
                 VmState::Running if !template || self.shares_a_place_with(&other) => {
                     Some((format!("{name} is on its way with"), "let that plan end, resume it or cancel it"))
                 }
-                VmState::Done if self.shares_an_image_with(&other) => Some((
+                VmState::Done if self.shares_an_image_with(&other)? => Some((
                     format!("{name} has arrived, in the same files, with"),
                     "take it out of this plan, choose another folder, or remove the files if they may go",
                 )),
@@ -75,12 +75,16 @@ impl Journey<'_> {
     }
 
     pub(super) fn shares_a_place_with(&self, other: &PlannedVm) -> bool {
-        self.planned.folder == other.folder
-            || self.planned.disks.iter().any(|disk| other.disks.iter().any(|it| it.path == disk.path))
+        self.planned.site == other.site
+            && (self.planned.folder == other.folder
+                || self.planned.disks.iter().any(|disk| other.disks.iter().any(|it| it.path == disk.path)))
     }
 
-    pub(super) fn shares_an_image_with(&self, other: &PlannedVm) -> bool {
+    pub(super) fn shares_an_image_with(&self, other: &PlannedVm) -> Outcome<bool> {
         let is_theirs = |path: &Path| other.disks.iter().any(|disk| disk.path == path);
-        self.planned.disks.iter().any(|disk| is_theirs(&disk.path) && disk.path.exists())
+        let mut shared = self.planned.disks.iter().filter(|disk| is_theirs(&disk.path));
+        let is_there = |disk| self.context.target.has_image(disk, self.planned);
+        Ok(self.planned.site == other.site
+            && shared.try_fold(false, |any, disk| Ok::<_, ProviderError>(any || is_there(disk)?))?)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use drover_disk::{Disk, DiskOp};
-use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy_telling, journal_path};
+use drover_mover::{CopyJob, CopyReport, MoveError, Progress, StopSignal, copy_telling};
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::BLOCK_BYTES;
 
@@ -14,6 +14,7 @@ use super::{Copied, Journey, Outcome, millis};
 use crate::error::{Cause, EngineError};
 use crate::event::{DiskActivity, Event, LiveDisk};
 use crate::parallel::in_parallel;
+use crate::provider::LinkBytes;
 use crate::store::DiskRow;
 
 /// What the copy phase does at once.
@@ -94,7 +95,7 @@ impl Journey<'_> {
             target_tag: target.tag,
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
-            journal: Some(journal_path(&disk.path)),
+            journal: Some(self.context.target.journal(disk, self.planned)),
             pass: pass.map(|pass| pass.job),
             options: self.context.options.clone(),
         };
@@ -103,10 +104,13 @@ impl Journey<'_> {
         let result = copy_telling(&job, &found, &live, stop);
         self.context.board.leave(&live);
         self.keep_distrust(live.audit_mismatches())?;
+        let link = target.link.map(|link| LinkBytes { zero: live.snapshot().zero, ..link.bytes() });
+        // Also of a copy that did not end well: it went over the line.
+        self.keep_link(disk, link)?;
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
         self.keep_copy(disk, &report, &opened.notes)?;
         if is_told {
-            self.tell_copied(disk, &report);
+            self.tell_copied(disk, &report, link);
         }
         Ok(Copied {
             root: report.root.to_hex(),
@@ -141,20 +145,32 @@ impl Journey<'_> {
         Ok(())
     }
 
-    fn tell_copied(&self, disk: &PlannedDisk, report: &CopyReport) {
+    /// Adds what went over the link to what went before.
+    fn keep_link(&self, disk: &PlannedDisk, link: Option<LinkBytes>) -> Outcome<()> {
+        let Some(link) = link else { return Ok(()) };
+        let row = self.stored_disk(disk)?.unwrap_or_else(|| self.disk_row(disk));
+        let before = row.link.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let row = DiskRow { link: serde_json::to_string(&link.plus(before)).ok(), ..row };
+        Ok(self.context.store.put_disk(self.context.plan, &row)?)
+    }
+
+    fn tell_copied(&self, disk: &PlannedDisk, report: &CopyReport, link: Option<LinkBytes>) {
         self.tell(Event::DiskCopied {
             vm: self.name(),
             disk: disk.disk.label.clone(),
             root: report.root.to_hex(),
             bytes_read: report.snapshot.read,
             seconds: report.elapsed.as_secs_f64(),
+            link,
         });
     }
 
     /// The row to build on: with its verification if nothing of the disk was copied since.
     pub(super) fn verified_before(&self, disk: &PlannedDisk, report: &CopyReport) -> Outcome<DiskRow> {
-        let row = self.stored_disk(disk)?.filter(|_| report.snapshot.settled == 0);
-        Ok(row.unwrap_or_else(|| self.disk_row(disk)))
+        let row = self.stored_disk(disk)?;
+        let link = row.as_ref().and_then(|row| row.link.clone());
+        let row = row.filter(|_| report.snapshot.settled == 0);
+        Ok(DiskRow { link, ..row.unwrap_or_else(|| self.disk_row(disk)) })
     }
 
     pub(super) fn copy_error(&self, disk: &PlannedDisk, source: MoveError, target: &dyn Disk) -> EngineError {

@@ -16,7 +16,7 @@ use drover_mover::{PassReport, Progress, StopSignal, TransferOptions};
 use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::{PowerState, Vm};
 
-pub(crate) use self::source::{look, remove_own_snapshots, switch_on_again};
+pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
 use self::still::Stillness;
 use self::warm::FrozenVm;
 use crate::clock::Clock;
@@ -272,7 +272,7 @@ impl<'a> Journey<'a> {
             vm: self.planned.vm.id.clone(),
             number: disk.index,
             label: disk.disk.label.clone(),
-            path: disk.path.clone(),
+            path: self.planned.place_of(disk),
             size: disk.disk.capacity_bytes,
             ..DiskRow::default()
         }

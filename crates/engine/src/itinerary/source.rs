@@ -5,7 +5,9 @@ use drover_types::inventory::{PowerState, Vm};
 
 use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description};
 use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::phase::Phase;
 use crate::provider::SourceProvider;
+use crate::store::StoreError;
 
 impl Journey<'_> {
     pub(super) fn power_off(&mut self) -> Outcome<()> {
@@ -114,11 +116,30 @@ pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec
 
 fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderError> {
     // A guest that runs, or may run, at the target must not run at the source too.
-    if context.target.is_running(planned)? {
+    if may_run_at_target(context, planned)? {
         let what = format!("{} runs at the target", planned.target_name);
         return Err(ProviderError::new(Cause::Target, what));
     }
     context.source.power_on(&look(context.source, planned)?)
+}
+
+/// Whether a VM runs at the target. Where nobody can tell, one that was never defined there does not: there is nothing
+/// that anybody could have started.
+pub(crate) fn may_run_at_target(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, ProviderError> {
+    match context.target.is_running(planned) {
+        Err(_) if !has_begun(context, planned, Phase::Define).unwrap_or(true) => Ok(false),
+        told => told,
+    }
+}
+
+/// Whether any run of the plan entered a phase with this VM.
+pub(crate) fn has_begun(
+    context: &Context<'_>,
+    planned: &PlannedVm,
+    phase: Phase,
+) -> Result<bool, StoreError> {
+    let events = context.store.events_of(context.plan, &planned.vm.id)?;
+    Ok(events.iter().any(|event| event.kind == "started" && event.phase.as_deref() == Some(phase.name())))
 }
 
 /// The VM as it is now, if it is still the one that was planned: hosts without vCenter give ids again.

@@ -25,6 +25,9 @@ impl Journey<'_> {
     }
 
     pub(super) fn start(&mut self) -> Outcome<()> {
+        if self.planned.start {
+            self.context.target.make_ready(self.planned)?;
+        }
         // Asked again at the last moment: a guest never runs on two sides.
         self.check_still()?;
         if !self.planned.start {

@@ -104,6 +104,8 @@ pub struct VmRow {
     pub id: String,
     /// Name at the target.
     pub name: String,
+    /// The site that it goes to; absent for this machine.
+    pub site: Option<String>,
     /// State.
     pub state: VmState,
     /// Phase it is in or ended in.
@@ -172,6 +174,8 @@ pub struct DiskRow {
     pub attribution: Option<String>,
     /// Notes.
     pub note: Option<String>,
+    /// What went over the link to its site in all runs, as JSON.
+    pub link: Option<String>,
 }
 
 /// An event in the store.
@@ -383,7 +387,7 @@ impl Store {
         self.run(|db| {
             db.execute(
                 "INSERT OR REPLACE INTO disk VALUES
-                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+                 (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
                 params![
                     plan,
                     disk.vm,
@@ -405,6 +409,7 @@ impl Store {
                     number(disk.verify_ms),
                     disk.attribution,
                     disk.note,
+                    disk.link,
                 ],
             )
         })?;
@@ -528,12 +533,14 @@ fn plan_row(row: &Row<'_>) -> rusqlite::Result<PlanRow> {
 }
 
 fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
+    let planned: String = row.get("planned")?;
     Ok(VmRow {
         id: row.get("id")?,
         name: row.get("name")?,
+        site: site_of(&planned),
         state: state(row, "state")?,
         phase: row.get("phase")?,
-        planned: row.get("planned")?,
+        planned,
         snapshot: row.get("snapshot")?,
         switched_off: row.get("switched_off")?,
         touched: row.get("touched")?,
@@ -544,6 +551,15 @@ fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
         started_ms: row.get("started_ms")?,
         ended_ms: row.get("ended_ms")?,
     })
+}
+
+/// Of a planned VM only the site, which those of an earlier drover do not have.
+fn site_of(planned: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Planned {
+        site: Option<String>,
+    }
+    serde_json::from_str::<Planned>(planned).ok()?.site
 }
 
 fn event_row(row: &Row<'_>) -> rusqlite::Result<EventRow> {
@@ -577,6 +593,7 @@ fn disk_row(row: &Row<'_>) -> rusqlite::Result<DiskRow> {
         verify_ms: unsigned(row, "verify_ms")?,
         attribution: row.get("attribution")?,
         note: row.get("note")?,
+        link: row.get("link")?,
     })
 }
 

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 3;
+pub(super) const SCHEMA_VERSION: i64 = 4;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -61,6 +61,9 @@ CREATE TABLE pass (
 /// What version 3 added: a moment for a cutover counts once.
 const MOMENT: &str = "ALTER TABLE warm ADD COLUMN moment_tried_ms INTEGER;";
 
+/// What version 4 added: disks at other sites.
+const LINK: &str = "ALTER TABLE disk ADD COLUMN link TEXT;";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -75,7 +78,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT].into_iter().skip(version.max(0) as usize);
+        let mut steps = [FIRST, WARM, MOMENT, LINK].into_iter().skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }

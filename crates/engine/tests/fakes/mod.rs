@@ -538,7 +538,7 @@ impl TargetProvider for World {
             let name = disk.path.display().to_string();
             std::fs::write(&disk.path, "").unwrap();
             let image = state.images.entry(disk.path.clone()).or_insert_with(|| MemDisk::blank(&name, size));
-            OpenedTarget { disk: Arc::new(image.clone()), tag: name, is_new, zeroed: is_new }
+            OpenedTarget { disk: Arc::new(image.clone()), tag: name, is_new, zeroed: is_new, link: None }
         })
     }
 
@@ -567,6 +567,10 @@ impl TargetProvider for World {
         self.call("undo define", &vm.target_name, |state| {
             state.defined.remove(&vm.target_name);
         })
+    }
+
+    fn make_ready(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.call("make ready", &vm.target_name, |_| ())
     }
 
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {

@@ -378,3 +378,36 @@ fn aio_buffers_are_refused_wherever_a_vm_moves_warm() {
     }
     assert!(problems(&with_vddk("aio: auto")(&SMALL.replace("vms:", "mode: warm\nvms:"))).is_empty());
 }
+
+fn target(lines: &str) -> Result<Plan, Vec<Problem>> {
+    Plan::parse(&format!(
+        "version: 1\nname: p\nsource: {{type: ova, path: a.ova}}\ntarget: {{type: qemu, {lines}}}\nvms: [{{glob: '*'}}]\n"
+    ))
+}
+
+#[test]
+fn a_target_at_a_site_has_a_pool_and_limits() {
+    let plan = target("via: site-b, folder: vms/prod, rate_limit: [500m, '08:00-18:00=12MiB']").unwrap();
+    assert_eq!(plan.target.via.as_deref(), Some("site-b"));
+    let rates: Vec<u64> = plan.target.rate_limit.iter().map(|limit| limit.bytes_per_second).collect();
+    assert_eq!(rates, [62_500_000, 12 << 20]);
+    assert_eq!(target("folder: /vms").unwrap().target.via, None);
+}
+
+#[test]
+fn what_does_not_go_with_a_site_is_told_with_what_to_do() {
+    for (lines, words) in [
+        ("via: 'site b', folder: vms", "no name of a site"),
+        ("via: site-b, folder: ../vms", "is not POOL or POOL/FOLDER"),
+        ("via: site-b, folder: /", "is not POOL or POOL/FOLDER"),
+        ("via: site-b, folder: vms, uefi: {code: /a, vars: /b}", "firmware files cannot be named"),
+        ("via: site-b, folder: vms, qcow2: {compressed: true}", "writes raw images"),
+        ("folder: /vms, rate_limit: [1g]", "limits a link, and there is none"),
+        ("via: site-b, folder: vms, rate_limit: [fast]", "does not begin with a number"),
+    ] {
+        let problems = target(lines).unwrap_err();
+        assert_eq!(problems.len(), 1, "{lines}: {problems:?}");
+        assert!(problems[0].message.contains(words), "{lines}: {}", problems[0]);
+        assert!(problems[0].line.is_some());
+    }
+}

@@ -302,3 +302,17 @@ fn a_draft_parses_and_its_movable_vms_resolve() {
         "the same inventory gives the same text"
     );
 }
+
+#[test]
+fn places_at_a_site_are_below_its_pools_and_images_are_raw() {
+    let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                target: {type: qemu, via: site-b, folder: /vms}\nnetworks: {VM Network: br0}\nstorage: {ds1: /nvme}\n";
+    let plan = |vms: &str| Plan::parse(&format!("{text}vms: {vms}\n")).unwrap();
+    let resolution = resolve(&plan("[{name: web01}]"), &inventory());
+    assert_eq!(resolution.problems, []);
+    let vm = &resolution.vms[0];
+    assert_eq!((vm.site.as_deref(), vm.folder.to_str()), (Some("site-b"), Some("/vms/web01")));
+    assert_eq!(vm.place_of(&vm.disks[0]), PathBuf::from("agent://site-b/nvme/web01/web01-0.raw"));
+    let told = errors(&plan("[{name: web01, format: qcow2}]"), &inventory());
+    assert!(told.contains("the agent of site-b writes raw images"), "{told}");
+}

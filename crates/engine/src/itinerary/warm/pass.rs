@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_mover::{Areas, Audit, PassJob, StopSignal, journal_path, recorded_leaves};
+use drover_mover::{Areas, Audit, PassJob, StopSignal, recorded_leaves};
 use drover_plan::{Audit as PlanAudit, PlannedDisk, PlannedVm};
 use drover_types::inventory::{PowerState, Vm};
 
@@ -80,7 +80,7 @@ impl Journey<'_> {
     /// Whether there are images of an earlier state that this plan knows nothing of, with their journals: then
     /// blocks that an interrupted first pass has not come to are older than its snapshot.
     fn knows_blocks(&self) -> bool {
-        let journals = self.planned.disks.iter().map(|disk| journal_path(&disk.path));
+        let journals = self.planned.disks.iter().map(|disk| self.context.target.journal(disk, self.planned));
         // One that cannot be read is started again, and knows nothing.
         journals.into_iter().any(|it| recorded_leaves(&it).is_ok_and(|leaves| leaves.known_blocks() > 0))
     }

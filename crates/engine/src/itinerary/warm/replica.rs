@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use drover_copy::{LeafTable, Mismatch};
-use drover_mover::{StopSignal, Verification, hash, journal_path, recorded_leaves, verify_blocks};
+use drover_mover::{StopSignal, Verification, hash, recorded_leaves, verify_blocks};
 use drover_plan::{PlannedDisk, Verify};
 use drover_types::BLOCK_BYTES;
 
@@ -54,7 +54,8 @@ impl Journey<'_> {
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
         let differing = in_parallel(this.disks_at_once, &disks, this.context.stop, |disk, stop| {
             // An earlier run died while it removed what had been changed.
-            if !disk.path.exists() || !journal_path(&disk.path).exists() {
+            let target = this.context.target;
+            if !target.journal(disk, this.planned).exists() || !target.has_image(disk, this.planned)? {
                 return Ok(disk.disk.capacity_bytes.div_ceil(BLOCK_BYTES) as usize);
             }
             Ok(this.compare_replica(disk, stop)?.1.len())
@@ -82,7 +83,7 @@ impl Journey<'_> {
     /// What was recorded of a disk, and the blocks of its image that are something else.
     fn compare_replica(&self, disk: &PlannedDisk, stop: &StopSignal) -> Outcome<(LeafTable, Vec<Mismatch>)> {
         let target = self.context.target.open_for_verify(disk, self.planned)?;
-        let leaves = recorded_leaves(&journal_path(&disk.path))
+        let leaves = recorded_leaves(&self.context.target.journal(disk, self.planned))
             .map_err(|error| self.copy_error(disk, error.into(), target.as_ref()))?;
         let live = self.enter(disk, DiskActivity::Verify);
         let found = hash(target.as_ref(), leaves.size(), None, self.context.options, &live, stop);

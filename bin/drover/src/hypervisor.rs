@@ -1,0 +1,94 @@
+//! QEMU on this host, for the agent: what peers have it build is built here as for a plan of this host's own.
+
+use std::path::Path;
+use std::time::Duration;
+
+use drover_agent::{Home, Hypervisor, Refusal};
+use drover_disk::DiskErrorKind;
+use drover_qemu::{QemuError, QemuErrorKind, RunOptions, Validation, VmFolder};
+
+use crate::machine::spec_of;
+
+/// How long a guest that must go may take before its plug is pulled.
+const STOP_TIME: Duration = Duration::from_secs(5);
+
+/// QEMU and libvirt on this host.
+pub struct Qemu;
+
+impl Hypervisor for Qemu {
+    fn check(&self, home: &Home<'_>) -> Result<(), Refusal> {
+        spec_of(home, None).and_then(|spec| spec.check()).map_err(refusal)
+    }
+
+    fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
+        let spec = spec_of(home, None).map_err(refusal)?;
+        let made = drover_qemu::write_definition(&spec).map_err(refusal)?;
+        let schema = match made.validation {
+            Validation::Valid => "valid by libvirt's schema".to_string(),
+            Validation::NotChecked(why) => format!("not checked against libvirt's schema: {why}"),
+            Validation::Invalid(why) => {
+                let why = format!("libvirt's schema refuses {}: {why}", made.xml_path.display());
+                return Err(Refusal::new(DiskErrorKind::Failed, why));
+            }
+        };
+        let xml = made.xml_path.display();
+        let (script, start_with) = match &made.run_script_path {
+            Some(script) => (format!(", {}", script.display()), format!("'{}'", script.display())),
+            None => (String::new(), format!("virsh define '{xml}' && virsh start '{}'", spec.name)),
+        };
+        Ok((format!("{xml}{script} ({schema})"), Some(start_with)))
+    }
+
+    fn is_defined(&self, folder: &Path) -> bool {
+        let folder = VmFolder::new(folder);
+        folder.domain_xml().exists() || folder.run_script().exists()
+    }
+
+    fn undefine(&self, folder: &Path) -> Result<(), Refusal> {
+        let folder = VmFolder::new(folder);
+        drover_qemu::undo_definition(&folder).map_err(refusal)?;
+        // What the last run left; a machine that runs was refused above.
+        let traces = [folder.qmp_socket(), folder.vnc_socket(), folder.pid_file()];
+        let logs = [folder.serial_log(), folder.qemu_log()];
+        for file in traces.iter().chain(&logs) {
+            match std::fs::remove_file(file) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let why = format!("removing {}: {error}", file.display());
+                    return Err(Refusal::new(DiskErrorKind::of(&error), why));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&self, home: &Home<'_>) -> Result<String, Refusal> {
+        let spec = spec_of(home, None).map_err(refusal)?;
+        let running = drover_qemu::start(&spec, &RunOptions::default()).map_err(refusal)?;
+        let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
+        Ok(format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display()))
+    }
+
+    fn runs(&self, folder: &Path) -> Result<bool, Refusal> {
+        drover_qemu::is_running(&VmFolder::new(folder)).map_err(refusal)
+    }
+
+    fn stop(&self, folder: &Path) -> Result<(), Refusal> {
+        match drover_qemu::find_running(&VmFolder::new(folder)).map_err(refusal)? {
+            Some(running) => running.stop(STOP_TIME).map_err(refusal),
+            None => Ok(()),
+        }
+    }
+}
+
+fn refusal(error: QemuError) -> Refusal {
+    let kind = match error.kind {
+        QemuErrorKind::OutOfSpace => DiskErrorKind::OutOfSpace,
+        QemuErrorKind::Denied | QemuErrorKind::Busy | QemuErrorKind::AlreadyRunning => DiskErrorKind::Denied,
+        QemuErrorKind::Missing(_) => DiskErrorKind::Unsupported,
+        QemuErrorKind::Invalid => DiskErrorKind::Misuse,
+        _ => DiskErrorKind::Failed,
+    };
+    let advice = error.advice().map(|advice| format!(" ({advice})")).unwrap_or_default();
+    Refusal::new(kind, format!("{}{advice}", error.chain()))
+}

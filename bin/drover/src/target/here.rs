@@ -1,0 +1,255 @@
+//! QEMU and libvirt on this machine.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_agent::Home;
+use drover_disk::{Disk, DiskError, Features, FileDisk, Lane, Limits};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_mover::journal_path;
+use drover_plan::{Convert, ImageFormat, PlannedDisk, PlannedVm, Target};
+use drover_qcow2::Qcow2Disk;
+use drover_qemu::{
+    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, RunOptions, Validation, VmFolder,
+};
+use drover_types::{ByteSpan, Extent};
+
+use crate::endpoint::{TargetEnd, open_raw_target};
+use crate::exit::Failure;
+use crate::image::qemu_error;
+use crate::machine::{machine_of, spec_of};
+use crate::qcow2;
+
+/// How long a guest that must go may take before its plug is pulled.
+const STOP_TIME: Duration = Duration::from_secs(5);
+
+/// QEMU on this machine, for one plan.
+pub struct Here {
+    target: Target,
+    /// Where the VMs come from, in words.
+    origin: String,
+}
+
+impl Here {
+    pub fn new(target: &Target, origin: &str) -> Self {
+        Here { target: target.clone(), origin: origin.to_string() }
+    }
+
+    fn spec(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
+        let absolute = |disk: &PlannedDisk| {
+            std::path::absolute(&disk.path).map_err(|error| io_error("finding", &disk.path, error))
+        };
+        let images = vm.disks.iter().map(absolute).collect::<Result<Vec<_>, _>>()?;
+        let machine = machine_of(vm, &self.target, &self.origin);
+        let home = Home { folder: vm.folder.clone(), images, machine: &machine };
+        spec_of(&home, self.target.uefi.as_ref()).map_err(qemu_error)
+    }
+
+    fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
+        let disks = vm.disks.iter().filter_map(|disk| disk.path.parent());
+        std::iter::once(vm.folder.as_path()).chain(disks)
+    }
+}
+
+impl TargetProvider for Here {
+    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        for folder in Here::folders(vm) {
+            std::fs::create_dir_all(folder).map_err(|error| io_error("making", folder, error))?;
+            drover_disk::is_writable_dir(folder).map_err(|error| {
+                ProviderError::new(Cause::Target, format!("folder {} cannot be written", folder.display()))
+                    .because(error)
+                    .advise("choose a folder that this user may write to")
+            })?;
+        }
+        self.spec(vm)?.check().map_err(qemu_error)
+    }
+
+    fn open_disk(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+        size: u64,
+    ) -> Result<OpenedTarget, ProviderError> {
+        let opened = match vm.format {
+            ImageFormat::Raw => open_raw_target(&disk.path, size),
+            ImageFormat::Qcow2 => {
+                let earlier = journal_path(&disk.path).exists();
+                qcow2::open_target(&disk.path, size, earlier, false, qcow2::planned(&self.target.qcow2))
+            }
+        };
+        let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
+        Ok(OpenedTarget { disk: held(end.disk, end.keep), tag, is_new, zeroed, link: None })
+    }
+
+    fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
+        let opened: Result<Arc<dyn Disk>, DiskError> = match vm.format {
+            ImageFormat::Raw => FileDisk::open_for_verify(&disk.path).map(|disk| Arc::new(disk) as _),
+            ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(&disk.path).map(|disk| Arc::new(disk) as _),
+        };
+        opened.map_err(|error| {
+            ProviderError::new(Cause::Target, format!("reading {} back", disk.path.display())).because(error)
+        })
+    }
+
+    fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        if vm.convert == Convert::Never {
+            return Ok(Converted::Skipped("the plan says so".into()));
+        }
+        convert(&self.spec(vm)?, vm)
+    }
+
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+    }
+
+    fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let spec = self.spec(vm)?;
+        let made = drover_qemu::write_definition(&spec).map_err(qemu_error)?;
+        let schema = match made.validation {
+            Validation::Valid => "valid by libvirt's schema".to_string(),
+            Validation::NotChecked(why) => format!("not checked against libvirt's schema: {why}"),
+            Validation::Invalid(why) => {
+                let what = format!("libvirt's schema refuses {}: {why}", made.xml_path.display());
+                return Err(ProviderError::new(Cause::Internal, what).advise("report this with the file"));
+            }
+        };
+        let script = made.run_script_path.map(|path| format!(", {}", path.display())).unwrap_or_default();
+        Ok(format!("defined: {}{script} ({schema})", made.xml_path.display()))
+    }
+
+    fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::undo_definition(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+    }
+
+    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let running = drover_qemu::start(&self.spec(vm)?, &RunOptions::default()).map_err(qemu_error)?;
+        let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
+        Ok(format!(
+            "started: process {}, serial line in {}{notes}",
+            running.pid,
+            running.serial_log().display()
+        ))
+    }
+
+    fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        drover_qemu::is_running(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+    }
+
+    fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        match drover_qemu::find_running(&VmFolder::new(&vm.folder)).map_err(qemu_error)? {
+            Some(running) => running.stop(STOP_TIME).map_err(qemu_error),
+            None => Ok(()),
+        }
+    }
+
+    fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
+        for disk in &vm.disks {
+            // Only what drover made: an image without a journal is somebody else's.
+            let journal = journal_path(&disk.path);
+            if journal.exists() {
+                remove(&disk.path)?;
+                remove(&journal)?;
+                remove(&crate::vddk::log_path(&disk.path))?;
+            }
+        }
+        for folder in Here::folders(vm) {
+            // Folders that hold something else stay.
+            let _ = std::fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+}
+
+fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+    let bus = spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus);
+    let need = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
+    let reason = match (&need, vm.convert) {
+        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => {
+            return Ok(Converted::Skipped(why.clone()));
+        }
+        (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why.clone(),
+    };
+    match (drover_qemu::convert(spec, &ConvertOptions::default()).map_err(qemu_error)?, vm.convert) {
+        (ConvertOutcome::Converted(log), _) => Ok(Converted::Done(log.display().to_string())),
+        (ConvertOutcome::ConvertedBefore, _) => Ok(Converted::Skipped("an earlier run converted it".into())),
+        (ConvertOutcome::NotAvailable(why), Convert::Always) => {
+            Err(ProviderError::new(Cause::Target, why)
+                .advise("install it, or choose `convert: auto` or `never`"))
+        }
+        (ConvertOutcome::NotAvailable(why), _) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), ProviderError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("removing", path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn io_error(doing: &str, path: &Path, error: std::io::Error) -> ProviderError {
+    let cause = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Cause::TargetFull,
+        _ => Cause::Target,
+    };
+    ProviderError::new(cause, format!("{doing} {}", path.display())).because(error)
+}
+
+fn from_failure(failure: Failure) -> ProviderError {
+    let cause = match failure.exit {
+        crate::exit::Exit::TargetFull => Cause::TargetFull,
+        crate::exit::Exit::Access => Cause::Access,
+        _ => Cause::Target,
+    };
+    let error = ProviderError::new(cause, failure.message);
+    match failure.advice {
+        Some(advice) => error.advise(advice),
+        None => error,
+    }
+}
+
+/// A disk together with what must live as long as it.
+struct Held<K> {
+    disk: Arc<dyn Disk>,
+    _keep: K,
+}
+
+fn held<K: Send + Sync + 'static>(disk: Arc<dyn Disk>, keep: K) -> Arc<dyn Disk> {
+    Arc::new(Held { disk, _keep: keep })
+}
+
+impl<K: Send + Sync> Disk for Held<K> {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    fn identity(&self) -> String {
+        self.disk.identity()
+    }
+
+    fn limits(&self) -> Limits {
+        self.disk.limits()
+    }
+
+    fn features(&self) -> Features {
+        self.disk.features()
+    }
+
+    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
+        self.disk.extents(span)
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
+        self.disk.open_lane()
+    }
+
+    fn flush(&self) -> Result<(), DiskError> {
+        self.disk.flush()
+    }
+}

@@ -1,0 +1,379 @@
+//! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use drover_agent::machine::{Image, Machine, Order, Told, What};
+use drover_agent::opening::{Announced, How, Stat};
+use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
+use drover_disk::{Disk, DiskErrorKind};
+use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
+use drover_mover::StopSignal;
+use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
+use drover_qemu::Need;
+
+use super::Setting;
+use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
+use crate::endpoint::guard;
+use crate::exit::Failure;
+use crate::machine::{boot_bus, machine_of, site_name};
+use crate::sites;
+
+/// How long an agent may be away before an order is given up: it may just be restarted.
+const ORDER_WITHIN: Duration = Duration::from_secs(60);
+const ORDER_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a link may be down after the user asked for a stop, before nobody waits for it any more.
+const DOWN_AFTER_STOP_MAX: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Bytes of writes of one disk that are not answered: 64 MiB on a line alone, less where many disks share the memory.
+const PENDING_BYTES_MIN: u64 = 8 << 20;
+const PENDING_BYTES_MAX: u64 = 64 << 20;
+
+/// A site, for one plan.
+pub struct There {
+    site: Arc<Site>,
+    about: Setting,
+    options: AgentOptions,
+    open: Arc<Mutex<Vec<Weak<AgentDisk>>>>,
+    number: AtomicU64,
+    /// By VM, the order after which it may be started.
+    ready: Mutex<HashMap<String, u64>>,
+}
+
+impl There {
+    /// The site of this name, not dialled yet.
+    pub fn new(name: &str, about: &Setting) -> Result<There, Failure> {
+        let site = sites::site_within(about.state.as_deref(), name, None, &about.target.rate_limit)?;
+        let open = Arc::default();
+        watch(&about.stop, &site, &open);
+        Ok(There {
+            site,
+            about: about.clone(),
+            options: options(&about.limits),
+            open,
+            number: AtomicU64::new(0),
+            ready: Mutex::default(),
+        })
+    }
+
+    /// Connects, so that a site that cannot be reached is told before anything is begun.
+    pub fn dial(&self) -> Result<(), Failure> {
+        sites::dial_now(&self.site)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.site.name()
+    }
+
+    /// What its agent has.
+    pub fn info(&self) -> Result<Announced, Refusal> {
+        self.site.info()
+    }
+
+    /// What is at an image's place.
+    pub fn stat(&self, disk: &PlannedDisk) -> Result<Stat, Refusal> {
+        self.site.stat(&site_name(&disk.path))
+    }
+
+    /// Whether this host has a journal of the image that is there.
+    pub fn is_ours(&self, disk: &PlannedDisk, stat: &Stat) -> bool {
+        self.recorded(disk, stat).is_some()
+    }
+
+    /// How a machine stands, without standing in anybody's way.
+    pub fn glance(&self, vm: &PlannedVm) -> Result<Told, Refusal> {
+        self.site.order(&self.order_of(vm, What::Look, 0))
+    }
+
+    fn recorded(&self, disk: &PlannedDisk, stat: &Stat) -> Option<Box<drover_copy::Replay>> {
+        let journal = journal(self.about.state.as_deref(), self.name(), disk);
+        stat.size.and_then(|_| guard::journal_of(&journal, &tag_of(self.name(), &stat.tag)))
+    }
+
+    fn machine(&self, vm: &PlannedVm) -> Machine {
+        machine_of(vm, &self.about.target, &self.about.origin)
+    }
+
+    fn order_of(&self, vm: &PlannedVm, what: What, number: u64) -> Order {
+        let owner = format!("plan {} vm {} {}", self.about.plan, vm.vm.id, vm.vm.instance_uuid);
+        Order { folder: site_name(&vm.folder), owner, number, what }
+    }
+
+    /// A number higher than those of all orders before, also those of earlier processes.
+    fn next_number(&self) -> u64 {
+        let now = drover_mover::new_epoch(0);
+        let before = self.number.fetch_update(SeqCst, SeqCst, |last| Some(now.max(last + 1)));
+        now.max(before.unwrap_or_default() + 1)
+    }
+
+    /// Orders something that may be ordered twice; waits for an agent that is away.
+    fn insist(&self, vm: &PlannedVm, what: &What) -> Result<Told, ProviderError> {
+        let until = Instant::now() + ORDER_WITHIN;
+        loop {
+            let order = self.order_of(vm, what.clone(), self.next_number());
+            match self.site.order(&order) {
+                Err(refusal) if refusal.kind == DiskErrorKind::Transient && self.may_wait(until) => {
+                    std::thread::sleep(ORDER_PAUSE);
+                }
+                result => return result.map_err(|refusal| self.refused(refusal)),
+            }
+        }
+    }
+
+    fn may_wait(&self, until: Instant) -> bool {
+        Instant::now() < until && !self.about.stop.is_set()
+    }
+
+    fn refused(&self, refusal: Refusal) -> ProviderError {
+        let (cause, advice) = match refusal.kind {
+            DiskErrorKind::Transient => (
+                Cause::Connection,
+                "see whether the agent runs there and the line is up, then `drover resume`",
+            ),
+            DiskErrorKind::OutOfSpace => (Cause::TargetFull, "make room at the site, then `drover resume`"),
+            _ => (Cause::Target, "look at the agent's host, then `drover resume`"),
+        };
+        ProviderError::new(cause, format!("agent of {}: {refusal}", self.name())).advise(advice)
+    }
+
+    fn failed(&self, error: &drover_disk::DiskError) -> ProviderError {
+        let kind = error.kind;
+        self.refused(Refusal::new(kind, drover_engine::chain(error)))
+    }
+
+    fn ready(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How a target is opened, and the highest epoch that is known of it.
+    fn how(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64) -> Result<(How, u64), ProviderError> {
+        let stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
+        match (self.recorded(disk, &stat), stat.size) {
+            (Some(found), Some(there)) if there == size => Ok((How::Resume, found.epoch)),
+            (Some(found), _) => Ok((How::Force, found.epoch)),
+            (None, _) if stat.holds_nothing => Ok((How::New, 0)),
+            (None, there) => {
+                let place = vm.place_of(disk);
+                let bytes = there.unwrap_or_default();
+                let what =
+                    format!("{} already holds {bytes} bytes that this plan did not write", place.display());
+                Err(ProviderError::new(Cause::Target, what)
+                    .advise("choose another folder or target_name, or remove it at the site"))
+            }
+        }
+    }
+
+    fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
+        let disk = Arc::new(disk);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|disk| disk.strong_count() > 0);
+        open.push(Arc::downgrade(&disk));
+        disk
+    }
+}
+
+/// Where the journal of a disk's copy to a site lies: where that of `drover copy` to the same place does.
+pub fn journal(state: Option<&Path>, site: &str, disk: &PlannedDisk) -> PathBuf {
+    journal_of_place(state, &AgentPlace { site: site.to_string(), disk: site_name(&disk.path) })
+}
+
+fn options(limits: &Limits) -> AgentOptions {
+    let share = limits.memory / u64::from(limits.disks.max(1));
+    AgentOptions {
+        pending_bytes_max: share.clamp(PENDING_BYTES_MIN, PENDING_BYTES_MAX),
+        give_up_after: limits.retry_for.max(GIVE_UP_AFTER_MIN),
+        ..AgentOptions::default()
+    }
+}
+
+/// Once a stop was asked for, nobody waits long for a link that is down.
+fn watch(stop: &StopSignal, site: &Arc<Site>, open: &Arc<Mutex<Vec<Weak<AgentDisk>>>>) {
+    let (stop, site, open) = (stop.clone(), Arc::downgrade(site), open.clone());
+    std::thread::spawn(move || {
+        let mut down = Duration::ZERO;
+        loop {
+            std::thread::sleep(LOOK);
+            let Some(site) = site.upgrade() else { return };
+            let is_waited_for = stop.is_set() && !site.is_up();
+            down = if is_waited_for { down + LOOK } else { Duration::ZERO };
+            if down < DOWN_AFTER_STOP_MAX {
+                continue;
+            }
+            down = Duration::ZERO;
+            let disks = open.lock().unwrap_or_else(PoisonError::into_inner);
+            let why = "the link is down, and the run is to stop";
+            disks.iter().filter_map(Weak::upgrade).for_each(|disk| disk.give_up(why));
+            drop(disks);
+            site.hang_up();
+        }
+    });
+}
+
+/// What goes over the link for a disk.
+struct OfDisk(Arc<AgentDisk>);
+
+impl Linked for OfDisk {
+    fn bytes(&self) -> LinkBytes {
+        let way = self.0.sent();
+        let (sent, sent_packed, had, reopened) = (way.sent, way.sent_packed, way.had, way.reopened);
+        LinkBytes { sent, sent_packed, had, reopened, zero: 0 }
+    }
+}
+
+/// Why a guest cannot be moved there as it is, if it would have to be converted.
+pub fn conversion_problem(vm: &PlannedVm, machine: &Machine) -> Option<String> {
+    match (drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(machine)), vm.convert) {
+        (_, Convert::Never) => None,
+        (_, Convert::Always) => Some("the plan wants it converted".to_string()),
+        (Need::Needed(why), Convert::Auto) => Some(why),
+        (Need::Advised(_) | Need::NotNeeded(_), Convert::Auto) => None,
+    }
+}
+
+impl TargetProvider for There {
+    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let machine = self.machine(vm);
+        if let Some(why) = conversion_problem(vm, &machine) {
+            let what = format!("{} cannot be converted at {}: {why}", vm.target_name, self.name());
+            return Err(ProviderError::new(Cause::Plan, what).advise(
+                "convert it there by other means and write `convert: never`, or move it to this machine first",
+            ));
+        }
+        let journals = vm.disks.iter().map(|disk| self.journal(disk, vm));
+        for folder in journals.filter_map(|path| path.parent().map(Path::to_path_buf)) {
+            std::fs::create_dir_all(&folder).map_err(|error| {
+                ProviderError::new(Cause::Internal, format!("making {}", folder.display())).because(error)
+            })?;
+        }
+        self.insist(vm, &What::Prepare(machine)).map(drop)
+    }
+
+    fn open_disk(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+        size: u64,
+    ) -> Result<OpenedTarget, ProviderError> {
+        let (how, before) = self.how(disk, vm, size)?;
+        let target = Target { size, how, epoch: drover_mover::new_epoch(before) };
+        let opened =
+            AgentDisk::open_target(&self.site, &site_name(&disk.path), &target, self.options.clone());
+        let opened = self.keep(opened.map_err(|error| self.failed(&error))?);
+        let told = opened.opened();
+        Ok(OpenedTarget {
+            tag: tag_of(self.name(), &told.tag),
+            is_new: told.is_new,
+            zeroed: told.zeroed,
+            link: Some(Arc::new(OfDisk(opened.clone()))),
+            disk: opened,
+        })
+    }
+
+    fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> PathBuf {
+        journal(self.about.state.as_deref(), self.name(), disk)
+    }
+
+    fn has_image(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<bool, ProviderError> {
+        match self.stat(disk) {
+            Ok(stat) => Ok(stat.size.is_some()),
+            // Not even its folder.
+            Err(refusal) if refusal.kind == DiskErrorKind::Gone => Ok(false),
+            Err(refusal) => Err(self.refused(refusal)),
+        }
+    }
+
+    fn open_for_verify(&self, disk: &PlannedDisk, _: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
+        let opened = AgentDisk::open_source(&self.site, &site_name(&disk.path), self.options.clone());
+        Ok(self.keep(opened.map_err(|error| self.failed(&error))?))
+    }
+
+    fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        let machine = self.machine(vm);
+        let why = match (vm.convert, drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine))) {
+            (Convert::Never, _) => "the plan says so".to_string(),
+            (_, Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why)) => why,
+        };
+        Ok(Converted::Skipped(why))
+    }
+
+    fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let told = self.insist(vm, &What::Define(self.machine(vm)))?;
+        let start = match told.start_with.filter(|_| !vm.start) {
+            Some(command) => format!("; not started: on its host, {command} starts it"),
+            None => String::new(),
+        };
+        Ok(format!("defined at {}: {}{start}", self.name(), told.words))
+    }
+
+    fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.insist(vm, &What::Undefine).map(drop)
+    }
+
+    fn make_ready(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let number = self.next_number();
+        let order = self.order_of(vm, What::Ready, number);
+        self.site.order(&order).map_err(|refusal| self.refused(refusal))?;
+        self.ready().insert(vm.vm.id.clone(), number);
+        Ok(())
+    }
+
+    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let after = self.ready().remove(&vm.vm.id).unwrap_or_default();
+        let what = What::Start { machine: self.machine(vm), after };
+        let order = self.order_of(vm, what, self.next_number());
+        match self.site.order(&order) {
+            Ok(told) => Ok(format!("started at {}: {}", self.name(), told.words)),
+            // No answer came, which tells nothing. After this look, though, it starts no more.
+            Err(refusal) if refusal.kind == DiskErrorKind::Transient => match self.is_running(vm)? {
+                true => Ok(format!("started at {}; the answer was lost with the link", self.name())),
+                false => Err(self.refused(refusal)),
+            },
+            Err(refusal) => Err(self.refused(refusal)),
+        }
+    }
+
+    fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        let told = self.insist(vm, &What::Look).map_err(|error| {
+            let what = format!("whether {} runs at {} cannot be told", vm.target_name, self.name());
+            let advice = "when the link is up again: `drover resume`, or `drover cancel`";
+            ProviderError::new(error.cause, what).because(error).advise(advice)
+        })?;
+        Ok(told.runs)
+    }
+
+    fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.insist(vm, &What::Stop).map(drop)
+    }
+
+    fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let mut images = Vec::new();
+        for disk in &vm.disks {
+            let stat = match self.stat(disk) {
+                Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
+                stat => stat.map_err(|refusal| self.refused(refusal))?,
+            };
+            // Only what drover made: an image without a journal is somebody else's.
+            if self.is_ours(disk, &stat) {
+                images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
+            }
+        }
+        self.insist(vm, &What::Clear { images })?;
+        for disk in &vm.disks {
+            let journal = self.journal(disk, vm);
+            match std::fs::remove_file(&journal) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let what = format!("removing {}", journal.display());
+                    return Err(ProviderError::new(Cause::Internal, what).because(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,469 @@
+//! Whole plans to another site: an agent on loopback with a state and a pool of its own, and the simulator as source.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::process::{freeze, recorded_in, thaw, wait_until};
+use common::{MIB, Stage, disk_file, same_bytes, vm, with};
+use drover_lab::{Drover, Output};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A source here, and an agent of another site, `site-b`, that this host is paired with.
+struct Far {
+    stage: Stage,
+    there: Drover,
+    agent: Option<Child>,
+    address: String,
+    options: Vec<&'static str>,
+}
+
+impl Far {
+    fn new(number: u8, options: &[&'static str], vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Far> {
+        let stage = Stage::new(number, vms)?;
+        std::fs::create_dir(stage.path("pool")).unwrap();
+        let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
+        let (address, options) = ("127.0.0.1:0".to_string(), options.to_vec());
+        let mut far = Far { stage, there, agent: None, address, options };
+        far.start_agent();
+        far.pair();
+        Some(far)
+    }
+
+    /// Starts the agent at the address it had before, once it has one.
+    fn start_agent(&mut self) {
+        let pool = format!("vms={}", self.stage.path("pool").display());
+        let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool];
+        let mut command = self.there.command(&[&args[..], &self.options].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
+        self.address = listening["addresses"][0].as_str().unwrap().to_string();
+        // What it says later is of no interest, but must be taken.
+        std::thread::spawn(move || out.lines().for_each(drop));
+        self.agent = Some(child);
+    }
+
+    fn kill_agent(&mut self) {
+        if let Some(mut child) = self.agent.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn pair(&self) {
+        let token = self.there.run(&["agent", "pair", "--new-token"]).unwrap();
+        let file = self.stage.path("token");
+        std::fs::write(&file, token.out.trim()).unwrap();
+        let args = ["agent", "pair", &self.address, "--name", "site-b", "--as", "site-a", "--token-file"];
+        let paired = self.stage.run(&[&args[..], &[file.to_str().unwrap()]].concat());
+        assert_eq!(paired.code, Some(0), "{}", paired.err);
+    }
+
+    /// A plan that takes all VMs to the pool, with texts replaced.
+    fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
+        let folder = format!("folder: {}", self.stage.vms().display());
+        let via = [(folder.as_str(), "via: site-b\n  folder: vms")];
+        self.stage.plan(name, &[&via[..], edits].concat())
+    }
+
+    fn in_pool(&self, name: &str) -> PathBuf {
+        self.stage.path("pool").join(name)
+    }
+
+    fn image(&self, vm: &str) -> PathBuf {
+        self.in_pool(&format!("{vm}/{vm}-0.raw"))
+    }
+
+    fn start(&self, args: &[&str]) -> Running {
+        Running(self.stage.drover.start(args).unwrap().child)
+    }
+
+    /// Blocks that the journals on this side say are on the other.
+    fn recorded(&self) -> u64 {
+        recorded_in(&self.stage.path("state/journals"))
+    }
+
+    fn wait_for_records(&self, child: &mut Child) {
+        wait_until("the copy records blocks", PATIENCE, || {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before: {:#}", self.stage.report("far"));
+            self.recorded() > 0
+        });
+    }
+
+    /// Events of a kind, by their texts.
+    fn notes(&self, plan: &str) -> String {
+        let report = self.stage.report(plan);
+        let events = report["events"].as_array().unwrap().clone();
+        events.iter().filter_map(|event| event["text"].as_str()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// A drover that ends with the test.
+struct Running(Child);
+
+impl Running {
+    /// As a power cut of the process would.
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        self.kill_agent();
+        // Machines that the agent started outlive it.
+        let Ok(folders) = std::fs::read_dir(self.stage.path("pool")) else { return };
+        for folder in folders.flatten() {
+            let pid = std::fs::read_to_string(folder.path().join("qemu.pid")).ok();
+            let pid = pid.and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
+            let is_ours = |pid: &Pid| {
+                let line =
+                    std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+                String::from_utf8_lossy(&line).contains(&folder.path().display().to_string())
+            };
+            if let Some(pid) = pid.filter(is_ours) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+fn succeeds(output: &Output) {
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+}
+
+/// Edits of a plan that copies slowly enough for something to happen meanwhile.
+const SLOWLY: (&str, &str) = ("via: site-b\n", "via: site-b\n  rate_limit: [24MiB]\n");
+
+#[test]
+fn a_plan_goes_to_another_site_proven_there_and_a_sibling_costs_next_to_nothing() {
+    let Some(far) = Far::new(60, &[], |folder| {
+        let (a, b) = (disk_file(folder, "a", 24 * MIB + 512), disk_file(folder, "b", 24 * MIB + 512));
+        vec![vm("one", &[&a]), vm("two", &[&b])]
+    }) else {
+        return;
+    };
+    let before = far.stage.source_state();
+    let plan = far.plan("far", &[("mode: cold", "mode: cold\nlimits: {disks: 1}")]);
+    let checked = far.stage.run(&["plan", "check", &plan]);
+    succeeds(&checked);
+    assert!(checked.out.contains("to site site-b") && checked.out.contains("vms ("), "{}", checked.out);
+    assert!(!far.in_pool("one").exists(), "a check makes nothing");
+    let output = far.stage.run(&["migrate", &plan, "--json"]);
+    succeeds(&output);
+    assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+    assert!(same_bytes(&far.image("two"), &far.stage.path("b")));
+    assert_eq!(far.stage.source_state(), before);
+    let report = far.stage.report(&plan);
+    let disk = |vm: usize| report["vms"][vm]["disks"][0].clone();
+    let sum = |vm: usize, key: &str| disk(vm)["link"][key].as_u64().unwrap();
+    for vm in 0..2 {
+        assert_eq!(report["vms"][vm]["site"], "site-b");
+        assert_eq!((&disk(vm)["equal"], &disk(vm)["details"]["differing"]), (&json!(true), &json!(0)));
+        assert!(disk(vm)["path"].as_str().unwrap().starts_with("agent://site-b/vms/"), "{:#}", disk(vm));
+        assert!(sum(vm, "zero") >= 5 * MIB, "every fourth MiB is a hole");
+    }
+    assert!(sum(0, "sent") >= 17 * MIB && sum(0, "had") <= MIB, "{:#}", disk(0));
+    assert!(sum(1, "had") >= 17 * MIB && sum(1, "sent") <= MIB, "{:#}", disk(1));
+    // The definition is the other host's: it names the images there, and how to start it.
+    let xml = std::fs::read_to_string(far.in_pool("one/domain.xml")).unwrap();
+    let image = std::fs::canonicalize(far.image("one")).unwrap();
+    assert!(xml.contains(image.to_str().unwrap()), "{xml}");
+    let script = std::fs::canonicalize(far.in_pool("one/run.sh")).unwrap();
+    let told = format!("'{}' starts it", script.display());
+    assert!(far.notes(&plan).contains(&told), "{told} is not in {}", far.notes(&plan));
+    let text = far.stage.run(&["report", &plan]).out;
+    assert!(text.contains("OVER THE LINK"), "{text}");
+    assert!(far.stage.run(&["status", &plan]).out.contains("to site site-b"));
+    assert!(output.out.contains("\"sent_packed\""), "the events tell the link, too: {}", output.out);
+    assert!(!far.stage.vms().exists(), "nothing lies here");
+}
+
+#[test]
+fn every_obstacle_is_named_before_anything_is_touched() {
+    let Some(mut far) = Far::new(61, &[], |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        let mut huge = vm("huge", &[&a]);
+        huge["disks"][0]["capacity"] = json!("8TiB");
+        vec![vm("one", &[&a]), vm("two", &[&a]), huge]
+    }) else {
+        return;
+    };
+    let before = far.stage.source_state();
+    std::fs::create_dir_all(far.in_pool("two")).unwrap();
+    std::fs::write(far.image("two"), "somebody's").unwrap();
+    std::fs::create_dir_all(far.in_pool("one")).unwrap();
+    std::fs::write(far.in_pool("one/domain.xml"), "somebody's").unwrap();
+    let check = |edits: &[(&str, &str)], code: i32, words: &[&str]| {
+        let plan = far.plan("obstacles", edits);
+        for command in [&["plan", "check", &plan][..], &["migrate", &plan]] {
+            let output = far.stage.run(command);
+            let is_unreachable = code == 5 && command[0] == "migrate";
+            assert_eq!(output.code, Some(if is_unreachable { 5 } else { 3 }), "{command:?}: {}", output.err);
+            for word in words {
+                assert!(output.err.contains(word), "{command:?}: '{word}' is not in {}", output.err);
+            }
+        }
+    };
+    let thin = "overcommit: true";
+    check(
+        &[(thin, "overcommit: false")],
+        3,
+        &[
+            "agent://site-b/vms/two/two-0.raw already holds 10 B that this plan did not write",
+            "site-b/vms/one holds a machine that this plan did not make",
+            "pool vms has",
+        ],
+    );
+    check(&[("folder: vms", "folder: nvme/prod")], 3, &["no pool 'nvme'", "it has: vms"]);
+    check(&[("convert: never", "convert: never\nstart: true")], 3, &["starts no machines", "--allow-start"]);
+    check(&[("convert: never", "convert: always")], 3, &["would have to be converted"]);
+    check(&[("overcommit: true", "overcommit: true\n  format: qcow2")], 3, &["writes raw images"]);
+    let unknown = far.stage.run(&["plan", "check", &far.plan("unknown", &[("via: site-b", "via: site-c")])]);
+    assert!(
+        unknown.err.contains("no site 'site-c'") && unknown.err.contains("drover agent pair"),
+        "{}",
+        unknown.err
+    );
+    succeeds(&far.there.run(&["agent", "revoke", "site-a"]).unwrap());
+    check(&[], 5, &["revoked"]);
+    far.kill_agent();
+    let plan = far.plan("obstacles", &[]);
+    let output = far.stage.run(&["plan", "check", &plan]);
+    assert!(output.err.contains("whether the agent runs there"), "{}", output.err);
+    assert_eq!(far.stage.source_state(), before);
+    assert_eq!(std::fs::read_to_string(far.image("two")).unwrap(), "somebody's");
+    assert_eq!(std::fs::read_dir(far.in_pool("")).unwrap().count(), 2, "nothing was made");
+}
+
+#[test]
+fn drover_killed_in_mid_copy_goes_on_where_it_stopped() {
+    let Some(far) = Far::new(62, &[], |folder| {
+        let a = disk_file(folder, "a", 256 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = far.plan("far", &[SLOWLY]);
+    let mut started = far.start(&["migrate", &plan]);
+    far.wait_for_records(&mut started.0);
+    started.kill();
+    let recorded = far.recorded();
+    let output = far.stage.run(&["resume", "far"]);
+    succeeds(&output);
+    assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+    let disk = far.stage.report("far")["vms"][0]["disks"][0].clone();
+    assert_eq!(disk["equal"], true);
+    assert!(disk["details"]["resumed_bytes"].as_u64().unwrap() >= recorded * 65536, "{disk:#}");
+    assert_eq!(far.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len), 0);
+}
+
+#[test]
+fn an_agent_killed_in_mid_plan_and_started_again_costs_nothing() {
+    let Some(mut far) = Far::new(63, &[], |folder| {
+        let a = disk_file(folder, "a", 256 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = far.plan("far", &[SLOWLY]);
+    let mut started = far.start(&["migrate", &plan]);
+    far.wait_for_records(&mut started.0);
+    far.kill_agent();
+    far.start_agent();
+    let before = far.recorded();
+    wait_until("the copy goes on", PATIENCE, || {
+        far.recorded() > before || started.0.try_wait().unwrap().is_some()
+    });
+    far.kill_agent();
+    far.start_agent();
+    assert!(started.0.wait().unwrap().success(), "{:#}", far.stage.report("far"));
+    assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+    let disk = far.stage.report("far")["vms"][0]["disks"][0].clone();
+    assert!(disk["equal"] == true && disk["link"]["reopened"].as_u64().unwrap() >= 1, "{disk:#}");
+}
+
+#[test]
+fn cancelling_removes_what_was_made_there_and_only_that() {
+    let Some(far) = Far::new(64, &[], |folder| {
+        let (a, b) = (disk_file(folder, "a", 256 * MIB), disk_file(folder, "b", 2 * MIB));
+        vec![with(vm("one", &[&a]), json!({"power": "on"})), vm("two", &[&b])]
+    }) else {
+        return;
+    };
+    std::fs::create_dir_all(far.in_pool("one")).unwrap();
+    std::fs::write(far.in_pool("one/notes"), "somebody's").unwrap();
+    std::fs::write(far.in_pool("other.raw"), "somebody's").unwrap();
+    let plan = far.plan("far", &[SLOWLY]);
+    let mut started = far.start(&["migrate", &plan]);
+    far.wait_for_records(&mut started.0);
+    started.kill();
+    let done: Vec<String> = far.stage.report("far")["vms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|vm| vm["state"] == "done")
+        .map(|vm| vm["name"].as_str().unwrap().to_string())
+        .collect();
+    succeeds(&far.stage.run(&["cancel", "far"]));
+    let in_one: Vec<_> =
+        std::fs::read_dir(far.in_pool("one")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(in_one, ["notes"]);
+    assert_eq!(
+        far.in_pool("two").exists(),
+        done.contains(&"two".to_string()),
+        "what has arrived stays, no more"
+    );
+    assert!(far.in_pool("other.raw").exists());
+    assert_eq!(far.stage.sim.vm("one").unwrap()["power"], "poweredOn", "it was switched on again");
+    assert_eq!(far.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len), 0);
+}
+
+#[test]
+fn ctrl_c_ends_cleanly_also_while_the_link_is_down_and_resume_finishes() {
+    let Some(mut far) = Far::new(65, &[], |folder| {
+        let a = disk_file(folder, "a", 256 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = far.plan("far", &[SLOWLY]);
+    let run = |far: &Far| far.start(&["migrate", &plan]);
+    let mut started = run(&far);
+    far.wait_for_records(&mut started.0);
+    kill_process(Pid::from_child(&started.0), Signal::INT).unwrap();
+    assert_eq!(started.0.wait().unwrap().code(), Some(130));
+    let mut started = run(&far);
+    let before = far.recorded();
+    wait_until("the copy goes on", PATIENCE, || far.recorded() > before);
+    far.kill_agent();
+    kill_process(Pid::from_child(&started.0), Signal::INT).unwrap();
+    wait_until("it ends although nobody answers", PATIENCE, || started.0.try_wait().unwrap().is_some());
+    assert_eq!(started.0.wait().unwrap().code(), Some(130), "{:#}", far.stage.report("far"));
+    far.start_agent();
+    succeeds(&far.stage.run(&["resume", "far"]));
+    assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+}
+
+fn has_qemu() -> bool {
+    let found = Command::new("qemu-system-x86_64").arg("--version").output().is_ok();
+    if !found {
+        println!("skipped: qemu-system-x86_64 is not installed");
+    }
+    found
+}
+
+#[test]
+fn machines_are_started_there_where_the_agent_may() {
+    let Some(far) = has_qemu()
+        .then(|| {
+            Far::new(66, &["--allow-start"], |folder| {
+                let a = disk_file(folder, "a", 4 * MIB);
+                vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+            })
+        })
+        .flatten()
+    else {
+        return;
+    };
+    let plan = far.plan("far", &[("convert: never", "convert: never\nstart: true")]);
+    succeeds(&far.stage.run(&["migrate", &plan]));
+    let pid = std::fs::read_to_string(far.in_pool("one/qemu.pid")).unwrap();
+    assert!(Path::new(&format!("/proc/{}", pid.trim())).exists());
+    assert_eq!(far.stage.sim.vm("one").unwrap()["power"], "poweredOff");
+    let started = far.stage.report("far")["vms"][0]["started"].as_str().unwrap().to_string();
+    assert!(started.contains("started at site-b: process"), "{started}");
+    // Another plan does not take it over while it is there.
+    let again = far.stage.run(&["migrate", &far.plan("again", &[])]);
+    assert_eq!(again.code, Some(3), "{}", again.err);
+    assert!(again.err.contains("did not"), "{}", again.err);
+}
+
+#[test]
+fn a_source_is_switched_on_again_though_the_site_is_away_as_long_as_nothing_was_defined_there() {
+    let Some(mut far) = Far::new(67, &[], |folder| {
+        let a = disk_file(folder, "a", 256 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    }) else {
+        return;
+    };
+    let plan = far.plan("far", &[SLOWLY]);
+    let mut started = far.start(&["migrate", &plan]);
+    far.wait_for_records(&mut started.0);
+    far.kill_agent();
+    kill_process(Pid::from_child(&started.0), Signal::INT).unwrap();
+    wait_until("it ends", PATIENCE, || started.0.try_wait().unwrap().is_some());
+    let power = |far: &Far| far.stage.sim.vm("one").unwrap()["power"].clone();
+    assert_eq!(power(&far), "poweredOn", "{:#}", far.stage.report("far"));
+    let cancelled = far.stage.run(&["cancel", "far"]);
+    assert_eq!(cancelled.code, Some(6), "{}", cancelled.err);
+    assert!(cancelled.err.contains("left behind: one: agent of site-b"), "{}", cancelled.err);
+    far.start_agent();
+    succeeds(&far.stage.run(&["cancel", "far"]));
+    assert!(!far.in_pool("one").exists());
+    assert_eq!(power(&far), "poweredOn");
+}
+
+#[test]
+fn warm_passes_go_over_the_link_and_bring_what_the_guest_wrote_last() {
+    let Some(far) = Far::new(68, &[], |folder| {
+        let a = disk_file(folder, "a", 24 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    }) else {
+        return;
+    };
+    let warm = "mode: warm\nwarm: {interval: 1s, cutover: auto, downtime_max: 10m}";
+    let plan = far.plan("far", &[("mode: cold", warm)]);
+    far.stage.sim.post("/writer", json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000})).unwrap();
+    succeeds(&far.stage.run(&["migrate", &plan]));
+    let disks = far.stage.sim.get("/disks?vm=one").unwrap()[0]["disks"].as_array().unwrap().clone();
+    let live = PathBuf::from(disks[0]["live"].as_str().unwrap());
+    assert!(same_bytes(&far.image("one"), &live));
+    let vm = far.stage.report("far")["vms"][0].clone();
+    assert!(vm["warm"]["passes"].as_array().unwrap().len() >= 3, "{vm:#}");
+    assert_eq!(vm["disks"][0]["equal"], true);
+    // The first pass sent the disk's data, the others what had changed.
+    let sent = vm["disks"][0]["link"]["sent"].as_u64().unwrap();
+    let passes = vm["warm"]["passes"].as_array().unwrap();
+    let read: u64 = passes.iter().map(|pass| pass["read_bytes"].as_u64().unwrap()).sum();
+    assert!(sent >= 17 * MIB && sent < read, "{sent} sent: {vm:#}");
+}
+
+#[test]
+fn a_link_that_stands_still_for_a_while_holds_the_plan_up_and_no_more() {
+    let Some(far) = Far::new(69, &[], |folder| {
+        let a = disk_file(folder, "a", 192 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = far.plan("far", &[SLOWLY]);
+    let mut started = far.start(&["migrate", &plan]);
+    far.wait_for_records(&mut started.0);
+    let agent = far.agent.as_ref().unwrap();
+    freeze(agent);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    thaw(agent);
+    assert!(started.0.wait().unwrap().success(), "{:#}", far.stage.report("far"));
+    assert!(same_bytes(&far.image("one"), &far.stage.path("a")));
+}
