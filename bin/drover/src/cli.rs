@@ -16,7 +16,7 @@ use clap_complete::Shell;
 pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
-pub use link::HostTuneArgs;
+pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DisksArg, LiveArgs};
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
@@ -75,6 +75,11 @@ pub enum Command {
     Lab {
         #[command(subcommand)]
         command: LabCommand,
+    },
+    /// Measure the way to another site
+    Link {
+        #[command(subcommand)]
+        command: LinkCommand,
     },
     /// Tell what this host's kernel lacks for long, fast lines; changes nothing
     Tune(HostTuneArgs),

@@ -9,6 +9,7 @@ pub mod hash;
 pub mod import;
 pub mod inventory;
 pub mod lab;
+pub mod link;
 pub mod live;
 mod manifest;
 pub mod migrate;

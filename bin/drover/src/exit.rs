@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use drover_disk::{DiskError, DiskErrorKind};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
+use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
 use drover_vsphere::{VsphereError, VsphereErrorKind};
 
@@ -133,6 +134,21 @@ impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
         Failure::new(Exit::Internal, chain(&error)).advise("give a folder that can be written with --state")
     }
+}
+
+/// A link that failed, to the agent of a site.
+pub fn link_failure(error: &LinkError) -> Failure {
+    let exit = match error.kind {
+        LinkErrorKind::Unreachable
+        | LinkErrorKind::Refused
+        | LinkErrorKind::Version
+        | LinkErrorKind::Closed
+        | LinkErrorKind::Reset
+        | LinkErrorKind::Lost
+        | LinkErrorKind::Protocol => Exit::Connection,
+        LinkErrorKind::Misuse => Exit::Internal,
+    };
+    Failure::new(exit, error.to_string())
 }
 
 /// A failed transfer of one disk; `target` names the target, to tell the sides apart.

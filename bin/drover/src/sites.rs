@@ -7,7 +7,7 @@ use std::time::Duration;
 use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
 use drover_agent::{Refusal, Route, Site, dial};
 use drover_engine::chain;
-use drover_link::{RateLimit, Session};
+use drover_link::{LinkError, RateLimit, Session, StripeBounds};
 
 use crate::exit::{Exit, Failure};
 use crate::state::state_folder;
@@ -40,6 +40,16 @@ pub fn own_name() -> String {
     }
 }
 
+/// The peer of that name, which has an agent that this host could dial.
+fn dialled(folder: Folder, name: &str) -> Result<Peer, Failure> {
+    let peer = Peers::new(folder).named(name).map_err(|error| unusable(&error))?;
+    peer.filter(|peer| !peer.addresses.is_empty()).ok_or_else(|| {
+        Failure::new(Exit::Usage, format!("there is no site '{name}' that this host could dial")).advise(
+            "see `drover agent list`; pair with its agent by `drover agent pair HOST:PORT --name NAME`",
+        )
+    })
+}
+
 /// The site of that name, not connected yet.
 pub fn site(state: Option<&Path>, name: &str, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
     site_within(state, name, rate, &[])
@@ -54,17 +64,37 @@ pub fn site_within(
 ) -> Result<Arc<Site>, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
-    let peers = Peers::new(folder);
-    let peer = peers.named(name).map_err(|error| unusable(&error))?;
-    let peer = peer.filter(|peer| !peer.addresses.is_empty()).ok_or_else(|| {
-        Failure::new(Exit::Usage, format!("there is no site '{name}' that this host could dial")).advise(
-            "see `drover agent list`; pair with its agent by `drover agent pair HOST:PORT --name NAME`",
-        )
-    })?;
+    let peer = dialled(folder, name)?;
     let peer = Peer { limits: [&peer.limits, limits].concat(), ..peer };
     let limit = Arc::new(RateLimit::new(rate_now(&peer, rate)));
     follow_the_day(&limit, &peer, rate);
-    Ok(Site::new(name, move || dial_peer(&identity, &peer, limit.clone())))
+    Ok(Site::new(name, move || Ok(dial(&identity, peer.key, &route(&peer, limit.clone()))?)))
+}
+
+/// A site whose line is measured.
+pub struct Measured {
+    identity: Identity,
+    peer: Peer,
+    /// Bytes a second that may go to it at this hour.
+    pub limit: Option<u64>,
+}
+
+/// The site of that name, to measure the line to it.
+pub fn measured(state: Option<&Path>, name: &str) -> Result<Measured, Failure> {
+    let folder = folder(state)?;
+    let identity = identity(&folder)?;
+    let peer = dialled(folder, name)?;
+    let limit = rate_now(&peer, None);
+    Ok(Measured { identity, peer, limit })
+}
+
+impl Measured {
+    /// A session of so many connections.
+    pub fn session(&self, stripes: usize) -> Result<Session, LinkError> {
+        let limit = Arc::new(RateLimit::new(self.limit));
+        let route = Route { stripes: StripeBounds::fixed(stripes), ..route(&self.peer, limit) };
+        dial(&self.identity, self.peer.key, &route)
+    }
 }
 
 /// Connects to a site's agent, so that a site that cannot be reached is told before anything is begun.
@@ -95,9 +125,7 @@ fn follow_the_day(limit: &Arc<RateLimit>, peer: &Peer, asked: Option<u64>) {
     });
 }
 
-fn dial_peer(identity: &Identity, peer: &Peer, limit: Arc<RateLimit>) -> Result<Session, Refusal> {
+fn route(peer: &Peer, limit: Arc<RateLimit>) -> Route {
     let rate_limit = Some(limit);
-    let route =
-        Route { addresses: peer.addresses.clone(), own_name: own_name(), rate_limit, ..Route::default() };
-    Ok(dial(identity, peer.key, &route)?)
+    Route { addresses: peer.addresses.clone(), own_name: own_name(), rate_limit, ..Route::default() }
 }

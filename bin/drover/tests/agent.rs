@@ -3,108 +3,15 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use common::process::{recorded_in, wait_until};
+use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
-use drover_lab::{Drover, Output};
-use serde_json::Value;
+use drover_lab::Drover;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Two hosts on one: each has its own state; the second one has a pool.
-struct Sites {
-    folder: tempfile::TempDir,
-    here: Drover,
-    there: Drover,
-    agent: Option<Child>,
-    address: String,
-}
-
-impl Sites {
-    fn new() -> Sites {
-        let folder = tempfile::tempdir().unwrap();
-        let host = |name: &str| Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join(name));
-        let (here, there) = (host("here"), host("there"));
-        std::fs::create_dir(folder.path().join("pool")).unwrap();
-        let mut sites = Sites { folder, here, there, agent: None, address: "127.0.0.1:0".to_string() };
-        sites.start();
-        sites
-    }
-
-    /// Two sites that are paired: the other one is `site-b` here.
-    fn paired() -> Sites {
-        let sites = Sites::new();
-        let token = sites.token(&[]);
-        let output = sites.pair(&token);
-        assert_eq!(output.code, Some(0), "{}", output.err);
-        sites
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn in_pool(&self, name: &str) -> PathBuf {
-        self.path("pool").join(name)
-    }
-
-    /// Starts the agent at the place it had before, once it has one.
-    fn start(&mut self) {
-        let pool = format!("vms={}", self.path("pool").display());
-        let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool, "--name", "west"];
-        let mut command = self.there.command(&args);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        out.read_line(&mut line).unwrap();
-        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
-        self.address = listening["addresses"][0].as_str().unwrap().to_string();
-        // What it says later is of no interest, but must be taken.
-        std::thread::spawn(move || out.lines().for_each(drop));
-        self.agent = Some(child);
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.agent.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn token(&self, args: &[&str]) -> String {
-        let output = self.there.run(&[&["agent", "pair", "--new-token"], args].concat()).unwrap();
-        assert_eq!(output.code, Some(0), "{}", output.err);
-        output.out.trim().to_string()
-    }
-
-    fn pair(&self, token: &str) -> Output {
-        let file = self.path("token");
-        std::fs::write(&file, token).unwrap();
-        let args = ["agent", "pair", &self.address, "--name", "site-b", "--as", "site-a"];
-        self.here.run(&[&args[..], &["--token-file", file.to_str().unwrap()]].concat()).unwrap()
-    }
-
-    fn copy(&self, source: &Path, more: &[&str]) -> Output {
-        let args = ["copy", "--json", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"];
-        self.here.run(&[&args[..], more].concat()).unwrap()
-    }
-}
-
-impl Drop for Sites {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn done(output: &Output) -> Value {
-    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    let lines = output.out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.rev().find(|line| line["event"] == "done").unwrap_or_else(|| panic!("{}", output.out))
-}
 
 #[test]
 fn a_disk_goes_to_another_site_and_comes_back_equal() {

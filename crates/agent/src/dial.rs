@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_link::{ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, connect};
+use drover_link::{ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, StripeBounds, connect};
 use rustls::pki_types::ServerName;
 
 use crate::trust::{Fingerprint, Identity, client_config};
@@ -28,6 +28,8 @@ pub struct Route {
     pub rate_limit: Option<Arc<RateLimit>>,
     /// How long the session may be without a connection; by default as links do.
     pub give_up_after: Option<Duration>,
+    /// How many connections; by default as links do.
+    pub stripes: StripeBounds,
 }
 
 /// Connects to the agent that has this key.
@@ -48,6 +50,7 @@ pub fn dial(identity: &Identity, agent: Fingerprint, route: &Route) -> Result<Se
     let options = ConnectOptions {
         sources: route.sources.clone(),
         rate_limit: route.rate_limit.clone(),
+        stripes: route.stripes,
         name: route.own_name.clone(),
         limits: Limits { give_up_after: route.give_up_after.unwrap_or(limits.give_up_after), ..limits },
         ..ConnectOptions::new(tls, name, resolved(&route.addresses)?)

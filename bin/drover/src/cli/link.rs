@@ -1,9 +1,44 @@
-//! `drover tune`.
+//! `drover link` and `drover tune`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use drover_wan::line::units::{Rate, time};
+
+#[derive(Debug, Subcommand)]
+pub enum LinkCommand {
+    /// Measure the way to a site: round trip, loss, what it carries over 1, 2, 4, 8 and 16 connections, what limits it
+    Test(LinkTestArgs),
+}
+
+const TEST_AFTER: &str = "\
+It fills the line while it runs. \"Sent again\" is the share of bytes that this host's kernel sent more than once on the way there (TCP_INFO), \
+which is the loss of the line and what was sent again in vain.
+
+Examples:
+  drover link test site-b
+  drover link test site-b --stripes 1,32 --time 10s
+  drover link test site-b --json";
+
+#[derive(Debug, Args)]
+#[command(after_help = TEST_AFTER)]
+pub struct LinkTestArgs {
+    /// Site, as `drover agent list` names it
+    pub site: String,
+    /// Numbers of connections to try
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub stripes: Vec<u16>,
+    /// How long each is measured, after 1 s in which connections find their pace
+    #[arg(long, default_value = "3s", value_parser = time, value_name = "TIME")]
+    pub time: Duration,
+    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 const AFTER: &str = "\
 Nothing is changed. The lines that are printed go into a file such as /etc/sysctl.d/90-drover.conf; `sysctl --system` \

@@ -16,7 +16,7 @@ use drover_types::Bytes;
 use serde_json::json;
 
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, link_failure};
 use crate::hypervisor::Qemu;
 use crate::signals::stop_on_signals;
 use crate::sites::{self, unusable};
@@ -227,7 +227,7 @@ fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
     let own_name = args.own_name.clone().unwrap_or_else(sites::own_name);
     let addresses: Vec<String> = args.addresses.iter().map(|address| with_port(address)).collect();
     let route = Route { addresses: addresses.clone(), own_name: own_name.clone(), ..Route::default() };
-    let session = dial(&identity, token.agent, &route).map_err(|error| link_failure(&error))?;
+    let session = dial(&identity, token.agent, &route).map_err(|error| not_paired(&error))?;
     let peer = |name| Peer::new(name, token.agent, addresses, now());
     let paired = pair_with(&session, &token, &own_name, args.name.as_deref(), &Peers::new(folder), peer);
     session.close();
@@ -243,8 +243,9 @@ fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-fn link_failure(error: &LinkError) -> Failure {
-    let failure = Failure::new(Exit::Connection, error.to_string());
+/// What a link to an agent that is no peer yet failed of.
+fn not_paired(error: &LinkError) -> Failure {
+    let failure = link_failure(error);
     match error.kind {
         LinkErrorKind::Refused => {
             failure.advise("make a new token at the agent's host, and look at the agent's log")

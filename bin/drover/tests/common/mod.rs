@@ -5,6 +5,7 @@
 pub mod cgroup;
 pub mod nbdkit;
 pub mod process;
+pub mod sites;
 
 use std::path::{Path, PathBuf};
 
