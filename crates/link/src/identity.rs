@@ -6,7 +6,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use drover_wire::TEXT_BYTES_MAX;
 use rustls::client::Resumption;
 use rustls::pki_types::CertificateDer;
-use rustls::server::ParsedCertificate;
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, ProducesTickets};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, CommonState, Error, ProtocolVersion, ServerConfig,
 };
@@ -56,9 +56,34 @@ pub fn client(config: &ClientConfig) -> Arc<ClientConfig> {
 pub fn server(config: &ServerConfig) -> Arc<ServerConfig> {
     let mut config = config.clone();
     config.alpn_protocols = vec![ALPN.to_vec()];
+    // Neither given out nor taken: whatever the caller's configuration has of earlier sessions is of no use here.
     config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.ticketer = Arc::new(NoTickets);
     config.max_early_data_size = 0;
     Arc::new(config)
+}
+
+/// Makes no tickets and takes none.
+#[derive(Debug)]
+struct NoTickets;
+
+impl ProducesTickets for NoTickets {
+    fn enabled(&self) -> bool {
+        false
+    }
+
+    fn lifetime(&self) -> u32 {
+        0
+    }
+
+    fn encrypt(&self, _plain: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn decrypt(&self, _cipher: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// Whether a failed handshake was about who the peer is, or who we are to it; and then why.
@@ -97,4 +122,47 @@ pub fn shortened(mut text: String) -> String {
     }
     text.truncate(end);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::server::{ResolvesServerCertUsingSni, ServerSessionMemoryCache};
+
+    use super::*;
+
+    /// What a careless caller could hand over: everything that lets a client in without showing its certificate.
+    #[derive(Debug)]
+    struct AllTickets;
+
+    impl ProducesTickets for AllTickets {
+        fn enabled(&self) -> bool {
+            true
+        }
+
+        fn lifetime(&self) -> u32 {
+            3600
+        }
+
+        fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
+            Some(plain.to_vec())
+        }
+
+        fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
+            Some(cipher.to_vec())
+        }
+    }
+
+    #[test]
+    fn no_session_of_tls_is_ever_resumed_whatever_the_caller_set() {
+        let builder = ServerConfig::builder().with_no_client_auth();
+        let mut careless = builder.with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+        careless.session_storage = ServerSessionMemoryCache::new(100);
+        careless.ticketer = Arc::new(AllTickets);
+        careless.send_tls13_tickets = 4;
+        careless.max_early_data_size = 1000;
+        let config = server(&careless);
+        assert!(!config.session_storage.can_cache() && !config.ticketer.enabled());
+        assert_eq!((config.ticketer.decrypt(b"any"), config.session_storage.get(b"any")), (None, None));
+        assert_eq!((config.send_tls13_tickets, config.max_early_data_size), (0, 0));
+    }
 }

@@ -60,6 +60,8 @@ struct State {
     /// in every call, or it looks for the begin of a handshake message where there is nothing.
     held: Vec<u8>,
     is_closed: bool,
+    /// The session is over by an error: nothing is handled or encrypted any more.
+    is_broken: bool,
 }
 
 /// What a look at the session came to.
@@ -142,7 +144,9 @@ impl State {
         incoming: &mut Incoming,
         take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
     ) -> io::Result<Stop> {
-        let stop = self.handle_all(incoming, take)?;
+        let handled = self.handle_all(incoming, take);
+        self.is_broken |= handled.is_err();
+        let stop = handled?;
         self.held.clear();
         self.held.extend_from_slice(&incoming.bytes[incoming.start..incoming.end]);
         Ok(stop)
@@ -186,6 +190,10 @@ impl State {
 
     /// Encrypts a piece into `room`, after what the session itself has to say. Gives the bytes.
     fn encrypt(&mut self, plain: &[u8], room: &mut [u8]) -> io::Result<usize> {
+        if self.is_broken {
+            // What `held` has is what it was before the error.
+            return Err(failed("what came before was no sound TLS"));
+        }
         let mut filled = self.take_pending(room)?;
         self.settle()?;
         filled += self.take_pending(&mut room[filled..])?;
@@ -296,7 +304,8 @@ impl Tls {
     }
 
     fn shake_hands(mut socket: TcpStream, connection: Connection, until: Instant) -> io::Result<Tls> {
-        let mut state = State { connection, pending: Vec::new(), held: Vec::new(), is_closed: false };
+        let mut state =
+            State { connection, pending: Vec::new(), held: Vec::new(), is_closed: false, is_broken: false };
         let (mut incoming, mut early) = (Incoming::new(), Vec::new());
         loop {
             let stop = state.process(&mut incoming, &mut |bytes| {
