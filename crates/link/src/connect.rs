@@ -26,6 +26,9 @@ use crate::{identity, stripe};
 /// How long one attempt may take, from the first packet to the greeting's answer.
 const ATTEMPT_WITHIN: Duration = Duration::from_secs(10);
 
+/// A connection that was made and not used for so long is made anew: a peer waits for a greeting 10 s at most.
+const STALE_AFTER: Duration = Duration::from_secs(3);
+
 /// How long a connection may take to be there, if nothing else is said.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -123,11 +126,9 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     if pairs.is_empty() {
         return Err(LinkError::new(LinkErrorKind::Misuse, "no source address can reach a target address"));
     }
-    let (first, socket) = first_of(&options, &pairs)?;
-    let until = Instant::now() + ATTEMPT_WITHIN;
     let mut instance = [0; 16];
     random(&mut instance)?;
-    let welcomed = welcomed(&options, socket, None, instance, until).map_err(Failure::error)?;
+    let (first, welcomed) = first_of(&options, &pairs, instance)?;
     let Welcomed { tls, welcome, fingerprint, notes } = welcomed;
     let peer =
         Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
@@ -160,29 +161,59 @@ pub(crate) fn random(bytes: &mut [u8]) -> Result<(), LinkError> {
         .map_err(|_| LinkError::new(LinkErrorKind::Unreachable, "the system gives no random numbers"))
 }
 
-/// The first pair of addresses that connects.
-fn first_of(options: &ConnectOptions, pairs: &[Pair]) -> Result<(usize, TcpStream), LinkError> {
+/// The first pair of addresses over which the peer lets us in. All are dialled at once; what does not get through
+/// TLS and the greeting is not the last word as long as there are others. What the peer itself refuses is.
+fn first_of(
+    options: &ConnectOptions,
+    pairs: &[Pair],
+    instance: [u8; 16],
+) -> Result<(usize, Welcomed), LinkError> {
     let (sender, receiver) = mpsc::channel();
     for (at, pair) in pairs.iter().copied().enumerate() {
         let (answer, options) = (sender.clone(), options.clone());
-        let started = thread::Builder::new()
-            .name("link-dial".into())
-            .spawn(move || drop(answer.send((at, dial(&options, pair)))));
+        let started = thread::Builder::new().name("link-dial".into()).spawn(move || {
+            let dialled = dial(&options, pair);
+            // Nobody receives any more if another pair was faster.
+            let _ = answer.send((at, Instant::now(), dialled));
+        });
         if let Err(error) = started {
             // Nobody else receives; and this end is here.
-            let _ = sender.send((at, Err(error)));
+            let _ = sender.send((at, Instant::now(), Err(error)));
         }
     }
     drop(sender);
     let mut errors = Vec::new();
-    for (at, result) in receiver {
-        match result {
-            Ok(socket) => return Ok((at, socket)),
-            Err(error) => errors.push(format!("{}: {error}", pairs[at].target)),
+    for (at, since, dialled) in receiver {
+        let pair = pairs[at];
+        let socket = match dialled {
+            // The peer may have given it up while another was tried in vain.
+            Ok(_) if since.elapsed() > STALE_AFTER => dial(options, pair),
+            dialled => dialled,
+        };
+        let until = Instant::now() + ATTEMPT_WITHIN;
+        let welcomed = socket
+            .map_err(|error| Failure::Passing(LinkError::new(LinkErrorKind::Unreachable, error.to_string())))
+            .and_then(|socket| welcomed(options, socket, None, instance, until));
+        match welcomed {
+            Ok(welcomed) => return Ok((at, welcomed)),
+            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Passing(error)) => errors.push((pair, error)),
         }
     }
-    errors.dedup();
-    Err(LinkError::new(LinkErrorKind::Unreachable, errors.join("; ")))
+    Err(all_of(&errors))
+}
+
+/// One error of those of all pairs of addresses. That a peer is not trusted, or does not trust us, counts most.
+fn all_of(errors: &[(Pair, LinkError)]) -> LinkError {
+    let is_refused = errors.iter().any(|(_, error)| error.kind == LinkErrorKind::Refused);
+    if let ([(_, error)], true) = (errors, is_refused) {
+        return error.clone();
+    }
+    let mut texts: Vec<String> =
+        errors.iter().map(|(pair, error)| format!("{}: {error}", pair.target)).collect();
+    texts.dedup();
+    let kind = if is_refused { LinkErrorKind::Refused } else { LinkErrorKind::Unreachable };
+    LinkError::new(kind, texts.join("; "))
 }
 
 fn dial(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
@@ -231,7 +262,7 @@ fn welcomed(
     let notes = options.socket.apply(&socket).map_err(lost)?;
     let mut tls =
         Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
-    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Final)?;
+    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Passing)?;
     let hello = Hello {
         versions: options.versions,
         features: FEATURES,

@@ -18,14 +18,6 @@ pub enum Failure {
     Final(LinkError),
 }
 
-impl Failure {
-    pub fn error(self) -> LinkError {
-        match self {
-            Failure::Passing(error) | Failure::Final(error) => error,
-        }
-    }
-}
-
 /// An error of a socket or of TLS.
 pub fn io_failure(what: &str, error: &io::Error) -> LinkError {
     match identity::refusal(error) {

@@ -151,3 +151,31 @@ fn who_is_let_in_is_asked_without_harm() {
     let (one, two) = stage.session();
     messages(&one, &two, 10, 10, || {});
 }
+
+#[test]
+fn an_address_that_leads_elsewhere_does_not_matter_while_another_leads_to_the_peer() {
+    let mut stage = Stage::new();
+    let other = Stage::new();
+    let right = stage.listener.addresses()[0];
+    let wrong = other.listener.addresses()[0];
+    // It takes connections and ends them before TLS.
+    let rude = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = rude.local_addr().unwrap();
+    std::thread::spawn(move || rude.incoming().take(50).for_each(drop));
+    stage.connect.stripes = StripeBounds::fixed(2);
+    // Which of them answers first is chance: some tries, in both orders.
+    for round in 0..12 {
+        stage.connect.targets = match round % 3 {
+            0 => vec![wrong, right],
+            1 => vec![nobody, right],
+            _ => vec![right, wrong, nobody],
+        };
+        let (one, two) = stage.session();
+        messages(&one, &two, 5, 10, || {});
+        one.close();
+    }
+    stage.connect.targets = vec![nobody, wrong];
+    let error = connect(&stage.connect).unwrap_err();
+    assert_eq!(error.kind, LinkErrorKind::Refused, "{error}");
+    assert!(error.text.contains("not the one that was expected"), "{error}");
+}
