@@ -34,9 +34,11 @@ pub mod probe;
 mod rate;
 mod session;
 mod shared;
+mod shares;
 mod socket;
 mod stats;
 mod stripe;
+mod table;
 mod tls;
 
 pub use channel::{Channel, Receiver, Sender};

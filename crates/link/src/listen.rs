@@ -1,11 +1,10 @@
 //! The side that listens.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +22,9 @@ use crate::rate::RateLimit;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::socket::SocketOptions;
+use crate::table::{Room, Table};
 use crate::tls::Tls;
-use crate::{identity, keeper};
+use crate::{identity, keeper, shares};
 
 /// From the first byte of a connection to the end of its greeting.
 const GREET_WITHIN: Duration = Duration::from_secs(10);
@@ -40,6 +40,9 @@ const SESSIONS_MAX: usize = 256;
 
 /// Connections of all sessions at a time, if nothing else is said: with 0.6 MiB and two threads each.
 const CONNECTIONS_MAX: usize = 1024;
+
+/// Of those, of one peer.
+const PEER_CONNECTIONS_MAX: usize = 512;
 
 /// After an error that will pass, such as too many open files, so long until the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -77,6 +80,11 @@ pub struct ListenOptions {
     pub sessions_max: usize,
     /// Connections of all sessions at a time.
     pub connections_max: usize,
+    /// Connections of all sessions of one peer at a time.
+    pub peer_connections_max: usize,
+    /// What all sessions may hold in memory: of what peers sent, and of what peers have not acknowledged. One peer gets
+    /// half of it at most.
+    pub bytes_max: u64,
     /// Bytes a second that may be sent, over all sessions.
     pub rate_limit: Option<Arc<RateLimit>>,
     /// Name that peers hear.
@@ -104,6 +112,8 @@ impl ListenOptions {
             limits: Limits::default(),
             sessions_max: SESSIONS_MAX,
             connections_max: CONNECTIONS_MAX,
+            peer_connections_max: PEER_CONNECTIONS_MAX,
+            bytes_max: shares::BYTES_MAX,
             rate_limit: None,
             name: String::new(),
             announce: Vec::new(),
@@ -130,16 +140,10 @@ impl fmt::Debug for Listener {
 struct Door {
     options: ListenOptions,
     instance: [u8; 16],
-    table: Mutex<HashMap<[u8; 16], Entry>>,
+    table: Table,
     greeters: Greeters,
     is_closed: AtomicBool,
     sender: Mutex<Option<SyncSender<Session>>>,
-}
-
-/// A session that connections may join.
-struct Entry {
-    shared: Weak<Shared>,
-    token: [u8; 32],
 }
 
 impl Listener {
@@ -155,7 +159,7 @@ impl Listener {
         let door = Arc::new(Door {
             options: ListenOptions { tls: identity::server(&options.tls), ..options.clone() },
             instance,
-            table: Mutex::default(),
+            table: Table::new(options.limits, options.sessions_max, options.bytes_max),
             greeters: Greeters::default(),
             is_closed: AtomicBool::new(false),
             sender: Mutex::new(Some(sender)),
@@ -263,24 +267,24 @@ impl Door {
         })?;
         let applicant = Applicant { fingerprint, name: &hello.name, announced: &hello.announce, address };
         let name = (self.options.admit)(&applicant).map_err(|why| (RefusalCode::Identity, why))?;
-        let mut table = self.table();
-        table.retain(|_, entry| entry.is_alive());
-        if table.values().map(Entry::connections).sum::<usize>() >= self.options.connections_max {
-            return Err((RefusalCode::Busy, "there are enough connections of all sessions".into()));
+        let busy = |text: String| Err((RefusalCode::Busy, text));
+        let (all, own) = self.table.connections(fingerprint);
+        if all >= self.options.connections_max {
+            return busy("there are enough connections of all sessions".into());
+        }
+        if own >= self.options.peer_connections_max {
+            return busy("there are enough connections of this peer".into());
         }
         let Some((session, token)) = hello.join else {
-            if table.len() >= self.options.sessions_max && !end_one_left_behind(&mut table, fingerprint) {
-                return Err((RefusalCode::Busy, format!("there are {} sessions already", table.len())));
-            }
-            return Ok(Verdict { version, name, joins: None });
+            let room = self.table.room(fingerprint).map_err(|text| (RefusalCode::Busy, text))?;
+            return Ok(Verdict { version, name, place: Place::New(room) });
         };
-        let entry = table.get(&session).filter(|entry| is_same(&entry.token, &token));
-        match entry.and_then(|entry| entry.shared.upgrade()) {
+        match self.table.find(&session, &token) {
             Some(shared) if shared.peer.fingerprint == fingerprint => {
                 if shared.lock().stripes.len() >= STRIPES_MAX {
-                    return Err((RefusalCode::Busy, "the session has enough connections".into()));
+                    return busy("the session has enough connections".into());
                 }
-                Ok(Verdict { version: shared.peer.version, name, joins: Some((session, token, shared)) })
+                Ok(Verdict { version: shared.peer.version, name, place: Place::Of(session, token, shared) })
             }
             _ => Err((
                 RefusalCode::Session,
@@ -299,15 +303,12 @@ impl Door {
         until: Instant,
     ) -> Result<(), LinkError> {
         let lost = |error: std::io::Error| io_failure("connection", &error);
-        let Verdict { version, name, joins } = verdict;
-        let (session, token, shared) = match joins {
-            Some((session, token, shared)) => (session, token, Some(shared)),
-            None => {
-                let (mut session, mut token) = ([0; 16], [0; 32]);
-                random(&mut session)?;
-                random(&mut token)?;
-                (session, token, None)
-            }
+        let Verdict { version, name, place } = verdict;
+        let mut token = [0; 32];
+        random(&mut token)?;
+        let (session, token, limits) = match &place {
+            Place::Of(session, token, _) => (*session, *token, self.options.limits),
+            Place::New(room) => (room.session(), token, room.limits()),
         };
         let welcome = Welcome {
             version,
@@ -317,17 +318,20 @@ impl Door {
             instance: self.instance,
             name: self.options.name.clone(),
             announce: self.options.announce.clone(),
-            credits: self.options.limits.credits,
+            credits: limits.credits,
         };
         let say = |tls: &mut Tls| tls.write_all(&Greeting::Welcome(welcome).encode(), until).map_err(lost);
-        if let Some(shared) = shared {
-            say(&mut tls)?;
-            return attach(&shared, tls, notes).map_err(lost);
-        }
+        let room = match place {
+            Place::Of(_, _, shared) => {
+                say(&mut tls)?;
+                return attach(&shared, tls, notes).map_err(lost);
+            }
+            Place::New(room) => room,
+        };
         let peer = Peer { name, fingerprint, version, announced: hello.announce };
-        let core = Core::new(Side::Listener, self.options.limits, hello.credits);
+        let core = Core::new(Side::Listener, limits, hello.credits);
         let shared = Shared::new(core, peer, self.options.rate_limit.clone(), 0);
-        self.table().insert(session, Entry { shared: Arc::downgrade(&shared), token });
+        room.take(&shared, token);
         // The keeper holds it until it is over; without a session for a program it is over at once.
         keeper::start(&shared, None, None).map_err(lost)?;
         let given = Session::new(shared.clone());
@@ -348,47 +352,19 @@ impl Door {
         }
         Ok(())
     }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<[u8; 16], Entry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// What is to become of a connection that is let in.
 struct Verdict {
     version: u16,
     name: String,
-    joins: Option<([u8; 16], [u8; 32], Arc<Shared>)>,
+    place: Place,
 }
 
-impl Entry {
-    fn connections(&self) -> usize {
-        self.shared.upgrade().map_or(0, |shared| shared.lock().stripes.len())
-    }
-
-    fn is_alive(&self) -> bool {
-        self.shared.upgrade().is_some_and(|shared| shared.lock().core.ended().is_none())
-    }
-}
-
-/// Ends the session of a peer that is without a connection for the longest time, if there is one: most
-/// likely its process is gone, and the one that asks now is its successor.
-fn end_one_left_behind(table: &mut HashMap<[u8; 16], Entry>, fingerprint: [u8; 32]) -> bool {
-    let left = |entry: &Entry| {
-        let shared = entry.shared.upgrade().filter(|it| it.peer.fingerprint == fingerprint)?;
-        let since = shared.lock().core.none_since()?;
-        Some(shared.now().saturating_sub(since))
-    };
-    let longest = table.iter().filter_map(|(id, entry)| Some((left(entry)?, *id))).max();
-    let Some(shared) = longest.and_then(|(_, id)| table.remove(&id)?.shared.upgrade()) else { return false };
-    shared.with(|inner, _| {
-        let text = "it had no connection, and its peer needed room for another session";
-        inner.core.end(LinkError::new(LinkErrorKind::Lost, text));
-    });
-    true
-}
-
-/// Compares secrets in a time that does not depend on them.
-fn is_same(one: &[u8; 32], other: &[u8; 32]) -> bool {
-    aws_lc_rs::constant_time::verify_slices_are_equal(one, other).is_ok()
+/// Whose connection it will be.
+enum Place {
+    /// A new session's.
+    New(Room),
+    /// That session's.
+    Of([u8; 16], [u8; 32], Arc<Shared>),
 }

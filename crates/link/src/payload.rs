@@ -4,13 +4,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes kept for reuse, at most.
-const POOL_BYTES_MAX: usize = 32 << 20;
-
 /// Buffers to be used again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pool {
     free: Mutex<Free>,
+    bytes_max: usize,
 }
 
 #[derive(Debug, Default)]
@@ -20,6 +18,11 @@ struct Free {
 }
 
 impl Pool {
+    /// A pool that keeps so many bytes at most.
+    pub fn new(bytes_max: usize) -> Pool {
+        Pool { free: Mutex::default(), bytes_max }
+    }
+
     /// An empty buffer with room for so many bytes.
     pub fn take(&self, bytes: usize) -> Vec<u8> {
         let reused = {
@@ -36,7 +39,7 @@ impl Pool {
     fn give(&self, mut buffer: Vec<u8>) {
         buffer.clear();
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffer.capacity() > 0 && free.bytes + buffer.capacity() <= POOL_BYTES_MAX {
+        if buffer.capacity() > 0 && free.bytes + buffer.capacity() <= self.bytes_max {
             free.bytes += buffer.capacity();
             free.buffers.push(buffer);
         }
@@ -83,9 +86,11 @@ impl From<Vec<u8>> for Payload {
 mod tests {
     use super::*;
 
+    const POOL_BYTES_MAX: usize = 32 << 20;
+
     #[test]
     fn a_buffer_comes_back_when_its_last_user_is_gone() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(Pool::new(POOL_BYTES_MAX));
         let mut buffer = pool.take(1000);
         buffer.extend([1; 1000]);
         let at = buffer.as_ptr();
@@ -101,7 +106,7 @@ mod tests {
 
     #[test]
     fn no_more_than_the_bound_is_kept() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(Pool::new(POOL_BYTES_MAX));
         for buffer in [(); 40].map(|()| pool.take(1 << 20)) {
             drop(Payload::pooled(buffer, &pool));
         }

@@ -115,6 +115,12 @@ impl Session {
         shared.with(|inner, _| inner.core.end(error));
     }
 
+    /// Ends the session at once, and tells the peer why. All calls of both sides fail with `Closed`.
+    pub fn end(&self, why: &str) {
+        let error = LinkError::new(crate::LinkErrorKind::Closed, why);
+        self.shared().with(|inner, _| inner.core.end(error));
+    }
+
     /// Ends the session here at once, and tells the peer nothing, as if this process had been killed.
     pub fn abandon(&self) {
         let shared = self.shared();

@@ -84,13 +84,14 @@ impl Shared {
             stripes_wanted,
             goodput: 0,
         };
+        let pool = Arc::new(Pool::new(inner.core.pool_bytes_max() as usize));
         Arc::new(Shared {
             inner: Mutex::new(inner),
             start: Instant::now(),
             accept: Condvar::new(),
             keeper: Condvar::new(),
             ended: Condvar::new(),
-            pool: Arc::default(),
+            pool,
             peer,
             rate_limit,
         })

@@ -123,6 +123,13 @@ pub struct Limits {
     pub give_up_after: Duration,
 }
 
+impl Limits {
+    /// Bytes of buffers that are kept for reuse, at most.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.held_bytes_max / 4
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Limits {
@@ -333,6 +340,11 @@ impl Core {
     /// both with what is counted for each frame.
     pub fn memory(&self) -> (u64, u64) {
         (self.held, self.budget.arrived - self.budget.consumed)
+    }
+
+    /// See [`Limits::pool_bytes_max`].
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.limits.pool_bytes_max()
     }
 
     /// Channels that are open.

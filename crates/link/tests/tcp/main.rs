@@ -1,6 +1,7 @@
 //! Sessions over TCP and TLS on loopback, with lines that fail.
 #![allow(clippy::unwrap_used)]
 
+mod bounds;
 mod faults;
 mod proxy;
 mod stage;
