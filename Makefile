@@ -14,7 +14,7 @@ help:
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
-	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2), 20 guests that move warm among them"
+	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2), 20 guests that move warm and lines that are cut among them"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make clean"
@@ -80,7 +80,8 @@ bench-warm: build prepare lab
 
 soak: prepare lab
 	@$(CARGO) build -q -p drover
-	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses --test warm_soak -- --ignored --nocapture soak
+	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses --test warm_soak --test agent_faults -- --ignored --nocapture soak
+	@$(CARGO) test -q -p drover-link --test tcp -- --ignored --nocapture soak
 
 fuzz:
 	@scripts/fuzz

@@ -47,18 +47,34 @@ fn flipped_bits_end_a_connection_and_nothing_wrong_arrives() {
     assert!(proxy.state.connections.load(Ordering::SeqCst) > 3);
 }
 
+/// The line is cut in the middle of messages, for so many seconds.
+fn cut(seconds: u64) {
+    let (stage, proxy) = proxied(2);
+    let (one, two) = stage.session();
+    messages(&one, &two, 1500, 50_000, || {
+        proxy.state.is_cut.store(true, Ordering::SeqCst);
+        thread::sleep(Duration::from_secs(seconds));
+        proxy.state.is_cut.store(false, Ordering::SeqCst);
+    });
+    assert_eq!(one.stats().state, SessionState::Up);
+}
+
 #[test]
 fn a_cut_line_goes_on_where_it_stopped() {
-    for cut in [1, 10] {
-        let (stage, proxy) = proxied(2);
-        let (one, two) = stage.session();
-        messages(&one, &two, 1500, 50_000, || {
-            proxy.state.is_cut.store(true, Ordering::SeqCst);
-            thread::sleep(Duration::from_secs(cut));
-            proxy.state.is_cut.store(false, Ordering::SeqCst);
-        });
-        assert_eq!(one.stats().state, SessionState::Up);
-    }
+    cut(1);
+    cut(10);
+}
+
+#[test]
+#[ignore = "takes a minute; `make soak` runs it"]
+fn soak_a_line_that_is_cut_for_a_minute() {
+    cut(60);
+}
+
+#[test]
+#[ignore = "takes ten minutes; `make soak` runs it"]
+fn soak_a_line_that_is_cut_for_ten_minutes() {
+    cut(600);
 }
 
 #[test]
