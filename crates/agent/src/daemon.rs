@@ -13,11 +13,18 @@ use crate::trust::{Fingerprint, FolderError, Peer, Peers, Tokens, pair_as_agent}
 /// Strangers with a session at the same time; only while a token is open, and only to pair.
 pub const STRANGERS_MAX: usize = 4;
 
-/// How long a stranger may take to show its token.
+/// How long a stranger may take to show its token. When one more comes than there may be, the one that has had most of
+/// its time ends: who has a token shows it within some round trips, who wants to keep others out does not.
 const STRANGER_TIME: Duration = Duration::from_secs(30);
 
-/// Sessions at the same time.
+/// Strangers whose session was ended and that have not gone yet, with those that have one.
+const STRANGERS_IN_ALL_MAX: usize = 4 * STRANGERS_MAX;
+
+/// Sessions at the same time; the link's listener has fewer.
 pub const SESSIONS_MAX: usize = 1000;
+
+/// What a peer is told whose session is ended here.
+const ENDED: &str = "the agent trusts the key of this host no more: it was revoked, or took too long to pair";
 
 /// An agent with its peers.
 pub struct Daemon {
@@ -40,6 +47,20 @@ struct Open {
     session: Session,
     /// When a stranger's time is over.
     until: Option<Instant>,
+    /// It was told to go.
+    is_ended: bool,
+}
+
+impl Sessions {
+    /// Ends the oldest of the strangers if there are as many as there may be.
+    fn make_way(&mut self) {
+        let mut strangers = self.open.iter_mut().filter(|open| open.until.is_some() && !open.is_ended);
+        let oldest = strangers.next();
+        if let Some(oldest) = oldest.filter(|_| strangers.count() + 1 >= STRANGERS_MAX) {
+            oldest.is_ended = true;
+            oldest.session.abandon();
+        }
+    }
 }
 
 /// What happened, for a log.
@@ -119,7 +140,8 @@ impl Daemon {
         };
         let Some(number) = self.enter(key, &session, peer.is_none()) else {
             tell(Event::TooMany);
-            return session.close();
+            // Nothing was sent on it: there is nothing to wait for.
+            return session.abandon();
         };
         let daemon = self.clone();
         let spawned = Builder::new().name("agent-session".to_string()).spawn(move || {
@@ -141,13 +163,16 @@ impl Daemon {
     fn enter(&self, key: Fingerprint, session: &Session, is_stranger: bool) -> Option<u64> {
         let mut sessions = self.sessions();
         let strangers = sessions.open.iter().filter(|open| open.until.is_some()).count();
-        if sessions.open.len() >= SESSIONS_MAX || (is_stranger && strangers >= STRANGERS_MAX) {
+        if sessions.open.len() >= SESSIONS_MAX || (is_stranger && strangers >= STRANGERS_IN_ALL_MAX) {
             return None;
+        }
+        if is_stranger {
+            sessions.make_way();
         }
         sessions.next += 1;
         let number = sessions.next;
         let until = is_stranger.then(|| Instant::now() + STRANGER_TIME);
-        sessions.open.push(Open { number, key, session: session.clone(), until });
+        sessions.open.push(Open { number, key, session: session.clone(), until, is_ended: false });
         Some(number)
     }
 
@@ -188,17 +213,18 @@ impl Daemon {
             None => !peers.iter().any(|peer| peer.key == open.key),
         };
         let over: Vec<(Fingerprint, Session)> = {
-            let sessions = self.sessions();
-            let over = sessions.open.iter().filter(|open| is_over(open));
-            over.map(|open| (open.key, open.session.clone())).collect()
+            let mut sessions = self.sessions();
+            let over = sessions.open.iter_mut().filter(|open| !open.is_ended && is_over(open));
+            over.map(|open| {
+                open.is_ended = true;
+                (open.key, open.session.clone())
+            })
+            .collect()
         };
         for (key, session) in over {
-            // To close may take some seconds.
-            let closed = Builder::new().name("agent-end".to_string()).spawn(move || session.close());
-            tell(match closed {
-                Ok(_) => Event::Ended(key),
-                Err(error) => Event::State(error.to_string()),
-            });
+            // What is on its way from one that is not trusted any more is not waited for.
+            session.end(ENDED);
+            tell(Event::Ended(key));
         }
     }
 

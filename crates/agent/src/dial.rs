@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_link::{ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, StripeBounds, connect};
+use drover_link::{
+    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, StripeBounds, connect,
+};
 use rustls::pki_types::ServerName;
 
 use crate::trust::{Fingerprint, Identity, client_config};

@@ -4,7 +4,7 @@ use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_types::ByteSpan;
 
-use crate::message::{kind_of, status_of};
+use crate::message::{WORDS_BYTES_MAX, kind_of, status_of};
 use crate::opening::Refused;
 
 /// Something that was refused or failed, on whichever side, in words that cross a link.
@@ -18,9 +18,10 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal.
+    /// A refusal. Much of what is said here comes from the other side and is shown to people: no character in it
+    /// drives a terminal, and it is no longer than [`WORDS_BYTES_MAX`].
     pub fn new(kind: DiskErrorKind, why: impl Into<String>) -> Refusal {
-        Refusal { kind, why: why.into() }
+        Refusal { kind, why: printable(why.into()) }
     }
 
     /// As the error of an operation on a disk.
@@ -65,6 +66,24 @@ impl From<LinkError> for Refusal {
     }
 }
 
+/// A text of a peer as it may be shown: `?` for characters that drive a terminal or turn the direction of writing, and
+/// cut to [`WORDS_BYTES_MAX`].
+pub(crate) fn printable(mut text: String) -> String {
+    let odd = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if text.contains(odd) {
+        text = text.replace(odd, "?");
+    }
+    let mut end = text.len().min(WORDS_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
 /// An error with its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -75,4 +94,21 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_says_drives_no_terminal_and_fills_no_screen() {
+        let said = "no\u{1b}[2J\r\n\u{9b}31m room\u{202e}dewolla";
+        let refusal = Refusal::from(Refused { status: 2, why: said.to_string() });
+        assert_eq!(
+            (refusal.kind, &refusal.why[..]),
+            (DiskErrorKind::OutOfSpace, "no?[2J???31m room?dewolla")
+        );
+        let long = Refusal::new(DiskErrorKind::Failed, "ä".repeat(1 << 20));
+        assert_eq!(long.why, "ä".repeat(WORDS_BYTES_MAX / 2));
+    }
 }

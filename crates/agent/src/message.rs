@@ -18,6 +18,8 @@
 use drover_disk::DiskErrorKind;
 use drover_types::{BLOCK_BYTES, ByteSpan, Extent, ExtentKind};
 
+use crate::error::printable;
+
 /// Bytes of the disk that one message carries at most.
 pub const DATA_BYTES_MAX: u64 = 1 << 20;
 
@@ -303,9 +305,9 @@ pub fn words(text: &str) -> Vec<u8> {
     text.as_bytes()[..end].to_vec()
 }
 
-/// Words that came.
+/// Words that came, as they may be shown.
 pub fn words_in(body: &[u8]) -> String {
-    String::from_utf8_lossy(&body[..body.len().min(WORDS_BYTES_MAX)]).into_owned()
+    printable(String::from_utf8_lossy(&body[..body.len().min(WORDS_BYTES_MAX)]).into_owned())
 }
 
 /// The highest bit of a length says that the extent is zero.

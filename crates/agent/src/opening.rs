@@ -1,7 +1,10 @@
 //! How channels begin: one JSON object that says what they are for. Bounded by the link to
 //! [`drover_link::OPENING_BYTES_MAX`]; fields that this side does not know are passed over.
 
+use drover_disk::DiskErrorKind;
 use serde::{Deserialize, Serialize};
+
+use crate::error::{Refusal, printable};
 
 /// The version of the disk service that this side speaks. A side that is told a higher one answers with its own.
 pub const DISK_VERSION: u32 = 1;
@@ -112,6 +115,18 @@ pub struct Announced {
     pub takes: Vec<String>,
 }
 
+impl Announced {
+    /// What an agent said, as it may be shown to people.
+    pub(crate) fn checked(self) -> Announced {
+        let pool = |Pool { name, free_bytes }| Pool { name: printable(name), free_bytes };
+        Announced {
+            version: printable(self.version),
+            pools: self.pools.into_iter().map(pool).collect(),
+            devices: self.devices.into_iter().map(printable).collect(),
+        }
+    }
+}
+
 /// A pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
@@ -165,6 +180,49 @@ pub struct Opened {
     pub takes: Vec<String>,
     /// What a person should know.
     pub notes: Vec<String>,
+}
+
+/// No disk is larger: 1 PiB.
+pub const DISK_BYTES_MAX: u64 = 1 << 50;
+
+/// The coarsest disk that a message of 1 MiB still serves well.
+const BYTES_MIN_MAX: u64 = 64 << 10;
+
+/// Space is set aside in parts of this size at least.
+const RESERVE_BYTES_MIN: u64 = 1 << 20;
+
+/// Notes of an agent that are shown.
+const NOTES_MAX: usize = 16;
+
+impl Opened {
+    /// What an agent said, if a disk can be used by it. What is shown or kept of it is cleaned and bounded.
+    ///
+    /// # Errors
+    /// When its version, size or requests are not such as this side can deal with.
+    pub(crate) fn checked(self) -> Result<Opened, Refusal> {
+        let unsupported = |why: String| Err(Refusal::new(DiskErrorKind::Unsupported, why));
+        if self.version != DISK_VERSION {
+            return unsupported(format!("the agent speaks version {} of the disk service", self.version));
+        }
+        if !self.bytes_min.is_power_of_two() || self.bytes_min > BYTES_MIN_MAX {
+            return unsupported("the disk takes requests of a strange size only".to_string());
+        }
+        if self.size > DISK_BYTES_MAX {
+            return unsupported(format!("a disk of {} bytes: none has more than 1 PiB", self.size));
+        }
+        let reserve_bytes = match self.reserve_bytes {
+            0 => 0,
+            bytes => bytes.clamp(RESERVE_BYTES_MIN, DISK_BYTES_MAX),
+        };
+        Ok(Opened {
+            identity: printable(self.identity),
+            tag: printable(self.tag),
+            generation: printable(self.generation),
+            reserve_bytes,
+            notes: self.notes.into_iter().take(NOTES_MAX).map(printable).collect(),
+            ..self
+        })
+    }
 }
 
 /// Something was refused: an answer in place of the expected one.

@@ -7,7 +7,7 @@ use drover_link::{Order, Receiver, Sender, Session};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::Refusal;
+use crate::error::{Refusal, printable};
 use crate::machine::{Order as MachineOrder, Told};
 use crate::opening::{Announced, Answer, Call, Opening, Stat};
 
@@ -115,7 +115,7 @@ impl Site {
     /// # Errors
     /// When it cannot be asked.
     pub fn info(&self) -> Result<Announced, Refusal> {
-        self.call(Call::Info)
+        self.call::<Announced>(Call::Info).map(Announced::checked)
     }
 
     /// What is at a place.
@@ -123,7 +123,8 @@ impl Site {
     /// # Errors
     /// When it cannot be asked, or there can be no disk at this place.
     pub fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
-        self.call(Call::Stat { disk: disk.to_string() })
+        let stat: Stat = self.call(Call::Stat { disk: disk.to_string() })?;
+        Ok(Stat { tag: printable(stat.tag), ..stat })
     }
 
     /// Has the agent do something about a machine.

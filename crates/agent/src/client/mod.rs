@@ -10,7 +10,7 @@ mod disk;
 mod lane;
 mod offers;
 mod open;
-mod pending;
+pub(crate) mod pending;
 mod send;
 
 pub use disk::{AgentDisk, AgentOptions};

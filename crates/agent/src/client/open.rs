@@ -67,19 +67,5 @@ fn answer(head: &[u8], body: &[u8]) -> Result<Opened, Refusal> {
     if !is_it {
         return Err(Refusal::new(DiskErrorKind::Corrupt, "the agent's first message makes no sense"));
     }
-    let opened = decode::<Answer<Opened>>(body)?.into_result()?;
-    if opened.version != DISK_VERSION {
-        let why = format!("the agent speaks version {} of the disk service", opened.version);
-        return Err(Refusal::new(DiskErrorKind::Unsupported, why));
-    }
-    if !opened.bytes_min.is_power_of_two() || opened.bytes_min > BYTES_MIN_MAX {
-        return Err(Refusal::new(
-            DiskErrorKind::Unsupported,
-            "the disk takes requests of a strange size only",
-        ));
-    }
-    Ok(opened)
+    decode::<Answer<Opened>>(body)?.into_result()?.checked()
 }
-
-/// The coarsest disk that a message of 1 MiB still serves well.
-const BYTES_MIN_MAX: u64 = 64 << 10;

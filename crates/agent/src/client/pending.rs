@@ -65,6 +65,8 @@ struct Entry {
     attempts: u32,
     first_failure: Option<Duration>,
     plain: bool,
+    /// It was sent and is not answered: only then there can be an answer to it.
+    is_on_its_way: bool,
     /// Of a flush: how many writes had been answered.
     covers: u64,
 }
@@ -172,6 +174,7 @@ impl Pending {
             attempts: 0,
             first_failure: None,
             plain: false,
+            is_on_its_way: false,
             covers: self.answered,
         };
         self.entries.insert(id, entry);
@@ -188,7 +191,9 @@ impl Pending {
         }
         loop {
             let id = self.queue.pop_front()?;
-            if let Some(Entry { span, what, rest, plain, .. }) = self.entries.get(&id) {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.is_on_its_way = true;
+                let Entry { span, what, rest, plain, .. } = entry;
                 return Some(Job { id, span: *span, what: what.clone(), rest: *rest, plain: *plain });
             }
         }
@@ -218,7 +223,8 @@ impl Pending {
         let Some(entry) = self.entries.get_mut(&head.id) else {
             return if head.id < self.next_id { Ok(()) } else { Err(Senseless) };
         };
-        if head.kind != Kind::Done && head.span != entry.span {
+        let is_asked = std::mem::take(&mut entry.is_on_its_way);
+        if !is_asked || (head.kind != Kind::Done && head.span != entry.span) {
             return Err(Senseless);
         }
         let changes = entry.what.changes();
@@ -302,10 +308,26 @@ impl Pending {
             return Err(refusal);
         }
         self.generation = generation.to_string();
-        self.entries.values_mut().for_each(|entry| entry.rest = None);
+        self.entries.values_mut().for_each(|entry| (entry.rest, entry.is_on_its_way) = (None, false));
         self.paused.clear();
         self.queue = self.entries.keys().copied().collect();
         Ok(())
+    }
+
+    /// Each request is at one place at most: waiting, paused, or on its way.
+    ///
+    /// # Panics
+    /// If it is not so.
+    pub(crate) fn check(&self) {
+        let waiting = self.queue.iter().chain(self.paused.iter().map(|(_, id)| id));
+        let mut waiting: Vec<u64> = waiting.copied().filter(|id| self.entries.contains_key(id)).collect();
+        assert!(waiting.iter().all(|id| !self.entries[id].is_on_its_way), "sent, and to be sent");
+        let count = waiting.len();
+        waiting.sort_unstable();
+        waiting.dedup();
+        assert_eq!(waiting.len(), count, "a request waits twice");
+        let bytes: u64 = self.entries.values().map(|entry| entry.what.bytes()).sum();
+        assert_eq!(bytes, self.bytes, "bytes of what is not answered");
     }
 
     /// Ends the disk for good. No write that was not flushed is ever called safe after this.

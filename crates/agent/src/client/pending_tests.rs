@@ -184,6 +184,7 @@ fn a_write_that_fails_for_good_ends_the_disk_and_every_later_flush() {
     let mut pending = Pending::new("0", FOR_EVER);
     let id = pending.add(What::Zero, block(0));
     let flush = pending.add(What::Flush, ByteSpan::new(0, 0));
+    while pending.next(Duration::ZERO).is_some() {}
     let full = Head { detail: 2, ..Head::plain(Kind::Done, id, ByteSpan::new(0, 0)) };
     pending.answer(full, b"no room".to_vec(), Duration::ZERO).unwrap();
     assert_eq!(pending.failed().unwrap(), &Refusal::new(DiskErrorKind::OutOfSpace, "no room"));
@@ -196,12 +197,34 @@ fn a_write_that_fails_for_good_ends_the_disk_and_every_later_flush() {
 fn answers_to_nothing_and_of_another_kind_are_senseless() {
     let mut pending = Pending::new("0", FOR_EVER);
     let id = pending.add(What::Zero, block(0));
+    let done = Head::plain(Kind::Done, id, ByteSpan::new(0, 0));
+    assert_eq!(pending.answer(done, Vec::new(), Duration::ZERO), Err(Senseless), "it was not even sent");
     for head in [
         Head::plain(Kind::Done, id + 1, ByteSpan::new(0, 0)),
         Head::plain(Kind::Have, id, block(0)),
         Head::plain(Kind::Map, id, block(1)),
         Head { detail: 99, ..Head::plain(Kind::Done, id, ByteSpan::new(0, 0)) },
     ] {
+        pending.reopened("0").unwrap();
+        assert_eq!(pending.next(Duration::ZERO).map(|job| job.id), Some(id));
         assert_eq!(pending.answer(head.clone(), Vec::new(), Duration::ZERO), Err(Senseless), "{head:?}");
+    }
+}
+
+/// An agent that answers one write again and again makes this side neither remember nor send more.
+#[test]
+fn an_answer_counts_once() {
+    let mut pending = Pending::new("0", FOR_EVER);
+    let id = pending.add(What::Write(Arc::new(vec![2; 65536])), block(0));
+    let none_of_it = Head::plain(Kind::Have, id, block(0));
+    let not_now = Head { detail: 1, ..Head::plain(Kind::Done, id, ByteSpan::new(0, 0)) };
+    for answer in [none_of_it, not_now] {
+        let now = pending.next_wake().unwrap_or_default();
+        assert_eq!(pending.next(now).map(|job| job.id), Some(id));
+        assert_eq!(pending.answer(answer.clone(), Vec::new(), now), Ok(()));
+        for _ in 0..1000 {
+            assert_eq!(pending.answer(answer.clone(), Vec::new(), now), Err(Senseless));
+        }
+        assert!(pending.queue.len() + pending.paused.len() == 1);
     }
 }

@@ -9,11 +9,8 @@ use drover_disk::{DiskErrorKind, FileDisk, OpenTarget};
 
 use super::{generation, told};
 use crate::error::Refusal;
-use crate::opening::{How, Stat, Writer};
+use crate::opening::{DISK_BYTES_MAX, How, Stat, Writer};
 use crate::serve::Held;
-
-/// No disk is larger: 1 PiB.
-pub(super) const DISK_BYTES_MAX: u64 = 1 << 50;
 
 /// No file system keeps more than this inside the file's own record.
 const TINY_BYTES_MAX: u64 = 64 << 10;

@@ -20,8 +20,11 @@ use crate::serve::{Found, KnownBlocks};
 /// Blocks in the index of a pool: 256 GiB of different data. The index takes up to 150 MB then.
 pub const ENTRIES_MAX: usize = 4 << 20;
 
-/// Images of a pool that are looked at.
+/// Images of a pool that are looked at; blocks of others are not found.
 const IMAGES_MAX: usize = 10_000;
+
+/// Stands for an image that is one too many.
+const NO_IMAGE: u32 = u32::MAX;
 
 /// Folders below a pool's.
 const DEPTH_MAX: usize = 8;
@@ -68,15 +71,21 @@ impl PoolIndex {
 
     fn image(&self, path: &Path) -> u32 {
         let mut inner = self.inner();
-        let found = inner.images.iter().position(|it| it == path);
-        found.unwrap_or_else(|| {
-            inner.images.push(path.to_path_buf());
-            inner.images.len() - 1
-        }) as u32
+        if let Some(found) = inner.images.iter().position(|it| it == path) {
+            return found as u32;
+        }
+        if inner.images.len() >= IMAGES_MAX {
+            return NO_IMAGE;
+        }
+        inner.images.push(path.to_path_buf());
+        inner.images.len() as u32 - 1
     }
 
     /// Adds blocks; `false` if there is no room for more.
     fn add(&self, image: u32, first: u64, hashes: &[PieceHash]) -> bool {
+        if image == NO_IMAGE {
+            return false;
+        }
         let mut inner = self.inner();
         for (block, hash) in (first..).zip(hashes) {
             let Ok(block) = u32::try_from(block) else { return false };

@@ -60,6 +60,7 @@ fn serve_open(
         let why = format!("this agent speaks version {DISK_VERSION} of the disk service");
         return Err(Refusal::new(DiskErrorKind::Unsupported, why));
     }
+    let _seat = agent.seats.take(session.peer().fingerprint)?;
     let _taken = match &wanted.access {
         Access::Read => None,
         Access::Write(writer) => {
@@ -169,7 +170,7 @@ impl Service {
     }
 
     fn take_messages(&self, sender: &Sender, receiver: &Receiver) -> Result<(), End> {
-        let mut hands = Hands { buffer: Buffer::zeroed(DATA_BYTES_MAX as usize) };
+        let mut hands = Hands { buffer: Buffer::zeroed(0) };
         while let Some(message) = receiver.receive()? {
             let head = Head::decode(&message.head)?;
             self.take(sender, &mut hands, &head, &message.body)?;

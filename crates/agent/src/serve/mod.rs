@@ -7,6 +7,7 @@
 //!                                  connect  a stream to a port behind the agent, if somebody does that
 //!                                  machine  an order about a machine, if somebody builds them
 //! claims   which run writes which disk
+//! seats    how many disks are open
 //! store    where disks are; the agent does not know what they are
 //! ```
 
@@ -15,6 +16,7 @@ mod claims;
 mod disk;
 mod machines;
 mod orders;
+mod seats;
 mod store;
 mod streams;
 
@@ -34,6 +36,8 @@ pub use blocks::{Found, KnownBlocks};
 use claims::{Claims, Run, Taken};
 pub use machines::{Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
+use seats::Seats;
+pub use seats::{DISKS_MAX, PEER_DISKS_MAX};
 pub use store::{Held, Store};
 
 /// Channels of one session at a time; further ones are refused.
@@ -50,6 +54,7 @@ pub trait Connect: Send + Sync {
 pub struct Agent {
     store: Arc<dyn Store>,
     claims: Claims,
+    seats: Seats,
     connect: Option<Arc<dyn Connect>>,
     machines: Option<Machines>,
     pair: Option<Box<Pair>>,
@@ -61,7 +66,8 @@ pub(crate) type Pair = dyn Fn(&Session, Channel, &str) + Send + Sync;
 impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
-        Agent { store, claims: Claims::default(), connect: None, machines: None, pair: None }
+        let (claims, seats) = (Claims::default(), Seats::default());
+        Agent { store, claims, seats, connect: None, machines: None, pair: None }
     }
 
     /// The same with somebody who carries streams to ports.

@@ -130,6 +130,10 @@ impl Identity {
     fn of(pair: &KeyPair) -> Result<Identity, rcgen::Error> {
         let mut params = CertificateParams::new(vec![COMMON_NAME.to_string()])?;
         params.distinguished_name.push(DnType::CommonName, COMMON_NAME);
+        Identity::with(pair, params)
+    }
+
+    pub(super) fn with(pair: &KeyPair, params: CertificateParams) -> Result<Identity, rcgen::Error> {
         let certificate = params.self_signed(pair)?.der().clone();
         let fingerprint = fingerprint_of(&certificate).ok_or(rcgen::Error::CouldNotParseCertificate)?;
         Ok(Identity { key: pair.serialize_der(), certificate, fingerprint })

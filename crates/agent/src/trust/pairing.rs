@@ -84,6 +84,7 @@ pub fn pair_with(
     let silent = || Refusal::new(DiskErrorKind::Corrupt, "it says nothing");
     let message = receiver.receive()?.ok_or_else(silent)?;
     let welcome = decode::<Answer<Welcome>>(&message.body)?.into_result()?;
+    super::peers::check_name(&welcome.you)?;
     let peer = peer(name.map_or(welcome.agent, str::to_string));
     let paired = Paired { name: peer.name.clone(), key: peer.key, called: welcome.you };
     peers.add(peer)??;

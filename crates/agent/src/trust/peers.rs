@@ -1,8 +1,12 @@
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, FolderError};
 use super::identity::Fingerprint;
 use drover_types::DayLimit;
+
+use crate::error::printable;
 
 const FILE: &str = "peers.json";
 
@@ -21,6 +25,9 @@ pub struct Peer {
     /// Where its agent listens, `HOST:PORT` each; empty for a host that only dials here.
     #[serde(default)]
     pub addresses: Vec<String>,
+    /// Addresses here to go out from when it is dialled; all are used. None: the kernel chooses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<IpAddr>,
     /// When it became a peer, in seconds since 1970.
     pub since: u64,
     /// How much may go to it, by the time of day.
@@ -31,7 +38,7 @@ pub struct Peer {
 impl Peer {
     /// A peer without limits.
     pub fn new(name: impl Into<String>, key: Fingerprint, addresses: Vec<String>, since: u64) -> Peer {
-        Peer { name: name.into(), key, addresses, since, limits: Vec::new() }
+        Peer { name: name.into(), key, addresses, sources: Vec::new(), since, limits: Vec::new() }
     }
 }
 
@@ -61,7 +68,7 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     if begins && name.len() <= NAME_CHARS_MAX && name.chars().all(allowed) {
         return Ok(());
     }
-    Err(NameError::Senseless(name.chars().take(NAME_CHARS_MAX).collect()))
+    Err(NameError::Senseless(printable(name.chars().take(NAME_CHARS_MAX).collect())))
 }
 
 /// The peers of this host. Each look reads the file anew, so that a revocation by another process counts at once.
@@ -121,10 +128,12 @@ impl Peers {
             match file.peers.iter_mut().find(|it| it.key == peer.key) {
                 // Limits stay; addresses, too, where none are told: by who only dials in.
                 Some(known) => {
-                    let limits = std::mem::take(&mut known.limits);
-                    let before = std::mem::take(&mut known.addresses);
-                    let addresses = if peer.addresses.is_empty() { before } else { peer.addresses };
-                    *known = Peer { limits, addresses, ..peer };
+                    let Peer { limits, addresses, sources, .. } = known.clone();
+                    let (addresses, sources) = match peer.addresses.is_empty() {
+                        true => (addresses, sources),
+                        false => (peer.addresses, peer.sources),
+                    };
+                    *known = Peer { limits, addresses, sources, ..peer };
                 }
                 None if is_full => return Err(NameError::TooMany),
                 None => file.peers.push(peer),
@@ -196,7 +205,8 @@ mod tests {
             assert_eq!(check_name(name), Ok(()), "{name}");
         }
         for name in ["", "-a", ".", "a/b", "a b", "ä", "a\u{1b}[1m", &"x".repeat(65)] {
-            assert!(check_name(name).is_err(), "{name}");
+            let error = check_name(name).unwrap_err().to_string();
+            assert!(!error.contains(char::is_control), "{error:?}");
         }
     }
 }

@@ -102,3 +102,19 @@ fn a_client_without_a_certificate_is_refused() {
     let (_, seen) = handshake(Arc::new(client), server);
     assert!(seen.is_err());
 }
+
+/// Keys are what counts: a host whose clock is wrong, or whose certificate was made by one, is let in all the same.
+#[test]
+fn certificates_of_any_time_do() {
+    let mut params = rcgen::CertificateParams::new(vec!["drover".to_string()]).unwrap();
+    params.not_before = rcgen::date_time_ymd(1980, 1, 1);
+    params.not_after = rcgen::date_time_ymd(1981, 1, 1);
+    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let (a, old) = (Identity::fleeting().unwrap(), Identity::with(&pair, params).unwrap());
+    let client = client_config(&a, only(old.fingerprint())).unwrap();
+    let server = server_config(&old, only(a.fingerprint())).unwrap();
+    assert_eq!(handshake(client, server), (Ok(()), Ok(())));
+    let client = client_config(&old, only(a.fingerprint())).unwrap();
+    let server = server_config(&a, only(old.fingerprint())).unwrap();
+    assert_eq!(handshake(client, server), (Ok(()), Ok(())));
+}

@@ -87,3 +87,27 @@ fn a_stranger_is_let_in_only_while_a_token_is_open_and_only_to_pair() {
     let over = here.accept().unwrap_err();
     assert_eq!(over.kind, LinkErrorKind::Closed);
 }
+
+/// Strangers can come in only while a token is open; silent ones must not keep out the one that has it.
+#[test]
+fn silent_strangers_make_way_for_one_with_a_token() {
+    let scene = scene();
+    let token = scene.tokens.issue(Fingerprint([5; 32]), Some("west".into()), now(), 1000).unwrap().token;
+    let (tell, told) = channel();
+    let come = || {
+        let (here, there) = Session::pair();
+        let tell = tell.clone();
+        scene.daemon.take(there, move |event| tell.send(event).unwrap());
+        here
+    };
+    let silent: Vec<Session> = (0..10).map(|_| come()).collect();
+    let own = tempfile::tempdir().unwrap();
+    let own = Peers::new(Folder::open(own.path()).unwrap());
+    let agent = |name| Peer::new(name, token.agent, Vec::new(), 1);
+    assert_eq!(pair_with(&come(), &token, "me", None, &own, agent).unwrap().called, "west");
+    let until = Instant::now() + WAIT;
+    while told.recv_timeout(WAIT).unwrap() != Event::Paired("west".to_string()) {
+        assert!(Instant::now() < until);
+    }
+    drop(silent);
+}

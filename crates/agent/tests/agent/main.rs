@@ -5,6 +5,7 @@ mod conformance;
 mod daemon;
 mod fence;
 mod hashes;
+mod hostile;
 mod known;
 mod losses;
 mod machines;
