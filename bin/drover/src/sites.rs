@@ -127,5 +127,11 @@ fn follow_the_day(limit: &Arc<RateLimit>, peer: &Peer, asked: Option<u64>) {
 
 fn route(peer: &Peer, limit: Arc<RateLimit>) -> Route {
     let rate_limit = Some(limit);
-    Route { addresses: peer.addresses.clone(), own_name: own_name(), rate_limit, ..Route::default() }
+    Route {
+        addresses: peer.addresses.clone(),
+        sources: peer.sources.clone(),
+        own_name: own_name(),
+        rate_limit,
+        ..Route::default()
+    }
 }

@@ -151,3 +151,25 @@ fn sites_and_places_that_are_not_there_are_told_by_name() {
         assert!(output.err.contains(words), "{target}: {}", output.err);
     }
 }
+
+#[test]
+fn addresses_to_go_out_from_are_used_from_the_pairing_on() {
+    let sites = Sites::new();
+    let pair = |sources: &str| {
+        let file = sites.path("token");
+        std::fs::write(&file, sites.token(&[])).unwrap();
+        let args =
+            ["agent", "pair", &sites.address, "--name", "site-b", "--as", "site-a", "--source", sources];
+        sites.here.run(&[&args[..], &["--token-file", file.to_str().unwrap()]].concat()).unwrap()
+    };
+    // An address that this host does not have: nothing can go out from it.
+    let refused = pair("192.0.2.77");
+    assert_eq!(refused.code, Some(5), "{}", refused.err);
+    let paired = pair("127.0.0.1,127.0.0.9");
+    assert_eq!(paired.code, Some(0), "{}", paired.err);
+    let list = sites.here.run(&["agent", "list", "--json"]).unwrap().json().unwrap();
+    assert_eq!(list["peers"][0]["sources"], serde_json::json!(["127.0.0.1", "127.0.0.9"]));
+    let source = disk_file(sites.folder.path(), "source", 8 * MIB);
+    done(&sites.copy(&source, &[]));
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}

@@ -1,10 +1,11 @@
 //! Arguments of `drover agent`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use drover_agent::trust::DayLimit;
+use drover_types::{Bytes, DayLimit};
 
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
@@ -51,6 +52,10 @@ pub struct AgentRunArgs {
     /// Bytes that may go out in a second, to all sites together (100m, 1g: bits as lines are named; 12MiB: bytes)
     #[arg(long, value_name = "RATE")]
     pub rate_limit: Option<RateArg>,
+    /// Memory that the sessions of all peers may take together, from 64MiB; one peer gets half of it at most [default:
+    /// 4GiB, or half of this host's memory if that is less]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Bytes>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
@@ -65,6 +70,10 @@ pub struct AgentPairArgs {
     /// DROVER_PAIRING_TOKEN or standard input
     #[arg(value_name = "HOST[:PORT]", value_delimiter = ',', required_unless_present = "new_token")]
     pub addresses: Vec<String>,
+    /// Addresses of this host to go out from, with commas between: its connections to the agent use all pairs of them and
+    /// the agent's addresses [default: the kernel chooses]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', requires = "addresses")]
+    pub source: Vec<IpAddr>,
     /// Make a token that lets one host pair with the agent of this one, and print it
     #[arg(long, conflicts_with_all = ["addresses", "token_file"])]
     pub new_token: bool,

@@ -28,6 +28,10 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// What sessions may take of this host's memory, and what there must be for them to be of use.
+const MEMORY: u64 = 4 << 30;
+const MEMORY_MIN: u64 = 64 << 20;
+
 /// A token is not longer.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
@@ -53,6 +57,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
         admit: Arc::new(move |applicant: &Applicant<'_>| judge.admit(applicant.fingerprint.into())),
         name: own_name,
         rate_limit: args.rate_limit.map(|rate| Arc::new(RateLimit::new(Some(rate.0)))),
+        bytes_max: memory(args.memory)?,
         ..ListenOptions::new(tls, addresses(&args.listen)?)
     };
     let listener = Listener::bind(&options).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
@@ -77,6 +82,24 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     // It ends with the listener; a panic of it has been printed.
     let _ = accept.join();
     Ok(Exit::Success)
+}
+
+/// What sessions may take of this host's memory.
+fn memory(asked: Option<Bytes>) -> Result<u64, Failure> {
+    match asked {
+        Some(Bytes(bytes)) if bytes < MEMORY_MIN => {
+            Err(Failure::new(Exit::Usage, format!("--memory {}: it takes 64MiB at least", Bytes(bytes))))
+        }
+        Some(Bytes(bytes)) => Ok(bytes),
+        None => {
+            let half = || -> Option<u64> {
+                let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+                let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+                Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024 / 2)
+            };
+            Ok(half().map_or(MEMORY, |half| half.clamp(MEMORY_MIN, MEMORY)))
+        }
+    }
 }
 
 fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
@@ -112,8 +135,14 @@ fn libvirt_folder(pool: &str) -> Result<PathBuf, Failure> {
     let text = String::from_utf8_lossy(&output.stdout);
     let target = text.split_once("<target>").and_then(|(_, rest)| rest.split_once("</target>"));
     let path = target.and_then(|(target, _)| target.split_once("<path>")?.1.split_once("</path>"));
-    let path = path.map(|(path, _)| PathBuf::from(path)).filter(|path| path.is_dir());
+    let path = path.map(|(path, _)| PathBuf::from(unescaped(path))).filter(|path| path.is_dir());
     path.ok_or_else(|| usage("it has no folder on this host".to_string()))
+}
+
+/// A text of XML without its entities.
+fn unescaped(text: &str) -> String {
+    let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
+    entities.iter().fold(text.to_string(), |text, (entity, plain)| text.replace(entity, plain))
 }
 
 fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {
@@ -226,9 +255,15 @@ fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
     let identity = sites::identity(&folder)?;
     let own_name = args.own_name.clone().unwrap_or_else(sites::own_name);
     let addresses: Vec<String> = args.addresses.iter().map(|address| with_port(address)).collect();
-    let route = Route { addresses: addresses.clone(), own_name: own_name.clone(), ..Route::default() };
+    let sources = args.source.clone();
+    let route = Route {
+        addresses: addresses.clone(),
+        sources: sources.clone(),
+        own_name: own_name.clone(),
+        ..Route::default()
+    };
     let session = dial(&identity, token.agent, &route).map_err(|error| not_paired(&error))?;
-    let peer = |name| Peer::new(name, token.agent, addresses, now());
+    let peer = |name| Peer { sources, ..Peer::new(name, token.agent, addresses, now()) };
     let paired = pair_with(&session, &token, &own_name, args.name.as_deref(), &Peers::new(folder), peer);
     session.close();
     let paired = paired.map_err(|error| Failure::new(Exit::Access, chain(&error)))?;
@@ -264,8 +299,12 @@ pub fn list(args: &AgentListArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     }
     crate::out::line(format_args!("this host: {}, key {}", sites::own_name(), identity.fingerprint()));
-    for Peer { name, key, addresses, limits, .. } in peers {
-        let addresses = if addresses.is_empty() { "dials in".to_string() } else { addresses.join(", ") };
+    for Peer { name, key, addresses, sources, limits, .. } in peers {
+        let mut addresses = if addresses.is_empty() { "dials in".to_string() } else { addresses.join(", ") };
+        if !sources.is_empty() {
+            let sources: Vec<String> = sources.iter().map(ToString::to_string).collect();
+            addresses = format!("{addresses} from {}", sources.join(", "));
+        }
         crate::out::line(format_args!("{name}  {addresses}  key {key}"));
         limits.iter().for_each(|limit| crate::out::line(format_args!("  {limit}")));
     }

@@ -1,11 +1,10 @@
 use std::net::IpAddr;
 
+use drover_types::DayLimit;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, FolderError};
 use super::identity::Fingerprint;
-use drover_types::DayLimit;
-
 use crate::error::printable;
 
 const FILE: &str = "peers.json";
