@@ -3,54 +3,12 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output as ProcessOutput};
+use std::path::Path;
+use std::process::Command;
 
+use common::loops::{Loop, ran};
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
-
-/// A loop device over a file, gone when dropped.
-struct Loop {
-    device: String,
-    file: PathBuf,
-}
-
-impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
-        let output = ran("losetup", &["--find", "--show", file.to_str().unwrap()]);
-        match output.filter(|output| output.status.success()) {
-            Some(output) => {
-                let device = String::from_utf8(output.stdout).unwrap().trim().to_string();
-                Some(Loop { device, file: file.to_path_buf() })
-            }
-            None => {
-                println!("skipped: no loop devices here");
-                None
-            }
-        }
-    }
-
-    fn blank(folder: &Path, name: &str, bytes: u64) -> Option<Loop> {
-        let file = folder.join(name);
-        std::fs::File::create(&file).unwrap().set_len(bytes).unwrap();
-        Loop::over(&file)
-    }
-
-    fn starts_with(&self, source: &Path) -> bool {
-        let (device, source) = (std::fs::read(&self.device).unwrap(), std::fs::read(source).unwrap());
-        device[..source.len()] == source
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        ran("losetup", &["--detach", &self.device]);
-    }
-}
-
-fn ran(program: &str, args: &[&str]) -> Option<ProcessOutput> {
-    Command::new(program).args(args).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().ok()
-}
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();

@@ -33,7 +33,7 @@ fn the_way_to_a_site_is_measured_for_each_number_of_connections() {
 fn a_limit_that_was_set_is_kept_and_named_as_what_limits() {
     let sites = Sites::paired();
     assert_eq!(sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=2MiB"]).unwrap().code, Some(0));
-    let args = ["link", "test", "site-b", "--stripes", "2", "--time", "1s", "--json"];
+    let args = ["link", "test", "site-b", "--stripes", "2", "--time", "2s", "--json"];
     let found = sites.here.run(&args).unwrap().json().unwrap();
     assert_eq!(found["limit_bytes_per_s"], 2 << 20);
     assert!(found["probes"][0]["goodput_bytes_per_s"].as_f64().unwrap() < 20e6, "{found}");

@@ -3,8 +3,11 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod cgroup;
+pub mod loops;
 pub mod nbdkit;
 pub mod process;
+#[path = "../../../../crates/link/tests/tcp/proxy.rs"]
+pub mod proxy;
 pub mod sites;
 
 use std::path::{Path, PathBuf};

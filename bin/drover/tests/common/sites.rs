@@ -17,6 +17,8 @@ pub struct Sites {
     pub address: String,
     /// What the agent is told beside its pool.
     pub more: Vec<String>,
+    /// Variables that it sees.
+    pub env: Vec<(String, String)>,
 }
 
 impl Sites {
@@ -32,7 +34,8 @@ impl Sites {
         let host = |name: &str| Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join(name));
         let (here, there) = (host("here"), host("there"));
         std::fs::create_dir(folder.path().join("pool")).unwrap();
-        Sites { folder, here, there, agent: None, address: "127.0.0.1:0".to_string(), more: Vec::new() }
+        let address = "127.0.0.1:0".to_string();
+        Sites { folder, here, there, agent: None, address, more: Vec::new(), env: Vec::new() }
     }
 
     /// Two sites that are paired: the other one is `site-b` here.
@@ -64,7 +67,7 @@ impl Sites {
         let pool = format!("vms={}", self.path("pool").display());
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool, "--name", "west"];
         let mut command = self.there.command(&args);
-        command.args(&self.more);
+        command.args(&self.more).envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         let mut out = BufReader::new(child.stdout.take().unwrap());
