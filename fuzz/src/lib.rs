@@ -14,12 +14,17 @@ use drover_copy::report::ReportReader;
 use drover_copy::{LeafTable, SEGMENT_BYTES, replay};
 use drover_nbd::NbdUri;
 use drover_plan::Plan;
+use drover_relay::Allowed;
+use drover_relay::address::{Listen, Network, PORTS_MAX, PortRange, Target as RelayTarget};
+use drover_relay::rule::Rule;
 
 /// A name, as of the folder of its corpus, and what it runs.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 21] = [
+    ("agent_client", drover_agent::fuzzing::client),
+    ("agent_messages", drover_agent::fuzzing::messages),
     ("http_head", drover_http::fuzzing::head),
     ("image_ova", image::ova),
     ("image_qcow2", image::qcow2),
@@ -36,6 +41,7 @@ pub const TARGETS: [Target; 18] = [
     ("nbd_server", nbd_server),
     ("nbd_uri", nbd_uri),
     ("plan", plan),
+    ("relay_texts", relay_texts),
     ("report", report),
     ("sftp", drover_sftp::fuzzing::replies),
 ];
@@ -83,6 +89,28 @@ fn nbd_uri(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(uri) = text.parse::<NbdUri>() {
         assert_eq!(uri.to_string().parse::<NbdUri>().as_ref(), Ok(&uri), "{uri}");
+    }
+}
+
+/// Rules, addresses and ports of a relay: of its operator, and of peers that want to connect to something.
+fn relay_texts(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(network) = text.parse::<Network>() {
+        assert_eq!(network.to_string().parse(), Ok(network), "{network}");
+    }
+    if let Ok(ports) = text.parse::<PortRange>() {
+        assert!(ports.first <= ports.last && ports.contains(ports.first) && ports.contains(ports.last));
+        assert_eq!(ports.to_string().parse(), Ok(ports), "{ports}");
+    }
+    if let Ok(listen) = text.parse::<Listen>() {
+        assert!(listen.ports.count() <= PORTS_MAX && !listen.addresses.is_empty());
+    }
+    if let Ok(target) = text.parse::<RelayTarget>() {
+        assert!(!target.host.is_empty() && target.ports.first > 0);
+        assert!(text.parse::<Allowed>().is_ok(), "what may be gone on to may be allowed");
+    }
+    if let Err(error) = text.parse::<Rule>() {
+        assert!(!error.to_string().is_empty());
     }
 }
 

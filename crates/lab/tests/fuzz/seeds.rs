@@ -35,6 +35,75 @@ fn make_seeds() {
     files();
     images();
     links();
+    agents();
+    relays();
+}
+
+fn relays() {
+    for (name, text) in [
+        ("rule", "allow from 10.0.0.0/8 to 2001:db8::/32 port 902,8000-8010 congestion bbr rate 2.5g"),
+        ("network", "2001:db8::/32"),
+        ("ports", "8000-8010"),
+        ("listen", "[::]:8000-8010"),
+        ("target", "site-b.example.org:8000"),
+        ("any", "*:49152-49215"),
+    ] {
+        keep("relay_texts", name, text.as_bytes());
+    }
+}
+
+fn agents() {
+    use drover_agent::message::{Head, Kind, hash_of};
+    use drover_types::ByteSpan;
+    let span = ByteSpan::new(BLOCK_BYTES, BLOCK_BYTES);
+    let write = Head {
+        mask: 1,
+        hashes: vec![hash_of(&vec![7; BLOCK_BYTES as usize])],
+        ..Head::plain(Kind::Write, 3, span)
+    };
+    let map = Head::plain(Kind::Map, 4, ByteSpan::new(0, 1 << 20));
+    let done = Head { detail: 2, ..Head::plain(Kind::Done, 3, ByteSpan::new(0, 0)) };
+    let lengths = [[0, 0, 1, 0, 0, 0, 0, 0x80], [0, 0, 15, 0, 0, 0, 0, 0]].concat();
+    // Cut at 32 bytes: 0 takes a head without hashes, 1 makes the hashes.
+    keep("agent_messages", "write", &chosen(1, &[&write.encode()[..32], b"packed"].concat()));
+    keep("agent_messages", "map", &chosen(0, &[&map.encode()[..], &lengths].concat()));
+    keep("agent_messages", "refused", &chosen(0, &[&done.encode()[..], b"no room"].concat()));
+    for (name, text) in [
+        (
+            "disk",
+            r#"{"service":"disk","version":1,"disk":"vms/web/01.raw","access":{"write":{"size":65536,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#,
+        ),
+        ("rpc", r#"{"service":"rpc","call":"stat","disk":"lun7"}"#),
+        ("connect", r#"{"service":"connect","to":"[2001:db8::1]:8000"}"#),
+        ("pair", r#"{"service":"pair","name":"site-a"}"#),
+    ] {
+        keep("agent_messages", name, &chosen(2, text.as_bytes()));
+    }
+    for (name, text) in [
+        (
+            "opened",
+            r#"{"ok":{"version":1,"size":65536,"bytes_min":512,"identity":"i","tag":"t","generation":"g","fast_zero":true,"extents":true,"zeroed":false,"is_new":true,"reserve_bytes":67108864,"takes":["lz4","offer"],"notes":["n"]}}"#,
+        ),
+        (
+            "announced",
+            r#"{"ok":{"version":"0.1","pools":[{"name":"vms","free_bytes":7}],"devices":["lun7"]}}"#,
+        ),
+        ("stat", r#"{"refused":{"status":5,"why":"there is no pool"}}"#),
+    ] {
+        keep("agent_messages", name, &chosen(3, text.as_bytes()));
+    }
+    keep("agent_messages", "name", &chosen(4, b"vms/folder/web01.raw"));
+    // Of eight bytes each: what, id, kind, status, mask, block, byte, generation.
+    let mut talk = Vec::new();
+    for op in [0, 4, 7, 4, 7, 3, 4, 7, 1, 4, 5, 4, 7, 2, 4, 7, 6] {
+        talk.extend([op, talk.len() as u8 / 40 + 1, 1, 0, 0, op, 9, 0]);
+    }
+    keep("agent_client", "talk", &talk);
+    keep(
+        "agent_client",
+        "late",
+        &[0, 0, 0, 0, 0, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 7, 1, 0, 1, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 50, 0, 4],
+    );
 }
 
 fn links() {
