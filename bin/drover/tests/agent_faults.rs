@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::nbdkit::Nbdkit;
 use common::process::{recorded_in, wait_until};
 use common::proxy::Proxy;
-use common::sites::{Sites, done};
+use common::sites::Sites;
 use common::{MIB, disk_file, same_bytes};
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -25,11 +25,11 @@ struct Line {
 }
 
 impl Line {
-    fn new(bytes: u64) -> Line {
+    fn new() -> Line {
         let sites = Sites::new();
         let proxy = Proxy::new(sites.address.parse().unwrap());
         sites.pair_at(&proxy.address.to_string());
-        let source = disk_file(sites.folder.path(), "source", bytes);
+        let source = disk_file(sites.folder.path(), "source", 320 * MIB);
         Line { sites, proxy, source }
     }
 
@@ -37,11 +37,12 @@ impl Line {
     fn copying(&self) -> Copying {
         let target = "agent://site-b/vms/disk.raw";
         let args = ["copy", self.source.to_str().unwrap(), target, "--rate-limit", "24MiB"];
-        let copying = Copying::start(&self.sites, &args);
+        let mut copying = Copying::start(&self.sites, &args);
         let journals = self.sites.path("here").join("journals");
         wait_until("the copy records blocks", PATIENCE, || {
-            assert!(copying.said().is_empty() || !copying.said().contains("error"), "{}", copying.said());
-            recorded_in(&journals) > 0
+            let recorded = recorded_in(&journals) > 0;
+            assert!(recorded || copying.runs(), "it ended: {}", copying.said());
+            recorded
         });
         copying
     }
@@ -85,7 +86,7 @@ impl Copying {
 
 /// Retried.
 fn cut(time: Duration) {
-    let line = Line::new(96 * MIB);
+    let line = Line::new();
     let mut copying = line.copying();
     line.proxy.state.is_cut.store(true, SeqCst);
     std::thread::sleep(time);
@@ -121,9 +122,9 @@ fn soak_a_line_that_is_cut_for_ten_minutes() {
 /// Retried: the connection ends, and what it carried goes by another.
 #[test]
 fn bits_that_flip_on_the_line_never_reach_the_disk() {
-    let line = Line::new(96 * MIB);
+    let line = Line::new();
     let copying = line.copying();
-    line.proxy.state.flip_every.store(7_000_000, SeqCst);
+    line.proxy.state.flip_every.store(3_000_000, SeqCst);
     copying.ends_well();
     assert!(line.proxy.state.flips.load(SeqCst) > 0, "none was flipped");
     assert!(line.arrived());
@@ -132,7 +133,7 @@ fn bits_that_flip_on_the_line_never_reach_the_disk() {
 /// Degraded: fewer connections for some seconds.
 #[test]
 fn a_connection_that_swallows_everything_is_passed_by() {
-    let line = Line::new(96 * MIB);
+    let line = Line::new();
     let copying = line.copying();
     let connections = line.proxy.state.connections.load(SeqCst);
     assert!(connections > 1, "there is another way");
@@ -144,7 +145,7 @@ fn a_connection_that_swallows_everything_is_passed_by() {
 /// Retried: all connections end, again and again.
 #[test]
 fn connections_that_end_again_and_again_cost_nothing_but_time() {
-    let line = Line::new(96 * MIB);
+    let line = Line::new();
     let mut copying = line.copying();
     for _ in 0..10 {
         line.proxy.kill_all();
@@ -152,24 +153,6 @@ fn connections_that_end_again_and_again_cost_nothing_but_time() {
     }
     assert!(copying.runs() || line.arrived());
     copying.ends_well();
-    assert!(line.arrived());
-}
-
-/// Fatal, and gone on with once there is trust again.
-#[test]
-fn a_host_that_is_revoked_in_mid_copy_writes_no_more_and_goes_on_when_it_is_trusted_again() {
-    let line = Line::new(192 * MIB);
-    let copying = line.copying();
-    assert_eq!(line.sites.there.run(&["agent", "revoke", "site-a"]).unwrap().code, Some(0));
-    let (status, said) = copying.ended();
-    assert_eq!(status.code(), Some(7), "{said}");
-    assert!(said.contains("revoked"), "{said}");
-    assert!(!line.arrived(), "it had ended before");
-    let again = line.sites.copy(&line.source, &[]);
-    assert_eq!(again.code, Some(5), "{}", again.err);
-    line.sites.pair_at(&line.proxy.address.to_string());
-    let report = done(&line.sites.copy(&line.source, &[]));
-    assert!(report["bytes_resumed"].as_u64().unwrap() > 0, "{report}");
     assert!(line.arrived());
 }
 

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::loops::Loop;
+use common::loops::{Loop, ran};
 use common::nbdkit::Nbdkit;
 use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
@@ -48,17 +48,39 @@ fn a_block_device_of_another_site_is_written_once_and_again_only_if_told_so() {
     assert_eq!(info["agent"]["devices"][0], "lun7");
 }
 
+/// A file system that is in use, until this is dropped.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn new(device: &Loop, at: &Path) -> Option<Mounted> {
+        std::fs::create_dir(at).unwrap();
+        let good = |program: &str, args: &[&str]| ran(program, args).is_some_and(|it| it.status.success());
+        let mounted = good("mkfs.ext4", &["-q", "-F", &device.device])
+            && good("mount", &[&device.device, at.to_str().unwrap()]);
+        if !mounted {
+            println!("skipped: nothing can be mounted here");
+            return None;
+        }
+        Some(Mounted(at.to_path_buf()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        ran("umount", &[self.0.to_str().unwrap()]);
+    }
+}
+
 #[test]
-fn a_block_device_that_is_in_use_there_is_refused() {
+fn a_block_device_that_is_in_use_there_is_refused_even_if_forced() {
     let folder = tempfile::tempdir().unwrap();
     let Some(device) = Loop::blank(folder.path(), "lun", 24 * MIB) else { return };
-    // Another loop device on top of it uses it.
-    let Some(_above) = Loop::over(Path::new(&device.device)) else { return };
+    let Some(_mounted) = Mounted::new(&device, &folder.path().join("mnt")) else { return };
     let sites = Sites::paired_with(&["--device", &format!("lun7={}", device.device)]);
     let source = disk_file(folder.path(), "source", 24 * MIB);
     let refused = copy(&sites, &source, "agent://site-b/lun7", &["--force"]);
     assert_eq!(refused.code, Some(7), "{}", refused.err);
-    assert!(refused.err.contains("in use"), "{}", refused.err);
+    assert!(refused.err.contains("in use") && refused.err.contains("mounted"), "{}", refused.err);
 }
 
 #[test]
