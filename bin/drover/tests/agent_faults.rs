@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::nbdkit::Nbdkit;
 use common::process::{recorded_in, wait_until};
 use common::proxy::Proxy;
-use common::sites::Sites;
+use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -153,6 +153,24 @@ fn connections_that_end_again_and_again_cost_nothing_but_time() {
     }
     assert!(copying.runs() || line.arrived());
     copying.ends_well();
+    assert!(line.arrived());
+}
+
+/// Fatal, and gone on with once there is trust again.
+#[test]
+fn a_host_that_is_revoked_in_mid_copy_writes_no_more_and_goes_on_when_it_is_trusted_again() {
+    let line = Line::new();
+    let copying = line.copying();
+    assert_eq!(line.sites.there.run(&["agent", "revoke", "site-a"]).unwrap().code, Some(0));
+    let (status, said) = copying.ended();
+    assert_eq!(status.code(), Some(7), "{said}");
+    assert!(said.contains("revoked"), "{said}");
+    assert!(!line.arrived(), "it had ended before");
+    let again = line.sites.copy(&line.source, &[]);
+    assert_eq!(again.code, Some(5), "{}", again.err);
+    line.sites.pair_at(&line.proxy.address.to_string());
+    let report = done(&line.sites.copy(&line.source, &[]));
+    assert!(report["bytes_resumed"].as_u64().unwrap() > 0, "{report}");
     assert!(line.arrived());
 }
 
