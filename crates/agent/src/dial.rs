@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_link::{
-    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, StripeBounds, connect,
+    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, SocketOptions, StripeBounds, connect,
 };
 use rustls::pki_types::ServerName;
 
@@ -32,6 +32,8 @@ pub struct Route {
     pub give_up_after: Option<Duration>,
     /// How many connections; by default as links do.
     pub stripes: StripeBounds,
+    /// Marks the packets, for rules of the packet filter that must leave them alone.
+    pub mark: Option<u32>,
 }
 
 /// Connects to the agent that has this key.
@@ -54,6 +56,7 @@ pub fn dial(identity: &Identity, agent: Fingerprint, route: &Route) -> Result<Se
         rate_limit: route.rate_limit.clone(),
         stripes: route.stripes,
         name: route.own_name.clone(),
+        socket: SocketOptions { mark: route.mark, ..SocketOptions::default() },
         limits: Limits { give_up_after: route.give_up_after.unwrap_or(limits.give_up_after), ..limits },
         ..ConnectOptions::new(tls, name, resolved(&route.addresses)?)
     };

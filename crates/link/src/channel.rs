@@ -82,6 +82,19 @@ impl Channel {
         self.order
     }
 
+    /// Has `waker` called whenever there may be something to receive, or room to send after a `try_` call found
+    /// none, and when channel or session end; also when it turns out that there is nothing. For one who uses
+    /// a channel without waiting: it is called under the session's lock, so it must be quick and must not call
+    /// the session. Only the first one counts.
+    pub fn wake_by(&self, waker: Box<dyn Fn() + Send + Sync>) {
+        self.sender.end.place.waits.call(waker);
+    }
+
+    /// The half that sends.
+    pub fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
     /// The two halves.
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
@@ -126,16 +139,72 @@ impl Sender {
             let (at, length) =
                 handle.shared.wait_to_send(*id, waits, |core| core.reserve_piece(*id, bytes.len()))?;
             let (piece, rest) = bytes.split_at(length);
-            let (payload, check) = self.copied(&[piece]);
-            let header = Header {
-                payload_bytes: length as u32,
-                payload_check: check,
-                ..Header::new(Kind::Data, *id, at)
-            };
-            handle.shared.with(|inner, _| inner.core.push(*id, header, payload));
+            self.push_piece(at, piece);
             bytes = rest;
         }
         Ok(())
+    }
+
+    /// Queues a piece of a stream for which room was taken.
+    fn push_piece(&self, at: u64, piece: &[u8]) {
+        let Place { id, handle, .. } = &self.end.place;
+        let (payload, check) = self.copied(&[piece]);
+        let header = Header {
+            payload_bytes: piece.len() as u32,
+            payload_check: check,
+            ..Header::new(Kind::Data, *id, at)
+        };
+        handle.shared.with(|inner, _| inner.core.push(*id, header, payload));
+    }
+
+    /// Writes as much to a stream as there is room for now: how much that is. After 0 the waker is called
+    /// once there is room; see [`Channel::wake_by`].
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn try_write(&self, bytes: &[u8]) -> Result<usize, LinkError> {
+        let Place { id, handle, .. } = &self.end.place;
+        if (1..=GATHER_WRITE_BYTES_MAX).contains(&bytes.len()) {
+            let gathered =
+                handle.shared.try_to_send(*id, |core| Ok(core.gather(*id, bytes)?.then_some(bytes.len())))?;
+            return Ok(gathered.unwrap_or(0));
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let reserved = handle.shared.try_to_send(*id, |core| core.reserve_piece(*id, rest.len()))?;
+            let Some((at, length)) = reserved else { break };
+            let (piece, left) = rest.split_at(length);
+            self.push_piece(at, piece);
+            rest = left;
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Bytes of a stream that there is room for now, up to `wanted`. After 0 the waker is called once there is
+    /// room; see [`Channel::wake_by`].
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn try_room(&self, wanted: usize) -> Result<usize, LinkError> {
+        let Place { id, handle, .. } = &self.end.place;
+        let room = handle.shared.try_to_send(*id, |core| {
+            let room = core.stream_room(*id, wanted)?;
+            Ok((room > 0).then_some(room))
+        })?;
+        Ok(room.unwrap_or(0))
+    }
+
+    /// Whether nothing can be sent any more: one side gave the channel up, or the session is over.
+    pub fn is_given_up(&self) -> bool {
+        let Place { id, handle, .. } = &self.end.place;
+        let inner = handle.shared.lock();
+        inner.core.ended().is_some() || inner.core.is_given_up(*id)
+    }
+
+    /// Whether it is the peer's credit that lets no byte be sent now: the program there reads no faster.
+    pub fn lacks_credit(&self) -> bool {
+        let Place { id, handle, .. } = &self.end.place;
+        handle.shared.lock().core.lacks_credit(*id)
     }
 
     /// Says that no more will be sent: the peer reads to the end. The other direction stays open. May be
@@ -182,6 +251,22 @@ impl Receiver {
                     waits.wake_receivers();
                     Some(None)
                 }
+                Taken::Wait | Taken::Reset => None,
+            })
+        })
+    }
+
+    /// The next piece of a stream as it arrived, up to 128 KiB: `None` if there is none now, nothing in it at the
+    /// end. The waker is called when more may be there; see [`Channel::wake_by`].
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`]; `Misuse` on channels of messages.
+    pub fn try_piece(&self) -> Result<Option<Vec<u8>>, LinkError> {
+        let Place { id, handle, .. } = &self.end.place;
+        handle.shared.with(|inner, _| {
+            Ok(match inner.core.piece(*id)? {
+                Taken::Some(piece) => Some(piece),
+                Taken::End => Some(Vec::new()),
                 Taken::Wait | Taken::Reset => None,
             })
         })

@@ -217,19 +217,22 @@ fn all_of(errors: &[(Pair, LinkError)]) -> LinkError {
 }
 
 fn dial(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
-    let Some(source) = pair.source else {
-        return TcpStream::connect_timeout(&pair.target, options.connect_within);
-    };
     let family = if pair.target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket =
         rustix::net::socket_with(family, SocketType::STREAM, rustix::net::SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
+    if let Some(mark) = options.socket.mark {
+        drover_tcp::set_mark(&socket, mark)?;
+    }
+    if let Some(source) = pair.source {
+        rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
+    }
     let socket = TcpStream::from(socket);
     connect_within(&socket, pair.target, options.connect_within)?;
     Ok(socket)
 }
 
-/// Connects a socket that exists already; the standard library does it for new ones only.
+/// Connects a socket that exists already; the standard library does it for new ones only, which have no
+/// mark and no address yet.
 fn connect_within(socket: &TcpStream, target: SocketAddr, within: Duration) -> std::io::Result<()> {
     // The kernel applies the send timeout to connect as well.
     socket.set_write_timeout(Some(within))?;

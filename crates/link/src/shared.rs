@@ -1,8 +1,8 @@
 //! What the threads of a session share: the core behind one lock, and who waits for what.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::core::{ChannelId, Core, Moment, Outgoing, Pull, StripeId, Wakes};
@@ -38,6 +38,8 @@ pub struct Inner {
     waits: HashMap<ChannelId, Arc<Waits>>,
     /// Channels whose senders wait, and how many do.
     blocked: HashMap<ChannelId, usize>,
+    /// Channels whose sender found no room and wants to be called.
+    called: HashSet<ChannelId>,
     /// When the keeper wakes by itself.
     pub keeper_wakes: Moment,
     pub notes: VecDeque<String>,
@@ -50,6 +52,8 @@ pub struct Inner {
 pub struct Waits {
     send: Condvar,
     receive: Condvar,
+    /// Called where those who wait are woken, for one who does not wait.
+    waker: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Halves of the channel that are gone.
     left: AtomicUsize,
 }
@@ -63,6 +67,18 @@ impl Waits {
     /// Wakes all who receive.
     pub fn wake_receivers(&self) {
         self.receive.notify_all();
+    }
+
+    /// From now on calls this, too. The first one stays.
+    pub fn call(&self, waker: Box<dyn Fn() + Send + Sync>) {
+        // A second one is a second user, which no channel has.
+        let _ = self.waker.set(waker);
+    }
+
+    fn call_waker(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker();
+        }
     }
 }
 
@@ -79,6 +95,7 @@ impl Shared {
             next_stripe: 1,
             waits: HashMap::new(),
             blocked: HashMap::new(),
+            called: HashSet::new(),
             keeper_wakes: Moment::ZERO,
             notes: VecDeque::new(),
             stripes_wanted,
@@ -125,6 +142,7 @@ impl Shared {
             inner.waits.values().for_each(|waits| {
                 waits.send.notify_all();
                 waits.receive.notify_all();
+                waits.call_waker();
             });
         }
         inner.wake_programs(&wakes);
@@ -160,6 +178,22 @@ impl Shared {
             inner = waits.send.wait(inner).unwrap_or_else(PoisonError::into_inner);
             inner.unblock(id);
         }
+    }
+
+    /// As [`Shared::wait_to_send`], without waiting: if there is no room, the channel's waker is called once
+    /// there is.
+    pub fn try_to_send<T>(
+        &self,
+        id: ChannelId,
+        attempt: impl FnOnce(&mut Core) -> Result<Option<T>, LinkError>,
+    ) -> Result<Option<T>, LinkError> {
+        self.with(|inner, _| {
+            let result = attempt(&mut inner.core)?;
+            if result.is_none() {
+                inner.called.insert(id);
+            }
+            Ok(result)
+        })
     }
 
     /// Waits until `attempt` gives something, for what comes in on a channel.
@@ -260,6 +294,7 @@ impl Inner {
     /// Nobody uses a channel any more.
     pub fn forget_waits(&mut self, id: ChannelId) {
         self.waits.remove(&id);
+        self.called.remove(&id);
     }
 
     pub fn note(&mut self, text: String) {
@@ -278,22 +313,43 @@ impl Inner {
         }
     }
 
-    fn wake_programs(&self, wakes: &Wakes) {
+    fn wake_programs(&mut self, wakes: &Wakes) {
         for id in &wakes.receivers {
             if let Some(waits) = self.waits.get(id) {
                 waits.receive.notify_one();
+                waits.call_waker();
             }
         }
-        if self.blocked.is_empty() {
-            return;
+        if !self.blocked.is_empty() {
+            let all = wakes.all_senders.then_some(self.blocked.keys()).into_iter().flatten();
+            for id in wakes.senders.iter().chain(all) {
+                if self.blocked.contains_key(id)
+                    && self.core.is_worth_waking(*id)
+                    && let Some(waits) = self.waits.get(id)
+                {
+                    waits.send.notify_all();
+                }
+            }
         }
-        let all = wakes.all_senders.then_some(self.blocked.keys()).into_iter().flatten();
-        for id in wakes.senders.iter().chain(all) {
-            if self.blocked.contains_key(id)
-                && self.core.is_worth_waking(*id)
-                && let Some(waits) = self.waits.get(id)
+        self.call_senders(wakes);
+    }
+
+    /// Calls those who found no room and do not wait for it. A peer that reads no more is told to them, too.
+    fn call_senders(&mut self, wakes: &Wakes) {
+        let Inner { core, waits, called, .. } = self;
+        if wakes.all_senders {
+            called.retain(|id| {
+                let is_worth_it = core.is_worth_waking(*id);
+                waits.get(id).filter(|_| is_worth_it).into_iter().for_each(|waits| waits.call_waker());
+                !is_worth_it
+            });
+        }
+        for id in &wakes.senders {
+            if core.is_worth_waking(*id)
+                && (called.remove(id) || core.is_given_up(*id))
+                && let Some(waits) = waits.get(id)
             {
-                waits.send.notify_all();
+                waits.call_waker();
             }
         }
     }

@@ -21,11 +21,18 @@ pub struct SocketOptions {
     pub send_buffer: Option<usize>,
     /// Size of the receive buffer in bytes, likewise (`net.ipv4.tcp_rmem`).
     pub receive_buffer: Option<usize>,
+    /// Marks the packets, for rules of the packet filter that must leave them alone (SO_MARK).
+    pub mark: Option<u32>,
 }
 
 impl Default for SocketOptions {
     fn default() -> Self {
-        SocketOptions { congestion: drover_tcp::BBR.to_string(), send_buffer: None, receive_buffer: None }
+        SocketOptions {
+            congestion: drover_tcp::BBR.to_string(),
+            send_buffer: None,
+            receive_buffer: None,
+            mark: None,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the program does with a session.
 
-use drover_wire::{BODY_BYTES_MAX, Credits, HEAD_BYTES_MAX, Header, OPENING_BYTES_MAX, cost};
+use drover_wire::{
+    BODY_BYTES_MAX, Credits, DATA_BYTES_MAX, FRAME_COST, HEAD_BYTES_MAX, Header, OPENING_BYTES_MAX, cost,
+};
 
 use super::receiving::{ReceiveState, Taken};
 use super::sending::{SendState, Sending};
@@ -110,6 +112,13 @@ impl Core {
         Ok(Some((self.take_room(id, bytes), bytes)))
     }
 
+    /// Bytes of a stream that there is room for, up to `wanted`, in as many pieces as they need.
+    pub fn stream_room(&self, id: ChannelId, wanted: usize) -> Result<usize, LinkError> {
+        let pieces = wanted.div_ceil(DATA_BYTES_MAX) as u64;
+        let room = self.room(id, Order::Stream)?.saturating_sub(pieces * FRAME_COST);
+        Ok(usize::try_from(room).unwrap_or(usize::MAX).min(wanted))
+    }
+
     /// Takes a small piece of a stream whole, if there is room.
     pub fn gather(&mut self, id: ChannelId, bytes: &[u8]) -> Result<bool, LinkError> {
         if self.room(id, Order::Stream)? < cost(bytes.len()) {
@@ -182,6 +191,18 @@ impl Core {
                 let is_here = channel.sending.state == SendState::Open;
                 !is_here || (self.held <= held_max - held_max / 8 && channel.sending.is_worth_waking())
             })
+    }
+
+    /// Whether a channel was given up by one side: nothing can be sent on it any more.
+    pub fn is_given_up(&self, id: ChannelId) -> bool {
+        let is_over =
+            |channel: &Channel| matches!(channel.sending.state, SendState::Reset | SendState::Stopped);
+        self.channels.get(&id).is_none_or(is_over)
+    }
+
+    /// Whether it is the peer's credit, for the channel or for all, that lets no byte of a stream be sent now.
+    pub fn lacks_credit(&self, id: ChannelId) -> bool {
+        !self.has_credit(id, cost(1))
     }
 
     /// Says that no more will be sent.
