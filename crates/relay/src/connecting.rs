@@ -75,7 +75,7 @@ pub(crate) fn prepare_plain(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// And those that are chosen.
-fn prepare(socket: &OwnedFd, congestion: Option<&str>, settings: &Settings) -> io::Result<()> {
+pub(crate) fn prepare(socket: &OwnedFd, congestion: Option<&str>, settings: &Settings) -> io::Result<()> {
     prepare_plain(socket)?;
     tcp::set_keepalive(socket, settings.keepalive)?;
     if let Some(name) = congestion {
@@ -85,7 +85,7 @@ fn prepare(socket: &OwnedFd, congestion: Option<&str>, settings: &Settings) -> i
     Ok(())
 }
 
-fn refusal(error: &io::Error) -> Refusal {
+pub(crate) fn refusal(error: &io::Error) -> Refusal {
     match Errno::from_io_error(error) {
         Some(Errno::CONNREFUSED) => Refusal::TargetRefused,
         Some(Errno::TIMEDOUT) => Refusal::TargetSilent,
@@ -125,7 +125,7 @@ impl Connecting {
 
     fn try_from(mut accepted: Accepted, tried: usize, mut reason: Refusal, now: Instant) -> Try {
         for at in tried..accepted.addresses.len() {
-            accepted.meta.target = accepted.addresses[at];
+            accepted.meta.target = accepted.addresses[at].to_string();
             match start(&accepted, accepted.addresses[at]) {
                 Ok(socket) => {
                     let until = now + accepted.settings.connect_timeout;
@@ -183,7 +183,8 @@ impl Connecting {
         ConnectionStats {
             id: meta.id,
             client: meta.client,
-            target: meta.target.to_string(),
+            target: meta.target.clone(),
+            is_linked: false,
             stage: Stage::Connecting,
             age_us: age_us(meta, now),
             rule: meta.rule,

@@ -40,7 +40,7 @@ impl Side {
 pub(crate) struct Meta {
     pub(crate) id: u64,
     pub(crate) client: SocketAddr,
-    pub(crate) target: SocketAddr,
+    pub(crate) target: String,
     pub(crate) rule: Option<usize>,
     pub(crate) accepted_at: Instant,
 }
@@ -253,7 +253,8 @@ impl Connection {
         ConnectionStats {
             id: self.meta.id,
             client: self.meta.client,
-            target: self.meta.target.to_string(),
+            target: self.meta.target.clone(),
+            is_linked: false,
             stage,
             age_us: age_us(&self.meta, now),
             rule: self.meta.rule,

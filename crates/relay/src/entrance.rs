@@ -3,8 +3,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_tcp as tcp;
@@ -14,9 +14,11 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, acceptfrom_with, bind, listen, socket_with};
 
-use crate::gate::Gate;
+use crate::book::Book;
+use crate::gate::{Admitted, Gate};
 use crate::options::{Destination, Line};
-use crate::stats::{Refusal, Totals};
+use crate::stats::Refusal;
+use crate::uplink::Uplink;
 use crate::worker::{Inbox, Job};
 
 /// Clients that may wait to be accepted; the kernel takes no more than `net.core.somaxconn`.
@@ -58,22 +60,15 @@ pub(crate) struct Shared {
     pub(crate) inboxes: Vec<Arc<Inbox>>,
     pub(crate) connections_max: usize,
     pub(crate) is_stopping: AtomicBool,
-    /// Of clients that no worker ever saw.
-    pub(crate) totals: Mutex<Totals>,
+    pub(crate) book: Arc<Book>,
+    pub(crate) uplink: Option<Arc<Uplink>>,
 }
 
 impl Shared {
     /// Connections now.
     pub(crate) fn live(&self) -> usize {
-        self.inboxes.iter().map(|inbox| inbox.load.load(Ordering::Relaxed)).sum()
-    }
-
-    fn refuse(&self, client: &OwnedFd, reason: Refusal) {
-        // On a socket that is closed already there is nobody to tell.
-        let _ = tcp::reset_on_close(client);
-        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-        totals.accepted += 1;
-        totals.refuse(reason);
+        let working: usize = self.inboxes.iter().map(|inbox| inbox.load.load(Ordering::Relaxed)).sum();
+        working + self.uplink.as_ref().map_or(0, |uplink| uplink.waiting())
     }
 }
 
@@ -133,24 +128,29 @@ impl Entrance {
         // One whose address is unknown has gone.
         let Some(peer) = peer else { return };
         if self.shared.live() >= self.shared.connections_max {
-            return self.shared.refuse(&client, Refusal::Limit);
+            return self.shared.book.turn_away(&client, Refusal::Limit);
         }
         let listener = &self.listeners[at];
         match self.gate.admit(client, peer, &listener.to, listener.address) {
-            Ok(accepted) => {
+            Ok(Admitted::Far(asked)) => {
+                if let Some(uplink) = &self.shared.uplink {
+                    uplink.take(asked);
+                }
+            }
+            Ok(Admitted::Here(accepted)) => {
                 let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
                 let Some(inbox) = self.shared.inboxes.iter().min_by_key(least) else { return };
                 inbox.load.fetch_add(1, Ordering::Relaxed);
                 inbox.put(Job::Open(accepted));
             }
-            Err((client, reason)) => self.shared.refuse(&client, reason),
+            Err((client, reason)) => self.shared.book.turn_away(&client, reason),
         }
     }
 
     fn refuse_for_files(&mut self, at: usize) {
         drop(self.spare.take());
         if let Ok((client, _)) = acceptfrom_with(&self.listeners[at].socket, SocketFlags::CLOEXEC) {
-            self.shared.refuse(&client, Refusal::Files);
+            self.shared.book.turn_away(&client, Refusal::Files);
         }
         self.spare = spare_file();
         std::thread::sleep(NO_FILES_PAUSE);

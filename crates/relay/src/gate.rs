@@ -8,15 +8,25 @@ use std::time::Instant;
 
 use drover_tcp as tcp;
 
-use crate::connecting::{Accepted, Settings};
+use crate::connecting::{Accepted, Settings, prepare};
 use crate::connection::Meta;
 use crate::hop::Limit;
-use crate::options::{Destination, RelayOptions};
-use crate::rule::{Policy, Rule, Verdict};
+use crate::options::{Destination, RelayOptions, any_address};
+use crate::rule::{Decision, Policy, Rule, Verdict};
 use crate::stats::Refusal;
+use crate::uplink::Asked;
+
+/// How a client that may pass goes on.
+pub(crate) enum Admitted {
+    /// From here.
+    Here(Accepted),
+    /// Over the link.
+    Far(Asked),
+}
 
 pub(crate) struct Gate {
     policy: Policy,
+    has_link: bool,
     /// For connections that no rule decides, then for each rule.
     settings: Vec<Arc<Settings>>,
     ids: AtomicU64,
@@ -46,6 +56,7 @@ impl Gate {
         let rules = options.policy.rules.iter().map(|rule| settings(Some(rule)));
         Gate {
             policy: options.policy.clone(),
+            has_link: options.via.is_some(),
             settings: std::iter::once(settings(None)).chain(rules).collect(),
             ids: AtomicU64::new(1),
         }
@@ -58,39 +69,58 @@ impl Gate {
         peer: SocketAddr,
         to: &Destination,
         listen: SocketAddr,
-    ) -> Result<Accepted, (OwnedFd, Refusal)> {
+    ) -> Result<Admitted, (OwnedFd, Refusal)> {
         let (addresses, bind) = match destination(&client, peer, to, listen) {
             Some(found) => found,
             None => return Err((client, Refusal::Loop)),
         };
-        let Some((addresses, rule)) = self.allowed(peer, &addresses) else {
+        let Some(Passed { verdict, rule, addresses }) = self.passed(peer, to, &addresses) else {
             return Err((client, Refusal::Policy));
         };
-        let meta = Meta {
-            id: self.ids.fetch_add(1, Ordering::Relaxed),
-            client: peer,
-            target: addresses[0],
-            rule,
-            accepted_at: Instant::now(),
+        let target = match (to, addresses.first()) {
+            (Destination::Far { to, .. }, _) => to.clone(),
+            (_, Some(address)) => address.to_string(),
+            (_, None) => return Err((client, Refusal::TargetUnreachable)),
         };
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let meta = Meta { id, client: peer, target, rule, accepted_at: Instant::now() };
         let settings = self.settings[rule.map_or(0, |rule| rule + 1)].clone();
-        Ok(Accepted { meta, client, settings, addresses, bind })
+        if self.has_link && verdict == Verdict::Allow {
+            return match prepare(&client, settings.congestion_back.as_deref(), &settings) {
+                Ok(()) => Ok(Admitted::Far(Asked { meta, client, settings })),
+                Err(_) => Err((client, Refusal::TargetUnreachable)),
+            };
+        }
+        Ok(Admitted::Here(Accepted { meta, client, settings, addresses, bind }))
     }
 
     /// The addresses that the policy lets this client go to, by the rule that lets it to the first of them.
-    fn allowed(
-        &self,
-        peer: SocketAddr,
-        addresses: &Arc<[SocketAddr]>,
-    ) -> Option<(Arc<[SocketAddr]>, Option<usize>)> {
+    fn passed(&self, peer: SocketAddr, to: &Destination, addresses: &Arc<[SocketAddr]>) -> Option<Passed> {
         if self.policy.rules.is_empty() {
-            return Some((addresses.clone(), None));
+            return Some(Passed { verdict: Verdict::Allow, rule: None, addresses: addresses.clone() });
         }
         let decide = |address: &SocketAddr| self.policy.decide(peer.ip(), *address);
-        let first = addresses.iter().map(decide).find(|it| it.verdict == Verdict::Allow)?;
+        if let (Destination::Far { to, .. }, []) = (to, &addresses[..]) {
+            // The name of a host behind the agent means nothing here: only rules for any network fit it.
+            let port = to.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(0);
+            let Decision { verdict, rule } = decide(&SocketAddr::new(any_address(true), port));
+            return (verdict == Verdict::Allow).then(|| Passed {
+                verdict,
+                rule,
+                addresses: addresses.clone(),
+            });
+        }
+        let first = addresses.iter().map(decide).find(|it| it.verdict != Verdict::Deny)?;
         let same = addresses.iter().filter(|address| decide(address) == first);
-        Some((same.copied().collect(), first.rule))
+        Some(Passed { verdict: first.verdict, rule: first.rule, addresses: same.copied().collect() })
     }
+}
+
+/// What the policy says of one who may pass.
+struct Passed {
+    verdict: Verdict,
+    rule: Option<usize>,
+    addresses: Arc<[SocketAddr]>,
 }
 
 type Found = (Arc<[SocketAddr]>, Option<SocketAddr>);
@@ -98,7 +128,9 @@ type Found = (Arc<[SocketAddr]>, Option<SocketAddr>);
 /// Where a client wants to go, and the address to come from; none if it means the relay itself.
 fn destination(client: &OwnedFd, peer: SocketAddr, to: &Destination, listen: SocketAddr) -> Option<Found> {
     match to {
-        Destination::Fixed { addresses } => Some((addresses.clone(), None)),
+        Destination::Fixed { addresses } | Destination::Far { addresses, .. } => {
+            Some((addresses.clone(), None))
+        }
         Destination::Redirected => {
             let here = tcp::local_address(client).ok()?;
             let there = tcp::original_destination(client).ok()?;

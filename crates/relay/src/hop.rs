@@ -50,6 +50,11 @@ impl Limit {
         self.with(|bucket, now| bucket.take(wanted, now))
     }
 
+    /// Puts back what was drawn and did not go.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.with(|bucket, _| bucket.give_back(bytes));
+    }
+
     /// When a time of the bucket's is.
     pub(crate) fn instant(&self, time: Duration) -> Instant {
         self.start + time
@@ -162,7 +167,7 @@ impl Way for Hop<'_> {
         };
         let result = self.take_in(granted as usize);
         let taken = if let Ok(Moved::Bytes(bytes)) = result { bytes as u64 } else { 0 };
-        limit.with(|bucket, _| bucket.give_back(granted - taken));
+        limit.give_back(granted - taken);
         result
     }
 

@@ -10,7 +10,9 @@
 //! worker          one thread, one epoll, its connections
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
-//! carry, paired, ports   over a link to an agent: both ways, the near end, the far end
+//! uplink, ports   the two ends of a link: its session and what is asked for; ports behind the agent
+//! linked, answer  a connection of which one side is a channel of a link, and how that begins
+//! book            what no worker knows: refusals
 //! stats           what a relay tells of itself; metrics and control: to whom
 //! transparent     rules of the packet filter that catch what only passes through
 //! ```
@@ -18,8 +20,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod address;
+mod answer;
+mod book;
 mod bucket;
-mod carry;
 mod connecting;
 mod connection;
 pub mod control;
@@ -28,9 +31,9 @@ mod entrance;
 pub mod flow;
 mod gate;
 mod hop;
+mod linked;
 pub mod metrics;
 mod options;
-mod paired;
 mod pipes;
 mod ports;
 mod relay;
@@ -39,13 +42,17 @@ mod slab;
 mod stats;
 mod timers;
 pub mod transparent;
+mod uplink;
 mod worker;
 
+pub use book::Refused;
 pub use options::{
-    ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Line, RelayOptions, any_address, has_ipv6,
+    ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Dial, DialError, Line, RelayOptions, Via,
+    any_address, has_ipv6,
 };
-pub use paired::{Dial, DialError, PAIRED_MAX, PairedLine, PairedRelay, opening};
 pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
 pub use ports::{Allowed, ConnectError, Ports};
 pub use relay::{Relay, StartError, Teller};
-pub use stats::{ConnectionStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats};
+pub use stats::{
+    ConnectionStats, LinkStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats,
+};

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::relay::Teller;
-use crate::stats::{Snapshot, Totals, Waits};
+use crate::stats::{LinkStats, Snapshot, Totals, Waits};
 
 /// A request's head; what is longer is refused.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -50,11 +50,30 @@ pub fn text(snapshot: &Snapshot) -> String {
     page.family("drover_relay_bytes_total", "counter", "Bytes relayed; up is towards the target.");
     page.sample("drover_relay_bytes_total", &[("direction", "up")], totals.up_bytes);
     page.sample("drover_relay_bytes_total", &[("direction", "down")], totals.down_bytes);
-    let help = "Time of flows by what it was spent on: moving, or waiting for source, target or rate limit.";
+    let help = "Time of flows by what it was spent on: moving, or waiting for source, target, the link's line or rate limit.";
     page.family("drover_relay_flow_seconds_total", "counter", help);
     waits(&mut page, "up", &totals.up_waits);
     waits(&mut page, "down", &totals.down_waits);
+    snapshot.link.iter().for_each(|told| link(&mut page, told));
     page.0
+}
+
+fn link(page: &mut Page, told: &LinkStats) {
+    let mut gauge = |name: &str, help: &str, value: f64| page.single(name, "gauge", help, value);
+    gauge(
+        "drover_relay_link_up",
+        "Whether the link has a connection.",
+        f64::from(u8::from(told.state == "up")),
+    );
+    gauge("drover_relay_link_connections", "TCP connections of the link.", told.connections as f64);
+    gauge("drover_relay_link_rtt_seconds", "Its round trip.", told.rtt_us as f64 / 1e6);
+    gauge("drover_relay_link_held_bytes", "Taken here and not acknowledged there.", told.held_bytes as f64);
+    gauge("drover_relay_link_unread_bytes", "Come here and not taken by clients.", told.unread_bytes as f64);
+    gauge(
+        "drover_relay_link_waiting",
+        "Clients that the agent has not answered.",
+        (told.asking + told.waiting) as f64,
+    );
 }
 
 fn counts(page: &mut Page, totals: &Totals) {
@@ -81,6 +100,7 @@ fn waits(page: &mut Page, direction: &str, waits: &Waits) {
         ("moving", waits.moving_us),
         ("source", waits.source_us),
         ("target", waits.target_us),
+        ("line", waits.line_us),
         ("rate", waits.rate_us),
     ] {
         let labels = [("direction", direction), ("state", state)];
@@ -194,5 +214,22 @@ mod tests {
         once.dedup();
         assert_eq!((types.len(), text.lines().filter(|it| it.starts_with("# HELP")).count()), (11, 11));
         assert_eq!(types, once);
+    }
+
+    #[test]
+    fn a_link_has_families_of_its_own() {
+        let told = LinkStats {
+            state: "up".to_string(),
+            rtt_us: 55_000,
+            asking: 2,
+            waiting: 3,
+            ..LinkStats::default()
+        };
+        let text = text(&Snapshot { link: Some(told), ..Snapshot::default() });
+        for line in
+            ["drover_relay_link_up 1", "drover_relay_link_rtt_seconds 0.055", "drover_relay_link_waiting 5"]
+        {
+            assert!(text.lines().any(|it| it == line), "{line} in\n{text}");
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! What a relay is to do.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drover_link::Session;
 use drover_tcp::Keepalive;
 
 use crate::address::Pairing;
@@ -33,6 +35,14 @@ pub enum Destination {
         /// Connect from the client's own address.
         keep_source: bool,
     },
+    /// To one target that the other end of a link knows.
+    Far {
+        /// `HOST:PORT`, as the agent's host knows it.
+        to: String,
+        /// The same as this host knows it: for rules, and for those who are to go there directly. Empty if
+        /// it is a name that was not looked up here.
+        addresses: Arc<[SocketAddr]>,
+    },
 }
 
 /// A socket that listens, and where its connections go.
@@ -50,13 +60,34 @@ impl Line {
     /// # Errors
     /// Those of the look-up, and `NotFound` if it gives no address.
     pub fn resolve(pairing: &Pairing) -> io::Result<Line> {
-        let found = (pairing.host.as_str(), pairing.port).to_socket_addrs()?;
-        let addresses: Arc<[SocketAddr]> = found.take(ADDRESSES_MAX).collect();
-        if addresses.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-        }
+        let addresses = look_up(&pairing.host, pairing.port)?;
         Ok(Line { listen: pairing.listen, to: Destination::Fixed { addresses } })
     }
+
+    /// A line to a target that the other end of a link knows. A name is looked up here, too, only where that
+    /// is asked for.
+    ///
+    /// # Errors
+    /// As [`Line::resolve`].
+    pub fn far(pairing: &Pairing, also_here: bool) -> io::Result<Line> {
+        let Pairing { listen, host, port } = pairing;
+        let address = host.parse().map(|address| SocketAddr::new(address, *port));
+        let addresses = match address {
+            Ok(address) => [address].into(),
+            Err(_) if also_here => look_up(host, *port)?,
+            Err(_) => [].into(),
+        };
+        let to = address.map_or_else(|_| format!("{host}:{port}"), |address| address.to_string());
+        Ok(Line { listen: *listen, to: Destination::Far { to, addresses } })
+    }
+}
+
+fn look_up(host: &str, port: u16) -> io::Result<Arc<[SocketAddr]>> {
+    let addresses: Arc<[SocketAddr]> = (host, port).to_socket_addrs()?.take(ADDRESSES_MAX).collect();
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    }
+    Ok(addresses)
 }
 
 /// How the relay's sockets are told to send.
@@ -94,6 +125,28 @@ pub struct RelayOptions {
     pub pipes_bytes_max: usize,
     /// Marks the packets that go to targets, for rules that must leave them alone.
     pub mark: Option<u32>,
+    /// A link, over which all go that a rule does not send directly.
+    pub via: Option<Via>,
+}
+
+/// Why there is no session.
+pub type DialError = Box<dyn std::error::Error + Send + Sync>;
+/// Makes a session with the agent.
+pub type Dial = dyn Fn() -> Result<Session, DialError> + Send + Sync;
+
+/// A link to another site's agent, which connects to targets for this relay.
+#[derive(Clone)]
+pub struct Via {
+    /// What the site is called here.
+    pub site: String,
+    /// Called at the start, and when a session was lost and the next client comes.
+    pub dial: Arc<Dial>,
+}
+
+impl fmt::Debug for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "via {}", self.site)
+    }
 }
 
 impl RelayOptions {
@@ -111,6 +164,7 @@ impl RelayOptions {
             workers: cores.clamp(1, WORKERS_MAX),
             pipes_bytes_max: PIPES_BYTES_MAX,
             mark: None,
+            via: None,
         }
     }
 }

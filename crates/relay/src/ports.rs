@@ -1,16 +1,29 @@
 //! The far end of a paired relay: connects channels of a link to ports behind an agent, if that is allowed.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use drover_link::Channel;
 
 use crate::address::{AddressError, Network, PortRange, Target};
-use crate::carry::{Counts, Ended, carry};
+use crate::answer::{Word, answer};
 use crate::connecting::prepare_plain;
-use crate::options::ADDRESSES_MAX;
+use crate::connection::Meta;
+use crate::linked::{End, Linked};
+use crate::options::{ADDRESSES_MAX, any_address};
+use crate::pipes::{Budget, Pipes};
+use crate::relay::files_for_links;
+use crate::worker::{Inbox, Job, Worker};
 
+/// All addresses of a target together.
+const DIAL_WITHIN: Duration = Duration::from_secs(20);
+/// Threads that carry.
+const WORKERS_MAX: usize = 8;
 /// A host and port as a peer writes it is shorter.
 const TO_BYTES_MAX: usize = 300;
 
@@ -43,6 +56,17 @@ impl FromStr for Allowed {
 }
 
 impl Allowed {
+    /// Whether a host may fit by one of the addresses that its name could have.
+    fn may_fit(&self, host: &str, port: u16) -> bool {
+        let is_host = match (&self.host, host.parse::<IpAddr>()) {
+            (Host::Any, _) => true,
+            (Host::Network(network), Ok(address)) => network.contains(address),
+            (Host::Network(_), Err(_)) => true,
+            (Host::Name(name), _) => host.eq_ignore_ascii_case(name),
+        };
+        is_host && self.ports.contains(port)
+    }
+
     /// Whether a host, as the peer wrote it and by an address that its name has, may be connected to.
     fn fits(&self, host: &str, address: SocketAddr) -> bool {
         let is_host = match &self.host {
@@ -58,11 +82,14 @@ impl Allowed {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// What the peer wrote is no host and port.
-    #[error("the peer wants to connect to something that is no host and port")]
+    #[error("that is no host and port")]
     Unreadable,
     /// Nothing allows it.
-    #[error("connecting to {0} is not allowed")]
+    #[error("{0} is not allowed here; try: drover agent run --allow-connect {0}")]
     Denied(String),
+    /// There are as many connections as there may be.
+    #[error("there are {0} connections already, as many as there may be")]
+    TooMany(usize),
     /// The target does not answer.
     #[error("connecting to {to}")]
     Failed {
@@ -74,62 +101,166 @@ pub enum ConnectError {
     },
 }
 
-/// Connects channels of peers to ports. Without anything allowed it connects to nothing.
-#[derive(Clone, Debug)]
+impl ConnectError {
+    fn word(&self) -> Word {
+        match self {
+            ConnectError::Unreadable => Word::Unreadable,
+            ConnectError::Denied(_) => Word::Denied,
+            ConnectError::TooMany(_) => Word::TooMany,
+            ConnectError::Failed { source, .. } => match source.kind() {
+                ErrorKind::ConnectionRefused => Word::Refused,
+                ErrorKind::TimedOut | ErrorKind::WouldBlock => Word::Silent,
+                _ => Word::Unreachable,
+            },
+        }
+    }
+
+    /// For the peer.
+    fn text(&self) -> String {
+        match self {
+            ConnectError::Failed { source, .. } => format!("{self}: {source}"),
+            ConnectError::Unreadable | ConnectError::Denied(_) | ConnectError::TooMany(_) => self.to_string(),
+        }
+    }
+}
+
+/// Connects channels of peers to ports, and carries them. Without anything allowed it connects to nothing.
+/// Dropped, it resets what it carries.
 pub struct Ports {
     allowed: Vec<Allowed>,
     timeout: Duration,
+    connections_max: usize,
+    /// Connections, and targets that are being connected to.
+    taken: Arc<AtomicUsize>,
+    inboxes: Vec<Arc<Inbox>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    ids: AtomicU64,
 }
 
 impl Ports {
-    /// Ports that peers may connect to, and how long an address may take to answer.
-    pub fn new(allowed: Vec<Allowed>, timeout: Duration) -> Ports {
-        Ports { allowed, timeout }
-    }
-
-    /// Connects to `to`, as a peer wrote it, and carries both ways until the end. Gives the bytes that went
-    /// to the target and back. If it fails, the channel is reset.
+    /// Ports that peers may connect to, how long an address may take to answer, and connections at once.
     ///
     /// # Errors
-    /// [`ConnectError`] if nothing was connected.
-    pub fn connect(&self, to: &str, channel: Channel) -> Result<(u64, u64), ConnectError> {
-        let stream = match self.dial(to) {
-            Ok(stream) => stream,
-            Err(error) => {
-                channel.split().0.reset();
-                return Err(error);
-            }
-        };
-        let counts = Counts::default();
-        // Either way both ends know how it ended.
-        let (Ended::Closed | Ended::Reset) = carry(&stream, channel, &counts, (None, None));
-        Ok((counts.back.into_inner(), counts.out.into_inner()))
+    /// If there are no threads or files.
+    pub fn start(allowed: Vec<Allowed>, timeout: Duration, connections_max: usize) -> io::Result<Ports> {
+        let connections_max = files_for_links(connections_max);
+        let count = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, WORKERS_MAX);
+        let inboxes = (0..count).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
+        let (taken, threads, ids) = (Arc::default(), Vec::new(), AtomicU64::new(1));
+        let mut ports = Ports { allowed, timeout, connections_max, taken, inboxes, threads, ids };
+        // They hold no bytes in pipes.
+        let budget = Budget::new(0);
+        for (number, inbox) in ports.inboxes.iter().enumerate() {
+            let worker = Worker::new(inbox.clone(), Pipes::new(budget.clone()), Arc::default())?;
+            let thread = std::thread::Builder::new().name(format!("ports-{number}"));
+            ports.threads.push(thread.spawn(move || worker.run())?);
+        }
+        Ok(ports)
     }
 
-    fn dial(&self, to: &str) -> Result<TcpStream, ConnectError> {
+    /// Connections now.
+    pub fn live(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Connects to `to`, as a peer wrote it, tells the peer what came of it, and leaves the rest to threads of its
+    /// own. Waits for the target, for no more than 20 s.
+    ///
+    /// # Errors
+    /// [`ConnectError`] if nothing was connected. The peer knows it, too.
+    pub fn connect(&self, to: &str, channel: Channel) -> Result<(), ConnectError> {
+        let place = Place::take(&self.taken);
+        let dialled = match place.number <= self.connections_max {
+            true => self.dial(to),
+            false => Err(ConnectError::TooMany(self.connections_max)),
+        };
+        // A channel that is given up by now needs no answer, and ends by itself.
+        match dialled {
+            Ok((stream, address)) => {
+                let _ = channel.sender().write_all(&answer(Word::Connected, ""));
+                self.carry(stream, address, channel, place);
+                Ok(())
+            }
+            Err(error) => {
+                let (sender, _receiver) = channel.split();
+                let _ = sender.write_all(&answer(error.word(), &error.text())).and_then(|()| sender.finish());
+                Err(error)
+            }
+        }
+    }
+
+    fn carry(&self, stream: TcpStream, address: SocketAddr, channel: Channel, place: Place) {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        // Whoever is at the other end of the link has no address here.
+        let client = SocketAddr::new(any_address(true), 0);
+        let meta = Meta { id, client, target: address.to_string(), rule: None, accepted_at: Instant::now() };
+        let linked = Linked::new(meta, stream.into(), channel, None, End::Far(place));
+        let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
+        if let Some(inbox) = self.inboxes.iter().min_by_key(least) {
+            inbox.load.fetch_add(1, Ordering::Relaxed);
+            inbox.put(Job::Link(Box::new(linked)));
+        }
+    }
+
+    fn dial(&self, to: &str) -> Result<(TcpStream, SocketAddr), ConnectError> {
         let (host, port) = read(to).ok_or(ConnectError::Unreadable)?;
+        let until = Instant::now() + DIAL_WITHIN;
         let failed = |source| ConnectError::Failed { to: to.to_string(), source };
         // A name that nothing could allow is not even looked up.
-        if !self.allowed.iter().any(|it| it.ports.contains(port)) {
+        if !self.allowed.iter().any(|it| it.may_fit(&host, port)) {
             return Err(ConnectError::Denied(to.to_string()));
         }
         let addresses = (host.as_str(), port).to_socket_addrs().map_err(failed)?;
         let fits = |address: &SocketAddr| self.allowed.iter().any(|it| it.fits(&host, *address));
         let mut error = None;
         for address in addresses.take(ADDRESSES_MAX).filter(fits) {
-            match self.dial_address(address) {
-                Ok(stream) => return Ok(stream),
+            let left = until.saturating_duration_since(Instant::now()).min(self.timeout);
+            if left.is_zero() {
+                break;
+            }
+            match dial_address(address, left) {
+                Ok(stream) => return Ok((stream, address)),
                 Err(why) => error = Some(why),
             }
         }
         Err(error.map_or_else(|| ConnectError::Denied(to.to_string()), failed))
     }
+}
 
-    fn dial_address(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(&address, self.timeout)?;
-        prepare_plain(&stream)?;
-        Ok(stream)
+/// One of the connections that there may be. Given back when dropped.
+pub(crate) struct Place {
+    taken: Arc<AtomicUsize>,
+    /// How many were taken with it.
+    number: usize,
+}
+
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>) -> Place {
+        Place { taken: taken.clone(), number: taken.fetch_add(1, Ordering::Relaxed) + 1 }
     }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ports {
+    fn drop(&mut self) {
+        self.inboxes.iter().for_each(|inbox| inbox.put(Job::Stop));
+        for thread in self.threads.drain(..) {
+            // What it carried is reset either way.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn dial_address(address: SocketAddr, within: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, within)?;
+    prepare_plain(&stream)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
 }
 
 /// A host and one port.
@@ -173,7 +304,8 @@ mod tests {
 
     #[test]
     fn a_name_that_means_an_address_that_is_not_allowed_is_denied() {
-        let ports = Ports::new(vec!["10.0.0.0/8:1-1000".parse().unwrap()], Duration::from_secs(1));
+        let allowed = vec!["10.0.0.0/8:1-1000".parse().unwrap()];
+        let ports = Ports::start(allowed, Duration::from_secs(1), 10).unwrap();
         assert!(matches!(ports.dial("127.0.0.1:80"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("127.0.0.1:2000"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("?"), Err(ConnectError::Unreadable)));

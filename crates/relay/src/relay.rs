@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,13 @@ use drover_tcp as tcp;
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::book::{Book, Refused};
 use crate::entrance::{Entrance, Listener, Shared, spare_file};
 use crate::gate::Gate;
 use crate::options::{Congestion, RelayOptions};
 use crate::pipes::{Budget, PIPE_BYTES, Pipes};
-use crate::stats::Snapshot;
+use crate::stats::{LinkStats, Snapshot};
+use crate::uplink::Uplink;
 use crate::worker::{Inbox, Job, Told, Worker};
 
 /// Files that a relay uses besides connections and pipes.
@@ -84,12 +86,10 @@ impl Relay {
         let gate = Gate::new(options, forth.as_deref(), back.as_deref(), started);
         let budget = Budget::new(options.pipes_bytes_max);
         let inboxes = (0..options.workers.max(1)).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
-        let shared = Arc::new(Shared {
-            inboxes,
-            connections_max,
-            is_stopping: AtomicBool::new(false),
-            totals: Mutex::default(),
-        });
+        let book: Arc<Book> = Arc::default();
+        let uplink = options.via.clone().map(|via| Uplink::new(via, inboxes.clone(), book.clone()));
+        let is_stopping = AtomicBool::new(false);
+        let shared = Arc::new(Shared { inboxes, connections_max, is_stopping, book, uplink });
         let mut relay = Relay {
             addresses: listeners.iter().map(|listener| listener.address).collect(),
             shared: shared.clone(),
@@ -101,12 +101,14 @@ impl Relay {
             workers: Vec::new(),
         };
         relay.start_threads(Entrance { listeners, gate, shared, spare: spare_file() })?;
+        relay.shared.uplink.iter().for_each(|uplink| uplink.begin());
         Ok(relay)
     }
 
     fn start_threads(&mut self, entrance: Entrance) -> io::Result<()> {
         for (number, inbox) in self.shared.inboxes.iter().enumerate() {
-            let worker = Worker::new(inbox.clone(), Pipes::new(self.budget.clone()))?;
+            let worker =
+                Worker::new(inbox.clone(), Pipes::new(self.budget.clone()), self.shared.book.clone())?;
             let thread = std::thread::Builder::new().name(format!("relay-{number}"));
             self.workers.push(thread.spawn(move || worker.run())?);
         }
@@ -138,6 +140,17 @@ impl Relay {
     /// Whether a thread has ended by itself: a defect, or the kernel gives no events.
     pub fn has_failed(&self) -> bool {
         self.workers.iter().chain(&self.entrance).any(JoinHandle::is_finished)
+    }
+
+    /// Connections that came to nothing since this was asked last, with the reason in words: those that were to
+    /// go over a link. No more than 64 are kept; all are counted.
+    pub fn take_refused(&self) -> Vec<Refused> {
+        self.shared.book.take_told()
+    }
+
+    /// How the link stands, if there is to be one.
+    pub fn link(&self) -> Option<LinkStats> {
+        self.shared.uplink.as_ref().map(|uplink| uplink.stats())
     }
 
     /// How it stands, with this many of the fastest connections.
@@ -174,7 +187,11 @@ impl Relay {
         self.shared.inboxes.iter().for_each(|inbox| inbox.put(Job::Stop));
         let threads: Vec<_> = self.entrance.take().into_iter().chain(self.workers.drain(..)).collect();
         let panicked = |_| Err(io::Error::other("a thread of the relay panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).fold(Ok(()), Result::and)
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked));
+        let ended = ended.fold(Ok(()), Result::and);
+        // Now that its connections have gone.
+        self.shared.uplink.iter().for_each(|uplink| uplink.end());
+        ended
     }
 }
 
@@ -209,14 +226,14 @@ fn tell(shared: &Shared, budget: &Budget, started: Instant, connections: usize) 
         inbox.put(Job::Snapshot(connections, reply.clone()));
     }
     drop(reply);
-    let totals = shared.totals.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (pipe_bytes, pipes) = budget.used();
     let mut snapshot = Snapshot {
         age_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         live: shared.live() as u64,
         pipes: pipes as u64,
         pipe_bytes: pipe_bytes as u64,
-        totals,
+        totals: shared.book.totals(),
+        link: shared.uplink.as_ref().map(|uplink| uplink.stats()),
         connections: Vec::new(),
     };
     while let Ok(told) = told.recv_timeout(TELL_MAX) {
@@ -268,6 +285,12 @@ fn choose(wanted: &Congestion, notes: &mut Vec<String>) -> Result<(Option<String
             Err(error) => Err(error),
         },
     }
+}
+
+/// Raises the limit of open files for so many connections of links; gives how many it is good for.
+pub(crate) fn files_for_links(connections_max: usize) -> usize {
+    let files = raise_files((connections_max + FILES_APART) as u64);
+    usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(FILES_APART).clamp(1, connections_max.max(1))
 }
 
 /// Raises the limit of open files as far as it goes; gives how many connections it is good for.

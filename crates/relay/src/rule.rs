@@ -3,12 +3,13 @@
 //! One rule a line, in words; the first that fits decides:
 //!
 //! ```text
-//! allow|deny [from NETWORK] [to NETWORK] [port PORTS] [congestion NAME] [rate RATE]
+//! allow|direct|deny [from NETWORK] [to NETWORK] [port PORTS] [congestion NAME] [rate RATE]
 //! ```
 //!
 //! PORTS are ports and ranges with commas between them. RATE is in bits a second with k, m or g behind it
 //! (powers of 1000), shared by all connections of the rule, each way by itself. `#` begins a comment.
-//! Without any rule all may pass; where there are rules, what fits none is denied.
+//! Without any rule all may pass; where there are rules, what fits none is denied. Where there is a link, what is
+//! allowed goes over it, and `direct` past it; without one they are the same.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -26,8 +27,10 @@ const BITS_PER_SECOND_MAX: u64 = 1_000_000_000_000;
 /// Whether a connection may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may.
+    /// It may: over the link, where there is one.
     Allow,
+    /// It may, and goes on from here, past the link.
+    Direct,
     /// It is reset.
     Deny,
 }
@@ -91,8 +94,9 @@ fn read_rule(text: &str) -> Result<Rule, String> {
     let mut words = text.split_whitespace();
     let verdict = match words.next() {
         Some("allow") => Verdict::Allow,
+        Some("direct") => Verdict::Direct,
         Some("deny") => Verdict::Deny,
-        _ => return Err("it begins with neither 'allow' nor 'deny'".to_string()),
+        _ => return Err("it begins with neither 'allow' nor 'direct' nor 'deny'".to_string()),
     };
     let mut rule =
         Rule { verdict, from: None, to: None, ports: Vec::new(), congestion: None, bytes_per_second: None };
@@ -153,7 +157,11 @@ impl Rule {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.verdict == Verdict::Allow { "allow" } else { "deny" })?;
+        f.write_str(match self.verdict {
+            Verdict::Allow => "allow",
+            Verdict::Direct => "direct",
+            Verdict::Deny => "deny",
+        })?;
         self.from.iter().try_for_each(|network| write!(f, " from {network}"))?;
         self.to.iter().try_for_each(|network| write!(f, " to {network}"))?;
         for (at, range) in self.ports.iter().enumerate() {
@@ -243,7 +251,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_says_why() {
         for (text, why) in [
-            ("permit port 1", "neither 'allow' nor 'deny'"),
+            ("permit port 1", "neither 'allow' nor 'direct'"),
             ("allow port", "nothing stands behind 'port'"),
             ("allow port 1 port 2", "'port' stands there twice"),
             ("allow to 10.0.0.0/99", "not a network"),
@@ -272,7 +280,7 @@ mod tests {
     }
 
     fn any_rule() -> impl Strategy<Value = String> {
-        let verdict = prop_oneof![Just("allow"), Just("deny")];
+        let verdict = prop_oneof![Just("allow"), Just("direct"), Just("deny")];
         let network = prop_oneof![Just(""), Just(" to 10.0.0.0/8"), Just(" from 2001:db8::/32 to ::/0")];
         (verdict, network, prop::collection::vec((1_u16..2000, 0_u16..900), 0..4)).prop_map(
             |(verdict, network, ports)| {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use drover_link::{SessionState, SessionStats};
 use drover_tcp::Info;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ pub enum Waiting {
     Source,
     /// For the target to take bytes.
     Target,
+    /// For the connections of a link to take bytes.
+    Line,
     /// For a rate limit.
     Rate,
     /// For nothing: all is through.
@@ -46,6 +49,9 @@ pub struct Waits {
     pub source_us: u64,
     /// Waiting for the target to take bytes.
     pub target_us: u64,
+    /// Waiting for the connections of a link to take bytes.
+    #[serde(default)]
+    pub line_us: u64,
     /// Waiting for a rate limit.
     pub rate_us: u64,
 }
@@ -57,6 +63,7 @@ impl Waits {
             Waiting::Moving => self.moving_us += us,
             Waiting::Source => self.source_us += us,
             Waiting::Target => self.target_us += us,
+            Waiting::Line => self.line_us += us,
             Waiting::Rate => self.rate_us += us,
             Waiting::Done => {}
         }
@@ -66,6 +73,7 @@ impl Waits {
         self.moving_us += other.moving_us;
         self.source_us += other.source_us;
         self.target_us += other.target_us;
+        self.line_us += other.line_us;
         self.rate_us += other.rate_us;
     }
 }
@@ -166,6 +174,9 @@ pub struct ConnectionStats {
     pub client: SocketAddr,
     /// Where it goes.
     pub target: String,
+    /// Whether it goes over the link.
+    #[serde(default)]
+    pub is_linked: bool,
     /// Where it is in its life.
     pub stage: Stage,
     /// Since it was accepted.
@@ -178,7 +189,7 @@ pub struct ConnectionStats {
     pub down: WayStats,
     /// The socket towards the client; absent where it was not asked for.
     pub client_socket: Option<SocketStats>,
-    /// The socket towards the target.
+    /// The socket towards the target; absent where it is at the other end of a link.
     pub target_socket: Option<SocketStats>,
 }
 
@@ -207,6 +218,10 @@ pub enum Refusal {
     TargetSilent,
     /// The target could not be reached for another reason.
     TargetUnreachable,
+    /// The agent at the other end of the link does not allow it.
+    SitePolicy,
+    /// There is no link, or it ended before the agent had answered.
+    Link,
 }
 
 impl Refusal {
@@ -220,6 +235,8 @@ impl Refusal {
             Refusal::TargetRefused => "target_refused",
             Refusal::TargetSilent => "target_silent",
             Refusal::TargetUnreachable => "target_unreachable",
+            Refusal::SitePolicy => "site_policy",
+            Refusal::Link => "link",
         }
     }
 }
@@ -270,6 +287,71 @@ impl Totals {
     }
 }
 
+/// The link that a relay goes over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkStats {
+    /// What the other site is called here.
+    pub site: String,
+    /// `none` (nobody needed it yet, or it was lost), `dialling`, `up`, `reconnecting`, `ended` or `down`.
+    pub state: String,
+    /// Why it is not up, if that is known.
+    pub why: String,
+    /// Its TCP connections now.
+    pub connections: u64,
+    /// How many there should be, as found by measuring.
+    pub connections_wanted: u64,
+    /// Congestion control of this side, read back from the sockets; several with commas.
+    pub congestion: String,
+    /// Smoothed round trip of the connection that has the shortest.
+    pub rtt_us: u64,
+    /// Shortest round trip lately.
+    pub rtt_min_us: u64,
+    /// Bytes of all uses that the agent has acknowledged since the session began.
+    pub up_bytes: u64,
+    /// Bytes that came.
+    pub down_bytes: u64,
+    /// Both together in the last second or two.
+    pub bytes_per_second: u64,
+    /// Bytes that the kernel sent again, of the connections there are now.
+    pub bytes_again: u64,
+    /// Bytes taken from clients that the agent has not acknowledged.
+    pub held_bytes: u64,
+    /// Bytes that came and that clients have not taken.
+    pub unread_bytes: u64,
+    /// Connections that the agent has not answered yet.
+    pub asking: u64,
+    /// Clients that wait for their turn to be asked for.
+    pub waiting: u64,
+}
+
+impl LinkStats {
+    pub(crate) fn fill(&mut self, session: &SessionStats) {
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let stripes = &session.stripes;
+        (self.state, self.why) = match &session.state {
+            SessionState::Up => ("up".to_string(), String::new()),
+            SessionState::Reconnecting(since) => {
+                ("reconnecting".to_string(), format!("no connection for {} s", since.as_secs()))
+            }
+            SessionState::Ended(why) => ("ended".to_string(), why.to_string()),
+        };
+        self.connections = stripes.len() as u64;
+        self.connections_wanted = session.stripes_wanted as u64;
+        let mut names: Vec<&str> = stripes.iter().map(|it| it.congestion.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        self.congestion = names.join(",");
+        self.rtt_us = stripes.iter().filter_map(|it| it.rtt).min().map_or(0, us);
+        self.rtt_min_us = stripes.iter().filter_map(|it| it.rtt_min).min().map_or(0, us);
+        self.up_bytes = session.acknowledged_bytes;
+        self.down_bytes = session.arrived_bytes;
+        self.bytes_per_second = session.goodput;
+        self.bytes_again = stripes.iter().map(|it| it.line_bytes_again).sum();
+        self.held_bytes = session.held_bytes;
+        self.unread_bytes = session.unread_bytes;
+    }
+}
+
 /// A relay at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -283,6 +365,9 @@ pub struct Snapshot {
     pub pipe_bytes: u64,
     /// Sums.
     pub totals: Totals,
+    /// The link, if there is to be one.
+    #[serde(default)]
+    pub link: Option<LinkStats>,
     /// The fastest connections, as many as were asked for, the fastest first.
     pub connections: Vec<ConnectionStats>,
 }
@@ -300,7 +385,7 @@ mod tests {
         watch.turn(Waiting::Target, at(4));
         watch.turn(Waiting::Rate, at(9));
         let (waits, waiting) = watch.read(at(11));
-        let expected = Waits { source_us: 3000, moving_us: 1000, target_us: 5000, rate_us: 2000 };
+        let expected = Waits { source_us: 3000, moving_us: 1000, target_us: 5000, rate_us: 2000, line_us: 0 };
         assert_eq!((waits, waiting), (expected, Waiting::Rate));
         watch.turn(Waiting::Done, at(11));
         assert_eq!(watch.read(at(99)).0, expected);

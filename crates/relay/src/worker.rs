@@ -12,9 +12,11 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
+use crate::book::Book;
 use crate::connecting::{Accepted, Connecting, Try};
 use crate::connection::{Connection, Outcome, Side, Wants};
 use crate::direction::Tools;
+use crate::linked::{Linked, Served};
 use crate::pipes::Pipes;
 use crate::slab::{Key, Slab};
 use crate::stats::{ConnectionStats, Refusal, Totals};
@@ -33,6 +35,10 @@ const INBOX: u64 = u64::MAX;
 pub(crate) enum Job {
     /// Take this client on.
     Open(Accepted),
+    /// Take this connection of a link on.
+    Link(Box<Linked>),
+    /// The channel of this one may have something.
+    Called(Key),
     /// Tell sums, and this many of the fastest connections.
     Snapshot(usize, SyncSender<Told>),
     /// End: all connections are reset.
@@ -60,9 +66,15 @@ impl Inbox {
     }
 
     pub(crate) fn put(&self, job: Job) {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(job);
-        // Full only if it has rung 2^64 times unheard.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = jobs.is_empty();
+        jobs.push(job);
+        drop(jobs);
+        // Those behind the first are taken with it.
+        if is_first {
+            // Full only if it has rung 2^64 times unheard.
+            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        }
     }
 
     fn take(&self) -> Vec<Job> {
@@ -75,6 +87,7 @@ impl Inbox {
 enum Entry {
     Connecting(Connecting),
     Open(Box<Connection>),
+    Linked(Box<Linked>),
 }
 
 pub(crate) struct Worker {
@@ -88,11 +101,12 @@ pub(crate) struct Worker {
     swept: Instant,
     timers: Timers<Key>,
     totals: Totals,
+    book: Arc<Book>,
     is_stopping: bool,
 }
 
 impl Worker {
-    pub(crate) fn new(inbox: Arc<Inbox>, pipes: Pipes) -> io::Result<Worker> {
+    pub(crate) fn new(inbox: Arc<Inbox>, pipes: Pipes, book: Arc<Book>) -> io::Result<Worker> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &inbox.bell, EventData::new_u64(INBOX), EventFlags::IN)?;
         let now = Instant::now();
@@ -107,6 +121,7 @@ impl Worker {
             swept: now,
             timers: Timers::new(),
             totals: Totals::default(),
+            book,
             is_stopping: false,
         })
     }
@@ -154,6 +169,8 @@ impl Worker {
         for job in self.inbox.take() {
             match job {
                 Job::Open(accepted) => self.begin(Connecting::first(accepted, now), now),
+                Job::Link(linked) => self.begin_linked(linked, now),
+                Job::Called(key) => self.called(key, now),
                 Job::Snapshot(count, reply) => {
                     // Whoever asked may have given up.
                     let _ = reply.try_send(self.snapshot(count, now));
@@ -170,7 +187,7 @@ impl Worker {
             Try::Failed(reason) => return self.refuse(reason),
             Try::Waits(connecting) => connecting,
         };
-        let key = self.entries.insert(Entry::Connecting(connecting));
+        let key = self.insert(Entry::Connecting(connecting), now);
         let Some(Entry::Connecting(connecting)) = self.entries.get_mut(key) else { return };
         self.timers.set(connecting.until, key);
         let watched = watch(&self.epoll, connecting.client(), key, Side::Client)
@@ -178,9 +195,71 @@ impl Worker {
         if watched.is_err() {
             self.give_up(key, Refusal::Files);
         }
+    }
+
+    fn insert(&mut self, entry: Entry, now: Instant) -> Key {
         // A sweep of nothing needs none; the first one is a whole second away.
-        if self.entries.len() == 1 {
+        if self.entries.len() == 0 {
             self.swept = now;
+        }
+        self.entries.insert(entry)
+    }
+
+    /// A connection of a link.
+    fn begin_linked(&mut self, linked: Box<Linked>, now: Instant) {
+        self.totals.accepted += 1;
+        self.totals.connected += u64::from(!linked.is_asking());
+        let key = self.insert(Entry::Linked(linked), now);
+        let Some(Entry::Linked(linked)) = self.entries.get_mut(key) else { return };
+        if watch(&self.epoll, linked.socket(), key, Side::Client).is_err() {
+            return self.give_up(key, Refusal::Files);
+        }
+        linked.begin(&self.inbox, key);
+        self.serve_linked(key, false, now);
+    }
+
+    /// The channel of a connection may have something, or room.
+    fn called(&mut self, key: Key, now: Instant) {
+        // Of one that has ended, if there is none.
+        if let Some(Entry::Linked(linked)) = self.entries.get_mut(key) {
+            linked.called();
+            self.serve_linked(key, false, now);
+        }
+    }
+
+    fn serve_linked(&mut self, key: Key, has_failed: bool, now: Instant) {
+        let Some(Entry::Linked(linked)) = self.entries.get_mut(key) else { return };
+        let was_asking = linked.is_asking();
+        let served = linked.serve(has_failed, &mut self.tools, now);
+        let is_answered = was_asking && !linked.is_asking();
+        self.totals.connected += u64::from(is_answered);
+        match served {
+            Served::Lives(wants) => {
+                if wants.turn && !std::mem::replace(&mut linked.is_queued, true) {
+                    self.queue.push(key);
+                }
+                wants.at.into_iter().for_each(|at| self.timers.set(at, key));
+            }
+            Served::Closed => self.close_linked(key, now, false),
+            Served::Reset => self.close_linked(key, now, true),
+            Served::Refused(reason, why) => {
+                if linked.is_near() {
+                    self.book.tell(linked.meta(), reason, why);
+                }
+                self.give_up(key, reason);
+            }
+        }
+    }
+
+    fn close_linked(&mut self, key: Key, now: Instant, is_reset: bool) {
+        let Some(Entry::Linked(mut linked)) = self.entries.remove(key) else { return };
+        linked.add_to(&mut self.totals, now);
+        self.inbox.load.fetch_sub(1, Ordering::Relaxed);
+        if is_reset {
+            self.totals.reset += 1;
+        } else {
+            self.totals.closed += 1;
+            linked.close();
         }
     }
 
@@ -205,6 +284,10 @@ impl Worker {
                 connection.ready(side, flags);
                 let failed = flags.contains(EventFlags::ERR).then_some(side);
                 self.serve(key, failed, now);
+            }
+            Some(Entry::Linked(linked)) => {
+                linked.ready(flags);
+                self.serve_linked(key, flags.contains(EventFlags::ERR), now);
             }
         }
     }
@@ -240,7 +323,7 @@ impl Worker {
     fn connected(&mut self, key: Key, now: Instant) {
         let open = |entry| match entry {
             Entry::Connecting(connecting) => Entry::Open(Box::new(connecting.open(now))),
-            open @ Entry::Open(_) => open,
+            other => other,
         };
         self.entries.replace(key, open);
         self.totals.connected += 1;
@@ -295,9 +378,16 @@ impl Worker {
 
     fn serve_queue(&mut self, now: Instant) {
         for key in std::mem::take(&mut self.queue) {
-            if let Some(Entry::Open(connection)) = self.entries.get_mut(key) {
-                connection.is_queued = false;
-                self.serve(key, None, now);
+            match self.entries.get_mut(key) {
+                Some(Entry::Open(connection)) => {
+                    connection.is_queued = false;
+                    self.serve(key, None, now);
+                }
+                Some(Entry::Linked(linked)) => {
+                    linked.is_queued = false;
+                    self.serve_linked(key, false, now);
+                }
+                Some(Entry::Connecting(_)) | None => {}
             }
         }
     }
@@ -314,6 +404,7 @@ impl Worker {
             self.swept = now;
             self.entries.iter_mut().for_each(|entry| match entry {
                 Entry::Open(connection) => connection.sweep(),
+                Entry::Linked(linked) => linked.sweep(),
                 Entry::Connecting(_) => {}
             });
         }
@@ -329,6 +420,10 @@ impl Worker {
             Some(Entry::Open(connection)) => {
                 connection.timed();
                 self.serve(key, None, now);
+            }
+            Some(Entry::Linked(linked)) => {
+                linked.timed();
+                self.serve_linked(key, false, now);
             }
         }
     }
@@ -353,6 +448,10 @@ impl Worker {
                     connection.add_to(&mut totals, now);
                     rates.push((connection.rate(now), key));
                 }
+                Some(Entry::Linked(linked)) => {
+                    linked.add_to(&mut totals, now);
+                    rates.push((linked.rate(), key));
+                }
                 Some(Entry::Connecting(_)) => rates.push((0, key)),
                 None => {}
             }
@@ -366,6 +465,7 @@ impl Worker {
     fn stats(&mut self, key: Key, now: Instant) -> Option<ConnectionStats> {
         Some(match self.entries.get_mut(key)? {
             Entry::Open(connection) => connection.stats(now),
+            Entry::Linked(linked) => linked.stats(now),
             Entry::Connecting(connecting) => connecting.stats(now),
         })
     }
@@ -374,7 +474,7 @@ impl Worker {
     fn discard(&self) {
         for job in self.inbox.take() {
             if let Job::Open(accepted) = job {
-                // On a socket that is closed already there is nobody to tell.
+                // On a socket that is closed already there is nobody to tell. Those of a link are prepared.
                 let _ = drover_tcp::reset_on_close(&accepted.client);
             }
         }

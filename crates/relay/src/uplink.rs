@@ -1,0 +1,224 @@
+//! The near end of a link: a session with the agent, made when it is needed, and the channels asked for on it.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_link::{LinkErrorKind, Order, Session, SessionState};
+
+use crate::answer::opening;
+use crate::book::Book;
+use crate::connecting::Settings;
+use crate::connection::Meta;
+use crate::linked::{End, Linked};
+use crate::options::Via;
+use crate::stats::{LinkStats, Refusal};
+use crate::worker::{Inbox, Job};
+
+/// Connections that the agent was asked for and has not answered. It serves as many channels of a session at a
+/// time as 256, so further ones wait here.
+const ASKING_MAX: usize = 128;
+/// How long a client waits for its turn to be asked for.
+const TURN_WITHIN: Duration = Duration::from_secs(60);
+/// After a failure to make a session, clients are refused for so long before the next try.
+const DIAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// A client that may pass, to a target that the agent is to connect to.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) meta: Meta,
+    pub(crate) client: OwnedFd,
+    pub(crate) settings: Arc<Settings>,
+}
+
+enum Stand {
+    /// Nobody has needed it yet, or what there was is over.
+    None,
+    Dialling,
+    Up(Session),
+    Down {
+        until: Instant,
+        why: String,
+    },
+}
+
+struct State {
+    stand: Stand,
+    waiting: VecDeque<Asked>,
+    asking: usize,
+    is_over: bool,
+}
+
+pub(crate) struct Uplink {
+    via: Via,
+    inboxes: Vec<Arc<Inbox>>,
+    book: Arc<Book>,
+    state: Mutex<State>,
+}
+
+/// A place among those that the agent was asked for. Given back when dropped: the next one has it.
+pub(crate) struct Asking(Arc<Uplink>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.asking -= 1;
+        self.0.go_on(&mut state);
+    }
+}
+
+impl Uplink {
+    pub(crate) fn new(via: Via, inboxes: Vec<Arc<Inbox>>, book: Arc<Book>) -> Arc<Uplink> {
+        let state = State { stand: Stand::None, waiting: VecDeque::new(), asking: 0, is_over: false };
+        Arc::new(Uplink { via, inboxes, book, state: Mutex::new(state) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is one step, so what a panic left is as good as before.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a session now, so that the first client finds one.
+    pub(crate) fn begin(self: &Arc<Self>) {
+        self.dial(&mut self.lock());
+    }
+
+    /// Clients that wait for the session, or for their turn.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// Takes a client on: it is asked for now, waits for its turn, or is refused.
+    pub(crate) fn take(self: &Arc<Self>, asked: Asked) {
+        let mut state = self.lock();
+        if let Stand::Down { until, why } = &state.stand
+            && Instant::now() < *until
+        {
+            let why = why.clone();
+            drop(state);
+            return self.refuse(&asked, Refusal::Link, why);
+        }
+        state.waiting.push_back(asked);
+        self.go_on(&mut state);
+    }
+
+    fn refuse(&self, asked: &Asked, reason: Refusal, why: String) {
+        self.book.refuse(&asked.client, &asked.meta, reason, why);
+    }
+
+    /// Asks for as many as may be asked for at a time.
+    fn go_on(self: &Arc<Self>, state: &mut State) {
+        while state.asking < ASKING_MAX && !state.is_over {
+            let session = match &state.stand {
+                Stand::Up(session) => session.clone(),
+                Stand::Dialling => return,
+                Stand::None | Stand::Down { .. } if state.waiting.is_empty() => return,
+                Stand::None | Stand::Down { .. } => return self.dial(state),
+            };
+            let Some(asked) = state.waiting.pop_front() else { return };
+            self.ask(state, &session, asked);
+        }
+    }
+
+    fn ask(self: &Arc<Self>, state: &mut State, session: &Session, asked: Asked) {
+        if asked.meta.accepted_at.elapsed() > TURN_WITHIN {
+            let why = format!("{} is too busy, or does not answer", self.via.site);
+            return self.refuse(&asked, Refusal::TargetSilent, why);
+        }
+        match session.open(Order::Stream, &opening(&asked.meta.target)) {
+            Ok(channel) => {
+                state.asking += 1;
+                let end = End::Near(Asking(self.clone()));
+                let limits = asked.settings.limits.clone();
+                let linked = Linked::new(asked.meta, asked.client, channel, limits, end);
+                let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
+                let Some(inbox) = self.inboxes.iter().min_by_key(least) else { return };
+                inbox.load.fetch_add(1, Ordering::Relaxed);
+                inbox.put(Job::Link(Box::new(linked)));
+            }
+            Err(error) if error.kind == LinkErrorKind::Misuse => {
+                self.refuse(&asked, Refusal::Limit, error.to_string());
+            }
+            // The session is over. The next one may be made.
+            Err(_) => {
+                state.stand = Stand::None;
+                state.waiting.push_front(asked);
+            }
+        }
+    }
+
+    fn dial(self: &Arc<Self>, state: &mut State) {
+        state.stand = Stand::Dialling;
+        let uplink = self.clone();
+        let thread = std::thread::Builder::new().name("relay-dial".to_string());
+        if let Err(error) =
+            thread.spawn(move || uplink.dialled((uplink.via.dial)().map_err(|it| it.to_string())))
+        {
+            self.failed(state, &format!("no thread: {error}"));
+        }
+    }
+
+    fn dialled(self: &Arc<Self>, result: Result<Session, String>) {
+        let mut state = self.lock();
+        match result {
+            Ok(session) if state.is_over => {
+                drop(state);
+                session.close();
+            }
+            Ok(session) => {
+                state.stand = Stand::Up(session);
+                self.go_on(&mut state);
+            }
+            Err(why) => self.failed(&mut state, &why),
+        }
+    }
+
+    fn failed(&self, state: &mut State, why: &str) {
+        let why = format!("no link to {}: {why}", self.via.site);
+        for asked in state.waiting.drain(..) {
+            self.refuse(&asked, Refusal::Link, why.clone());
+        }
+        state.stand = Stand::Down { until: Instant::now() + DIAL_PAUSE, why };
+    }
+
+    /// Ends it; to be called when its connections have gone.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        // Dropped, they are reset: what clients have was prepared so.
+        state.waiting.clear();
+        let stand = std::mem::replace(&mut state.stand, Stand::None);
+        drop(state);
+        if let Stand::Up(session) = stand {
+            match session.stats().state {
+                // What waits to be sent, resets among it, still goes.
+                SessionState::Up => session.close(),
+                SessionState::Reconnecting(_) | SessionState::Ended(_) => session.abandon(),
+            }
+        }
+    }
+
+    /// How the link stands.
+    pub(crate) fn stats(&self) -> LinkStats {
+        let state = self.lock();
+        let mut told = LinkStats {
+            site: self.via.site.clone(),
+            asking: state.asking as u64,
+            waiting: state.waiting.len() as u64,
+            ..LinkStats::default()
+        };
+        let session = match &state.stand {
+            Stand::None => return LinkStats { state: "none".to_string(), ..told },
+            Stand::Dialling => return LinkStats { state: "dialling".to_string(), ..told },
+            Stand::Down { why, .. } => {
+                return LinkStats { state: "down".to_string(), why: why.clone(), ..told };
+            }
+            Stand::Up(session) => session.clone(),
+        };
+        drop(state);
+        told.fill(&session.stats());
+        told
+    }
+}
