@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Write};
 use std::process::exit;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What a shell reports for a program that SIGPIPE ended.
 const BROKEN_PIPE: i32 = 141;
@@ -32,4 +34,29 @@ pub fn gone() -> ! {
 /// Says something to a person, on standard error. What others named themselves drives no terminal.
 pub fn say(text: impl std::fmt::Display) {
     eprintln!("{}", drover_view::plain(&text.to_string()));
+}
+
+/// Lets through so many lines a second: what strangers cause must not fill a log.
+#[derive(Debug)]
+pub struct Throttle(Mutex<(Instant, u64)>);
+
+impl Throttle {
+    /// Lines a second.
+    pub const LINES_MAX: u64 = 10;
+
+    pub fn new() -> Throttle {
+        Throttle(Mutex::new((Instant::now(), 0)))
+    }
+
+    /// Whether one more may pass; with the first of a second, how many of the last one were left out.
+    pub fn pass(&self) -> (bool, u64) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left_out = 0;
+        if state.0.elapsed() >= Duration::from_secs(1) {
+            left_out = state.1.saturating_sub(Throttle::LINES_MAX);
+            *state = (Instant::now(), 0);
+        }
+        state.1 += 1;
+        (state.1 <= Throttle::LINES_MAX, left_out)
+    }
 }

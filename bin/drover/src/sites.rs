@@ -62,13 +62,24 @@ pub fn site_within(
     rate: Option<u64>,
     limits: &[DayLimit],
 ) -> Result<Arc<Site>, Failure> {
+    Ok(Site::new(name, dialler(state, name, rate, limits, None)?))
+}
+
+/// Makes sessions to the site of that name. `mark` is for rules of the packet filter that must leave them alone.
+pub fn dialler(
+    state: Option<&Path>,
+    name: &str,
+    rate: Option<u64>,
+    limits: &[DayLimit],
+    mark: Option<u32>,
+) -> Result<impl Fn() -> Result<Session, Refusal> + Send + Sync + 'static, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
     let peer = dialled(folder, name)?;
     let peer = Peer { limits: [&peer.limits, limits].concat(), ..peer };
     let limit = Arc::new(RateLimit::new(rate_now(&peer, rate)));
     follow_the_day(&limit, &peer, rate);
-    Ok(Site::new(name, move || Ok(dial(&identity, peer.key, &route(&peer, limit.clone()))?)))
+    Ok(move || Ok(dial(&identity, peer.key, &Route { mark, ..route(&peer, limit.clone()) })?))
 }
 
 /// A site whose line is measured.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
+use drover_relay::Allowed;
 use drover_types::{Bytes, DayLimit};
 
 #[derive(Debug, Subcommand)]
@@ -43,6 +44,10 @@ pub struct AgentRunArgs {
     /// Let peers start and stop the machines that they moved here
     #[arg(long)]
     pub allow_start: bool,
+    /// Let peers connect from here to this host (a name, an address, a network or *) and port; again and again. None
+    /// is allowed otherwise
+    #[arg(long, value_name = "HOST:PORT[-PORT]")]
+    pub allow_connect: Vec<Allowed>,
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,

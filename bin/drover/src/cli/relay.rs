@@ -9,6 +9,8 @@ use drover_relay::rule::Rule;
 use drover_relay::transparent::Caught;
 use drover_types::Bytes;
 
+use super::agent::RateArg;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transparent {
     /// Have the packet filter send connections to the relay's port
@@ -28,6 +30,17 @@ pub struct RelayArgs {
     /// Go on to this host; one for all that is listened on, or one for each
     #[arg(long, value_name = "HOST:PORT[-PORT]", requires = "listen")]
     pub to: Vec<Target>,
+    /// Go over the link to this site, whose agent connects to the targets (`drover agent run --allow-connect` there)
+    #[arg(long, value_name = "SITE")]
+    pub via: Option<String>,
+    /// Bytes that may go over the link in a second (100m, 1g: bits as lines are named; 12MiB: bytes); the site's own
+    /// limits count, too
+    #[arg(long, value_name = "RATE", requires = "via")]
+    pub rate_limit: Option<RateArg>,
+    /// Folder of drover's state [default: DROVER_STATE, else /var/lib/drover for root, else ~/.local/state/drover]
+    // Not by clap: what is set for all commands would clash with those of this one that stand alone.
+    #[arg(long, value_name = "FOLDER", requires = "via")]
+    pub state: Option<PathBuf>,
     /// Catch connections that pass through this host, by rules of the packet filter that go when the relay ends
     #[arg(long, value_enum, value_name = "HOW", requires = "matches")]
     pub transparent: Option<Transparent>,
@@ -49,8 +62,8 @@ pub struct RelayArgs {
     /// Remove rules that killed relays left, and end
     #[arg(long, exclusive = true)]
     pub clean: bool,
-    /// Who may go where: allow|deny [from NETWORK] [to NETWORK] [port PORTS] [congestion NAME] [rate RATE];
-    /// the first that fits decides, what fits none is denied
+    /// Who may go where: allow|direct|deny [from NETWORK] [to NETWORK] [port PORTS] [congestion NAME] [rate RATE];
+    /// the first that fits decides, what fits none is denied; `direct` goes past the link of --via
     #[arg(long = "rule", value_name = "RULE")]
     pub rules: Vec<Rule>,
     /// File with one rule a line; asked after those of --rule

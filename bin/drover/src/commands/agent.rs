@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, server_config};
-use drover_agent::{Agent, Daemon, Event, Machines, Places, Route, dial, now, with_port};
+use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
-use drover_link::{Applicant, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
+use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
+use drover_relay::{CONNECTIONS_MAX, Ports};
 use drover_types::Bytes;
 use serde_json::json;
 
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
 use crate::exit::{Exit, Failure, link_failure};
 use crate::hypervisor::Qemu;
+use crate::out::Throttle;
 use crate::signals::stop_on_signals;
 use crate::sites::{self, unusable};
 use crate::state::state_folder;
@@ -46,7 +48,8 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let own_name = args.name.clone().unwrap_or_else(sites::own_name);
     let places = Arc::new(places(args)?);
     let machines = Machines::new(places.clone(), Box::new(Qemu), args.allow_start);
-    let agent = Agent::new(places).with_machines(machines);
+    let connect = Arc::new(Connector::start(args)?);
+    let agent = Agent::new(places).with_machines(machines).with_connect(connect);
     let peers = Peers::new(folder.clone());
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))
@@ -98,6 +101,43 @@ fn memory(asked: Option<Bytes>) -> Result<u64, Failure> {
                 Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024 / 2)
             };
             Ok(half().map_or(MEMORY, |half| half.clamp(MEMORY_MIN, MEMORY)))
+        }
+    }
+}
+
+/// How long an address of a port behind the agent may take to answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connects relays of peers to what is allowed.
+struct Connector {
+    ports: Ports,
+    throttle: Throttle,
+    json: bool,
+}
+
+impl Connector {
+    fn start(args: &AgentRunArgs) -> Result<Connector, Failure> {
+        let ports = Ports::start(args.allow_connect.clone(), CONNECT_TIMEOUT, CONNECTIONS_MAX)
+            .map_err(|error| Failure::new(Exit::Internal, format!("starting to connect: {error}")))?;
+        Ok(Connector { ports, throttle: Throttle::new(), json: args.json })
+    }
+}
+
+impl Connect for Connector {
+    fn connect(&self, peer: &str, to: &str, channel: Channel) {
+        let Err(error) = self.ports.connect(to, channel) else { return };
+        let (passes, left_out) = self.throttle.pass();
+        if left_out > 0 && !self.json {
+            crate::out::say(format_args!("and {left_out} more connections refused in a second"));
+        }
+        match (passes, self.json) {
+            (false, _) => {}
+            (true, true) => crate::out::line(
+                json!({"event": "not-connected", "about": peer, "to": to, "why": chain(&error)}),
+            ),
+            (true, false) => {
+                crate::out::say(format_args!("{peer} was not connected to {to}: {}", chain(&error)));
+            }
         }
     }
 }

@@ -1,19 +1,21 @@
 //! `drover relay`: carries connections on, until Ctrl-C.
 
+mod log;
 mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use drover_engine::chain;
-use drover_relay::address::{Listen, pair};
+use drover_relay::address::{Listen, Pairing, pair};
 use drover_relay::control::{ControlServer, control_folder};
 use drover_relay::metrics::MetricsServer;
-use drover_relay::rule::Policy;
+use drover_relay::rule::{Policy, Verdict};
 use drover_relay::transparent::{ApplyError, Catch, Lease, Method, Rules, clean};
 use drover_relay::{
-    Congestion, Destination, Line, Relay, RelayOptions, Snapshot, StartError, any_address, has_ipv6,
+    Congestion, Destination, Line, Relay, RelayOptions, Snapshot, StartError, Via, any_address, has_ipv6,
 };
 use drover_types::Bytes;
 use serde_json::json;
@@ -21,6 +23,8 @@ use serde_json::json;
 use crate::cli::{RelayArgs, RelayCommand, Transparent};
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
+use crate::sites;
+use log::Log;
 
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -111,15 +115,19 @@ fn relay(args: &RelayArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let running = start(args)?;
     announce(args, &running);
+    let mut log = Log::new(args.json);
     while !stop.is_set() && !running.relay.has_failed() {
         std::thread::sleep(LOOK);
+        log.look(&running.relay);
     }
+    log.look(&running.relay);
     end(args, running)
 }
 
 fn start(args: &RelayArgs) -> Result<Running, Failure> {
     let lease = args.transparent.map(|_| Lease::take().map_err(rules_failure)).transpose()?;
-    let options = options(args, lease.as_ref())?;
+    let via = args.via.as_ref().map(|site| via(args, site, lease.as_ref())).transpose()?;
+    let options = options(args, lease.as_ref(), via)?;
     let relay = Relay::start(&options).map_err(start_failure)?;
     let rules = lease.as_ref().map(|lease| make_rules(args, lease, &options, &relay)).transpose()?;
     let metrics = args.metrics.map(|address| {
@@ -173,8 +181,9 @@ fn control(args: &RelayArgs, relay: &Relay) -> Result<Option<ControlServer>, Fai
     }
 }
 
-fn options(args: &RelayArgs, lease: Option<&Lease>) -> Result<RelayOptions, Failure> {
-    let mut lines = fixed_lines(args)?;
+fn options(args: &RelayArgs, lease: Option<&Lease>, via: Option<Via>) -> Result<RelayOptions, Failure> {
+    let policy = policy(args)?;
+    let mut lines = fixed_lines(args, &policy)?;
     lines.extend(caught_lines(args)?);
     if lines.is_empty() {
         return Err(usage("there is nothing to relay").advise(
@@ -183,23 +192,42 @@ fn options(args: &RelayArgs, lease: Option<&Lease>) -> Result<RelayOptions, Fail
     }
     let usual = RelayOptions::new(lines);
     Ok(RelayOptions {
-        policy: policy(args)?,
+        policy,
+        via,
         congestion: args.congestion.as_deref().map_or(Congestion::BestHere, congestion),
         congestion_back: congestion(&args.congestion_back),
         connections_max: args.connections.max(1),
         connect_timeout: Duration::from_secs(args.connect_timeout.max(1)),
         workers: args.workers.unwrap_or(usual.workers).max(1),
         pipes_bytes_max: usize::try_from(args.pipes.0).unwrap_or(usize::MAX),
-        mark: lease.map(|lease| lease.mark()).filter(|_| args.also_local),
+        mark: mark(args, lease),
         ..usual
     })
+}
+
+/// What packets to targets and to the agent carry, so that the rules leave them alone.
+fn mark(args: &RelayArgs, lease: Option<&Lease>) -> Option<u32> {
+    lease.map(|lease| lease.mark()).filter(|_| args.also_local)
+}
+
+fn via(args: &RelayArgs, site: &str, lease: Option<&Lease>) -> Result<Via, Failure> {
+    if args.keep_source {
+        return Err(usage(
+            "--keep-source does not go with --via: the other site's agent connects to the target",
+        ));
+    }
+    let rate = args.rate_limit.map(|rate| rate.0);
+    let set = || std::env::var_os("DROVER_STATE").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let state = args.state.clone().or_else(set);
+    let dial = sites::dialler(state.as_deref(), site, rate, &[], mark(args, lease))?;
+    Ok(Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)) })
 }
 
 fn congestion(name: &str) -> Congestion {
     if name == "host" { Congestion::Host } else { Congestion::Named(name.to_string()) }
 }
 
-fn fixed_lines(args: &RelayArgs) -> Result<Vec<Line>, Failure> {
+fn fixed_lines(args: &RelayArgs, policy: &Policy) -> Result<Vec<Line>, Failure> {
     if args.listen.is_empty() {
         return Ok(Vec::new());
     }
@@ -213,8 +241,14 @@ fn fixed_lines(args: &RelayArgs) -> Result<Vec<Line>, Failure> {
     };
     let listens: Vec<Listen> = args.listen.iter().map(here).collect();
     let pairings = pair(&listens, &args.to).map_err(|error| usage(error.to_string()))?;
-    let line = |pairing| {
-        Line::resolve(pairing).map_err(|error| {
+    // What goes over a link need not be known here, but for those who go past it.
+    let goes_past = policy.rules.iter().any(|rule| rule.verdict == Verdict::Direct);
+    let line = |pairing: &Pairing| {
+        let line = match args.via {
+            Some(_) => Line::far(pairing, goes_past),
+            None => Line::resolve(pairing),
+        };
+        line.map_err(|error| {
             Failure::new(Exit::Connection, format!("looking up {}: {error}", pairing.host))
                 .advise("check the name, or give an address")
         })
@@ -264,11 +298,14 @@ fn announce(args: &RelayArgs, running: &Running) {
         crate::out::line(json!({
             "event": "listening", "addresses": relay.addresses(), "congestion": relay.congestion(),
             "connections_max": relay.connections_max(), "metrics": metrics, "control": control,
-            "notes": relay.notes(),
+            "notes": relay.notes(), "via": args.via,
         }));
         return;
     }
-    eprintln!("relaying with {} towards targets, until Ctrl-C", relay.congestion());
+    match &args.via {
+        Some(site) => crate::out::say(format_args!("relaying over the link to {site}, until Ctrl-C")),
+        None => eprintln!("relaying with {} towards targets, until Ctrl-C", relay.congestion()),
+    }
     relay.notes().iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
     metrics.iter().for_each(|url| eprintln!("metrics: {url}"));
     control.iter().for_each(|path| eprintln!("control: {path} (`drover relay top`)"));

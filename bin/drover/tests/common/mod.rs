@@ -3,11 +3,13 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod cgroup;
+pub mod line;
 pub mod loops;
 pub mod nbdkit;
 pub mod process;
 #[path = "../../../../crates/link/tests/tcp/proxy.rs"]
 pub mod proxy;
+pub mod running;
 pub mod sites;
 
 use std::path::{Path, PathBuf};

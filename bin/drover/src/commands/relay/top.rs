@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use drover_relay::control::{Asker, CONNECTIONS_TOLD_MAX, control_folder, living};
-use drover_relay::{ConnectionStats, Snapshot, Stage, Waiting, WayStats};
+use drover_relay::{ConnectionStats, LinkStats, Snapshot, Stage, Waiting, WayStats};
 use drover_types::{Bytes, Rate};
 use drover_view::{Align, Table};
 
@@ -76,14 +76,39 @@ fn page(told: &Snapshot) -> String {
         Bytes(told.pipe_bytes),
         told.pipes,
     );
+    if let Some(link) = &told.link {
+        text += &link_line(link);
+    }
     if !told.connections.is_empty() {
         text.push('\n');
-        text += &table(&told.connections).to_string();
+        text += &table(told).to_string();
     }
     text
 }
 
-fn table(connections: &[ConnectionStats]) -> Table {
+fn link_line(link: &LinkStats) -> String {
+    let waiting = match link.asking + link.waiting {
+        0 => String::new(),
+        waiting => format!(", {waiting} clients wait for its answer"),
+    };
+    format!(
+        "link to {}: {}, {} connections{}, round trip {}, {} now; {} not acknowledged, {} not taken by clients{waiting}\n",
+        link.site,
+        link.state,
+        link.connections,
+        if link.congestion.is_empty() { String::new() } else { format!(" ({})", link.congestion) },
+        milliseconds(link.rtt_us),
+        Rate(link.bytes_per_second as f64),
+        Bytes(link.held_bytes),
+        Bytes(link.unread_bytes),
+    )
+}
+
+fn milliseconds(us: u64) -> String {
+    format!("{:.1} ms", us as f64 / 1e3)
+}
+
+fn table(told: &Snapshot) -> Table {
     use Align::{Left, Right};
     let mut table = Table::new(&[
         ("ID", Right),
@@ -98,11 +123,12 @@ fn table(connections: &[ConnectionStats]) -> Table {
         ("BY", Left),
         ("WAITS FOR", Left),
     ]);
-    connections.iter().for_each(|it| table.row(row(it)));
+    told.connections.iter().for_each(|it| table.row(row(it, told.link.as_ref())));
     table
 }
 
-fn row(it: &ConnectionStats) -> [String; 11] {
+fn row(it: &ConnectionStats, link: Option<&LinkStats>) -> [String; 11] {
+    let link = link.filter(|_| it.is_linked);
     let sockets = || [&it.client_socket, &it.target_socket].into_iter().flatten();
     let target = it.target_socket.as_ref();
     [
@@ -113,9 +139,13 @@ fn row(it: &ConnectionStats) -> [String; 11] {
         Rate(it.up.bytes_per_second as f64).to_string(),
         Bytes(it.down.bytes).to_string(),
         Rate(it.down.bytes_per_second as f64).to_string(),
-        target.map_or_else(String::new, |it| format!("{:.1} ms", it.rtt_us as f64 / 1e3)),
+        target.map(|it| it.rtt_us).or(link.map(|it| it.rtt_us)).map_or_else(String::new, milliseconds),
         sockets().map(|it| u64::from(it.segments_again)).sum::<u64>().to_string(),
-        target.map_or_else(String::new, |it| it.congestion.clone()),
+        match (target, link) {
+            (_, Some(link)) => link.site.clone(),
+            (Some(target), None) => target.congestion.clone(),
+            (None, None) => String::new(),
+        },
         waits_for(it).to_string(),
     ]
 }
@@ -131,6 +161,7 @@ fn waits_for(it: &ConnectionStats) -> &'static str {
         (Stage::Open, Waiting::Moving) => "nothing",
         (Stage::Open, Waiting::Source) => source,
         (Stage::Open, Waiting::Target) => target,
+        (Stage::Open, Waiting::Line) => "link",
         (Stage::Open, Waiting::Rate) => "rate limit",
         (Stage::Open, Waiting::Done) => "the other way",
     }
