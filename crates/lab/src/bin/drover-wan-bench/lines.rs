@@ -19,18 +19,20 @@ pub struct Condition {
     burst: Option<f64>,
     /// Share of the line's rate that each session gets.
     policed: Option<f64>,
+    /// Also at the rates behind the first.
+    pub at_top: bool,
 }
 
 /// The conditions of the table.
 pub fn all() -> [Condition; 6] {
-    let condition = |name, loss, burst, policed| Condition { name, loss, burst, policed };
+    let condition = |name, loss| Condition { name, loss, burst: None, policed: None, at_top: false };
     [
-        condition("no loss", 0.0, None, None),
-        condition("0.1 % loss", 0.001, None, None),
-        condition("0.5 % loss", 0.005, None, None),
-        condition("1 % loss", 0.01, None, None),
-        condition("bursts (0.5 % in bursts of 20)", 0.005, Some(20.0), None),
-        condition("policed (each session to 20 %, 0.5 % loss)", 0.005, None, Some(0.2)),
+        condition("no loss", 0.0),
+        condition("0.1 % loss", 0.001),
+        Condition { at_top: true, ..condition("0.5 % loss", 0.005) },
+        Condition { at_top: true, ..condition("1 % loss", 0.01) },
+        Condition { burst: Some(20.0), ..condition("bursts (0.5 % in bursts of 20)", 0.005) },
+        Condition { policed: Some(0.2), ..condition("policed (each session to 20 %, 0.5 % loss)", 0.005) },
     ]
 }
 
@@ -44,7 +46,7 @@ pub struct Ground {
 
 impl Ground {
     pub fn from_environment() -> Result<Ground> {
-        let rates: String = variable("DROVER_WAN_RATES", "1g".to_string())?;
+        let rates: String = variable("DROVER_WAN_RATES", "1g 2g".to_string())?;
         let rtt: String = variable("DROVER_WAN_RTT", "55ms".to_string())?;
         Ok(Ground {
             rates: rates
@@ -53,7 +55,7 @@ impl Ground {
                 .collect::<Result<_>>()?,
             rtt: time(&rtt).context("DROVER_WAN_RTT")?,
             mtu: variable("DROVER_WAN_MTU", 9_000)?,
-            seconds: variable("DROVER_WAN_SECONDS", 8.0)?,
+            seconds: variable("DROVER_WAN_SECONDS", 5.0)?,
         })
     }
 

@@ -20,6 +20,9 @@ const START_TIME: Duration = Duration::from_secs(30);
 /// When the sockets are looked at.
 const MIDDLE: Duration = Duration::from_secs(2);
 
+/// A program that has not brought this share of the line's rate after that time is not waited for.
+const HOPE: (f64, Duration) = (0.25, Duration::from_secs(3));
+
 /// What came out.
 pub struct Run {
     pub bits_per_s: f64,
@@ -51,7 +54,9 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     let mut client = spawn(&wan.near, &tool.client, &wan, File::create(&output)?.into())?;
     let mut congestion = String::new();
     let mut is_over = false;
-    let deadline = if matches!(tool.goodput, Goodput::Iperf) { limit * 4 } else { limit };
+    // iperf3 ends by itself, and tells only then.
+    let mut is_judged = matches!(tool.goodput, Goodput::Iperf);
+    let mut deadline = if matches!(tool.goodput, Goodput::Iperf) { limit * 4 } else { limit };
     while !is_over && begun.elapsed() < deadline {
         std::thread::sleep(LOOK);
         let ended = client.try_wait()?;
@@ -64,6 +69,12 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
         };
         if congestion.is_empty() && begun.elapsed() > MIDDLE.min(limit / 3) {
             congestion = sockets(&wan.near)?;
+        }
+        if !is_judged && begun.elapsed() > HOPE.1 {
+            is_judged = true;
+            if is_hopeless(&wan, spec, begun.elapsed())? {
+                deadline = Duration::ZERO;
+            }
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
@@ -79,6 +90,13 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
         child.wait()?;
     }
     Ok(Run { bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
+}
+
+/// Whether so little passed the line that the program will never be done in time.
+fn is_hopeless(wan: &Wan, spec: &WanSpec, elapsed: Duration) -> Result<bool> {
+    let Some(rate) = spec.line.up.rate else { return Ok(false) };
+    let carried = wan.report()?.up.counts.carried_bytes as f64 * 8.0 / elapsed.as_secs_f64();
+    Ok(carried < HOPE.0 * rate.bits_per_s() as f64)
 }
 
 fn spawn(site: &Site, words: &[String], wan: &Wan, output: Stdio) -> Result<Child> {

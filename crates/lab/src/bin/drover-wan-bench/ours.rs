@@ -1,4 +1,4 @@
-//! Drover itself: a relay beside the sender, and a copy between two agents.
+//! Drover itself: a relay beside the sender, a relay in a pair with an agent, and a copy to an agent.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,6 +9,8 @@ use crate::tools::{Goodput, PORT, Tool, stream};
 
 /// Where a relay listens at the near end.
 const RELAY_PORT: u16 = 8_001;
+/// Where the agent listens at the far end, if something else listens at the port.
+const AGENT_PORT: u16 = 7_843;
 
 /// What the program can do, of what is measured.
 pub fn all(file: &Path, bytes: u64) -> Vec<Tool> {
@@ -20,6 +22,7 @@ pub fn all(file: &Path, bytes: u64) -> Vec<Tool> {
         tools.push(relay(&program, &file, bytes));
     }
     if has(&program, "agent") {
+        tools.push(paired_relay(&program, &file, bytes));
         tools.push(copy(&program, &file, bytes));
     }
     tools
@@ -42,23 +45,67 @@ fn relay(program: &str, file: &str, bytes: u64) -> Tool {
     Tool {
         helper: shell(format!("exec {program} relay --listen {{near}}:{RELAY_PORT} --to {{far}}:{PORT}")),
         helper_port: Some(RELAY_PORT),
+        chooses: true,
         ..stream("drover relay, one stream", &client, bytes)
+    }
+}
+
+/// Where state of both ends lies, and how the program is called there.
+struct Hosts {
+    place: String,
+    here: String,
+    there: String,
+}
+
+impl Hosts {
+    fn new(program: &str, name: &str) -> Hosts {
+        let place = lab_folder().join("bench").join(name).display().to_string();
+        let host = |name: &str| format!("env DROVER_STATE={place}/{name} {program}");
+        Hosts { here: host("here"), there: host("there"), place }
+    }
+
+    /// Has both ends know each other; the agent must listen.
+    fn pair(&self, port: u16) -> String {
+        let Hosts { place, here, there } = self;
+        format!(
+            "{there} agent pair --new-token >{place}/token && \
+             {here} agent pair {{far}}:{port} --name site-b --as site-a --token-file {place}/token"
+        )
+    }
+}
+
+/// One stream of somebody else's, over a link: a relay beside the sender, the agent beside the receiver.
+fn paired_relay(program: &str, file: &str, bytes: u64) -> Tool {
+    let hosts = Hosts::new(program, "relays");
+    let Hosts { place, here, there } = &hosts;
+    let sink = format!("socat -u -b 1048576 TCP-LISTEN:{PORT},reuseaddr OPEN:/dev/null");
+    let serve = format!(
+        "rm -rf {place} && mkdir -p {place} || exit; \
+         {there} agent run --listen {{far}}:{AGENT_PORT} --name west --allow-connect '{{far}}:{PORT}' & \
+         until ss -Hltn 'sport = :{AGENT_PORT}' | grep -q .; do kill -0 $! || exit; sleep 0.02; done; exec {sink}"
+    );
+    let relay = format!(
+        "{pair} && exec {here} relay --via site-b --listen {{near}}:{RELAY_PORT} --to {{far}}:{PORT}",
+        pair = hosts.pair(AGENT_PORT)
+    );
+    let client = format!("socat -u -b 1048576 OPEN:{file} TCP:{{near}}:{RELAY_PORT}");
+    Tool {
+        needs: vec!["socat", "ss"],
+        server: shell(serve),
+        helper: shell(relay),
+        helper_port: Some(RELAY_PORT),
+        chooses: true,
+        ..stream("drover relay in a pair, one stream", &client, bytes)
     }
 }
 
 /// A new disk in a pool of the far end's agent, durable when the copy ends.
 fn copy(program: &str, file: &str, bytes: u64) -> Tool {
-    let place = lab_folder().join("bench/agents").display().to_string();
-    let host = |name: &str| format!("DROVER_STATE={place}/{name} {program}");
-    let (here, there) = (host("here"), host("there"));
+    let hosts = Hosts::new(program, "agents");
+    let Hosts { place, here, there } = &hosts;
     let serve = format!(
-        "rm -rf {place} && mkdir -p {place}/pool && export {there_state} && \
-         exec {program} agent run --listen {{far}}:{PORT} --pool vms={place}/pool --name west",
-        there_state = there.split(' ').next().unwrap_or_default(),
-    );
-    let pair = format!(
-        "{there} agent pair --new-token >{place}/token && \
-         {here} agent pair {{far}}:{PORT} --name site-b --as site-a --token-file {place}/token"
+        "rm -rf {place} && mkdir -p {place}/pool && \
+         exec {there} agent run --listen {{far}}:{PORT} --pool vms={place}/pool --name west",
     );
     Tool {
         name: "drover copy to an agent".into(),
@@ -67,8 +114,9 @@ fn copy(program: &str, file: &str, bytes: u64) -> Tool {
         helper: Vec::new(),
         helper_port: None,
         port: PORT,
-        prepare: shell(pair),
-        client: shell(format!("exec env {here} copy {file} agent://site-b/vms/disk.raw")),
+        prepare: shell(hosts.pair(PORT)),
+        client: shell(format!("exec {here} copy {file} agent://site-b/vms/disk.raw")),
         goodput: Goodput::SenderEnds(bytes),
+        chooses: true,
     }
 }

@@ -36,6 +36,8 @@ pub struct Tool {
     pub prepare: Vec<String>,
     pub client: Vec<String>,
     pub goodput: Goodput,
+    /// It chooses its congestion control by itself: one row is enough, whatever the hosts have.
+    pub chooses: bool,
 }
 
 impl Tool {
@@ -56,25 +58,24 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_string).collect()
 }
 
-/// All of them, sending `bytes` of `file`.
-pub fn all(ground: &Ground, file: &Path, bytes: u64) -> Vec<Tool> {
+/// All of them, sending `bytes` of `file`; with those that say little new if there are to be more.
+pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Vec<Tool> {
     let name = file.display().to_string();
-    let mut tools: Vec<Tool> =
-        [1, 5, 16, 48].into_iter().map(|streams| iperf(streams, ground.seconds)).collect();
+    let streams = if has_more { &[1, 5, 16, 48][..] } else { &[1, 16, 48] };
+    let mut tools: Vec<Tool> = streams.iter().map(|streams| iperf(*streams, ground.seconds)).collect();
     tools.push(nbd("nbdcopy", "nbdcopy", &format!("nbdcopy --flush {name} nbd://{{far}}"), bytes));
     let tuned = format!("nbdcopy --flush -C 16 -T 16 -R 16 --request-size=1048576 {name} nbd://{{far}}");
     tools.push(nbd("nbdcopy -C16 -R16 1 MiB", "nbdcopy", &tuned, bytes));
     let convert = |options: &str| format!("qemu-img convert -n {options} -f raw -O raw {name} nbd://{{far}}");
-    tools.push(nbd("qemu-img convert", "qemu-img", &convert(""), bytes));
+    let socat = |options: &str| format!("socat -u {options} OPEN:{name} TCP:{{far}}:{PORT}");
+    if has_more {
+        tools.push(nbd("qemu-img convert", "qemu-img", &convert(""), bytes));
+        tools.push(stream("socat", &socat(""), bytes));
+        tools.push(rsync(&name, bytes));
+    }
     tools.push(nbd("qemu-img convert -W -m 16", "qemu-img", &convert("-W -m 16"), bytes));
-    tools.push(stream("socat", &format!("socat -u OPEN:{name} TCP:{{far}}:{PORT}"), bytes));
-    tools.push(stream(
-        "socat -b 1048576",
-        &format!("socat -u -b 1048576 OPEN:{name} TCP:{{far}}:{PORT}"),
-        bytes,
-    ));
+    tools.push(stream("socat -b 1048576", &socat("-b 1048576"), bytes));
     tools.push(haproxy(&name, bytes));
-    tools.push(rsync(&name, bytes));
     tools.extend(ours::all(file, bytes));
     tools
 }
@@ -90,6 +91,7 @@ fn iperf(streams: u32, seconds: f64) -> Tool {
         prepare: Vec::new(),
         client: words(&format!("iperf3 -c {{far}} -p {PORT} -J -P {streams} -t {}", seconds.ceil())),
         goodput: Goodput::Iperf,
+        chooses: false,
     }
 }
 
@@ -105,6 +107,7 @@ fn nbd(name: &str, program: &'static str, client: &str, bytes: u64) -> Tool {
         prepare: Vec::new(),
         client: words(client),
         goodput: Goodput::SenderEnds(bytes),
+        chooses: false,
     }
 }
 
@@ -120,6 +123,7 @@ pub fn stream(name: &str, client: &str, bytes: u64) -> Tool {
         prepare: Vec::new(),
         client: words(client),
         goodput: Goodput::ReceiverEnds(bytes),
+        chooses: false,
     }
 }
 
@@ -154,5 +158,6 @@ fn rsync(file: &str, bytes: u64) -> Tool {
         prepare: Vec::new(),
         client: words(&format!("rsync --whole-file --inplace --port={PORT} {file} rsync://{{far}}/in/copy")),
         goodput: Goodput::SenderEnds(bytes),
+        chooses: false,
     }
 }
