@@ -133,7 +133,8 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     let peer =
         Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
     let core = Core::new(Side::Dialler, options.limits, welcome.credits);
-    let controller = Controller::new(options.stripes);
+    let rtt = drover_tcp::info(tls.socket()).map_or(Duration::ZERO, |info| info.rtt_min);
+    let controller = Controller::new(options.stripes.for_round_trip(rtt));
     let shared = Shared::new(core, peer, options.rate_limit.clone(), controller.wanted());
     attach(&shared, tls, notes).map_err(|error| io_failure("connection", &error))?;
     let dial = Dialler {

@@ -12,6 +12,9 @@ use super::Moment;
 /// Connections when a session begins.
 pub const STRIPES_START: usize = 4;
 
+/// A peer with such a round trip is far.
+const FAR: Duration = Duration::from_millis(10);
+
 /// Connections at most, if nothing else is said.
 pub const STRIPES_MAX: usize = 32;
 
@@ -33,7 +36,7 @@ const HOLD_MAX: Duration = Duration::from_secs(600);
 /// How many connections there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripeBounds {
-    /// At the beginning.
+    /// At the beginning; twice as many if the peer is [far](StripeBounds::for_round_trip).
     pub start: usize,
     /// At least.
     pub min: usize,
@@ -48,6 +51,14 @@ impl Default for StripeBounds {
 }
 
 impl StripeBounds {
+    /// The same with twice as many at the beginning, if the round trip is 10 ms or more: such lines often give each
+    /// connection a share only, and to find that out takes seconds.
+    #[must_use]
+    pub fn for_round_trip(self, rtt: Duration) -> StripeBounds {
+        let times = if rtt >= FAR { 2 } else { 1 };
+        StripeBounds { start: self.start.saturating_mul(times), ..self }
+    }
+
     /// Always so many.
     pub fn fixed(count: usize) -> StripeBounds {
         StripeBounds { start: count, min: count, max: count }
@@ -172,6 +183,18 @@ mod tests {
         let line = |count: usize| (count as f64 * 5e6).min(125e6);
         let wanted = run(&mut controller, 60, true, line);
         assert_eq!(*wanted.last().unwrap(), 32, "{wanted:?}");
+    }
+
+    #[test]
+    fn a_far_peer_gets_more_from_the_beginning_within_the_bounds() {
+        let wanted = |bounds: StripeBounds, ms| {
+            Controller::new(bounds.for_round_trip(Duration::from_millis(ms))).wanted()
+        };
+        assert_eq!((wanted(StripeBounds::default(), 9), wanted(StripeBounds::default(), 10)), (4, 8));
+        assert_eq!(
+            (wanted(StripeBounds::fixed(5), 55), wanted(StripeBounds { start: 20, min: 1, max: 32 }, 55)),
+            (5, 32)
+        );
     }
 
     #[test]
