@@ -1,0 +1,127 @@
+//! Channels used without waiting, by one thread that is called.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use drover_link::{Channel, LinkErrorKind, Order, Session};
+
+/// Generous: only what never comes runs into it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A channel that calls, and its other end.
+fn polled(limits: drover_link::Limits) -> (Channel, Receiver<()>, Channel, (Session, Session)) {
+    let (one, two) = Session::pair_with(limits);
+    let here = one.open(Order::Stream, b"").unwrap();
+    let (calls, called): (Sender<()>, _) = channel();
+    here.wake_by(Box::new(move || drop(calls.send(()))));
+    let there = two.accept().unwrap().channel;
+    (here, called, there, (one, two))
+}
+
+fn wait(called: &Receiver<()>) {
+    called.recv_timeout(PATIENCE).unwrap();
+    // Several may have come for one thing.
+    called.try_iter().for_each(drop);
+}
+
+#[test]
+fn all_goes_both_ways_with_nothing_but_calls() {
+    let (here, called, there, _sessions) = polled(drover_link::Limits::default());
+    let bytes: Vec<u8> = (0..9_000_007_usize).map(|at| (at * 31 + at / 251) as u8).collect();
+    let expected = bytes.clone();
+    let echo = std::thread::spawn(move || {
+        let (sender, mut receiver) = there.split();
+        let mut piece = vec![0; 100_000];
+        loop {
+            match receiver.read(&mut piece).unwrap() {
+                0 => return sender.finish().unwrap(),
+                length => sender.write_all(&piece[..length]).unwrap(),
+            }
+        }
+    });
+    let (sender, receiver) = here.split();
+    let (mut sent, mut back, mut is_finished) = (0, Vec::new(), false);
+    loop {
+        let mut moved = 0;
+        // Large and small writes, which take different ways.
+        let room = sender.try_room(if sent % 2 == 0 { 300_000 } else { 777 }).unwrap();
+        if room > 0 && sent < bytes.len() {
+            moved = sender.try_write(&bytes[sent..bytes.len().min(sent + room)]).unwrap();
+            sent += moved;
+        }
+        if sent == bytes.len() && !std::mem::replace(&mut is_finished, true) {
+            sender.finish().unwrap();
+        }
+        match receiver.try_piece().unwrap() {
+            Some(piece) if piece.is_empty() => break,
+            Some(piece) => back.extend(piece),
+            None if moved == 0 => wait(&called),
+            None => {}
+        }
+        if is_finished {
+            while let Some(piece) = receiver.try_piece().unwrap() {
+                if piece.is_empty() {
+                    assert!(back == expected);
+                    return echo.join().unwrap();
+                }
+                back.extend(piece);
+            }
+            wait(&called);
+        }
+    }
+    assert!(back == expected);
+    echo.join().unwrap();
+}
+
+#[test]
+fn one_who_found_no_room_is_called_when_there_is() {
+    let (here, called, there, _sessions) = polled(drover_link::Limits::default());
+    let (sender, _receiver) = here.split();
+    let piece = vec![7; 100_000];
+    let mut sent = 0;
+    loop {
+        match sender.try_write(&piece).unwrap() {
+            0 => break,
+            bytes => sent += bytes,
+        }
+    }
+    assert_eq!(sender.try_room(1_000_000).unwrap(), 0);
+    assert!(sender.lacks_credit(), "nobody reads");
+    let (_sender, mut receiver) = there.split();
+    let mut left = sent;
+    let mut buffer = vec![0; 100_000];
+    while left > 0 {
+        left -= receiver.read(&mut buffer).unwrap();
+    }
+    let mut room = 0;
+    while room == 0 {
+        wait(&called);
+        room = sender.try_room(1_000_000).unwrap();
+    }
+    assert!(!sender.lacks_credit());
+}
+
+#[test]
+fn ends_of_all_kinds_are_told() {
+    let (here, called, there, _sessions) = polled(drover_link::Limits::default());
+    let (sender, receiver) = here.split();
+    assert!(receiver.try_piece().unwrap().is_none() && !sender.is_given_up());
+    drop(there);
+    while !sender.is_given_up() {
+        wait(&called);
+    }
+    assert_eq!(sender.try_write(&[1; 100_000]).unwrap_err().kind, LinkErrorKind::Reset);
+    while receiver.try_piece().is_ok() {
+        wait(&called);
+    }
+    assert_eq!(receiver.try_piece().unwrap_err().kind, LinkErrorKind::Reset);
+
+    let (here, called, _there, (_one, two)) = polled(drover_link::Limits::default());
+    let (sender, receiver) = here.split();
+    std::thread::spawn(move || two.close());
+    while !sender.is_given_up() {
+        wait(&called);
+    }
+    assert_eq!(receiver.try_piece().unwrap_err().kind, LinkErrorKind::Closed);
+}
