@@ -198,6 +198,11 @@ impl Linked {
         &self.socket
     }
 
+    /// When the agent must have answered, if it is still to.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.question.as_ref().map(|question| question.until)
+    }
+
     /// Whether the agent is still to answer.
     pub(crate) fn is_asking(&self) -> bool {
         self.question.is_some()
@@ -255,11 +260,8 @@ impl Linked {
         if self.question.is_none() && !self.out.flow.is_finished() && self.is_given_up() {
             return self.break_up(now);
         }
-        if let Some(question) = &self.question {
-            if now >= question.until {
-                return Served::Refused(Refusal::TargetSilent, "no answer came over the link".to_string());
-            }
-            wants.at = Some(wants.at.map_or(question.until, |at| at.min(question.until)));
+        if self.question.as_ref().is_some_and(|question| now >= question.until) {
+            return Served::Refused(Refusal::TargetSilent, "no answer came over the link".to_string());
         }
         Served::Lives(wants)
     }

@@ -184,6 +184,7 @@ impl Relay {
 
     fn end(&mut self) -> io::Result<()> {
         self.shared.is_stopping.store(true, Ordering::Relaxed);
+        self.shared.uplink.iter().for_each(|uplink| uplink.stop());
         self.shared.inboxes.iter().for_each(|inbox| inbox.put(Job::Stop));
         let threads: Vec<_> = self.entrance.take().into_iter().chain(self.workers.drain(..)).collect();
         let panicked = |_| Err(io::Error::other("a thread of the relay panicked"));

@@ -100,8 +100,11 @@ impl Uplink {
             drop(state);
             return self.refuse(&asked, Refusal::Link, why);
         }
-        state.waiting.push_back(asked);
-        self.go_on(&mut state);
+        // Dropped, one that comes too late is reset.
+        if !state.is_over {
+            state.waiting.push_back(asked);
+            self.go_on(&mut state);
+        }
     }
 
     fn refuse(&self, asked: &Asked, reason: Refusal, why: String) {
@@ -183,12 +186,17 @@ impl Uplink {
         state.stand = Stand::Down { until: Instant::now() + DIAL_PAUSE, why };
     }
 
-    /// Ends it; to be called when its connections have gone.
-    pub(crate) fn end(&self) {
+    /// Asks for no more; who waits is reset. To be called before the workers end, who take what is asked for.
+    pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.is_over = true;
         // Dropped, they are reset: what clients have was prepared so.
         state.waiting.clear();
+    }
+
+    /// Ends it; to be called when its connections have gone.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
         let stand = std::mem::replace(&mut state.stand, Stand::None);
         drop(state);
         if let Stand::Up(session) = stand {

@@ -215,6 +215,7 @@ impl Worker {
             return self.give_up(key, Refusal::Files);
         }
         linked.begin(&self.inbox, key);
+        linked.deadline().into_iter().for_each(|at| self.timers.set(at, key));
         self.serve_linked(key, false, now);
     }
 
