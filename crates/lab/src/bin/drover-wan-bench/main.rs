@@ -3,6 +3,7 @@
 //! For each line and each congestion control one line is laid, and all programs send the same random bytes over it, in turns. What counts is bytes that
 //! arrived at the other end's program, from the start of the sender until the receiver has them; a program that is not done after
 //! one and a half times what the bare line would take is stopped, and what the line carried for it is told with "at most", because it may hold bytes sent twice.
+//! Beside it stands the rate without the first second, in which streams and buffers grow.
 //! One that has not brought a quarter of the line's rate in its first three seconds is stopped then.
 //! The congestion control told is what the sending sockets had in the middle of the run.
 //!
@@ -79,8 +80,10 @@ fn is_wanted(words: &str, name: &str) -> bool {
 
 fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is_top: bool) -> Result<()> {
     println!("## {rate}, {}\n", condition.name);
-    println!("| program | congestion control | Mbit/s | % of the line | spread | |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| program | congestion control | Mbit/s | % of the line | spread | % after the first second | |"
+    );
+    println!("|---|---|---|---|---|---|---|");
     let bytes = ground.bytes(rate);
     let file = data::random(bytes)?;
     let asked = wanted.congestion.split_whitespace();
@@ -125,16 +128,18 @@ impl Row {
 
     fn print(&self, rate: Rate) {
         let (low, median, high) = spread(self.runs.iter().map(|run| run.bits_per_s));
+        let (_, later, _) = spread(self.runs.iter().map(|run| run.later_bits_per_s));
         let percent = |bits: f64| 100.0 * bits / rate.bits_per_s() as f64;
         let congestion = self.runs.iter().map(|run| run.congestion.as_str()).find(|it| !it.is_empty());
         println!(
-            "| {} | {} | {:.0} | {:.1} | {:.1}-{:.1} | {} |",
+            "| {} | {} | {:.0} | {:.1} | {:.1}-{:.1} | {:.1} | {} |",
             self.tool.name,
             congestion.unwrap_or("?"),
             median / 1e6,
             percent(median),
             percent(low),
             percent(high),
+            percent(later),
             self.notes().join("; ")
         );
     }

@@ -17,6 +17,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long a server has to begin to listen.
 const START_TIME: Duration = Duration::from_secs(30);
 
+/// Streams and buffers grow meanwhile.
+const FIRST: Duration = Duration::from_secs(1);
+
 /// When the sockets are looked at.
 const MIDDLE: Duration = Duration::from_secs(2);
 
@@ -26,6 +29,9 @@ const HOPE: (f64, Duration) = (0.25, Duration::from_secs(3));
 /// What came out.
 pub struct Run {
     pub bits_per_s: f64,
+    /// Without the first second, in which streams and buffers grow: what came less what the line had carried by
+    /// then, in the time that was left. What was under way then, or came twice, counts against the program.
+    pub later_bits_per_s: f64,
     /// It was stopped: so much passed the line, perhaps some of it twice.
     pub is_at_most: bool,
     /// As the sending sockets had it; empty if it was over before they were looked at.
@@ -53,6 +59,7 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     let begun = Instant::now();
     let mut client = spawn(&wan.near, &tool.client, &wan, File::create(&output)?.into())?;
     let mut congestion = String::new();
+    let mut first = None;
     let mut is_over = false;
     // iperf3 ends by itself, and tells only then.
     let mut is_judged = matches!(tool.goodput, Goodput::Iperf);
@@ -67,6 +74,9 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
             Goodput::ReceiverEnds(_) => server.try_wait()?.is_some(),
             _ => ended.is_some(),
         };
+        if first.is_none() && begun.elapsed() > FIRST {
+            first = Some((wan.report()?.up.counts.carried_bytes as f64, begun.elapsed().as_secs_f64()));
+        }
         if congestion.is_empty() && begun.elapsed() > MIDDLE.min(limit / 3) {
             congestion = sockets(&wan.near)?;
         }
@@ -79,17 +89,20 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     }
     let seconds = begun.elapsed().as_secs_f64();
     let carried = wan.report()?.up.counts.carried_bytes as f64;
-    let bits_per_s = match tool.goodput {
+    let (came, seconds) = match tool.goodput {
         Goodput::Iperf if is_over => told_by_iperf(&output)?,
-        Goodput::SenderEnds(bytes) | Goodput::ReceiverEnds(bytes) if is_over => bytes as f64 * 8.0 / seconds,
-        _ => carried * 8.0 / seconds,
+        Goodput::SenderEnds(bytes) | Goodput::ReceiverEnds(bytes) if is_over => (bytes as f64, seconds),
+        _ => (carried, seconds),
     };
+    let bits_per_s = came * 8.0 / seconds;
+    let later = first.filter(|(_, at)| *at < seconds);
+    let later_bits_per_s = later.map_or(bits_per_s, |(by_then, at)| (came - by_then) * 8.0 / (seconds - at));
     // Not waited for after a deadline: it ends with the line.
     let report = wan.stop()?;
     for mut child in [Some(client), Some(server), helper].into_iter().flatten() {
         child.wait()?;
     }
-    Ok(Run { bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
+    Ok(Run { bits_per_s, later_bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
 }
 
 /// Whether so little passed the line that the program will never be done in time.
@@ -142,11 +155,14 @@ fn sockets(near: &Site) -> Result<String> {
     Ok(names.join("+"))
 }
 
-fn told_by_iperf(output: &Path) -> Result<f64> {
+/// Bytes that were received, and in how many seconds.
+fn told_by_iperf(output: &Path) -> Result<(f64, f64)> {
     let text = std::fs::read_to_string(output)?;
     let told: Value = serde_json::from_str(&text).context("JSON of iperf3")?;
     if let Some(error) = told["error"].as_str() {
         bail!("iperf3: {error}");
     }
-    told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3 tells what was received")
+    let sum = &told["end"]["sum_received"];
+    let found = sum["bytes"].as_f64().zip(sum["seconds"].as_f64());
+    found.context("iperf3 tells what was received")
 }
