@@ -17,8 +17,11 @@ use drover_relay::{Line, Ports, Refusal, Relay, RelayOptions, Snapshot, Via, Wai
 use drover_tcp as tcp;
 use serde_json::Value;
 
+/// What the far end does with a channel.
+type Connect = Arc<dyn Fn(&str, Channel) + Send + Sync>;
+
 /// The far end: connects what it is asked for, as an agent does.
-fn attend(session: Session, connect: Arc<dyn Fn(&str, Channel) + Send + Sync>) {
+fn attend(session: Session, connect: Connect) {
     std::thread::spawn(move || {
         while let Ok(incoming) = session.accept() {
             let opening: Value = serde_json::from_slice(&incoming.opening).unwrap();
@@ -80,7 +83,7 @@ fn scene(target: &TcpListener, allowed: &str, policy: &str) -> Scene {
 
 /// A relay whose agent does with channels what it likes.
 fn scene_with(connect: impl Fn(&str, Channel) + Send + Sync + 'static) -> Relay {
-    let connect: Arc<dyn Fn(&str, Channel) + Send + Sync> = Arc::new(connect);
+    let connect: Connect = Arc::new(connect);
     let dial = move || {
         let (near, there) = Session::pair();
         attend(there, connect.clone());
