@@ -210,11 +210,28 @@ mod tests {
 
     #[test]
     fn a_child_that_does_not_end_is_killed_with_its_children() {
-        let started = Instant::now();
-        let error = run(Command::new("sh").args(["-c", "sleep 600 & sleep 600"]), Duration::from_millis(100))
-            .unwrap_err();
+        let folder = tempfile::tempdir().unwrap();
+        let told = folder.path().join("pid");
+        let script = format!("echo $$ >'{}'; sleep 600 & sleep 600", told.display());
+        let error = run(Command::new("sh").args(["-c", &script]), Duration::from_secs(2)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(started.elapsed() < Duration::from_secs(10));
+        let group = std::fs::read_to_string(told).unwrap().trim().to_string();
+        // The fifth field of a process's state is its group; one that was killed may still be a zombie.
+        let is_left = |stat: String| {
+            let fields: Vec<&str> =
+                stat.rsplit_once(") ").map_or(vec![], |(_, rest)| rest.split(' ').collect());
+            fields.len() > 2 && fields[0] != "Z" && fields[2] == group
+        };
+        let stats = || {
+            std::fs::read_dir("/proc")
+                .unwrap()
+                .filter_map(|it| std::fs::read_to_string(it.ok()?.path().join("stat")).ok())
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while stats().any(is_left) {
+            assert!(Instant::now() < until, "a child of the child lives on");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
