@@ -94,8 +94,11 @@ impl LeafTable {
         ByteSpan::from_bounds(block * BLOCK_BYTES, ((block + 1) * BLOCK_BYTES).min(self.size))
     }
 
-    /// What is known of a block.
+    /// What is known of a block; nothing of those beyond the disk.
     pub fn get(&self, block: u64) -> Option<Leaf> {
+        if block >= self.blocks() {
+            return None;
+        }
         match self.segments.get((block / SEGMENT_BLOCKS) as usize)? {
             Segment::Unknown => None,
             Segment::Zero => Some(Leaf::Zero),
@@ -432,5 +435,145 @@ mod tests {
     #[test]
     fn a_disk_of_no_bytes_has_a_root() {
         assert!(LeafTable::new(0).root().is_some());
+    }
+
+    /// The same table, slow and obvious.
+    struct Oracle(Vec<Option<Leaf>>);
+
+    impl Oracle {
+        fn check(&self, table: &LeafTable) {
+            let count =
+                |is: fn(&Leaf) -> bool| self.0.iter().flatten().filter(|leaf| is(leaf)).count() as u64;
+            let known = count(|_| true);
+            assert_eq!((table.known_blocks(), table.is_complete()), (known, known == table.blocks()));
+            assert_eq!(table.data_blocks(), count(|leaf| matches!(leaf, Leaf::Data(_))));
+            let unknown = table.unknown();
+            for (block, leaf) in (0..).zip(&self.0) {
+                assert_eq!(table.get(block), *leaf, "block {block}");
+                assert_eq!(unknown.contains(block), leaf.is_none(), "block {block}");
+            }
+            assert_eq!(table.get(table.blocks()), None);
+            self.check_entries(table);
+        }
+
+        /// Records in the order of the disk, of full length where there is as much, tell all that is known.
+        fn check_entries(&self, table: &LeafTable) {
+            let mut told = vec![None; self.0.len()];
+            let mut end = 0;
+            for entry in table.entries() {
+                let (first, leaves) = match entry {
+                    Entry::Data { first, leaves } => {
+                        (first, leaves.into_iter().map(Leaf::Data).collect::<Vec<_>>())
+                    }
+                    Entry::Zero { first, count } => (first, vec![Leaf::Zero; count as usize]),
+                    other => panic!("{other:?}"),
+                };
+                assert!(first >= end && !leaves.is_empty() && leaves.len() <= self.0.len());
+                end = first + leaves.len() as u64;
+                let follows = self.0.get(end as usize).copied().flatten();
+                let is_of_kind = |leaf: Leaf| (leaf == Leaf::Zero) == (leaves[0] == Leaf::Zero);
+                let is_cut = leaves[0] != Leaf::Zero && leaves.len() == RECORD_BLOCKS_MAX;
+                assert!(is_cut || !follows.is_some_and(is_of_kind), "a run was torn at block {end}");
+                for (block, leaf) in (first as usize..).zip(leaves) {
+                    told[block] = Some(leaf);
+                }
+            }
+            assert!(told == self.0, "records tell something else");
+        }
+    }
+
+    #[test]
+    fn whatever_is_learnt_and_forgotten_the_table_is_what_a_plain_list_would_be() {
+        let sizes =
+            [1, BLOCK_BYTES, SEGMENT_BYTES, SEGMENT_BYTES + 1, 2 * SEGMENT_BYTES + 3 * BLOCK_BYTES + 9];
+        for (seed, size) in (1u64..).zip(sizes) {
+            let mut table = LeafTable::new(size);
+            let blocks = size.div_ceil(BLOCK_BYTES);
+            assert_eq!((table.size(), table.blocks()), (size, blocks));
+            assert_eq!(table.span_of(blocks - 1).end(), size);
+            let mut oracle = Oracle(vec![None; blocks as usize]);
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut roll = |sides: u64| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state % sides
+            };
+            for step in 0..60u64 {
+                let at = roll(blocks);
+                let first = if roll(3) == 0 { at / SEGMENT_BLOCKS * SEGMENT_BLOCKS } else { at };
+                // Often whole segments, or up to their end.
+                let count = match roll(4) {
+                    0 => (SEGMENT_BLOCKS - first % SEGMENT_BLOCKS).min(blocks - first),
+                    1 => blocks - first,
+                    2 => SEGMENT_BLOCKS.min(blocks - first),
+                    _ => 1 + roll(blocks - first),
+                };
+                let range = first as usize..(first + count) as usize;
+                match roll(3) {
+                    0 => {
+                        table.set_zero(first, count);
+                        oracle.0[range].fill(Some(Leaf::Zero));
+                    }
+                    1 => {
+                        table.forget(first, count);
+                        oracle.0[range].fill(None);
+                    }
+                    _ => {
+                        for block in range {
+                            let leaf = if block % 97 == 0 {
+                                Leaf::Zero
+                            } else {
+                                Leaf::of(&[1 + step as u8, block as u8])
+                            };
+                            table.set(block as u64, leaf);
+                            oracle.0[block] = Some(leaf);
+                        }
+                    }
+                }
+                oracle.check(&table);
+            }
+            table.set_zero(0, blocks);
+            assert!(table.is_complete() && table.data_blocks() == 0);
+            assert!(table.segments.iter().all(|segment| *segment == Segment::Zero), "zeros take no memory");
+            table.forget(0, blocks);
+            assert!(table.segments.iter().all(|segment| *segment == Segment::Unknown), "nor does nothing");
+            table.forget(0, 1);
+            assert!(table.segments.iter().all(|segment| *segment == Segment::Unknown));
+        }
+    }
+
+    #[test]
+    fn blocks_beyond_the_disk_are_no_blocks() {
+        let panics = |change: fn(&mut LeafTable)| {
+            let mut table = LeafTable::new(3 * BLOCK_BYTES);
+            std::panic::catch_unwind(move || change(&mut table)).is_err()
+        };
+        assert!(!panics(|table| table.set(2, Leaf::Zero)) && panics(|table| table.set(3, Leaf::Zero)));
+        assert!(!panics(|table| table.set_zero(1, 2)) && panics(|table| table.set_zero(1, 3)));
+        assert!(!panics(|table| table.forget(0, 3)) && panics(|table| table.forget(0, 4)));
+        assert!(panics(|table| table.forget(2, u64::MAX)) && panics(|table| table.set_zero(2, u64::MAX)));
+    }
+
+    #[test]
+    fn parts_that_do_not_make_a_whole_are_refused() {
+        let zeros = |size: u64| {
+            let mut table = LeafTable::new(size);
+            table.set_zero(0, table.blocks());
+            table
+        };
+        let push = |whole: u64, parts: &[u64]| {
+            let tables: Vec<LeafTable> = parts.iter().map(|size| zeros(*size)).collect();
+            std::panic::catch_unwind(move || {
+                let mut root = RootHasher::new(whole);
+                tables.iter().for_each(|table| root.push(table).unwrap());
+                root.finish()
+            })
+        };
+        let whole = SEGMENT_BYTES + BLOCK_BYTES;
+        assert_eq!(push(whole, &[SEGMENT_BYTES, BLOCK_BYTES]).ok(), zeros(whole).root());
+        assert!(push(whole, &[BLOCK_BYTES, SEGMENT_BYTES]).is_err(), "it ends inside a segment");
+        assert!(push(whole, &[SEGMENT_BYTES]).is_err(), "a part is missing");
+        assert!(push(BLOCK_BYTES, &[SEGMENT_BYTES]).is_err(), "it is larger than what is left");
     }
 }
