@@ -14,7 +14,7 @@ help:
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
-	@echo "make soak    kills, resumes and suspends copies for a long time (HOURS=2), 20 guests that move warm and lines that are cut among them"
+	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make clean"
@@ -49,7 +49,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/soak .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
@@ -79,9 +79,7 @@ bench-warm: build prepare lab
 	@target/release/drover-bench warm
 
 soak: prepare lab
-	@$(CARGO) build -q -p drover
-	@DROVER_SOAK_HOURS=$${HOURS:-2} $(CARGO) test -q -p drover --test resume --test pauses --test warm_soak --test agent_faults -- --ignored --nocapture soak
-	@$(CARGO) test -q -p drover-link --test tcp -- --ignored --nocapture soak
+	@scripts/soak
 
 fuzz:
 	@scripts/fuzz
