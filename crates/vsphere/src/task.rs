@@ -13,6 +13,23 @@ const WAIT_SECONDS_MAX: u64 = 15;
 const FAILURES_MAX: u32 = 8;
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It has not, or nobody knows: a state without a meaning here is waited out until time is up.
+    NotYet,
+    Success,
+    Error,
+}
+
+fn end_of(info: &Element) -> End {
+    match info.text_at("state") {
+        Some("success") => End::Success,
+        Some("error") => End::Error,
+        _ => End::NotYet,
+    }
+}
+
 impl Inner {
     /// Starts a task and waits for its end: its result, if it has one.
     pub fn run_task(&self, call: &Call<'_>, timeout: Duration) -> Result<Option<Element>, VsphereError> {
@@ -31,16 +48,13 @@ impl Inner {
         task: &Moref,
         timeout: Duration,
     ) -> Result<Option<Element>, VsphereError> {
-        let ended = self.wait_for(op, task, "info.state", "info", timeout, |info| {
-            matches!(info.text_at("state"), Some("success" | "error"))
-        })?;
-        match ended.text_at("state") {
-            Some("success") => Ok(ended.child("result").cloned()),
-            _ => {
-                let nothing = Element::default();
-                Err(VsphereError::of_fault(op, task_fault(ended.child("error").unwrap_or(&nothing))))
-            }
+        let is_over = |info: &Element| end_of(info) != End::NotYet;
+        let info = self.wait_for(op, task, "info.state", "info", timeout, is_over)?;
+        if end_of(&info) == End::Success {
+            return Ok(info.child("result").cloned());
         }
+        let nothing = Element::default();
+        Err(VsphereError::of_fault(op, task_fault(info.child("error").unwrap_or(&nothing))))
     }
 
     /// Waits until the property `path` of `object` satisfies `done`; `watched` is the part of it whose change is
@@ -159,5 +173,22 @@ impl Drop for Watch<'_> {
             is_read: false,
         };
         let _ = self.session.call(&call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xml;
+
+    #[test]
+    fn a_state_that_nobody_knows_is_no_success() {
+        let end = |text: &str| end_of(&xml::parse(text).unwrap());
+        let of = |state: &str| end(&format!("<info><state>{state}</state><progress>100</progress></info>"));
+        assert_eq!((of("success"), of("error")), (End::Success, End::Error));
+        for state in ["queued", "running", "", "Success", "succeeded", "gone"] {
+            assert_eq!(of(state), End::NotYet, "'{state}'");
+        }
+        assert_eq!(end("<info><result>all is well</result></info>"), End::NotYet);
     }
 }
