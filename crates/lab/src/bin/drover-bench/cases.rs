@@ -46,8 +46,14 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
         bench.local("raw to qcow2", 1.0, &data.random()?, "raw", "qcow2")?,
         bench.local("raw to raw", 1.1, &data.random()?, "raw", "raw")?,
         bench.https()?,
+        bench.one_core("one core, NBD to disk", true)?,
+        bench.one_core("one core, NBD to null", false)?,
     ])
 }
+
+/// Names a second drover that copies in turns with this one: an earlier revision, or one that was built without its
+/// hash, to see what that costs.
+const OTHER: &str = "DROVER_BENCH_OTHER";
 
 struct Bench<'a> {
     data: &'a Data,
@@ -223,6 +229,39 @@ impl Bench<'_> {
             self.case("HTTPS ranges to disk", 1.2, self.data.mib, entries, Some(output)).keep(server);
         case.keep.push(Box::new(sim));
         Ok(case)
+    }
+
+    /// Copiers on one core, the server on another: what cannot run beside something else shows here.
+    fn one_core(&self, name: &'static str, to_disk: bool) -> Result<Case> {
+        let source = self.data.random()?;
+        let server = self.serve(if to_disk { "core-disk" } else { "core-null" }, &source, &[])?;
+        let moved = std::process::Command::new("taskset")
+            .args(["-a", "-p", "-c", "1", &server.pid().to_string()])
+            .stdout(std::process::Stdio::null())
+            .status()?;
+        if !moved.success() {
+            bail!("the server cannot be moved to core 1");
+        }
+        let (uri, out) = (server.uri(), self.path("out.raw"));
+        let to = if to_disk { text(&out) } else { "null:".into() };
+        let on_one = |name, command: &[&str]| copier(name, &[&["taskset", "-c", "0"], command].concat());
+        let mut entries = vec![on_one("drover copy", &[&self.drover, "copy", "--quiet", &uri, &to])];
+        let other = std::env::var(OTHER).ok();
+        entries.extend(
+            other.iter().map(|other| on_one("the other drover", &[other, "copy", "--quiet", &uri, &to])),
+        );
+        let flush: &[&str] = if to_disk { &["--flush"] } else { &[] };
+        entries.push(on_one(
+            "nbdcopy -C4 -R16 1 MiB",
+            &[&["nbdcopy"], &TUNED[..], flush, &[&uri, &to]].concat(),
+        ));
+        if to_disk {
+            let qemu =
+                ["qemu-img", "convert", "-t", "none", "-W", "-m", "16", "-f", "raw", "-O", "raw", &uri, &to];
+            entries.push(on_one("qemu-img -t none -W -m 16", &qemu));
+        }
+        let output = to_disk.then_some(Output { path: out, equals: source, format: "raw" });
+        Ok(self.case(name, 0.9, self.data.mib, entries, output).keep(server))
     }
 
     fn case(
