@@ -139,7 +139,8 @@ impl Drop for Server {
 // The first line of standard input is the password, which goes on through a here-document: it is in no argument
 // and no environment. The kernel closes our end of the pipe even after SIGKILL, so the second `read` returns then.
 // It says `keep` or `soon` where the folder stays and nbdkit has six seconds to end, or one.
-// nbdkit may hang in VDDK's threads, so it is killed if it does not end. If the guard itself is killed,
+// nbdkit may hang in VDDK's threads, so it is killed if it does not end. Most end at once: the first looks are close
+// together, since a pass of a warm migration waits for this. If the guard itself is killed,
 // --exit-with-parent ends nbdkit.
 const GUARD: &str = r#"
 folder=$1; shift
@@ -155,9 +156,10 @@ unset secret
     read -r keep <&3
     if ! [ -e "$folder/ended" ]; then
         kill "$child"
-        tries=60
+        tries=60 short=10
         [ "$keep" != soon ] || tries=10
         while kill -0 "$child"; do
+            if [ "$short" -gt 0 ]; then short=$((short - 1)); sleep 0.01; continue; fi
             tries=$((tries - 1))
             [ "$tries" -gt 0 ] || { kill -9 "$child"; break; }
             sleep 0.1
