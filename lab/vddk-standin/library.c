@@ -90,6 +90,12 @@ static bool equals(const char *given, const char *wanted) {
     return *wanted == 0 || (given && strcmp(given, wanted) == 0);
 }
 
+/* `session`: any session that is logged in at the simulator. */
+static bool cookie_fits(const char *cookie) {
+    if (strcmp(config.cookie, "session") != 0) return equals(cookie, config.cookie);
+    return cookie && session_is_alive(cookie);
+}
+
 static VixError check_login(const struct connect_params *params) {
     if (!equals(params->server, config.server)) {
         warn("Host address lookup for server %s failed: Name or service not known", params->server);
@@ -101,7 +107,7 @@ static VixError check_login(const struct connect_params *params) {
         return VIX_E_SERVER_REFUSED;
     }
     bool by_cookie = params->cred_type == CRED_SESSION;
-    bool fits = by_cookie ? equals(params->creds.session.cookie, config.cookie)
+    bool fits = by_cookie ? cookie_fits(params->creds.session.cookie)
                           : equals(params->creds.uid.user, config.user) && equals(params->creds.uid.password, config.password);
     if (!fits) {
         warn("VixDiskLibVim: Login failure. Callback error %d: %s", VIX_E_NO_PERMISSION,

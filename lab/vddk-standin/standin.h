@@ -29,7 +29,8 @@ extern struct config config;
 int config_read(const char *libdir, const char *vddk_file);
 void call_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* world.c: which real file is meant, and what the host says to one more open disk. */
+/* world.c: whose session it is, which real file is meant, and what the host says to one more open disk. */
+bool session_is_alive(const char *cookie);
 VixError find_file(const char *vm, const char *snapshot, const char *disk, char *path);
 VixError nfc_take(uint64_t bytes, int *slot);
 void nfc_give(int slot);

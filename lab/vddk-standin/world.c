@@ -46,6 +46,15 @@ static char *control_get(const char *path) {
     return answer;
 }
 
+bool session_is_alive(const char *cookie) {
+    char path[TEXT_MAX];
+    if (cookie[strspn(cookie, "0123456789abcdefABCDEF-")] != 0) return false;
+    snprintf(path, sizeof path, "/sessions/%s", cookie);
+    char *answer = control_get(path);
+    free(answer);
+    return answer != NULL;
+}
+
 /* The file that holds a disk's bytes: as the snapshot froze it, or the live one without a snapshot. The
  * simulator's answer has always the same order of keys, so looking for texts is enough. */
 VixError find_file(const char *vm, const char *snapshot, const char *disk, char *path) {

@@ -1,14 +1,19 @@
 //! VDDK as a way to vSphere's disks: whether it is there, and how a disk is opened through it.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drover_engine::{Cause, ProviderError};
 use drover_plan::nfc::REQUEST_BYTES;
-use drover_plan::{Aio, Compression, Limits, PathChoice, PlannedDisk, PlannedVm, Vddk, VsphereSource};
+use drover_plan::{
+    Aio, Compression, Limits, PathChoice, PlannedDisk, PlannedVm, ReuseSession, Vddk, VsphereSource,
+};
 use drover_types::Secret;
-use drover_vddk::{Buffers, Installation, Settings, VddkDisk, VddkError, VddkErrorKind, Versions};
+use drover_vddk::{
+    ApiSession, Buffers, Installation, Settings, VddkDisk, VddkError, VddkErrorKind, Versions,
+};
 use drover_vsphere::Session;
 
 use crate::connect;
@@ -47,19 +52,34 @@ pub fn choose(source: &VsphereSource, limits: &Limits, folder: &Path) -> Result<
         PathChoice::Auto => false,
     };
     match installation(&source.data.vddk, folder) {
-        Ok((installation, versions)) => Ok(Way::Vddk(Box::new(VddkWay {
-            installation,
-            versions,
-            source: source.clone(),
-            password: connect::secret(&source.login, folder)?,
-            patience: limits.retry_for.min(PATIENCE_MAX),
-        }))),
+        Ok((installation, versions)) => {
+            check_reuse(source.data.vddk.reuse_session)?;
+            Ok(Way::Vddk(Box::new(VddkWay {
+                installation,
+                versions,
+                source: source.clone(),
+                password: connect::secret(&source.login, folder)?,
+                patience: limits.retry_for.min(PATIENCE_MAX),
+            })))
+        }
         Err(failure) if insists => {
             let message = format!("source.data.path is vddk: {}", failure.message);
             Err(Failure { message, ..failure })
         }
         Err(failure) => Ok(Way::Https(format!("read by HTTPS ranges: {}", failure.message))),
     }
+}
+
+/// Whether the session may be reused here as the plan says: nbdkit takes its cookie as an argument only.
+fn check_reuse(reuse: ReuseSession) -> Result<(), Failure> {
+    if reuse != ReuseSession::Hidden || drover_vddk::arguments_are_hidden().unwrap_or(false) {
+        return Ok(());
+    }
+    let message = "source.data.vddk.reuse_session is hidden, and every user of this machine can see the arguments of other \
+                   users' programs: /proc is not mounted with hidepid";
+    Err(Failure::new(Exit::Plan, message).advise(
+        "mount it so (`mount -o remount,hidepid=invisible /proc`), or write `never`: each disk then logs in by itself",
+    ))
 }
 
 /// The library that a plan or the environment names, if it can be loaded.
@@ -110,6 +130,7 @@ impl VddkWay {
             port: Some(endpoint.port).filter(|port| *port != 443),
             user: self.source.login.user.clone(),
             password: self.password.clone(),
+            session: (vddk.reuse_session != ReuseSession::Never).then(|| api_session(session)),
             thumbprint: thumbprint.to_string(),
             vm: vm.vm.id.clone(),
             snapshot: frozen.snapshot.map(str::to_string),
@@ -143,7 +164,11 @@ impl fmt::Display for VddkWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Versions { nbdkit, plugin, library, .. } = &self.versions;
         let transports = &self.source.data.vddk.transports;
-        write!(f, "read through VDDK {library} (nbdkit {nbdkit}, plugin {plugin}), {transports}")
+        write!(f, "read through VDDK {library} (nbdkit {nbdkit}, plugin {plugin}), {transports}")?;
+        match self.source.data.vddk.reuse_session {
+            ReuseSession::Never => Ok(()),
+            ReuseSession::Hidden | ReuseSession::Visible => f.write_str(", in drover's own session"),
+        }
     }
 }
 
@@ -154,6 +179,12 @@ impl fmt::Display for Way {
             Way::Vddk(way) => way.fmt(f),
         }
     }
+}
+
+/// The session of the API, for disks that are opened in it.
+fn api_session(session: &Session) -> ApiSession {
+    let session = session.clone();
+    ApiSession::new(move || session.cookie().map_err(io::Error::other))
 }
 
 /// The state of a disk that is read.

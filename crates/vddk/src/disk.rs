@@ -146,7 +146,13 @@ impl VddkDisk {
 /// A child that listens; none if it ended or does not come up, which the log then tells.
 fn start(settings: &Settings, folder: &Path, log: &Arc<Log>) -> io::Result<Option<Server>> {
     let files = [(config(folder), settings.config_text(folder))];
-    let mut server = Server::start(settings.arguments(folder), folder, &files, &settings.password, log)?;
+    let mut arguments = settings.arguments(folder);
+    if let Some(session) = &settings.session {
+        let cookie = session.cookie()?;
+        log.hide(&cookie);
+        arguments.push(format!("cookie={}", cookie.reveal()).into());
+    }
+    let mut server = Server::start(arguments, folder, &files, &settings.password, log)?;
     if server.wait_for(&ready(folder), START_TIME_MAX) {
         return Ok(Some(server));
     }

@@ -7,6 +7,7 @@
 //! log       what both say: a bounded file, and the last lines for errors
 //! causes    pure: known causes of failures, by what the logs say, and what to try
 //! disk      VddkDisk: a drover disk whose nbdkit is replaced when it dies or falls ill
+//! session   a session of the API that disks are opened in, and who could see its cookie
 //! measure   reads for a moment, and tells what limits the rate
 //! ```
 //!
@@ -22,10 +23,12 @@ mod error;
 mod find;
 mod log;
 mod measure;
+mod session;
 mod settings;
 
 pub use disk::VddkDisk;
 pub use error::{VddkError, VddkErrorKind};
 pub use find::{Installation, Versions, supported};
 pub use measure::{Measured, measure};
+pub use session::{ApiSession, arguments_are_hidden};
 pub use settings::{Buffers, Settings};

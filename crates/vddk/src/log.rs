@@ -20,11 +20,12 @@ const LINE_BYTES_MAX: u64 = 4096;
 const LINES_SHOWN: usize = 4;
 /// A secret this short would be found in ordinary words.
 const SECRET_BYTES_MIN: usize = 4;
+/// Secrets that are hidden: the password, and cookies of the last children.
+const SECRETS_MAX: usize = 16;
 
 /// The log of one disk, over all its children.
 pub(crate) struct Log {
     inner: Mutex<Inner>,
-    secret: Option<String>,
 }
 
 struct Inner {
@@ -32,6 +33,8 @@ struct Inner {
     written: u64,
     lost: u64,
     tail: VecDeque<String>,
+    /// Never shown; the password first.
+    secrets: Vec<String>,
 }
 
 impl Log {
@@ -39,9 +42,23 @@ impl Log {
     pub(crate) fn new(path: Option<&Path>, secret: &Secret) -> io::Result<Arc<Log>> {
         let open = |path| OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
         let file = path.map(open).transpose()?;
-        let inner = Inner { file, written: 0, lost: 0, tail: VecDeque::new() };
-        let secret = Some(secret.reveal().to_string()).filter(|secret| secret.len() >= SECRET_BYTES_MIN);
-        Ok(Arc::new(Log { inner: Mutex::new(inner), secret }))
+        let inner = Inner { file, written: 0, lost: 0, tail: VecDeque::new(), secrets: Vec::new() };
+        let log = Arc::new(Log { inner: Mutex::new(inner) });
+        log.hide(secret);
+        Ok(log)
+    }
+
+    /// Hides one more secret in all lines from now on.
+    pub(crate) fn hide(&self, secret: &Secret) {
+        let mut inner = self.lock();
+        let is_new = inner.secrets.iter().all(|known| known != secret.reveal());
+        if secret.reveal().len() < SECRET_BYTES_MIN || !is_new {
+            return;
+        }
+        if inner.secrets.len() == SECRETS_MAX {
+            inner.secrets.remove(1);
+        }
+        inner.secrets.push(secret.reveal().to_string());
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -63,11 +80,8 @@ impl Log {
 
     /// Adds a line. A secret in it is hidden.
     pub(crate) fn add(&self, line: &str) {
-        let line = match &self.secret {
-            Some(secret) => line.replace(secret, "***"),
-            None => line.to_string(),
-        };
         let mut inner = self.lock();
+        let line = inner.secrets.iter().fold(line.to_string(), |line, secret| line.replace(secret, "***"));
         if inner.written < FILE_BYTES_MAX {
             inner.written += line.len() as u64 + 1;
             // A full disk must not end a copy: the last lines are in memory too.
@@ -120,6 +134,11 @@ mod tests {
         log.add("nbdkit: vddk[1]: error: no");
         log.add("nbdkit: debug: more");
         assert_eq!(log.words(), "nbdkit: vddk[1]: error: no");
+        for number in 0..2 * SECRETS_MAX {
+            log.hide(&Secret::new(&format!("cookie-{number:02}")));
+        }
+        log.add("config key=cookie, value=cookie-31 user=hunter2 error");
+        assert!(log.words().ends_with("value=*** user=*** error"), "{}", log.words());
     }
 
     #[test]

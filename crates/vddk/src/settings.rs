@@ -8,6 +8,7 @@ use std::time::Duration;
 use drover_types::Secret;
 
 use crate::find::Installation;
+use crate::session::ApiSession;
 
 /// Descriptor on which nbdkit finds the password.
 pub(crate) const PASSWORD_FD: u32 = 4;
@@ -35,6 +36,9 @@ pub struct Settings {
     pub user: String,
     /// Password; goes by a file descriptor.
     pub password: Secret,
+    /// A session of the API that the disk is opened in instead of a login of its own. Its cookie is in nbdkit's
+    /// arguments, where other users of this machine may see it.
+    pub session: Option<ApiSession>,
     /// SHA-1 thumbprint of the server's certificate.
     pub thumbprint: String,
     /// Id of the VM at that server.
@@ -178,6 +182,7 @@ pub(crate) mod tests {
             port: None,
             user: "root".into(),
             password: Secret::new("hunter2!"),
+            session: None,
             thumbprint: "AA:BB".into(),
             vm: "vm-42".into(),
             snapshot: Some("snapshot-7".into()),

@@ -1,6 +1,7 @@
 //! Disks of the simulator, read through nbdkit's true vddk plugin and the stand-in library.
 #![allow(clippy::unwrap_used)]
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use drover_disk::{Buffer, Disk, DiskErrorKind, Lane, Request, Work, conformance};
 use drover_lab::{PASSWORD, Scene, Sim, StandIn, USER};
 use drover_types::{ByteSpan, ExtentKind, Secret};
-use drover_vddk::{Buffers, Installation, Settings, VddkDisk, VddkErrorKind};
+use drover_vddk::{ApiSession, Buffers, Installation, Settings, VddkDisk, VddkErrorKind};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -63,6 +64,7 @@ impl Stage {
             port: Some(self.sim.port),
             user: USER.into(),
             password: Secret::new(PASSWORD),
+            session: None,
             thumbprint: self.sim.thumbprint.clone(),
             vm: self.vm.clone(),
             snapshot: None,
@@ -163,6 +165,10 @@ fn the_password_is_in_no_argument_list_and_no_environment() {
     let disk = stage.open();
     let children = stage.children();
     assert!(children.len() >= 2, "the guard and nbdkit: {children:?}");
+    let (_, words) = processes().into_iter().find(|(pid, _)| *pid == children[0]).unwrap();
+    let socket = words.split('\0').skip_while(|word| *word != "--unix").nth(1).unwrap();
+    let mode = Path::new(socket).parent().unwrap().metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700, "others can get at {socket}");
     for pid in children {
         for file in ["cmdline", "environ"] {
             let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap();
@@ -175,6 +181,36 @@ fn the_password_is_in_no_argument_list_and_no_environment() {
         }
     }
     drop(disk);
+}
+
+#[test]
+fn a_disk_is_opened_in_a_session_that_is_there_and_each_child_gets_the_cookie_of_now() {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    let Some(stage) = stage(89, 4 * MIB) else { return };
+    stage.stand_in.set("cookie=cookie-1\npassword=not-the-users").unwrap();
+    let asked = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let session =
+        ApiSession::new(move || Ok(Secret::new(format!("cookie-{}", count.fetch_add(1, SeqCst) + 1))));
+    let settings = || Settings { session: Some(session.clone()), log_level: 1, ..stage.settings() };
+    let disk = VddkDisk::open(settings()).unwrap();
+    assert!(stage.stand_in.calls("by=cookie").len() == 1 && stage.stand_in.calls("by=password").is_empty());
+    stage.stand_in.set("cookie=cookie-2").unwrap();
+    stage.stand_in.order("a", &format!("read die at={MIB}")).unwrap();
+    assert!(read_all(&disk).0 == stage.content);
+    assert_eq!((stage.stand_in.calls("by=cookie").len(), asked.load(SeqCst)), (2, 2));
+    drop(disk);
+    let log = std::fs::read_to_string(stage.log()).unwrap();
+    assert!(log.contains("key=cookie") && !log.contains("cookie-1") && !log.contains("cookie-2"), "{log}");
+
+    // The third one is no session that is known there.
+    let error = VddkDisk::open(settings()).err().unwrap();
+    assert_eq!(error.kind, VddkErrorKind::Access, "{error}");
+    assert!(!format!("{error:?}").contains("cookie-3"), "a secret is shown: {error:?}");
+    let logged_out = ApiSession::new(|| Err(std::io::Error::other("nobody lets us in")));
+    let error = VddkDisk::open(Settings { session: Some(logged_out), ..stage.settings() }).err().unwrap();
+    assert!(format!("{error:?}").contains("nobody lets us in"), "{error:?}");
+    assert_eq!(stage.children(), Vec::<u32>::new());
 }
 
 #[test]

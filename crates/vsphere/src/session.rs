@@ -29,7 +29,8 @@ pub struct ConnectOptions {
 }
 
 /// A login at a vCenter or an ESXi host. Shared between threads; renews itself when it expires, once per
-/// expiry, however many threads notice. Logs out when the last user of it is gone.
+/// expiry, however many threads notice. A clone is the same session; it logs out when the last one is gone.
+#[derive(Clone)]
 pub struct Session {
     pub(crate) inner: Arc<Inner>,
 }
@@ -129,6 +130,19 @@ impl Session {
         }
         thumbprint_of(self.inner.client.endpoint(), &options.trust, &options.timeouts)
             .map_err(|error| VsphereError::of_http("look at the certificate", error))
+    }
+
+    /// The session's cookie, for other programs that are to work in this session: the value of `vmware_soap_session`.
+    /// The session is alive: one that has expired is renewed first. It is a secret.
+    ///
+    /// # Errors
+    /// When the endpoint cannot be reached, or does not let us in any more.
+    pub fn cookie(&self) -> Result<Secret, VsphereError> {
+        // A question to which only who is logged in gets an answer.
+        self.inner.read("look whether the session is alive", &self.inner.content.root, &["name"])?;
+        let auth = self.inner.auth();
+        let value = auth.cookie.split_once('=').map_or("", |(_, value)| value);
+        Ok(Secret::new(value.trim_matches('"')))
     }
 
     /// Logs out. Later calls log in again.

@@ -102,6 +102,20 @@ fn an_expired_session_is_renewed_once_for_all_that_read() {
 }
 
 #[test]
+fn the_cookie_for_other_programs_is_that_of_a_session_that_is_alive() {
+    let sim = simulator!();
+    let session = sim.session();
+    let first = session.cookie().unwrap();
+    sim.get(&format!("/sessions/{}", first.reveal()));
+    assert_eq!(session.clone().cookie().unwrap().reveal(), first.reveal(), "one session, one cookie");
+    sim.post("/sessions/expire", json!({}));
+    let second = session.cookie().unwrap();
+    assert_ne!(first.reveal(), second.reveal());
+    sim.get(&format!("/sessions/{}", second.reveal()));
+    assert!(!format!("{second:?} {session:?}").contains(second.reveal()));
+}
+
+#[test]
 fn a_burst_of_503_is_transient_and_leaves_the_lane_whole() {
     let sim = simulator!();
     let session = sim.session();

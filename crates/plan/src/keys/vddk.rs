@@ -18,6 +18,13 @@ pub(crate) static VDDK: Table = Table {
             "none",
             "Compression on the way from the host.",
         ),
+        key(
+            "reuse_session",
+            Kind::Choice(&["never", "hidden", "visible"]),
+            "never",
+            "Whether disks are opened in drover's own session, whose cookie is then in nbdkit's arguments. never: each logs in. \
+             hidden: if other users cannot see arguments (/proc with hidepid), else an error. visible: also if they can.",
+        ),
         key("nfc_port", Kind::Number(1, 65535), "", "Port of the hosts' NFC server; absent: 902."),
         key(
             "aio",

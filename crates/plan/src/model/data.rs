@@ -31,6 +31,8 @@ pub struct Vddk {
     pub transports: String,
     /// Compression on the way.
     pub compression: Compression,
+    /// Whether disks are opened in the session that is there already.
+    pub reuse_session: ReuseSession,
     /// Port of the hosts' NFC server.
     pub nfc_port: Option<u16>,
     /// Buffers of the asynchronous session; absent: chosen by the number of disks.
@@ -57,6 +59,18 @@ pub enum Compression {
     Fastlz,
     /// Leaves out zeros only.
     Skipz,
+}
+
+/// Whether a disk is opened in drover's own session of the API. nbdkit takes the session's cookie as an argument only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReuseSession {
+    /// Each disk logs in by itself.
+    Never,
+    /// Only where other users of the machine cannot see arguments.
+    Hidden,
+    /// Also where every user of the machine can take the session over meanwhile.
+    Visible,
 }
 
 /// Buffers of VDDK's asynchronous NFC session of one disk.

@@ -356,6 +356,8 @@ fn vddk_keys_are_read_and_their_mistakes_found() {
     let aio = Aio { buf_size_in_64kb: 8, buf_count: 2 };
     assert_eq!(read("aio: {buf_size_in_64kb: 8, buf_count: 2}").aio, Some(aio));
     assert_eq!((read("aio: auto").aio, read("").transports), (None, "nbdssl:nbd".to_string()));
+    assert_eq!(read("").reuse_session, ReuseSession::Never);
+    assert_eq!(read("reuse_session: hidden").reuse_session, ReuseSession::Hidden);
     for (keys, complaint) in [
         ("transports: \"nbd:fax\"", "names 'fax', which is not one of: san, hotadd, nbdssl, nbd"),
         ("aio: fast", "'fast' is neither auto nor {buf_size_in_64kb: N, buf_count: N}"),
@@ -365,6 +367,16 @@ fn vddk_keys_are_read_and_their_mistakes_found() {
         let found = only_problem(with_vddk(keys));
         assert!(found.contains(complaint) && found.starts_with("3:"), "{found}");
     }
+}
+
+#[test]
+fn a_session_that_others_can_see_is_a_loud_warning_but_no_error() {
+    let plan = Plan::parse(&with_vddk("reuse_session: visible")(SMALL)).unwrap();
+    assert_eq!(plan.source.vsphere().unwrap().data.vddk.reuse_session, ReuseSession::Visible);
+    let [warning] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
+    assert_eq!((warning.path.as_str(), warning.is_error()), ("source.data.vddk.reuse_session", false));
+    assert!(warning.message.contains("every user of this machine can read it"), "{}", warning.message);
+    assert!(Plan::parse(&with_vddk("reuse_session: hidden")(SMALL)).unwrap().warnings.is_empty());
 }
 
 #[test]

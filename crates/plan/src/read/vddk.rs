@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Fields, Reader};
 use crate::keys;
-use crate::model::{Aio, Compression, Mode, Plan, Vddk};
+use crate::model::{Aio, Compression, Mode, Plan, ReuseSession, Vddk};
 use crate::node::Value;
 use crate::problem::Problem;
 
@@ -16,6 +16,10 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Why a warm plan may not set AIO buffers.
 pub(crate) const AIO_AND_WARM: &str = "AIO buffers speed up cold copies of many disks and must be off for warm migrations, \
                                        where they slow passes down or make them fail";
+
+/// What a plan accepts that reuses the session on any machine.
+const COOKIE_IS_VISIBLE: &str = "while disks are read, the session's cookie is in nbdkit's arguments, where every user of \
+                                 this machine can read it and act in drover's name";
 
 impl Reader {
     pub(super) fn vddk(&mut self, data: &Fields<'_>) -> Vddk {
@@ -30,12 +34,28 @@ impl Reader {
                 Some("skipz") => Compression::Skipz,
                 _ => Compression::None,
             },
+            reuse_session: self.reuse_session(&fields),
             nfc_port: self.number(&fields, "nfc_port").map(|port| port as u16),
             aio: self.aio(&fields),
             aio_at: fields.find("aio").map_or(fields.at, |entry| entry.at),
             log_level: self.number(&fields, "log_level").unwrap_or(0) as u8,
             nfc_memory: self.size(&fields, "nfc_memory"),
             timeout: self.duration(&fields, "timeout").unwrap_or(TIMEOUT_DEFAULT).max(Duration::from_secs(1)),
+        }
+    }
+
+    fn reuse_session(&mut self, fields: &Fields<'_>) -> ReuseSession {
+        match self.choice(fields, "reuse_session") {
+            Some("hidden") => ReuseSession::Hidden,
+            Some("visible") => {
+                let at = fields.find("reuse_session").map_or(fields.at, |entry| entry.at);
+                let problem = Problem::warning(fields.path_of("reuse_session"), COOKIE_IS_VISIBLE).at(at);
+                self.problems.push(
+                    problem.advise("write `never`; or `hidden`, with /proc mounted with hidepid=invisible"),
+                );
+                ReuseSession::Visible
+            }
+            _ => ReuseSession::Never,
         }
     }
 

@@ -112,9 +112,17 @@ func TestIdleSessionsEndAndAllEndByOrder(t *testing.T) {
 		t.Errorf("property read after expiry: %v", err)
 	}
 	l.client = l.login()
+	id := l.cookie().Value
+	if !l.sim.sessions.isValid(id) {
+		t.Error("a new session is not valid")
+	}
+	l.control("GET", "/sessions/"+id, "", nil)
 	l.control("POST", "/sessions/expire", "", nil)
 	if got := l.status(fetch{file: srvFile, cookie: l.cookie(), span: "0-9"}); got != 401 {
 		t.Errorf("data after the order: %d", got)
+	}
+	if l.sim.sessions.isValid(id) {
+		t.Error("an ended session is valid")
 	}
 }
 

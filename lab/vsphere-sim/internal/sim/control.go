@@ -40,6 +40,7 @@ func (s *Sim) controlMux() http.Handler {
 	mux.HandleFunc("POST /sessions/expire", control(func(struct{}) (any, error) {
 		return map[string]int{"expired": s.sessions.expireAll()}, nil
 	}))
+	mux.HandleFunc("GET /sessions/{id}", s.showSession)
 	mux.HandleFunc("POST /cert/rotate", control(func(struct{}) (any, error) {
 		err := s.rotateCert()
 		return map[string]string{
@@ -335,6 +336,15 @@ func (s *Sim) resetStats(struct{}) (any, error) {
 		e.reset()
 	}
 	return done, nil
+}
+
+// showSession tells whether a cookie is that of a session, as a host is told that is asked to trust it.
+func (s *Sim) showSession(w http.ResponseWriter, r *http.Request) {
+	if !s.sessions.isValid(r.PathValue("id")) {
+		http.Error(w, "no such session", http.StatusNotFound)
+		return
+	}
+	reply(w, done)
 }
 
 func (s *Sim) showStats(w http.ResponseWriter, _ *http.Request) {
