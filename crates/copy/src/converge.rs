@@ -153,6 +153,27 @@ const HOPELESS_SHARE: f64 = 0.8;
 /// Two make a trend.
 const DELTAS_MIN: usize = 2;
 
+/// What measuring says of the way a machine is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Passes gain nothing: it changes about as fast as it is copied.
+    Hopeless,
+    /// A pass takes longer than the interval, so that snapshots follow each other without a pause.
+    IntervalTooShort {
+        /// What a pass takes that brings the changes of an interval.
+        pass: Duration,
+        /// An interval that fits.
+        better: Duration,
+    },
+    /// What changes in an interval takes longer to copy than the machine may be down.
+    IntervalTooLong {
+        /// What a pass takes that brings the changes of an interval.
+        pass: Duration,
+        /// An interval that fits.
+        better: Duration,
+    },
+}
+
 /// How long a machine would be down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forecast {
@@ -264,6 +285,24 @@ impl Contract {
         let churn = trend.churn.likely.max(f64::MIN_POSITIVE);
         let wish = left.max(0.0) * INTERVAL_BUDGET_SHARE * trend.rate / churn;
         seconds(wish.clamp(INTERVAL_AUTO_MIN_S, INTERVAL_AUTO_MAX_S))
+    }
+}
+
+impl Contract {
+    /// What to do otherwise, if anything: whether passes are worth it at all, and another interval for what changes.
+    pub fn advice(&self, trend: &Trend, costs: &Costs) -> Option<Advice> {
+        if trend.is_hopeless() {
+            return Some(Advice::Hopeless);
+        }
+        let interval = self.interval.filter(|_| trend.deltas >= DELTAS_MIN)?;
+        let pass = seconds(trend.pass_s(interval.as_secs_f64()));
+        let chosen = Contract { interval: None, ..*self }.interval(trend, costs);
+        // The chosen one must not be shorter than its own pass.
+        let better = chosen.max(seconds(trend.pass_s(chosen.as_secs_f64())));
+        if pass > interval && better > interval {
+            return Some(Advice::IntervalTooShort { pass, better });
+        }
+        (pass > self.downtime_max && better < interval).then_some(Advice::IntervalTooLong { pass, better })
     }
 }
 

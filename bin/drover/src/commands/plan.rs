@@ -1,7 +1,9 @@
 //! `drover plan`: new, check, schema. And reading a plan file for all who need one.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use drover_engine::{Store, StoreError};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
@@ -17,6 +19,7 @@ use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
+use crate::state::state_folder;
 use crate::target::QemuTarget;
 
 /// A plan file may not be larger.
@@ -158,7 +161,8 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         if !args.json {
             let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
             let sums = nfc_sums(&nfc, &inventory);
-            crate::out::print(&(summary(&resolution) + &site + &way + &sums + &told_concerns(&resolution)));
+            let told = told_concerns(&resolution) + &told_by_passes(&file.plan.name);
+            crate::out::print(&(summary(&resolution) + &site + &way + &sums + &told));
         }
         resolution.problems
     };
@@ -189,16 +193,51 @@ pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &QemuTa
     line
 }
 
-/// What is worth knowing and stops nothing, said once however many VMs share it.
+/// Notes of one kind that are shown; the others are counted.
+const NOTES_SHOWN_MAX: usize = 10;
+
+/// What is worth knowing and stops nothing, said once however many VMs share it: warnings first.
 fn told_concerns(resolution: &Resolution) -> String {
+    let concerns = || resolution.vms.iter().flat_map(|vm| &vm.concerns);
     let mut lines: Vec<String> = Vec::new();
-    for concern in resolution.vms.iter().flat_map(|vm| &vm.concerns) {
+    for concern in concerns().filter(|concern| concern.severity == Weight::Warning) {
         let line = format!("warning: {concern}\n");
-        if concern.severity == Weight::Warning && !lines.contains(&line) {
+        if !lines.contains(&line) {
             lines.push(line);
         }
     }
+    let mut notes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for concern in concerns().filter(|concern| concern.severity == Weight::Info) {
+        notes.entry(&concern.id).or_default().push(format!("note: {concern}\n"));
+    }
+    for (id, mut of_kind) in notes {
+        let more = of_kind.len().saturating_sub(NOTES_SHOWN_MAX);
+        of_kind.truncate(NOTES_SHOWN_MAX);
+        lines.extend(of_kind);
+        if more > 0 {
+            lines.push(format!("note: and {more} more of that ({id})\n"));
+        }
+    }
     lines.concat()
+}
+
+/// What the passes so far tell of a plan that was begun; nothing if it was not.
+fn told_by_passes(plan: &str) -> String {
+    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+    if !Store::is_there(&folder) {
+        return String::new();
+    }
+    let hints = || -> Result<String, StoreError> {
+        let store = Store::open(&folder)?;
+        let mut lines = String::new();
+        for vm in store.vms(plan)? {
+            let hint = store.warm(plan, &vm.id)?.hint;
+            lines.extend(hint.map(|hint| format!("warning: {}: {hint}\n", vm.name)));
+        }
+        Ok(lines)
+    };
+    // A plan can be checked by users who may not see what became of others' runs.
+    hints().unwrap_or_else(|error| format!("note: what earlier passes tell is not known: {error}\n"))
 }
 
 /// What the plan takes of each host's NFC server.

@@ -195,6 +195,57 @@ fn a_machine_that_changes_as_fast_as_it_is_copied_is_told_so() {
     assert!(!Trend::of(&young.passes).unwrap().is_hopeless(), "one pass is no trend");
 }
 
+/// What is advised after some passes at an interval of so many minutes.
+fn advised(churn: f64, size_gib: f64, minutes: u64) -> Option<Advice> {
+    let interval = Some(Duration::from_secs(minutes * 60));
+    let contract = Contract { interval, ..contract(When::Asked) };
+    let mut machine = Machine::new(churn, 100.0, size_gib);
+    machine.run(&contract, None, 5);
+    contract.advice(&Trend::of(&machine.passes).unwrap(), &costs())
+}
+
+#[test]
+fn another_interval_is_advised_where_this_one_does_not_fit_what_changes() {
+    assert_eq!(advised(90.0, 1000.0, 60), Some(Advice::Hopeless));
+    assert_eq!(advised(1.0, 1000.0, 10), None, "6 s for what changes in 10 minutes");
+    // 20 MiB/s for an hour are 720 s at 100 MiB/s; the contract has two minutes.
+    match advised(20.0, 1000.0, 60) {
+        Some(Advice::IntervalTooLong { pass, better }) => {
+            assert!((650..800).contains(&pass.as_secs()), "{pass:?}");
+            assert!((60..1500).contains(&better.as_secs()), "{better:?}");
+            let minutes = better.as_secs() / 60;
+            assert_eq!(advised(20.0, 1000.0, minutes), None, "what was advised is not found wrong");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(advised(20.0, 1000.0, 5), None);
+    // A pass has 20 s of its own here, whatever it copies.
+    let slow = |minutes: f64| {
+        let interval = Some(Duration::from_secs_f64(minutes * 60.0));
+        let contract = Contract { interval, ..contract(When::Asked) };
+        let mut passes = Vec::new();
+        for number in 0..4i64 {
+            let began_ms = number * 22_000;
+            let areas_bytes = (number > 0).then_some(1 << 20);
+            let read_bytes = areas_bytes.unwrap_or(1 << 30);
+            let copying = Duration::from_secs(20);
+            passes.push(PassFacts { began_ms, frozen_ms: began_ms, copying, read_bytes, areas_bytes });
+        }
+        contract.advice(&Trend::of(&passes).unwrap(), &costs())
+    };
+    match slow(0.1) {
+        Some(Advice::IntervalTooShort { pass, better }) => {
+            assert!(pass.as_secs() >= 18 && better.as_secs() >= 60, "{pass:?} {better:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(slow(2.0), None);
+    let mut young = Machine::new(20.0, 100.0, 1000.0);
+    young.pass();
+    let trend = Trend::of(&young.passes).unwrap();
+    assert_eq!(contract(When::Asked).advice(&trend, &costs()), None, "one pass is no trend");
+}
+
 #[test]
 fn one_wild_pass_widens_the_forecast_and_is_forgotten_in_time() {
     let mut machine = Machine::new(1.0, 100.0, 100.0);

@@ -215,13 +215,20 @@ pub struct Store {
 
 type Outcome<T> = Result<T, StoreError>;
 
+const FILE: &str = "drover.db";
+
 impl Store {
+    /// Whether there is a store in a folder.
+    pub fn is_there(folder: &Path) -> bool {
+        folder.join(FILE).is_file()
+    }
+
     /// Opens or makes the store in a folder.
     ///
     /// # Errors
     /// If the folder or file cannot be used, or a later drover made it.
     pub fn open(folder: &Path) -> Outcome<Store> {
-        let path = folder.join("drover.db");
+        let path = folder.join(FILE);
         let wrap = |source: StoreFault| StoreError { path: path.clone(), source };
         std::fs::create_dir_all(folder).map_err(|error| wrap(error.into()))?;
         let connection = open_database(&path).map_err(wrap)?;

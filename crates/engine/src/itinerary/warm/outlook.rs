@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_copy::converge::{Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When};
+use drover_copy::converge::{Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When};
 use drover_plan::{Audit, Cutover, Interval};
 
 use crate::itinerary::{Journey, Outcome};
@@ -125,11 +125,52 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
     }
 }
 
+/// Advice for whoever runs the plan. The same as long as no other interval is meant, so that it is told once.
+pub(super) fn advice_words(advice: Advice) -> String {
+    match advice {
+        Advice::Hopeless => "it changes as fast as it is copied, so further passes gain nothing: move it with `mode: cold`, at a \
+                             time when less is written, or over a faster way"
+            .into(),
+        Advice::IntervalTooShort { better, .. } => format!(
+            "a pass takes longer than the interval, so its snapshots follow each other without a pause: take `interval: {}`, or \
+             auto",
+            round_interval(better)
+        ),
+        Advice::IntervalTooLong { better, .. } => format!(
+            "what changes in an interval takes longer to copy than downtime_max: take `interval: {}`, or auto",
+            round_interval(better)
+        ),
+    }
+}
+
+/// The next interval that somebody would write, as a plan writes it.
+fn round_interval(interval: Duration) -> String {
+    const MINUTES: [u64; 10] = [1, 2, 3, 5, 10, 15, 20, 30, 45, 60];
+    let minutes = interval.as_secs().div_ceil(60).max(1);
+    match MINUTES.into_iter().find(|it| *it >= minutes) {
+        Some(minutes) => format!("{minutes}m"),
+        None => format!("{}h", minutes.div_ceil(60)),
+    }
+}
+
 fn in_millis(forecast: Forecast) -> Downtime {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 2);
     Downtime {
         forecast_ms: millis(forecast.likely),
         low_ms: millis(forecast.low),
         high_ms: millis(forecast.high),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_rounded_up_to_what_somebody_would_write() {
+        for (seconds, text) in [(0, "1m"), (60, "1m"), (61, "2m"), (700, "15m"), (3600, "60m"), (3601, "2h")]
+        {
+            assert_eq!(round_interval(Duration::from_secs(seconds)), text, "{seconds} s");
+        }
     }
 }

@@ -6,7 +6,7 @@ use drover_copy::converge::{Decision, Reason, Trend};
 use drover_types::inventory::PowerState;
 
 use super::guardian::power_word;
-use super::outlook::{facts, reason_word};
+use super::outlook::{advice_words, facts, reason_word};
 use crate::error::{Cause, EngineError};
 use crate::event::Event;
 use crate::itinerary::{Journey, Outcome};
@@ -120,15 +120,12 @@ impl Journey<'_> {
     fn advise(&self) -> Outcome<()> {
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         let passes = self.passes_done()?;
-        let hopeless = Trend::of(&facts(&passes)).is_some_and(|trend| trend.is_hopeless());
-        let hint = hopeless.then_some(
-            "it changes as fast as it is copied, so further passes gain nothing: move it with `mode: cold`, at a time when less \
-             is written, or over a faster way",
-        );
-        let known = store.warm(plan, id)?.hint;
-        if known.as_deref() != hint {
-            store.set_hint(plan, id, hint)?;
-            hint.iter().for_each(|hint| self.note(hint.to_string()));
+        let (contract, costs) = (self.contract()?, self.costs(&passes)?);
+        let advice = Trend::of(&facts(&passes)).and_then(|trend| contract.advice(&trend, &costs));
+        let hint = advice.map(advice_words);
+        if store.warm(plan, id)?.hint != hint {
+            store.set_hint(plan, id, hint.as_deref())?;
+            hint.into_iter().for_each(|hint| self.note(hint));
         }
         Ok(())
     }
