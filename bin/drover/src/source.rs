@@ -177,6 +177,15 @@ pub fn hide_left_files(inventory: &mut Inventory, begun: &BTreeSet<String>) {
     }
 }
 
+/// Hides snapshots of VMs whose passes have begun, somebody's backup above all: the guardian sees them before every
+/// pass, says so, and has everything compared as long as they are there. Before the first pass they stop a plan.
+pub fn hide_foreign_snapshots(inventory: &mut Inventory, begun: &BTreeSet<String>) {
+    for vm in inventory.vms.iter_mut().filter(|vm| !vm.snapshots.is_empty() && begun.contains(&vm.id)) {
+        vm.snapshots.clear();
+        vm.disks.iter_mut().for_each(|disk| disk.has_parent = false);
+    }
+}
+
 /// A vSphere error in the engine's words.
 pub fn provider_error(error: VsphereError) -> ProviderError {
     let mut wrapped = ProviderError::new(vsphere_cause(&error), error.to_string());
@@ -212,5 +221,9 @@ mod tests {
         let seen =
             |at: usize| (inventory.vms[at].consolidation_needed, inventory.vms[at].disks[0].has_parent);
         assert_eq!([0, 1, 2].map(seen), [(false, false), (false, true), (true, true)]);
+        inventory.vms[2].snapshots.push(Snapshot::default());
+        hide_foreign_snapshots(&mut inventory, &["begun", "frozen"].map(String::from).into());
+        let frozen = |at: usize| (inventory.vms[at].snapshots.len(), inventory.vms[at].disks[0].has_parent);
+        assert_eq!([1, 2].map(frozen), [(0, false), (1, true)]);
     }
 }

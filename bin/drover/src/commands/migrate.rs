@@ -1,5 +1,6 @@
 //! `drover migrate`, `resume` and `cancel`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use drover_engine::{
     Board, Cause, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
-use drover_plan::{Limits, PlannedVm};
+use drover_plan::{Limits, PlannedVm, resolve};
+use drover_types::inventory::Inventory;
 use drover_view::{Display, DisplayMode};
 
 use super::plan::{self, PlanFile};
@@ -16,7 +18,7 @@ use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::provider::{Provider, to_give_up};
 use crate::signals::stop_on_signals;
-use crate::source::hide_left_files;
+use crate::source::{hide_foreign_snapshots, hide_left_files};
 use crate::state::state_folder;
 use crate::target::QemuTarget;
 
@@ -52,8 +54,7 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
     let store = open_store(args)?;
     let provider = Provider::open(&file)?;
     let mut inventory = provider.inventory()?;
-    let begun = store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
-    hide_left_files(&mut inventory, &begun);
+    hide_what_passes_see_to(&file, &store, &mut inventory)?;
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
     resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
@@ -75,6 +76,22 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
     let outcome = run_shown(&file, &vms, &store, provider.source(), &target, &stop, args)?;
     provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
+}
+
+/// Hides what the guardian of warm VMs judges before each pass, and what would stop a plan that is only begun.
+fn hide_what_passes_see_to(file: &PlanFile, store: &Store, inventory: &mut Inventory) -> Result<(), Failure> {
+    let mut begun: BTreeSet<String> =
+        store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
+    if !begun.is_empty() {
+        // A plan may have been edited since: what moves cold now has no guardian.
+        let planned = resolve(&file.plan, inventory).vms;
+        let warm: BTreeSet<&str> =
+            planned.iter().filter(|vm| vm.warm.is_some()).map(|vm| vm.vm.id.as_str()).collect();
+        begun.retain(|id| warm.contains(id.as_str()));
+        hide_left_files(inventory, &begun);
+        hide_foreign_snapshots(inventory, &begun);
+    }
+    Ok(())
 }
 
 fn run_shown(
