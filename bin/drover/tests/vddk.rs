@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{MIB, Stage, disk_file, vm, with};
@@ -129,6 +130,60 @@ fn what_is_wrong_is_named_with_its_own_exit_code() {
 }
 
 #[test]
+fn disks_are_opened_in_drovers_own_session_only_as_the_plan_says() {
+    let Some((stage, stand_in)) = stage("vcenter", 122, one(4)) else { return };
+    // No login of a disk's own would be let in.
+    stand_in.set("password=of-nobody\ncookie=session").unwrap();
+    let before = stage.source_state();
+    let migrate = |name: &str, word: &str| {
+        let path = plan(&stage, &stand_in, name, &format!(", reuse_session: {word}"), &[]);
+        stage.drover.command(&["migrate", &path])
+    };
+    let ran = |mut command: Command| {
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = ran(migrate("never", "never"));
+    assert!(code == Some(4) && said.contains("user or password is wrong"), "{said}");
+    if drover_vddk::arguments_are_hidden().unwrap() {
+        println!("skipped in part: this machine's /proc hides processes");
+    } else {
+        let (code, said) = ran(migrate("refused", "hidden"));
+        assert!(code == Some(3) && said.contains("hidepid") && said.contains("try:"), "{said}");
+    }
+    assert_eq!((stage.source_state(), stand_in.calls("by=cookie").len()), (before, 0));
+
+    let (code, said) = ran(migrate("visible", "visible"));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("warning") && said.contains("every user of this machine can read it"), "{said}");
+    stage.assert_equal("one", 0, &stage.path("a"));
+    assert_eq!((stand_in.calls("by=cookie").len(), stand_in.calls("by=password").len()), (1, 0));
+    let note = stage.report("visible")["vms"][0]["disks"][0]["details"]["note"].to_string();
+    assert!(note.contains("in drover's own session"), "{note}");
+
+    // A mount of its own, which nobody else sees.
+    let plain = migrate("hidden", "hidden");
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t proc -o hidepid=2 proc /proc || exit 99; exec \"$@\"",
+        "sh",
+    ]);
+    command.arg(plain.get_program()).args(plain.get_args());
+    command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    std::fs::remove_dir_all(stage.vms()).unwrap();
+    match ran(command) {
+        (Some(0), _) => stage.assert_equal("one", 0, &stage.path("a")),
+        (Some(1 | 99), said) if said.contains("unshare") || said.contains("mount") => {
+            println!("skipped in part: /proc cannot be mounted here");
+        }
+        (code, said) => panic!("{code:?}: {said}"),
+    }
+}
+
+#[test]
 fn without_a_library_https_is_taken_and_told() {
     let Some((stage, stand_in)) = stage("vcenter", 113, one(8)) else { return };
     let nowhere = stage.path("nowhere").display().to_string();
@@ -223,4 +278,37 @@ fn every_pass_of_a_warm_migration_is_read_through_vddk_with_its_own_buffers() {
     let opened = stand_in.calls("open vm=");
     assert!(opened.len() >= 3 && opened.iter().all(|call| call.contains("aio=1x4")), "{opened:?}");
     assert_eq!((stage.served(), nbdkits(&stage)), (0, 0));
+}
+
+#[test]
+fn somebodys_snapshot_does_not_stop_a_warm_plan_that_is_gone_on_with() {
+    let made = stage("vcenter", 123, |folder| {
+        let a = disk_file(folder, "a", 4 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    });
+    let Some((stage, stand_in)) = made else { return };
+    let writer = json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000, "block": 4096});
+    stage.sim.post("/writer", writer).unwrap();
+    let plan = plan(&stage, &stand_in, "warm", "", &[("mode: cold", "mode: warm\nwarm: {interval: 1s}")]);
+    let running = stage.drover.start(&["migrate", &plan]).unwrap();
+    let passes = || {
+        let report = stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
+        report["vms"][0]["warm"]["passes"].as_array().cloned().unwrap_or_default()
+    };
+    wait_until("two passes", || passes().iter().filter(|pass| pass["state"] == "complete").count() >= 2);
+    running.kill().unwrap();
+    stage.backup("one");
+    assert_eq!(stage.run(&["cutover", &plan]).code, Some(0));
+    let resumed = stage.run(&["resume", &plan]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+    let told = passes();
+    let said = |pass: &Value| {
+        pass["kind"] == "hash_diff"
+            && pass["why"].to_string().contains("somebody else made a snapshot of it (backup)")
+    };
+    assert!(told.iter().any(said), "{told:#?}");
+    let disks = stage.sim.get("/disks?vm=one").unwrap();
+    stage.assert_equal("one", 0, Path::new(disks[0]["disks"][0]["live"].as_str().unwrap()));
+    let left = stage.sim.vm("one").unwrap()["snapshots"].to_string();
+    assert!(left.contains("backup") && !left.contains("drover"), "{left}");
 }

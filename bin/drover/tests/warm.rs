@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -167,6 +168,76 @@ fn killed_in_mid_pass_and_at_the_cutover_it_goes_on_and_clean_proves_that_nothin
     warm.assert_arrived();
 }
 
+/// Kills drover as it tells that it begins a phase; false if it ended before.
+fn killed_at(warm: &Warm, command: &str, phase: drover_engine::Phase) -> bool {
+    let mut drover = warm.stage.drover.command(&[command, &warm.plan, "--json"]);
+    let mut drover =
+        drover.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(drover.stdout.take().unwrap()).lines();
+    let wanted = json!(phase);
+    let begins = |line: &str| {
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        event["event"] == "phase_started" && event["phase"] == wanted
+    };
+    let found = lines.map_while(Result::ok).any(|line| begins(&line));
+    let _ = drover.kill();
+    drover.wait().unwrap();
+    found
+}
+
+#[test]
+fn killed_as_each_phase_begins_it_goes_on_and_what_arrives_is_what_the_guest_wrote_last() {
+    let Some(warm) = Warm::new(105, 8, AUTO) else { return };
+    for (number, phase) in drover_engine::Phase::WARM.into_iter().enumerate() {
+        let command = if number == 0 { "migrate" } else { "resume" };
+        assert!(killed_at(&warm, command, phase), "{phase} did not begin: {:#}", warm.report());
+    }
+    let output = warm.stage.run(&["resume", &warm.plan]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    warm.assert_arrived();
+    let again = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
+    assert_eq!(again["cleaned"]["found"], json!([]));
+}
+
+#[test]
+fn plan_check_gives_advice_on_large_disks_idle_vms_and_what_passes_told() {
+    let made = Stage::new(106, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        let mut big = with(vm("big", &[&a]), json!({"power": "on"}));
+        big["disks"][0]["capacity"] = json!("2TiB");
+        vec![big, vm("idle", &[&a])]
+    });
+    let Some(stage) = made else { return };
+    let plan = stage.plan("advice", &[("mode: cold", "mode: warm\nwarm: {interval: 1s, audit: none}")]);
+    let check = || stage.run(&["plan", "check", &plan]);
+    let told = check();
+    assert_eq!(told.code, Some(0), "{}{}", told.out, told.err);
+    for words in [
+        "note: big/Hard disk 1: is large (2 TiB) (its first pass takes hours",
+        "begin days before the cutover",
+        "warning: idle: is off, so warm passes save no downtime",
+    ] {
+        assert!(told.out.contains(words), "'{words}' is not in {}", told.out);
+    }
+    let started = stage.drover.start(&["migrate", &plan]).unwrap();
+    let row = || {
+        let report = stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
+        report["vms"].as_array().is_some_and(|vms| vms.iter().any(|vm| !vm["warm"]["passes"][0].is_null()))
+    };
+    let until = Instant::now() + PATIENCE;
+    while !row() {
+        assert!(Instant::now() < until, "no pass began");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    started.kill().unwrap();
+    let store = drover_engine::Store::open(&stage.path("state")).unwrap();
+    let idle = stage.sim.vm("idle").unwrap()["moid"].as_str().unwrap().to_string();
+    store.set_hint("advice", &idle, Some("take `interval: 10m`, or auto")).unwrap();
+    for output in [check(), stage.run(&["report", &plan])] {
+        assert!(output.out.contains("idle: take `interval: 10m`, or auto"), "{}{}", output.out, output.err);
+    }
+}
+
 /// What happens after the second pass, and what the third says of it.
 fn guarded(number: u8, call: &str, body: Value, words: &str) {
     let Some(warm) = Warm::new(number, 8, MANUAL) else { return };
@@ -182,7 +253,11 @@ fn guarded(number: u8, call: &str, body: Value, words: &str) {
 #[test]
 fn cbt_reset_in_mid_run() {
     guarded(113, "/cbt/reset", json!({"vm": "one"}), "began anew");
-    guarded(113, "/vm/move", json!({"vm": "one", "host": "esx2.lab"}), "moved from host");
+}
+
+#[test]
+fn vmotion_in_mid_run() {
+    guarded(104, "/vm/move", json!({"vm": "one", "host": "esx2.lab"}), "moved from host");
 }
 
 #[test]
@@ -213,6 +288,26 @@ fn consolidation_needed_when_it_is_gone_on_with() {
     warm.assert_arrived();
     let found = (0..warm.passes() as usize).any(|pass| warm.why(pass).contains("had to be consolidated"));
     assert!(found, "{:#}", warm.warm());
+}
+
+/// Over HTTPS the file below somebody's snapshot cannot be read, so passes wait for it to go.
+#[test]
+fn a_foreign_snapshot_when_it_is_gone_on_with_ends_in_words_and_is_outlasted() {
+    let Some(warm) = Warm::new(107, 8, MANUAL) else { return };
+    let started = warm.start();
+    warm.wait_for_passes(2);
+    started.kill().unwrap();
+    let backup = warm.stage.backup("one");
+    warm.cutover();
+    let output = warm.stage.run(&["resume", &warm.plan]);
+    assert_eq!(output.code, Some(6), "{}{}", output.out, output.err);
+    let error = warm.report()["vms"][0]["error"].to_string();
+    assert!(error.contains("VDDK") && !error.contains("has 1 snapshots"), "{error}");
+    assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn");
+    warm.stage.somebody().remove_snapshot(&backup).unwrap();
+    let output = warm.stage.run(&["resume", &warm.plan]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    warm.assert_arrived();
 }
 
 #[test]

@@ -3,11 +3,53 @@
 
 mod fakes;
 
+use std::sync::Mutex;
+
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{DiskErrorKind, DiskOp, MemDisk};
 use drover_engine::{Event, NoObserver, PassKind, PassState};
 use drover_types::inventory::PowerState;
-use fakes::{Trouble, Watch, World};
+use fakes::{PLAN, Trouble, Watch, World};
+
+/// The order that corrupted file systems elsewhere: what the next pass is asked from has to be the state of this pass's
+/// own snapshot, and stored before that is gone.
+#[test]
+fn change_ids_are_those_of_the_snapshot_that_was_read_and_are_stored_before_it_is_removed() {
+    let world = World::warm_auto();
+    let seen = Mutex::new(Vec::new());
+    let hook = Watch(|event: &Event| {
+        if let Event::PassEnded { number, .. } = event {
+            let tracked = world.store.tracked(PLAN, "vm-on").unwrap();
+            let ids: Vec<String> = tracked.into_iter().filter_map(|row| row.change_id).collect();
+            seen.lock().unwrap().push((*number, ids, world.own_snapshots()));
+        }
+    });
+    world.run(&hook);
+    world.assert_arrived("in order");
+    let seen = seen.into_inner().unwrap();
+    assert!(seen.len() >= 4, "{seen:?}");
+    for (number, ids, snapshots) in &seen[..3] {
+        // Each snapshot of the fake freezes the next state.
+        let of_this_pass = vec![format!("52 de 1/{number}"); 2];
+        assert_eq!(
+            (ids, *snapshots),
+            (&of_this_pass, 1),
+            "pass {number}: its snapshot, and no other, is there"
+        );
+    }
+    let state = world.state();
+    let calls = state
+        .calls
+        .iter()
+        .map(|(call, _)| *call)
+        .filter(|it| ["freeze", "areas", "remove snapshot"].contains(it));
+    let calls: Vec<&str> = calls.collect();
+    assert_eq!(
+        calls[..6],
+        ["freeze", "remove snapshot", "freeze", "areas", "areas", "remove snapshot"],
+        "{calls:?}"
+    );
+}
 
 #[test]
 fn a_failed_cutover_keeps_the_replica_and_the_next_try_is_a_delta() {

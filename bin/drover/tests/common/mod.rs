@@ -15,6 +15,8 @@ pub mod sites;
 use std::path::{Path, PathBuf};
 
 use drover_lab::{Drover, Output, Scene, Sim};
+use drover_types::Secret;
+use drover_vsphere::{ConnectOptions, Session, Timeouts, Trust};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -96,6 +98,24 @@ impl Stage {
     /// What must not change at the source: power, snapshots, files.
     pub fn source_state(&self) -> Value {
         self.sim.get("/vms").unwrap()
+    }
+
+    /// A login beside drover's: somebody else who works on the same VMs.
+    pub fn somebody(&self) -> Session {
+        Session::connect(ConnectOptions {
+            endpoint: format!("127.0.0.1:{}", self.sim.port),
+            user: drover_lab::USER.to_string(),
+            password: Secret::new(drover_lab::PASSWORD),
+            trust: Trust::Thumbprint(self.sim.thumbprint.parse().unwrap()),
+            timeouts: Timeouts::default(),
+        })
+        .unwrap()
+    }
+
+    /// Somebody's snapshot of a VM; gives its id.
+    pub fn backup(&self, vm: &str) -> String {
+        let moid = self.sim.vm(vm).unwrap()["moid"].as_str().unwrap().to_string();
+        self.somebody().create_snapshot(&moid, "backup", "", false).unwrap().id
     }
 
     /// Bytes of disks that the simulator has served, over all its addresses.

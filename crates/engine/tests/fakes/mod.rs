@@ -57,7 +57,7 @@ pub struct State {
     /// What others do just before a call.
     hooks: Vec<(&'static str, Hook)>,
     /// Every call and the VM it was about.
-    calls: Vec<(&'static str, String)>,
+    pub calls: Vec<(&'static str, String)>,
 }
 
 /// Both sides of a migration.
