@@ -80,7 +80,7 @@ impl Mover {
             std::fs::create_dir_all(folder)?;
         }
         let command =
-            [&program()?, "--state", &text(&self.state), "migrate", &text(&self.plan), "--yes", "--quiet"];
+            [&program()?, "migrate", "--state", &text(&self.state), &text(&self.plan), "--yes", "--quiet"];
         measure(&command.map(str::to_string), None)
     }
 }
