@@ -41,6 +41,17 @@ impl Dice {
     }
 }
 
+/// One signal is enough for a drover that listens, unless it is cut off from its processor for so long.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits for an end, so long at most.
+fn wait_for(started: &mut Started, time_max: Duration) {
+    let until = Instant::now() + time_max;
+    while started.child.try_wait().unwrap().is_none() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A round with a stage of its own.
 struct Soak {
     stage: Stage,
@@ -99,9 +110,11 @@ impl Soak {
     fn interrupt(&mut self) {
         let Some(mut started) = self.running.take() else { return };
         let id = started.child.id().to_string();
-        // It may have ended by itself.
-        let _ = Command::new("kill").args(["-INT", &id]).status();
-        started.child.wait().unwrap();
+        // It may have ended by itself, or not have come to listening yet where the signal is ignored until it does.
+        while started.child.try_wait().unwrap().is_none() {
+            let _ = Command::new("kill").args(["-INT", &id]).status();
+            wait_for(&mut started, PATIENCE);
+        }
     }
 
     /// One thing goes wrong.
