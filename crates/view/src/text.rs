@@ -101,9 +101,13 @@ pub(crate) fn percent(share: f64) -> u32 {
     if whole == 100 && share < 1.0 { 99 } else { whole }
 }
 
-/// `1 disk`, `2 disks`.
+/// `1 disk`, `2 disks`, `2 passes`.
 pub(crate) fn count(number: usize, thing: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
+    let ending = match number {
+        1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{number} {thing}{ending}")
 }
 
@@ -161,5 +165,6 @@ mod tests {
     #[test]
     fn counts_one_and_many() {
         assert_eq!([count(0, "disk"), count(1, "disk"), count(2, "disk")], ["0 disks", "1 disk", "2 disks"]);
+        assert_eq!([count(1, "pass"), count(2, "pass")], ["1 pass", "2 passes"]);
     }
 }
