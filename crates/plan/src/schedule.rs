@@ -1,4 +1,4 @@
-//! Which VM goes next: budgets per source host and in total, greater priority and more bytes first.
+//! Which VM goes next: budgets per source host and in total; fewer turns, greater priority and more bytes first.
 //!
 //! A plain state machine: the engine asks [`Scheduler::next`] until it says `None`, and again
 //! whenever something finished. A VM takes a slot of its host and a slot for each of its disks, gives
@@ -77,6 +77,8 @@ enum State {
 pub struct Scheduler {
     works: Vec<Work>,
     states: Vec<State>,
+    /// How often each was admitted.
+    turns: Vec<u64>,
     /// Indexes of the waiting, first to go first.
     queue: Vec<usize>,
     budgets: Budgets,
@@ -97,8 +99,8 @@ impl Scheduler {
         let budgets = Budgets { vms_per_host: budgets.vms_per_host.max(1), disks: budgets.disks.max(1) };
         let mut queue: Vec<usize> = (0..works.len()).collect();
         queue.sort_by_key(|&index| order(&works[index], index));
-        let states = vec![State::Waiting; works.len()];
-        Scheduler { works, states, queue, budgets, hosts: BTreeMap::new(), disks: 0 }
+        let (states, turns) = (vec![State::Waiting; works.len()], vec![0; works.len()]);
+        Scheduler { works, states, turns, queue, budgets, hosts: BTreeMap::new(), disks: 0 }
     }
 
     /// The VM to start now, if one fits; its slots are taken from this moment.
@@ -119,6 +121,7 @@ impl Scheduler {
             return None;
         }
         self.queue.remove(at);
+        self.turns[index] += 1;
         self.disks += slots;
         let host = self.hosts.entry(self.works[index].host.clone()).or_default();
         host.vms += 1;
@@ -162,11 +165,9 @@ impl Scheduler {
     /// If the VM does not run.
     pub fn requeue(&mut self, vm: VmIndex) {
         self.release(vm);
-        self.states[vm.0] = State::Waiting;
-        let key = order(&self.works[vm.0], vm.0);
-        let at = self.queue.partition_point(|&index| order(&self.works[index], index) < key);
-        self.queue.insert(at, vm.0);
-        self.check_invariants();
+        // It had none of this turn.
+        self.turns[vm.0] -= 1;
+        self.wait(vm, false);
     }
 
     /// A running VM wants nothing of the source until [`Scheduler::wake`]; others get its slots.
@@ -179,16 +180,21 @@ impl Scheduler {
         self.check_invariants();
     }
 
-    /// A parked VM waits for its slots again: at its old place, or before all others if its guest is about
-    /// to be shut down for it.
+    /// A parked VM waits for its slots again: behind those that had fewer turns and among its like at its old place, so
+    /// that each comes to its passes however many there are; or before all others if its guest is about to be shut down
+    /// for it.
     ///
     /// # Panics
     /// If the VM is not parked.
     pub fn wake(&mut self, vm: VmIndex, first: bool) {
         assert_eq!(self.states[vm.0], State::Parked, "VM {} is woken but was not parked", vm.0);
+        self.wait(vm, first);
+    }
+
+    fn wait(&mut self, vm: VmIndex, first: bool) {
         self.states[vm.0] = State::Waiting;
-        let key = order(&self.works[vm.0], vm.0);
-        let by_order = || self.queue.iter().position(|&index| order(&self.works[index], index) > key);
+        let key = |index: usize| (self.turns[index], order(&self.works[index], index));
+        let by_order = || self.queue.iter().position(|&index| key(index) > key(vm.0));
         let at = if first { 0 } else { by_order().unwrap_or(self.queue.len()) };
         self.queue.insert(at, vm.0);
         self.check_invariants();
@@ -296,6 +302,21 @@ mod tests {
     fn priority_goes_first_then_size_then_the_order_of_the_list() {
         let works = [work("a", 1, 5, 0), work("a", 1, 9, 0), work("a", 1, 1, 7), work("a", 1, 9, 0)];
         assert_eq!(admitted(&mut scheduler(&works, 20, 8)), [2, 1, 3, 0]);
+    }
+
+    #[test]
+    fn passes_go_round_however_large_a_vm_is_or_how_soon_it_is_back() {
+        let works = [work("a", 1, 9, 5), work("a", 1, 8, 0), work("a", 1, 1, 0)];
+        let mut scheduler = scheduler(&works, 20, 1);
+        let mut order = Vec::new();
+        for _ in 0..9 {
+            let vm = scheduler.next().unwrap();
+            order.push(vm.0);
+            // Its next pass is due at once.
+            scheduler.park(vm);
+            scheduler.wake(vm, false);
+        }
+        assert_eq!(order, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
     }
 
     #[test]

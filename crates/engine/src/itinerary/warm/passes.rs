@@ -90,6 +90,8 @@ impl Journey<'_> {
         self.copies.iter_mut().for_each(|copied| *copied = None);
         // Change ids outlive snapshots, and a snapshot that stays slows the VM down.
         let thawed = self.thaw();
+        // Its next pass may be due already; the others come first.
+        self.slots.park();
         result?;
         thawed?;
         self.advise()
