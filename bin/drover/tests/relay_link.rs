@@ -308,7 +308,7 @@ fn a_slow_reader_is_waited_for_in_bounded_memory() {
         connections.len() == 8 && connections.iter().all(|it| it["up"]["waiting"] == "target")
     });
     // A stream that nobody reads has the first credit, and no more.
-    assert!(told["link"]["held_bytes"].as_u64() <= Some(8 * (256 + 64) << 10), "{}", told["link"]);
+    assert!(told["link"]["held_bytes"].as_u64() <= Some((8 * (256 + 64)) << 10), "{}", told["link"]);
     for process in [&relay.child, &sites.agent().child] {
         let peak = peak_kib(process);
         assert!(peak <= 96 << 10, "{peak} KiB");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_link::{
-    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, SocketOptions, StripeBounds, connect,
+    ConnectOptions, Limits, LinkError, LinkErrorKind, RateLimit, Session, SocketOptions, StripeBounds,
+    connect,
 };
 use rustls::pki_types::ServerName;
 

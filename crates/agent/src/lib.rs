@@ -39,8 +39,8 @@ pub use dial::{PORT, Route, dial, with_port};
 pub use error::Refusal;
 pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};
 pub use serve::{
-    Agent, CHANNELS_MAX, Connect, DISKS_MAX, Found, Held, Home, Hypervisor, KnownBlocks, Machines, PEER_DISKS_MAX,
-    START_WITHIN, Store,
+    Agent, CHANNELS_MAX, Connect, DISKS_MAX, Found, Held, Home, Hypervisor, KnownBlocks, Machines,
+    PEER_DISKS_MAX, START_WITHIN, Store,
 };
 pub use site::{Dial, Site};
 pub use stats::Way;

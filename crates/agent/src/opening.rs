@@ -123,6 +123,7 @@ impl Announced {
             version: printable(self.version),
             pools: self.pools.into_iter().map(pool).collect(),
             devices: self.devices.into_iter().map(printable).collect(),
+            takes: self.takes.into_iter().map(printable).collect(),
         }
     }
 }

@@ -135,7 +135,7 @@ mod tests {
         log.add("nbdkit: debug: more");
         assert_eq!(log.words(), "nbdkit: vddk[1]: error: no");
         for number in 0..2 * SECRETS_MAX {
-            log.hide(&Secret::new(&format!("cookie-{number:02}")));
+            log.hide(&Secret::new(format!("cookie-{number:02}")));
         }
         log.add("config key=cookie, value=cookie-31 user=hunter2 error");
         assert!(log.words().ends_with("value=*** user=*** error"), "{}", log.words());
