@@ -124,7 +124,7 @@ fn a_sample_is_looked_at_while_the_guest_runs_and_not_while_it_is_down() {
 
 #[test]
 fn advice_on_the_interval_is_in_the_report_and_told_once() {
-    let world = World::warm("warm: {interval: 1s}");
+    let world = World::warm("warm: {interval: 1s, audit: none}");
     world.state().tracks.guests_write = false;
     let hook = Watch(|event: &Event| match event {
         Event::PassStarted { .. } => world.clock.sleep(Duration::from_secs(20)),
