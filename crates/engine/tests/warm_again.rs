@@ -121,21 +121,3 @@ fn a_sample_is_looked_at_while_the_guest_runs_and_not_while_it_is_down() {
     // What is said to be resumed goes on with something.
     assert!(!world.notes().contains("resumed"), "{}", world.notes());
 }
-
-#[test]
-fn advice_on_the_interval_is_in_the_report_and_told_once() {
-    let world = World::warm("warm: {interval: 1s, audit: none}");
-    world.state().tracks.guests_write = false;
-    let hook = Watch(|event: &Event| match event {
-        Event::PassStarted { .. } => world.clock.sleep(Duration::from_secs(20)),
-        Event::PassEnded { number: 5, .. } => {
-            world.store.ask_cutover(PLAN, None).unwrap();
-        }
-        _ => {}
-    });
-    world.run(&hook);
-    world.assert_arrived("with slow passes");
-    let hint = world.warm_row().hint.unwrap();
-    assert!(hint.contains("longer than the interval") && hint.contains("`interval: 1m`"), "{hint}");
-    assert_eq!(world.notes().matches(&hint).count(), 1, "{}", world.notes());
-}
