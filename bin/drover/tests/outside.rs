@@ -35,7 +35,7 @@ fn text(path: &Path) -> &str {
 }
 
 /// Filters and what they are told; `@` stands for `read` or `write`.
-const FILTERS: [(&str, &[&str], &[&str]); 6] = [
+const FILTERS: [(&str, &[&str], &[&str]); 7] = [
     ("error", &["--filter=error"], &["error-p@-rate=10%"]),
     ("delay", &["--filter=delay"], &["delay-@=2ms"]),
     ("rate", &["--filter=rate"], &["rate=200M"]),
@@ -46,6 +46,7 @@ const FILTERS: [(&str, &[&str], &[&str]); 6] = [
         &["blocksize-minimum=4096", "blocksize-maximum=64K", "blocksize-error-policy=error"],
     ),
     ("noparallel", &["--filter=noparallel"], &["serialize=all-requests"]),
+    ("limit", &["--filter=limit"], &["limit=1"]),
 ];
 
 fn behind(folder: &Path, file: &Path, name: &str, is_source: bool) -> Option<Nbdkit> {
@@ -106,6 +107,11 @@ fn a_source_behind_the_blocksize_policy_filter() {
 #[test]
 fn a_source_behind_the_noparallel_filter() {
     is_read_through("noparallel");
+}
+
+#[test]
+fn a_source_behind_the_limit_filter() {
+    is_read_through("limit");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +36,10 @@ const STATUS_TRIES: usize = 3;
 /// How long a further connection may take when the server did not say that it takes several: one
 /// that serves a single client lets the others wait without a word (qemu-nbd without --shared).
 const SECOND_CONNECTION_WAIT: Duration = Duration::from_secs(2);
+
+/// Further connections that a server may end although it says that it takes several, before it is believed that it
+/// takes one (a limit on its clients).
+const REFUSALS_MAX: u32 = 4;
 
 /// Owner of questions for block status and flushes on a shared connection.
 const CONTROL: u64 = 0;
@@ -97,8 +101,10 @@ pub struct NbdDisk {
     control: Mutex<Arc<Slot>>,
     /// Whether all lanes share the control connection.
     single: AtomicBool,
-    /// Whether the server let in more than one connection, by word or deed.
+    /// Whether the server let in more than one connection.
     several: AtomicBool,
+    /// Further connections that it ended at once, while it served the first, before it let in any.
+    refusals: AtomicU32,
     /// Whether a connection broke since the last flush.
     lost: Arc<AtomicBool>,
     no_status: AtomicBool,
@@ -185,7 +191,8 @@ impl NbdDisk {
             writable,
             control: Mutex::new(Slot::new(connection)),
             single: AtomicBool::new(single),
-            several: AtomicBool::new(export.has(flag::MULTI_CONN)),
+            several: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
             lost,
             no_status: AtomicBool::new(false),
             next_owner: AtomicU64::new(CONTROL + 1),
@@ -293,18 +300,24 @@ impl NbdDisk {
         if self.single.load(SeqCst) {
             return self.control();
         }
-        let several = self.several.load(SeqCst);
-        let limit =
-            if several { self.options.timeout } else { self.options.timeout.min(SECOND_CONNECTION_WAIT) };
+        let has_let_in = self.several.load(SeqCst);
+        let says_so = self.export.has(flag::MULTI_CONN);
+        let limit = match has_let_in || says_so {
+            true => self.options.timeout,
+            false => self.options.timeout.min(SECOND_CONNECTION_WAIT),
+        };
         match self.connect_again(limit) {
             Ok(connection) => {
                 self.several.store(true, SeqCst);
                 Ok(Slot::new(connection))
             }
             // The server lives but lets nobody else in: share what we have, now and from now on. One
-            // that did let others in is only busy, or gone.
+            // that did let others in is only busy, or gone; one that says it would may be, for a moment.
             Err(error)
-                if !several && error.kind != DiskErrorKind::Corrupt && lock(&self.control).lock().probe() =>
+                if !has_let_in
+                    && error.kind != DiskErrorKind::Corrupt
+                    && lock(&self.control).lock().probe()
+                    && (!says_so || self.refusals.fetch_add(1, SeqCst) + 1 >= REFUSALS_MAX) =>
             {
                 self.single.store(true, SeqCst);
                 self.control()

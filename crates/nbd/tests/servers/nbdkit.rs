@@ -105,6 +105,37 @@ fn writes_through_what_filters_do_to_a_server() {
 }
 
 #[test]
+fn one_that_ends_further_connections_is_read_and_written_over_the_first() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let dir = Dir::new();
+    let path = dir.file("disk");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let part = ByteSpan::new(4096, 4096);
+    let server = nbdkit(&["--filter=limit", "file", text(&path), "limit=1"]);
+    let disk = target(&server);
+    // It says that it takes several, so it is asked a few times.
+    let tries = (1..=10).find(|_| match disk.open_lane() {
+        Ok(mut lane) => {
+            write(&mut *lane, part, 7).result.unwrap();
+            disk.flush().unwrap();
+            true
+        }
+        Err(error) => {
+            assert_eq!(error.kind, DiskErrorKind::Transient, "{error}");
+            false
+        }
+    });
+    assert!(tries.is_some_and(|tries| tries > 1), "{tries:?}");
+    // From then on all share it.
+    let mut lanes = [disk.open_lane().unwrap(), disk.open_lane().unwrap()];
+    for lane in &mut lanes {
+        assert_eq!(bytes(read(&mut **lane, part)), [7; 4096]);
+    }
+}
+
+#[test]
 fn reads_over_tcp() {
     if !installed("nbdkit") {
         return;
