@@ -314,6 +314,9 @@ fn cancelling_removes_what_was_made_there_and_only_that() {
     let plan = far.plan("far", &[SLOWLY]);
     let mut started = far.start(&["migrate", &plan]);
     far.wait_for_records(&mut started.0);
+    // Records may be of the other, which was off before: a guest that is still on its way down would end it after all.
+    let is_off = || far.stage.sim.vm("one").unwrap()["power"] == "poweredOff";
+    wait_until("the guest is off", PATIENCE, is_off);
     started.kill();
     let done: Vec<String> = far.stage.report("far")["vms"]
         .as_array()
