@@ -208,7 +208,7 @@ impl Store for Liar {
     fn announce(&self) -> Announced {
         let odd = "\u{1b}[31mred\r\n\u{202e}".to_string();
         let pools = vec![Pool { name: odd.clone(), free_bytes: Some(u64::MAX) }];
-        Announced { version: odd.clone(), pools, devices: vec![odd.clone()], takes: vec![odd] }
+        Announced { version: odd.clone(), pools, devices: vec![odd], takes: vec![] }
     }
 }
 
@@ -224,7 +224,7 @@ fn what_an_agent_says_drives_no_terminal() {
         opened.identity = "\u{9b}31m".to_string();
     });
     let info = site.info().unwrap();
-    let said = format!("{}{}{}{}", info.version, info.pools[0].name, info.devices[0], info.takes[0]);
+    let said = format!("{}{}{}", info.version, info.pools[0].name, info.devices[0]);
     assert!(!said.contains(char::is_control) && !said.contains('\u{202e}'), "{said:?}");
     assert!(!site.stat("any").unwrap().tag.contains(char::is_control));
     let disk = source(&site, "any");
