@@ -96,7 +96,9 @@ impl Soak {
         if self.running.as_mut().is_some_and(is_running) {
             return;
         }
-        let command = if self.done.is_empty() { "migrate" } else { "resume" };
+        // The first may have been killed before it had the plan in its state.
+        let is_known = self.stage.run(&["status", "soak"]).code == Some(0);
+        let command = if is_known { "resume" } else { "migrate" };
         self.running = Some(self.stage.drover.start(&[command, &self.plan]).unwrap());
     }
 
