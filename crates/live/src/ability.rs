@@ -13,10 +13,6 @@ pub struct Ability {
     capabilities: BTreeSet<String>,
     /// Each with the words it takes, where it takes words.
     parameters: BTreeMap<String, BTreeSet<String>>,
-    /// What `migrate` takes.
-    migrate: BTreeSet<String>,
-    /// What `migrate-incoming` takes.
-    incoming: BTreeSet<String>,
     /// What `blockdev-mirror` takes.
     mirror: BTreeSet<String>,
 }
@@ -27,15 +23,12 @@ impl Ability {
     pub fn read(version: &Value, schema: &Value, capabilities: &Value) -> Ability {
         let schema = Schema::of(schema);
         let number = |key: &str| version["qemu"][key].as_u64().unwrap_or_default();
-        let names = |command: &str| schema.arguments(command).into_keys().collect();
         Ability {
             version: format!("{}.{}.{}", number("major"), number("minor"), number("micro")),
             commands: schema.commands.keys().map(|name| name.to_string()).collect(),
             capabilities: names_of(capabilities, "capability"),
             parameters: schema.arguments("migrate-set-parameters"),
-            migrate: names("migrate"),
-            incoming: names("migrate-incoming"),
-            mirror: names("blockdev-mirror"),
+            mirror: schema.arguments("blockdev-mirror").into_keys().collect(),
         }
     }
 
@@ -57,16 +50,6 @@ impl Ability {
     /// Whether a migration parameter may have a value, which is a word.
     pub fn takes_word(&self, parameter: &str, word: &str) -> bool {
         self.parameters.get(parameter).is_some_and(|words| words.contains(word))
-    }
-
-    /// Whether `migrate` takes an argument.
-    pub fn migrate_takes(&self, argument: &str) -> bool {
-        self.migrate.contains(argument)
-    }
-
-    /// Whether `migrate-incoming` takes an argument.
-    pub fn incoming_takes(&self, argument: &str) -> bool {
-        self.incoming.contains(argument)
     }
 
     /// Whether `blockdev-mirror` takes an argument.

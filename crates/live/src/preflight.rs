@@ -12,8 +12,6 @@ pub struct Machine {
     pub status: String,
     /// `pc-q35-7.2`; what the monitor says, aliases resolved.
     pub kind: String,
-    /// QEMU's version, for people.
-    pub version: String,
     /// Bytes of memory the guest began with.
     pub memory_bytes: u64,
     /// Its processors' kind (`qemu64-x86_64-cpu`), one for each.

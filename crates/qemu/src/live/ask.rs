@@ -51,7 +51,6 @@ impl Guest {
             disks: self.disks()?,
             blocked: reasons.filter_map(|reason| Some(reason.as_str()?.to_string())).collect(),
             migrating: migrating["status"].as_str().filter(is_busy).map(str::to_string),
-            ..Machine::default()
         })
     }
 
