@@ -11,7 +11,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::running::{PATIENCE, Running};
+use common::running::Running;
+use common::streams::PATIENCE;
 use drover_lab::{Drover, Output};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 

@@ -230,7 +230,7 @@ fn tell(shared: &Shared, budget: &Budget, started: Instant, connections: usize) 
     let (pipe_bytes, pipes) = budget.used();
     let mut snapshot = Snapshot {
         age_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
-        live: shared.live() as u64,
+        live: 0,
         pipes: pipes as u64,
         pipe_bytes: pipe_bytes as u64,
         totals: shared.book.totals(),
@@ -241,6 +241,8 @@ fn tell(shared: &Shared, budget: &Budget, started: Instant, connections: usize) 
         snapshot.totals.sum(&told.totals);
         snapshot.connections.extend(told.connections);
     }
+    // Asked last: what a worker has counted as ended lives no more.
+    snapshot.live = shared.live() as u64;
     snapshot.connections.sort_by_key(|it| (std::cmp::Reverse(it.bytes_per_second()), it.id));
     snapshot.connections.truncate(connections);
     snapshot

@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{MIB, client, listener, noise, pair, read_all, send, wait_for};
+use common::{
+    MIB, client, connect_to, is_reset, is_turned_away, listener, noise, pair, read_all, send, turns_away,
+    wait_for,
+};
 use drover_link::{Channel, Session};
 use drover_relay::address::Pairing;
 use drover_relay::rule::Policy;
@@ -93,21 +96,8 @@ fn scene_with(connect: impl Fn(&str, Channel) + Send + Sync + 'static) -> Relay 
     Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(vec![line("h:1")]) }).unwrap()
 }
 
-fn is_reset(stream: &mut TcpStream) -> bool {
-    stream.read(&mut [0; 8]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
-}
-
 fn exchange(relay: &Relay, target: &TcpListener, seed: u64) {
-    let (near, far) = pair(relay, target);
-    let (up, down) = (noise(seed, 9 * MIB + 7), noise(seed + 1, 5 * MIB + 3));
-    let sending = [send(&near, up.clone()), send(&far, down.clone())];
-    let reading = {
-        let far = far.try_clone().unwrap();
-        std::thread::spawn(move || read_all(&far))
-    };
-    assert!(read_all(&near) == down, "what came back differs");
-    assert!(reading.join().unwrap() == up, "what arrived differs");
-    sending.into_iter().for_each(|it| it.join().unwrap());
+    common::exchange(pair(relay, target), seed, 9 * MIB + 7, 5 * MIB + 3);
 }
 
 /// Writes until nothing more is taken for a while; gives how much went.
@@ -205,7 +195,7 @@ fn what_the_far_end_does_not_allow_is_reset_and_told_with_what_to_try() {
     let target = listener();
     for allowed in ["10.0.0.0/8:1-65535", "127.0.0.1:1", "localhost:1-65535"] {
         let scene = scene(&target, allowed, "");
-        assert!(is_reset(&mut client(&scene.relay)), "{allowed}");
+        assert!(turns_away(&scene.relay), "{allowed}");
         wait_for(&scene.relay, "the refusal", |it| it.totals.refused.get(&Refusal::SitePolicy) == Some(&1));
         let told = scene.relay.take_refused();
         assert!(told[0].why.contains(&format!("--allow-connect {}", address(&target))), "{told:?}");
@@ -217,9 +207,7 @@ fn a_target_that_is_not_there_is_told_as_such() {
     let gone = address(&listener());
     let scene = scene_of(vec![line(&gone), line("no-such-host.invalid:7")], ports("*:1-65535", 9), "");
     for (at, reason) in [(0, Refusal::TargetRefused), (1, Refusal::TargetUnreachable)] {
-        let mut near = TcpStream::connect(scene.relay.addresses()[at]).unwrap();
-        near.set_read_timeout(Some(common::PATIENCE)).unwrap();
-        assert!(is_reset(&mut near));
+        assert!(is_turned_away(scene.relay.addresses()[at]));
         wait_for(&scene.relay, "the refusal", |it| it.totals.refused.get(&reason) == Some(&1));
     }
     let told: Vec<_> = scene.relay.take_refused().into_iter().map(|it| it.target).collect();
@@ -231,7 +219,7 @@ fn the_agent_has_a_bound_of_its_own() {
     let target = listener();
     let scene = scene_of(vec![line(&address(&target))], ports("*:1-65535", 2), "");
     let _two = [pair(&scene.relay, &target), pair(&scene.relay, &target)];
-    assert!(is_reset(&mut client(&scene.relay)));
+    assert!(turns_away(&scene.relay));
     assert_eq!(scene.ports.live(), 2);
     assert_eq!(scene.relay.snapshot(0).totals.refused[&Refusal::Limit], 1);
 }
@@ -250,7 +238,7 @@ fn the_policy_and_its_rates_hold() {
     let told = limited.relay.snapshot(0).totals;
     assert!(told.up_waits.rate_us > 0 && told.down_waits.rate_us > 0, "{told:?}");
     let denied = scene(&target, "*:1-65535", "deny from 127.0.0.0/8");
-    assert!(is_reset(&mut client(&denied.relay)));
+    assert!(turns_away(&denied.relay));
     wait_for(&denied.relay, "the refusal", |it| it.totals.refused.contains_key(&Refusal::Policy));
 }
 
@@ -261,19 +249,14 @@ fn some_go_over_the_link_some_directly_and_some_not_at_all() {
     let policy = format!("direct to 127.0.0.0/8 port {past}\ndeny port {nowhere}\nallow port {over}\n");
     let lines = targets.iter().map(|target| line(&address(target))).collect();
     let scene = scene_of(lines, ports("*:1-65535", 9), &policy);
-    let connect = |at: usize| {
-        let stream = TcpStream::connect(scene.relay.addresses()[at]).unwrap();
-        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
-        stream
-    };
     let mut streams: Vec<_> = (0..2)
         .map(|at| {
-            let mut near = connect(at);
+            let mut near = connect_to(scene.relay.addresses()[at]);
             near.write_all(b"x").unwrap();
             (near, targets[at].accept().unwrap().0)
         })
         .collect();
-    assert!(is_reset(&mut connect(2)));
+    assert!(is_turned_away(scene.relay.addresses()[2]));
     for (_, far) in &mut streams {
         far.read_exact(&mut [0]).unwrap();
     }
@@ -291,9 +274,8 @@ fn a_name_goes_over_the_link_as_it_was_written() {
         seen.send(to.to_string()).unwrap();
         drop(channel);
     });
-    let mut near = client(&relay);
+    assert!(turns_away(&relay));
     assert_eq!(asked.recv_timeout(common::PATIENCE).unwrap(), "h:1");
-    assert!(is_reset(&mut near));
     // It went away without an answer.
     let is_told = |it: &Snapshot| it.live == 0 && it.totals.refused.contains_key(&Refusal::Link);
     assert_eq!(wait_for(&relay, "the refusal", is_told).totals.connected, 0);
@@ -305,7 +287,7 @@ fn an_agent_that_answers_nonsense_is_not_believed() {
         let _ = channel.sender().write_all(b"HTTP/1.1 200 OK\r\n\r\n");
         std::thread::sleep(Duration::from_secs(1));
     });
-    assert!(is_reset(&mut client(&relay)));
+    assert!(turns_away(&relay));
     wait_for(&relay, "the refusal", |it| it.totals.refused.contains_key(&Refusal::Link));
     assert!(relay.take_refused()[0].why.contains("makes no sense"));
 }
@@ -345,6 +327,8 @@ fn a_session_that_ended_resets_its_connections_and_the_next_one_dials_again() {
     session.close();
     assert!(is_reset(&mut near) && is_reset(&mut far));
     wait_for(&scene.relay, "the reset", |it| it.totals.reset == 1);
+    // The end of the session comes after those of its channels.
+    wait_for(&scene.relay, "the end", |it| it.link.as_ref().is_some_and(|it| it.state == "ended"));
     exchange(&scene.relay, &target, 9);
     assert_eq!(scene.dials.load(Ordering::Relaxed), 2);
 }
@@ -371,7 +355,7 @@ fn without_an_agent_clients_are_reset_and_the_next_ones_wait_for_no_second_try()
     let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial) });
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     for _ in 0..50 {
-        assert!(is_reset(&mut client(&relay)));
+        assert!(turns_away(&relay));
     }
     wait_for(&relay, "the refusals", |it| it.totals.refused.get(&Refusal::Link) == Some(&50));
     let told = relay.take_refused();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::Home;
-use drover_disk::{Disk, DiskError, Features, FileDisk, Lane, Limits};
+use drover_disk::{Disk, DiskError, FileDisk};
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::journal_path;
 use drover_plan::{Convert, ImageFormat, PlannedDisk, PlannedVm, Target};
@@ -13,7 +13,6 @@ use drover_qcow2::Qcow2Disk;
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, RunOptions, Validation, VmFolder,
 };
-use drover_types::{ByteSpan, Extent};
 
 use crate::endpoint::{TargetEnd, open_raw_target};
 use crate::exit::Failure;
@@ -79,7 +78,7 @@ impl TargetProvider for Here {
             }
         };
         let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
-        Ok(OpenedTarget { disk: held(end.disk, end.keep), tag, is_new, zeroed, link: None })
+        Ok(OpenedTarget { disk: end.disk, tag, is_new, zeroed, link: None })
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
@@ -207,49 +206,5 @@ fn from_failure(failure: Failure) -> ProviderError {
     match failure.advice {
         Some(advice) => error.advise(advice),
         None => error,
-    }
-}
-
-/// A disk together with what must live as long as it.
-struct Held<K> {
-    disk: Arc<dyn Disk>,
-    _keep: K,
-}
-
-fn held<K: Send + Sync + 'static>(disk: Arc<dyn Disk>, keep: K) -> Arc<dyn Disk> {
-    Arc::new(Held { disk, _keep: keep })
-}
-
-impl<K: Send + Sync> Disk for Held<K> {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn identity(&self) -> String {
-        self.disk.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        self.disk.limits()
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
-
-    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-        self.disk.extents(span)
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
-        self.disk.open_lane()
-    }
-
-    fn flush(&self) -> Result<(), DiskError> {
-        self.disk.flush()
     }
 }

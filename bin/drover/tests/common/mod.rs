@@ -11,6 +11,8 @@ pub mod process;
 pub mod proxy;
 pub mod running;
 pub mod sites;
+#[path = "../../../../crates/relay/tests/common/streams.rs"]
+pub mod streams;
 
 use std::path::{Path, PathBuf};
 

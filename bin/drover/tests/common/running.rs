@@ -1,16 +1,14 @@
 //! Relays and agents that run, and bytes that go through them.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::Receiver;
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use drover_lab::Drover;
 use serde_json::Value;
 
-pub const PATIENCE: Duration = Duration::from_secs(120);
+use super::streams::{self, PATIENCE, accept, connect_to, is_turned_away};
 
 /// A drover that tells events, and ends with the test.
 pub struct Running {
@@ -74,59 +72,21 @@ pub fn listener() -> (TcpListener, String) {
     (listener, address)
 }
 
-pub fn patient(stream: TcpStream) -> TcpStream {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
 pub fn connect(relay: &Running) -> TcpStream {
-    patient(TcpStream::connect(relay.address(0)).unwrap())
+    connect_to(relay.address(0))
 }
 
 /// A client, and its counterpart at the target.
 pub fn pair(relay: &Running, target: &TcpListener) -> (TcpStream, TcpStream) {
     let near = connect(relay);
-    (near, patient(target.accept().unwrap().0))
+    (near, accept(target))
 }
 
-pub fn is_reset(stream: &mut TcpStream) -> bool {
-    stream.read(&mut [0; 8]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
-}
-
-pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut content: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
-    content.truncate(bytes);
-    content
-}
-
-pub fn send(stream: &TcpStream, content: Vec<u8>) -> JoinHandle<()> {
-    let mut stream = stream.try_clone().unwrap();
-    std::thread::spawn(move || {
-        stream.write_all(&content).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
-    })
-}
-
-pub fn read_all(mut stream: &TcpStream) -> Vec<u8> {
-    let mut content = Vec::new();
-    stream.read_to_end(&mut content).unwrap();
-    content
+pub fn turns_away(relay: &Running) -> bool {
+    is_turned_away(relay.address(0))
 }
 
 /// Sends both ways at once, and looks that all arrives and nothing else.
-pub fn exchange((near, far): (TcpStream, TcpStream), seed: u64, bytes: usize) {
-    let (up, down) = (noise(seed, bytes), noise(seed + 1, bytes / 2 + 3));
-    let sending = [send(&near, up.clone()), send(&far, down.clone())];
-    let reading = std::thread::spawn(move || read_all(&far));
-    assert!(read_all(&near) == down, "what came back differs");
-    assert!(reading.join().unwrap() == up, "what arrived differs");
-    sending.into_iter().for_each(|it| it.join().unwrap());
+pub fn exchange(ends: (TcpStream, TcpStream), seed: u64, bytes: usize) {
+    streams::exchange(ends, seed, bytes, bytes / 2 + 3);
 }

@@ -2,17 +2,17 @@
 // Each test program uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::thread::JoinHandle;
+mod streams;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use drover_relay::{Destination, Line, Relay, RelayOptions, Snapshot};
 
-pub const MIB: usize = 1 << 20;
+#[allow(unused_imports)]
+pub use streams::*;
 
-/// Generous: only what never comes runs into it.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const MIB: usize = 1 << 20;
 
 /// Options for a relay on a free port to these addresses.
 pub fn options(targets: &[SocketAddr]) -> RelayOptions {
@@ -37,48 +37,17 @@ pub fn listener() -> TcpListener {
 }
 
 pub fn client(relay: &Relay) -> TcpStream {
-    let stream = TcpStream::connect(relay.addresses()[0]).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream
+    connect_to(relay.addresses()[0])
+}
+
+pub fn turns_away(relay: &Relay) -> bool {
+    is_turned_away(relay.addresses()[0])
 }
 
 /// A client, and its counterpart at the target.
 pub fn pair(relay: &Relay, target: &TcpListener) -> (TcpStream, TcpStream) {
     let near = client(relay);
-    let (far, _) = target.accept().unwrap();
-    far.set_read_timeout(Some(PATIENCE)).unwrap();
-    far.set_write_timeout(Some(PATIENCE)).unwrap();
-    (near, far)
-}
-
-/// Bytes that are the same for the same seed, and nowhere alike.
-pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut content: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
-    content.truncate(bytes);
-    content
-}
-
-/// Sends all and then the end, from a thread of its own.
-pub fn send(stream: &TcpStream, content: Vec<u8>) -> JoinHandle<()> {
-    let mut stream = stream.try_clone().unwrap();
-    std::thread::spawn(move || {
-        stream.write_all(&content).unwrap();
-        stream.shutdown(Shutdown::Write).unwrap();
-    })
-}
-
-pub fn read_all(mut stream: &TcpStream) -> Vec<u8> {
-    let mut content = Vec::new();
-    stream.read_to_end(&mut content).unwrap();
-    content
+    (near, accept(target))
 }
 
 /// Waits until a snapshot is as it should be, and gives it.
