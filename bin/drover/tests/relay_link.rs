@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::line::Line;
 use common::process::wait_until;
-use common::running::{Running, connect, exchange, listener, pair, turns_away};
+use common::running::{Running, exchange, listener, pair, turns_away};
 use common::streams::{PATIENCE, is_reset, noise, patient, read_all, send};
 use drover_lab::Drover;
 use rustix::net::sockopt::set_socket_linger;

@@ -182,6 +182,8 @@ impl Ports {
                 Ok(())
             }
             Err(error) => {
+                // A peer that reads no answers keeps no place from others.
+                drop(place);
                 let (sender, _receiver) = channel.split();
                 let _ = sender.write_all(&answer(error.word(), &error.text())).and_then(|()| sender.finish());
                 Err(error)
