@@ -2,6 +2,7 @@
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::PlannedVm;
+use drover_types::inventory::PowerState;
 
 use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
@@ -103,8 +104,33 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
         context.store.forget_warm(context.plan, &planned.vm.id)?;
     }
     problems.extend(thaw(context, planned));
-    problems.extend(switch_on_again(context, planned));
+    match may_go_down(context, planned)? {
+        true => problems.push(format!(
+            "{} runs, but was asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
+             is switched on again",
+            planned.vm.name,
+            planned.shutdown_timeout.as_secs()
+        )),
+        false => problems.extend(switch_on_again(context, planned)),
+    }
     Ok(problems)
+}
+
+/// Whether a guest runs that a run of the plan, killed since then, may have asked to shut down a moment ago.
+fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, StoreError> {
+    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
+    if !store.vm(plan, id)?.is_some_and(|row| row.switched_off) {
+        return Ok(false);
+    }
+    let events = store.events_of(plan, id)?;
+    let asked = events
+        .iter()
+        .rfind(|event| event.kind == "started" && event.phase.as_deref() == Some(Phase::PowerOff.name()));
+    let is_recent = asked.is_some_and(|asked| {
+        let age_ms = context.clock.now_ms() - asked.at_ms;
+        u128::try_from(age_ms).is_ok_and(|age_ms| age_ms < planned.shutdown_timeout.as_millis())
+    });
+    Ok(is_recent && look(context.source, planned).is_ok_and(|now| now.power == PowerState::On))
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {

@@ -56,6 +56,35 @@ fn a_guest_that_goes_down_after_it_was_given_up_is_switched_on_when_cancelled() 
     assert_eq!(world.power("vm-on"), PowerState::On);
 }
 
+/// Killed while the guest shuts down: nobody waits for it any more, but it may go down all the same.
+fn killed_at_shutdown(lines: &str) -> World {
+    let world = World::with(&[vm("on", PowerState::On, 2)], lines);
+    world.set_trouble("shut down", Trouble::DiesBefore);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    assert_eq!((world.power("vm-on"), world.row("vm-on").switched_off), (PowerState::On, true));
+    world
+}
+
+#[test]
+fn a_guest_that_goes_down_after_drover_was_killed_and_the_plan_cancelled_is_not_forgotten() {
+    let world = killed_at_shutdown("start: true");
+    let told = cancelled(&world);
+    assert!(told.len() == 1 && told[0].contains("cancel again after that"), "{told:?}");
+    assert_ne!(world.row("vm-on").state, VmState::Cancelled);
+    world.set_power("vm-on", PowerState::Off);
+    assert_eq!(cancelled(&world), Vec::<String>::new());
+    assert_eq!((world.power("vm-on"), world.row("vm-on").state), (PowerState::On, VmState::Cancelled));
+}
+
+#[test]
+fn a_guest_that_did_not_go_down_in_its_time_is_no_longer_waited_for() {
+    let world = killed_at_shutdown("start: true\nshutdown_timeout: 1s");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(cancelled(&world), Vec::<String>::new());
+    assert_eq!((world.power("vm-on"), world.row("vm-on").state), (PowerState::On, VmState::Cancelled));
+}
+
 #[test]
 fn a_machine_that_cannot_be_stopped_keeps_the_source_off() {
     let world = one();
