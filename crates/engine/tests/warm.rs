@@ -346,3 +346,18 @@ fn another_vm_under_the_id_is_never_touched() {
     assert!(world.row("vm-on").error.unwrap().contains("is another VM"));
     assert_eq!((world.calls("shut down"), world.calls("freeze")), (0, 1));
 }
+
+#[test]
+fn an_interval_that_its_passes_outlast_is_told_once_and_kept_for_the_next_check() {
+    let world = World::warm("warm: {interval: 1s, cutover: auto, audit: none}");
+    // The first pass is fast, so what the others take is not the rate's.
+    let slow_down = Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { number: 2, .. }) {
+            world.clock.slow_down(3000);
+        }
+    });
+    assert_eq!(world.run(&slow_down).done, 1, "{:?}", world.row("vm-on").error);
+    let told = "a pass takes longer than the interval";
+    assert_eq!(world.notes().matches(told).count(), 1, "{}", world.notes());
+    assert!(world.warm_row().hint.is_some_and(|hint| hint.contains(told)));
+}
