@@ -28,6 +28,7 @@ pub fn run(data: &Data, rounds: usize) -> Result<()> {
     for round in 0..=rounds {
         for (mover, runs) in [&many, &one].into_iter().zip(&mut runs) {
             let run = mover.run()?;
+            eprintln!("{NAME}, round {round} of {rounds}: {}: {:.2} s", mover.name, run.wall);
             if round > 0 {
                 runs.push(run);
             }
@@ -56,20 +57,21 @@ fn disk(file: &Path, unit: usize) -> Value {
 /// A simulated vSphere with one VM, and the plan that takes it away.
 struct Mover {
     _sim: Sim,
+    name: &'static str,
     plan: PathBuf,
     state: PathBuf,
     target: PathBuf,
 }
 
 impl Mover {
-    fn new(data: &Data, name: &str, number: u8, disks: Vec<Value>) -> Result<Mover> {
+    fn new(data: &Data, name: &'static str, number: u8, disks: Vec<Value>) -> Result<Mover> {
         let folder = data.folder.join(name);
         let vm = json!({"name": name, "host": "esx1.lab", "power": "off", "cpus": 1, "memory_mib": 256, "disks": disks});
         let scene = Scene::new(number, vec![vm]);
         let sim = Sim::start(&scene.inventory, &folder.join("vsphere"))?;
         let (target, plan) = (folder.join("target"), folder.join("plan.yaml"));
         std::fs::write(&plan, scene.plan(name, &sim, &target) + "start: false\nverify: none\n")?;
-        Ok(Mover { _sim: sim, plan, state: folder.join("state"), target })
+        Ok(Mover { _sim: sim, name, plan, state: folder.join("state"), target })
     }
 
     fn run(&self) -> Result<Run> {

@@ -85,6 +85,7 @@ impl Case {
                 let before = self.server_cpu();
                 let mut run = measure(&entry.command, made).with_context(|| entry.name)?;
                 run.server_cpu = self.server_cpu() - before;
+                eprintln!("{}, round {round} of {rounds}: {}: {:.2} s", self.name, entry.name, run.wall);
                 match &self.output {
                     Some(output) if round == 0 && !entry.is_limit => output.check(entry.name)?,
                     _ => {}
