@@ -89,7 +89,7 @@ fn warm_words(guests: &Guests, report: &Value, vms: &Path) -> Result<(String, bo
     let list = report["vms"].as_array().context("VMs in the report")?;
     let vm = list.iter().find(|vm| vm["name"] == WARM).context("the warm VM")?;
     let guest = guests.guests.first().context("a guest")?;
-    let booted = wait_for_proof(guest, &vms.join(WARM))?;
+    let booted = wait_for_proof(guest, WARM, &vms.join(WARM))?;
     let equal = vm["disks"].as_array().is_some_and(|disks| disks.iter().all(|disk| disk["equal"] == true));
     let warm = &vm["warm"];
     let passes = warm["passes"].as_array().context("passes")?;
@@ -139,7 +139,7 @@ fn final_table(guests: &Guests, report: &Value, vms: &Path) -> Result<bool> {
     for guest in &guests.guests {
         let vm =
             list.iter().find(|vm| vm["name"] == guest.name.as_str()).with_context(|| guest.name.clone())?;
-        let booted = wait_for_proof(guest, &vms.join(&guest.name))?;
+        let booted = wait_for_proof(guest, &guest.name, &vms.join(&guest.name))?;
         let disks = vm["disks"].as_array().context("disks")?;
         let equal = disks.iter().all(|disk| disk["equal"] == true);
         let sum = |key: &str| disks.iter().filter_map(|disk| disk["details"][key].as_u64()).sum::<u64>();
@@ -169,7 +169,7 @@ fn final_table(guests: &Guests, report: &Value, vms: &Path) -> Result<bool> {
 }
 
 /// Whether the guest printed all that it must; its serial line goes to a file in the VM's folder.
-fn wait_for_proof(guest: &Guest, folder: &Path) -> Result<bool> {
+fn wait_for_proof(guest: &Guest, name: &str, folder: &Path) -> Result<bool> {
     let until = Instant::now() + Duration::from_secs(BOOT_SECONDS_MAX);
     loop {
         let serial = std::fs::read(folder.join("serial.log")).unwrap_or_default();
@@ -179,11 +179,11 @@ fn wait_for_proof(guest: &Guest, folder: &Path) -> Result<bool> {
             serial
                 .lines()
                 .filter(|line| line.contains("DROVER-"))
-                .for_each(|line| println!("{}: {}", guest.name, line.trim()));
+                .for_each(|line| println!("{name}: {}", line.trim()));
             return Ok(true);
         }
         if Instant::now() > until {
-            println!("{}: did not print {missing:?}", guest.name);
+            println!("{name}: did not print {missing:?}");
             return Ok(false);
         }
         std::thread::sleep(Duration::from_millis(300));
