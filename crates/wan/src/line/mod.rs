@@ -286,7 +286,7 @@ impl Line {
                 self.clock.take(at, bytes, rate)
             }
         };
-        if self.loss.next(&mut self.random) {
+        if self.loss.next(at, through, &mut self.random) {
             self.counts.lost += 1;
             return self.lose(packet, number);
         }
