@@ -228,6 +228,8 @@ struct Channel {
     /// The program still holds the receiver.
     is_read: bool,
     is_in_ready: bool,
+    /// A frame with new credit for the peer waits to be sent.
+    is_credit_queued: bool,
 }
 
 /// A frame about a channel that is to be sent before all data.
@@ -256,6 +258,8 @@ struct Budget {
     promised: u64,
     arrived: u64,
     consumed: u64,
+    /// A frame that says what is promised waits to be sent.
+    is_to_be_told: bool,
 }
 
 #[derive(Debug)]
@@ -272,7 +276,7 @@ enum State {
 
 impl Budget {
     fn new(window: u64) -> Budget {
-        Budget { window, promised: window, arrived: 0, consumed: 0 }
+        Budget { window, promised: window, arrived: 0, consumed: 0, is_to_be_told: false }
     }
 
     fn arrive(&mut self, cost: u64) -> Result<(), Violation> {
@@ -283,14 +287,14 @@ impl Budget {
         }
     }
 
-    /// Notes what was read; true if the peer should have a new limit.
+    /// Notes what was read; true if the peer should be told a new limit.
     fn consume(&mut self, cost: u64) -> bool {
         self.consumed += cost;
-        let is_due = self.promised - self.consumed <= self.window / 2;
+        let is_due = self.consumed + self.window - self.promised >= self.window / 8;
         if is_due {
             self.promised = self.consumed + self.window;
         }
-        is_due
+        is_due && !std::mem::replace(&mut self.is_to_be_told, true)
     }
 }
 

@@ -118,9 +118,15 @@ impl Core {
                 Control::Finish(id, count) => (Header::new(Kind::Finish, id, count), nothing()),
                 Control::Reset(id, number) => (Header::new(Kind::Reset, id, number), nothing()),
                 Control::Stop(id) => (Header::new(Kind::Stop, id, 0), nothing()),
-                Control::Credit(0) => (Header::new(Kind::Credit, 0, self.budget.promised), nothing()),
-                Control::Credit(id) => match self.channels.get(&id) {
-                    Some(channel) => (Header::new(Kind::Credit, id, channel.receiving.promised()), nothing()),
+                Control::Credit(0) => {
+                    self.budget.is_to_be_told = false;
+                    (Header::new(Kind::Credit, 0, self.budget.promised), nothing())
+                }
+                Control::Credit(id) => match self.channels.get_mut(&id) {
+                    Some(channel) => {
+                        channel.is_credit_queued = false;
+                        (Header::new(Kind::Credit, id, channel.receiving.promised()), nothing())
+                    }
                     None => continue,
                 },
             });

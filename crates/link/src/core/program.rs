@@ -75,6 +75,7 @@ impl Core {
             is_open: is_ours,
             is_read: true,
             is_in_ready: false,
+            is_credit_queued: false,
         };
         self.channels.insert(id, channel);
     }
@@ -291,7 +292,8 @@ impl Core {
             Taken::Some((thing, cost)) => {
                 self.consume(cost);
                 if let Some(channel) = self.channels.get_mut(&id) {
-                    if channel.receiving.credit().is_some() {
+                    let is_due = channel.receiving.credit().is_some();
+                    if is_due && !std::mem::replace(&mut channel.is_credit_queued, true) {
                         self.control.push_back(Control::Credit(id));
                     }
                     // Others wait for more, and were told of the end when this was still to come.

@@ -6,6 +6,13 @@ use drover_wire::{Frame, cost};
 
 use super::{Message, Order};
 
+/// Windows below this grow four times at once: one that begins with 256 KiB is as large as what 1 Gbit/s has under
+/// way in 55 ms after three round trips, as fast as TCP itself.
+const WINDOW_SMALL: u64 = 8 << 20;
+
+/// So much was read before the peer is given more, at most.
+const CREDIT_STEP_MAX: u64 = 2 << 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveState {
     Open,
@@ -53,6 +60,8 @@ pub struct Receiving {
     consumed: u64,
     window: u64,
     window_max: u64,
+    /// What had been taken when the window grew last.
+    grown_at: u64,
     messages: VecDeque<Message>,
     /// Messages, or bytes of the stream in order, that arrived.
     count: u64,
@@ -72,6 +81,7 @@ impl Receiving {
             consumed: 0,
             window: first,
             window_max: window_max.max(first),
+            grown_at: 0,
             messages: VecDeque::new(),
             count: 0,
             ready: VecDeque::new(),
@@ -193,13 +203,23 @@ impl Receiving {
         self.state == ReceiveState::Open && self.end.is_none_or(|end| self.count < end.count)
     }
 
-    /// A new limit for the peer, once half of the window is used up. The window doubles each time until
-    /// it is as large as it may be: one that reads gets much, one that does not keeps little.
+    /// A new limit for the peer, once a part of the window was read: long before the peer has used it up, or it would
+    /// stand still for a round trip each time.
+    ///
+    /// The window grows each time half of it was read, until it is as large as it may be: one that reads gets much,
+    /// one that does not keeps little.
     pub fn credit(&mut self) -> Option<u64> {
-        if !self.is_expecting() || self.promised - self.consumed > self.window / 2 {
+        if !self.is_expecting() {
             return None;
         }
-        self.window = (self.window * 2).min(self.window_max);
+        if self.consumed - self.grown_at >= self.window / 2 {
+            let times = if self.window < WINDOW_SMALL { 4 } else { 2 };
+            self.window = (self.window * times).min(self.window_max);
+            self.grown_at = self.consumed;
+        }
+        if self.consumed + self.window - self.promised < (self.window / 8).min(CREDIT_STEP_MAX) {
+            return None;
+        }
         self.promised = self.consumed + self.window;
         Some(self.promised)
     }
@@ -271,15 +291,30 @@ mod tests {
 
     #[test]
     fn the_window_grows_only_as_it_is_read() {
-        let mut receiving = Receiving::new(Order::Stream, 1000, 4000);
+        let mut receiving = Receiving::new(Order::Stream, 1000, 6000);
         receiving.take_frame(piece(0, &[0; 700])).unwrap();
         assert_eq!(receiving.credit(), None, "nothing was read");
         assert!(matches!(receiving.piece(), Taken::Some(_)));
-        assert_eq!(receiving.credit(), Some(cost(700) + 2000));
+        assert_eq!(receiving.credit(), Some(cost(700) + 4000));
         assert_eq!(receiving.credit(), None);
-        receiving.take_frame(piece(700, &[0; 1500])).unwrap();
+        receiving.take_frame(piece(700, &[0; 2500])).unwrap();
         assert!(matches!(receiving.piece(), Taken::Some(_)));
-        assert_eq!(receiving.credit(), Some(cost(700) + cost(1500) + 4000));
+        assert_eq!(receiving.credit(), Some(cost(700) + cost(2500) + 6000), "as much as it may have");
+    }
+
+    #[test]
+    fn the_peer_gets_credit_long_before_it_has_none() {
+        let (window, piece_bytes) = (1_000_000, 10_000);
+        let mut receiving = Receiving::new(Order::Stream, window, window);
+        let mut at = 0;
+        for _ in 0..1000 {
+            receiving.take_frame(piece(at, &vec![0; piece_bytes])).unwrap();
+            at += piece_bytes as u64;
+            assert!(matches!(receiving.piece(), Taken::Some(_)));
+            receiving.credit();
+            let left = receiving.promised() - receiving.consumed;
+            assert!(left >= window - window / 8, "{left}");
+        }
     }
 
     #[test]
