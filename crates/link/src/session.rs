@@ -151,6 +151,7 @@ impl Session {
             arrived_bytes: 0,
             goodput: inner.goodput,
             repeated_frames: 0,
+            overdue_frames: 0,
             double_frames: 0,
             channels: inner.core.channels(),
             held_bytes,

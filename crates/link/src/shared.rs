@@ -155,7 +155,7 @@ impl Shared {
                 stripe.work.notify_one();
             }
         }
-        if inner.core.ack_due().is_some_and(|due| due > now && due < inner.keeper_wakes) {
+        if inner.core.due(now).is_some_and(|due| due > now && due < inner.keeper_wakes) {
             inner.keeper_wakes = now;
             self.keeper.notify_all();
         }

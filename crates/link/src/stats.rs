@@ -62,8 +62,10 @@ pub struct SessionStats {
     pub arrived_bytes: u64,
     /// Both together in bytes a second, over the last second or two.
     pub goodput: u64,
-    /// Frames that were sent once more, because their connection ended or fell silent.
+    /// Frames that were sent once more: their connection ended or fell silent, or they were overdue.
     pub repeated_frames: u64,
+    /// Of these, the ones that only took longer than usual while another connection had nothing to do.
+    pub overdue_frames: u64,
     /// Frames that arrived once more and were dropped.
     pub double_frames: u64,
     /// Channels that are open.
@@ -81,6 +83,7 @@ impl SessionStats {
         self.acknowledged_bytes = counters.acknowledged_bytes;
         self.arrived_bytes = counters.arrived_bytes;
         self.repeated_frames = counters.repeated_frames;
+        self.overdue_frames = counters.overdue_frames;
         self.double_frames = counters.double_frames;
     }
 }

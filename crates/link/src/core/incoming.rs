@@ -43,7 +43,7 @@ impl Core {
             return self.sequenced(frame);
         }
         match header.kind {
-            Kind::Ack => self.acknowledged(header.number, &frame.body),
+            Kind::Ack => self.acknowledged(header.number, &frame.body, now),
             Kind::Bye => {
                 let text = String::from_utf8_lossy(&frame.body);
                 let text = if text.is_empty() { "the peer closed the session".into() } else { text };
@@ -79,6 +79,7 @@ impl Core {
         let header = frame.header;
         if header.kind == Kind::Credit && header.channel == 0 {
             if header.number > self.limit {
+                self.lacks_credit = false;
                 self.limit = header.number;
                 self.wakes.all_senders = true;
             }
@@ -162,6 +163,7 @@ impl Core {
             Kind::Stop => self.stopped(id),
             _ => {
                 channel.sending.raise(number);
+                self.lacks_credit = false;
                 self.wakes.senders.push(id);
             }
         }
@@ -180,24 +182,28 @@ impl Core {
         self.remove_if_over(id);
     }
 
-    fn acknowledged(&mut self, below: u64, payload: &[u8]) -> Result<(), Violation> {
+    fn acknowledged(&mut self, below: u64, payload: &[u8], now: Moment) -> Result<(), Violation> {
         let wrong = Violation("an acknowledgement of what was not sent");
         let ack = Ack::read(below, payload).map_err(|_| Violation("a wrong acknowledgement"))?;
         if below == 0 || ack.ranges.last().map_or(below, |range| range.end) > self.next_sequence {
             return Err(wrong);
         }
-        self.land(0..ack.below);
-        ack.ranges.into_iter().for_each(|range| self.land(range));
+        self.land(0..ack.below, now);
+        ack.ranges.into_iter().for_each(|range| self.land(range, now));
         self.end_if_flushed();
         Ok(())
     }
 
-    fn land(&mut self, range: Range<u64>) {
+    fn land(&mut self, range: Range<u64>, now: Moment) {
         while let Some((sequence, _)) = self.flying.range(range.clone()).next() {
             let sequence = *sequence;
             let Some(flying) = self.flying.remove(&sequence) else { return };
             self.repeats.remove(&sequence);
             self.count_flying(flying.stripe, -1);
+            // Of one that was carried twice nobody knows which one arrived.
+            if !flying.is_again {
+                self.usual.take(now.saturating_sub(flying.sent));
+            }
             if matches!(flying.header.kind, Kind::Data | Kind::Message) {
                 self.held -= cost(flying.header.payload_bytes as usize);
                 self.counters.acknowledged_bytes += u64::from(flying.header.payload_bytes);

@@ -73,7 +73,7 @@ impl Core {
         self.give_up_in_the_end(now);
         self.end_if_flushed();
         let soon = now + PING_EVERY / 2;
-        let next = self.arrived.due().map_or(soon, |due| due.clamp(now, soon));
+        let next = self.due(now).map_or(soon, |due| due.clamp(now, soon));
         Tick { kill: self.stripes.dead(now, wanted), next }
     }
 
@@ -94,9 +94,11 @@ impl Core {
         self.end(LinkError::new(LinkErrorKind::Lost, text));
     }
 
-    /// When an acknowledgement is due: sooner, perhaps, than the last tick said.
-    pub fn ack_due(&self) -> Option<Moment> {
-        self.arrived.due()
+    /// When an acknowledgement is due, or a frame overdue that another connection could carry: sooner, perhaps, than
+    /// the last tick said. A frame that is overdue already is for the next connection that has nothing to do.
+    pub fn due(&self, now: Moment) -> Option<Moment> {
+        let overdue = self.overdue_at().filter(|at| *at > now);
+        [self.arrived.due(), overdue].into_iter().flatten().min()
     }
 
     fn repeat_of(&mut self, id: StripeId) {

@@ -8,7 +8,7 @@
 //!                 │  in turn; numbered as they go                                │
 //!                 ▼                                                              │
 //!              flying: kept until acknowledged ─── stripe ───> arrive: a double is dropped
-//!                 ▲ sent again when its stripe ends or falls silent
+//!                 ▲ sent again when its stripe ends or falls silent, or when it is overdue and another is idle
 //! ```
 //!
 //! Any connection ("stripe") takes the next frame when it has room for it, so fast ones carry more and a
@@ -22,6 +22,7 @@ mod controller;
 mod incoming;
 mod life;
 mod outgoing;
+mod overdue;
 mod program;
 mod ranges;
 mod receiving;
@@ -46,6 +47,7 @@ pub use receiving::Taken;
 pub use stripes::{DEAD_AFTER, StripeId};
 
 use arrived::Arrived;
+use overdue::Usual;
 use ranges::RangeSet;
 use receiving::{Receiving, Violation};
 use sending::Sending;
@@ -174,8 +176,10 @@ pub struct Counters {
     pub acknowledged_bytes: u64,
     /// Bytes of payload that arrived, without doubles.
     pub arrived_bytes: u64,
-    /// Frames that were sent once more.
+    /// Frames that were sent once more, and of them those that only took longer than usual.
     pub repeated_frames: u64,
+    /// See `repeated_frames`.
+    pub overdue_frames: u64,
     /// Frames that arrived once more.
     pub double_frames: u64,
 }
@@ -201,6 +205,11 @@ pub struct Core {
     control: VecDeque<Control>,
     flying: BTreeMap<u64, Flying>,
     repeats: BTreeSet<u64>,
+    usual: Usual,
+    /// When a frame was sent that had not been before.
+    sent_new: Moment,
+    /// A program found that the peer's credit was used up, and no more has come since.
+    lacks_credit: bool,
     next_sequence: u64,
     /// Cost that was taken from programs and is not acknowledged.
     held: u64,
@@ -249,6 +258,9 @@ struct Flying {
     header: Header,
     payload: Payload,
     stripe: StripeId,
+    /// When that connection took it, and whether another one had before.
+    sent: Moment,
+    is_again: bool,
 }
 
 /// What the peer may send on all channels together, and what became of it.
@@ -316,6 +328,9 @@ impl Core {
             control: VecDeque::new(),
             flying: BTreeMap::new(),
             repeats: BTreeSet::new(),
+            usual: Usual::default(),
+            sent_new: Moment::ZERO,
+            lacks_credit: false,
             next_sequence: 1,
             held: 0,
             limit: first.session,

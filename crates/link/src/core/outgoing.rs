@@ -63,38 +63,51 @@ impl Core {
         }
         let mut taken = 0;
         while taken < bytes {
-            let Some(frame) = self.next_shared(stripe) else { break };
+            let Some(frame) = self.next_shared(stripe, now) else { break };
             taken += frame.header.frame_bytes();
             frames.push(frame);
         }
     }
 
-    fn next_shared(&mut self, stripe: StripeId) -> Option<Outgoing> {
-        if let Some(frame) = self.next_repeat(stripe) {
-            return Some(frame);
-        }
+    fn next_shared(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
+        let repeat = self.next_repeat(stripe, now);
+        repeat.or_else(|| self.next_new(stripe, now)).or_else(|| self.next_overdue(stripe, now))
+    }
+
+    fn next_new(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
         if !self.is_window_open() {
             return None;
         }
         let (header, payload) = self.next_control().or_else(|| self.next_of_channels())?;
         let header = Header { sequence: self.next_sequence, ..header };
         self.next_sequence += 1;
-        self.flying.insert(header.sequence, Flying { header, payload: payload.clone(), stripe });
+        self.sent_new = now;
+        let flying = Flying { header, payload: payload.clone(), stripe, sent: now, is_again: false };
+        self.flying.insert(header.sequence, flying);
         self.count_flying(stripe, 1);
         Some(Outgoing { header, payload })
     }
 
-    fn next_repeat(&mut self, stripe: StripeId) -> Option<Outgoing> {
+    fn next_repeat(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
         while let Some(sequence) = self.repeats.pop_first() {
-            let Some(flying) = self.flying.get_mut(&sequence) else { continue };
-            let before = std::mem::replace(&mut flying.stripe, stripe);
-            let frame = Outgoing { header: flying.header, payload: flying.payload.clone() };
-            self.count_flying(before, -1);
-            self.count_flying(stripe, 1);
-            self.counters.repeated_frames += 1;
-            return Some(frame);
+            let frame = self.carry_again(sequence, stripe, now);
+            if frame.is_some() {
+                return frame;
+            }
         }
         None
+    }
+
+    /// Has a connection carry a frame that another one, or itself, carried before; `None` if it has arrived.
+    pub(super) fn carry_again(&mut self, sequence: u64, stripe: StripeId, now: Moment) -> Option<Outgoing> {
+        let flying = self.flying.get_mut(&sequence)?;
+        let before = std::mem::replace(&mut flying.stripe, stripe);
+        (flying.sent, flying.is_again) = (now, true);
+        let frame = Outgoing { header: flying.header, payload: flying.payload.clone() };
+        self.count_flying(before, -1);
+        self.count_flying(stripe, 1);
+        self.counters.repeated_frames += 1;
+        Some(frame)
     }
 
     pub(super) fn count_flying(&mut self, stripe: StripeId, change: isize) {
@@ -179,8 +192,8 @@ impl Core {
         let has_own = |it: &super::stripes::Stripe| it.is_idle && (is_over || it.has_own_frame(now));
         let mut found: Vec<StripeId> =
             self.stripes.all.iter().filter(|(_, it)| has_own(it)).map(|(id, _)| *id).collect();
-        if found.is_empty() && self.has_shared(now) {
-            found.extend(self.stripes.best_idle());
+        if found.is_empty() {
+            found.extend(self.idle_for_shared(now));
         }
         for id in &found {
             if let Some(stripe) = self.stripes.all.get_mut(id) {
@@ -188,6 +201,14 @@ impl Core {
             }
         }
         found
+    }
+
+    /// An idle connection for what any could carry, or for what another one holds up.
+    fn idle_for_shared(&self, now: Moment) -> Option<StripeId> {
+        if self.has_shared(now) {
+            return self.stripes.best_idle(None);
+        }
+        self.late_stripe(now).and_then(|late| self.stripes.best_idle(Some(late)))
     }
 
     /// Whether there is something that any connection may carry, and should now.

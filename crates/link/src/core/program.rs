@@ -95,6 +95,7 @@ impl Core {
         let cost = cost(bytes);
         // One message is always let in, or a small bound would stop everything.
         if room < cost && !(self.held == 0 && self.has_credit(id, cost)) {
+            self.lacks_credit |= !self.has_credit(id, cost);
             return Ok(None);
         }
         Ok(Some(self.take_room(id, bytes)))
@@ -105,6 +106,7 @@ impl Core {
         let room = self.room(id, Order::Stream)?;
         let bytes = Sending::piece_bytes(wanted, room);
         if bytes == 0 {
+            self.lacks_credit |= !self.has_credit(id, cost(1));
             return Ok(None);
         }
         if let Some(channel) = self.channels.get_mut(&id) {
@@ -114,15 +116,17 @@ impl Core {
     }
 
     /// Bytes of a stream that there is room for, up to `wanted`, in as many pieces as they need.
-    pub fn stream_room(&self, id: ChannelId, wanted: usize) -> Result<usize, LinkError> {
+    pub fn stream_room(&mut self, id: ChannelId, wanted: usize) -> Result<usize, LinkError> {
         let pieces = wanted.div_ceil(DATA_BYTES_MAX) as u64;
         let room = self.room(id, Order::Stream)?.saturating_sub(pieces * FRAME_COST);
+        self.lacks_credit |= room == 0 && !self.has_credit(id, pieces * FRAME_COST + 1);
         Ok(usize::try_from(room).unwrap_or(usize::MAX).min(wanted))
     }
 
     /// Takes a small piece of a stream whole, if there is room.
     pub fn gather(&mut self, id: ChannelId, bytes: &[u8]) -> Result<bool, LinkError> {
         if self.room(id, Order::Stream)? < cost(bytes.len()) {
+            self.lacks_credit |= !self.has_credit(id, cost(bytes.len()));
             return Ok(false);
         }
         if let Some(channel) = self.channels.get_mut(&id) {

@@ -183,10 +183,11 @@ impl Stripes {
         self.all.iter().filter(|(_, it)| it.is_dead(now, is_replaced)).map(|(id, _)| *id).collect()
     }
 
-    /// The idle connection that was heard last: the least likely to stall.
-    pub fn best_idle(&self) -> Option<StripeId> {
+    /// The idle connection that was heard last: the least likely to stall. Not `but`.
+    pub fn best_idle(&self, but: Option<StripeId>) -> Option<StripeId> {
         let idle = self.all.iter().filter(|(_, it)| it.is_idle && it.is_healthy() && !it.said_bye);
-        idle.max_by_key(|(_, it)| it.heard).map(|(id, _)| *id)
+        let others = idle.filter(|(id, _)| Some(**id) != but);
+        others.max_by_key(|(_, it)| it.heard).map(|(id, _)| *id)
     }
 
     /// The shortest round-trip time among them.

