@@ -15,7 +15,7 @@ pub struct AddressError {
     wanted: &'static str,
 }
 
-fn wrong(text: &str, wanted: &'static str) -> AddressError {
+pub(crate) fn wrong(text: &str, wanted: &'static str) -> AddressError {
     AddressError { text: text.to_string(), wanted }
 }
 

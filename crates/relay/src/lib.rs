@@ -11,6 +11,7 @@
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
 //! uplink, ports   the two ends of a link: its session and what is asked for; ports behind the agent
+//! doors, sockets  unix sockets at the near end, and at the far end
 //! linked, answer  a connection of which one side is a channel of a link, and how that begins
 //! book            what no worker knows: refusals
 //! stats           what a relay tells of itself; metrics and control: to whom
@@ -27,6 +28,7 @@ mod connecting;
 mod connection;
 pub mod control;
 mod direction;
+mod doors;
 mod entrance;
 pub mod flow;
 mod gate;
@@ -39,6 +41,7 @@ mod ports;
 mod relay;
 pub mod rule;
 mod slab;
+mod sockets;
 mod stats;
 mod timers;
 pub mod transparent;
@@ -46,6 +49,7 @@ mod uplink;
 mod worker;
 
 pub use book::Refused;
+pub use doors::{Door, Doors, Probed, probe};
 pub use options::{
     ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Dial, DialError, Line, RelayOptions, Via,
     any_address, has_ipv6,

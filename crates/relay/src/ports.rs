@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use drover_link::Channel;
 
-use crate::address::{AddressError, Network, PortRange, Target};
+use crate::address::{AddressError, Network, PortRange, Target, wrong};
 use crate::answer::{Word, answer};
 use crate::connecting::prepare_plain;
 use crate::connection::Meta;
@@ -18,6 +19,7 @@ use crate::linked::{End, Linked};
 use crate::options::{ADDRESSES_MAX, any_address};
 use crate::pipes::{Budget, Pipes};
 use crate::relay::files_for_links;
+use crate::sockets::{self, NoSocket, SocketRule};
 use crate::worker::{Inbox, Job, Worker};
 
 /// All addresses of a target together.
@@ -34,59 +36,84 @@ enum Host {
     Name(String),
 }
 
-/// Where peers may connect to: `HOST:PORT[-PORT]`, with a name, an address, a network, or `*` for all.
+/// Where peers may connect to: `HOST:PORT[-PORT]`, with a name, an address, a network, or `*` for all; or unix sockets,
+/// `unix:/FOLDER/NAME`, `unix:/FOLDER/*`, or `unix:/FOLDER/**` for those in folders below, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allowed {
-    host: Host,
-    ports: PortRange,
+pub struct Allowed(Where);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Where {
+    Port { host: Host, ports: PortRange },
+    Socket(SocketRule),
 }
+
+/// What an operator or a peer puts before the path of a unix socket.
+const UNIX: &str = "unix:";
+const SOCKETS: &str =
+    "a path of unix sockets, such as unix:/run/vm/a.sock, unix:/run/vm/* or unix:/run/vm/**";
 
 impl FromStr for Allowed {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
+        if let Some(path) = text.strip_prefix(UNIX) {
+            let rule = SocketRule::read(path).ok_or_else(|| wrong(text, SOCKETS))?;
+            return Ok(Allowed(Where::Socket(rule)));
+        }
         let Target { host, ports } = text.parse()?;
         let host = match (host.as_str(), host.parse()) {
             ("*", _) => Host::Any,
             (_, Ok(network)) => Host::Network(network),
             _ => Host::Name(host.to_ascii_lowercase()),
         };
-        Ok(Allowed { host, ports })
+        Ok(Allowed(Where::Port { host, ports }))
     }
 }
 
 impl Allowed {
     /// Whether a host may fit by one of the addresses that its name could have.
     fn may_fit(&self, host: &str, port: u16) -> bool {
-        let is_host = match (&self.host, host.parse::<IpAddr>()) {
+        let Where::Port { host: allowed, ports } = &self.0 else { return false };
+        let is_host = match (allowed, host.parse::<IpAddr>()) {
             (Host::Any, _) => true,
             (Host::Network(network), Ok(address)) => network.contains(address),
             (Host::Network(_), Err(_)) => true,
             (Host::Name(name), _) => host.eq_ignore_ascii_case(name),
         };
-        is_host && self.ports.contains(port)
+        is_host && ports.contains(port)
     }
 
     /// Whether a host, as the peer wrote it and by an address that its name has, may be connected to.
     fn fits(&self, host: &str, address: SocketAddr) -> bool {
-        let is_host = match &self.host {
+        let Where::Port { host: allowed, ports } = &self.0 else { return false };
+        let is_host = match allowed {
             Host::Any => true,
             Host::Network(network) => network.contains(address.ip()),
             Host::Name(name) => host.eq_ignore_ascii_case(name),
         };
-        is_host && self.ports.contains(address.port())
+        is_host && ports.contains(address.port())
+    }
+
+    fn socket(&self) -> Option<&SocketRule> {
+        match &self.0 {
+            Where::Socket(rule) => Some(rule),
+            Where::Port { .. } => None,
+        }
     }
 }
 
 /// Why a channel was not connected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// What the peer wrote is no host and port.
-    #[error("that is no host and port")]
+    /// What the peer wrote is no host and port, and no path of a socket.
+    #[error("that is no host and port, and no unix:/PATH without '.', '..' and the like")]
     Unreadable,
     /// Nothing allows it.
     #[error("{0} is not allowed here; try: drover agent run --allow-connect {0}")]
     Denied(String),
+    /// It is allowed by its name, but not what it is.
+    #[error("{0} is no socket, or a part of it below what is allowed is a symbolic link")]
+    Escapes(String),
     /// There are as many connections as there may be.
     #[error("there are {0} connections already, as many as there may be")]
     TooMany(usize),
@@ -105,7 +132,7 @@ impl ConnectError {
     fn word(&self) -> Word {
         match self {
             ConnectError::Unreadable => Word::Unreadable,
-            ConnectError::Denied(_) => Word::Denied,
+            ConnectError::Denied(_) | ConnectError::Escapes(_) => Word::Denied,
             ConnectError::TooMany(_) => Word::TooMany,
             ConnectError::Failed { source, .. } => match source.kind() {
                 ErrorKind::ConnectionRefused => Word::Refused,
@@ -119,7 +146,10 @@ impl ConnectError {
     fn text(&self) -> String {
         match self {
             ConnectError::Failed { source, .. } => format!("{self}: {source}"),
-            ConnectError::Unreadable | ConnectError::Denied(_) | ConnectError::TooMany(_) => self.to_string(),
+            ConnectError::Unreadable
+            | ConnectError::Denied(_)
+            | ConnectError::Escapes(_)
+            | ConnectError::TooMany(_) => self.to_string(),
         }
     }
 }
@@ -176,9 +206,9 @@ impl Ports {
         };
         // A channel that is given up by now needs no answer, and ends by itself.
         match dialled {
-            Ok((stream, address)) => {
+            Ok((stream, target)) => {
                 let _ = channel.sender().write_all(&answer(Word::Connected, ""));
-                self.carry(stream, address, channel, place);
+                self.carry(stream, target, channel, place);
                 Ok(())
             }
             Err(error) => {
@@ -191,12 +221,12 @@ impl Ports {
         }
     }
 
-    fn carry(&self, stream: TcpStream, address: SocketAddr, channel: Channel, place: Place) {
+    fn carry(&self, stream: OwnedFd, target: String, channel: Channel, place: Place) {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         // Whoever is at the other end of the link has no address here.
         let client = SocketAddr::new(any_address(true), 0);
-        let meta = Meta { id, client, target: address.to_string(), rule: None, accepted_at: Instant::now() };
-        let linked = Linked::new(meta, stream.into(), channel, None, End::Far(place));
+        let meta = Meta { id, client, target, rule: None, accepted_at: Instant::now() };
+        let linked = Linked::new(meta, stream, channel, None, End::Far(place));
         let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
         if let Some(inbox) = self.inboxes.iter().min_by_key(least) {
             inbox.load.fetch_add(1, Ordering::Relaxed);
@@ -204,7 +234,27 @@ impl Ports {
         }
     }
 
-    fn dial(&self, to: &str) -> Result<(TcpStream, SocketAddr), ConnectError> {
+    fn dial(&self, to: &str) -> Result<(OwnedFd, String), ConnectError> {
+        match to.strip_prefix(UNIX) {
+            Some(path) => self.dial_socket(to, path),
+            None => self.dial_port(to),
+        }
+    }
+
+    fn dial_socket(&self, to: &str, path: &str) -> Result<(OwnedFd, String), ConnectError> {
+        let parts = sockets::parts(path).filter(|_| to.len() <= TO_BYTES_MAX);
+        let parts = parts.ok_or(ConnectError::Unreadable)?;
+        let rules: Vec<&SocketRule> = self.allowed.iter().filter_map(Allowed::socket).collect();
+        let to = to.to_string();
+        match sockets::dial(&rules, &parts, self.timeout.min(DIAL_WITHIN)) {
+            Ok(stream) => Ok((stream, to)),
+            Err(NoSocket::Denied) => Err(ConnectError::Denied(to)),
+            Err(NoSocket::Escapes) => Err(ConnectError::Escapes(to)),
+            Err(NoSocket::Failed(source)) => Err(ConnectError::Failed { to, source }),
+        }
+    }
+
+    fn dial_port(&self, to: &str) -> Result<(OwnedFd, String), ConnectError> {
         let (host, port) = read(to).ok_or(ConnectError::Unreadable)?;
         let until = Instant::now() + DIAL_WITHIN;
         let failed = |source| ConnectError::Failed { to: to.to_string(), source };
@@ -221,7 +271,7 @@ impl Ports {
                 break;
             }
             match dial_address(address, left) {
-                Ok(stream) => return Ok((stream, address)),
+                Ok(stream) => return Ok((stream.into(), address.to_string())),
                 Err(why) => error = Some(why),
             }
         }
@@ -291,7 +341,7 @@ mod tests {
         assert!(fits("[2001:db8::]:902", "x", "[2001:db8::]:902"));
         assert!(fits("ESX1.example.org:902", "esx1.example.org", "192.0.2.1:902"));
         assert!(!fits("esx1.example.org:902", "192.0.2.1", "192.0.2.1:902"));
-        for text in ["", "*", "host", ":902", "10.0.0.0/8"] {
+        for text in ["", "*", "host", ":902", "10.0.0.0/8", "unix:run", "unix:/a/../*", "unix:/a/*/b"] {
             assert!(text.parse::<Allowed>().is_err(), "{text}");
         }
     }
@@ -311,5 +361,19 @@ mod tests {
         assert!(matches!(ports.dial("127.0.0.1:80"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("127.0.0.1:2000"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("?"), Err(ConnectError::Unreadable)));
+    }
+
+    #[test]
+    fn sockets_are_connected_to_where_a_rule_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let _listening = std::os::unix::net::UnixListener::bind(folder.path().join("a")).unwrap();
+        let at = |name: &str| format!("unix:{}/{name}", folder.path().display());
+        let ports = Ports::start(vec![at("*").parse().unwrap()], Duration::from_secs(1), 10).unwrap();
+        assert_eq!(ports.dial(&at("a")).unwrap().1, at("a"));
+        assert!(matches!(ports.dial(&at("b")), Err(ConnectError::Failed { .. })));
+        assert!(matches!(ports.dial(&at("../a")), Err(ConnectError::Unreadable)));
+        assert!(matches!(ports.dial("unix:/run/other"), Err(ConnectError::Denied(_))));
+        let none = Ports::start(vec!["*:1-65535".parse().unwrap()], Duration::from_secs(1), 10).unwrap();
+        assert!(matches!(none.dial(&at("a")), Err(ConnectError::Denied(_))));
     }
 }
