@@ -52,6 +52,12 @@ impl Ability {
         self.parameters.get(parameter).is_some_and(|words| words.contains(word))
     }
 
+    /// Whether it tells the connections of a move apart by what they begin with, in whatever order they come. That came
+    /// with 8.0 and is in no schema; this capability came with 8.1 and stands for it.
+    pub fn tells_connections_apart(&self) -> bool {
+        self.has("switchover-ack")
+    }
+
     /// Whether `blockdev-mirror` takes an argument.
     pub fn mirror_takes(&self, argument: &str) -> bool {
         self.mirror.contains(argument)

@@ -32,6 +32,9 @@ pub struct Wish {
     pub pause_before_switchover: bool,
     /// Bitmaps of changed blocks go along.
     pub dirty_bitmaps: bool,
+    /// Something between both sides takes bytes before the target has them: the source must hear of the target itself
+    /// that all is there.
+    pub is_carried: bool,
     /// Name of a TLS credentials object that is there on both sides, and the target's name in its certificate.
     pub tls: Option<(String, String)>,
     /// RDMA, with the size of its chunks in bytes where it is chosen.
@@ -65,6 +68,7 @@ impl Default for Wish {
             postcopy: false,
             pause_before_switchover: false,
             dirty_bitmaps: false,
+            is_carried: false,
             tls: None,
             rdma: None,
         }
@@ -175,7 +179,14 @@ pub fn settings(wish: &Wish, source: &Ability, target: &Ability) -> Result<Setti
         }
     }
     made.helps("events");
-    made.helps("return-path");
+    match wish.is_carried {
+        true => made.needs("return-path", "move without --via")?,
+        false => made.helps("return-path"),
+    }
+    if !wish.postcopy || wish.pause_before_switchover {
+        // Where the move is cancelled in the last moment, the target has not touched its disks.
+        made.helps("late-block-activate");
+    }
     if !wish.postcopy {
         made.helps("switchover-ack");
     }
@@ -191,7 +202,6 @@ pub fn settings(wish: &Wish, source: &Ability, target: &Ability) -> Result<Setti
     }
     if wish.pause_before_switchover {
         made.needs("pause-before-switchover", "move disks another way (shared storage)")?;
-        made.helps("late-block-activate");
     }
     if wish.dirty_bitmaps {
         made.needs("dirty-bitmaps", "leave the bitmaps behind")?;
@@ -360,8 +370,9 @@ mod tests {
     use super::*;
     use crate::ability::tests::qemu;
 
-    const OLD: [&str; 10] = [
+    const OLD: [&str; 11] = [
         "events",
+        "late-block-activate",
         "multifd",
         "postcopy-ram",
         "return-path",
@@ -448,6 +459,16 @@ mod tests {
         );
         let limit = Wish { throttle: Throttle::DirtyLimit { mib_per_s: 10 }, ..Wish::default() };
         assert_eq!(settings(&limit, &old(), &new()).unwrap_err().side, Side::Source);
+    }
+
+    #[test]
+    fn a_move_over_a_link_needs_the_way_back() {
+        let carried = Wish { is_carried: true, ..Wish::default() };
+        assert!(settings(&carried, &new(), &new()).unwrap().capabilities["return-path"]);
+        let without = qemu((10, 0), &["multifd"], &PARAMETERS);
+        let error = settings(&carried, &new(), &without).unwrap_err();
+        assert!(error.side == Side::Target && error.what.contains("return-path"), "{error}");
+        assert!(settings(&Wish::default(), &new(), &without).is_ok());
     }
 
     #[test]

@@ -202,6 +202,17 @@ impl Watch {
         Some((deed, self.why(cause, &sample)))
     }
 
+    /// Takes in a sample of a time in which the line is known to be away and expected back: nothing is concluded from it,
+    /// and only the deadline counts.
+    pub fn see_interrupted(&mut self, sample: Sample) -> Option<(Deed, Why)> {
+        self.last = Some(sample);
+        self.span_from = None;
+        self.moved_ms = sample.at_ms;
+        let can_stop = matches!(sample.phase, Phase::Setup | Phase::Precopy);
+        let is_due = can_stop && self.left_ms(&sample) <= CANCEL_MS;
+        is_due.then(|| (Deed::GiveUp, self.why(Cause::Deadline, &sample)))
+    }
+
     /// Bytes a second that are sent, smoothed; nothing before the first second.
     pub fn rate(&self) -> Option<Estimate> {
         self.rate

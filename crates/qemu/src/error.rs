@@ -67,6 +67,11 @@ impl QemuError {
         text
     }
 
+    /// Whether the connection failed, not what was asked over it.
+    pub fn is_of_connection(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.downcast_ref::<io::Error>().is_some())
+    }
+
     /// What to try.
     pub fn advice(&self) -> Option<String> {
         use QemuErrorKind as K;

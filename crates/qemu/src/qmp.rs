@@ -109,6 +109,12 @@ impl Qmp {
         self.execute("system_powerdown", Value::Null).map(drop)
     }
 
+    /// Ends the connection, so that the monitor serves the next one.
+    pub fn hang_up(&self) {
+        // What is gone already is as good.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     /// The next event, of those kept or within this time.
     ///
     /// # Errors

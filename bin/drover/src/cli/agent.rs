@@ -44,9 +44,10 @@ pub struct AgentRunArgs {
     /// Let peers start and stop the machines that they moved here
     #[arg(long)]
     pub allow_start: bool,
-    /// Let peers connect from here to this host (a name, an address, a network or *) and port; again and again. None
-    /// is allowed otherwise
-    #[arg(long, value_name = "HOST:PORT[-PORT]")]
+    /// Let peers connect from here to this host (a name, an address, a network or *) and port, or to unix sockets:
+    /// unix:/FOLDER/NAME, unix:/FOLDER/* (those in it) or unix:/FOLDER/** (in folders below, too); again and again. None
+    /// is allowed otherwise. Who reaches a QEMU's monitor can do all that this QEMU may
+    #[arg(long, value_name = "HOST:PORT[-PORT]|unix:/PATH")]
     pub allow_connect: Vec<Allowed>,
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]

@@ -14,7 +14,8 @@ See docs/live.md.
 Examples:
   drover live /run/vm/qmp.sock --to /run/new/qmp.sock --uri tcp:10.0.0.2:0 --downtime 300ms --deadline 20m
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
-  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run";
+  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
+  drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror";
 
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -22,12 +23,16 @@ pub struct LiveArgs {
     /// Socket of the monitor (QMP) of the QEMU whose guest moves
     #[arg(value_name = "QMP-SOCKET")]
     pub source: PathBuf,
-    /// Socket of the monitor of the QEMU that waits for it
+    /// Socket of the monitor of the QEMU that waits for it; with --via its path at the site
     #[arg(long, value_name = "QMP-SOCKET")]
     pub to: PathBuf,
-    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one) or unix:/PATH
-    #[arg(long, value_name = "URI", value_parser = uri)]
-    pub uri: String,
+    /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there
+    #[arg(long, value_name = "SITE")]
+    pub via: Option<String>,
+    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one) or unix:/PATH [default with --via: the path of
+    /// --to and .memory]
+    #[arg(long, value_name = "URI", value_parser = uri, required_unless_present = "via")]
+    pub uri: Option<String>,
     /// Longest time for which the guest may stand still
     #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
     pub downtime: Duration,
@@ -37,8 +42,9 @@ pub struct LiveArgs {
     /// How its disks go
     #[arg(long, value_enum, default_value_t = DisksArg::Shared)]
     pub disks: DisksArg,
-    /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH
-    #[arg(long, value_name = "ADDRESS", required_if_eq("disks", "mirror"))]
+    /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH [default with --via: the path of
+    /// --to and .disks]
+    #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<String>,
     /// What may be done to keep the promise
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -52,6 +58,9 @@ pub struct LiveArgs {
     /// Most that may be sent, in bits a second
     #[arg(long, value_name = "RATE")]
     pub rate_max: Option<Rate>,
+    /// Folder of drover's state, for --via [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// Look, measure and say what would happen; move nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -1,5 +1,7 @@
 //! `drover live`: a running guest moves from one QEMU to another.
 
+mod over;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +17,18 @@ use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::stop_on_signals;
+use over::Over;
 
 /// Runs `drover live`.
 pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
-    let options = options(args)?;
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
+    let options = options(args, over.as_ref())?;
     let mut source = connect(&args.source, Side::Source)?;
-    let mut target = connect(&args.to, Side::Target)?;
+    let mut target = match &over {
+        None => connect(&args.to, Side::Target)?,
+        Some(over) => over.connect()?,
+    };
     let mut view = View { json: args.json, said_ms: None };
     let mut tell = |event: Event| view.tell(&event);
     if args.dry_run {
@@ -33,7 +40,7 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     let flag: Arc<_> = stop.flag();
     match live(&mut source, &mut target, &options, &flag, &mut tell) {
         Ok(moved) => {
-            view.moved(&moved);
+            view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
         }
         Err(error) => {
@@ -47,21 +54,33 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     }
 }
 
-fn options(args: &LiveArgs) -> Result<LiveOptions, Failure> {
+fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {
     let allows = |what| args.allow.contains(&what);
-    let disks = match args.disks {
-        DisksArg::Shared => DisksBy::Shared,
-        DisksArg::Mirror => DisksBy::Mirror(nbd_at(args.nbd.as_deref().unwrap_or_default())?),
+    let disks = match (args.disks, over, args.nbd.as_deref()) {
+        (DisksArg::Shared, _, _) => DisksBy::Shared,
+        (DisksArg::Mirror, Some(over), _) => DisksBy::Mirror(over.disks.clone()),
+        (DisksArg::Mirror, None, Some(nbd)) => DisksBy::Mirror(nbd_at(nbd)?),
+        (DisksArg::Mirror, None, None) => {
+            return Err(Failure::new(
+                Exit::Usage,
+                "--disks mirror wants --nbd, where the target may offer them",
+            ));
+        }
+    };
+    let uri = match over {
+        Some(over) => over.memory.clone(),
+        None => args.uri.clone().unwrap_or_default(),
     };
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(LiveOptions {
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
         allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
-        uri: args.uri.clone(),
+        uri,
         disks,
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
+        carried: over.map(Over::carried),
     })
 }
 
@@ -112,6 +131,7 @@ fn place(place: &Where) -> &'static str {
         Where::Source => "source",
         Where::Target => "target",
         Where::Between => "between",
+        Where::Waiting => "waiting",
         Where::Unknown => "unknown",
     }
 }
@@ -155,6 +175,10 @@ impl View {
                 self.progress(Some(sample.at_ms), text);
             }
             Event::Did(deed, why) => say(format!("{}: {why}", deed_word(*deed))),
+            Event::Link { site, is_up: true } => say(format!("the link to {site} is back: it goes on")),
+            Event::Link { site, is_up: false } => {
+                say(format!("the link to {site} is away: what is on its way waits until it is back"));
+            }
         }
     }
 
@@ -170,10 +194,11 @@ impl View {
         }
     }
 
-    fn moved(&self, moved: &Moved) {
+    fn moved(&self, moved: &Moved, over: Option<&Over>) {
         if self.json {
             return line(json!({
                 "event": "moved",
+                "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
                 "total_s_foreseen": moved.foreseen.total.likely,
                 "downtime_ms_by_qemu": moved.downtime_by_qemu.map(millis),
@@ -187,7 +212,8 @@ impl View {
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(
-            "the guest runs at the target after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
+            "the guest runs at the target{} after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
+            over.map(|over| format!(", over the link to {},", over.site())).unwrap_or_default(),
             moved.total.as_secs_f64(),
             moved.foreseen.total.likely,
             moved.last.sample.sent_bytes >> 20,
@@ -232,6 +258,7 @@ fn document(event: &Event) -> Value {
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
         Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
+        Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),
     }
 }
 

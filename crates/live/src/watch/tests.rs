@@ -180,3 +180,34 @@ fn words_of_every_version() {
     assert_eq!(Phase::of("completed"), Phase::Done);
     assert_eq!(Phase::of("cancelled"), Phase::Failed);
 }
+
+#[test]
+fn a_line_that_is_away_for_a_while_changes_nothing() {
+    let mut world = World::new(1000.0, 100.0, 10.0);
+    let mut watch = Watch::new(promise(600), &ALL);
+    for _ in 0..30 {
+        assert_eq!(watch.see(world.step(300.0)), None);
+    }
+    let before = watch.rate().unwrap().likely;
+    let rate = std::mem::replace(&mut world.rate, 0.0);
+    // Far longer than what is taken for silence.
+    for _ in 0..1000 {
+        assert_eq!(watch.see_interrupted(world.step(300.0)), None);
+    }
+    world.rate = rate;
+    while world.sample.phase != Phase::Done {
+        let sample = world.step(300.0);
+        assert_eq!(watch.see(sample), None);
+        assert!(sample.at_ms < 300_000, "it does not end");
+    }
+    assert!((watch.rate().unwrap().likely / before - 1.0).abs() < 0.05);
+}
+
+#[test]
+fn a_line_that_stays_away_is_given_up_at_the_deadline() {
+    let mut world = World::new(1000.0, 0.0, 10.0);
+    let mut watch = Watch::new(promise(100), &ALL);
+    let (deed, why) = (0..2000).find_map(|_| watch.see_interrupted(world.step(300.0))).unwrap();
+    assert_eq!((deed, why.cause), (Deed::GiveUp, Cause::Deadline));
+    assert!(world.sample.at_ms > 99_000 && world.sample.at_ms < 100_000);
+}

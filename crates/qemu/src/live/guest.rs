@@ -1,6 +1,6 @@
 //! One side of a move: a monitor, and the commands of migration in it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use drover_live::{Difference, Phase, Sample, Settings, Side, differences};
@@ -14,6 +14,7 @@ use crate::qmp::Qmp;
 pub struct Guest {
     pub(super) qmp: Qmp,
     pub(super) side: Side,
+    socket: PathBuf,
     seen: Seen,
 }
 
@@ -49,7 +50,18 @@ impl Guest {
     /// # Errors
     /// As [`Qmp::connect`].
     pub fn connect(socket: &Path, side: Side) -> Result<Guest, QemuError> {
-        Ok(Guest { qmp: Qmp::connect(socket, ANSWER_TIME_MAX)?, side, seen: Seen::default() })
+        let qmp = Qmp::connect(socket, ANSWER_TIME_MAX)?;
+        Ok(Guest { qmp, side, socket: socket.to_path_buf(), seen: Seen::default() })
+    }
+
+    /// Connects to the same monitor again, after the connection broke. What happened meanwhile is not told.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub(super) fn connect_again(&mut self) -> Result<(), QemuError> {
+        self.qmp.hang_up();
+        self.qmp = Qmp::connect(&self.socket, ANSWER_TIME_MAX)?;
+        Ok(())
     }
 
     /// Which side it is.

@@ -3,14 +3,17 @@
 //! ```text
 //! Guest (one monitor) ─┬─ ask.rs      what it can do, what it is, what it measures
 //!                      ├─ disks.rs    exports at the target, mirrors at the source
+//!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! ```
 
 mod ask;
+mod carried;
 mod disks;
 mod guest;
 mod run;
 
+pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
 pub use guest::{Guest, Told};
 pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where, foresee, live};

@@ -1,5 +1,6 @@
 //! A move of a running guest, from a look at both sides to a look at both sides.
 
+mod arrive;
 mod settle;
 
 use std::error::Error;
@@ -14,6 +15,7 @@ use drover_live::{
 };
 use serde_json::Value;
 
+use super::carried::Carried;
 use super::disks::{MirrorState, NbdAt, Pair};
 use super::guest::{Guest, POLL, Told};
 use crate::error::{QemuError, QemuErrorKind};
@@ -35,6 +37,8 @@ pub struct LiveOptions {
     pub line: Option<Estimate>,
     /// Most bytes a second that may be sent.
     pub rate_max: Option<u64>,
+    /// What carries it, and where that begins, if the source does not reach the target itself.
+    pub carried: Option<Carried>,
 }
 
 /// How the guest's disks go.
@@ -64,6 +68,13 @@ pub enum Event {
     Memory(Told),
     /// Something was done, and why.
     Did(Deed, Why),
+    /// What carries the move went away, or came back.
+    Link {
+        /// The other site.
+        site: String,
+        /// Whether it carries.
+        is_up: bool,
+    },
 }
 
 /// A guest that runs at the target.
@@ -92,6 +103,9 @@ pub enum Where {
     Target,
     /// At the target, but part of its memory is not: the line broke in post-copy.
     Between,
+    /// All of it is at the target, and the source runs it no more; whether the target got the order to start it is not
+    /// known, as its monitor is away.
+    Waiting,
     /// It cannot be told; nothing was started anywhere.
     Unknown,
 }
@@ -149,6 +163,10 @@ impl fmt::Display for LiveError {
             Where::Between => {
                 "the guest is at the target and part of its memory still at the source: end neither QEMU"
             }
+            Where::Waiting => {
+                "all of the guest is at the target, where it stands still until it is started, and the source has ended it: \
+                 say `drover live` again when the target is back, or `cont` at its monitor; never start it at the source"
+            }
             Where::Unknown => {
                 "it cannot be told where the guest is: look at both sides before you start anything"
             }
@@ -174,6 +192,12 @@ struct Move<'a> {
     deeds: Vec<(Deed, Why)>,
     /// The target was given leave to run the guest.
     has_let_go: bool,
+    /// Whether what carries the move did when it was looked at last.
+    was_up: bool,
+    /// The target was asked whether the guest is there.
+    has_asked: bool,
+    /// Since when the guest stands still to be handed over.
+    still_since: Option<Instant>,
 }
 
 /// Looks at memory on its way.
@@ -188,6 +212,9 @@ const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
 const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 /// Of the promised downtime, kept for what QEMU does not count.
 const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
+/// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
+const STILL_TIME_MAX: Duration = Duration::from_secs(30);
+const STILL_DOWNTIMES: u32 = 10;
 /// Connections on a line of which nothing is known.
 const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
@@ -249,6 +276,9 @@ impl<'a> Move<'a> {
             foreseen: Forecast::default(),
             deeds: Vec::new(),
             has_let_go: false,
+            was_up: true,
+            has_asked: false,
+            still_since: None,
         }
     }
 
@@ -313,7 +343,9 @@ impl<'a> Move<'a> {
     fn choose(&mut self, facts: &Facts) -> Choice {
         let both = |name: &str| self.can.iter().all(|can| can.has(name));
         let wanted = self.options.channels.unwrap_or(CHANNELS);
-        let channels = if both("multifd") { wanted } else { 1 };
+        // Carried connections may arrive in another order than they were made.
+        let in_order = self.options.carried.is_none() || self.can[1].tells_connections_apart();
+        let channels = if both("multifd") && in_order { wanted } else { 1 };
         let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
         let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
@@ -329,10 +361,14 @@ impl<'a> Move<'a> {
         // and go on, too.
         self.target.order("stop")?;
         let uri = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX)?;
-        self.note(format!("memory goes to {uri}"));
+        self.note(match &self.options.carried {
+            None => format!("memory goes to {uri}"),
+            Some(carried) => format!("memory goes over the link to {}, {uri} there", carried.by.site()),
+        });
         self.halt_if_stopped()?;
         let began = Instant::now();
-        self.source.send_to(&uri)?;
+        let to = self.options.carried.as_ref().map_or(&uri, |carried| &carried.memory);
+        self.source.send_to(to)?;
         let mut watch = Watch::new(self.options.promise, &course.deeds);
         let mut at_once = course.at_once;
         if at_once == Some(Deed::Throttle) {
@@ -343,8 +379,10 @@ impl<'a> Move<'a> {
         loop {
             let told = self.source.sample(began)?;
             (self.tell)(Event::Memory(told.clone()));
+            let is_up = self.look_at_link();
+            self.halt_if_still_for_long(told.sample.phase)?;
             match told.sample.phase {
-                Phase::Done => return self.arrived(began, told),
+                Phase::Done => return self.arrived(began, told, self.patience()),
                 Phase::Failed => return Err(self.failed(&told)),
                 Phase::Broken => return Err(Ending::Failed(self.error("the line broke in post-copy"))),
                 Phase::Switchover if told.status == "pre-switchover" => {
@@ -354,13 +392,14 @@ impl<'a> Move<'a> {
                 }
                 Phase::Setup | Phase::Precopy | Phase::Switchover | Phase::PostCopy => {}
             }
-            if told.sample.phase == Phase::Precopy {
+            if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
                 self.halt_if_stopped()?;
                 if at_once == Some(Deed::PostCopy) && told.sample.passes > 1 {
                     self.start_postcopy()?;
                     at_once = None;
                 }
-                if let Some((deed, why)) = watch.see(told.sample) {
+                let advised = if is_up { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
+                if let Some((deed, why)) = advised {
                     self.act(deed, why)?;
                 }
                 if let (false, Some(rate)) = (is_line_known, watch.rate()) {
@@ -369,6 +408,35 @@ impl<'a> Move<'a> {
                 }
             }
             self.pause(told.sample.phase)?;
+        }
+    }
+
+    /// Whether what carries the move does; tells when that changes.
+    fn look_at_link(&mut self) -> bool {
+        let Some(carried) = &self.options.carried else { return true };
+        let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
+        if std::mem::replace(&mut self.was_up, is_up) != is_up {
+            (self.tell)(Event::Link { site, is_up });
+        }
+        is_up
+    }
+
+    /// Whether the target cannot be reached at this moment, because what carries the move does not.
+    fn is_link_away(&self) -> bool {
+        self.options.carried.as_ref().is_some_and(|carried| !carried.by.is_up())
+    }
+
+    /// A guest that stands still and does not arrive is better off where it was. In post-copy there is no way back.
+    fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
+        if phase != Phase::Switchover {
+            self.still_since = None;
+            return Ok(());
+        }
+        let still = self.still_since.get_or_insert_with(Instant::now).elapsed();
+        let time_max = STILL_TIME_MAX.max(self.options.promise.downtime_max * STILL_DOWNTIMES);
+        match still > time_max {
+            true => Err(Ending::Failed(self.error("the guest stood still for too long to be handed over"))),
+            false => Ok(()),
         }
     }
 
@@ -407,6 +475,7 @@ impl<'a> Move<'a> {
             throttle: if allowed.throttle { Throttle::AutoConverge } else { Throttle::None },
             postcopy: allowed.postcopy,
             pause_before_switchover: !self.pairs.is_empty(),
+            is_carried: self.options.carried.is_some(),
             ..Wish::default()
         };
         let found = settings(&wish, &self.can[0], &self.can[1]).map_err(Ending::Settings)?;
@@ -437,8 +506,9 @@ impl<'a> Move<'a> {
             return Ok(());
         }
         self.target.offer(&self.pairs, at)?;
+        let from_here = self.options.carried.as_ref().map_or(at, |carried| &carried.disks);
         for pair in &self.pairs {
-            self.source.mirror(pair, at, &self.can[0])?;
+            self.source.mirror(pair, from_here, &self.can[0])?;
         }
         loop {
             let mut ready = 0;
@@ -451,6 +521,7 @@ impl<'a> Move<'a> {
                 return Ok(());
             }
             self.halt_if_stopped()?;
+            self.look_at_link();
             std::thread::sleep(SAMPLE_PAUSE);
         }
     }
@@ -491,45 +562,6 @@ impl<'a> Move<'a> {
 
     fn halt_if_stopped(&self) -> Result<(), Ending> {
         if self.stop.load(Ordering::Relaxed) { Err(Ending::Stopped) } else { Ok(()) }
-    }
-
-    /// The source says that all is sent: the target must say that the guest is there.
-    fn arrived(&mut self, began: Instant, last: Told) -> Result<Moved, Ending> {
-        let until = Instant::now() + SETTLE_TIME_MAX;
-        let status = loop {
-            let status = self.target.status()?;
-            if status != "inmigrate" && status != "finish-migrate" {
-                break status;
-            }
-            if Instant::now() >= until {
-                return Err(Ending::Failed(self.error("the target does not start the guest")));
-            }
-            std::thread::sleep(POLL);
-        };
-        if self.was_running && status != "running" {
-            self.has_let_go = true;
-            self.target.order("cont")?;
-        }
-        let total = began.elapsed();
-        let last = self.last_words(began, last);
-        let stopped = self.source.seen().ok().and_then(|seen| seen.stopped_us);
-        let resumed = self.target.seen().ok().and_then(|seen| seen.resumed_us);
-        let between =
-            |(stopped, resumed): (i64, i64)| u64::try_from(resumed - stopped).ok().map(Duration::from_micros);
-        Ok(Moved {
-            foreseen: self.foreseen,
-            total,
-            downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
-            stood_still: stopped.zip(resumed).and_then(between),
-            last,
-            deeds: std::mem::take(&mut self.deeds),
-        })
-    }
-
-    /// Right after the end QEMU 7.2 may tell a downtime of 0 for a moment.
-    fn last_words(&mut self, began: Instant, told: Told) -> Told {
-        std::thread::sleep(SAMPLE_PAUSE * 2);
-        self.source.sample(began).unwrap_or(told)
     }
 
     fn failed(&self, told: &Told) -> Ending {

@@ -23,14 +23,22 @@ impl Move<'_> {
             None => self.without_source(),
         };
         self.clean_up();
+        if guest_at == Where::Source {
+            self.warn_of_copy();
+        }
         Err(LiveError { cause, guest_at })
     }
 
     /// Waits until QEMU has ended the move; gives what it said last, or nothing where it says nothing any more.
     fn wait_for_end(&mut self, began: Instant) -> Option<Told> {
         let until = began + SETTLE_TIME_MAX;
+        let mut is_torn = false;
         loop {
             let told = self.source.sample(began).ok()?;
+            if told.status == "cancelling" && !is_torn && began.elapsed() >= CANCEL_TIME_MAX {
+                is_torn = true;
+                self.tear();
+            }
             let has_ended =
                 matches!(told.sample.phase, Phase::Done | Phase::Failed | Phase::Broken | Phase::PostCopy);
             if has_ended || told.status == "none" || Instant::now() >= until {
@@ -40,13 +48,24 @@ impl Move<'_> {
         }
     }
 
+    /// Ends the connections of a move that was cancelled and does not end: QEMU shuts the first of them only, and waits
+    /// for the others for as long as a dead line lets it. What is there no more, or not known to it, is not torn.
+    fn tear(&mut self) {
+        let instances = serde_json::json!({"instances": [{"type": "migration"}]});
+        let _ = self.source.qmp.execute("yank", instances);
+    }
+
     /// It was all sent before it could be stopped.
     fn has_moved(&mut self, cause: Ending, began: Instant, told: Told) -> Result<Moved, LiveError> {
-        match self.arrived(began, told) {
-            Ok(moved) => Ok(moved),
-            // The source has let go; whether the target has it, it does not say.
-            Err(_) => Err(LiveError { cause, guest_at: Where::Unknown }),
-        }
+        // Who was waited for already is looked at once more.
+        let patience = if self.has_asked { Duration::ZERO } else { self.patience() };
+        let guest_at = match self.arrived(began, told, patience) {
+            Ok(moved) => return Ok(moved),
+            // The source had the target's word that it has everything, or nothing is known of it.
+            Err(_) if self.options.carried.is_some() => Where::Waiting,
+            Err(_) => Where::Unknown,
+        };
+        Err(LiveError { cause, guest_at })
     }
 
     /// The source has the guest again. QEMU lets it run by itself unless it stood for a reason of its own.
@@ -97,10 +116,15 @@ impl Move<'_> {
         if let Err(error) = self.source.drop_mirrors(&self.pairs, MIRROR_END_TIME_MAX) {
             self.note(format!("mirrors are left at the source: {}", error.chain()));
         }
-        // A target whose guest did not come has mostly ended by itself.
-        let _ = self.target.withdraw();
+        // Over a link that is away nothing is withdrawn, and nothing comes either.
+        if !self.is_link_away() {
+            // A target whose guest did not come has mostly ended by itself.
+            let _ = self.target.withdraw();
+        }
     }
 }
 
+/// For which a cancelled move may take to end by itself.
+const CANCEL_TIME_MAX: Duration = Duration::from_secs(1);
 /// For which QEMU may need to let a guest run again.
 const RESUME_TIME_MAX: Duration = Duration::from_secs(30);

@@ -1,0 +1,176 @@
+//! A move over the link to another site: what QEMU connects to here, and what that leads to there.
+
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use drover_live::Side;
+use drover_qemu::live::{Carried, Carrier, Guest, NbdAt};
+use drover_relay::{Door, Doors, Probed, Via, probe};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::nbd_at;
+use crate::cli::{DisksArg, LiveArgs};
+use crate::exit::{Exit, Failure};
+use crate::sites;
+
+/// Sockets here that lead to a site.
+pub struct Over {
+    link: Arc<Link>,
+    /// Where the target waits for memory, as its QEMU takes it.
+    pub memory: String,
+    /// Where the target offers its disks.
+    pub disks: NbdAt,
+    folder: TempDir,
+}
+
+struct Link {
+    site: String,
+    doors: Doors,
+}
+
+impl Carrier for Link {
+    fn site(&self) -> &str {
+        &self.site
+    }
+
+    fn is_up(&self) -> bool {
+        self.doors.link().state == "up"
+    }
+}
+
+/// Names of the sockets here.
+const MONITOR: &str = "monitor";
+const MEMORY: &str = "memory";
+const DISKS: &str = "disks";
+
+impl Over {
+    /// Asks the site whether all that the move needs may be connected to, and makes the sockets. QEMU is not touched.
+    pub fn open(args: &LiveArgs, site: &str) -> Result<Over, Failure> {
+        let (memory, disks) = places(args)?;
+        let dial = Arc::new(sites::dialler(args.state.as_deref(), site, None, &[], None)?);
+        let memory_to = address_of(&memory)?;
+        let mut wanted = vec![memory_to.clone()];
+        wanted.extend((args.disks == DisksArg::Mirror).then(|| nbd_text(&disks)));
+        let session = dial().map_err(|refusal| away(site, &refusal.to_string()))?;
+        let asked = wanted.iter().try_for_each(|to| free(site, to, probe(&session, to)));
+        session.close();
+        asked?;
+        let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
+        let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
+        let door = |name: &str, to: String| Door { path: folder.path().join(name), to };
+        let doors = [
+            door(MONITOR, format!("unix:{}", args.to.display())),
+            door(MEMORY, memory_to),
+            door(DISKS, nbd_text(&disks)),
+        ];
+        let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)) };
+        let opened = Doors::open(via, &doors).map_err(|error| internal("sockets of the link", &error))?;
+        give_to_qemu(&args.source, folder.path(), &doors);
+        let link = Arc::new(Link { site: site.to_string(), doors: opened });
+        Ok(Over { link, memory, disks, folder })
+    }
+
+    /// Connects to the target's monitor.
+    pub fn connect(&self) -> Result<Guest, Failure> {
+        Guest::connect(&self.path(MONITOR), Side::Target).map_err(|error| {
+            let site = self.site();
+            match self.link.doors.take_refused().pop() {
+                Some(refused) => {
+                    Failure::new(Exit::Plan, format!("{site}: monitor {}: {}", refused.target, refused.why))
+                }
+                None => {
+                    Failure::new(Exit::Target, format!("monitor of the target at {site}: {}", error.chain()))
+                        .advise("QEMU serves one client per monitor: see that nobody else is connected there")
+                }
+            }
+        })
+    }
+
+    /// What a move over it is told.
+    pub fn carried(&self) -> Carried {
+        let memory = format!("unix:{}", self.path(MEMORY).display());
+        Carried { by: self.link.clone(), memory, disks: NbdAt::Unix(self.path(DISKS)) }
+    }
+
+    /// What the site is called.
+    pub fn site(&self) -> &str {
+        &self.link.site
+    }
+
+    /// What went over it, for reports.
+    pub fn told(&self) -> Value {
+        let told = self.link.doors.link();
+        json!({
+            "site": told.site, "connections": told.connections, "rtt_us": told.rtt_us,
+            "up_bytes": told.up_bytes, "down_bytes": told.down_bytes, "bytes_again": told.bytes_again,
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// Where the target waits for memory and offers its disks: beside its monitor, if nothing else was said.
+fn places(args: &LiveArgs) -> Result<(String, NbdAt), Failure> {
+    if !args.to.is_absolute() {
+        let text = format!("--to {}: with --via it is a path at the site, from / on", args.to.display());
+        return Err(Failure::new(Exit::Usage, text));
+    }
+    let beside = |what: &str| format!("unix:{}.{what}", args.to.display());
+    let memory = args.uri.clone().unwrap_or_else(|| beside(MEMORY));
+    let disks = nbd_at(&args.nbd.clone().unwrap_or_else(|| beside(DISKS)))?;
+    Ok((memory, disks))
+}
+
+/// What the agent is asked to connect to for memory.
+fn address_of(uri: &str) -> Result<String, Failure> {
+    match uri.strip_prefix("tcp:") {
+        Some(address) if address.ends_with(":0") => Err(Failure::new(
+            Exit::Usage,
+            format!("--uri {uri}: with --via a port is to be named, not chosen there"),
+        )),
+        Some(address) => Ok(address.to_string()),
+        None => Ok(uri.to_string()),
+    }
+}
+
+fn nbd_text(at: &NbdAt) -> String {
+    match at {
+        NbdAt::Unix(path) => format!("unix:{}", path.display()),
+        NbdAt::Tcp(host, port) if host.contains(':') => format!("[{host}]:{port}"),
+        NbdAt::Tcp(host, port) => format!("{host}:{port}"),
+    }
+}
+
+/// Nobody may be there yet, and it must be allowed to connect.
+fn free(site: &str, to: &str, probed: Result<Probed, drover_link::LinkError>) -> Result<(), Failure> {
+    match probed {
+        Ok(Probed::Free) => Ok(()),
+        Ok(Probed::Taken) => {
+            Err(Failure::new(Exit::Plan, format!("{site}: somebody listens at {to} already"))
+                .advise("end it, or choose another place with --uri and --nbd"))
+        }
+        Ok(Probed::Refused(_, why)) => Err(Failure::new(Exit::Plan, format!("{site}: {to}: {why}"))),
+        Err(error) => Err(away(site, &error.to_string())),
+    }
+}
+
+fn away(site: &str, why: &str) -> Failure {
+    Failure::new(Exit::Connection, format!("agent of {site}: {why}"))
+        .advise("see `drover agent list`, and whether the agent runs there")
+}
+
+fn internal(what: &str, error: &std::io::Error) -> Failure {
+    Failure::new(Exit::Internal, format!("{what}: {error}"))
+}
+
+/// QEMU may run as another user, who must reach the sockets; nobody else does. Where that cannot be, QEMU says so.
+fn give_to_qemu(monitor: &Path, folder: &Path, doors: &[Door]) {
+    let Ok(owner) = std::fs::metadata(monitor).map(|file| file.uid()) else { return };
+    for path in doors.iter().map(|door| door.path.as_path()).chain([folder]) {
+        let _ = chown(path, Some(owner), None);
+    }
+}

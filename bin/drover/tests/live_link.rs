@@ -1,0 +1,233 @@
+//! `drover live --via`: running guests move over the link to another site's agent, over true TLS connections.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::line::Line;
+use common::sites::Sites;
+use drover_lab::{Output, Pulse, PulseOptions};
+use serde_json::Value;
+
+const MIB: usize = 1 << 20;
+
+/// A guest that beats here, and a QEMU that waits for it at a site, behind a line that can be cut.
+struct Scene {
+    source: Pulse,
+    target: Pulse,
+    sites: Sites,
+    line: Line,
+}
+
+impl Scene {
+    fn new(options: &PulseOptions) -> Option<Scene> {
+        Scene::allowing(options, options, "b/*")
+    }
+
+    fn allowing(here: &PulseOptions, there: &PulseOptions, allowed: &str) -> Option<Scene> {
+        Pulse::qemu()?;
+        let mut sites = Sites::not_started();
+        let source = Pulse::start(&sites.path("a"), here).unwrap();
+        let target = Pulse::waiting(&sites.path("b"), there).unwrap();
+        source.beat(3).unwrap();
+        let allowed = format!("unix:{}", sites.path(allowed).display());
+        sites.more = vec!["--allow-connect".to_string(), allowed];
+        sites.start();
+        let line = Line::to(&sites.address);
+        sites.pair_at(&line.address);
+        Some(Scene { source, target, sites, line })
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = self.sites.here.command(&["live"]);
+        command
+            .arg(self.source.monitor())
+            .args(["--via", "site-b", "--to"])
+            .arg(self.target.monitor())
+            .arg("--json")
+            .args(more);
+        command
+    }
+
+    fn live(&self, more: &[&str]) -> Output {
+        let output = self.command(more).stdin(Stdio::null()).output().unwrap();
+        Output {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    fn spawn(&self, more: &[&str]) -> Child {
+        let out = std::fs::File::create(self.sites.path("out")).unwrap();
+        self.command(more).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Waits until drover has told such an event.
+    fn wait_for(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
+        for _ in 0..60_000 {
+            let told = std::fs::read_to_string(self.sites.path("out")).unwrap();
+            // The last line may be half written.
+            if told.lines().any(|line| is_it(&serde_json::from_str(line).unwrap_or_default())) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        panic!("{what}: it was never told: {}", std::fs::read_to_string(self.sites.path("out")).unwrap());
+    }
+
+    fn wait_until_sending(&self) {
+        self.wait_for("memory is sent", |event| {
+            event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
+        });
+    }
+
+    fn ended(&self, child: Child) -> Output {
+        let output = child.wait_with_output().unwrap();
+        let out = std::fs::read_to_string(self.sites.path("out")).unwrap();
+        Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
+    }
+
+    /// The guest runs at the target, nowhere else, and is what it was.
+    #[track_caller]
+    fn has_moved(&mut self, output: &Output) -> Value {
+        assert_eq!(output.code, Some(0), "{output:?}");
+        self.target.beat(20).unwrap();
+        assert!(!self.source.beats_within(Duration::from_millis(200)), "it beats at the source");
+        let last = self.source.beats().last().unwrap().1;
+        let first = self.target.beats().first().unwrap().1;
+        assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
+        let verdict = self.target.verify().unwrap();
+        assert!(verdict.is_sound(), "{verdict:?}");
+        let moved = events(output).into_iter().find(|event| event["event"] == "moved").unwrap();
+        assert_eq!(moved["link"]["site"], "site-b");
+        assert!(moved["link"]["up_bytes"].as_u64() >= moved["sent_bytes"].as_u64(), "{moved}");
+        moved
+    }
+
+    /// The guest runs at the source as if nothing had been, and not at the target.
+    #[track_caller]
+    fn has_stayed(&mut self) {
+        self.source.beat(20).unwrap();
+        let verdict = self.source.verify().unwrap();
+        assert!(verdict.is_sound(), "{verdict:?}");
+        assert!(self.target.beats().is_empty(), "it beats at the target");
+    }
+}
+
+fn events(output: &Output) -> Vec<Value> {
+    output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn busy() -> PulseOptions {
+    // 100 x 20 pages are 8 MB/s.
+    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
+}
+
+#[test]
+fn memory_and_disks_go_over_the_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = |name: &str, fill: u8| -> PathBuf {
+        let path = folder.path().join(name);
+        std::fs::write(&path, vec![fill; 8 * MIB]).unwrap();
+        path
+    };
+    let (here, there) = (disk("a.raw", 0x5a), disk("b.raw", 0));
+    let with = |disk: &Path| PulseOptions { disk: Some(disk.to_path_buf()), ..busy() };
+    let Some(mut scene) = Scene::allowing(&with(&here), &with(&there), "b/*") else { return };
+    let output = scene.live(&["--disks", "mirror", "--channels", "1"]);
+    let moved = scene.has_moved(&output);
+    assert!(moved["link"]["up_bytes"].as_u64() > Some(40 << 20), "{moved}");
+    scene.target.kill();
+    let (ours, theirs) = (std::fs::read(&here).unwrap(), std::fs::read(&there).unwrap());
+    // Sectors hold the number of the beat at which they were written: none is older at the target.
+    assert!(theirs[1025 * 512..] == ours[1025 * 512..]);
+    let number =
+        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
+    let written = (1..=1024).filter(|sector| number(&ours, *sector) != 0x5a5a_5a5a).count();
+    assert!(written > 0, "the guest wrote nothing");
+    for sector in 0..=1024 {
+        let (one, other) = (number(&ours, sector), number(&theirs, sector));
+        assert!(one == other || one == 0x5a5a_5a5a || other > one, "sector {sector}: {one:x}, {other:x}");
+    }
+}
+
+#[test]
+fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    // 33 MiB at 80 Mbit/s: there is time to cut it.
+    let child =
+        scene.spawn(&["--channels", "4", "--rate-max", "80m", "--line", "80m", "--allow", "throttle"]);
+    scene.wait_until_sending();
+    scene.line.cut(true);
+    scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
+    // Nothing is lost to the guest meanwhile.
+    scene.source.beat(50).unwrap();
+    scene.line.cut(false);
+    let output = scene.ended(child);
+    scene.has_moved(&output);
+    let links: Vec<Value> = events(&output).into_iter().filter(|event| event["event"] == "link").collect();
+    assert_eq!(links.last().unwrap()["is_up"], true, "{links:?}");
+}
+
+#[test]
+fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    let child = scene.spawn(&["--rate-max", "8m"]);
+    scene.wait_until_sending();
+    scene.sites.kill();
+    scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
+    scene.source.beat(20).unwrap();
+    // Back again, it knows nothing of the session: what that carried is over.
+    scene.sites.start();
+    let output = scene.ended(child);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("the guest is at the source, as it was"), "{}", output.err);
+    scene.has_stayed();
+}
+
+#[test]
+fn a_link_that_stays_away_is_given_up_at_the_deadline() {
+    let Some(mut scene) = Scene::new(&PulseOptions::default()) else { return };
+    let child = scene.spawn(&["--rate-max", "80m", "--deadline", "12s"]);
+    scene.wait_until_sending();
+    scene.line.cut(true);
+    let output = scene.ended(child);
+    assert_eq!(output.code, Some(6), "{output:?}");
+    assert!(
+        output.err.contains("deadline") && output.err.contains("the guest is at the source"),
+        "{}",
+        output.err
+    );
+    scene.has_stayed();
+}
+
+#[test]
+fn a_place_that_is_not_allowed_is_named_before_anything_is_touched() {
+    let Some(mut scene) = Scene::allowing(&busy(), &busy(), "b/qmp.sock") else { return };
+    // The monitor may be connected to, and nothing else.
+    let output = scene.live(&[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    let place = format!("--allow-connect unix:{}.memory", scene.target.monitor().display());
+    assert!(output.err.contains(&place), "{}", output.err);
+    scene.has_stayed();
+    let elsewhere = scene.sites.path("b/sub/../qmp.sock");
+    let from = scene.source.monitor();
+    let args = ["live", from.to_str().unwrap(), "--via", "site-b", "--to"];
+    let output = scene.sites.here.run(&[&args[..], &[elsewhere.to_str().unwrap()]].concat()).unwrap();
+    assert_eq!(output.code, Some(3), "{output:?}");
+    scene.has_stayed();
+}
+
+#[test]
+fn an_agent_that_is_away_is_named_before_anything_is_touched() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    scene.sites.kill();
+    let output = scene.live(&[]);
+    assert_eq!(output.code, Some(5), "{output:?}");
+    assert!(output.err.contains("agent of site-b"), "{}", output.err);
+    scene.has_stayed();
+}

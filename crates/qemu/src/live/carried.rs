@@ -1,0 +1,32 @@
+//! A move whose connections something else carries: QEMU connects to sockets here, and listens on sockets there.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::disks::NbdAt;
+
+/// What carries the connections of a move: drover's link to another site.
+pub trait Carrier: Send + Sync {
+    /// What the other site is called.
+    fn site(&self) -> &str;
+
+    /// Whether it carries at this moment. Away, it may come back and lose nothing.
+    fn is_up(&self) -> bool;
+}
+
+/// Where a carried move begins here.
+#[derive(Clone)]
+pub struct Carried {
+    /// What carries.
+    pub by: Arc<dyn Carrier>,
+    /// Where the source sends memory, as QEMU takes it: `unix:/path`.
+    pub memory: String,
+    /// Where the source finds the target's disks.
+    pub disks: NbdAt,
+}
+
+impl fmt::Debug for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "over the link to {} from {}", self.by.site(), self.memory)
+    }
+}

@@ -1,0 +1,124 @@
+//! The source has sent everything: the target is to say that it has it, and to start the guest.
+//!
+//! From here on the guest runs at the target or nowhere: the source has ended it. So the target is asked until it
+//! answers, over as many connections to its monitor as it takes.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{Ending, Move, Moved, SAMPLE_PAUSE, SETTLE_TIME_MAX};
+use crate::error::{QemuError, QemuErrorKind};
+use crate::live::guest::{POLL, Told};
+
+/// For which a target behind a link is waited for: longer than a link tries to come back.
+const LINK_TIME_MAX: Duration = Duration::from_secs(16 * 60);
+/// Between two tries to reach a monitor that is away.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// What a target says of a guest that has come and was not started.
+const STANDS: [&str; 2] = ["paused", "prelaunch"];
+/// What it says while the guest is still to come.
+const COMES: [&str; 3] = ["inmigrate", "finish-migrate", "restore-vm"];
+
+impl Move<'_> {
+    /// For which the target may take to say that the guest is there.
+    pub(super) fn patience(&self) -> Duration {
+        if self.options.carried.is_some() { LINK_TIME_MAX } else { SETTLE_TIME_MAX }
+    }
+
+    /// The source says that all is sent: the target must say that the guest is there, and start it if it ran before.
+    /// Somebody who stops the move now shortens the waiting; the guest has gone.
+    pub(super) fn arrived(
+        &mut self,
+        began: Instant,
+        last: Told,
+        patience: Duration,
+    ) -> Result<Moved, Ending> {
+        self.has_asked = true;
+        let since = Instant::now();
+        let mut is_away = false;
+        loop {
+            match self.is_there() {
+                Ok(true) => return Ok(self.told_moved(began, last)),
+                Ok(false) => std::thread::sleep(POLL),
+                Err(error) if self.is_worth_waiting(&error) => {
+                    if !std::mem::replace(&mut is_away, true) {
+                        self.note(format!("all is sent, and the target is waited for: {}", error.chain()));
+                    }
+                    self.reach_target(&error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+            self.look_at_link();
+            let is_stopped = self.stop.load(Ordering::Relaxed);
+            if since.elapsed() >= if is_stopped { patience.min(SETTLE_TIME_MAX) } else { patience } {
+                return Err(Ending::Failed(self.error("the target does not say that the guest is there")));
+            }
+        }
+    }
+
+    /// Looks at the target; starts the guest if it is there and ran before. Whether all is as it should be.
+    fn is_there(&mut self) -> Result<bool, QemuError> {
+        let status = self.target.status()?;
+        if COMES.contains(&status.as_str()) {
+            return Ok(false);
+        }
+        if self.was_running && STANDS.contains(&status.as_str()) {
+            // Before the order: that its answer is lost does not mean that it was not carried out.
+            self.has_let_go = true;
+            self.target.order("cont")?;
+        }
+        Ok(true)
+    }
+
+    /// A connection behind a link may come back; a QEMU on this host that ends its own is gone, and what it refuses it
+    /// refuses again.
+    fn is_worth_waiting(&self, error: &QemuError) -> bool {
+        error.kind == QemuErrorKind::Timeout || (self.options.carried.is_some() && error.is_of_connection())
+    }
+
+    /// A connection that answers late goes on; one that broke is made anew.
+    fn reach_target(&mut self, error: &QemuError) {
+        if error.kind != QemuErrorKind::Timeout {
+            std::thread::sleep(AGAIN);
+            // Where it cannot be made, the next look says why.
+            let _ = self.target.connect_again();
+        }
+    }
+
+    fn told_moved(&mut self, began: Instant, last: Told) -> Moved {
+        let total = began.elapsed();
+        let last = self.last_words(began, last);
+        let stopped = self.source.seen().ok().and_then(|seen| seen.stopped_us);
+        let resumed = self.target.seen().ok().and_then(|seen| seen.resumed_us);
+        let between =
+            |(stopped, resumed): (i64, i64)| u64::try_from(resumed - stopped).ok().map(Duration::from_micros);
+        Moved {
+            foreseen: self.foreseen,
+            total,
+            downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
+            stood_still: stopped.zip(resumed).and_then(between),
+            last,
+            deeds: std::mem::take(&mut self.deeds),
+        }
+    }
+
+    /// Right after the end QEMU 7.2 may tell a downtime of 0 for a moment.
+    fn last_words(&mut self, began: Instant, told: Told) -> Told {
+        std::thread::sleep(SAMPLE_PAUSE * 2);
+        self.source.sample(began).unwrap_or(told)
+    }
+
+    /// A target that has all of a guest which runs at the source must never start it.
+    pub(super) fn warn_of_copy(&mut self) {
+        if self.is_link_away() {
+            return self
+                .note("the target's QEMU cannot be looked at: end it, it may hold a copy of the guest");
+        }
+        // A QEMU whose guest did not come has mostly ended by itself.
+        let status = self.target.status().unwrap_or_default();
+        if STANDS.contains(&status.as_str()) {
+            self.note("the target's QEMU holds a copy of the guest, standing still: end it (`quit`), never start it");
+        }
+    }
+}
