@@ -309,9 +309,11 @@ fn a_slow_reader_is_waited_for_in_bounded_memory() {
     });
     // A stream that nobody reads has the first credit, and no more.
     assert!(told["link"]["held_bytes"].as_u64() <= Some((8 * (256 + 64)) << 10), "{}", told["link"]);
-    for process in [&relay.child, &sites.agent().child] {
+    // What the sockets behind the agent took at once counts as read, and credit grows with it: up to the session's
+    // 256 MiB, beside what the process has in any case.
+    for (process, mib_max) in [(&relay.child, 96), (&sites.agent().child, 256 + 64)] {
         let peak = peak_kib(process);
-        assert!(peak <= 96 << 10, "{peak} KiB");
+        assert!(peak <= mib_max << 10, "{peak} KiB");
     }
     exchange(pair(&relay, &target), 9, 4 * MIB);
     for ((near, far), sent) in slow.into_iter().zip(sent) {
