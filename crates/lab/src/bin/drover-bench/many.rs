@@ -81,8 +81,7 @@ impl Mover {
             }
             std::fs::create_dir_all(folder)?;
         }
-        let command =
-            [&program()?, "migrate", "--state", &text(&self.state), &text(&self.plan), "--yes", "--quiet"];
+        let command = [&program()?, "migrate", "--state", &text(&self.state), &text(&self.plan), "--quiet"];
         measure(&command.map(str::to_string), None)
     }
 }
