@@ -8,11 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::line::Line;
+use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A guest that beats here, and a QEMU that waits for it at a site, behind a line that can be cut.
 struct Scene {
@@ -187,6 +189,24 @@ fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
     assert_eq!(output.code, Some(7), "{output:?}");
     assert!(output.err.contains("the guest is at the source, as it was"), "{}", output.err);
     scene.has_stayed();
+}
+
+#[test]
+fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    let mut child = scene.spawn(&["--rate-max", "8m"]);
+    scene.wait_until_sending();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Its sockets are gone, so QEMU gives up by itself. The agent keeps what was connected there, in case it comes back.
+    scene.has_stayed();
+    scene.sites.kill();
+    wait_until("the target ends", PATIENCE, || !scene.target.is_alive());
+    scene.sites.start();
+    std::fs::remove_dir_all(scene.sites.path("b")).unwrap();
+    scene.target = Pulse::waiting(&scene.sites.path("b"), &busy()).unwrap();
+    let output = scene.live(&[]);
+    scene.has_moved(&output);
 }
 
 #[test]

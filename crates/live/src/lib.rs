@@ -6,6 +6,7 @@
 //! measured line and memory ──> Facts ────┼──> choose ──> Course ──> settings (the same on both sides)
 //! the promise ───────────────────────────┘                 │
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
+//! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
 //! ```
 //!
 //! Pure: what the monitors said and the time go in. `drover-qemu` asks and tells them.
@@ -15,6 +16,7 @@
 mod ability;
 mod choose;
 mod forecast;
+mod found;
 mod preflight;
 mod settings;
 mod watch;
@@ -22,6 +24,7 @@ mod watch;
 pub use ability::Ability;
 pub use choose::{Allowed, Choice, Course, Looked, Way, choose};
 pub use forecast::{Facts, Forecast, Promise};
+pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles};
 pub use settings::{
     Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,

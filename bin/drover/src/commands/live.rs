@@ -3,7 +3,7 @@
 mod over;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Choice, Deed, Phase, Promise, Side};
@@ -25,10 +25,11 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
     let options = options(args, over.as_ref())?;
     let mut source = connect(&args.source, Side::Source)?;
-    let mut target = match &over {
-        None => connect(&args.to, Side::Target)?,
-        Some(over) => over.connect()?,
+    let target = match &over {
+        None => connect(&args.to, Side::Target),
+        Some(over) => over.connect(),
     };
+    let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
     let mut view = View { json: args.json, said_ms: None };
     let mut tell = |event: Event| view.tell(&event);
     if args.dry_run {
@@ -106,9 +107,28 @@ fn connect(socket: &std::path::Path, side: Side) -> Result<Guest, Failure> {
     Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
 }
 
+/// A target that is not to be reached, with what the source has to do with it: a move may be half done.
+fn with_source(mut failure: Failure, source: &mut Guest) -> Failure {
+    let Ok(told) = source.sample(Instant::now()) else { return failure };
+    let has_ended = source.status().is_ok_and(|status| status == "postmigrate");
+    let text = match told.sample.phase {
+        Phase::Done if has_ended => {
+            "the source has sent everything and ended the guest, which stands still at the target until it is started: \
+             reach that target; only if its QEMU ended and never ran the guest, say `cont` at the source's monitor"
+        }
+        Phase::Precopy | Phase::Switchover => {
+            "a move is under way at the source, which goes on or ends without you"
+        }
+        Phase::PostCopy | Phase::Broken => "the guest went ahead to the target: end neither QEMU",
+        Phase::Setup | Phase::Done | Phase::Failed => return failure,
+    };
+    failure.message = format!("{}; {text}", failure.message);
+    failure
+}
+
 fn failure(error: &LiveError) -> Failure {
     let exit = match &error.cause {
-        Ending::Obstacles(_) | Ending::Settings(_) | Ending::Promise(_) => Exit::Plan,
+        Ending::Obstacles(_) | Ending::Settings(_) | Ending::Promise(_) | Ending::Unclear(_) => Exit::Plan,
         Ending::GivenUp(_) => Exit::Source,
         Ending::Stopped => Exit::Interrupted,
         Ending::Failed(_) => Exit::Target,

@@ -3,6 +3,7 @@
 //! ```text
 //! Guest (one monitor) ─┬─ ask.rs      what it can do, what it is, what it measures
 //!                      ├─ disks.rs    exports at the target, mirrors at the source
+//!                      ├─ mark.rs     which two QEMUs are the ends of one move
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! ```
@@ -11,6 +12,7 @@ mod ask;
 mod carried;
 mod disks;
 mod guest;
+mod mark;
 mod run;
 
 pub use carried::{Carried, Carrier};

@@ -1,5 +1,6 @@
 //! A move of a running guest, from a look at both sides to a look at both sides.
 
+mod again;
 mod arrive;
 mod settle;
 
@@ -10,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Ability, Allowed, Choice, Deed, Facts, Forecast, Machine, Obstacle, Phase, Promise, Settings,
-    SettingsError, Throttle, Watch, Way, Why, Wish, choose, obstacles, settings, slow_down,
+    Ability, Allowed, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings,
+    SettingsError, Throttle, Unclear, Watch, Way, Why, Wish, choose, obstacles, settings, slow_down,
 };
 use serde_json::Value;
 
 use super::carried::Carried;
 use super::disks::{MirrorState, NbdAt, Pair};
 use super::guest::{Guest, POLL, Told};
+use super::mark::new_mark;
 use crate::error::{QemuError, QemuErrorKind};
 
 /// How a move is wanted.
@@ -128,6 +130,8 @@ pub enum Ending {
     Settings(SettingsError),
     /// It was not begun, or given up at once: no way that is allowed keeps the promise.
     Promise(Box<Choice>),
+    /// It was not begun: an earlier move is not over, and what is to be done somebody must decide.
+    Unclear(Unclear),
     /// It was given up on the way.
     GivenUp(Why),
     /// Somebody stopped it.
@@ -147,6 +151,10 @@ impl fmt::Display for Ending {
             Ending::Promise(choice) => {
                 let all: Vec<String> = choice.looked_at.iter().map(ToString::to_string).collect();
                 write!(f, "the promise cannot be kept: {}", all.join("; "))
+            }
+            Ending::Unclear(unclear) => {
+                let (what, advice) = unclear.words();
+                write!(f, "{what}: {advice}")
             }
             Ending::GivenUp(why) => write!(f, "the move was given up: {why}"),
             Ending::Stopped => f.write_str("the move was stopped"),
@@ -232,6 +240,9 @@ pub fn live(
     tell: &mut dyn FnMut(Event),
 ) -> Result<Moved, LiveError> {
     let mut one = Move::new(source, target, options, stop, tell);
+    if let Some(ended) = one.again() {
+        return ended;
+    }
     let (choice, facts) = match one.look() {
         Ok(found) => found,
         Err(cause) => return Err(LiveError { cause, guest_at: Where::Source }),
@@ -242,7 +253,8 @@ pub fn live(
     }
 }
 
-/// Looks at both sides and says what a move would take; moves nothing.
+/// Looks at both sides and says what a move would take, or what an earlier run left to do (nothing is given then); moves
+/// nothing.
 ///
 /// # Errors
 /// What stands in the way.
@@ -251,9 +263,17 @@ pub fn foresee(
     target: &mut Guest,
     options: &LiveOptions,
     tell: &mut dyn FnMut(Event),
-) -> Result<Choice, Ending> {
+) -> Result<Option<Choice>, Ending> {
     let stop = AtomicBool::new(false);
-    Move::new(source, target, options, &stop, tell).look().map(|(choice, _)| choice)
+    let mut one = Move::new(source, target, options, &stop, tell);
+    match one.find()? {
+        Found::Nothing => one.look().map(|(choice, _)| Some(choice)),
+        Found::Unclear(unclear) => Err(Ending::Unclear(unclear)),
+        found => {
+            one.note(again::words(&found));
+            Ok(None)
+        }
+    }
 }
 
 impl<'a> Move<'a> {
@@ -355,6 +375,10 @@ impl<'a> Move<'a> {
     fn go(&mut self, choice: &Choice, facts: &Facts) -> Result<Moved, Ending> {
         let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice.clone()))) };
         self.foreseen = choice.forecast;
+        self.clear_leftovers()?;
+        let mark = new_mark()?;
+        self.target.mark(&mark)?;
+        self.source.mark(&mark)?;
         self.set(course.channels)?;
         self.mirror()?;
         // It starts the guest when drover says so, not when it thinks that all is there: the source might think otherwise
@@ -369,13 +393,24 @@ impl<'a> Move<'a> {
         let began = Instant::now();
         let to = self.options.carried.as_ref().map_or(&uri, |carried| &carried.memory);
         self.source.send_to(to)?;
-        let mut watch = Watch::new(self.options.promise, &course.deeds);
         let mut at_once = course.at_once;
         if at_once == Some(Deed::Throttle) {
             self.slow_down()?;
             at_once = None;
         }
-        let mut is_line_known = self.options.line.is_some();
+        let facts = self.options.line.is_none().then_some(facts);
+        self.follow(began, &course.deeds, at_once, facts)
+    }
+
+    /// Watches memory on its way, and sees it to its end. With facts, the promise is looked at again when the line is known.
+    fn follow(
+        &mut self,
+        began: Instant,
+        deeds: &[Deed],
+        mut at_once: Option<Deed>,
+        mut facts: Option<&Facts>,
+    ) -> Result<Moved, Ending> {
+        let mut watch = Watch::new(self.options.promise, deeds);
         loop {
             let told = self.source.sample(began)?;
             (self.tell)(Event::Memory(told.clone()));
@@ -402,9 +437,9 @@ impl<'a> Move<'a> {
                 if let Some((deed, why)) = advised {
                     self.act(deed, why)?;
                 }
-                if let (false, Some(rate)) = (is_line_known, watch.rate()) {
-                    is_line_known = true;
-                    self.look_again(facts, rate.likely, &told)?;
+                if let (Some(known), Some(rate)) = (facts, watch.rate()) {
+                    facts = None;
+                    self.look_again(known, rate.likely, &told)?;
                 }
             }
             self.pause(told.sample.phase)?;

@@ -54,7 +54,9 @@ impl Over {
         let mut wanted = vec![memory_to.clone()];
         wanted.extend((args.disks == DisksArg::Mirror).then(|| nbd_text(&disks)));
         let session = dial().map_err(|refusal| away(site, &refusal.to_string()))?;
-        let asked = wanted.iter().try_for_each(|to| free(site, to, probe(&session, to)));
+        // Beside the monitor nobody but its QEMU listens: an earlier run of a move may have had it do so.
+        let is_own = args.uri.is_none() && args.nbd.is_none();
+        let asked = wanted.iter().try_for_each(|to| free(site, to, is_own, probe(&session, to)));
         session.close();
         asked?;
         let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
@@ -82,7 +84,7 @@ impl Over {
                 }
                 None => {
                     Failure::new(Exit::Target, format!("monitor of the target at {site}: {}", error.chain()))
-                        .advise("QEMU serves one client per monitor: see that nobody else is connected there")
+                        .advise("QEMU serves one client per monitor: see that nobody else is connected there; a run that was killed holds it for up to 15 minutes, or until the agent there is restarted")
                 }
             }
         })
@@ -146,9 +148,15 @@ fn nbd_text(at: &NbdAt) -> String {
 }
 
 /// Nobody may be there yet, and it must be allowed to connect.
-fn free(site: &str, to: &str, probed: Result<Probed, drover_link::LinkError>) -> Result<(), Failure> {
+fn free(
+    site: &str,
+    to: &str,
+    is_own: bool,
+    probed: Result<Probed, drover_link::LinkError>,
+) -> Result<(), Failure> {
     match probed {
         Ok(Probed::Free) => Ok(()),
+        Ok(Probed::Taken) if is_own => Ok(()),
         Ok(Probed::Taken) => {
             Err(Failure::new(Exit::Plan, format!("{site}: somebody listens at {to} already"))
                 .advise("end it, or choose another place with --uri and --nbd"))

@@ -1,0 +1,250 @@
+//! `drover live` after an earlier run of it was killed: both QEMUs say where they stand, and the guest runs once.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use drover_lab::{Drover, Output, Pulse, PulseOptions};
+use drover_qemu::Qmp;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: usize = 1 << 20;
+
+struct Pair {
+    source: Pulse,
+    target: Pulse,
+    drover: Drover,
+    folder: TempDir,
+}
+
+fn busy() -> PulseOptions {
+    // 100 x 20 pages are 8 MB/s.
+    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
+}
+
+impl Pair {
+    fn new() -> Option<Pair> {
+        Pair::unlike(&busy(), &busy())
+    }
+
+    fn unlike(here: &PulseOptions, there: &PulseOptions) -> Option<Pair> {
+        Pulse::qemu()?;
+        let folder = tempfile::Builder::new().prefix("drover-again-").tempdir().unwrap();
+        let source = Pulse::start(&folder.path().join("a"), here).unwrap();
+        let target = Pulse::waiting(&folder.path().join("b"), there).unwrap();
+        source.beat(3).unwrap();
+        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+        Some(Pair { source, target, drover, folder })
+    }
+
+    fn with_disks() -> Option<(Pair, TempDir)> {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = |name: &str, fill: u8| -> PathBuf {
+            let path = folder.path().join(name);
+            std::fs::write(&path, vec![fill; 8 * MIB]).unwrap();
+            path
+        };
+        let with = |disk: &Path| PulseOptions { disk: Some(disk.to_path_buf()), ..busy() };
+        let pair = Pair::unlike(&with(&disk("a.raw", 0x5a)), &with(&disk("b.raw", 0)))?;
+        Some((pair, folder))
+    }
+
+    fn command(&self, to: &Pulse, more: &[&str]) -> Command {
+        let place = |name: &str| format!("unix:{}", self.folder.path().join(name).display());
+        let mut command = self.drover.command(&["live", "--json", "--nbd", &place("nbd.sock")]);
+        command.arg(self.source.monitor()).arg("--to").arg(to.monitor());
+        command.args(["--uri", &place("memory.sock")]).args(more);
+        command
+    }
+
+    fn live(&self, more: &[&str]) -> Output {
+        self.live_to(&self.target, more)
+    }
+
+    fn live_to(&self, to: &Pulse, more: &[&str]) -> Output {
+        let output = self.command(to, more).stdin(Stdio::null()).output().unwrap();
+        Output {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    fn spawn(&self, more: &[&str]) -> Child {
+        let out = std::fs::File::create(self.folder.path().join("out")).unwrap();
+        let mut command = self.command(&self.target, more);
+        command.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// Begins to move, and kills drover when it has told such an event.
+    fn killed_when(&self, more: &[&str], is_it: impl Fn(&Value) -> bool) {
+        let mut child = self.spawn(more);
+        let was_told = (0..60_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            let told = std::fs::read_to_string(self.folder.path().join("out")).unwrap();
+            // The last line may be half written.
+            told.lines().any(|line| is_it(&serde_json::from_str(line).unwrap_or_default()))
+        });
+        kill(&mut child);
+        assert!(was_told, "it was never told");
+    }
+
+    /// How both stand: the machine and the move.
+    fn stand(&self) -> [(String, String); 2] {
+        [&self.source, &self.target].map(|guest| {
+            let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
+            let told = qmp.execute("query-migrate", Value::Null).unwrap();
+            (qmp.status().unwrap(), told["status"].as_str().unwrap_or("none").to_string())
+        })
+    }
+
+    fn wait_until(&self, what: &str, holds: impl Fn(&[(String, String); 2]) -> bool) {
+        for _ in 0..6000 {
+            if holds(&self.stand()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("{what}: {:?}", self.stand());
+    }
+
+    /// The guest runs at the target, nowhere else, and is what it was.
+    #[track_caller]
+    fn has_moved(&mut self, output: &Output) {
+        assert_eq!(output.code, Some(0), "{output:?}");
+        self.target.beat(20).unwrap();
+        assert!(!self.source.beats_within(Duration::from_millis(200)), "it beats at the source");
+        let [(source, _), (target, _)] = self.stand();
+        assert_eq!((source.as_str(), target.as_str()), ("postmigrate", "running"));
+        let last = self.source.beats().last().unwrap().1;
+        let first = self.target.beats().first().unwrap().1;
+        assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
+        let verdict = self.target.verify().unwrap();
+        assert!(verdict.is_sound(), "{verdict:?}");
+    }
+}
+
+fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn say(guest: &Pulse, word: &str) {
+    let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
+    qmp.execute(word, Value::Null).unwrap();
+}
+
+fn is_sending(event: &Value) -> bool {
+    event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
+}
+
+#[test]
+fn a_move_under_way_is_watched_to_its_end() {
+    let Some(mut pair) = Pair::new() else { return };
+    pair.killed_when(&["--rate-max", "80m"], is_sending);
+    pair.source.beat(5).unwrap();
+    let looked = pair.live(&["--dry-run"]);
+    assert!(looked.code == Some(0) && looked.out.contains("a move is under way"), "{looked:?}");
+    let output = pair.live(&[]);
+    pair.has_moved(&output);
+}
+
+#[test]
+fn a_guest_that_waits_at_the_target_is_started_once() {
+    let Some(mut pair) = Pair::new() else { return };
+    pair.killed_when(&["--rate-max", "160m"], is_sending);
+    pair.wait_until("all is sent", |[source, target]| {
+        source == &("postmigrate".to_string(), "completed".to_string()) && target.0 == "paused"
+    });
+    assert!(pair.target.beats().is_empty(), "it started by itself");
+    let output = pair.live(&[]);
+    pair.has_moved(&output);
+    // Once more changes nothing.
+    let again = pair.live(&[]);
+    assert!(again.out.contains("has moved already"), "{again:?}");
+    pair.has_moved(&again);
+}
+
+#[test]
+fn a_source_that_was_started_again_keeps_the_guest() {
+    let Some(mut pair) = Pair::new() else { return };
+    pair.killed_when(&["--rate-max", "160m"], is_sending);
+    pair.wait_until("all is sent", |[source, _]| source.1 == "completed");
+    say(&pair.source, "cont");
+    let output = pair.live(&[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("started again"), "{}", output.err);
+    pair.source.beat(20).unwrap();
+    assert!(pair.source.verify().unwrap().is_sound() && pair.target.beats().is_empty());
+}
+
+#[test]
+fn a_target_that_is_not_the_end_of_the_move_is_left_alone() {
+    let Some(pair) = Pair::new() else { return };
+    let other = Pulse::waiting(&pair.folder.path().join("c"), &busy()).unwrap();
+    pair.killed_when(&["--rate-max", "80m"], is_sending);
+    let output = pair.live_to(&other, &[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("this target is not the end of"), "{}", output.err);
+    pair.wait_until("all is sent", |[source, _]| source.0 == "postmigrate" && source.1 == "completed");
+    let output = pair.live_to(&other, &[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("this target does not have it"), "{}", output.err);
+    assert!(other.beats().is_empty() && pair.target.beats().is_empty());
+}
+
+#[test]
+fn disks_are_handed_over_after_a_kill_as_without() {
+    let Some((mut pair, files)) = Pair::with_disks() else { return };
+    // In the copy of the disks, then in that of memory.
+    pair.killed_when(&["--disks", "mirror"], |event| event["event"] == "disk");
+    pair.killed_when(&["--disks", "mirror", "--rate-max", "160m"], is_sending);
+    pair.wait_until("the guest stands still", |[source, _]| source.1 == "pre-switchover");
+    let output = pair.live(&[]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("--disks mirror"), "{}", output.err);
+    assert_eq!(pair.stand()[0].1, "pre-switchover", "it was touched");
+    let output = pair.live(&["--disks", "mirror"]);
+    pair.has_moved(&output);
+    pair.target.kill();
+    let [ours, theirs] = ["a.raw", "b.raw"].map(|name| std::fs::read(files.path().join(name)).unwrap());
+    assert!(theirs[1025 * 512..] == ours[1025 * 512..]);
+    let number =
+        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
+    for sector in 0..=1024 {
+        let (one, other) = (number(&ours, sector), number(&theirs, sector));
+        assert!(one == other || one == 0x5a5a_5a5a || other > one, "sector {sector}: {one:x}, {other:x}");
+    }
+}
+
+#[test]
+fn killed_at_any_moment_the_guest_runs_once_after_another_run() {
+    for after_ms in [300, 1700, 2300, 2900, 3500] {
+        let Some(mut pair) = Pair::new() else { return };
+        let mut child = pair.spawn(&["--rate-max", "400m"]);
+        std::thread::sleep(Duration::from_millis(after_ms));
+        kill(&mut child);
+        let [(source, _), (target, _)] = pair.stand();
+        assert!(source != "running" || target != "running", "both run, killed after {after_ms} ms");
+        let output = pair.live(&[]);
+        pair.has_moved(&output);
+    }
+}
+
+#[test]
+fn killed_in_the_switchover_the_guest_runs_once_after_another_run() {
+    let Some((mut pair, _files)) = Pair::with_disks() else { return };
+    pair.killed_when(&["--disks", "mirror"], |event| event["phase"] == "switchover");
+    let [(source, _), (target, _)] = pair.stand();
+    assert!(source != "running" || target != "running", "both run");
+    let output = pair.live(&["--disks", "mirror"]);
+    if output.code == Some(0) {
+        return pair.has_moved(&output);
+    }
+    // Its mirrors had ended, and whether all was well with them nobody knows any more: the source goes on.
+    assert!(output.err.contains("the guest is at the source"), "{output:?}");
+    pair.source.beat(20).unwrap();
+    assert!(pair.target.beats().is_empty());
+}

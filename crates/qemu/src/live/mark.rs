@@ -1,0 +1,73 @@
+//! A mark on both QEMUs of a move, that lives as long as they do: an object that nobody uses, named by chance. So a later run
+//! knows that two monitors are the ends of one move, which QEMU itself does not tell.
+
+use std::fs::File;
+use std::io::Read;
+
+use drover_live::Stand;
+use serde_json::{Value, json};
+
+use super::guest::Guest;
+use crate::error::{QemuError, QemuErrorKind};
+
+/// What the names of marks begin with.
+const MARK: &str = "drover-move-";
+
+/// A name that no other move has.
+pub(super) fn new_mark() -> Result<String, QemuError> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| QemuError::io("a mark for the move", error))?;
+    Ok(format!("{MARK}{:032x}", u128::from_be_bytes(bytes)))
+}
+
+impl Guest {
+    /// Puts a mark on it, instead of those of earlier moves.
+    pub(super) fn mark(&mut self, mark: &str) -> Result<(), QemuError> {
+        for old in self.marks()? {
+            self.qmp.execute("object-del", json!({ "id": old }))?;
+        }
+        let object = json!({"qom-type": "secret", "id": mark, "data": "drover"});
+        self.qmp.execute("object-add", object).map(drop)
+    }
+
+    /// The marks on it.
+    pub(super) fn marks(&mut self) -> Result<Vec<String>, QemuError> {
+        let objects = self.qmp.execute("qom-list", json!({"path": "/objects"}))?;
+        let names = objects.as_array().into_iter().flatten().filter_map(|object| object["name"].as_str());
+        Ok(names.filter(|name| name.starts_with(MARK)).map(str::to_string).collect())
+    }
+
+    /// How it stands.
+    pub(super) fn stand(&mut self) -> Result<Stand, QemuError> {
+        // The move first: what has ended by then shows in the machine's status.
+        let told = self.qmp.execute("query-migrate", Value::Null)?;
+        let migration = told["status"].as_str().unwrap_or("none").to_string();
+        Ok(Stand { status: self.status()?, migration })
+    }
+
+    /// Whether drover's mirrors are at work here.
+    pub(super) fn has_mirrors(&mut self) -> Result<bool, QemuError> {
+        let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
+        let mut names = jobs.as_array().into_iter().flatten().filter_map(|job| job["device"].as_str());
+        Ok(names.any(|name| name.starts_with("drover-mirror-")))
+    }
+
+    /// Whether it offers disks to drover's mirrors.
+    pub(super) fn has_offers(&mut self) -> Result<bool, QemuError> {
+        let exports = self.qmp.execute("query-block-exports", Value::Null)?;
+        let mut names = exports.as_array().into_iter().flatten().filter_map(|export| export["id"].as_str());
+        Ok(names.any(|name| name.starts_with("drover-")))
+    }
+}
+
+/// Whether both carry one mark.
+pub(super) fn are_ends(source: &mut Guest, target: &mut Guest) -> Result<bool, QemuError> {
+    let (here, there) = (source.marks()?, target.marks()?);
+    Ok(here.iter().any(|mark| there.contains(mark)))
+}
+
+/// The kind of a state of affairs that is no failure of any command.
+pub(super) fn unclear(what: &str) -> QemuError {
+    QemuError::new(QemuErrorKind::Failed, what.to_string())
+}

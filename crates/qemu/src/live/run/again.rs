@@ -1,0 +1,133 @@
+//! A move that an earlier run began and did not see to its end: killed, or its host was.
+//!
+//! QEMU goes on by itself, up to the moment in which the guest is to be started, or its disks handed over: then it waits.
+
+use std::time::Instant;
+
+use drover_live::{Found, Unclear, found};
+
+use super::{DisksBy, Ending, LiveError, Move, Moved, Where};
+use crate::error::QemuError;
+use crate::live::mark::{are_ends, unclear};
+
+impl Move<'_> {
+    /// What both sides say of an earlier move.
+    pub(super) fn find(&mut self) -> Result<Found, QemuError> {
+        let are_ends = are_ends(self.source, self.target)?;
+        // The source first: what it has sent by then the target has, or is about to.
+        let here = self.source.stand()?;
+        let there = self.target.stand()?;
+        Ok(found(&here, &there, are_ends))
+    }
+
+    /// Ends what an earlier run began; nothing if there is none, and a new one may begin.
+    pub(super) fn again(&mut self) -> Option<Result<Moved, LiveError>> {
+        let found = match self.find() {
+            Ok(found) => found,
+            Err(error) => return Some(Err(LiveError { cause: error.into(), guest_at: Where::Unknown })),
+        };
+        match &found {
+            Found::Nothing => return None,
+            Found::Unclear(unclear) => {
+                let guest_at = where_if(*unclear);
+                return Some(Err(LiveError { cause: Ending::Unclear(*unclear), guest_at }));
+            }
+            Found::Sending | Found::Ahead | Found::Broken | Found::Arrived | Found::Moved => {
+                self.note(words(&found));
+            }
+        }
+        if let Err(cause) = self.prepare(&found) {
+            // Nothing was touched: QEMU goes on as it did.
+            return Some(Err(LiveError { cause, guest_at: Where::Source }));
+        }
+        let ended = self.take_over(&found);
+        Some(ended.or_else(|cause| self.settle(cause)))
+    }
+
+    /// Learns of a move under way what its first run knew.
+    fn prepare(&mut self, found: &Found) -> Result<(), Ending> {
+        if *found != Found::Sending {
+            return Ok(());
+        }
+        self.can = [self.source.ability()?, self.target.ability()?];
+        self.was_running = self.source.status()? != "paused";
+        self.find_mirrors()
+    }
+
+    fn take_over(&mut self, found: &Found) -> Result<Moved, Ending> {
+        let began = Instant::now();
+        match found {
+            Found::Sending => {
+                // It must not start by itself: this says so once more, should the first run not have come to that.
+                if self.target.status()? == "inmigrate" {
+                    self.target.order("stop")?;
+                }
+                self.follow(began, &[], None, None)
+            }
+            Found::Ahead | Found::Broken => {
+                self.has_let_go = true;
+                self.follow(began, &[], None, None)
+            }
+            Found::Arrived | Found::Moved => {
+                let last = self.source.sample(began)?;
+                self.arrived(began, last, self.patience())
+            }
+            Found::Nothing | Found::Unclear(_) => unreachable!("nothing is taken over"),
+        }
+    }
+
+    /// The disks that are on their way, too, by what is at work and not by what was asked for this time.
+    fn find_mirrors(&mut self) -> Result<(), Ending> {
+        let (from, to) = (self.source.machine()?, self.target.machine()?);
+        let mut obstacles = Vec::new();
+        let pairs = self.pairs_of(&from, &to, &mut obstacles);
+        match (self.source.has_mirrors()?, &self.options.disks) {
+            (true, DisksBy::Shared) => Err(Ending::Failed(unclear(MIRRORS))),
+            (_, DisksBy::Shared) => Ok(()),
+            (_, DisksBy::Mirror(_)) => {
+                self.pairs = pairs;
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends what an earlier run made for disks of a move that is over.
+    pub(super) fn clear_leftovers(&mut self) -> Result<(), QemuError> {
+        if self.pairs.is_empty() && self.source.has_mirrors()? {
+            return Err(unclear(MIRRORS));
+        }
+        if !self.pairs.is_empty() {
+            self.source.drop_mirrors(&self.pairs, super::MIRROR_END_TIME_MAX)?;
+        }
+        if self.target.has_offers()? {
+            self.target.withdraw()?;
+        }
+        Ok(())
+    }
+}
+
+/// What an earlier run was told and this one was not.
+const MIRRORS: &str =
+    "an earlier run mirrors the guest's disks into the target's: say --disks mirror, as it was said then";
+
+/// What was found, and what is done about it.
+pub(super) fn words(found: &Found) -> &'static str {
+    match found {
+        Found::Nothing => "no earlier move is there",
+        Found::Sending => "a move is under way: it is watched to its end; Ctrl-C cancels it",
+        Found::Ahead => "the guest went ahead to the target: the rest of its memory is watched",
+        Found::Broken => "the guest went ahead to the target and the line broke",
+        Found::Arrived => {
+            "all of the guest is at the target and stands still, the source has ended it: it is started there"
+        }
+        Found::Moved => "the guest has moved already",
+        Found::Unclear(unclear) => unclear.words().0,
+    }
+}
+
+fn where_if(unclear: Unclear) -> Where {
+    match unclear {
+        Unclear::Copy | Unclear::StartedAgain | Unclear::OtherMove => Where::Source,
+        Unclear::BothRun | Unclear::Elsewhere => Where::Unknown,
+    }
+}
