@@ -128,7 +128,8 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     }
     let mut instance = [0; 16];
     random(&mut instance)?;
-    let (first, welcomed) = first_of(&options, &pairs, instance)?;
+    let mut ahead = Ahead::default();
+    let (first, welcomed) = first_of(&options, &pairs, instance, &mut ahead)?;
     let Welcomed { tls, welcome, fingerprint, notes } = welcomed;
     let peer =
         Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
@@ -137,17 +138,19 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     let controller = Controller::new(options.stripes.for_round_trip(rtt));
     let shared = Shared::new(core, peer, options.rate_limit.clone(), controller.wanted());
     attach(&shared, tls, notes).map_err(|error| io_failure("connection", &error))?;
+    let state = Arc::new(DialState {
+        join: (welcome.session, welcome.token),
+        peer_instance: welcome.instance,
+        instance,
+        fingerprint,
+        dialling: AtomicUsize::new(0),
+        pause: Mutex::new((PAUSE_FIRST, Moment::ZERO)),
+        options,
+    });
+    let made = ahead.join(&state, &shared, controller.wanted() - 1);
     let dial = Dialler {
-        state: Arc::new(DialState {
-            join: (welcome.session, welcome.token),
-            peer_instance: welcome.instance,
-            instance,
-            fingerprint,
-            dialling: AtomicUsize::new(0),
-            pause: Mutex::new((PAUSE_FIRST, Moment::ZERO)),
-            options,
-        }),
-        next: first + 1,
+        state,
+        next: first + 1 + made,
         pairs,
         shared: Arc::downgrade(&shared),
         pace: Pace::default(),
@@ -168,6 +171,7 @@ fn first_of(
     options: &ConnectOptions,
     pairs: &[Pair],
     instance: [u8; 16],
+    ahead: &mut Ahead,
 ) -> Result<(usize, Welcomed), LinkError> {
     let (sender, receiver) = mpsc::channel();
     for (at, pair) in pairs.iter().copied().enumerate() {
@@ -194,7 +198,11 @@ fn first_of(
         let until = Instant::now() + ATTEMPT_WITHIN;
         let welcomed = socket
             .map_err(|error| Failure::Passing(LinkError::new(LinkErrorKind::Unreachable, error.to_string())))
-            .and_then(|socket| welcomed(options, socket, None, instance, until));
+            .and_then(|socket| {
+                ahead.begin(options, pairs, at, &socket);
+                secured(options, socket, until)
+            })
+            .and_then(|secured| welcomed(options, secured, None, instance, until));
         match welcomed {
             Ok(welcomed) => return Ok((at, welcomed)),
             Err(Failure::Final(error)) => return Err(error),
@@ -215,6 +223,68 @@ fn all_of(errors: &[(Pair, LinkError)]) -> LinkError {
     texts.dedup();
     let kind = if is_refused { LinkErrorKind::Refused } else { LinkErrorKind::Unreachable };
     LinkError::new(kind, texts.join("; "))
+}
+
+/// Makes a connection up to the greeting.
+fn shake_hands(options: &ConnectOptions, pair: Pair, until: Instant) -> Result<Secured, Failure> {
+    let socket = dial(options, pair).map_err(|error| Failure::Passing(io_failure("connection", &error)))?;
+    secured(options, socket, until)
+}
+
+/// Further connections of a session that is being made. They shake hands while the first one does, and join the
+/// session as soon as there is one: on a long line that is two round trips sooner.
+#[derive(Default)]
+struct Ahead {
+    /// Where each of them waits for its session.
+    waiting: Vec<mpsc::Sender<Joining>>,
+    is_begun: bool,
+}
+
+/// What a connection needs to join a session.
+struct Joining {
+    state: Arc<DialState>,
+    shared: Weak<Shared>,
+}
+
+impl Ahead {
+    /// Begins to make as many as there will be beside the first one, which is at `pairs[first]` and tells how far the
+    /// peer is. Again does nothing.
+    fn begin(&mut self, options: &ConnectOptions, pairs: &[Pair], first: usize, socket: &TcpStream) {
+        if std::mem::replace(&mut self.is_begun, true) {
+            return;
+        }
+        let rtt = drover_tcp::info(socket).map_or(Duration::ZERO, |info| info.rtt_min);
+        let wanted = Controller::new(options.stripes.for_round_trip(rtt)).wanted();
+        for at in 1..wanted.min(DIALLING_MAX) {
+            let (pair, options) = (pairs[(first + at) % pairs.len()], options.clone());
+            let (sender, receiver) = mpsc::channel::<Joining>();
+            let thread = thread::Builder::new().name("link-dial".into());
+            let started = thread.spawn(move || {
+                let until = Instant::now() + ATTEMPT_WITHIN;
+                let made = shake_hands(&options, pair, until);
+                // Nobody sends if there is no session.
+                let Ok(Joining { state, shared }) = receiver.recv() else { return };
+                state.take(pair, made, until, &shared);
+                state.done(&shared);
+            });
+            // Without a thread it is made later.
+            self.waiting.extend(started.is_ok().then_some(sender));
+        }
+    }
+
+    /// Has up to so many of them join a session; the others end. Gives how many there are.
+    fn join(self, state: &Arc<DialState>, shared: &Arc<Shared>, wanted: usize) -> usize {
+        let joining = self.waiting.iter().take(wanted);
+        for sender in joining {
+            state.dialling.fetch_add(1, Ordering::Relaxed);
+            let joining = Joining { state: state.clone(), shared: Arc::downgrade(shared) };
+            // It waits for nothing else; one that broke is counted as one that comes.
+            if sender.send(joining).is_err() {
+                state.dialling.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        self.waiting.len().min(wanted)
+    }
 }
 
 fn dial(options: &ConnectOptions, pair: Pair) -> std::io::Result<TcpStream> {
@@ -255,18 +325,29 @@ struct Welcomed {
     notes: Vec<String>,
 }
 
+/// A connection that has shaken hands, and whose peer has not let us in yet.
+struct Secured {
+    tls: Tls,
+    fingerprint: [u8; 32],
+    notes: Vec<String>,
+}
+
+fn secured(options: &ConnectOptions, socket: TcpStream, until: Instant) -> Result<Secured, Failure> {
+    let lost = |error: std::io::Error| Failure::Passing(io_failure("connection", &error));
+    let notes = options.socket.apply(&socket).map_err(lost)?;
+    let tls = Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
+    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Passing)?;
+    Ok(Secured { tls, fingerprint, notes })
+}
+
 fn welcomed(
     options: &ConnectOptions,
-    socket: TcpStream,
+    secured: Secured,
     join: Option<([u8; 16], [u8; 32])>,
     instance: [u8; 16],
     until: Instant,
 ) -> Result<Welcomed, Failure> {
-    let lost = |error: std::io::Error| Failure::Passing(io_failure("connection", &error));
-    let notes = options.socket.apply(&socket).map_err(lost)?;
-    let mut tls =
-        Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
-    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Passing)?;
+    let Secured { mut tls, fingerprint, notes } = secured;
     let hello = Hello {
         versions: options.versions,
         features: FEATURES,
@@ -348,10 +429,7 @@ impl Dial for Dialler {
             let (state, shared) = (self.state.clone(), self.shared.clone());
             let started = thread::Builder::new().name("link-dial".into()).spawn(move || {
                 state.dial(pair, &shared);
-                state.dialling.fetch_sub(1, Ordering::Relaxed);
-                if let Some(shared) = shared.upgrade() {
-                    shared.keeper.notify_all();
-                }
+                state.done(&shared);
             });
             if started.is_err() {
                 self.state.dialling.fetch_sub(1, Ordering::Relaxed);
@@ -361,9 +439,23 @@ impl Dial for Dialler {
 }
 
 impl DialState {
+    /// An attempt is over.
+    fn done(&self, shared: &Weak<Shared>) {
+        self.dialling.fetch_sub(1, Ordering::Relaxed);
+        if let Some(shared) = shared.upgrade() {
+            shared.keeper.notify_all();
+        }
+    }
+
     /// One attempt.
     fn dial(&self, pair: Pair, shared: &Weak<Shared>) {
-        let result = self.attempt(pair);
+        let until = Instant::now() + ATTEMPT_WITHIN;
+        self.take(pair, shake_hands(&self.options, pair, until), until, shared);
+    }
+
+    /// Has a connection join the session, if there is one.
+    fn take(&self, pair: Pair, made: Result<Secured, Failure>, until: Instant, shared: &Weak<Shared>) {
+        let result = made.and_then(|secured| self.joined(secured, until));
         let Some(shared) = shared.upgrade() else { return };
         let failure = match result {
             Ok(Welcomed { tls, notes, .. }) => match attach(&shared, tls, notes) {
@@ -377,8 +469,13 @@ impl DialState {
         };
         let now = shared.now();
         match failure {
-            Failure::Final(error) => shared.with(|inner, _| inner.core.end_told(error)),
-            Failure::Passing(error) => {
+            // While there are connections they are what tells how it ended: the peer's last word may be on its way.
+            Failure::Final(error)
+                if error.kind != LinkErrorKind::Lost || shared.lock().core.healthy() == 0 =>
+            {
+                shared.with(|inner, _| inner.core.end_told(error));
+            }
+            Failure::Final(error) | Failure::Passing(error) => {
                 let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
                 if now >= pause.1 {
                     *pause = ((pause.0 * 2).min(PAUSE_MAX), now + pause.0);
@@ -389,11 +486,8 @@ impl DialState {
         }
     }
 
-    fn attempt(&self, pair: Pair) -> Result<Welcomed, Failure> {
-        let until = Instant::now() + ATTEMPT_WITHIN;
-        let socket =
-            dial(&self.options, pair).map_err(|error| Failure::Passing(io_failure("connection", &error)))?;
-        let welcomed = welcomed(&self.options, socket, Some(self.join), self.instance, until)?;
+    fn joined(&self, secured: Secured, until: Instant) -> Result<Welcomed, Failure> {
+        let welcomed = welcomed(&self.options, secured, Some(self.join), self.instance, until)?;
         let is_same =
             welcomed.fingerprint == self.fingerprint && welcomed.welcome.instance == self.peer_instance;
         match is_same {

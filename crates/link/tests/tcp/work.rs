@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use drover_link::{
-    LinkErrorKind, Order, RateLimit, Session, SessionState, StripeBounds, VersionRange, connect,
+    LinkErrorKind, Order, RateLimit, STRIPES_START, Session, SessionState, StripeBounds, VersionRange,
+    connect,
 };
 
+use crate::proxy::Proxy;
 use crate::stage::{Stage, loopback, wait_for};
 
 /// Sends messages from one side to the other; each has to arrive once. `between` runs in the meantime.
@@ -211,5 +214,21 @@ fn a_slow_reader_costs_no_more_memory_than_its_credit() {
             assert!(one.stats().held_bytes <= drover_link::HELD_BYTES_MAX);
         }
         drop(receiver);
+    });
+}
+
+#[test]
+fn further_connections_do_not_wait_for_the_first_one_to_be_let_in() {
+    let mut stage = Stage::new();
+    let proxy = Proxy::new(stage.connect.targets[0]);
+    stage.connect.targets = vec![proxy.address];
+    proxy.state.is_cut.store(true, Ordering::SeqCst);
+    thread::scope(|scope| {
+        let session = scope.spawn(|| stage.session_in_the_end());
+        wait_for("the others", || proxy.state.connections.load(Ordering::SeqCst) >= STRIPES_START);
+        proxy.state.is_cut.store(false, Ordering::SeqCst);
+        let (one, two) = session.join().unwrap();
+        wait_for("all of them", || one.stats().stripes.len() == STRIPES_START);
+        stream(&one, &two, 1_000_000, || {});
     });
 }
