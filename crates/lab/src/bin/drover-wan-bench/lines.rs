@@ -21,15 +21,18 @@ pub struct Condition {
     policed: Option<f64>,
     /// Also at the rates behind the first.
     pub at_top: bool,
+    /// The one line on which cubic is measured, too, if nothing else is asked.
+    pub is_telling: bool,
 }
 
 /// The conditions of the table.
 pub fn all() -> [Condition; 6] {
-    let condition = |name, loss| Condition { name, loss, burst: None, policed: None, at_top: false };
+    let condition =
+        |name, loss| Condition { name, loss, burst: None, policed: None, at_top: false, is_telling: false };
     [
         condition("no loss", 0.0),
         condition("0.1 % loss", 0.001),
-        Condition { at_top: true, ..condition("0.5 % loss", 0.005) },
+        Condition { at_top: true, is_telling: true, ..condition("0.5 % loss", 0.005) },
         Condition { at_top: true, ..condition("1 % loss", 0.01) },
         Condition { burst: Some(20.0), ..condition("bursts (0.5 % in bursts of 20)", 0.005) },
         Condition { policed: Some(0.2), ..condition("policed (each session to 20 %, 0.5 % loss)", 0.005) },

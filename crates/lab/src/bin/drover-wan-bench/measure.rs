@@ -1,8 +1,8 @@
 //! One run of one program on a line of its own.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,6 +16,10 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// How long a server has to begin to listen.
 const START_TIME: Duration = Duration::from_secs(30);
+
+/// How long a preparation may take, and a program that was ended until it has.
+const PREPARE_TIME: Duration = Duration::from_secs(30);
+const END_TIME: Duration = Duration::from_secs(10);
 
 /// Streams and buffers grow meanwhile.
 const FIRST: Duration = Duration::from_secs(1);
@@ -51,7 +55,8 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
         helper = Some(child);
     }
     if !tool.prepare.is_empty() {
-        let status = spawn(&wan.near, &tool.prepare, &wan, Stdio::null())?.wait()?;
+        let mut child = spawn(&wan.near, &tool.prepare, &wan, Stdio::null())?;
+        let status = ended_within(&mut child, PREPARE_TIME)?.context("its preparation does not end")?;
         ensure!(status.success(), "its preparation ended with {status}");
     }
     // A pipe would be full before anybody reads it.
@@ -100,9 +105,23 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     // Not waited for after a deadline: it ends with the line.
     let report = wan.stop()?;
     for mut child in [Some(client), Some(server), helper].into_iter().flatten() {
-        child.wait()?;
+        ensure!(ended_within(&mut child, END_TIME)?.is_some(), "a program of it does not end");
     }
     Ok(Run { bits_per_s, later_bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
+}
+
+/// Waits for a program, and ends it after that time.
+fn ended_within(child: &mut Child, within: Duration) -> Result<Option<ExitStatus>> {
+    let until = Instant::now() + within;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(LOOK);
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
 }
 
 /// Whether so little passed the line that the program will never be done in time.
@@ -121,7 +140,8 @@ fn spawn(site: &Site, words: &[String], wan: &Wan, output: Stdio) -> Result<Chil
     let (program, args) = words.split_first().context("a program")?;
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let mut command = Command::new(program);
-    command.args(args).env("PATH", path).stdin(Stdio::null()).stdout(output);
+    let told = OpenOptions::new().create(true).append(true).open(lab_folder().join("bench/wan-told"))?;
+    command.args(args).env("PATH", path).stdin(Stdio::null()).stdout(output).stderr(told);
     site.spawn(&mut command).with_context(|| program.clone())
 }
 

@@ -85,8 +85,12 @@ fn paired_relay(program: &str, file: &str, bytes: u64) -> Tool {
          until ss -Hltn 'sport = :{AGENT_PORT}' | grep -q .; do kill -0 $! || exit; sleep 0.02; done; exec {sink}"
     );
     let relay = format!(
-        "{pair} && exec {here} relay --via site-b --listen {{near}}:{RELAY_PORT} --to {{far}}:{PORT}",
+        "{pair} && exec {here} relay --via site-b --control {place}/relay.sock --listen {{near}}:{RELAY_PORT} --to {{far}}:{PORT}",
         pair = hosts.pair(AGENT_PORT)
+    );
+    // In service the link is there long before a client comes.
+    let is_up = format!(
+        "{program} relay top --once --json --control {place}/relay.sock | grep -Eq '\"state\": ?\"up\"'"
     );
     let client = format!("socat -u -b 1048576 OPEN:{file} TCP:{{near}}:{RELAY_PORT}");
     Tool {
@@ -94,6 +98,7 @@ fn paired_relay(program: &str, file: &str, bytes: u64) -> Tool {
         server: shell(serve),
         helper: shell(relay),
         helper_port: Some(RELAY_PORT),
+        prepare: shell(format!("until {is_up}; do sleep 0.1; done; sleep 1")),
         chooses: true,
         ..stream("drover relay in a pair, one stream", &client, bytes)
     }

@@ -61,21 +61,23 @@ fn words(text: &str) -> Vec<String> {
 /// All of them, sending `bytes` of `file`; with those that say little new if there are to be more.
 pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Vec<Tool> {
     let name = file.display().to_string();
-    let streams = if has_more { &[1, 5, 16, 48][..] } else { &[1, 16, 48] };
+    let streams = if has_more { &[1, 5, 16, 48][..] } else { &[1, 16] };
     let mut tools: Vec<Tool> = streams.iter().map(|streams| iperf(*streams, ground.seconds)).collect();
-    tools.push(nbd("nbdcopy", "nbdcopy", &format!("nbdcopy --flush {name} nbd://{{far}}"), bytes));
     let tuned = format!("nbdcopy --flush -C 16 -T 16 -R 16 --request-size=1048576 {name} nbd://{{far}}");
     tools.push(nbd("nbdcopy -C16 -R16 1 MiB", "nbdcopy", &tuned, bytes));
     let convert = |options: &str| format!("qemu-img convert -n {options} -f raw -O raw {name} nbd://{{far}}");
     let socat = |options: &str| format!("socat -u {options} OPEN:{name} TCP:{{far}}:{PORT}");
     if has_more {
+        tools.push(nbd("nbdcopy", "nbdcopy", &format!("nbdcopy --flush {name} nbd://{{far}}"), bytes));
         tools.push(nbd("qemu-img convert", "qemu-img", &convert(""), bytes));
+        tools.push(nbd("qemu-img convert -W -m 16", "qemu-img", &convert("-W -m 16"), bytes));
         tools.push(stream("socat", &socat(""), bytes));
         tools.push(rsync(&name, bytes));
     }
-    tools.push(nbd("qemu-img convert -W -m 16", "qemu-img", &convert("-W -m 16"), bytes));
     tools.push(stream("socat -b 1048576", &socat("-b 1048576"), bytes));
-    tools.push(haproxy(&name, bytes));
+    if has_more {
+        tools.push(haproxy(&name, bytes));
+    }
     tools.extend(ours::all(file, bytes));
     tools
 }
