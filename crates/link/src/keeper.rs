@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::core::{Controller, Moment, Step};
+use crate::core::{Controller, Moment, PACE_EVERY, Pacer, Step};
 use crate::shared::{Inner, LOOK_EVERY, Shared};
 
 /// Connections of a session that is over end by themselves within this time, or are ended.
@@ -25,6 +25,8 @@ struct Keeper {
     dial: Option<Box<dyn Dial>>,
     looked: Moment,
     bytes: u64,
+    pacer: Pacer,
+    paced: Moment,
 }
 
 /// Starts the keeper of a session. It ends some time after the session does.
@@ -34,7 +36,14 @@ pub fn start(
     dial: Option<Box<dyn Dial>>,
 ) -> io::Result<()> {
     let shared = shared.clone();
-    let keeper = Keeper { controller, dial, looked: Moment::ZERO, bytes: 0 };
+    let keeper = Keeper {
+        controller,
+        dial,
+        looked: Moment::ZERO,
+        bytes: 0,
+        pacer: Pacer::default(),
+        paced: Moment::ZERO,
+    };
     thread::Builder::new().name("link-keeper".into()).spawn(move || keeper.run(&shared)).map(drop)
 }
 
@@ -53,11 +62,14 @@ impl Keeper {
             if now >= self.looked + LOOK_EVERY {
                 self.look(&mut inner, now);
             }
+            if now >= self.paced + PACE_EVERY {
+                self.pace(&inner, now);
+            }
             if let (Some(dial), Some(controller)) = (&mut self.dial, &self.controller) {
                 let healthy = inner.core.healthy();
                 dial.keep(controller.wanted(), healthy, now);
             }
-            inner.keeper_wakes = tick.next;
+            inner.keeper_wakes = tick.next.min(self.paced + PACE_EVERY);
             shared.wake(&mut inner, now);
             if inner.core.ended().is_some() {
                 break;
@@ -72,6 +84,17 @@ impl Keeper {
             inner = shared.keeper.wait_timeout(inner, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
         inner.stripes.values().for_each(|stripe| stripe.line.kill());
+    }
+
+    /// Holds connections back that drown their line.
+    fn pace(&mut self, inner: &Inner, now: Moment) {
+        self.paced = now;
+        let seen: Vec<_> = inner.stripes.iter().filter_map(|(id, it)| it.line.seen(*id)).collect();
+        for (id, limit) in self.pacer.step(now, &seen).into_iter().flatten() {
+            if let Some(stripe) = inner.stripes.get(&id) {
+                stripe.line.hold_to(limit);
+            }
+        }
     }
 
     /// Measures, some times a second.

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::core::DEAD_AFTER;
+use crate::core::{DEAD_AFTER, Seen, StripeId};
 use crate::stats::StripeStats;
 use crate::stripe::Line;
 
@@ -94,6 +94,23 @@ impl Line for TcpLine {
         stats.line_bytes_sent = info.bytes_sent;
         stats.line_bytes_again = info.bytes_again;
         stats.busy = [info.busy, info.limited_by_window, info.limited_by_buffer];
+    }
+
+    fn seen(&self, id: StripeId) -> Option<Seen> {
+        let info = drover_tcp::info(&self.socket).ok()?;
+        Some(Seen {
+            id,
+            delivered: u64::from(info.segments_delivered) * u64::from(info.segment_bytes),
+            sent: info.bytes_sent,
+            again: info.bytes_again,
+            rtt: info.rtt,
+            rtt_min: info.rtt_min,
+        })
+    }
+
+    fn hold_to(&self, bytes_per_second: Option<u64>) {
+        // A connection that has just ended needs no pace.
+        let _ = drover_tcp::set_pacing_rate_max(&self.socket, bytes_per_second.unwrap_or(u64::MAX));
     }
 
     fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {

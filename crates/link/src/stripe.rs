@@ -7,7 +7,7 @@ use std::thread;
 
 use drover_wire::{Decoder, WireError};
 
-use crate::core::{Outgoing, Pull, StripeId};
+use crate::core::{Outgoing, Pull, Seen, StripeId};
 use crate::shared::Shared;
 use crate::stats::StripeStats;
 
@@ -37,6 +37,14 @@ pub trait Line: Send + Sync + 'static {
 
     /// Adds what the kernel knows.
     fn fill(&self, stats: &mut StripeStats);
+
+    /// What the kernel saw of it, for the pace of all of them; `None` if it is not TCP.
+    fn seen(&self, _: StripeId) -> Option<Seen> {
+        None
+    }
+
+    /// Has it send no faster than so many bytes a second.
+    fn hold_to(&self, _: Option<u64>) {}
 
     /// Both addresses.
     fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {

@@ -13,6 +13,7 @@
 //! | 32 | 4 | segments lost | | 160 | 8 | delivery rate |
 //! | 60 | 4 | path MTU | | 168, 176, 184 | 8 | busy, limited by window, by buffer, µs |
 //! | 68, 72 | 4 | RTT, its variation, µs | | 200, 208 | 8 | bytes sent, sent again |
+//! | 192 | 4 | segments delivered | | | | |
 //! | 80 | 4 | window in segments | | 224 | 4 | segments out of order |
 //! | 100 | 4 | segments sent again | | 228 | 4 | the peer's window |
 //! | 104, 112 | 8 | pacing rate, its limit | | | | |
@@ -102,6 +103,8 @@ pub struct Info {
     pub limited_by_window: Duration,
     /// Of that, time in which the socket's send buffer was full.
     pub limited_by_buffer: Duration,
+    /// Segments that arrived at the peer, in any order; zero before Linux 4.18. Wraps around.
+    pub segments_delivered: u32,
     /// Bytes sent, those sent again included; zero before Linux 4.19.
     pub bytes_sent: u64,
     /// Bytes sent again; zero before Linux 4.19.
@@ -142,6 +145,7 @@ impl Info {
             busy: Duration::from_micros(long(168)),
             limited_by_window: Duration::from_micros(long(176)),
             limited_by_buffer: Duration::from_micros(long(184)),
+            segments_delivered: word(192),
             bytes_sent: long(200),
             bytes_again: long(208),
             segments_out_of_order: word(224),

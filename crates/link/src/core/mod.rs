@@ -23,6 +23,7 @@ mod incoming;
 mod life;
 mod outgoing;
 mod overdue;
+mod pacer;
 mod program;
 mod ranges;
 mod receiving;
@@ -42,6 +43,7 @@ use drover_wire::{Credits, Header};
 
 pub use controller::{Controller, STRIPES_MAX, STRIPES_START, Step, StripeBounds};
 pub use outgoing::{Outgoing, Pull};
+pub use pacer::{PACE_EVERY, Pacer, Seen};
 pub use program::{GATHER_WRITE_BYTES_MAX, check_message};
 pub use receiving::Taken;
 pub use stripes::{DEAD_AFTER, StripeId};
