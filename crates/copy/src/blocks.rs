@@ -212,6 +212,14 @@ mod tests {
     }
 
     #[test]
+    fn no_block_is_found_behind_the_last_one_of_the_disk() {
+        let mut set = BlockSet::all(SIZE);
+        set.remove(BLOCKS - 1, 1);
+        assert_eq!((set.next_from(BLOCKS - 2), set.next_from(BLOCKS - 1)), (Some(BLOCKS - 2), None));
+        assert_eq!(set.next_from(BLOCKS), None);
+    }
+
+    #[test]
     fn spans_off_borders_overlapping_and_beyond_the_disk_are_made_right() {
         let spans = [
             ByteSpan::new(5 * BLOCK_BYTES + 1, 1),
