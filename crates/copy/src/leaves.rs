@@ -158,7 +158,7 @@ impl LeafTable {
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let mut block = 0;
         std::iter::from_fn(move || {
-            let known = |block: u64| if block < self.blocks() { self.get(block) } else { None };
+            let known = |block: u64| self.get(block);
             block = (block..self.blocks()).find(|block| known(*block).is_some())?;
             let first = block;
             if known(first) == Some(Leaf::Zero) {
@@ -360,12 +360,21 @@ mod tests {
 
     #[test]
     fn root_is_the_same_however_zeros_were_learnt() {
-        let size = (SEGMENT_BLOCKS + 7) * BLOCK_BYTES + 100;
-        let mut at_once = LeafTable::new(size);
-        at_once.set_zero(0, at_once.blocks());
-        let mut one_by_one = LeafTable::new(size);
-        (0..one_by_one.blocks()).rev().for_each(|block| one_by_one.set(block, Leaf::Zero));
-        assert_eq!(at_once.root(), one_by_one.root());
+        // Whole segments and parts of one, with a last block that is whole or short.
+        let segment = SEGMENT_BYTES;
+        for size in [
+            3 * BLOCK_BYTES,
+            segment - 1,
+            segment,
+            segment + 7 * BLOCK_BYTES + 100,
+            2 * segment - BLOCK_BYTES + 1,
+        ] {
+            let mut at_once = LeafTable::new(size);
+            at_once.set_zero(0, at_once.blocks());
+            let mut one_by_one = LeafTable::new(size);
+            (0..one_by_one.blocks()).rev().for_each(|block| one_by_one.set(block, Leaf::Zero));
+            assert_eq!(at_once.root(), one_by_one.root(), "{size} bytes");
+        }
     }
 
     #[test]
