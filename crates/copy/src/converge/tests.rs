@@ -278,13 +278,113 @@ fn a_source_whose_changes_are_not_known_is_read_whole_and_the_forecast_says_so()
     assert!(forecast.likely > Duration::from_secs(600), "{forecast:?}");
     let decision = contract(When::Asked).decide(&machine.passes, &costs(), true, machine.now_ms);
     assert_eq!(decision, Decision::Cutover(Reason::Asked), "another pass would gain nothing");
-    // By itself it moves over as soon as that fits, too.
+    // By itself it moves over as soon as that fits, too, but not after one of them.
     let last = machine.passes[1];
-    machine.passes.push(last);
     let long = Contract { downtime_max: Duration::from_secs(3600), ..contract(When::Fits) };
+    let early = long.decide(&machine.passes, &costs(), false, machine.now_ms);
+    assert_ne!(early, Decision::Cutover(Reason::Fits));
+    machine.passes.push(last);
     let decide = |contract: Contract| contract.decide(&machine.passes, &costs(), false, machine.now_ms);
     assert_eq!(decide(long), Decision::Cutover(Reason::Fits));
     assert_ne!(decide(contract(When::Fits)), Decision::Cutover(Reason::Fits));
+}
+
+/// A pass that read at 100 MB/s and froze the moment it began.
+fn pass_at(at_s: i64, read_bytes: u64, areas_bytes: Option<u64>) -> PassFacts {
+    let copying = Duration::from_secs_f64(read_bytes as f64 / 100e6);
+    PassFacts { began_ms: at_s * 1000, frozen_ms: at_s * 1000, copying, read_bytes, areas_bytes }
+}
+
+/// What passes at 100 MB/s tell of a machine that changes so many bytes a second; the last of them froze at second 100.
+fn trend_of(churn: f64) -> Trend {
+    let passes = [pass_at(0, 1_000_000_000, None), pass_at(100, 1_000_000_000, Some((churn * 100.0) as u64))];
+    Trend { deltas: 2, fixed_s: 0.0, ..Trend::of(&passes).unwrap() }
+}
+
+#[test]
+fn a_forecast_has_all_parts_of_a_downtime_and_of_what_may_go_wrong_in_it() {
+    let sure = |likely: f64| Estimate { likely, spread: 0.0 };
+    let shutdown = Estimate { likely: 30.0, spread: 8.0 };
+    let costs = Costs { shutdown, freeze: sure(2.0), prove: sure(0.0), boot: sure(8.0) };
+    // 10 MB/s for 20 s and the 30 s of the shutdown are 500 MB, which take 5 s. One sample may be off by half, which
+    // is 250 MB, and 8 s more of shutdown are 80 MB: 3.3 s, and a quarter of the 5 s. With the 8 s: the root of
+    // 8^2 + 4.55^2.
+    let forecast = trend_of(10e6).forecast(&costs, 120_000);
+    let near = |time: Duration, seconds: f64| (time.as_secs_f64() - seconds).abs() < 0.001;
+    assert!(forecast.delta_bytes.abs_diff(500_000_000) < 1000, "{forecast:?}");
+    assert!(near(forecast.likely, 45.0), "{forecast:?}");
+    assert!(near(forecast.low, 45.0 - 9.2033) && near(forecast.high, 45.0 + 9.2033), "{forecast:?}");
+}
+
+#[test]
+fn after_the_first_pass_alone_nothing_is_foretold_of_the_next_one() {
+    let forecast = Trend::of(&[pass_at(0, 50_000_000_000, None)]).unwrap().forecast(&costs(), 600_000);
+    assert_eq!((forecast.delta_bytes, forecast.likely), (0, Duration::from_secs(40)));
+}
+
+#[test]
+fn what_each_pass_costs_of_itself_leaves_less_for_what_changed() {
+    let auto = Contract { interval: None, ..contract(When::Asked) };
+    let interval = |fixed_s: f64| auto.interval(&Trend { fixed_s, ..trend_of(5e6) }, &costs()).as_secs_f64();
+    // 80 s and 60 s are left of the 120 s; half of that, at twenty times the rate of change.
+    assert!((interval(0.0) - 800.0).abs() < 0.001 && (interval(20.0) - 600.0).abs() < 0.001);
+}
+
+#[test]
+fn what_is_advised_is_never_what_there_is_and_what_just_fits_is_left_alone() {
+    let advice = |churn: f64, fixed_s: f64, interval: u64, downtime_max: u64| {
+        let interval = Some(Duration::from_secs(interval));
+        let downtime_max = Duration::from_secs(downtime_max);
+        let trend = Trend { fixed_s, ..trend_of(churn) };
+        Contract { interval, downtime_max, when: When::Asked }.advice(&trend, &costs())
+    };
+    assert_eq!(advice(0.0, 60.0, 60, 120), None, "a pass takes just the interval");
+    assert_eq!(
+        advice(50e6, 50.0, 80, 120),
+        None,
+        "90 s for 80 s of changes, and 80 s is what would be advised"
+    );
+    assert_eq!(advice(10e6, 0.0, 1200, 120), None, "what changes in 1200 s takes just the downtime");
+    assert_eq!(advice(50e6, 10.0, 60, 30), None, "40 s are too long, and no interval is shorter than 60 s");
+    assert!(matches!(advice(10e6, 0.0, 1201, 120), Some(Advice::IntervalTooLong { .. })));
+}
+
+/// What is decided before a cutover at second 3700, with passes ten hours apart otherwise.
+fn before_a_set_time(passes: &[PassFacts], now_s: i64) -> Decision {
+    let interval = Some(Duration::from_secs(36_000));
+    let contract = Contract { interval, ..contract(When::At(3_700_000)) };
+    contract.decide(passes, &costs(), false, now_s * 1000)
+}
+
+#[test]
+fn the_last_pass_before_a_set_time_begins_half_as_early_again_as_it_takes() {
+    // What changes in an hour takes 360 s, and freezing 2 s; half as much again is 543 s.
+    let passes = [pass_at(0, 1_000_000_000, None), pass_at(100, 1_000_000_000, Some(1_000_000_000))];
+    assert_eq!(before_a_set_time(&passes, 200), Decision::Wait { until_ms: 3_157_000 });
+    assert_eq!(before_a_set_time(&passes, 3157), Decision::Pass);
+}
+
+#[test]
+fn nothing_but_the_cutover_comes_after_the_last_pass_or_where_none_is_worth_it() {
+    let the_cutover = Decision::Wait { until_ms: 3_700_000 };
+    let quiet = [pass_at(0, 1_000_000_000, None), pass_at(100, 0, Some(0))];
+    for now_s in [200, 3600, 3699] {
+        assert_eq!(before_a_set_time(&quiet, now_s), the_cutover);
+    }
+    // Each takes 20 s whatever it reads, and half of the time whose changes it brings: 70 s for 100 s. Another one would
+    // not be done in time.
+    let changed = Some(3600 * 50_000_000);
+    let slow = PassFacts { copying: Duration::from_secs_f64(20.1), ..pass_at(3600, 10_000_000, changed) };
+    let passes = [pass_at(0, 10_000_000_000, None), slow];
+    assert!(Trend::of(&passes).unwrap().pays_before_cutover(&costs(), 3_700_000), "it would gain something");
+    assert_eq!(before_a_set_time(&passes, 3621), the_cutover);
+}
+
+#[test]
+fn an_interval_beyond_all_time_is_a_long_wait() {
+    let contract = Contract { interval: Some(Duration::MAX), ..contract(When::Asked) };
+    let decision = contract.decide(&[pass_at(0, 1 << 30, None)], &costs(), false, 0);
+    assert!(matches!(decision, Decision::Wait { until_ms } if until_ms > i64::MAX / 4), "{decision:?}");
 }
 
 #[test]
