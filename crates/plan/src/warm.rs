@@ -107,11 +107,6 @@ impl WarmKeys {
 
 /// Milliseconds since 1970 of an RFC 3339 moment such as `2026-12-01T22:00:00Z` or `...+01:00`.
 pub(crate) fn parse_moment(text: &str) -> Option<i64> {
-    let number = |part: &str, digits: usize| {
-        (part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit()))
-            .then(|| part.parse::<i64>().ok())
-            .flatten()
-    };
     let (date, rest) = text.split_once(['T', 't', ' '])?;
     let mut parts = date.split('-');
     let (year, month, day) =
@@ -140,9 +135,14 @@ fn offset(zone: &str) -> Option<i64> {
     }
     let sign = if zone.starts_with('-') { -1 } else { 1 };
     let (hours, minutes) = zone.get(1..)?.split_once(':')?;
-    let two = |text: &str| (text.len() == 2).then(|| text.parse::<u8>().ok()).flatten().map(i64::from);
-    let (hours, minutes) = (two(hours)?, two(minutes)?);
+    let (hours, minutes) = (number(hours, 2)?, number(minutes, 2)?);
     (hours < 24 && minutes < 60).then_some(sign * (hours * 60 + minutes) * 60)
+}
+
+/// A number of so many digits; `+1` is none, though Rust would read it.
+fn number(text: &str, digits: usize) -> Option<i64> {
+    let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().ok()).flatten()
 }
 
 fn days_of(year: i64, month: i64) -> i64 {
@@ -176,6 +176,34 @@ mod tests {
     }
 
     #[test]
+    fn each_day_of_two_centuries_follows_the_one_before_it() {
+        let lengths = |year: i64| {
+            let is_leap = year % 400 == 0 || year % 4 == 0 && year % 100 != 0;
+            [31, 28 + i64::from(is_leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+        };
+        // 70 years with 17 leap days before 1970.
+        let mut days = -(70 * 365 + 17);
+        for year in 1900..2101 {
+            for (month, length) in (1..).zip(lengths(year)) {
+                for day in 1..=length {
+                    let text = format!("{year}-{month:02}-{day:02}T00:00:00Z");
+                    assert_eq!(parse_moment(&text), Some(days * 86_400_000), "{text}");
+                    days += 1;
+                }
+                let text = format!("{year}-{month:02}-{:02}T00:00:00Z", length + 1);
+                assert_eq!(parse_moment(&text), None, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_moments_of_a_day_and_the_furthest_zones_are_read() {
+        assert_eq!(parse_moment("1970-01-01t23:59:59.9999z"), Some(86_399_999));
+        assert_eq!(parse_moment("1970-01-01T23:59:00+23:59"), Some(0));
+        assert_eq!(parse_moment("1970-01-01T00:00:00-00:30"), Some(30 * 60_000));
+    }
+
+    #[test]
     fn what_is_no_moment_is_none() {
         for text in [
             "",
@@ -191,6 +219,17 @@ mod tests {
             "2026-12-01T22:00:00.Z",
             "2026-12-01T22:00:00+1:00",
             "2026-12-01T22:00:00+25:00",
+            "2026-12-01T22:00:00+24:00",
+            "2026-12-01T22:00:00+00:60",
+            "2026-12-01T22:00:00++1:00",
+            "2026-12-01T22:00:00+01:+5",
+            "2026-12-01T22:60:00Z",
+            "2026-12-01T22:00:60Z",
+            "2026-12-32T22:00:00Z",
+            "2026-00-01T22:00:00Z",
+            "2026-12-01-01T22:00:00Z",
+            "2026-12-01T22:00:00:00Z",
+            "2026-12-01T22:00:00.1xZ",
             "+026-12-01T22:00:00Z",
             "2026-12-01T22:00:00+",
             "2026-12-01T22:00:00Zx",
