@@ -37,5 +37,48 @@ mod tests {
         assert_eq!(nearest("wbe01", names()), Some("web01"));
         assert_eq!(nearest("mail", names()), None);
         assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("WEB01", "web01"), 0);
+    }
+
+    #[test]
+    fn longer_words_may_be_further_off_and_the_nearest_wins() {
+        let is_near = |word: &str, other: &str| nearest(word, [other].into_iter()).is_some();
+        assert!(is_near("abc", "abx") && !is_near("abc", "axx"), "one of three letters");
+        assert!(is_near("abcd", "abxx") && !is_near("abcd", "axxx"), "two of four");
+        assert!(
+            is_near("abcdefghi", "abcdefxxx") && !is_near("abcdefghijkl", "abcdefghxxxx"),
+            "three at most"
+        );
+        assert_eq!(nearest("abcdef", ["abcdxx", "abcdex", "xbcdxf"].into_iter()), Some("abcdex"));
+        assert!(!is_near("", "a"));
+    }
+
+    /// The same, slow and obvious.
+    fn edits(a: &[u8], b: &[u8]) -> usize {
+        let (Some((last_a, rest_a)), Some((last_b, rest_b))) = (a.split_last(), b.split_last()) else {
+            return a.len() + b.len();
+        };
+        let replaced = edits(rest_a, rest_b) + usize::from(last_a != last_b);
+        let fewest = replaced.min(edits(rest_a, b) + 1).min(edits(a, rest_b) + 1);
+        match (a, b) {
+            ([first_a @ .., c, d], [first_b @ .., e, f]) if c == f && d == e => {
+                fewest.min(edits(first_a, first_b) + 1)
+            }
+            _ => fewest,
+        }
+    }
+
+    #[test]
+    fn a_distance_is_the_fewest_edits_that_there_are() {
+        let mut words = vec![String::new()];
+        for at in 0..15 {
+            words.extend(["a", "b"].map(|letter| format!("{}{letter}", words[at])));
+        }
+        words.extend(["abc", "cab", "acb", "cba", "bcaa", "aacb"].map(String::from));
+        for a in &words {
+            for b in &words {
+                assert_eq!(distance(a, b), edits(a.as_bytes(), b.as_bytes()), "{a} {b}");
+            }
+        }
     }
 }

@@ -162,6 +162,31 @@ mod tests {
     }
 
     #[test]
+    fn lists_and_maps_may_be_nested_so_deep_and_no_deeper() {
+        let lists = |depth: usize| parse(&format!("{}{}", "[".repeat(depth), "]".repeat(depth)));
+        let maps = |depth: usize| parse(&format!("{}1{}", "{a: ".repeat(depth), "}".repeat(depth)));
+        assert!(lists(DEPTH_MAX + 1).is_ok() && maps(DEPTH_MAX).is_ok());
+        assert!(lists(DEPTH_MAX + 2).is_err() && maps(DEPTH_MAX + 1).is_err());
+    }
+
+    #[test]
+    fn a_file_that_holds_too_much_is_refused() {
+        let zeros = |count: usize| parse(&format!("[{}]", "0,".repeat(count)));
+        // The list itself is one more.
+        assert!(zeros(NODES_MAX - 1).is_ok());
+        assert!(zeros(NODES_MAX).unwrap_err().message.contains("too much"));
+    }
+
+    #[test]
+    fn nothing_is_nothing_unless_it_is_quoted() {
+        let Value::List(nodes) = parse("[~, null, Null, NULL, '', \"~\", nil]").unwrap().value else {
+            panic!("a list")
+        };
+        let is_null: Vec<bool> = nodes.iter().map(|node| node.value == Value::Null).collect();
+        assert_eq!(is_null, [true, true, true, true, false, false, false]);
+    }
+
+    #[test]
     fn what_is_no_plan_is_refused_with_its_place() {
         for (text, words) in [
             ("", "empty"),
