@@ -503,6 +503,47 @@ mod tests {
     }
 
     #[test]
+    fn only_another_vm_of_the_same_name_is_a_twin() {
+        let (vm, mut inventory) = plain();
+        let other = |id: &str, name: &str| Vm { id: id.into(), name: name.into(), ..Vm::default() };
+        inventory.vms = vec![vm.clone(), other("vm-2", "web02")];
+        assert_eq!(ids(&vm, &inventory), Vec::<String>::new());
+        inventory.vms.push(other("vm-3", &vm.name));
+        assert_eq!(ids(&vm, &inventory), ["duplicate-name"]);
+    }
+
+    #[test]
+    fn changes_are_tracked_from_virtual_hardware_7_on() {
+        let context = ConcernContext { warm: Some(Warm::default()), ..ConcernContext::default() };
+        let cannot_track = |version: &str| {
+            let (mut vm, inventory) = plain();
+            vm.hardware_version = version.into();
+            concerns(&vm, &inventory, &context).iter().any(|concern| concern.id == "tracking-unsupported")
+        };
+        assert!(cannot_track("vmx-06") && !cannot_track("vmx-07") && !cannot_track("vmx-21"));
+        assert!(!cannot_track(""), "what is not known is tried");
+    }
+
+    #[test]
+    fn what_is_advised_goes_with_what_the_plan_allows() {
+        let (mut vm, inventory) = plain();
+        vm.power = PowerState::On;
+        vm.guest_id = "windows2019srv_64Guest".into();
+        let advice = |id: &str, context: &ConcernContext| {
+            let found = concerns(&vm, &inventory, context);
+            found.into_iter().find(|concern| concern.id == id).map(|concern| concern.advice).unwrap()
+        };
+        let power = |power_off| ConcernContext { power_off: Some(power_off), ..ConcernContext::default() };
+        assert!(advice("tools-not-running", &power(PowerOff::Force)).contains("it is switched off hard"));
+        assert!(advice("tools-not-running", &power(PowerOff::Shutdown)).contains("allow `power_off: force`"));
+        assert!(advice("running", &power(PowerOff::Shutdown)).contains("when its turn comes"));
+        assert!(advice("running", &power(PowerOff::Refuse)).contains("allow it in the plan"));
+        let convert = |convert| ConcernContext { convert: Some(convert), ..ConcernContext::default() };
+        assert!(advice("needs-drivers", &convert(Convert::Never)).contains("let it be converted"));
+        assert!(advice("needs-drivers", &convert(Convert::Auto)).contains("it is converted"));
+    }
+
+    #[test]
     fn nothing_is_said_of_disks_that_stay_behind_and_the_worst_comes_first() {
         let (mut vm, inventory) = plain();
         vm.disks.push(VmDisk { key: 2001, capacity_bytes: 0, ..vm.disks[0].clone() });

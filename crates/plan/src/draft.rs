@@ -192,7 +192,11 @@ mod tests {
     }
 
     fn drafted(vm: Vm) -> String {
-        let inventory = Inventory { vms: vec![vm], ..Inventory::default() };
+        drafted_from(vec![vm], false)
+    }
+
+    fn drafted_from(vms: Vec<Vm>, insecure: bool) -> String {
+        let inventory = Inventory { vms, ..Inventory::default() };
         let options = DraftOptions {
             name: "p".into(),
             folder: "/t".into(),
@@ -202,11 +206,56 @@ mod tests {
                 password_file: None,
                 ca_file: None,
                 thumbprint: None,
-                insecure: false,
+                insecure,
             },
             start: false,
         };
         draft(&inventory, &[], &options)
+    }
+
+    #[test]
+    fn a_certificate_is_verified_unless_it_was_said_otherwise() {
+        let is_insecure = |insecure| {
+            let plan = Plan::parse(&drafted_from(vec![vm("web01", "net")], insecure)).unwrap();
+            plan.source.vsphere().unwrap().trust == crate::Trust::Insecure
+        };
+        assert!(is_insecure(true) && !is_insecure(false));
+    }
+
+    #[test]
+    fn vms_are_drafted_by_their_names_and_twins_by_their_ids() {
+        let with_id = |id: &str, name: &str| Vm { id: id.into(), ..vm(name, "net") };
+        let text = drafted_from(
+            vec![with_id("vm-1", "twin"), with_id("vm-2", "twin"), with_id("vm-3", "web")],
+            false,
+        );
+        let plan = Plan::parse(&text).unwrap();
+        let ids: Vec<_> = plan.vms.iter().map(|vm| vm.selector.id.as_deref()).collect();
+        assert_eq!(ids, [Some("vm-1"), Some("vm-2"), None], "{text}");
+    }
+
+    #[test]
+    fn no_name_gets_out_of_its_comment() {
+        let snapshot = drover_types::inventory::Snapshot {
+            name: "a\n- name: evil\r\u{2028}b\u{85}c\u{202e}d\u{7}e".into(),
+            ..Default::default()
+        };
+        let text = drafted(Vm { snapshots: vec![snapshot], ..vm("web01", "net") });
+        let comment = text.lines().find(|line| line.contains("cannot be moved as it is")).unwrap();
+        assert!(comment.contains("(a - name: evil b c\u{fffd}d\u{fffd}e)"), "{comment:?}");
+        assert!(comment.starts_with("  # cannot be moved as it is: web01: has 1 snapshots"), "{comment:?}");
+        assert!(!text.contains(['\u{2028}', '\u{85}', '\u{202e}', '\u{7}']), "{text:?}");
+    }
+
+    #[test]
+    fn what_yaml_or_a_terminal_would_take_for_more_than_a_letter_is_escaped() {
+        for odd in [
+            '\u{7f}', '\u{85}', '\u{9f}', '\u{200f}', '\u{2028}', '\u{202e}', '\u{2066}', '\u{feff}',
+            '\u{ffff}',
+        ] {
+            assert_eq!(quote(&format!("a{odd}b")), format!("\"a\\u{:04x}b\"", u32::from(odd)));
+        }
+        assert_eq!(quote("ä \u{a0}\u{200d}€"), "\"ä \u{a0}\u{200d}€\"");
     }
 
     #[test]
