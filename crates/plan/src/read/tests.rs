@@ -188,6 +188,146 @@ fn to_json(node: &Node) -> serde_json::Value {
 }
 
 #[test]
+fn the_schema_tells_defaults_as_the_values_that_they_are() {
+    let schema = crate::schema();
+    let default = |path: &str| schema.pointer(path).and_then(|property| property.get("default")).cloned();
+    assert_eq!(default("/properties/start"), Some(false.into()));
+    assert_eq!(default("/properties/limits/properties/disks"), Some(8.into()));
+    assert_eq!(default("/properties/vms/items/properties/priority"), Some(0.into()));
+    assert_eq!(default("/properties/verify"), Some("full".into()));
+    assert_eq!(default("/properties/name"), None);
+}
+
+/// What a plan says with `more` added after `key`.
+fn with_more(key: &str, more: &str) -> Plan {
+    let text = SMALL.replace(key, &format!("{key}{more}"));
+    Plan::parse(&text).unwrap_or_else(|problems| panic!("{text}: {problems:?}"))
+}
+
+#[test]
+fn each_word_of_a_data_path_is_read_as_what_it_means() {
+    let data = |more: &str| {
+        let plan = with_more("password_env: P", &format!(", data: {{{more}}}"));
+        plan.source.vsphere().unwrap().data.clone()
+    };
+    assert_eq!(
+        ["auto", "vddk", "https"].map(|word| data(&format!("path: {word}")).path),
+        [PathChoice::Auto, PathChoice::Vddk, PathChoice::Https,]
+    );
+    assert_eq!(
+        ["provider", "hosts"].map(|word| data(&format!("from: {word}")).from),
+        [DataFrom::Provider, DataFrom::Hosts,]
+    );
+    assert_eq!(data("network: auto").network, HostNetwork::Auto);
+    assert_eq!(data("network: vmk2").network, HostNetwork::Device("vmk2".into()));
+    let vddk = |more: &str| data(&format!("vddk: {{{more}}}")).vddk;
+    assert_eq!(
+        ["none", "zlib", "fastlz", "skipz"].map(|word| vddk(&format!("compression: {word}")).compression),
+        [Compression::None, Compression::Zlib, Compression::Fastlz, Compression::Skipz,]
+    );
+}
+
+#[test]
+fn each_word_of_a_target_is_read_as_what_it_means() {
+    let target = |key: &str, word: &str| with_more("type: qemu", &format!(", {key}: {word}")).target;
+    assert_eq!(
+        ["auto", "kvm", "tcg"].map(|word| target("accelerator", word).accelerator),
+        [Accelerator::Auto, Accelerator::Kvm, Accelerator::Tcg,]
+    );
+    assert_eq!(
+        ["raw", "qcow2"].map(|word| target("format", word).format),
+        [ImageFormat::Raw, ImageFormat::Qcow2]
+    );
+    assert_eq!(
+        ["virtio", "scsi", "sata", "keep"].map(|word| target("disk_bus", word).disk_bus),
+        [DiskBusChoice::Virtio, DiskBusChoice::Scsi, DiskBusChoice::Sata, DiskBusChoice::Keep,]
+    );
+    let qcow2 = |word: &str| target("qcow2", &format!("{{preallocation: {word}}}")).qcow2.preallocation;
+    assert_eq!(
+        ["off", "metadata", "falloc", "full"].map(qcow2),
+        [Preallocation::Off, Preallocation::Metadata, Preallocation::Falloc, Preallocation::Full,]
+    );
+}
+
+#[test]
+fn each_word_of_what_is_done_to_a_vm_is_read_as_what_it_means() {
+    let plan = |key: &str, word: &str| with_more("name: p", &format!("\n{key}: {word}"));
+    assert_eq!(
+        ["refuse", "shutdown", "force"].map(|word| plan("power_off", word).power_off),
+        [PowerOff::Refuse, PowerOff::Shutdown, PowerOff::Force,]
+    );
+    assert_eq!(
+        ["auto", "never", "always"].map(|word| plan("convert", word).convert),
+        [Convert::Auto, Convert::Never, Convert::Always,]
+    );
+    assert_eq!(
+        ["none", "full", "sampled", "{sampled: 7}"].map(|word| plan("verify", word).verify),
+        [Verify::None, Verify::Full, Verify::Sampled { blocks: 1000 }, Verify::Sampled { blocks: 7 },]
+    );
+    assert_eq!(
+        ["user", "none", "br0"]
+            .map(|word| plan("networks", &format!("{{n: {word}}}")).networks[0].to.clone()),
+        [NetworkTarget::User, NetworkTarget::None, NetworkTarget::Bridge("br0".into()),]
+    );
+    assert_eq!(
+        ["default", "/fast"].map(|word| plan("storage", &format!("{{d: {word}}}")).storage[0].to.clone()),
+        [None, Some(PathBuf::from("/fast")),]
+    );
+    let warm = |more: &str| plan("mode", &format!("warm\nwarm: {{{more}}}")).warm.or_default();
+    assert_eq!(
+        ["none", "sampled", "full"].map(|word| warm(&format!("audit: {word}")).audit),
+        [crate::Audit::None, crate::Audit::Sampled, crate::Audit::Full,]
+    );
+    assert_eq!(
+        ["manual", "auto"].map(|word| warm(&format!("cutover: {word}")).cutover),
+        [crate::Cutover::Manual, crate::Cutover::Auto,]
+    );
+    assert_eq!(
+        ["auto", "1s", "720h"].map(|word| warm(&format!("interval: {word}")).interval),
+        [
+            crate::Interval::Auto,
+            crate::Interval::Every(Duration::from_secs(1)),
+            crate::Interval::Every(Duration::from_secs(30 * 24 * 3600)),
+        ]
+    );
+}
+
+#[test]
+fn times_are_read_in_all_their_units() {
+    let time = |text: &str| with_more("name: p", &format!("\nshutdown_timeout: {text}")).shutdown_timeout;
+    let millis = ["1500ms", "90s", "5m", "2h"].map(|text| time(text).as_millis());
+    assert_eq!(millis, [1500, 90_000, 300_000, 7_200_000]);
+}
+
+#[test]
+fn what_is_empty_is_told_where_something_is_needed_and_is_well_where_nothing_is() {
+    let host = with_more("password_env: P", ", data: {hosts: {esx1: }}");
+    assert_eq!(host.source.vsphere().unwrap().data.hosts[0].host, "esx1");
+    let at_its_bound = with_more("name: p", "\nlimits: {request: 4MiB, memory: 4MiB}");
+    assert_eq!(at_its_bound.limits.request, Some(4 << 20));
+    for (from, to, words) in [
+        ("endpoint: vc", "endpoint: ''", "source.endpoint: '' is empty"),
+        ("name: p", "name: p\nnetworks: {n: ''}", "networks.n: a single value is here where a text belongs"),
+        ("name: p", "name: p\nstart: maybe", "start: 'maybe' is neither true nor false"),
+        ("name: p", "name: p\nstart: 'true'", "start: 'true' is neither true nor false"),
+        ("name: p", "name: p\nverify: {samples: 7}", "is not none, sampled, full or {sampled: NUMBER}"),
+        ("name: p", "name: p\nverify: {sampled: 0}", "is not none, sampled, full or {sampled: NUMBER}"),
+        ("version: 1", "version: 2", "version: '2' is not 1"),
+        ("name: p", "name: p\nlimits: {disks: 0}", "limits.disks: '0' is not a number from 1 to"),
+    ] {
+        let found = problems(&SMALL.replace(from, to)).join("\n");
+        assert!(found.contains(words), "{to}: {found}");
+    }
+}
+
+#[test]
+fn names_of_plans_may_be_so_long_and_no_longer() {
+    let named = |name: &str| Plan::parse(&SMALL.replace("name: p", &format!("name: {name}")));
+    assert!(named(&"a".repeat(64)).is_ok() && named(&"a".repeat(65)).is_err());
+    assert!(named("a-1").is_ok() && named("1a").is_ok() && named("\"-a\"").is_err() && named("a_b").is_err());
+}
+
+#[test]
 fn a_small_plan_gets_the_documented_defaults() {
     let plan = Plan::parse(SMALL).unwrap();
     assert_eq!((plan.power_off, plan.verify, plan.convert), (PowerOff::Refuse, Verify::Full, Convert::Auto));
@@ -404,6 +544,13 @@ fn a_target_at_a_site_has_a_pool_and_limits() {
     let rates: Vec<u64> = plan.target.rate_limit.iter().map(|limit| limit.bytes_per_second).collect();
     assert_eq!(rates, [62_500_000, 12 << 20]);
     assert_eq!(target("folder: /vms").unwrap().target.via, None);
+}
+
+#[test]
+fn a_site_s_name_begins_with_a_letter_or_digit_and_has_64_of_them_at_most() {
+    let is_name = |name: &str| target(&format!("via: '{name}', folder: vms")).is_ok();
+    assert!(is_name("b") && is_name("9.b_c-d") && is_name(&"b".repeat(64)));
+    assert!(!is_name("-b") && !is_name(".b") && !is_name(&"b".repeat(65)) && !is_name("b/c"));
 }
 
 #[test]
