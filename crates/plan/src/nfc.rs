@@ -223,6 +223,13 @@ mod tests {
         let budget = NfcBudget::of(&about("6.5.0", false), &vddk(""));
         assert_eq!((budget.disks(Aio::LARGE), budget.request_bytes), (20, 1 << 20));
         assert_eq!(budget.disk_bytes(Aio::OWN), 1 << 20);
+        let first_with_small_buffers = NfcBudget::of(&about("6.7.0", false), &vddk(""));
+        assert_eq!(
+            (first_with_small_buffers.request_bytes, first_with_small_buffers.disks_max),
+            (2 << 20, None)
+        );
+        let first_with_settings = NfcBudget::of(&about("7.0.3", false), &vddk(""));
+        assert!(first_with_settings.aio && !first_with_small_buffers.aio);
     }
 
     #[test]
@@ -262,6 +269,16 @@ mod tests {
             hosts[0].words(),
             "15 disks, 12 at once x 4 MiB (AIO 16 x 4) = 48 MiB of 48 MiB and 50 disks in vpxa"
         );
+    }
+
+    #[test]
+    fn one_warm_vm_keeps_the_buffers_of_its_host_small() {
+        let warm = PlannedVm { warm: Some(crate::Warm::default()), ..vm("host-1", 6) };
+        for vms in [vec![warm.clone(), vm("host-1", 9)], vec![vm("host-1", 9), warm]] {
+            let mut resolution = Resolution { vms, problems: Vec::new() };
+            let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), 40);
+            assert_eq!((hosts[0].disks, hosts[0].share.aio), (15, Aio::OWN));
+        }
     }
 
     #[test]

@@ -324,7 +324,9 @@ mod tests {
         let works = [work("a", 1, 9, 0), work("a", 1, 8, 0), work("b", 1, 1, 0)];
         let mut scheduler = scheduler(&works, 1, 8);
         assert_eq!(admitted(&mut scheduler), [0, 2]);
+        assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
         scheduler.finished(VmIndex(0));
+        assert_eq!(scheduler.running(), 1);
         assert_eq!(admitted(&mut scheduler), [1]);
     }
 

@@ -104,6 +104,108 @@ fn a_good_plan_says_where_everything_goes() {
 }
 
 #[test]
+fn a_disk_goes_where_the_rule_for_its_datastore_says_or_else_the_one_for_all() {
+    let folder = |storage: &str| {
+        let resolution = resolve(&plan("[{name: web01}]", &format!("storage: {{{storage}}}")), &inventory());
+        let disk = resolution.vms[0].disks[0].path.clone();
+        (disk.to_str().unwrap().to_string(), resolution.problems.len())
+    };
+    assert_eq!(folder("'*': /slow, ds1: /fast").0, "/fast/web01/web01-0.raw");
+    assert_eq!(folder("'*': /slow").0, "/slow/web01/web01-0.raw");
+    assert_eq!(folder("ds2: /other"), ("/t/web01/web01-0.raw".to_string(), 1), "with a warning");
+    assert_eq!(folder("'*': /slow, ds1: default").0, "/t/web01/web01-0.raw");
+}
+
+#[test]
+fn each_folder_takes_in_what_its_disks_hold_and_thick_ones_are_told_apart() {
+    let mut inventory = inventory();
+    let disk = |key: i32, datastore: &str, gib: u64, thin: Option<bool>| VmDisk {
+        key,
+        label: format!("Hard disk {key}"),
+        capacity_bytes: gib << 30,
+        datastore: datastore.into(),
+        thin,
+        ..VmDisk::default()
+    };
+    inventory.vms[0].disks = vec![disk(1, "ds1", 1, Some(false)), disk(2, "ds2", 2, Some(true))];
+    inventory.vms[1].disks = vec![disk(1, "ds1", 4, None), disk(2, "ds1", 8, Some(false))];
+    let resolution = resolve(&plan("[{glob: 'web*'}]", "storage: {ds1: /fast}"), &inventory);
+    assert_eq!(resolution.vms.iter().map(PlannedVm::capacity_bytes).collect::<Vec<_>>(), [3 << 30, 12 << 30]);
+    let space =
+        |capacity: u64, thick: u64| crate::Space { capacity_bytes: capacity << 30, thick_bytes: thick << 30 };
+    let expected = [(PathBuf::from("/fast"), space(13, 9)), (PathBuf::from("/t"), space(2, 0))];
+    assert_eq!(crate::space_needed(&resolution), BTreeMap::from(expected));
+}
+
+#[test]
+fn bytes_go_through_the_endpoint_unless_a_vcenter_is_to_send_them_from_its_hosts() {
+    let route = |from: DataFrom, is_vcenter: bool| {
+        let (mut plan, mut inventory) = (plan("[{name: web01}]", ""), inventory());
+        vsphere(&mut plan).data.from = from;
+        inventory.about.is_vcenter = is_vcenter;
+        resolve(&plan, &inventory).vms[0].route == Route::Provider
+    };
+    assert!(
+        route(DataFrom::Provider, true) && route(DataFrom::Provider, false) && route(DataFrom::Hosts, false)
+    );
+    assert!(!route(DataFrom::Hosts, true));
+}
+
+#[test]
+fn what_is_told_of_a_host_holds_for_that_host_alone() {
+    let (mut plan, mut inventory) = (plan("[{glob: 'web*'}]", ""), inventory());
+    let address = |address: &str| HostAddress {
+        device: "vmk0".into(),
+        address: address.into(),
+        services: vec![MANAGEMENT_SERVICE.into()],
+    };
+    let addresses = vec![address("192.0.2.9")];
+    inventory.hosts.push(Host { id: "host-2".into(), name: "esx2".into(), addresses, ..Host::default() });
+    inventory.vms[1].host_id = "host-2".into();
+    let (host, address) = ("esx2".to_string(), Some("esx2.example.org".to_string()));
+    let over = HostOverride { host, address, port: Some(8443), login: None, trust: None, at: At::default() };
+    vsphere(&mut plan).data.hosts = vec![over];
+    let resolution = resolve(&plan, &inventory);
+    let routes: Vec<(&str, u16)> = resolution
+        .vms
+        .iter()
+        .map(|vm| match &vm.route {
+            Route::Host(route) => (route.address.as_str(), route.port),
+            Route::Provider => panic!("a host's route"),
+        })
+        .collect();
+    assert_eq!(routes, [("192.0.2.2", 443), ("esx2.example.org", 8443)]);
+}
+
+#[test]
+fn a_host_without_an_address_is_told_once_whatever_the_number_of_its_vms() {
+    let mut inventory = inventory();
+    inventory.hosts[0].addresses.clear();
+    let told = errors(&plan("[{glob: 'web*'}]", ""), &inventory);
+    assert_eq!(told.matches("host esx1 has no address that drover knows").count(), 1, "{told}");
+}
+
+#[test]
+fn a_target_name_is_for_one_vm_only() {
+    let of_two = errors(&plan("[{glob: 'web*', target_name: one}]", ""), &inventory());
+    assert!(of_two.contains("vms[0].target_name: 2 VMs would get one name"), "{of_two}");
+    assert!(errors(&plan("[{glob: 'web*1', target_name: one}]", ""), &inventory()).is_empty());
+    let all_stay =
+        errors(&plan("[{glob: 'web*', target_name: one}]", "exclude: [{glob: 'web*'}]"), &inventory());
+    assert!(!all_stay.contains("would get one name"), "{all_stay}");
+}
+
+#[test]
+fn a_selection_of_which_nothing_is_left_or_nothing_found_says_why() {
+    let excluded = plan("[{name: web01}, {name: web02}]", "exclude: [{name: web01}]");
+    let told = errors(&excluded, &inventory());
+    assert!(told.contains("warning: vms[0]: every VM it selects is excluded"), "{told}");
+    assert_eq!(names(&excluded), ["vm-2"]);
+    let elsewhere = errors(&plan("[{name: web01, folder: test}]", ""), &inventory());
+    assert!(elsewhere.contains("no VM called 'web01' is where this selection looks"), "{elsewhere}");
+}
+
+#[test]
 fn unknown_and_double_names_are_told_apart() {
     assert!(errors(&plan("[{name: wbe01}]", ""), &inventory()).contains("did you mean 'web01'?"));
     let twins = errors(&plan("[{name: twin}]", ""), &inventory());
@@ -270,7 +372,8 @@ fn names_become_safe() {
     ] {
         assert_eq!(safe_name(name), safe);
     }
-    assert!(safe_name(&"x".repeat(500)).len() <= NAME_BYTES_MAX);
+    assert_eq!(safe_name(&"x".repeat(500)).len(), NAME_BYTES_MAX);
+    assert_eq!(safe_name(&"ä".repeat(500)).chars().count(), NAME_BYTES_MAX / 2, "no letter is torn");
 }
 
 #[test]
