@@ -150,12 +150,11 @@ impl Connection {
         }
         match pause {
             Pause::Turn => wants.turn = true,
-            Pause::Rate(time) if !direction.is_timed => {
-                direction.is_timed = true;
+            Pause::Rate(time) => {
                 let at = direction.limit().map(|limit| limit.instant(time));
                 wants.at = [wants.at, at].into_iter().flatten().min();
             }
-            Pause::Rate(_) | Pause::Source | Pause::Target | Pause::Finished => {}
+            Pause::Source | Pause::Target | Pause::Finished => {}
         }
         Ok(())
     }
@@ -174,12 +173,6 @@ impl Connection {
         let (up_is_silent, down_is_silent) = (self.up.is_silent(now), self.down.is_silent(now));
         self.up.tick(&self.client, down_is_silent);
         self.down.tick(&self.target, up_is_silent);
-    }
-
-    /// The time has come that it was to be served at.
-    pub(crate) fn timed(&mut self) {
-        self.up.is_timed = false;
-        self.down.is_timed = false;
     }
 
     fn has_failed(&self, side: Side) -> bool {

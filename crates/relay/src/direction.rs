@@ -60,8 +60,6 @@ pub(crate) struct Direction {
     rate: u64,
     /// Urgent bytes have come, which splice does not get past.
     must_copy: bool,
-    /// A time is set at which it goes on.
-    pub(crate) is_timed: bool,
 }
 
 impl Direction {
@@ -76,7 +74,6 @@ impl Direction {
             swept: 0,
             rate: 0,
             must_copy: false,
-            is_timed: false,
         }
     }
 

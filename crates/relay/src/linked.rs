@@ -88,7 +88,6 @@ struct Lane {
     watch: Watch,
     limit: Option<Arc<Limit>>,
     held: Held,
-    is_timed: bool,
     swept: u64,
     rate: u64,
 }
@@ -97,7 +96,7 @@ impl Lane {
     fn new(limit: Option<Arc<Limit>>, now: Instant) -> Lane {
         let flow = Flow::new();
         let (held, watch) = (Held::default(), Watch::new(now));
-        Lane { flow, watch, limit, held, is_timed: false, swept: 0, rate: 0 }
+        Lane { flow, watch, limit, held, swept: 0, rate: 0 }
     }
 
     fn sweep(&mut self) {
@@ -111,15 +110,14 @@ impl Lane {
         WayStats { bytes: self.flow.given(), bytes_per_second: self.rate, held_bytes, waiting, waits }
     }
 
-    fn want_time(&mut self, pause: Pause, wants: &mut Wants) {
+    fn want_time(&self, pause: Pause, wants: &mut Wants) {
         match pause {
             Pause::Turn => wants.turn = true,
-            Pause::Rate(time) if !self.is_timed => {
-                self.is_timed = true;
+            Pause::Rate(time) => {
                 let at = self.limit.as_ref().map(|limit| limit.instant(time));
                 wants.at = [wants.at, at].into_iter().flatten().min();
             }
-            Pause::Rate(_) | Pause::Source | Pause::Target | Pause::Finished => {}
+            Pause::Source | Pause::Target | Pause::Finished => {}
         }
     }
 }
@@ -230,12 +228,6 @@ impl Linked {
         self.out.flow.source_is_ready();
         self.out.flow.target_is_ready();
         self.back.flow.source_is_ready();
-    }
-
-    /// The time has come that it was to be served at.
-    pub(crate) fn timed(&mut self) {
-        self.out.is_timed = false;
-        self.back.is_timed = false;
     }
 
     /// Moves what can be moved. `has_failed` says that the kernel has told an error of the socket.

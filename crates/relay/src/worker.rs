@@ -205,6 +205,11 @@ impl Worker {
         self.entries.insert(entry)
     }
 
+    fn remove(&mut self, key: Key) -> Option<Entry> {
+        self.timers.forget(key);
+        self.entries.remove(key)
+    }
+
     /// A connection of a link.
     fn begin_linked(&mut self, linked: Box<Linked>, now: Instant) {
         self.totals.accepted += 1;
@@ -215,7 +220,6 @@ impl Worker {
             return self.give_up(key, Refusal::Files);
         }
         linked.begin(&self.inbox, key);
-        linked.deadline().into_iter().for_each(|at| self.timers.set(at, key));
         self.serve_linked(key, false, now);
     }
 
@@ -239,7 +243,8 @@ impl Worker {
                 if wants.turn && !std::mem::replace(&mut linked.is_queued, true) {
                     self.queue.push(key);
                 }
-                wants.at.into_iter().for_each(|at| self.timers.set(at, key));
+                let times = [wants.at, linked.deadline()].into_iter().flatten();
+                times.for_each(|at| self.timers.set(at, key));
             }
             Served::Closed => self.close_linked(key, now, false),
             Served::Reset => self.close_linked(key, now, true),
@@ -253,7 +258,7 @@ impl Worker {
     }
 
     fn close_linked(&mut self, key: Key, now: Instant, is_reset: bool) {
-        let Some(Entry::Linked(mut linked)) = self.entries.remove(key) else { return };
+        let Some(Entry::Linked(mut linked)) = self.remove(key) else { return };
         linked.add_to(&mut self.totals, now);
         self.inbox.load.fetch_sub(1, Ordering::Relaxed);
         if is_reset {
@@ -270,7 +275,7 @@ impl Worker {
     }
 
     fn give_up(&mut self, key: Key, reason: Refusal) {
-        self.entries.remove(key);
+        self.remove(key);
         self.refuse(reason);
     }
 
@@ -298,7 +303,7 @@ impl Worker {
         match side {
             // The client has gone again. What it may have sent is of no use to anybody.
             Side::Client if is_over => {
-                self.entries.remove(key);
+                self.remove(key);
                 self.totals.reset += 1;
                 self.inbox.load.fetch_sub(1, Ordering::Relaxed);
             }
@@ -332,7 +337,7 @@ impl Worker {
     }
 
     fn try_next(&mut self, key: Key, reason: Refusal, now: Instant) {
-        let Some(Entry::Connecting(connecting)) = self.entries.remove(key) else { return };
+        let Some(Entry::Connecting(connecting)) = self.remove(key) else { return };
         // The client's socket goes on under a new key: it leaves epoll to come back with it.
         let _ = epoll::delete(&self.epoll, connecting.client());
         let attempt = connecting.next(reason, now);
@@ -366,7 +371,7 @@ impl Worker {
     }
 
     fn close(&mut self, key: Key, now: Instant, is_reset: bool) {
-        let Some(Entry::Open(mut connection)) = self.entries.remove(key) else { return };
+        let Some(Entry::Open(mut connection)) = self.remove(key) else { return };
         connection.add_to(&mut self.totals, now);
         self.inbox.load.fetch_sub(1, Ordering::Relaxed);
         if is_reset {
@@ -418,14 +423,8 @@ impl Worker {
                 self.try_next(key, Refusal::TargetSilent, now);
             }
             Some(Entry::Connecting(_)) => {}
-            Some(Entry::Open(connection)) => {
-                connection.timed();
-                self.serve(key, None, now);
-            }
-            Some(Entry::Linked(linked)) => {
-                linked.timed();
-                self.serve_linked(key, false, now);
-            }
+            Some(Entry::Open(_)) => self.serve(key, None, now),
+            Some(Entry::Linked(_)) => self.serve_linked(key, false, now),
         }
     }
 
@@ -485,4 +484,59 @@ impl Worker {
 fn watch(epoll: &OwnedFd, socket: &OwnedFd, key: Key, side: Side) -> io::Result<()> {
     let flags = EventFlags::IN | EventFlags::PRI | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
     Ok(epoll::add(epoll, socket, EventData::new_u64(key.token(side.bit())), flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::SocketAddr;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::connection::Meta;
+    use crate::direction::Direction;
+    use crate::hop::Limit;
+    use crate::pipes::Budget;
+
+    fn worker() -> Worker {
+        let pipes = Pipes::new(Budget::new(usize::MAX));
+        Worker::new(Inbox::new().unwrap(), pipes, Arc::default()).unwrap()
+    }
+
+    /// Takes all there is, and what comes in longer than a test takes.
+    fn use_up(limit: &Limit) {
+        while matches!(limit.take(1 << 20), crate::bucket::Grant::Bytes(_)) {}
+    }
+
+    #[test]
+    fn a_connection_waits_for_one_time_however_often_it_is_served() {
+        let (mut worker, now) = (worker(), Instant::now());
+        let (mut client, near) = UnixStream::pair().unwrap();
+        let (mut target, far) = UnixStream::pair().unwrap();
+        let (up_limit, down_limit) = (Arc::new(Limit::new(1, now)), Arc::new(Limit::new(2, now)));
+        let way = |limit: &Arc<Limit>| Direction::new(Some(limit.clone()), now);
+        let (up, down) = (way(&up_limit), way(&down_limit));
+        let client_address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let meta =
+            Meta { id: 1, client: client_address, target: String::new(), rule: None, accepted_at: now };
+        let connection = Connection::new(meta, near.into(), far.into(), up, down);
+        let key = worker.insert(Entry::Open(Box::new(connection)), now);
+        for (name, end, limit) in
+            [("one way", &mut client, &up_limit), ("both ways", &mut target, &down_limit)]
+        {
+            use_up(limit);
+            end.write_all(b"something that waits").unwrap();
+            worker.handle(key.token(false), EventFlags::IN, now);
+            worker.handle(key.token(true), EventFlags::IN, now);
+            assert_eq!(worker.timers.len(), 1, "{name}");
+        }
+        let due = worker.timers.next().unwrap();
+        for _ in 0..10 {
+            assert_eq!(worker.timers.due(due + Duration::from_secs(3600)), Some(key));
+            worker.timed(key, now);
+        }
+        assert_eq!(worker.timers.len(), 1, "when the time has come");
+        worker.give_up(key, Refusal::Files);
+        assert_eq!(worker.timers.len(), 0, "when the connection has gone");
+    }
 }
