@@ -86,9 +86,10 @@ impl Direction {
     ) -> Result<Pause, Broken> {
         self.watch.turn(Waiting::Moving, now);
         let before = self.flow.given();
-        let was_copying = self.must_copy;
+        let was_copying = matches!(self.store, Store::Copy);
         let mut result = self.with_hop((from, to), tools, |flow, hop| flow.pump(hop, TURN_BYTES));
-        if self.must_copy && !was_copying && result.is_ok() {
+        // No event tells of what lies behind urgent bytes, so it is taken as soon as the pipe is empty.
+        if self.must_copy && !was_copying && self.flow.held() == 0 && result.is_ok() {
             self.flow.source_is_ready();
             result = self.with_hop((from, to), tools, |flow, hop| flow.pump(hop, TURN_BYTES));
         }

@@ -206,6 +206,28 @@ fn urgent_bytes_keep_their_place() {
 }
 
 #[test]
+fn urgent_bytes_keep_their_place_where_a_pipe_is_full_before_them() {
+    let target = listener();
+    let relay = relay_to(&target);
+    let (near, mut far) = pair(&relay, &target);
+    let mut sent = Vec::new();
+    while relay.snapshot(1).connections[0].down.held_bytes == 0 {
+        assert!(sent.len() < 256 * MIB, "the relay never held anything");
+        let piece = noise(sent.len() as u64, 16 << 10);
+        far.write_all(&piece).unwrap();
+        sent.extend(piece);
+    }
+    rustix::net::send(&far, b"c", rustix::net::SendFlags::OOB).unwrap();
+    far.write_all(b"d").unwrap();
+    sent.extend(b"cd");
+    // The second is told after all events that came before the first.
+    (0..2).for_each(|_| drop(relay.snapshot(1)));
+    let mut read = vec![0; sent.len()];
+    (&near).read_exact(&mut read).unwrap();
+    assert!(read == sent, "what came differs");
+}
+
+#[test]
 fn a_target_that_refuses_is_a_reset_for_the_client() {
     let free = listener().local_addr().unwrap();
     let relay = start(&options(&[free]));
