@@ -123,6 +123,11 @@ struct Passed {
     addresses: Arc<[SocketAddr]>,
 }
 
+/// Whether two addresses are the same one's: the kernel tells the scope of a link-local one here and not there.
+fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+    (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
+}
+
 type Found = (Arc<[SocketAddr]>, Option<SocketAddr>);
 
 /// Where a client wants to go, and the address to come from; none if it means the relay itself.
@@ -134,7 +139,7 @@ fn destination(client: &OwnedFd, peer: SocketAddr, to: &Destination, listen: Soc
         Destination::Redirected => {
             let here = tcp::local_address(client).ok()?;
             let there = tcp::original_destination(client).ok()?;
-            (there != here).then(|| ([there].into(), None))
+            (!is_same(there, here)).then(|| ([there].into(), None))
         }
         Destination::Intercepted { keep_source } => {
             let there = tcp::local_address(client).ok()?;
@@ -142,5 +147,22 @@ fn destination(client: &OwnedFd, peer: SocketAddr, to: &Destination, listen: Soc
             let source = keep_source.then(|| SocketAddr::new(peer.ip(), 0));
             (there.port() != listen.port()).then(|| ([there].into(), source))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv6Addr, SocketAddrV6};
+
+    use super::*;
+
+    #[test]
+    fn an_address_is_the_same_with_and_without_its_scope() {
+        let local =
+            |port, scope| SocketAddrV6::new("fe80::1".parse::<Ipv6Addr>().unwrap(), port, 0, scope).into();
+        assert!(is_same(local(4000, 3), local(4000, 0)));
+        assert!(is_same("[::ffff:10.0.0.1]:1".parse().unwrap(), "10.0.0.1:1".parse().unwrap()));
+        assert!(!is_same(local(4000, 3), local(4001, 3)));
+        assert!(!is_same(local(4000, 3), "[fe80::2]:4000".parse().unwrap()));
     }
 }
