@@ -177,7 +177,8 @@ impl Direction {
         let moved = self.flow.given() - *given;
         *given = self.flow.given();
         self.flow.source_is_ready();
-        let waits_for_target = self.flow.held() > 0;
+        // A target that takes something is waited for as a stream's; one that takes nothing wakes the worker.
+        let waits_for_target = self.flow.held() > 0 && moved > 0;
         if other_is_silent && (moved >= STREAM_TICK_BYTES || waits_for_target) {
             return true;
         }
@@ -217,5 +218,45 @@ impl Direction {
             waiting,
             waits,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::pipes::Budget;
+
+    fn pair() -> (TcpStream, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = listener.accept().unwrap().0;
+        near.set_nonblocking(true).unwrap();
+        (far, near.into())
+    }
+
+    #[test]
+    fn a_stream_that_stalls_is_none_any_more() {
+        let ((mut source, from), (mut target, to)) = (pair(), pair());
+        let now = Instant::now();
+        let mut tools = Tools::new(Pipes::new(Budget::new(usize::MAX)));
+        let mut direction = Direction::new(None, now);
+        source.set_nonblocking(true).unwrap();
+        direction.begin_stream(&from);
+        // Until nothing goes anywhere any more.
+        let mut is_full = false;
+        while !is_full || direction.flow.held() == 0 {
+            is_full = source.write(&[7; 64 << 10]).is_err();
+            direction.flow.source_is_ready();
+            direction.flow.target_is_ready();
+            direction.pump((&from, &to), &mut tools, now).unwrap();
+        }
+        assert!(direction.tick(&from, true), "it moved since the last tick");
+        assert!(!direction.tick(&from, true) && !direction.is_stream());
+        target.read_exact(&mut [0; 1 << 10]).unwrap();
+        direction.begin_stream(&from);
+        assert!(!direction.tick(&from, false), "somebody waits for answers");
     }
 }
