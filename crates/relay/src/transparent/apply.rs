@@ -1,9 +1,13 @@
 //! Puts the rules into the kernel by `nft` and `ip`, and takes them out again.
 
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::script::{Catch, NUMBER_MAX, TABLE_PREFIX, mark, number_of, table_name};
 
@@ -60,8 +64,12 @@ fn ip(args: &[String]) -> Result<String, ApplyError> {
     run("ip", &args.iter().map(String::as_str).collect::<Vec<_>>(), "")
 }
 
+fn name_text(number: u32) -> String {
+    format!("drover-relay-{number}")
+}
+
 fn name(number: u32) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("drover-relay-{number}"))
+    SocketAddr::from_abstract_name(name_text(number))
 }
 
 /// A number that no other living relay of this network namespace has.
@@ -97,11 +105,17 @@ impl Lease {
 
 /// Whether a relay with this number lives in this network namespace.
 fn is_alive(number: u32) -> bool {
-    // Whatever else fails, it is no proof that nobody is there.
-    match name(number).and_then(|name| UnixStream::connect_addr(&name)) {
-        Ok(_) => true,
-        Err(error) => error.kind() != ErrorKind::ConnectionRefused,
-    }
+    // Whatever else fails, it is no proof that nobody is there: so many may have asked that no more fit in.
+    connect_at_once(number).err() != Some(Errno::CONNREFUSED)
+}
+
+/// Connects, and waits for nobody: a lease accepts none of those who ask.
+fn connect_at_once(number: u32) -> rustix::io::Result<OwnedFd> {
+    let name = SocketAddrUnix::new_abstract_name(name_text(number).as_bytes())?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &name)?;
+    Ok(socket)
 }
 
 /// Rules that are in the kernel. They go when this is dropped.
@@ -223,5 +237,20 @@ mod tests {
         assert!(is_alive(number) && is_alive(b.number));
         drop(a);
         assert!(!is_alive(number));
+    }
+
+    #[test]
+    fn a_relay_that_was_asked_too_often_is_alive_and_holds_up_nobody() {
+        let lease = Lease::take().unwrap();
+        rustix::net::listen(&lease._held, 0).unwrap();
+        let mut asked = Vec::new();
+        let full = loop {
+            match connect_at_once(lease.number) {
+                Ok(socket) => asked.push(socket),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full, Errno::AGAIN);
+        assert!(is_alive(lease.number));
     }
 }
