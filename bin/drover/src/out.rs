@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 /// What a shell reports for a program that SIGPIPE ended.
 const BROKEN_PIPE: i32 = 141;
 
-/// Writes to standard output. Ends the program, without a word, when nobody reads any more.
+/// Writes to standard output. Ends the program, without a word, when nobody reads any more; while something is to
+/// be undone ([`crate::signals::Undo`]) it is asked to stop instead, and what was to be written is lost.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => {}
+        Err(_) if crate::signals::stop_to_undo() => {}
         Err(error) if error.kind() == ErrorKind::BrokenPipe => gone(),
         Err(error) => {
-            eprintln!("error: standard output cannot be written: {error}");
+            say(format_args!("error: standard output cannot be written: {error}"));
             exit(crate::exit::Exit::Internal as i32);
         }
     }
@@ -31,9 +33,12 @@ pub fn gone() -> ! {
     exit(BROKEN_PIPE)
 }
 
-/// Says something to a person, on standard error. What others named themselves drives no terminal.
+/// Says something to a person, on standard error. What others named themselves drives no terminal. Where nobody
+/// listens any more nothing is said, and the program is asked to stop while something is to be undone.
 pub fn say(text: impl std::fmt::Display) {
-    eprintln!("{}", drover_view::plain(&text.to_string()));
+    if writeln!(std::io::stderr(), "{}", drover_view::plain(&text.to_string())).is_err() {
+        crate::signals::stop_to_undo();
+    }
 }
 
 /// Lets through so many lines a second: what strangers cause must not fill a log.

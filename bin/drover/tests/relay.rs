@@ -3,9 +3,11 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -220,7 +222,9 @@ struct Namespace(String);
 
 impl Namespace {
     fn new() -> Option<Namespace> {
-        let name = format!("drover-relay-test-{}", std::process::id());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("drover-relay-test-{}-{number}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
         let namespace = Namespace(name);
         if !made.is_ok_and(|made| made.status.success()) || !namespace.run("nft", &["list", "tables"]).1 {
@@ -253,6 +257,80 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "delete", &self.0]).output();
     }
+}
+
+/// What no end but a kill may leave behind: starts a relay with rules, ends it, and looks.
+fn ends_without_a_trace(end: impl FnOnce(&Namespace, &Path) -> Child) {
+    let Some(namespace) = Namespace::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let before = namespace.state();
+    let mut child = end(&namespace, folder.path());
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(namespace.state(), before);
+}
+
+fn with_rules(namespace: &Namespace, folder: &Path, json: &[&str]) -> Command {
+    let socket = folder.join("relay-1.sock");
+    let args = ["relay", "--exit-with-parent", "--transparent", "redirect", "--match", "port 8000"];
+    let control = ["--control", socket.to_str().unwrap()];
+    namespace.command(env!("CARGO_BIN_EXE_drover"), &[&args[..], &control, json].concat())
+}
+
+#[test]
+fn a_hangup_takes_the_rules_away() {
+    ends_without_a_trace(|namespace, folder| {
+        let mut command = with_rules(namespace, folder, &["--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(namespace.state().contains("drover_relay_"));
+        kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+        child
+    });
+}
+
+#[test]
+fn rules_go_when_nobody_reads_what_is_said() {
+    for json in [&["--json"][..], &[]] {
+        ends_without_a_trace(|namespace, folder| {
+            let mut command = with_rules(namespace, folder, json);
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            drop((child.stdout.take(), child.stderr.take()));
+            child
+        });
+    }
+}
+
+#[test]
+fn a_second_interrupt_does_not_keep_rules_from_going() {
+    ends_without_a_trace(|namespace, folder| {
+        let (program, begun) = (folder.join("nft"), folder.join("begun"));
+        // Slow at taking away.
+        let script = format!(
+            "#!/bin/sh\nPATH=${{PATH#*:}}\n[ $1 = delete ] && touch {} && sleep 1\nexec nft \"$@\"\n",
+            begun.display()
+        );
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        let mut command = with_rules(namespace, folder, &["--json"]);
+        let mut relay = Running::start(std::mem::replace(command.env("PATH", path), Command::new("true")));
+        let interrupt = || kill_process(Pid::from_child(&relay.child), Signal::INT).unwrap();
+        interrupt();
+        let until = Instant::now() + PATIENCE;
+        while !begun.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        interrupt();
+        assert_eq!(relay.event()["event"], "ended");
+        std::mem::replace(&mut relay.child, Command::new("true").spawn().unwrap())
+    });
 }
 
 #[test]

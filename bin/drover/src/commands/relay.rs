@@ -22,7 +22,7 @@ use serde_json::json;
 
 use crate::cli::{RelayArgs, RelayCommand, Transparent};
 use crate::exit::{Exit, Failure};
-use crate::signals::stop_on_signals;
+use crate::signals::{Undo, stop_on_signals};
 use crate::sites;
 use log::Log;
 
@@ -59,7 +59,7 @@ fn clean_up() -> Result<Exit, Failure> {
     let removed = clean().map_err(rules_failure)?;
     removed.iter().for_each(|what| crate::out::line(format_args!("removed: {what}")));
     if removed.is_empty() {
-        eprintln!("nothing was left");
+        crate::out::say("nothing was left");
     }
     Ok(Exit::Success)
 }
@@ -101,6 +101,7 @@ fn caught(args: &RelayArgs, lease: &Lease, v4: Option<u16>, v6: Option<u16>) -> 
 /// A relay and what belongs to it, in the order in which it goes.
 struct Running {
     rules: Option<Rules>,
+    undo: Option<Undo>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
     relay: Relay,
@@ -129,6 +130,8 @@ fn start(args: &RelayArgs) -> Result<Running, Failure> {
     let via = args.via.as_ref().map(|site| via(args, site, lease.as_ref())).transpose()?;
     let options = options(args, lease.as_ref(), via)?;
     let relay = Relay::start(&options).map_err(start_failure)?;
+    // Rules that stay would lead connections to where nobody listens.
+    let undo = lease.as_ref().map(|_| Undo::begin());
     let rules = lease.as_ref().map(|lease| make_rules(args, lease, &options, &relay)).transpose()?;
     let metrics = args.metrics.map(|address| {
         MetricsServer::start(address, relay.teller())
@@ -136,7 +139,7 @@ fn start(args: &RelayArgs) -> Result<Running, Failure> {
     });
     let metrics = metrics.transpose()?;
     let control = control(args, &relay)?;
-    Ok(Running { rules, control, metrics, relay, _lease: lease })
+    Ok(Running { rules, undo, control, metrics, relay, _lease: lease })
 }
 
 fn start_failure(error: StartError) -> Failure {
@@ -175,7 +178,7 @@ fn control(args: &RelayArgs, relay: &Relay) -> Result<Option<ControlServer>, Fai
     match ControlServer::start(&path, relay.teller()) {
         Ok(server) => Ok(Some(server)),
         Err(error) => {
-            eprintln!("note: no control socket at {}: {error}", path.display());
+            crate::out::say(format_args!("note: no control socket at {}: {error}", path.display()));
             Ok(None)
         }
     }
@@ -304,18 +307,22 @@ fn announce(args: &RelayArgs, running: &Running) {
     }
     match &args.via {
         Some(site) => crate::out::say(format_args!("relaying over the link to {site}, until Ctrl-C")),
-        None => eprintln!("relaying with {} towards targets, until Ctrl-C", relay.congestion()),
+        None => crate::out::say(format_args!(
+            "relaying with {} towards targets, until Ctrl-C",
+            relay.congestion()
+        )),
     }
     relay.notes().iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
-    metrics.iter().for_each(|url| eprintln!("metrics: {url}"));
-    control.iter().for_each(|path| eprintln!("control: {path} (`drover relay top`)"));
+    metrics.iter().for_each(|url| crate::out::say(format_args!("metrics: {url}")));
+    control.iter().for_each(|path| crate::out::say(format_args!("control: {path} (`drover relay top`)")));
     relay.addresses().iter().for_each(crate::out::line);
 }
 
 fn end(args: &RelayArgs, running: Running) -> Result<Exit, Failure> {
-    let Running { rules, control, metrics, relay, _lease } = running;
+    let Running { rules, undo, control, metrics, relay, _lease } = running;
     // New connections go their own way again, before nobody takes them any more.
     let removed = rules.map_or(Ok(()), Rules::remove);
+    drop(undo);
     let told = relay.snapshot(0);
     drop((control, metrics));
     let stopped = relay.stop(Duration::from_secs(args.drain));
@@ -332,11 +339,11 @@ fn summary(args: &RelayArgs, told: &Snapshot) {
     }
     let totals = &told.totals;
     let refused: u64 = totals.refused.values().sum();
-    eprintln!(
+    crate::out::say(format_args!(
         "{} connections, {refused} of them refused, {} still open; {} to targets, {} back",
         totals.accepted,
         told.live,
         Bytes(totals.up_bytes),
         Bytes(totals.down_bytes)
-    );
+    ));
 }

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
@@ -45,7 +46,8 @@ fn run(program: &str, args: &[&str], input: &str) -> Result<String, ApplyError> 
     let line = format!("{program} {}", args.join(" "));
     let started = |source| ApplyError::Start { program: line.clone(), source };
     let mut command = Command::new(program);
-    command.args(args).env("LC_ALL", "C");
+    // Ctrl-C is for the relay, not for what takes its rules away.
+    command.args(args).env("LC_ALL", "C").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(started)?;
     if let Some(mut stdin) = child.stdin.take() {
