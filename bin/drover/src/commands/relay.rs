@@ -159,13 +159,19 @@ fn make_rules(
     options: &RelayOptions,
     relay: &Relay,
 ) -> Result<Rules, Failure> {
-    let port = |is_ipv4: bool| {
-        let lines = options.lines.iter().zip(relay.addresses());
-        let caught = lines.filter(|(line, _)| !matches!(line.to, Destination::Fixed { .. }));
-        caught.map(|(_, address)| address).find(|it| it.is_ipv4() == is_ipv4).map(SocketAddr::port)
-    };
+    let port = |is_ipv4| caught_port(&options.lines, relay.addresses(), is_ipv4);
     let catch = caught(args, lease, port(true), port(false))?;
     Rules::make(catch).map_err(rules_failure)
+}
+
+/// The port that caught connections of a family come to. `addresses` are what the lines listen on.
+fn caught_port(lines: &[Line], addresses: &[SocketAddr], is_ipv4: bool) -> Option<u16> {
+    let is_caught = |to: &Destination| match to {
+        Destination::Redirected | Destination::Intercepted { .. } => true,
+        Destination::Fixed { .. } | Destination::Far { .. } => false,
+    };
+    let caught = lines.iter().zip(addresses).filter(|(line, _)| is_caught(&line.to));
+    caught.map(|(_, address)| address).find(|it| it.is_ipv4() == is_ipv4).map(SocketAddr::port)
 }
 
 /// The control socket. Without one a relay runs all the same, if nobody asked for it by name.
@@ -346,4 +352,22 @@ fn summary(args: &RelayArgs, told: &Snapshot) {
         Bytes(totals.up_bytes),
         Bytes(totals.down_bytes)
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_lead_to_the_port_of_what_is_caught() {
+        let address = |port| SocketAddr::from(([0, 0, 0, 0], port));
+        let far = Destination::Far { to: "10.2.0.7:9000".to_string(), addresses: [].into() };
+        let fixed = Destination::Fixed { addresses: [address(1)].into() };
+        for caught in [Destination::Redirected, Destination::Intercepted { keep_source: false }] {
+            let lines = [&far, &fixed, &caught].map(|to| Line { listen: address(0), to: to.clone() });
+            let addresses = [9000, 9001, 4000].map(address);
+            assert_eq!(caught_port(&lines, &addresses, true), Some(4000));
+            assert_eq!(caught_port(&lines, &addresses, false), None);
+        }
+    }
 }
