@@ -42,6 +42,8 @@ struct Core {
     memory: MemoryShare,
     /// The share as it was last looked at, and what of it was free.
     memory_bytes: (u64, u64),
+    /// Buffers that wait for their next use.
+    kept_bytes: u64,
     error: Option<MoveError>,
     /// How often the target lost, or may have lost, what it had not flushed.
     losses: u64,
@@ -86,6 +88,7 @@ impl<'a> Shared<'a> {
             window,
             memory,
             memory_bytes: (0, 0),
+            kept_bytes: 0,
             error: None,
             losses: 0,
             is_lost: false,
@@ -143,6 +146,25 @@ impl<'a> Shared<'a> {
             self.wanted.notify_all();
         }
         Turn::Go(next)
+    }
+
+    /// Whether a buffer may wait for its next use: those that wait and those in flight have to fit into what this
+    /// disk may take, and none may be much larger than a request is by now. Many disks at once have little each,
+    /// and what each worker kept of its first large ones would come on top.
+    pub(crate) fn may_keep(&self, bytes: usize) -> bool {
+        let mut core = self.core();
+        let kept_bytes = core.kept_bytes + bytes as u64;
+        let fits = core.copier.in_flight_bytes() + kept_bytes <= core.memory.bytes();
+        let fits = fits && bytes as u64 <= 2 * core.window.request_bytes();
+        if fits {
+            core.kept_bytes = kept_bytes;
+        }
+        fits
+    }
+
+    /// A buffer that was kept is kept no more.
+    pub(crate) fn let_go(&self, bytes: usize) {
+        self.core().kept_bytes -= bytes as u64;
     }
 
     /// Waits until the window wants the worker of that number; false if all is over before.

@@ -37,7 +37,7 @@ pub struct TransferOptions {
 /// Memory that one disk's buffers take at the most.
 const DISK_MEMORY_BYTES: u64 = 64 << 20;
 /// Memory of all disks, unless said otherwise.
-const MEMORY_BYTES: u64 = 192 << 20;
+const MEMORY_BYTES: u64 = 96 << 20;
 /// Largest request to begin with, whatever a disk prefers.
 const REQUEST_START_MAX: u64 = 4 << 20;
 /// Largest request that is tried.

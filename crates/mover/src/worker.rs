@@ -115,7 +115,9 @@ impl<'a> Worker<'a> {
             if self.work() {
                 return;
             }
-            self.buffers.clear();
+            for buffer in self.buffers.drain(..) {
+                self.shared.let_go(buffer.capacity());
+            }
         }
     }
 
@@ -209,19 +211,20 @@ impl<'a> Worker<'a> {
     /// A buffer of that length, if possible one that was used before: fresh memory is slow.
     fn buffer(&mut self, length: usize) -> Buffer {
         let found = self.buffers.iter().position(|buffer| buffer.capacity() >= length);
-        let mut buffer = match found {
-            Some(index) => self.buffers.swap_remove(index),
-            None => {
-                self.buffers.pop();
-                Buffer::zeroed(length)
-            }
+        // One that is too small makes room for the new one.
+        let kept = match found {
+            Some(index) => Some(self.buffers.swap_remove(index)),
+            None => self.buffers.pop(),
         };
+        kept.iter().for_each(|buffer| self.shared.let_go(buffer.capacity()));
+        let mut buffer = kept.filter(|_| found.is_some()).unwrap_or_else(|| Buffer::zeroed(length));
         buffer.set_len(length);
         buffer
     }
 
     fn keep(&mut self, buffer: Buffer) {
-        if self.buffers.len() < BUFFERS_KEPT.max(self.source.in_flight()) {
+        let is_of_use = self.buffers.len() < BUFFERS_KEPT.max(self.source.in_flight());
+        if is_of_use && self.shared.may_keep(buffer.capacity()) {
             self.buffers.push(buffer);
         }
     }

@@ -386,7 +386,7 @@ pub(crate) static LIMITS: Table = Table {
         key(
             "memory",
             Kind::Size(1 << 20, 1 << 40),
-            "192MiB",
+            "96MiB",
             "Buffers of all transfers together, 1MiB to 1TiB.",
         ),
         key("retries", Kind::Number(0, 10_000), "5", "Tries of a request after the first, at the least."),

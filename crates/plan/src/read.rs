@@ -14,7 +14,7 @@ use crate::resolve::safe_name;
 /// Blocks of each disk that `verify: sampled` compares.
 const SAMPLED_BLOCKS: u64 = 1000;
 /// Buffers of all transfers: with what else ten disks need, drover stays below 300 MiB.
-const MEMORY_BYTES: u64 = 192 << 20;
+const MEMORY_BYTES: u64 = 96 << 20;
 
 impl Plan {
     /// Reads a plan file.

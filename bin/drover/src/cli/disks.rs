@@ -120,7 +120,7 @@ pub struct TuneArgs {
     #[arg(long)]
     pub request: Option<Bytes>,
     /// Memory for buffers
-    #[arg(long, default_value = "192MiB")]
+    #[arg(long, default_value = "96MiB")]
     pub memory: Bytes,
     /// Seconds that the source or target may be away before the copy gives up (to be resumed)
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
