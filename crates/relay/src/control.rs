@@ -5,7 +5,7 @@
 
 use std::fs::DirBuilder;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,25 +43,47 @@ pub struct ControlServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The folder of control sockets: `/run/drover` for root, else in the user's own runtime folder.
+/// The folder of control sockets: `/run/drover` for root, else in the user's own runtime folder, else one of the user's
+/// own among the temporary files.
 pub fn control_folder() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
+    let user = rustix::process::geteuid();
+    if user.is_root() {
         return PathBuf::from("/run/drover");
     }
-    std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from).join("drover")
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(folder) => PathBuf::from(folder).join("drover"),
+        None => std::env::temp_dir().join(format!("drover-{}", user.as_raw())),
+    }
+}
+
+/// Refuses a folder in which somebody else could put another socket in the place of ours.
+///
+/// # Errors
+/// If it cannot be looked at, or is another user's, or others may write to it (but for a sticky one, as `/tmp`).
+fn check_folder(folder: &Path) -> io::Result<()> {
+    let stat = std::fs::metadata(folder)?;
+    let is_ours = |owner: u32| owner == rustix::process::geteuid().as_raw() || owner == 0;
+    // Whoever made a link can make it lead elsewhere.
+    let is_trusted = is_ours(stat.uid()) && is_ours(std::fs::symlink_metadata(folder)?.uid());
+    let (is_open, is_sticky) = (stat.mode() & 0o022 != 0, stat.mode() & 0o1000 != 0);
+    if is_trusted && (!is_open || is_sticky) {
+        return Ok(());
+    }
+    let text = format!("other users may change what is in {}; name another place", folder.display());
+    Err(io::Error::new(ErrorKind::PermissionDenied, text))
 }
 
 /// Control sockets of relays that live, by their paths. Those that killed relays left are removed.
 ///
 /// # Errors
-/// Those of reading the folder; one that is not there is empty.
+/// Those of reading the folder; one that is not there is empty, one that others may write to is refused.
 pub fn living(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match std::fs::read_dir(folder) {
+    match check_folder(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
+        checked => checked?,
+    }
     let mut living = Vec::new();
-    for entry in entries {
+    for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !(name.starts_with("relay-") && name.ends_with(".sock")) {
@@ -81,10 +103,13 @@ impl ControlServer {
     /// Listens on this path. The folder is made if it is not there.
     ///
     /// # Errors
-    /// Those of making the folder and the socket: somebody else's may lie there.
+    /// Those of making the folder and the socket: somebody else's may lie there, or might.
     pub fn start(path: &Path, teller: Teller) -> io::Result<ControlServer> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
-            DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            if !folder.exists() {
+                DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+            }
+            check_folder(folder)?;
         }
         if let Err(error) = UnixStream::connect(path)
             && error.kind() == ErrorKind::ConnectionRefused

@@ -37,6 +37,24 @@ fn the_control_socket_answers_its_owner_again_and_again() {
 }
 
 #[test]
+fn no_socket_lies_where_somebody_else_could_put_another_in_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let (open, sticky) = (folder.path().join("open"), folder.path().join("sticky"));
+    let relay = relay_to(&listener());
+    for (folder, mode, is_fine) in [(&open, 0o777, false), (&sticky, 0o1777, true)] {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode)).unwrap();
+        let server = ControlServer::start(&folder.join("relay-1.sock"), relay.teller());
+        assert_eq!(server.is_ok(), is_fine, "{mode:o}");
+        assert_eq!(living(folder).is_ok(), is_fine, "{mode:o}");
+    }
+    let error = living(&open).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("name another place"), "{error}");
+    assert_eq!(living(&folder.path().join("none")).unwrap(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
 fn a_question_that_is_none_ends_the_conversation() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("relay-1.sock");
