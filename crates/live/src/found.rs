@@ -28,6 +28,11 @@ impl Stand {
         matches!(self.status.as_str(), "inmigrate" | "restore-vm" | "finish-migrate")
             && self.migration != "none"
     }
+
+    /// It waits, and nothing has come to it.
+    fn waits_afresh(&self) -> bool {
+        self.status == "inmigrate" && matches!(self.migration.as_str(), "none" | "setup")
+    }
 }
 
 /// What was found.
@@ -123,6 +128,8 @@ fn sent(source: &Stand, target: &Stand, are_ends: bool) -> Found {
     // What ended there stays so until somebody starts it; then it is no more what was sent.
     let has_ended = source.status == "postmigrate";
     match (has_ended, are_ends) {
+        // It came to the source by a move, which is what the source tells of; the new one was killed before it sent.
+        (false, true) if target.waits_afresh() => Found::Nothing,
         (false, true) => Found::Unclear(Unclear::StartedAgain),
         // It came back one day, or was never here: what it sent then is of no concern.
         (false, false) => Found::Nothing,
@@ -212,6 +219,17 @@ mod tests {
             found(&stand("paused", "postcopy-paused"), &stand("running", "active"), true),
             Found::Broken
         );
+    }
+
+    #[test]
+    fn a_guest_that_came_by_a_move_may_move_on() {
+        // What QEMU tells of a move until it begins one itself is how the guest came to it.
+        for came in [stand("running", "completed"), stand("paused", "completed")] {
+            for waits in [stand("inmigrate", "none"), stand("inmigrate", "setup")] {
+                assert_eq!(found(&came, &waits, true), Found::Nothing, "killed before it sent");
+                assert_eq!(found(&came, &waits, false), Found::Nothing);
+            }
+        }
     }
 
     #[test]

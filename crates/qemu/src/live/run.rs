@@ -3,6 +3,8 @@
 mod again;
 mod arrive;
 mod settle;
+#[cfg(test)]
+mod tests;
 
 use std::error::Error;
 use std::fmt;
@@ -198,6 +200,9 @@ struct Move<'a> {
     was_running: bool,
     foreseen: Forecast,
     deeds: Vec<(Deed, Why)>,
+    /// The source was told to send the guest's memory. Until then what it says of a move is of an earlier one, perhaps of
+    /// that by which the guest came to it.
+    has_sent: bool,
     /// The target was given leave to run the guest.
     has_let_go: bool,
     /// Whether what carries the move did when it was looked at last.
@@ -295,6 +300,7 @@ impl<'a> Move<'a> {
             was_running: true,
             foreseen: Forecast::default(),
             deeds: Vec::new(),
+            has_sent: false,
             has_let_go: false,
             was_up: true,
             has_asked: false,
@@ -392,7 +398,12 @@ impl<'a> Move<'a> {
         self.halt_if_stopped()?;
         let began = Instant::now();
         let to = self.options.carried.as_ref().map_or(&uri, |carried| &carried.memory);
-        self.source.send_to(to)?;
+        self.has_sent = true;
+        if let Err(error) = self.source.send_to(to) {
+            // What QEMU refuses it does not begin; without an answer nobody knows.
+            self.has_sent = error.kind == QemuErrorKind::Timeout || error.is_of_connection();
+            return Err(error.into());
+        }
         let mut at_once = course.at_once;
         if at_once == Some(Deed::Throttle) {
             self.slow_down()?;

@@ -40,6 +40,7 @@ impl Move<'_> {
             // Nothing was touched: QEMU goes on as it did.
             return Some(Err(LiveError { cause, guest_at: Where::Source }));
         }
+        self.has_sent = true;
         let ended = self.take_over(&found);
         Some(ended.or_else(|cause| self.settle(cause)))
     }

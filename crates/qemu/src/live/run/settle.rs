@@ -10,6 +10,10 @@ use crate::live::guest::{POLL, Told};
 impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
+        if !self.has_sent {
+            self.clean_up();
+            return Err(LiveError { cause, guest_at: Where::Source });
+        }
         let began = Instant::now();
         // A guest that went ahead is not called back: QEMU before 10.0 would try, and lose it. Where nothing is under way
         // there is nothing to cancel.

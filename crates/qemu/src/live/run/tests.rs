@@ -1,0 +1,148 @@
+//! Moves between monitors that a test plays.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+use drover_live::Side;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A monitor that keeps what it is told, and answers with what was set.
+#[derive(Default)]
+struct Said {
+    /// Commands, in the order in which they came.
+    orders: Vec<String>,
+    /// Of the machine.
+    status: String,
+    /// Of the move.
+    migration: String,
+    parameters: Value,
+    capabilities: Value,
+    /// Changes what it says when such an order comes: the order, the machine's status, the move's.
+    turns: Vec<(&'static str, &'static str, &'static str)>,
+    /// An order that it refuses.
+    refuses: Option<&'static str>,
+}
+
+impl Said {
+    fn answer(&mut self, order: &str, arguments: &Value) -> Option<Value> {
+        self.orders.push(order.to_string());
+        if self.refuses == Some(order) || order == "calc-dirty-rate" {
+            return None;
+        }
+        if let Some((_, status, migration)) = self.turns.iter().find(|turn| turn.0 == order).copied() {
+            (self.status, self.migration) = (status.to_string(), migration.to_string());
+        }
+        Some(match order {
+            "query-status" => json!({"status": self.status}),
+            "query-migrate" if self.migration == "none" => json!({}),
+            "query-migrate" => json!({"status": self.migration}),
+            "query-migrate-parameters" => self.parameters.clone(),
+            "query-migrate-capabilities" => self.capabilities.clone(),
+            "migrate-set-parameters" => {
+                self.parameters = arguments.clone();
+                json!({})
+            }
+            "migrate-set-capabilities" => {
+                self.capabilities = arguments["capabilities"].clone();
+                json!({})
+            }
+            "query-qmp-schema" => schema(),
+            "query-version" => json!({"qemu": {"major": 10, "minor": 0, "micro": 0}}),
+            _ => json!({}),
+        })
+    }
+}
+
+fn schema() -> Value {
+    let names = ["downtime-limit", "max-bandwidth"].map(|name| json!({"name": name, "type": "int"}));
+    json!([
+        {"meta-type": "command", "name": "migrate-set-parameters", "arg-type": "1"},
+        {"meta-type": "object", "name": "1", "members": names},
+    ])
+}
+
+#[derive(Clone)]
+struct Fake(Arc<Mutex<Said>>);
+
+impl Fake {
+    fn new(status: &str, migration: &str) -> Fake {
+        let (status, migration) = (status.to_string(), migration.to_string());
+        Fake(Arc::new(Mutex::new(Said { status, migration, ..Said::default() })))
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.0.lock().unwrap()
+    }
+
+    fn was_told(&self, order: &str) -> bool {
+        self.said().orders.iter().any(|told| told == order)
+    }
+
+    fn guest(&self, folder: &TempDir, side: Side) -> Guest {
+        let socket = folder.path().join(side.to_string());
+        let listener = UnixListener::bind(&socket).unwrap();
+        let fake = self.clone();
+        thread::spawn(move || fake.serve(listener.accept().unwrap().0));
+        Guest::connect(&socket, side).unwrap()
+    }
+
+    fn serve(&self, mut stream: UnixStream) {
+        stream.write_all(b"{\"QMP\": {}}\n").unwrap();
+        for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+            let Ok(line) = line else { return };
+            let told: Value = serde_json::from_str(&line).unwrap();
+            let answer = self.said().answer(told["execute"].as_str().unwrap(), &told["arguments"]);
+            let answer = match answer {
+                Some(answer) => json!({"return": answer, "id": told["id"]}),
+                None => json!({"error": {"class": "GenericError", "desc": "not now"}, "id": told["id"]}),
+            };
+            if stream.write_all(format!("{answer}\n").as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn options() -> LiveOptions {
+    LiveOptions {
+        promise: Promise { downtime_max: Duration::from_secs(1), deadline: Duration::from_secs(1200) },
+        allowed: Allowed::default(),
+        uri: "unix:/nowhere".to_string(),
+        disks: DisksBy::Shared,
+        channels: None,
+        line: None,
+        rate_max: None,
+        carried: None,
+    }
+}
+
+/// Moves a guest between both, told to stop from the begin on or not.
+fn moved(source: &Fake, target: &Fake, is_stopped: bool) -> Result<Moved, LiveError> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut from = source.guest(&folder, Side::Source);
+    let mut to = target.guest(&folder, Side::Target);
+    live(&mut from, &mut to, &options(), &AtomicBool::new(is_stopped), &mut |_| {})
+}
+
+#[test]
+fn a_guest_that_came_by_a_move_and_was_not_sent_is_at_the_source() {
+    let (source, target) = (Fake::new("running", "completed"), Fake::new("inmigrate", "none"));
+    let error = moved(&source, &target, true).unwrap_err();
+    assert!(matches!(error.cause, Ending::Stopped), "{error}");
+    assert_eq!(error.guest_at, Where::Source);
+    assert!(!source.was_told("migrate") && !target.was_told("cont"));
+}
+
+#[test]
+fn a_guest_that_came_by_a_move_and_whose_next_one_is_refused_is_at_the_source() {
+    let (source, target) = (Fake::new("running", "completed"), Fake::new("inmigrate", "none"));
+    source.said().refuses = Some("migrate");
+    let error = moved(&source, &target, false).unwrap_err();
+    assert_eq!(error.guest_at, Where::Source, "{error}");
+    assert!(source.was_told("migrate") && !target.was_told("cont"));
+}
