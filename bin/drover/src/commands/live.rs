@@ -152,6 +152,7 @@ fn place(place: &Where) -> &'static str {
         Where::Target => "target",
         Where::Between => "between",
         Where::Waiting => "waiting",
+        Where::Halted => "halted",
         Where::Unknown => "unknown",
     }
 }

@@ -110,6 +110,8 @@ pub enum Where {
     /// All of it is at the target, and the source runs it no more; whether the target got the order to start it is not
     /// known, as its monitor is away.
     Waiting,
+    /// At the target, with all of its memory, where it does not run: QEMU stopped it, or it stopped itself.
+    Halted,
     /// It cannot be told; nothing was started anywhere.
     Unknown,
 }
@@ -177,6 +179,10 @@ impl fmt::Display for LiveError {
                 "all of the guest is at the target, where it stands still until it is started, and the source has ended it: \
                  say `drover live` again when the target is back, or `cont` at its monitor; never start it at the source"
             }
+            Where::Halted => {
+                "all of the guest is at the target, where it does not run: mend what stopped it and start it there (`cont`); \
+                 never start it at the source"
+            }
             Where::Unknown => {
                 "it cannot be told where the guest is: look at both sides before you start anything"
             }
@@ -205,6 +211,8 @@ struct Move<'a> {
     has_sent: bool,
     /// The target was given leave to run the guest.
     has_let_go: bool,
+    /// All of the guest came to the target, and does not run there.
+    has_halted: bool,
     /// Whether what carries the move did when it was looked at last.
     was_up: bool,
     /// The target was asked whether the guest is there.
@@ -302,6 +310,7 @@ impl<'a> Move<'a> {
             deeds: Vec::new(),
             has_sent: false,
             has_let_go: false,
+            has_halted: false,
             was_up: true,
             has_asked: false,
             still_since: None,

@@ -15,6 +15,9 @@ const LINK_TIME_MAX: Duration = Duration::from_secs(16 * 60);
 /// Between two tries to reach a monitor that is away.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// For which a guest may take to run that was told to.
+const START_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// What a target says of a guest that has come and was not started.
 const STANDS: [&str; 2] = ["paused", "prelaunch"];
 /// What it says while the guest is still to come.
@@ -63,12 +66,39 @@ impl Move<'_> {
         if COMES.contains(&status.as_str()) {
             return Ok(false);
         }
-        if self.was_running && STANDS.contains(&status.as_str()) {
+        if !STANDS.contains(&status.as_str()) {
+            return self.runs(&status);
+        }
+        if self.was_running {
             // Before the order: that its answer is lost does not mean that it was not carried out.
             self.has_let_go = true;
             self.target.order("cont")?;
+            return self.wait_until_it_runs();
         }
         Ok(true)
+    }
+
+    /// A guest that was told to run is seen to, or what became of it is told.
+    fn wait_until_it_runs(&mut self) -> Result<bool, QemuError> {
+        let until = Instant::now() + START_TIME_MAX;
+        loop {
+            let status = self.target.status()?;
+            if !STANDS.contains(&status.as_str()) || Instant::now() >= until {
+                return self.runs(&status);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Whether a guest that is there runs; QEMU's word for how it stands where it does not.
+    fn runs(&mut self, status: &str) -> Result<bool, QemuError> {
+        if status == "running" {
+            return Ok(true);
+        }
+        self.has_halted = true;
+        let what = "the guest at the target".to_string();
+        Err(QemuError::new(QemuErrorKind::Failed, what)
+            .because(format!("it does not run: QEMU says {status:?}")))
     }
 
     /// A connection behind a link may come back; a QEMU on this host that ends its own is gone, and what it refuses it

@@ -68,6 +68,7 @@ impl Move<'_> {
         let patience = if self.has_asked { Duration::ZERO } else { self.patience() };
         let guest_at = match self.arrived(began, told, patience) {
             Ok(moved) => return Ok(moved),
+            Err(_) if self.has_halted => Where::Halted,
             // The source had the target's word that it has everything, or nothing is known of it.
             Err(_) if self.options.carried.is_some() => Where::Waiting,
             Err(_) => Where::Unknown,

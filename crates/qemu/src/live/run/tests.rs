@@ -146,3 +146,31 @@ fn a_guest_that_came_by_a_move_and_whose_next_one_is_refused_is_at_the_source() 
     assert_eq!(error.guest_at, Where::Source, "{error}");
     assert!(source.was_told("migrate") && !target.was_told("cont"));
 }
+
+/// A source that sends all of its guest at once, and a target that says so, and this after `cont`.
+fn sent_at_once(after_cont: &'static str) -> (Fake, Fake) {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    source.said().turns.push(("migrate", "postmigrate", "completed"));
+    // All is there by the time that it is asked.
+    target.said().turns.push(("migrate-incoming", "paused", "completed"));
+    target.said().turns.push(("cont", after_cont, "completed"));
+    (source, target)
+}
+
+#[test]
+fn a_guest_has_moved_when_the_target_says_that_it_runs() {
+    let (source, target) = sent_at_once("running");
+    moved(&source, &target, false).unwrap();
+    assert!(target.was_told("cont"));
+}
+
+#[test]
+fn a_guest_that_came_and_does_not_run_has_not_moved_well() {
+    for word in ["io-error", "internal-error", "guest-panicked", "shutdown"] {
+        let (source, target) = sent_at_once(word);
+        let error = moved(&source, &target, false).unwrap_err();
+        assert_eq!(error.guest_at, Where::Halted, "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(!source.was_told("cont"), "it was started at the source");
+    }
+}
