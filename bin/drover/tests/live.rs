@@ -153,6 +153,23 @@ fn a_paused_guest_moves_and_stays_paused() {
 }
 
 #[test]
+fn disks_in_two_files_are_not_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, vec![0; 8 * MIB]).unwrap();
+        PulseOptions { disk: Some(path), ..busy() }
+    };
+    let Some(mut pair) = Pair::unlike(&with("a.raw"), &with("b.raw")) else { return };
+    let output = pair.live(&["--disks", "shared"]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("b.raw at the target") && output.err.contains("--other-paths"), "{output:?}");
+    let output = pair.live(&["--disks", "shared", "--other-paths", "--dry-run"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.has_stayed();
+}
+
+#[test]
 fn disks_go_with_the_guest() {
     let folder = tempfile::tempdir().unwrap();
     let disk = |name: &str, fill: u8| {

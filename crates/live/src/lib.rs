@@ -25,7 +25,7 @@ pub use ability::Ability;
 pub use choose::{Allowed, Choice, Course, Looked, Way, choose};
 pub use forecast::{Facts, Forecast, Promise};
 pub use found::{Found, Stand, Unclear, found};
-pub use preflight::{Disk, Machine, Obstacle, obstacles};
+pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use settings::{
     Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,
 };

@@ -67,6 +67,18 @@ pub fn obstacles(source: &Machine, target: &Machine) -> Vec<Obstacle> {
     found.0
 }
 
+/// Writable disks that are to be shared and have different places on both sides. That places are equal proves nothing
+/// where the sides are two hosts; that they differ says that two images are there, or one under two names.
+pub fn unshared(source: &Machine, target: &Machine) -> Vec<Obstacle> {
+    let both = source.disks.iter().filter_map(|(name, disk)| Some((name, disk, target.disks.get(name)?)));
+    let apart = both.filter(|(_, disk, other)| !disk.is_read_only && disk.place != other.place);
+    let apart = apart.map(|(name, disk, other)| Obstacle {
+        what: format!("disk {name} is {} at the source and {} at the target", disk.place, other.place),
+        advice: "copy it with --disks mirror; only if both are the same storage, say --other-paths".into(),
+    });
+    apart.collect()
+}
+
 #[derive(Default)]
 struct Found(Vec<Obstacle>);
 
@@ -200,6 +212,24 @@ fn list(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disks_in_two_places_are_not_shared_unless_they_are_only_read() {
+        let (here, mut there) = (machine("running"), machine("inmigrate"));
+        assert_eq!(unshared(&here, &there), []);
+        there.disks.get_mut("disk0").unwrap().place = "/b".into();
+        let found = unshared(&here, &there);
+        assert!(
+            found.len() == 1 && found[0].what.contains("/a") && found[0].what.contains("/b"),
+            "{found:?}"
+        );
+        let mut reads = here.clone();
+        reads.disks.get_mut("disk0").unwrap().is_read_only = true;
+        assert_eq!(unshared(&reads, &there), []);
+        // One that is missing is told elsewhere.
+        there.disks.clear();
+        assert_eq!(unshared(&here, &there), []);
+    }
 
     fn machine(status: &str) -> Machine {
         let disk = Disk { bytes: 1 << 30, node: "disk0".into(), place: "/a".into(), is_read_only: false };

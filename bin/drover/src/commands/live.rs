@@ -58,7 +58,7 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
 fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {
     let allows = |what| args.allow.contains(&what);
     let disks = match (args.disks, over, args.nbd.as_deref()) {
-        (DisksArg::Shared, _, _) => DisksBy::Shared,
+        (DisksArg::Shared, _, _) => DisksBy::Shared { other_paths: args.other_paths },
         (DisksArg::Mirror, Some(over), _) => DisksBy::Mirror(over.disks.clone()),
         (DisksArg::Mirror, None, Some(nbd)) => DisksBy::Mirror(nbd_at(nbd)?),
         (DisksArg::Mirror, None, None) => {

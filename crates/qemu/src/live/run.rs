@@ -15,6 +15,7 @@ use drover_copy::converge::Estimate;
 use drover_live::{
     Ability, Allowed, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings,
     SettingsError, Throttle, Unclear, Watch, Way, Why, Wish, choose, obstacles, settings, slow_down,
+    unshared,
 };
 use serde_json::Value;
 
@@ -49,7 +50,10 @@ pub struct LiveOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DisksBy {
     /// Both sides have the same storage.
-    Shared,
+    Shared {
+        /// It may have another path at the target.
+        other_paths: bool,
+    },
     /// They are mirrored into the target's own, which it offers here.
     Mirror(NbdAt),
 }
@@ -337,7 +341,10 @@ impl<'a> Move<'a> {
 
     /// Disks that have to be mirrored.
     fn pairs_of(&self, from: &Machine, to: &Machine, found: &mut Vec<Obstacle>) -> Vec<Pair> {
-        if self.options.disks == DisksBy::Shared {
+        if let DisksBy::Shared { other_paths } = self.options.disks {
+            if !other_paths {
+                found.extend(unshared(from, to));
+            }
             return Vec::new();
         }
         let writable = from.disks.iter().filter(|(_, disk)| !disk.is_read_only);

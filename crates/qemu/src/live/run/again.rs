@@ -83,8 +83,8 @@ impl Move<'_> {
         let mut obstacles = Vec::new();
         let pairs = self.pairs_of(&from, &to, &mut obstacles);
         match (self.source.has_mirrors()?, &self.options.disks) {
-            (true, DisksBy::Shared) => Err(Ending::Failed(unclear(MIRRORS))),
-            (_, DisksBy::Shared) => Ok(()),
+            (true, DisksBy::Shared { .. }) => Err(Ending::Failed(unclear(MIRRORS))),
+            (_, DisksBy::Shared { .. }) => Ok(()),
             (_, DisksBy::Mirror(_)) => {
                 self.pairs = pairs;
                 Ok(())

@@ -113,7 +113,7 @@ fn options() -> LiveOptions {
         promise: Promise { downtime_max: Duration::from_secs(1), deadline: Duration::from_secs(1200) },
         allowed: Allowed::default(),
         uri: "unix:/nowhere".to_string(),
-        disks: DisksBy::Shared,
+        disks: DisksBy::Shared { other_paths: false },
         channels: None,
         line: None,
         rate_max: None,
