@@ -150,6 +150,7 @@ fn place(place: &Where) -> &'static str {
     match place {
         Where::Source => "source",
         Where::Target => "target",
+        Where::Both => "both",
         Where::Between => "between",
         Where::Waiting => "waiting",
         Where::Halted => "halted",

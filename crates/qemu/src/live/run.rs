@@ -109,6 +109,8 @@ pub enum Where {
     Source,
     /// At the target, with all of its memory.
     Target,
+    /// At both: each side says that it runs it.
+    Both,
     /// At the target, but part of its memory is not: the line broke in post-copy.
     Between,
     /// All of it is at the target, and the source runs it no more; whether the target got the order to start it is not
@@ -176,6 +178,10 @@ impl fmt::Display for LiveError {
         let place = match self.guest_at {
             Where::Source => "the guest is at the source, as it was",
             Where::Target => "the guest runs at the target",
+            Where::Both => {
+                "both sides say that they run the guest: stop one of them at once (`stop` at its monitor) and look at what \
+                 each has written"
+            }
             Where::Between => {
                 "the guest is at the target and part of its memory still at the source: end neither QEMU"
             }
@@ -213,6 +219,8 @@ struct Move<'a> {
     /// The source was told to send the guest's memory. Until then what it says of a move is of an earlier one, perhaps of
     /// that by which the guest came to it.
     has_sent: bool,
+    /// It goes ahead in post-copy, and the target has had no leave to run it yet.
+    goes_ahead: bool,
     /// The target was given leave to run the guest.
     has_let_go: bool,
     /// All of the guest came to the target, and does not run there.
@@ -313,6 +321,7 @@ impl<'a> Move<'a> {
             foreseen: Forecast::default(),
             deeds: Vec::new(),
             has_sent: false,
+            goes_ahead: false,
             has_let_go: false,
             has_halted: false,
             was_up: true,
@@ -452,6 +461,7 @@ impl<'a> Move<'a> {
                     let state = serde_json::json!({"state": "pre-switchover"});
                     self.source.qmp.execute("migrate-continue", state)?;
                 }
+                Phase::PostCopy if self.goes_ahead => self.let_go()?,
                 Phase::Setup | Phase::Precopy | Phase::Switchover | Phase::PostCopy => {}
             }
             if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
@@ -506,6 +516,8 @@ impl<'a> Move<'a> {
     fn pause(&mut self, phase: Phase) -> Result<(), Ending> {
         match phase {
             Phase::Switchover => drop(self.source.wait_for_news(POLL)?),
+            // It stands still until it is started.
+            _ if self.goes_ahead => drop(self.source.wait_for_news(POLL)?),
             _ => drop(self.source.wait_for_news(SAMPLE_PAUSE)?),
         }
         Ok(())
@@ -607,13 +619,12 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// From here on the guest runs at the target, or nowhere.
+    /// Sends the guest ahead. It is started there when it is known to have come ([`Move::let_go`]): until then QEMU may end
+    /// the move as if nobody had asked, or give it up.
     fn start_postcopy(&mut self) -> Result<(), Ending> {
-        self.has_let_go = true;
-        if self.was_running {
-            self.target.order("cont")?;
-        }
-        Ok(self.source.order("migrate-start-postcopy")?)
+        self.source.order("migrate-start-postcopy")?;
+        self.goes_ahead = true;
+        Ok(())
     }
 
     fn slow_down(&mut self) -> Result<(), Ending> {

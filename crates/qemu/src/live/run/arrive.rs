@@ -78,6 +78,18 @@ impl Move<'_> {
         Ok(true)
     }
 
+    /// The source is in post-copy, so it has stopped the guest for good: the target starts it once all has come that it
+    /// takes to run.
+    pub(super) fn let_go(&mut self) -> Result<(), QemuError> {
+        match self.is_there() {
+            Ok(true) => self.goes_ahead = false,
+            Ok(false) => {}
+            Err(error) if self.is_worth_waiting(&error) => self.reach_target(&error),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// A guest that was told to run is seen to, or what became of it is told.
     fn wait_until_it_runs(&mut self) -> Result<bool, QemuError> {
         let until = Instant::now() + START_TIME_MAX;

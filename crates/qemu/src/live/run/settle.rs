@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use drover_live::Phase;
 
 use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
+use crate::error::QemuError;
 use crate::live::guest::{POLL, Told};
 
 impl Move<'_> {
@@ -24,6 +25,13 @@ impl Move<'_> {
             Some(told) if told.sample.phase == Phase::Done => return self.has_moved(cause, began, told),
             Some(told) if told.sample.phase == Phase::Failed || told.status == "none" => {
                 self.back_at_source()
+            }
+            // It went ahead before it could be cancelled, and nobody runs it yet.
+            Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead && !self.has_let_go => {
+                match self.follow(began, &[], None, None) {
+                    Ok(moved) => return Ok(moved),
+                    Err(_) => Where::Between,
+                }
             }
             Some(told) if matches!(told.sample.phase, Phase::PostCopy | Phase::Broken) => Where::Between,
             Some(_) => Where::Unknown,
@@ -79,7 +87,11 @@ impl Move<'_> {
     /// The source has the guest again. QEMU lets it run by itself unless it stood for a reason of its own.
     fn back_at_source(&mut self) -> Where {
         if self.has_let_go {
-            return Where::Unknown;
+            let runs = |status: Result<String, QemuError>| status.is_ok_and(|status| status == "running");
+            return match (runs(self.source.status()), runs(self.target.status())) {
+                (true, true) => Where::Both,
+                (true, false) | (false, true) | (false, false) => Where::Unknown,
+            };
         }
         match self.source_runs_again() {
             true => Where::Source,

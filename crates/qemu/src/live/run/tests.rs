@@ -174,3 +174,66 @@ fn a_guest_that_came_and_does_not_run_has_not_moved_well() {
         assert!(!source.was_told("cont"), "it was started at the source");
     }
 }
+
+/// A move whose guest is sent ahead at once.
+fn sent_ahead(source: &Fake, target: &Fake) -> Result<Moved, LiveError> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut from = source.guest(&folder, Side::Source);
+    let mut to = target.guest(&folder, Side::Target);
+    let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    one.has_sent = true;
+    let ended = one.start_postcopy().and_then(|()| one.follow(Instant::now(), &[], None, None));
+    ended.or_else(|cause| one.settle(cause))
+}
+
+#[test]
+fn a_guest_that_goes_ahead_is_started_after_the_source_is_in_postcopy() {
+    let (source, target) = (Fake::new("running", "active"), Fake::new("inmigrate", "active"));
+    source.said().turns.push(("migrate-start-postcopy", "finish-migrate", "postcopy-active"));
+    target.said().turns.push(("cont", "running", "active"));
+    // It comes while it is asked, and the source has sent the rest when the target runs.
+    let (here, there) = (source.clone(), target.clone());
+    let ender = thread::spawn(move || {
+        for _ in 0..12_000 {
+            if there.was_told("query-status") && there.said().status == "inmigrate" {
+                assert!(!there.was_told("cont"), "it had not come");
+                there.said().status = "paused".to_string();
+            }
+            if there.said().status == "running" {
+                return here.said().migration = "completed".to_string();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    sent_ahead(&source, &target).unwrap();
+    ender.join().unwrap();
+    assert!(target.was_told("cont"));
+}
+
+#[test]
+fn a_target_has_no_leave_to_run_a_guest_whose_postcopy_never_begins() {
+    let (source, target) = (Fake::new("running", "active"), Fake::new("inmigrate", "active"));
+    source.said().turns.push(("migrate-start-postcopy", "running", "failed"));
+    let error = sent_ahead(&source, &target).unwrap_err();
+    assert_eq!(error.guest_at, Where::Source, "{error}");
+    assert!(!target.was_told("cont"));
+}
+
+#[test]
+fn two_sides_that_run_the_guest_are_told() {
+    let (source, target) = (Fake::new("finish-migrate", "active"), Fake::new("paused", "active"));
+    source.said().turns.push(("migrate-start-postcopy", "finish-migrate", "postcopy-active"));
+    target.said().turns.push(("cont", "running", "active"));
+    let (here, there) = (source.clone(), target.clone());
+    let breaker = thread::spawn(move || {
+        while !there.was_told("cont") && Arc::strong_count(&there.0) > 1 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let mut said = here.said();
+        (said.status, said.migration) = ("running".to_string(), "failed".to_string());
+    });
+    let error = sent_ahead(&source, &target).unwrap_err();
+    assert_eq!(error.guest_at, Where::Both, "{error}");
+    breaker.join().unwrap();
+}
