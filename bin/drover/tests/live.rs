@@ -153,6 +153,20 @@ fn a_paused_guest_moves_and_stays_paused() {
 }
 
 #[test]
+fn a_move_whose_output_nobody_reads_is_cancelled() {
+    let Some(mut pair) = Pair::new(&busy()) else { return };
+    let mut command = pair.command(&["--rate-max", "80m"]);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{err}");
+    assert!(err.contains("the guest is at the source"), "{err}");
+    pair.has_stayed();
+}
+
+#[test]
 fn disks_in_two_files_are_not_shared() {
     let folder = tempfile::tempdir().unwrap();
     let with = |name: &str| {

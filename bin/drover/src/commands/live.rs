@@ -2,7 +2,10 @@
 
 mod over;
 
+use std::fmt;
+use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
@@ -15,7 +18,6 @@ use serde_json::{Value, json};
 
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
-use crate::out::{line, say};
 use crate::signals::stop_on_signals;
 use over::Over;
 
@@ -30,7 +32,7 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
         Some(over) => over.connect(),
     };
     let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-    let mut view = View { json: args.json, said_ms: None };
+    let mut view = View { json: args.json, said_ms: None, stop: stop.flag() };
     let mut tell = |event: Event| view.tell(&event);
     if args.dry_run {
         return match foresee(&mut source, &mut target, &options, &mut tell) {
@@ -46,7 +48,7 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
         }
         Err(error) => {
             if args.json {
-                line(
+                view.line(
                     json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
                 );
             }
@@ -163,19 +165,31 @@ struct View {
     json: bool,
     /// When memory's progress was told last.
     said_ms: Option<u64>,
+    /// Stops the move.
+    stop: Arc<AtomicBool>,
 }
 
 /// Between two lines of progress for people.
 const SAY_EVERY_MS: u64 = 1000;
 
 impl View {
+    /// A line on standard output.
+    fn line(&self, text: impl fmt::Display) {
+        put(&mut io::stdout().lock(), &self.stop, &text.to_string());
+    }
+
+    /// A line for people, on standard error. What others named themselves drives no terminal.
+    fn say(&self, text: impl fmt::Display) {
+        put(&mut io::stderr().lock(), &self.stop, &drover_view::plain(&text.to_string()));
+    }
+
     fn tell(&mut self, event: &Event) {
         if self.json {
-            return line(document(event));
+            return self.line(document(event));
         }
         match event {
-            Event::Note(text) => say(text),
-            Event::Chosen(choice) => choice.looked_at.iter().for_each(say),
+            Event::Note(text) => self.say(text),
+            Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
                 let word = if state.is_ready { "follows each write" } else { "is copied" };
@@ -196,10 +210,10 @@ impl View {
                 );
                 self.progress(Some(sample.at_ms), text);
             }
-            Event::Did(deed, why) => say(format!("{}: {why}", deed_word(*deed))),
-            Event::Link { site, is_up: true } => say(format!("the link to {site} is back: it goes on")),
+            Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
+            Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
-                say(format!("the link to {site} is away: what is on its way waits until it is back"));
+                self.say(format!("the link to {site} is away: what is on its way waits until it is back"));
             }
         }
     }
@@ -212,13 +226,13 @@ impl View {
         };
         if is_due {
             self.said_ms = at_ms.or(self.said_ms);
-            say(text);
+            self.say(text);
         }
     }
 
     fn moved(&self, moved: &Moved, over: Option<&Over>) {
         if self.json {
-            return line(json!({
+            return self.line(json!({
                 "event": "moved",
                 "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
@@ -233,7 +247,7 @@ impl View {
         }
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
-        line(format!(
+        self.line(format!(
             "the guest runs at the target{} after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
             over.map(|over| format!(", over the link to {},", over.site())).unwrap_or_default(),
             moved.total.as_secs_f64(),
@@ -241,12 +255,19 @@ impl View {
             moved.last.sample.sent_bytes >> 20,
             moved.last.sample.passes,
         ));
-        line(format!(
+        self.line(format!(
             "it stood still for {} from stop to start (QEMU's own count: {}, foreseen: {:.0} ms)",
             time(moved.stood_still),
             time(moved.downtime_by_qemu),
             moved.foreseen.downtime.likely * 1000.0,
         ));
+    }
+}
+
+/// Writes a line. Where nobody reads any more the move is stopped as by Ctrl-C: to end here would leave it half done.
+fn put(out: &mut dyn Write, stop: &AtomicBool, text: &str) {
+    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+        stop.store(true, Ordering::Relaxed);
     }
 }
 
