@@ -24,7 +24,7 @@ pub fn is_running(folder: &VmFolder) -> Result<bool, QemuError> {
 
 fn has_monitor(folder: &VmFolder) -> Result<bool, QemuError> {
     use io::ErrorKind as E;
-    match connect_unix(&folder.qmp_socket()) {
+    match connect_unix(&folder.qmp_socket(), Duration::ZERO) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.kind(), E::NotFound | E::ConnectionRefused | E::NotADirectory) => {
             Ok(false)

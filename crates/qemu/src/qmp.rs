@@ -19,6 +19,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -42,7 +44,7 @@ impl Qmp {
     /// which is also what a second client sees.
     pub fn connect(socket: &Path, answer_time_max: Duration) -> Result<Qmp, QemuError> {
         let what = || format!("connection to the QEMU monitor {}", socket.display());
-        let stream = connect_unix(socket).map_err(|error| match error.kind() {
+        let stream = connect_unix(socket, answer_time_max).map_err(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused => {
                 QemuError::new(QemuErrorKind::NotFound, what()).because(error)
             }
@@ -213,18 +215,39 @@ impl Qmp {
     }
 }
 
-/// Connects to a socket whose path may be longer than the 107 bytes that a socket address has room for.
-pub(crate) fn connect_unix(socket: &Path) -> io::Result<UnixStream> {
+/// Connects to a socket whose path may be longer than the 107 bytes that a socket address has room for. A listener whose
+/// queue is full is waited for so long, then it is [`io::ErrorKind::WouldBlock`].
+pub(crate) fn connect_unix(socket: &Path, time_max: Duration) -> io::Result<UnixStream> {
     if socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
-        return UnixStream::connect(socket);
+        return connect_within(socket, time_max);
     }
     let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let folder = File::open(folder)?;
-    UnixStream::connect(Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name))
+    connect_within(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name), time_max)
 }
 
+/// A blocking connect would wait for a place in the listener's queue for ever.
+fn connect_within(socket: &Path, time_max: Duration) -> io::Result<UnixStream> {
+    let until = Instant::now() + time_max;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(socket)?;
+    loop {
+        match connect(&stream, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => std::thread::sleep(QUEUE_PAUSE),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Between two tries to get into a listener's queue.
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// `sockaddr_un` has 108, and Linux wants a zero at the end.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The schema of QEMU 10 takes 250 KB.
@@ -308,6 +331,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = Qmp::connect(&folder.path().join("qmp.sock"), Duration::from_secs(1)).unwrap_err();
         assert_eq!(error.kind, QemuErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_monitor_whose_queue_is_full_is_waited_for_in_vain_only_so_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        // One client may wait.
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = UnixStream::connect(&socket).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        thread::spawn(move || sender.send(Qmp::connect(&socket, Duration::from_millis(200)).map(drop)));
+        let ended = receiver.recv_timeout(Duration::from_secs(120)).unwrap();
+        assert_eq!(ended.unwrap_err().kind, QemuErrorKind::Timeout);
     }
 
     #[test]
