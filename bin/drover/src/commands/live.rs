@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
-use crate::signals::stop_on_signals;
+use crate::signals::{Undo, stop_on_signals};
 use over::Over;
 
 /// Runs `drover live`.
@@ -41,7 +41,11 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
         };
     }
     let flag: Arc<_> = stop.flag();
-    match live(&mut source, &mut target, &options, &flag, &mut tell) {
+    // Ended in its midst, the guest could be left on neither side: further signals ask for the same clean stop.
+    let undo = Undo::begin();
+    let ended = live(&mut source, &mut target, &options, &flag, &mut tell);
+    drop(undo);
+    match ended {
         Ok(moved) => {
             view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
