@@ -1,15 +1,16 @@
 //! `drover live`: running guests move between two QEMUs, beat on, and find their memory and disks as they left them.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use common::moves::{self, busy, events, is_sending, say, with_disks, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use serde_json::Value;
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// A guest that beats, and a QEMU that waits for it.
 struct Pair {
@@ -52,72 +53,32 @@ impl Pair {
     }
 
     fn live(&self, more: &[&str]) -> Output {
-        let output = self.command(more).stdin(Stdio::null()).output().unwrap();
-        Output {
-            code: output.status.code(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+        moves::run(self.command(more))
     }
 
     fn spawn(&self, more: &[&str]) -> Child {
-        let out = std::fs::File::create(self.path("out")).unwrap();
-        self.command(more).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn().unwrap()
+        moves::spawn(self.command(more), &self.path("out"))
     }
 
     /// Waits until drover says that memory is on its way.
     fn wait_until_sending(&self) {
-        let is_sending = |line: &str| {
-            // The last line may be half written.
-            let event: Value = serde_json::from_str(line).unwrap_or_default();
-            event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
-        };
-        for _ in 0..60_000 {
-            if std::fs::read_to_string(self.path("out")).unwrap().lines().any(is_sending) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        panic!("nothing is sent");
+        assert!(moves::is_told(&self.path("out"), is_sending), "nothing is sent");
     }
 
     fn ended(&self, child: Child) -> Output {
-        let output = child.wait_with_output().unwrap();
-        let out = std::fs::read_to_string(self.path("out")).unwrap();
-        Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
+        moves::ended(child, &self.path("out"))
     }
 
-    /// The guest runs at the target, nowhere else, and is what it was.
     #[track_caller]
     fn has_moved(&mut self, output: &Output) -> Value {
-        assert_eq!(output.code, Some(0), "{output:?}");
-        self.target.beat(20).unwrap();
-        assert!(!self.source.beats_within(Duration::from_millis(200)), "it beats at the source");
-        let last = self.source.beats().last().unwrap().1;
-        let first = self.target.beats().first().unwrap().1;
-        assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
-        let verdict = self.target.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-        events(output).into_iter().find(|event| event["event"] == "moved").unwrap()
+        moves::has_moved(&mut self.source, &mut self.target, output);
+        moves::moved(output)
     }
 
-    /// The guest runs at the source as if nothing had been, and not at the target.
     #[track_caller]
     fn has_stayed(&mut self) {
-        self.source.beat(20).unwrap();
-        let verdict = self.source.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-        assert!(self.target.beats().is_empty(), "it beats at the target");
+        moves::has_stayed(&mut self.source, &self.target);
     }
-}
-
-fn events(output: &Output) -> Vec<Value> {
-    output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-fn busy() -> PulseOptions {
-    // 100 x 20 pages are 8 MB/s.
-    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
 }
 
 #[test]
@@ -143,11 +104,11 @@ fn a_guest_that_writes_all_along_moves_over_many_connections_or_one() {
 #[test]
 fn a_paused_guest_moves_and_stays_paused() {
     let Some(mut pair) = Pair::new(&busy()) else { return };
-    monitor(&pair.source, "stop");
+    say(&pair.source, "stop");
     let output = pair.live(&[]);
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(!pair.target.beats_within(Duration::from_millis(300)));
-    monitor(&pair.target, "cont");
+    say(&pair.target, "cont");
     pair.target.beat(5).unwrap();
     assert!(pair.target.verify().unwrap().is_sound());
 }
@@ -169,12 +130,8 @@ fn a_move_whose_output_nobody_reads_is_cancelled() {
 #[test]
 fn disks_in_two_files_are_not_shared() {
     let folder = tempfile::tempdir().unwrap();
-    let with = |name: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, vec![0; 8 * MIB]).unwrap();
-        PulseOptions { disk: Some(path), ..busy() }
-    };
-    let Some(mut pair) = Pair::unlike(&with("a.raw"), &with("b.raw")) else { return };
+    let [here, there] = with_disks(folder.path());
+    let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let output = pair.live(&["--disks", "shared"]);
     assert_eq!(output.code, Some(3), "{output:?}");
     assert!(output.err.contains("b.raw at the target") && output.err.contains("--other-paths"), "{output:?}");
@@ -186,29 +143,13 @@ fn disks_in_two_files_are_not_shared() {
 #[test]
 fn disks_go_with_the_guest() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = |name: &str, fill: u8| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, vec![fill; 8 * MIB]).unwrap();
-        path
-    };
-    let (here, there) = (disk("a.raw", 0x5a), disk("b.raw", 0));
-    let with = |disk: &Path| PulseOptions { disk: Some(disk.to_path_buf()), ..busy() };
-    let Some(mut pair) = Pair::unlike(&with(&here), &with(&there)) else { return };
+    let [here, there] = with_disks(folder.path());
+    let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let nbd = format!("unix:{}", pair.path("nbd.sock").display());
     let output = pair.live(&["--disks", "mirror", "--nbd", &nbd]);
     pair.has_moved(&output);
     pair.target.kill();
-    let (ours, theirs) = (std::fs::read(&here).unwrap(), std::fs::read(&there).unwrap());
-    // Sectors hold the number of the beat at which they were written: none is older at the target.
-    assert_eq!(theirs[1025 * 512..], ours[1025 * 512..]);
-    let number =
-        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
-    let written = (1..=1024).filter(|sector| number(&ours, *sector) != 0x5a5a_5a5a).count();
-    assert!(written > 0, "the guest wrote nothing");
-    for sector in 0..=1024 {
-        let (one, other) = (number(&ours, sector), number(&theirs, sector));
-        assert!(one == other || one == 0x5a5a_5a5a || other > one, "sector {sector}: {one:x}, {other:x}");
-    }
+    assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
 }
 
 #[test]
@@ -290,10 +231,4 @@ fn a_monitor_that_serves_nobody_is_named() {
     let output = drover.run(&["live", &from, "--to", &to, "--uri", "tcp:localhost:0"]).unwrap();
     assert_eq!(output.code, Some(6), "{output:?}");
     assert!(output.err.contains(&from) && output.err.contains("one client"), "{}", output.err);
-}
-
-/// Says a word to a monitor, in a connection of its own.
-fn monitor(guest: &Pulse, word: &str) {
-    let mut qmp = drover_qemu::Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
-    qmp.execute(word, Value::Null).unwrap();
 }

@@ -1,27 +1,22 @@
 //! `drover live` after an earlier run of it was killed: both QEMUs say where they stand, and the guest runs once.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+mod common;
+
+use std::process::{Child, Command};
 use std::time::Duration;
 
+use common::moves::{self, busy, is_sending, say, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
 use serde_json::Value;
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 struct Pair {
     source: Pulse,
     target: Pulse,
     drover: Drover,
     folder: TempDir,
-}
-
-fn busy() -> PulseOptions {
-    // 100 x 20 pages are 8 MB/s.
-    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
 }
 
 impl Pair {
@@ -41,13 +36,8 @@ impl Pair {
 
     fn with_disks() -> Option<(Pair, TempDir)> {
         let folder = tempfile::tempdir().unwrap();
-        let disk = |name: &str, fill: u8| -> PathBuf {
-            let path = folder.path().join(name);
-            std::fs::write(&path, vec![fill; 8 * MIB]).unwrap();
-            path
-        };
-        let with = |disk: &Path| PulseOptions { disk: Some(disk.to_path_buf()), ..busy() };
-        let pair = Pair::unlike(&with(&disk("a.raw", 0x5a)), &with(&disk("b.raw", 0)))?;
+        let [here, there] = moves::with_disks(folder.path());
+        let pair = Pair::unlike(&here, &there)?;
         Some((pair, folder))
     }
 
@@ -64,29 +54,17 @@ impl Pair {
     }
 
     fn live_to(&self, to: &Pulse, more: &[&str]) -> Output {
-        let output = self.command(to, more).stdin(Stdio::null()).output().unwrap();
-        Output {
-            code: output.status.code(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+        moves::run(self.command(to, more))
     }
 
     fn spawn(&self, more: &[&str]) -> Child {
-        let out = std::fs::File::create(self.folder.path().join("out")).unwrap();
-        let mut command = self.command(&self.target, more);
-        command.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().unwrap()
+        moves::spawn(self.command(&self.target, more), &self.folder.path().join("out"))
     }
 
     /// Begins to move, and kills drover when it has told such an event.
     fn killed_when(&self, more: &[&str], is_it: impl Fn(&Value) -> bool) {
         let mut child = self.spawn(more);
-        let was_told = (0..60_000).any(|_| {
-            std::thread::sleep(Duration::from_millis(1));
-            let told = std::fs::read_to_string(self.folder.path().join("out")).unwrap();
-            // The last line may be half written.
-            told.lines().any(|line| is_it(&serde_json::from_str(line).unwrap_or_default()))
-        });
+        let was_told = moves::is_told(&self.folder.path().join("out"), is_it);
         kill(&mut child);
         assert!(was_told, "it was never told");
     }
@@ -110,34 +88,17 @@ impl Pair {
         panic!("{what}: {:?}", self.stand());
     }
 
-    /// The guest runs at the target, nowhere else, and is what it was.
     #[track_caller]
     fn has_moved(&mut self, output: &Output) {
-        assert_eq!(output.code, Some(0), "{output:?}");
-        self.target.beat(20).unwrap();
-        assert!(!self.source.beats_within(Duration::from_millis(200)), "it beats at the source");
+        moves::has_moved(&mut self.source, &mut self.target, output);
         let [(source, _), (target, _)] = self.stand();
         assert_eq!((source.as_str(), target.as_str()), ("postmigrate", "running"));
-        let last = self.source.beats().last().unwrap().1;
-        let first = self.target.beats().first().unwrap().1;
-        assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
-        let verdict = self.target.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
     }
 }
 
 fn kill(child: &mut Child) {
     child.kill().unwrap();
     child.wait().unwrap();
-}
-
-fn say(guest: &Pulse, word: &str) {
-    let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
-    qmp.execute(word, Value::Null).unwrap();
-}
-
-fn is_sending(event: &Value) -> bool {
-    event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
 }
 
 #[test]
@@ -209,14 +170,7 @@ fn disks_are_handed_over_after_a_kill_as_without() {
     let output = pair.live(&["--disks", "mirror"]);
     pair.has_moved(&output);
     pair.target.kill();
-    let [ours, theirs] = ["a.raw", "b.raw"].map(|name| std::fs::read(files.path().join(name)).unwrap());
-    assert!(theirs[1025 * 512..] == ours[1025 * 512..]);
-    let number =
-        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
-    for sector in 0..=1024 {
-        let (one, other) = (number(&ours, sector), number(&theirs, sector));
-        assert!(one == other || one == 0x5a5a_5a5a || other > one, "sector {sector}: {one:x}, {other:x}");
-    }
+    written_sectors(files.path());
 }
 
 #[test]

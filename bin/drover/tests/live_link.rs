@@ -3,17 +3,16 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::line::Line;
+use common::moves::{self, busy, events, is_sending, with_disks, written_sectors};
 use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
 use serde_json::Value;
 
-const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A guest that beats here, and a QEMU that waits for it at a site, behind a line that can be cut.
@@ -55,106 +54,56 @@ impl Scene {
     }
 
     fn live(&self, more: &[&str]) -> Output {
-        let output = self.command(more).stdin(Stdio::null()).output().unwrap();
-        Output {
-            code: output.status.code(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+        moves::run(self.command(more))
     }
 
     fn spawn(&self, more: &[&str]) -> Child {
-        let out = std::fs::File::create(self.sites.path("out")).unwrap();
-        self.command(more).stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn().unwrap()
+        moves::spawn(self.command(more), &self.sites.path("out"))
     }
 
     /// Waits until drover has told such an event.
     fn wait_for(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
-        for _ in 0..60_000 {
-            let told = std::fs::read_to_string(self.sites.path("out")).unwrap();
-            // The last line may be half written.
-            if told.lines().any(|line| is_it(&serde_json::from_str(line).unwrap_or_default())) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        panic!("{what}: it was never told: {}", std::fs::read_to_string(self.sites.path("out")).unwrap());
+        let told = self.sites.path("out");
+        assert!(
+            moves::is_told(&told, is_it),
+            "{what}: it was never told: {}",
+            std::fs::read_to_string(&told).unwrap()
+        );
     }
 
     fn wait_until_sending(&self) {
-        self.wait_for("memory is sent", |event| {
-            event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
-        });
+        self.wait_for("memory is sent", is_sending);
     }
 
     fn ended(&self, child: Child) -> Output {
-        let output = child.wait_with_output().unwrap();
-        let out = std::fs::read_to_string(self.sites.path("out")).unwrap();
-        Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
+        moves::ended(child, &self.sites.path("out"))
     }
 
-    /// The guest runs at the target, nowhere else, and is what it was.
     #[track_caller]
     fn has_moved(&mut self, output: &Output) -> Value {
-        assert_eq!(output.code, Some(0), "{output:?}");
-        self.target.beat(20).unwrap();
-        assert!(!self.source.beats_within(Duration::from_millis(200)), "it beats at the source");
-        let last = self.source.beats().last().unwrap().1;
-        let first = self.target.beats().first().unwrap().1;
-        assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
-        let verdict = self.target.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-        let moved = events(output).into_iter().find(|event| event["event"] == "moved").unwrap();
+        moves::has_moved(&mut self.source, &mut self.target, output);
+        let moved = moves::moved(output);
         assert_eq!(moved["link"]["site"], "site-b");
         assert!(moved["link"]["up_bytes"].as_u64() >= moved["sent_bytes"].as_u64(), "{moved}");
         moved
     }
 
-    /// The guest runs at the source as if nothing had been, and not at the target.
     #[track_caller]
     fn has_stayed(&mut self) {
-        self.source.beat(20).unwrap();
-        let verdict = self.source.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-        assert!(self.target.beats().is_empty(), "it beats at the target");
+        moves::has_stayed(&mut self.source, &self.target);
     }
-}
-
-fn events(output: &Output) -> Vec<Value> {
-    output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-fn busy() -> PulseOptions {
-    // 100 x 20 pages are 8 MB/s.
-    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
 }
 
 #[test]
 fn memory_and_disks_go_over_the_link() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = |name: &str, fill: u8| -> PathBuf {
-        let path = folder.path().join(name);
-        std::fs::write(&path, vec![fill; 8 * MIB]).unwrap();
-        path
-    };
-    let (here, there) = (disk("a.raw", 0x5a), disk("b.raw", 0));
-    let with = |disk: &Path| PulseOptions { disk: Some(disk.to_path_buf()), ..busy() };
-    let Some(mut scene) = Scene::allowing(&with(&here), &with(&there), "b/*") else { return };
+    let [here, there] = with_disks(folder.path());
+    let Some(mut scene) = Scene::allowing(&here, &there, "b/*") else { return };
     let output = scene.live(&["--disks", "mirror", "--channels", "1"]);
     let moved = scene.has_moved(&output);
     assert!(moved["link"]["up_bytes"].as_u64() > Some(40 << 20), "{moved}");
     scene.target.kill();
-    let (ours, theirs) = (std::fs::read(&here).unwrap(), std::fs::read(&there).unwrap());
-    // Sectors hold the number of the beat at which they were written: none is older at the target.
-    assert!(theirs[1025 * 512..] == ours[1025 * 512..]);
-    let number =
-        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
-    let written = (1..=1024).filter(|sector| number(&ours, *sector) != 0x5a5a_5a5a).count();
-    assert!(written > 0, "the guest wrote nothing");
-    for sector in 0..=1024 {
-        let (one, other) = (number(&ours, sector), number(&theirs, sector));
-        assert!(one == other || one == 0x5a5a_5a5a || other > one, "sector {sector}: {one:x}, {other:x}");
-    }
+    assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 pub mod cgroup;
 pub mod line;
 pub mod loops;
+pub mod moves;
 pub mod nbdkit;
 pub mod process;
 #[path = "../../../../crates/link/tests/tcp/proxy.rs"]

@@ -1,0 +1,122 @@
+//! Moves of running guests: how drover is run for one, what it tells, and what became of guests and disks.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use drover_lab::{Output, Pulse, PulseOptions};
+use drover_qemu::Qmp;
+use serde_json::Value;
+
+use super::MIB;
+
+/// What a disk at the source is filled with before the guest writes to it.
+const FILL: u8 = 0x5a;
+
+pub fn busy() -> PulseOptions {
+    // 100 x 20 pages are 8 MB/s.
+    PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
+}
+
+/// A busy guest with a disk in this file, filled.
+fn with_disk(path: PathBuf, fill: u8) -> PulseOptions {
+    std::fs::write(&path, vec![fill; 8 * MIB as usize]).unwrap();
+    PulseOptions { disk: Some(path), ..busy() }
+}
+
+/// Busy guests here and there, with disks `a.raw` and `b.raw` of one size in this folder.
+pub fn with_disks(folder: &Path) -> [PulseOptions; 2] {
+    [with_disk(folder.join("a.raw"), FILL), with_disk(folder.join("b.raw"), 0)]
+}
+
+/// The target's disk of [`with_disks`] has what the guest wrote to the source's, or later; gives how many sectors that is.
+#[track_caller]
+pub fn written_sectors(folder: &Path) -> usize {
+    let [ours, theirs] = ["a.raw", "b.raw"].map(|name| std::fs::read(folder.join(name)).unwrap());
+    assert!(theirs[1025 * 512..] == ours[1025 * 512..]);
+    let number =
+        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
+    let fill = u32::from_le_bytes([FILL; 4]);
+    // Sectors hold the number of the beat at which they were written: none is older at the target.
+    for sector in 0..=1024 {
+        let (one, other) = (number(&ours, sector), number(&theirs, sector));
+        assert!(one == other || one == fill || other > one, "sector {sector}: {one:x}, {other:x}");
+    }
+    (1..=1024).filter(|sector| number(&ours, *sector) != fill).count()
+}
+
+pub fn run(mut command: Command) -> Output {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    Output {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Begins to run, with what it tells in this file.
+pub fn spawn(mut command: Command, told: &Path) -> Child {
+    let out = File::create(told).unwrap();
+    command.stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What came of [`spawn`].
+pub fn ended(child: Child, told: &Path) -> Output {
+    let output = child.wait_with_output().unwrap();
+    let out = std::fs::read_to_string(told).unwrap();
+    Output { code: output.status.code(), out, err: String::from_utf8(output.stderr).unwrap() }
+}
+
+/// Waits until such an event is told in this file; false if it never is.
+pub fn is_told(told: &Path, is_it: impl Fn(&Value) -> bool) -> bool {
+    (0..120_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        let told = std::fs::read_to_string(told).unwrap();
+        // The last line may be half written.
+        told.lines().any(|line| is_it(&serde_json::from_str(line).unwrap_or_default()))
+    })
+}
+
+/// Memory is on its way.
+pub fn is_sending(event: &Value) -> bool {
+    event["phase"] == "precopy" && event["sent_bytes"].as_u64() > Some(1 << 20)
+}
+
+pub fn events(output: &Output) -> Vec<Value> {
+    output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The guest runs at the target, nowhere else, and is what it was.
+#[track_caller]
+pub fn has_moved(source: &mut Pulse, target: &mut Pulse, output: &Output) {
+    assert_eq!(output.code, Some(0), "{output:?}");
+    target.beat(20).unwrap();
+    assert!(!source.beats_within(Duration::from_millis(200)), "it beats at the source");
+    let last = source.beats().last().unwrap().1;
+    let first = target.beats().first().unwrap().1;
+    assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
+    let verdict = target.verify().unwrap();
+    assert!(verdict.is_sound(), "{verdict:?}");
+}
+
+/// The guest runs at the source as if nothing had been, and not at the target.
+#[track_caller]
+pub fn has_stayed(source: &mut Pulse, target: &Pulse) {
+    source.beat(20).unwrap();
+    let verdict = source.verify().unwrap();
+    assert!(verdict.is_sound(), "{verdict:?}");
+    assert!(target.beats().is_empty(), "it beats at the target");
+}
+
+/// The event that tells of a move that came through.
+#[track_caller]
+pub fn moved(output: &Output) -> Value {
+    events(output).into_iter().find(|event| event["event"] == "moved").unwrap()
+}
+
+/// Says a word to a monitor, in a connection of its own.
+pub fn say(guest: &Pulse, word: &str) {
+    let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
+    qmp.execute(word, Value::Null).unwrap();
+}
