@@ -2,10 +2,7 @@
 
 mod over;
 
-use std::fmt;
-use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
@@ -18,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
+use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
 use over::Over;
 
@@ -32,7 +30,7 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
         Some(over) => over.connect(),
     };
     let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-    let mut view = View { json: args.json, said_ms: None, stop: stop.flag() };
+    let mut view = View { json: args.json, said_ms: None };
     let mut tell = |event: Event| view.tell(&event);
     if args.dry_run {
         return match foresee(&mut source, &mut target, &options, &mut tell) {
@@ -41,18 +39,17 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
         };
     }
     let flag: Arc<_> = stop.flag();
-    // Ended in its midst, the guest could be left on neither side: further signals ask for the same clean stop.
-    let undo = Undo::begin();
-    let ended = live(&mut source, &mut target, &options, &flag, &mut tell);
-    drop(undo);
-    match ended {
+    // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
+    // the same clean stop.
+    let _undo = Undo::begin();
+    match live(&mut source, &mut target, &options, &flag, &mut tell) {
         Ok(moved) => {
             view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
         }
         Err(error) => {
             if args.json {
-                view.line(
+                line(
                     json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
                 );
             }
@@ -169,31 +166,19 @@ struct View {
     json: bool,
     /// When memory's progress was told last.
     said_ms: Option<u64>,
-    /// Stops the move.
-    stop: Arc<AtomicBool>,
 }
 
 /// Between two lines of progress for people.
 const SAY_EVERY_MS: u64 = 1000;
 
 impl View {
-    /// A line on standard output.
-    fn line(&self, text: impl fmt::Display) {
-        put(&mut io::stdout().lock(), &self.stop, &text.to_string());
-    }
-
-    /// A line for people, on standard error. What others named themselves drives no terminal.
-    fn say(&self, text: impl fmt::Display) {
-        put(&mut io::stderr().lock(), &self.stop, &drover_view::plain(&text.to_string()));
-    }
-
     fn tell(&mut self, event: &Event) {
         if self.json {
-            return self.line(document(event));
+            return line(document(event));
         }
         match event {
-            Event::Note(text) => self.say(text),
-            Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
+            Event::Note(text) => say(text),
+            Event::Chosen(choice) => choice.looked_at.iter().for_each(say),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
                 let word = if state.is_ready { "follows each write" } else { "is copied" };
@@ -214,10 +199,10 @@ impl View {
                 );
                 self.progress(Some(sample.at_ms), text);
             }
-            Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
-            Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
+            Event::Did(deed, why) => say(format!("{}: {why}", deed_word(*deed))),
+            Event::Link { site, is_up: true } => say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
-                self.say(format!("the link to {site} is away: what is on its way waits until it is back"));
+                say(format!("the link to {site} is away: what is on its way waits until it is back"));
             }
         }
     }
@@ -230,13 +215,13 @@ impl View {
         };
         if is_due {
             self.said_ms = at_ms.or(self.said_ms);
-            self.say(text);
+            say(text);
         }
     }
 
     fn moved(&self, moved: &Moved, over: Option<&Over>) {
         if self.json {
-            return self.line(json!({
+            return line(json!({
                 "event": "moved",
                 "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
@@ -251,7 +236,7 @@ impl View {
         }
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
-        self.line(format!(
+        line(format!(
             "the guest runs at the target{} after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
             over.map(|over| format!(", over the link to {},", over.site())).unwrap_or_default(),
             moved.total.as_secs_f64(),
@@ -259,19 +244,12 @@ impl View {
             moved.last.sample.sent_bytes >> 20,
             moved.last.sample.passes,
         ));
-        self.line(format!(
+        line(format!(
             "it stood still for {} from stop to start (QEMU's own count: {}, foreseen: {:.0} ms)",
             time(moved.stood_still),
             time(moved.downtime_by_qemu),
             moved.foreseen.downtime.likely * 1000.0,
         ));
-    }
-}
-
-/// Writes a line. Where nobody reads any more the move is stopped as by Ctrl-C: to end here would leave it half done.
-fn put(out: &mut dyn Write, stop: &AtomicBool, text: &str) {
-    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-        stop.store(true, Ordering::Relaxed);
     }
 }
 
