@@ -3,8 +3,8 @@
 
 mod server;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use drover_disk::conformance::{check_reader, pattern};
@@ -200,15 +200,22 @@ fn broken_and_slow_answers_are_transient_and_the_lane_is_lost() {
 
 #[test]
 fn everything_in_flight_ends_when_the_lane_is_lost() {
-    let server = Server::start(|number, head| match number {
+    // It closes only when the first answer has been seen: a reset before that could cost the answer.
+    let (seen, wait) = mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let server = Server::start(move |number, head| match number {
         0 => (file(&content(), head), After::KeepOpen),
         1 => (file(&content(), head), After::KeepOpen),
-        _ => (Vec::new(), After::Close),
+        _ => {
+            let _ = wait.lock().unwrap().recv();
+            (Vec::new(), After::Close)
+        }
     });
     let disk = open(&server);
     let mut lane = disk.open_lane().unwrap();
     (0..4).for_each(|i| lane.submit(read(i, 0, 100)));
     assert!(lane.complete().unwrap().result.is_ok());
+    drop(seen);
     for _ in 0..3 {
         assert_eq!(lane.complete().unwrap().result.unwrap_err().kind, DiskErrorKind::Transient);
     }
