@@ -85,9 +85,9 @@ fn is_wanted(words: &str, name: &str) -> bool {
 fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is_top: bool) -> Result<()> {
     println!("## {rate}, {}\n", condition.name);
     println!(
-        "| program | congestion control | Mbit/s | % of the line | spread | % after the first second | |"
+        "| program | congestion control | Mbit/s | % of the line | spread | % after the first second | MB on the line | |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     let bytes = ground.bytes(rate);
     let file = data::random(bytes)?;
     let usual = if wanted.has_more || condition.is_telling { "cubic bbr" } else { "bbr" };
@@ -95,7 +95,7 @@ fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is
     let names: Vec<&str> = asked.clone().filter(|name| !is_top || *name != "cubic").collect();
     let names = if names.is_empty() { asked.collect() } else { names };
     for (at, congestion) in names.iter().enumerate() {
-        let mut rows: Vec<Row> = tools::all(ground, &file, bytes, wanted.has_more)
+        let mut rows: Vec<Row> = tools::all(ground, &file, bytes, wanted.has_more)?
             .into_iter()
             .filter(|it| is_wanted(&wanted.tools, &it.name) && (at + 1 == names.len() || !it.chooses))
             .map(|tool| Row { tool, runs: Vec::new(), failures: Vec::new() })
@@ -145,10 +145,11 @@ impl Row {
     fn print(&self, rate: Rate) {
         let (low, median, high) = spread(self.runs.iter().map(|run| run.bits_per_s));
         let (_, later, _) = spread(self.runs.iter().map(|run| run.later_bits_per_s));
+        let (_, carried, _) = spread(self.runs.iter().map(|run| run.carried_bytes));
         let percent = |bits: f64| 100.0 * bits / rate.bits_per_s() as f64;
         let congestion = self.runs.iter().map(|run| run.congestion.as_str()).find(|it| !it.is_empty());
         println!(
-            "| {} | {} | {:.0} | {:.1} | {:.1}-{:.1} | {:.1} | {} |",
+            "| {} | {} | {:.0} | {:.1} | {:.1}-{:.1} | {:.1} | {:.0} | {} |",
             self.tool.name,
             congestion.unwrap_or("?"),
             median / 1e6,
@@ -156,6 +157,7 @@ impl Row {
             percent(low),
             percent(high),
             percent(later),
+            carried / 1e6,
             self.notes().join("; ")
         );
     }

@@ -41,6 +41,8 @@ pub struct Run {
     /// As the sending sockets had it; empty if it was over before they were looked at.
     pub congestion: String,
     pub doubt: Option<String>,
+    /// Bytes that passed the line there, with all heads.
+    pub carried_bytes: f64,
 }
 
 /// Runs a program.
@@ -61,13 +63,14 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     }
     // A pipe would be full before anybody reads it.
     let output = lab_folder().join("bench/wan-output");
+    let before = carried(&wan)?;
     let begun = Instant::now();
     let mut client = spawn(&wan.near, &tool.client, &wan, File::create(&output)?.into())?;
     let mut congestion = String::new();
     let mut first = None;
     let mut is_over = false;
     // iperf3 ends by itself, and tells only then.
-    let mut is_judged = matches!(tool.goodput, Goodput::Iperf);
+    let mut is_judged = tool.is_sparing || matches!(tool.goodput, Goodput::Iperf);
     let mut deadline = if matches!(tool.goodput, Goodput::Iperf) { limit * 4 } else { limit };
     while !is_over && begun.elapsed() < deadline {
         std::thread::sleep(LOOK);
@@ -80,7 +83,7 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
             _ => ended.is_some(),
         };
         if first.is_none() && begun.elapsed() > FIRST {
-            first = Some((wan.report()?.up.counts.carried_bytes as f64, begun.elapsed().as_secs_f64()));
+            first = Some((carried(&wan)? - before, begun.elapsed().as_secs_f64()));
         }
         if congestion.is_empty() && begun.elapsed() > MIDDLE.min(limit / 3) {
             congestion = sockets(&wan.near)?;
@@ -93,21 +96,27 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let carried = wan.report()?.up.counts.carried_bytes as f64;
+    let carried_bytes = carried(&wan)? - before;
     let (came, seconds) = match tool.goodput {
         Goodput::Iperf if is_over => told_by_iperf(&output)?,
         Goodput::SenderEnds(bytes) | Goodput::ReceiverEnds(bytes) if is_over => (bytes as f64, seconds),
-        _ => (carried, seconds),
+        _ => (carried_bytes, seconds),
     };
     let bits_per_s = came * 8.0 / seconds;
-    let later = first.filter(|(_, at)| *at < seconds);
+    let later = first.filter(|(_, at)| *at < seconds && !tool.is_sparing);
     let later_bits_per_s = later.map_or(bits_per_s, |(by_then, at)| (came - by_then) * 8.0 / (seconds - at));
     // Not waited for after a deadline: it ends with the line.
     let report = wan.stop()?;
     for mut child in [Some(client), Some(server), helper].into_iter().flatten() {
         ensure!(ended_within(&mut child, END_TIME)?.is_some(), "a program of it does not end");
     }
-    Ok(Run { bits_per_s, later_bits_per_s, is_at_most: !is_over, congestion, doubt: report.doubt() })
+    let is_at_most = !is_over;
+    Ok(Run { bits_per_s, later_bits_per_s, is_at_most, congestion, doubt: report.doubt(), carried_bytes })
+}
+
+/// Bytes that the line has brought to the far end, with all heads.
+fn carried(wan: &Wan) -> Result<f64> {
+    Ok(wan.report()?.up.counts.carried_bytes as f64)
 }
 
 /// Waits for a program, and ends it after that time.
@@ -127,8 +136,7 @@ fn ended_within(child: &mut Child, within: Duration) -> Result<Option<ExitStatus
 /// Whether so little passed the line that the program will never be done in time.
 fn is_hopeless(wan: &Wan, spec: &WanSpec, elapsed: Duration) -> Result<bool> {
     let Some(rate) = spec.line.up.rate else { return Ok(false) };
-    let carried = wan.report()?.up.counts.carried_bytes as f64 * 8.0 / elapsed.as_secs_f64();
-    Ok(carried < HOPE.0 * rate.bits_per_s() as f64)
+    Ok(carried(wan)? * 8.0 / elapsed.as_secs_f64() < HOPE.0 * rate.bits_per_s() as f64)
 }
 
 fn spawn(site: &Site, words: &[String], wan: &Wan, output: Stdio) -> Result<Child> {

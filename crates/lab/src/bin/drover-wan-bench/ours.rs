@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use anyhow::Result;
 use drover_lab::{lab_folder, workspace};
 
+use crate::data;
 use crate::tools::{Goodput, PORT, Tool, stream};
 
 /// Where a relay listens at the near end.
@@ -13,7 +15,7 @@ const RELAY_PORT: u16 = 8_001;
 const AGENT_PORT: u16 = 7_843;
 
 /// What the program can do, of what is measured.
-pub fn all(file: &Path, bytes: u64) -> Vec<Tool> {
+pub fn all(file: &Path, bytes: u64) -> Result<Vec<Tool>> {
     let built = workspace().join("target/release/drover").display().to_string();
     let program = std::env::var("DROVER_PROGRAM").unwrap_or(built);
     let file = file.display().to_string();
@@ -24,8 +26,16 @@ pub fn all(file: &Path, bytes: u64) -> Vec<Tool> {
     if has(&program, "agent") {
         tools.push(paired_relay(&program, &file, bytes));
         tools.push(copy(&program, &file, bytes));
+        let image = data::programs()?;
+        let (sibling, image) = (data::sibling(&image)?.display().to_string(), image.display().to_string());
+        tools.push(Tool {
+            name: "drover copy of a disk with programs".into(),
+            is_sparing: true,
+            ..copy(&program, &image, data::PROGRAMS_BYTES)
+        });
+        tools.push(second_copy(&program, &image, &sibling));
     }
-    tools
+    Ok(tools)
 }
 
 /// Whether the program, as it was built, knows a command.
@@ -123,5 +133,18 @@ fn copy(program: &str, file: &str, bytes: u64) -> Tool {
         client: shell(format!("exec {here} copy {file} agent://site-b/vms/disk.raw")),
         goodput: Goodput::SenderEnds(bytes),
         chooses: true,
+        is_sparing: false,
+    }
+}
+
+/// The disk of a second machine from the same image, when the first one's is there.
+fn second_copy(program: &str, image: &str, sibling: &str) -> Tool {
+    let hosts = Hosts::new(program, "agents");
+    let first = format!("{} && {} copy {image} agent://site-b/vms/first.raw", hosts.pair(PORT), hosts.here);
+    Tool {
+        name: "drover copy of a second disk like it".into(),
+        prepare: shell(first),
+        is_sparing: true,
+        ..copy(program, sibling, data::PROGRAMS_BYTES)
     }
 }

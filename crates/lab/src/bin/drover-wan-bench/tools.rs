@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use drover_lab::lab_folder;
 
 use crate::lines::Ground;
@@ -38,6 +39,8 @@ pub struct Tool {
     pub goodput: Goodput,
     /// It chooses its congestion control by itself: one row is enough, whatever the hosts have.
     pub chooses: bool,
+    /// It sends less than the bytes that arrive: little on the line is no reason to give it up.
+    pub is_sparing: bool,
 }
 
 impl Tool {
@@ -59,7 +62,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// All of them, sending `bytes` of `file`; with those that say little new if there are to be more.
-pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Vec<Tool> {
+pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Result<Vec<Tool>> {
     let name = file.display().to_string();
     let streams = if has_more { &[1, 5, 16, 48][..] } else { &[1, 16] };
     let mut tools: Vec<Tool> = streams.iter().map(|streams| iperf(*streams, ground.seconds)).collect();
@@ -78,8 +81,8 @@ pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Vec<Tool
     if has_more {
         tools.push(haproxy(&name, bytes));
     }
-    tools.extend(ours::all(file, bytes));
-    tools
+    tools.extend(ours::all(file, bytes)?);
+    Ok(tools)
 }
 
 fn iperf(streams: u32, seconds: f64) -> Tool {
@@ -94,6 +97,7 @@ fn iperf(streams: u32, seconds: f64) -> Tool {
         client: words(&format!("iperf3 -c {{far}} -p {PORT} -J -P {streams} -t {}", seconds.ceil())),
         goodput: Goodput::Iperf,
         chooses: false,
+        is_sparing: false,
     }
 }
 
@@ -110,6 +114,7 @@ fn nbd(name: &str, program: &'static str, client: &str, bytes: u64) -> Tool {
         client: words(client),
         goodput: Goodput::SenderEnds(bytes),
         chooses: false,
+        is_sparing: false,
     }
 }
 
@@ -126,6 +131,7 @@ pub fn stream(name: &str, client: &str, bytes: u64) -> Tool {
         client: words(client),
         goodput: Goodput::ReceiverEnds(bytes),
         chooses: false,
+        is_sparing: false,
     }
 }
 
@@ -161,5 +167,6 @@ fn rsync(file: &str, bytes: u64) -> Tool {
         client: words(&format!("rsync --whole-file --inplace --port={PORT} {file} rsync://{{far}}/in/copy")),
         goodput: Goodput::SenderEnds(bytes),
         chooses: false,
+        is_sparing: false,
     }
 }
