@@ -67,8 +67,8 @@ fn an_agent_that_is_killed_in_mid_copy_and_comes_back_costs_nothing() {
         assert!(copy.try_wait().unwrap().is_none(), "it ended before its agent was killed: {}", said());
         sites.kill();
         sites.start();
-        // Long enough for the link to be made anew, and to be in use again.
-        std::thread::sleep(Duration::from_millis(700));
+        let recorded = recorded_in(&journals);
+        wait_until("the link is made anew, and in use", PATIENCE, || recorded_in(&journals) > recorded);
     }
     let status = copy.wait().unwrap();
     assert!(status.success(), "{status}: {}", said());

@@ -153,7 +153,7 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
     let content = disk_file(bench.path(), "source", 96 * MIB);
     let path = bench.path().join("target");
     let Some(server) = Nbdkit::slow(bench.path(), &content, 40) else { return };
-    let patience = Duration::from_millis(500);
+    let patience = Duration::from_millis(1500);
     let options = NbdOptions { timeout: patience, request_timeout: patience, ..NbdOptions::default() };
     let source = NbdDisk::open_source(&server.uri().parse().unwrap(), options).unwrap();
     let how = OpenTarget { size: 96 * MIB, create: true, resume: false };

@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -313,11 +312,10 @@ fn a_second_interrupt_does_not_keep_rules_from_going() {
         let (program, begun) = (folder.join("nft"), folder.join("begun"));
         // Slow at taking away.
         let script = format!(
-            "#!/bin/sh\nPATH=${{PATH#*:}}\n[ $1 = delete ] && touch {} && sleep 1\nexec nft \"$@\"\n",
+            "PATH=${{PATH#*:}}\n[ $1 = delete ] && touch {} && sleep 1\nexec nft \"$@\"",
             begun.display()
         );
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        drover_lab::put_script(&program, &script).unwrap();
         let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
         let mut command = with_rules(namespace, folder, &["--json"]);
         let mut relay = Running::start(std::mem::replace(command.env("PATH", path), Command::new("true")));

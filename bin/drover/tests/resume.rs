@@ -83,7 +83,14 @@ fn one_copy(stage: &Stage, dice: &mut Dice, kills_max: u32) -> (u32, u32) {
     let recorded = recorded_bytes(stage);
     stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
     // The simulator may still be sending to the process that was killed.
-    std::thread::sleep(Duration::from_millis(500));
+    let mut served = stage.served();
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let before = std::mem::replace(&mut served, stage.served());
+        if before == served {
+            break;
+        }
+    }
     stage.sim.post("/stats/reset", json!({})).unwrap();
     if !is_done(stage, &plan) {
         // On a machine that is busy enough each drover was killed before it had taken the plan in.

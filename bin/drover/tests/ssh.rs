@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -19,8 +18,7 @@ fn drover(folder: &Path, args: &[&str]) -> Output {
 fn put_ssh(folder: &Path, body: &str) {
     let program = folder.join("bin/ssh");
     std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-    std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    drover_lab::put_script(&program, body).unwrap();
 }
 
 #[test]

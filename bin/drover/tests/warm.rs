@@ -388,10 +388,9 @@ fn a_source_that_ran_for_a_moment_while_it_was_converted_is_noticed_and_nothing_
     let tools = warm.stage.path("tools");
     let (begun, go) = (tools.join("begun"), tools.join("go"));
     std::fs::create_dir(&tools).unwrap();
-    let script = "#!/bin/sh\ncd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done\n";
+    let script = "cd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done";
     let converter = tools.join("virt-v2v-in-place");
-    std::fs::write(&converter, script).unwrap();
-    std::fs::set_permissions(&converter, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    drover_lab::put_script(&converter, script).unwrap();
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     let mut drover = warm.stage.drover.command(&["migrate", &warm.plan]);
     let mut drover = drover.env("PATH", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

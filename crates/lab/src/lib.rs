@@ -8,6 +8,7 @@ mod guests;
 mod program;
 mod pulse;
 mod scene;
+mod script;
 mod sim;
 mod vddk;
 
@@ -15,5 +16,6 @@ pub use guests::{Guest, GuestDisk, Guests};
 pub use program::{Drover, Output, Started, lab_folder, workspace};
 pub use pulse::{Line, Pulse, PulseOptions, Verdict};
 pub use scene::Scene;
+pub use script::put_script;
 pub use sim::{PASSWORD, Sim, USER};
 pub use vddk::StandIn;

@@ -245,7 +245,7 @@ fn a_run_whose_target_was_taken_over_writes_nothing_more() {
         std::fs::rename(&journal, folder.path().join("old")).unwrap();
         std::fs::remove_file(folder.path().join("old")).unwrap();
         // What was on its way when that happened has landed by then.
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_secs(2));
         (0..400).for_each(|block| target.overwrite(block * BLOCK_BYTES, &other));
         copying.join().unwrap()
     });

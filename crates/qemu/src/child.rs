@@ -213,7 +213,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let told = folder.path().join("pid");
         let script = format!("echo $$ >'{}'; sleep 600 & sleep 600", told.display());
-        let error = run(Command::new("sh").args(["-c", &script]), Duration::from_secs(2)).unwrap_err();
+        let error = run(Command::new("sh").args(["-c", &script]), Duration::from_secs(5)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let group = std::fs::read_to_string(told).unwrap().trim().to_string();
         // The fifth field of a process's state is its group; one that was killed may still be a zombie.

@@ -278,7 +278,6 @@ const OVERLAY_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::image::{Qcow2Options, create_qcow2};
@@ -318,8 +317,7 @@ mod tests {
 
         fn set_program(&mut self, body: &str) {
             let program = self.folder.path().join("converter");
-            fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            drover_lab::put_script(&program, body).unwrap();
             self.options.program = Some(program);
         }
 

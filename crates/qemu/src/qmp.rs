@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let texts = [READY].iter().chain(texts).map(|text| text.to_string()).collect();
         let socket = monitor(folder.path(), texts);
-        let qmp = Qmp::connect(&socket, Duration::from_millis(500)).unwrap();
+        let qmp = Qmp::connect(&socket, Duration::from_secs(4)).unwrap();
         (folder, qmp)
     }
 

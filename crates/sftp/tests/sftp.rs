@@ -1,7 +1,6 @@
 //! `SftpDisk` against OpenSSH's own server and against servers that are broken or hostile.
 #![allow(clippy::unwrap_used)]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,9 +14,8 @@ const SERVERS: [&str; 2] = ["/usr/lib/openssh/sftp-server", "/usr/lib/ssh/sftp-s
 /// A stand-in for ssh: a script with this body.
 fn ssh(folder: &Path, body: &str) -> SftpOptions {
     let program = folder.join("ssh");
-    std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    SftpOptions { program, timeout: Duration::from_secs(2) }
+    drover_lab::put_script(&program, body).unwrap();
+    SftpOptions { program, timeout: Duration::from_secs(8) }
 }
 
 fn server() -> Option<&'static str> {

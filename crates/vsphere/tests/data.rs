@@ -246,7 +246,7 @@ fn a_vm_is_shut_down_and_switched_on_and_off() {
     let id = sim::vm(&session, "prod/web", "web01").id;
     session.power_on(&id).unwrap();
     session.shutdown_guest(&id, Duration::from_secs(20)).unwrap();
-    session.shutdown_guest(&id, Duration::from_secs(1)).unwrap();
+    session.shutdown_guest(&id, Duration::from_secs(20)).unwrap();
     session.power_off(&id).unwrap();
     let off = session.vm(&id).unwrap();
     assert!(off.nics[0].connected && !off.nics[1].connected, "what will be at power on");

@@ -155,7 +155,7 @@ fn too_many_clients_are_sent_away_and_room_comes_back() {
 #[test]
 fn a_dawdling_handshake_is_cut_off() {
     let disk = std::sync::Arc::new(MemDisk::new("a", vec![7; 1 << 20]));
-    let options = ServerOptions { handshake_max: Duration::from_millis(400), ..ServerOptions::default() };
+    let options = ServerOptions { handshake_max: Duration::from_secs(3), ..ServerOptions::default() };
     let stage = Stage::with(Export::new("", disk), options);
     let mut raw = Raw::greet(&stage);
     let started = Instant::now();

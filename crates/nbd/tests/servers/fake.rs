@@ -21,7 +21,7 @@ pub const INFO: u32 = 3;
 pub const UNSUPPORTED: u32 = 0x8000_0001;
 
 /// Timeout of clients of a fake server: long for a machine under load, short for a test.
-pub const PATIENCE: Duration = Duration::from_millis(1500);
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A listening socket; each connection is served by the script, which gets its number from 0.
 pub struct Fake {

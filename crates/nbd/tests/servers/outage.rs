@@ -37,7 +37,7 @@ fn a_request_that_is_never_answered_costs_the_connection_though_others_are() {
         }
         peer.serve(9).map(drop)
     });
-    let disk = NbdDisk::open_source(&fake.uri(), impatient(Duration::from_millis(300))).unwrap();
+    let disk = NbdDisk::open_source(&fake.uri(), impatient(PATIENCE / 2)).unwrap();
     let mut lane = disk.open_lane().unwrap();
     submit_read(&mut *lane, 0, SPAN);
     let error = loop {
