@@ -205,7 +205,7 @@ fn printed_rules_change_nothing() {
     let printed = text(&told.stdout);
     for part in [
         "table inet drover_relay_",
-        "ip daddr 10.2.0.0/16 tcp dport { 8000 } tproxy ip to :4000",
+        "ip daddr 10.2.0.0/16 fib daddr type != local tcp dport { 8000 } tproxy ip to :4000",
         "ip -4 rule add fwmark 0xd8",
     ] {
         assert!(printed.contains(part), "{part} in\n{printed}");

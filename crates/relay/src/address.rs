@@ -46,6 +46,11 @@ impl Network {
     pub fn is_ipv4(&self) -> bool {
         self.address.is_ipv4()
     }
+
+    /// Whether it is one address.
+    pub fn is_single(&self) -> bool {
+        self.prefix == if self.is_ipv4() { 32 } else { 128 }
+    }
 }
 
 /// Whether two addresses are the same without their last bits.

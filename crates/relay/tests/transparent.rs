@@ -21,9 +21,13 @@ const OTHER_PORT: u16 = 9000;
 
 /// A server that tells each client both addresses as it sees them, and then gives back what it gets.
 fn serve(net: &Net) {
+    serve_in(&net.server);
+}
+
+fn serve_in(name: &str) {
     for port in [PORT, OTHER_PORT] {
         for address in [any_address(true), any_address(false)] {
-            Net::within(&net.server, move || {
+            Net::within(name, move || {
                 let listener = match address {
                     IpAddr::V4(_) => TcpListener::bind((address, port)).unwrap(),
                     IpAddr::V6(_) => listen_v6(port),
@@ -256,6 +260,29 @@ fn what_the_router_itself_connects_to_is_caught_once() {
     }
     assert_eq!(hop.snapshot().totals.accepted, 4);
     hop.stop();
+    assert_clean(&net);
+}
+
+#[test]
+fn what_is_meant_for_the_router_itself_is_left_to_it() {
+    let Some(net) = Net::new() else { return };
+    serve(&net);
+    serve_in(&net.router);
+    let caught_local = Method::Redirect { local: true };
+    for method in [Method::Redirect { local: false }, caught_local, Method::Tproxy] {
+        let hop = Hop::within(&net, method, false);
+        for (client, own) in [("10.1.0.2", "10.1.0.1"), ("fd00:1::2", "fd00:1::1"), ("10.1.0.2", "10.2.0.1")]
+        {
+            let address = SocketAddr::new(own.parse().unwrap(), PORT);
+            // Through the relay, the service would see the router.
+            assert_eq!(visit_from(&net.client, address), format!("{client} {address}"), "{method:?}");
+            assert_eq!(visit_from(&net.router, address), format!("{own} {address}"), "{method:?}");
+        }
+        assert_eq!(hop.snapshot().totals.accepted, 0, "{method:?}");
+        let address = SocketAddr::new(server(true, 2), PORT);
+        assert_eq!(visit_from(&net.client, address), relayed(true, 2));
+        hop.stop();
+    }
     assert_clean(&net);
 }
 

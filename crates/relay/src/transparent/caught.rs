@@ -82,6 +82,11 @@ impl Caught {
         if let Some(to) = &self.to {
             let _ = write!(text, "{} daddr {to} ", family(to));
         }
+        // What is for this host itself, its own services, passes: a network or a port names it by chance. An address
+        // that stands there by itself is meant, as one that this host has in the place of another.
+        if !self.to.is_some_and(|to| to.is_single()) {
+            text.push_str("fib daddr type != local ");
+        }
         if self.ports.is_empty() {
             return text + "meta l4proto tcp";
         }
@@ -109,11 +114,11 @@ mod tests {
     #[test]
     fn words_become_those_of_nftables() {
         for (text, nft) in [
-            ("any", "meta l4proto tcp"),
-            ("port 8000", "tcp dport { 8000 }"),
+            ("any", "fib daddr type != local meta l4proto tcp"),
+            ("port 8000", "fib daddr type != local tcp dport { 8000 }"),
             (
                 "in eth1 to 10.2.0.0/16 port 902,8000-8010",
-                "iifname \"eth1\" ip daddr 10.2.0.0/16 tcp dport { 902, 8000-8010 }",
+                "iifname \"eth1\" ip daddr 10.2.0.0/16 fib daddr type != local tcp dport { 902, 8000-8010 }",
             ),
             (
                 "from 2001:db8::/32 to 2001:db8:1::7",

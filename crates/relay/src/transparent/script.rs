@@ -175,9 +175,9 @@ delete table inet drover_relay_7
 table inet drover_relay_7 {
     chain prerouting {
         type nat hook prerouting priority dstnat; policy accept;
-        meta nfproto ipv4 tcp dport { 8000 } redirect to :4000
-        meta nfproto ipv6 tcp dport { 8000 } redirect to :6000
-        meta nfproto ipv4 ip daddr 10.2.0.0/16 meta l4proto tcp redirect to :4000
+        meta nfproto ipv4 fib daddr type != local tcp dport { 8000 } redirect to :4000
+        meta nfproto ipv6 fib daddr type != local tcp dport { 8000 } redirect to :6000
+        meta nfproto ipv4 ip daddr 10.2.0.0/16 fib daddr type != local meta l4proto tcp redirect to :4000
     }
 }
 END
