@@ -1,7 +1,7 @@
 //! Statistics for Prometheus: its text format, and the smallest HTTP server that can hand it out.
 
 use std::fmt::{Display, Write};
-use std::io::{self, Read, Write as _};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,13 +121,17 @@ impl MetricsServer {
     /// # Errors
     /// Those of listening.
     pub fn start(address: SocketAddr, teller: Teller) -> io::Result<MetricsServer> {
+        MetricsServer::with_patience(address, teller, REQUEST_TIME_MAX)
+    }
+
+    fn with_patience(address: SocketAddr, teller: Teller, patience: Duration) -> io::Result<MetricsServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let is_stopping = Arc::new(AtomicBool::new(false));
         let stopping = is_stopping.clone();
         let thread = std::thread::Builder::new().name("relay-metrics".to_string());
-        let thread = thread.spawn(move || serve(&listener, &teller, &stopping))?;
+        let thread = thread.spawn(move || serve(&listener, &teller, &stopping, patience))?;
         Ok(MetricsServer { address, is_stopping, thread: Some(thread) })
     }
 
@@ -147,46 +151,83 @@ impl Drop for MetricsServer {
     }
 }
 
-fn serve(listener: &TcpListener, teller: &Teller, is_stopping: &AtomicBool) {
+fn serve(listener: &TcpListener, teller: &Teller, is_stopping: &AtomicBool, patience: Duration) {
     while !is_stopping.load(Ordering::Relaxed) {
         match listener.accept() {
             // One who asks and does not listen is the one who misses something.
-            Ok((stream, _)) => drop(answer(stream, teller)),
+            Ok((stream, _)) => drop(Visit { stream, is_stopping, patience }.answer(teller)),
             Err(_) => std::thread::sleep(LOOK),
         }
     }
 }
 
-fn answer(mut stream: TcpStream, teller: &Teller) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(REQUEST_TIME_MAX))?;
-    stream.set_write_timeout(Some(REQUEST_TIME_MAX))?;
-    let head = read_head(&mut stream)?;
-    let (status, body) = match head.split(' ').collect::<Vec<_>>()[..] {
-        ["GET", "/metrics", ..] => ("200 OK", text(&teller.snapshot(0))),
-        ["GET", ..] => ("404 Not Found", "the metrics are at /metrics\n".to_string()),
-        _ => ("405 Method Not Allowed", "only GET\n".to_string()),
-    };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n"
-    );
-    stream.write_all((head + &body).as_bytes())
+/// One who asks. Whoever says nothing does not hold up the end.
+struct Visit<'a> {
+    stream: TcpStream,
+    is_stopping: &'a AtomicBool,
+    patience: Duration,
 }
 
-/// The request's first line, once its head has come to its end.
-fn read_head(stream: &mut TcpStream) -> io::Result<String> {
-    let until = Instant::now() + REQUEST_TIME_MAX;
-    let (mut head, mut part) = (Vec::new(), [0; 1024]);
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let bytes = stream.read(&mut part)?;
-        if bytes == 0 || head.len() + bytes > HEAD_BYTES_MAX || Instant::now() > until {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        head.extend_from_slice(&part[..bytes]);
+impl Visit<'_> {
+    fn answer(mut self, teller: &Teller) -> io::Result<()> {
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_read_timeout(Some(LOOK))?;
+        self.stream.set_write_timeout(Some(LOOK))?;
+        let head = self.read_head()?;
+        let (status, body) = match head.split(' ').collect::<Vec<_>>()[..] {
+            ["GET", "/metrics", ..] => ("200 OK", text(&teller.snapshot(0))),
+            ["GET", ..] => ("404 Not Found", "the metrics are at /metrics\n".to_string()),
+            _ => ("405 Method Not Allowed", "only GET\n".to_string()),
+        };
+        let length = body.len();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\n\
+             Connection: close\r\n\r\n"
+        );
+        self.write_all((head + &body).as_bytes())
     }
-    Ok(String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_string())
+
+    /// The request's first line, once its head has come to its end.
+    fn read_head(&mut self) -> io::Result<String> {
+        let until = Instant::now() + self.patience;
+        let (mut head, mut part) = (Vec::new(), [0; 1024]);
+        while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+            let bytes = self.wait(until, |stream| stream.read(&mut part))?;
+            if bytes == 0 || head.len() + bytes > HEAD_BYTES_MAX {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            head.extend_from_slice(&part[..bytes]);
+        }
+        Ok(String::from_utf8_lossy(&head).lines().next().unwrap_or_default().to_string())
+    }
+
+    fn write_all(&mut self, mut rest: &[u8]) -> io::Result<()> {
+        let until = Instant::now() + self.patience;
+        while !rest.is_empty() {
+            match self.wait(until, |stream| stream.write(rest))? {
+                0 => return Err(ErrorKind::WriteZero.into()),
+                bytes => rest = &rest[bytes..],
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls again until something comes of it, time is up, or the server is to stop.
+    fn wait<T>(
+        &mut self,
+        until: Instant,
+        mut call: impl FnMut(&mut TcpStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            if self.is_stopping.load(Ordering::Relaxed) || Instant::now() > until {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            match call(&mut self.stream) {
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                result => return result,
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -214,6 +255,24 @@ mod tests {
         once.dedup();
         assert_eq!((types.len(), text.lines().filter(|it| it.starts_with("# HELP")).count()), (11, 11));
         assert_eq!(types, once);
+    }
+
+    #[test]
+    fn who_says_nothing_does_not_hold_up_the_end() {
+        // Longer than the test waits.
+        let patience = Duration::from_secs(3600);
+        let teller = Teller::new(|_| Snapshot::default());
+        let server = MetricsServer::with_patience("127.0.0.1:0".parse().unwrap(), teller, patience).unwrap();
+        let mut asking = TcpStream::connect(server.address()).unwrap();
+        asking.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+        // Time to be taken up; if it is not, the test shows less.
+        std::thread::sleep(3 * LOOK);
+        let (told, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(server);
+            told.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 
     #[test]
