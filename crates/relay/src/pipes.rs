@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with}
 pub const PIPE_BYTES: usize = 1 << 20;
 /// What all pipes of a relay may hold, unless the options say otherwise.
 pub const PIPES_BYTES_MAX: usize = 256 << 20;
-/// Empty pipes that a worker keeps for the next flow.
+/// Empty pipes that a worker keeps for the next flow, until a sweep finds that they were not needed.
 const FREE_MAX: usize = 64;
 
 /// What pipes may still be made.
@@ -85,17 +85,21 @@ impl Drop for Pipe {
 #[derive(Debug)]
 pub(crate) struct Pipes {
     free: Vec<Pipe>,
+    /// The fewest that were free at a time since the last sweep: nobody has needed so many.
+    unneeded: usize,
     budget: Arc<Budget>,
 }
 
 impl Pipes {
     pub(crate) fn new(budget: Arc<Budget>) -> Pipes {
-        Pipes { free: Vec::new(), budget }
+        Pipes { free: Vec::new(), unneeded: 0, budget }
     }
 
     /// An empty pipe, if there is one or may be one more.
     pub(crate) fn take(&mut self) -> Option<Pipe> {
-        self.free.pop().or_else(|| Pipe::new(&self.budget))
+        let pipe = self.free.pop();
+        self.unneeded = self.unneeded.min(self.free.len());
+        pipe.or_else(|| Pipe::new(&self.budget))
     }
 
     /// Takes an empty pipe back.
@@ -103,6 +107,17 @@ impl Pipes {
         if self.free.len() < FREE_MAX {
             self.free.push(pipe);
         }
+    }
+
+    /// Whether it keeps any that a sweep may find unneeded.
+    pub(crate) fn keeps_some(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Gives back those that nobody has needed since the last sweep.
+    pub(crate) fn sweep(&mut self) {
+        self.free.truncate(self.free.len() - self.unneeded);
+        self.unneeded = self.free.len();
     }
 }
 
@@ -121,6 +136,26 @@ mod tests {
         held.into_iter().for_each(|pipe| pipes.put(pipe));
         assert!(pipes.take().is_some());
         drop(pipes);
+        assert_eq!(budget.used(), (0, 0));
+    }
+
+    #[test]
+    fn pipes_that_nobody_needs_are_given_back_and_others_stay() {
+        let budget = Budget::new(8 * PIPE_BYTES);
+        let mut pipes = Pipes::new(budget.clone());
+        let burst: Vec<Pipe> = std::iter::from_fn(|| pipes.take()).take(5).collect();
+        burst.into_iter().for_each(|pipe| pipes.put(pipe));
+        // The burst was since the last sweep.
+        pipes.sweep();
+        assert_eq!(budget.used().1, 5);
+        let two = [pipes.take(), pipes.take()];
+        two.into_iter().flatten().for_each(|pipe| pipes.put(pipe));
+        pipes.sweep();
+        assert_eq!(budget.used().1, 2);
+        let held = pipes.take();
+        pipes.sweep();
+        assert_eq!((budget.used().1, pipes.keeps_some()), (1, false));
+        drop(held);
         assert_eq!(budget.used(), (0, 0));
     }
 }

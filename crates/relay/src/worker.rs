@@ -26,7 +26,7 @@ use crate::timers::Timers;
 const EVENTS_MAX: usize = 256;
 /// How often streams are looked at; see `direction`.
 const TICK: Duration = Duration::from_millis(1);
-/// Rates are bytes in this time.
+/// Rates are bytes in this time, and pipes that nobody has needed for so long are given back.
 const SWEEP: Duration = Duration::from_secs(1);
 /// The inbox's token: no key's, because generations have 31 bits.
 const INBOX: u64 = u64::MAX;
@@ -159,10 +159,15 @@ impl Worker {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let tick = (!self.streams.is_empty()).then(|| self.ticked + TICK);
-        let sweep = (self.entries.len() > 0).then(|| self.swept + SWEEP);
+        let sweep = self.is_swept().then(|| self.swept + SWEEP);
         let next = [tick, sweep, self.timers.next()].into_iter().flatten().min()?;
         let time = next.saturating_duration_since(Instant::now());
         Timespec::try_from(time).ok()
+    }
+
+    /// Whether there is anything to sweep.
+    fn is_swept(&self) -> bool {
+        self.entries.len() > 0 || self.tools.pipes.keeps_some()
     }
 
     fn open_inbox(&mut self, now: Instant) {
@@ -199,7 +204,7 @@ impl Worker {
 
     fn insert(&mut self, entry: Entry, now: Instant) -> Key {
         // A sweep of nothing needs none; the first one is a whole second away.
-        if self.entries.len() == 0 {
+        if !self.is_swept() {
             self.swept = now;
         }
         self.entries.insert(entry)
@@ -413,6 +418,7 @@ impl Worker {
                 Entry::Linked(linked) => linked.sweep(),
                 Entry::Connecting(_) => {}
             });
+            self.tools.pipes.sweep();
         }
     }
 

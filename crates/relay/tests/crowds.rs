@@ -186,3 +186,16 @@ fn slow_readers_hold_no_more_than_the_budget_and_others_go_on() {
     wait_for(&relay, "the end of all", |it| it.live == 0);
     assert_eq!(relay.snapshot(0).totals.accepted, 41);
 }
+
+#[test]
+fn pipes_of_a_burst_are_given_back() {
+    let target = listener();
+    let relay = relay_to(&target);
+    for number in 0..2 {
+        let near = client(&relay);
+        echo(target.accept().unwrap().0);
+        busy_with(near, number);
+        let told = wait_for(&relay, "the end of its pipes", |it| it.live == 0 && it.pipes == 0);
+        assert_eq!(told.pipe_bytes, 0);
+    }
+}
