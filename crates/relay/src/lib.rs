@@ -11,6 +11,7 @@
 //! connecting, connection, direction   a connection before and after its target has answered
 //! hop, pipes      bytes from socket to socket
 //! uplink, ports   the two ends of a link: its session and what is asked for; ports behind the agent
+//! turns           pure: which of those who wait for the link is next
 //! doors, sockets  unix sockets at the near end, and at the far end
 //! linked, answer  a connection of which one side is a channel of a link, and how that begins
 //! book            what no worker knows: refusals
@@ -45,6 +46,7 @@ mod sockets;
 mod stats;
 mod timers;
 pub mod transparent;
+mod turns;
 mod uplink;
 mod worker;
 

@@ -21,6 +21,7 @@ use crate::flow::{Broken, Flow, Moved, Pause, Way};
 use crate::hop::{Limit, SCRATCH_BYTES};
 use crate::ports::Place;
 use crate::stats::{ConnectionStats, Refusal, SocketStats, Stage, Totals, Waiting, Watch, WayStats};
+use crate::turns::Heard;
 use crate::uplink::Asking;
 use crate::worker::{Inbox, Job};
 
@@ -59,7 +60,7 @@ pub(crate) enum Served {
 struct Question {
     reading: Reading,
     until: Instant,
-    _asking: Asking,
+    asking: Asking,
 }
 
 /// What is between taking and giving.
@@ -155,7 +156,7 @@ impl Linked {
         let (is_near, question, place) = match end {
             End::Near(asking) => {
                 let (reading, until) = (Reading::default(), now + ANSWER_WITHIN);
-                (true, Some(Question { reading, until, _asking: asking }), None)
+                (true, Some(Question { reading, until, asking }), None)
             }
             End::Far(place) => (false, None, Some(place)),
         };
@@ -522,14 +523,27 @@ impl BackWay<'_> {
         let refused = match question.reading.take(piece) {
             Read::More => return Ok(piece.len()),
             Read::Done(used, Word::Connected, _) => {
+                question.asking.hear(Heard::Answer);
                 *self.question = None;
                 return Ok(used);
             }
-            Read::Done(_, word, why) => (refusal(word), why),
+            Read::Done(_, word, why) => {
+                question.asking.hear(heard(word));
+                (refusal(word), why)
+            }
             Read::Nonsense => (Refusal::Link, "the agent's answer makes no sense".to_string()),
         };
         self.told.refused = Some(refused);
         Err(io::ErrorKind::ConnectionRefused.into())
+    }
+}
+
+/// What an answer says of the target.
+fn heard(word: Word) -> Heard {
+    match word {
+        Word::Connected | Word::Refused | Word::Denied => Heard::Answer,
+        Word::Silent | Word::Unreachable => Heard::Silence,
+        Word::TooMany | Word::Unreadable => Heard::Nothing,
     }
 }
 

@@ -1,6 +1,5 @@
 //! The near end of a link: a session with the agent, made when it is needed, and the channels asked for on it.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +14,9 @@ use crate::connection::Meta;
 use crate::linked::{End, Linked};
 use crate::options::Via;
 use crate::stats::{LinkStats, Refusal};
+use crate::turns::{Heard, Turn, Turns};
 use crate::worker::{Inbox, Job};
 
-/// Connections that the agent was asked for and has not answered. It serves as many channels of a session at a
-/// time as 256, so further ones wait here.
-const ASKING_MAX: usize = 128;
 /// How long a client waits for its turn to be asked for.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// After a failure to make a session, clients are refused for so long before the next try.
@@ -46,8 +43,7 @@ enum Stand {
 
 struct State {
     stand: Stand,
-    waiting: VecDeque<Asked>,
-    asking: usize,
+    turns: Turns<Asked>,
     is_over: bool,
 }
 
@@ -58,20 +54,33 @@ pub(crate) struct Uplink {
     state: Mutex<State>,
 }
 
-/// A place among those that the agent was asked for. Given back when dropped: the next one has it.
-pub(crate) struct Asking(Arc<Uplink>);
+/// A turn among those that the agent was asked for. Given back when dropped: the next one has it.
+pub(crate) struct Asking {
+    uplink: Arc<Uplink>,
+    turn: Option<Turn>,
+    heard: Heard,
+}
+
+impl Asking {
+    /// What was heard of the target, for when the turn ends.
+    pub(crate) fn hear(&mut self, heard: Heard) {
+        self.heard = heard;
+    }
+}
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.asking -= 1;
-        self.0.go_on(&mut state);
+        let mut state = self.uplink.lock();
+        if let Some(turn) = self.turn.take() {
+            state.turns.give_back(turn, self.heard);
+        }
+        self.uplink.go_on(&mut state);
     }
 }
 
 impl Uplink {
     pub(crate) fn new(via: Via, inboxes: Vec<Arc<Inbox>>, book: Arc<Book>) -> Arc<Uplink> {
-        let state = State { stand: Stand::None, waiting: VecDeque::new(), asking: 0, is_over: false };
+        let state = State { stand: Stand::None, turns: Turns::new(), is_over: false };
         Arc::new(Uplink { via, inboxes, book, state: Mutex::new(state) })
     }
 
@@ -87,7 +96,7 @@ impl Uplink {
 
     /// Clients that wait for the session, or for their turn.
     pub(crate) fn waiting(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock().turns.waiting()
     }
 
     /// Takes a client on: it is asked for now, waits for its turn, or is refused.
@@ -102,7 +111,8 @@ impl Uplink {
         }
         // Dropped, one that comes too late is reset.
         if !state.is_over {
-            state.waiting.push_back(asked);
+            let target = asked.meta.target.clone();
+            state.turns.push(&target, asked);
             self.go_on(&mut state);
         }
     }
@@ -113,27 +123,28 @@ impl Uplink {
 
     /// Asks for as many as may be asked for at a time.
     fn go_on(self: &Arc<Self>, state: &mut State) {
-        while state.asking < ASKING_MAX && !state.is_over {
+        while !state.is_over {
             let session = match &state.stand {
                 Stand::Up(session) => session.clone(),
                 Stand::Dialling => return,
-                Stand::None | Stand::Down { .. } if state.waiting.is_empty() => return,
+                Stand::None | Stand::Down { .. } if state.turns.waiting() == 0 => return,
                 Stand::None | Stand::Down { .. } => return self.dial(state),
             };
-            let Some(asked) = state.waiting.pop_front() else { return };
-            self.ask(state, &session, asked);
+            let Some((asked, turn)) = state.turns.next() else { return };
+            self.ask(state, &session, asked, turn);
         }
     }
 
-    fn ask(self: &Arc<Self>, state: &mut State, session: &Session, asked: Asked) {
+    fn ask(self: &Arc<Self>, state: &mut State, session: &Session, asked: Asked, turn: Turn) {
         if asked.meta.accepted_at.elapsed() > TURN_WITHIN {
+            state.turns.give_back(turn, Heard::Nothing);
             let why = format!("{} is too busy, or does not answer", self.via.site);
             return self.refuse(&asked, Refusal::TargetSilent, why);
         }
         match session.open(Order::Stream, &opening(&asked.meta.target)) {
             Ok(channel) => {
-                state.asking += 1;
-                let end = End::Near(Asking(self.clone()));
+                let asking = Asking { uplink: self.clone(), turn: Some(turn), heard: Heard::Nothing };
+                let end = End::Near(asking);
                 let limits = asked.settings.limits.clone();
                 let linked = Linked::new(asked.meta, asked.client, channel, limits, end);
                 let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
@@ -142,12 +153,15 @@ impl Uplink {
                 inbox.put(Job::Link(Box::new(linked)));
             }
             Err(error) if error.kind == LinkErrorKind::Misuse => {
+                state.turns.give_back(turn, Heard::Nothing);
                 self.refuse(&asked, Refusal::Limit, error.to_string());
             }
             // The session is over. The next one may be made.
             Err(_) => {
                 state.stand = Stand::None;
-                state.waiting.push_front(asked);
+                state.turns.give_back(turn, Heard::Nothing);
+                let target = asked.meta.target.clone();
+                state.turns.push_again(&target, asked);
             }
         }
     }
@@ -180,7 +194,7 @@ impl Uplink {
 
     fn failed(&self, state: &mut State, why: &str) {
         let why = format!("no link to {}: {why}", self.via.site);
-        for asked in state.waiting.drain(..) {
+        for asked in state.turns.drain() {
             self.refuse(&asked, Refusal::Link, why.clone());
         }
         state.stand = Stand::Down { until: Instant::now() + DIAL_PAUSE, why };
@@ -191,7 +205,7 @@ impl Uplink {
         let mut state = self.lock();
         state.is_over = true;
         // Dropped, they are reset: what clients have was prepared so.
-        state.waiting.clear();
+        drop(state.turns.drain());
     }
 
     /// Ends it; to be called when its connections have gone.
@@ -213,8 +227,8 @@ impl Uplink {
         let state = self.lock();
         let mut told = LinkStats {
             site: self.via.site.clone(),
-            asking: state.asking as u64,
-            waiting: state.waiting.len() as u64,
+            asking: state.turns.asking() as u64,
+            waiting: state.turns.waiting() as u64,
             ..LinkStats::default()
         };
         let session = match &state.stand {

@@ -394,3 +394,34 @@ fn echo(stream: TcpStream) -> std::thread::JoinHandle<()> {
     });
     echoing.unwrap()
 }
+
+#[test]
+fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
+    // An agent that answers for "good", and of "silent" keeps the channel without a word.
+    let kept: Arc<Mutex<Vec<Channel>>> = Arc::default();
+    let silent = kept.clone();
+    let connect: Connect = Arc::new(move |to, channel| match to {
+        "good:1" => {
+            let (sender, _receiver) = channel.split();
+            sender.write_all(&[0, 0, 0, 0, b'y']).and_then(|()| sender.finish()).unwrap();
+        }
+        _ => silent.lock().unwrap().push(channel),
+    });
+    let dial = move || {
+        let (near, there) = Session::pair();
+        attend(there, connect.clone());
+        Ok(near)
+    };
+    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial) });
+    let lines = vec![line("silent:1"), line("good:1")];
+    let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
+    let silent: Vec<TcpStream> = (0..300).map(|_| connect_to(relay.addresses()[0])).collect();
+    wait_for(&relay, "the silent ones", |it| it.live == 300 && !kept.lock().unwrap().is_empty());
+    for _ in 0..3 {
+        let good = connect_to(relay.addresses()[1]);
+        assert_eq!(read_all(&good), b"y");
+    }
+    let link = relay.snapshot(0).link.unwrap();
+    assert!(link.asking >= 1 && link.asking + link.waiting >= 300, "{link:?}");
+    drop(silent);
+}
