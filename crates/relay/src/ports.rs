@@ -1,11 +1,12 @@
 //! The far end of a paired relay: connects channels of a link to ports behind an agent, if that is allowed.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,9 @@ pub enum ConnectError {
     /// There are as many connections as there may be.
     #[error("there are {0} connections already, as many as there may be")]
     TooMany(usize),
+    /// The peer has as many as one may have.
+    #[error("this peer has {0} connections already, as many as one may have")]
+    TooManyOfPeer(usize),
     /// The target does not answer.
     #[error("connecting to {to}")]
     Failed {
@@ -133,7 +137,7 @@ impl ConnectError {
         match self {
             ConnectError::Unreadable => Word::Unreadable,
             ConnectError::Denied(_) | ConnectError::Escapes(_) => Word::Denied,
-            ConnectError::TooMany(_) => Word::TooMany,
+            ConnectError::TooMany(_) | ConnectError::TooManyOfPeer(_) => Word::TooMany,
             ConnectError::Failed { source, .. } => match source.kind() {
                 ErrorKind::ConnectionRefused => Word::Refused,
                 ErrorKind::TimedOut | ErrorKind::WouldBlock => Word::Silent,
@@ -149,7 +153,8 @@ impl ConnectError {
             ConnectError::Unreadable
             | ConnectError::Denied(_)
             | ConnectError::Escapes(_)
-            | ConnectError::TooMany(_) => self.to_string(),
+            | ConnectError::TooMany(_)
+            | ConnectError::TooManyOfPeer(_) => self.to_string(),
         }
     }
 }
@@ -160,15 +165,15 @@ pub struct Ports {
     allowed: Vec<Allowed>,
     timeout: Duration,
     connections_max: usize,
-    /// Connections, and targets that are being connected to.
-    taken: Arc<AtomicUsize>,
+    taken: Arc<Mutex<Taken>>,
     inboxes: Vec<Arc<Inbox>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
     ids: AtomicU64,
 }
 
 impl Ports {
-    /// Ports that peers may connect to, how long an address may take to answer, and connections at once.
+    /// Ports that peers may connect to, how long an address may take to answer, and connections at once; of one peer
+    /// half of these.
     ///
     /// # Errors
     /// If there are no threads or files.
@@ -190,30 +195,25 @@ impl Ports {
 
     /// Connections now.
     pub fn live(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+        lock(&self.taken).all
     }
 
-    /// Connects to `to`, as a peer wrote it, tells the peer what came of it, and leaves the rest to threads of its
+    /// Connects to `to`, as the peer of this name wrote it, tells it what came of it, and leaves the rest to threads of its
     /// own. Waits for the target, for no more than 20 s.
     ///
     /// # Errors
     /// [`ConnectError`] if nothing was connected. The peer knows it, too.
-    pub fn connect(&self, to: &str, channel: Channel) -> Result<(), ConnectError> {
-        let place = Place::take(&self.taken);
-        let dialled = match place.number <= self.connections_max {
-            true => self.dial(to),
-            false => Err(ConnectError::TooMany(self.connections_max)),
-        };
-        // A channel that is given up by now needs no answer, and ends by itself.
-        match dialled {
-            Ok((stream, target)) => {
+    pub fn connect(&self, peer: &str, to: &str, channel: Channel) -> Result<(), ConnectError> {
+        let place = Place::take(&self.taken, peer, self.connections_max);
+        // A channel that is given up by now needs no answer, and ends by itself. A place that comes to nothing is given
+        // back before the answer: a peer that reads none keeps it from nobody.
+        match place.and_then(|place| Ok((self.dial(to)?, place))) {
+            Ok(((stream, target), place)) => {
                 let _ = channel.sender().write_all(&answer(Word::Connected, ""));
                 self.carry(stream, target, channel, place);
                 Ok(())
             }
             Err(error) => {
-                // A peer that reads no answers keeps no place from others.
-                drop(place);
                 let (sender, _receiver) = channel.split();
                 let _ = sender.write_all(&answer(error.word(), &error.text())).and_then(|()| sender.finish());
                 Err(error)
@@ -279,22 +279,52 @@ impl Ports {
     }
 }
 
+/// Connections, and targets that are being connected to.
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    /// Of the peers that have some.
+    by_peer: HashMap<String, usize>,
+}
+
+fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
+    // Counts go up and down in one step, so what a panic left is as good as before.
+    taken.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One of the connections that there may be. Given back when dropped.
+#[derive(Debug)]
 pub(crate) struct Place {
-    taken: Arc<AtomicUsize>,
-    /// How many were taken with it.
-    number: usize,
+    taken: Arc<Mutex<Taken>>,
+    peer: String,
 }
 
 impl Place {
-    fn take(taken: &Arc<AtomicUsize>) -> Place {
-        Place { taken: taken.clone(), number: taken.fetch_add(1, Ordering::Relaxed) + 1 }
+    /// One of `places_max` for a peer, which may have half of them.
+    fn take(taken: &Arc<Mutex<Taken>>, peer: &str, places_max: usize) -> Result<Place, ConnectError> {
+        let mut counts = lock(taken);
+        if counts.all >= places_max {
+            return Err(ConnectError::TooMany(places_max));
+        }
+        let peer_max = places_max.div_ceil(2);
+        let own = counts.by_peer.get(peer).copied().unwrap_or(0);
+        if own >= peer_max {
+            return Err(ConnectError::TooManyOfPeer(peer_max));
+        }
+        counts.by_peer.insert(peer.to_string(), own + 1);
+        counts.all += 1;
+        Ok(Place { taken: taken.clone(), peer: peer.to_string() })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.taken.fetch_sub(1, Ordering::Relaxed);
+        let mut counts = lock(&self.taken);
+        counts.all -= 1;
+        match counts.by_peer.get_mut(&self.peer) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(counts.by_peer.remove(&self.peer)),
+        }
     }
 }
 
@@ -361,6 +391,20 @@ mod tests {
         assert!(matches!(ports.dial("127.0.0.1:80"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("127.0.0.1:2000"), Err(ConnectError::Denied(_))));
         assert!(matches!(ports.dial("?"), Err(ConnectError::Unreadable)));
+    }
+
+    #[test]
+    fn a_peer_has_half_of_the_places_and_gives_them_back() {
+        let taken: Arc<Mutex<Taken>> = Arc::default();
+        let take = |peer: &str| Place::take(&taken, peer, 6);
+        let mut held: Vec<Place> = (0..3).map(|_| take("greedy").unwrap()).collect();
+        assert!(matches!(take("greedy"), Err(ConnectError::TooManyOfPeer(3))));
+        held.extend(["b", "c", "c"].map(|peer| take(peer).unwrap()));
+        assert!(matches!(take("d"), Err(ConnectError::TooMany(6))));
+        held.remove(0);
+        held.push(take("greedy").unwrap());
+        drop(held);
+        assert!(lock(&taken).all == 0 && lock(&taken).by_peer.is_empty());
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::worker::{Inbox, Job, Told, Worker};
 
 /// Files that a relay uses besides connections and pipes.
 const FILES_APART: usize = 64;
+/// Files that an agent may need besides the connections that it carries: links (1,024 connections), disks, images.
+const FILES_OF_AGENT: usize = 2_048;
 /// How long a worker may take to tell how it stands.
 const TELL_MAX: Duration = Duration::from_secs(5);
 /// How often to look whether the last connection has ended.
@@ -292,8 +294,13 @@ fn choose(wanted: &Congestion, notes: &mut Vec<String>) -> Result<(Option<String
 
 /// Raises the limit of open files for so many connections of links; gives how many it is good for.
 pub(crate) fn files_for_links(connections_max: usize) -> usize {
-    let files = raise_files((connections_max + FILES_APART) as u64);
-    usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(FILES_APART).clamp(1, connections_max.max(1))
+    let files = raise_files((connections_max + FILES_OF_AGENT) as u64);
+    connections_of(usize::try_from(files).unwrap_or(usize::MAX), connections_max)
+}
+
+/// How many connections so many files are good for, beside what an agent needs. Where there are few, it needs half.
+fn connections_of(files: usize, connections_max: usize) -> usize {
+    (files - FILES_OF_AGENT.min(files / 2)).clamp(1, connections_max.max(1))
 }
 
 /// Raises the limit of open files as far as it goes; gives how many connections it is good for.
@@ -329,4 +336,16 @@ fn raise_files(wanted: u64) -> u64 {
         }
     }
     now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_keeps_files_for_its_links_and_disks() {
+        assert_eq!(connections_of(1 << 20, 10_000), 10_000);
+        assert_eq!(connections_of(10_000, 10_000), 10_000 - FILES_OF_AGENT);
+        assert_eq!((connections_of(1024, 10_000), connections_of(1, 10_000)), (512, 1));
+    }
 }

@@ -28,7 +28,7 @@ fn attend(session: Session, ports: Arc<Ports>) {
         while let Ok(incoming) = session.accept() {
             let opening: Value = serde_json::from_slice(&incoming.opening).unwrap();
             let (to, ports) = (opening["to"].as_str().unwrap().to_string(), ports.clone());
-            std::thread::spawn(move || drop(ports.connect(&to, incoming.channel)));
+            std::thread::spawn(move || drop(ports.connect("a", &to, incoming.channel)));
         }
     });
 }

@@ -68,7 +68,7 @@ fn scene_of(lines: Vec<Line>, ports: Arc<Ports>, policy: &str) -> Scene {
         kept.lock().unwrap().push(there.clone());
         let ports = connecting.clone();
         // That it was not connected is told to the near end.
-        attend(there, Arc::new(move |to, channel| drop(ports.connect(to, channel))));
+        attend(there, Arc::new(move |to, channel| drop(ports.connect("a", to, channel))));
         Ok(near)
     };
     let options = RelayOptions {
@@ -217,7 +217,8 @@ fn a_target_that_is_not_there_is_told_as_such() {
 #[test]
 fn the_agent_has_a_bound_of_its_own() {
     let target = listener();
-    let scene = scene_of(vec![line(&address(&target))], ports("*:1-65535", 2), "");
+    let scene = scene_of(vec![line(&address(&target))], ports("*:1-65535", 4), "");
+    // Of one peer, half of the places.
     let _two = [pair(&scene.relay, &target), pair(&scene.relay, &target)];
     assert!(turns_away(&scene.relay));
     assert_eq!(scene.ports.live(), 2);

@@ -125,7 +125,7 @@ impl Connector {
 
 impl Connect for Connector {
     fn connect(&self, peer: &str, to: &str, channel: Channel) {
-        let Err(error) = self.ports.connect(to, channel) else { return };
+        let Err(error) = self.ports.connect(peer, to, channel) else { return };
         let (passes, left_out) = self.throttle.pass();
         if left_out > 0 && !self.json {
             crate::out::say(format_args!("and {left_out} more connections refused in a second"));
