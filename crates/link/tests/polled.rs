@@ -116,3 +116,15 @@ fn ends_of_all_kinds_are_told() {
     }
     assert_eq!(receiver.try_piece().unwrap_err().kind, LinkErrorKind::Closed);
 }
+
+#[test]
+fn a_rest_of_credit_is_room_however_much_is_wanted() {
+    let mut limits = drover_link::Limits::default();
+    // For one frame of 72 bytes, and for no second one.
+    limits.credits.stream = 200;
+    let (here, _called, _there, _sessions) = polled(limits);
+    let sender = here.sender();
+    assert_eq!((sender.try_room(256 << 10).unwrap(), sender.lacks_credit()), (72, false));
+    assert_eq!(sender.try_write(&[7; 72]).unwrap(), 72);
+    assert_eq!((sender.try_room(256 << 10).unwrap(), sender.lacks_credit()), (0, true));
+}

@@ -117,10 +117,12 @@ impl Core {
 
     /// Bytes of a stream that there is room for, up to `wanted`, in as many pieces as they need.
     pub fn stream_room(&mut self, id: ChannelId, wanted: usize) -> Result<usize, LinkError> {
-        let pieces = wanted.div_ceil(DATA_BYTES_MAX) as u64;
-        let room = self.room(id, Order::Stream)?.saturating_sub(pieces * FRAME_COST);
-        self.lacks_credit |= room == 0 && !self.has_credit(id, pieces * FRAME_COST + 1);
-        Ok(usize::try_from(room).unwrap_or(usize::MAX).min(wanted))
+        let room = self.room(id, Order::Stream)?;
+        // As many frames as there is room for, not as are wanted: else a rest of credit were neither room nor a lack.
+        let frames = room.min(wanted as u64).div_ceil(DATA_BYTES_MAX as u64).max(1);
+        let bytes = room.saturating_sub(frames * FRAME_COST);
+        self.lacks_credit |= bytes == 0 && !self.has_credit(id, cost(1));
+        Ok(usize::try_from(bytes).unwrap_or(usize::MAX).min(wanted))
     }
 
     /// Takes a small piece of a stream whole, if there is room.
