@@ -19,8 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::SocketAddrUnix;
 use serde_json::{Value, json};
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -228,26 +227,12 @@ pub(crate) fn connect_unix(socket: &Path, time_max: Duration) -> io::Result<Unix
     connect_within(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name), time_max)
 }
 
-/// A blocking connect would wait for a place in the listener's queue for ever.
 fn connect_within(socket: &Path, time_max: Duration) -> io::Result<UnixStream> {
-    let until = Instant::now() + time_max;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let address = SocketAddrUnix::new(socket)?;
-    loop {
-        match connect(&stream, &address) {
-            Ok(()) => break,
-            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => std::thread::sleep(QUEUE_PAUSE),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let stream = UnixStream::from(stream);
+    let stream = UnixStream::from(drover_tcp::connect_unix(&SocketAddrUnix::new(socket)?, time_max)?);
     stream.set_nonblocking(false)?;
     Ok(stream)
 }
 
-/// Between two tries to get into a listener's queue.
-const QUEUE_PAUSE: Duration = Duration::from_millis(20);
 /// `sockaddr_un` has 108, and Linux wants a zero at the end.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The schema of QEMU 10 takes 250 KB.
@@ -260,6 +245,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
     use std::thread;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
     use super::*;
 

@@ -18,10 +18,10 @@ use crate::book::{Book, Refused};
 use crate::connecting::Settings;
 use crate::connection::Meta;
 use crate::options::{Via, any_address};
-use crate::pipes::{Budget, Pipes};
+use crate::pipes::Budget;
 use crate::stats::{LinkStats, Refusal};
 use crate::uplink::{Asked, Uplink};
-use crate::worker::{Inbox, Job, Worker};
+use crate::worker::{Inbox, Job, start_all};
 
 /// How often to look whether to stop.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
@@ -50,7 +50,7 @@ pub struct Doors {
     book: Arc<Book>,
     inboxes: Vec<Arc<Inbox>>,
     is_stopping: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
 impl Doors {
@@ -71,13 +71,7 @@ impl Doors {
 
     fn start(&mut self, doors: &[Door]) -> io::Result<()> {
         // They hold no bytes in pipes.
-        let budget = Budget::new(0);
-        for (number, inbox) in self.inboxes.iter().enumerate() {
-            let worker = Worker::new(inbox.clone(), Pipes::new(budget.clone()), self.book.clone())?;
-            let thread = Builder::new().name(format!("doors-{number}"));
-            // It ends early only if the kernel gives no events any more: then its connections end.
-            self.threads.push(thread.spawn(move || drop(worker.run()))?);
-        }
+        start_all(&self.inboxes, "doors", (&Budget::new(0), &self.book), &mut self.threads)?;
         let mut listeners = Vec::new();
         for door in doors {
             let listener = UnixListener::bind(&door.path)?;
@@ -89,7 +83,10 @@ impl Doors {
             (self.uplink.clone(), self.is_stopping.clone(), self.inboxes.clone());
         let entrance = Entrance { listeners, uplink, inboxes, ids: AtomicU64::new(1) };
         let thread = Builder::new().name("doors".to_string());
-        self.threads.push(thread.spawn(move || entrance.run(&is_stopping))?);
+        self.threads.push(thread.spawn(move || {
+            entrance.run(&is_stopping);
+            Ok(())
+        })?);
         Ok(())
     }
 
@@ -110,7 +107,7 @@ impl Drop for Doors {
         self.uplink.stop();
         self.inboxes.iter().for_each(|inbox| inbox.put(Job::Stop));
         for thread in self.threads.drain(..) {
-            // What it carried ends either way.
+            // It ends early only if the kernel gives no events any more. What it carried ends either way.
             let _ = thread.join();
         }
         self.uplink.end();

@@ -19,7 +19,7 @@ use crate::gate::{Admitted, Gate};
 use crate::options::{Destination, Line};
 use crate::stats::Refusal;
 use crate::uplink::Uplink;
-use crate::worker::{Inbox, Job};
+use crate::worker::{Inbox, Job, hand_over};
 
 /// Clients that may wait to be accepted; the kernel takes no more than `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
@@ -138,10 +138,7 @@ impl Entrance {
                 }
             }
             Ok(Admitted::Here(accepted)) => {
-                let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
-                let Some(inbox) = self.shared.inboxes.iter().min_by_key(least) else { return };
-                inbox.load.fetch_add(1, Ordering::Relaxed);
-                inbox.put(Job::Open(accepted));
+                hand_over(&self.shared.inboxes, Job::Open(accepted));
             }
             Err((client, reason)) => self.shared.book.turn_away(&client, reason),
         }

@@ -18,10 +18,10 @@ use crate::connecting::prepare_plain;
 use crate::connection::Meta;
 use crate::linked::{End, Linked};
 use crate::options::{ADDRESSES_MAX, any_address};
-use crate::pipes::{Budget, Pipes};
+use crate::pipes::Budget;
 use crate::relay::files_for_links;
 use crate::sockets::{self, NoSocket, SocketRule};
-use crate::worker::{Inbox, Job, Worker};
+use crate::worker::{Inbox, Job, hand_over, start_all};
 
 /// All addresses of a target together.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
@@ -184,12 +184,7 @@ impl Ports {
         let (taken, threads, ids) = (Arc::default(), Vec::new(), AtomicU64::new(1));
         let mut ports = Ports { allowed, timeout, connections_max, taken, inboxes, threads, ids };
         // They hold no bytes in pipes.
-        let budget = Budget::new(0);
-        for (number, inbox) in ports.inboxes.iter().enumerate() {
-            let worker = Worker::new(inbox.clone(), Pipes::new(budget.clone()), Arc::default())?;
-            let thread = std::thread::Builder::new().name(format!("ports-{number}"));
-            ports.threads.push(thread.spawn(move || worker.run())?);
-        }
+        start_all(&ports.inboxes, "ports", (&Budget::new(0), &Arc::default()), &mut ports.threads)?;
         Ok(ports)
     }
 
@@ -227,11 +222,7 @@ impl Ports {
         let client = SocketAddr::new(any_address(true), 0);
         let meta = Meta { id, client, target, rule: None, accepted_at: Instant::now() };
         let linked = Linked::new(meta, stream, channel, None, End::Far(place));
-        let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
-        if let Some(inbox) = self.inboxes.iter().min_by_key(least) {
-            inbox.load.fetch_add(1, Ordering::Relaxed);
-            inbox.put(Job::Link(Box::new(linked)));
-        }
+        hand_over(&self.inboxes, Job::Link(Box::new(linked)));
     }
 
     fn dial(&self, to: &str) -> Result<(OwnedFd, String), ConnectError> {

@@ -16,10 +16,10 @@ use crate::book::{Book, Refused};
 use crate::entrance::{Entrance, Listener, Shared, spare_file};
 use crate::gate::Gate;
 use crate::options::{Congestion, RelayOptions};
-use crate::pipes::{Budget, PIPE_BYTES, Pipes};
+use crate::pipes::{Budget, PIPE_BYTES};
 use crate::stats::{LinkStats, Snapshot};
 use crate::uplink::Uplink;
-use crate::worker::{Inbox, Job, Told, Worker};
+use crate::worker::{Inbox, Job, Told, start_all};
 
 /// Files that a relay uses besides connections and pipes.
 const FILES_APART: usize = 64;
@@ -108,12 +108,8 @@ impl Relay {
     }
 
     fn start_threads(&mut self, entrance: Entrance) -> io::Result<()> {
-        for (number, inbox) in self.shared.inboxes.iter().enumerate() {
-            let worker =
-                Worker::new(inbox.clone(), Pipes::new(self.budget.clone()), self.shared.book.clone())?;
-            let thread = std::thread::Builder::new().name(format!("relay-{number}"));
-            self.workers.push(thread.spawn(move || worker.run())?);
-        }
+        let needs = (&self.budget, &self.shared.book);
+        start_all(&self.shared.inboxes, "relay", needs, &mut self.workers)?;
         let thread = std::thread::Builder::new().name("relay-accept".to_string());
         self.entrance = Some(thread.spawn(move || entrance.run())?);
         Ok(())

@@ -8,16 +8,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::SocketAddrUnix;
 
 /// Parts of a path; more are nobody's.
 const PARTS_MAX: usize = 32;
-/// How often to try again while nobody takes connections up.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// Sockets that may be connected to: `/FOLDER/NAME`, `/FOLDER/*` (those in the folder), `/FOLDER/**` (also in folders below).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,19 +119,8 @@ fn open(folder: &str, rest: &str) -> Result<File, NoSocket> {
 }
 
 fn connect_to(place: &File, within: Duration) -> io::Result<OwnedFd> {
-    let until = Instant::now() + within;
     let address = SocketAddrUnix::new(Path::new("/proc/self/fd").join(place.as_raw_fd().to_string()))?;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    loop {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
-            // As many wait to be accepted as may.
-            Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(AGAIN),
-            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
-            Err(error) => return Err(error.into()),
-        }
-    }
+    drover_tcp::connect_unix(&address, within)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The near end of a link: a session with the agent, made when it is needed, and the channels asked for on it.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use crate::linked::{End, Linked};
 use crate::options::Via;
 use crate::stats::{LinkStats, Refusal};
 use crate::turns::{Heard, Turn, Turns};
-use crate::worker::{Inbox, Job};
+use crate::worker::{Inbox, Job, hand_over};
 
 /// How long a client waits for its turn to be asked for.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
@@ -147,10 +146,7 @@ impl Uplink {
                 let end = End::Near(asking);
                 let limits = asked.settings.limits.clone();
                 let linked = Linked::new(asked.meta, asked.client, channel, limits, end);
-                let least = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
-                let Some(inbox) = self.inboxes.iter().min_by_key(least) else { return };
-                inbox.load.fetch_add(1, Ordering::Relaxed);
-                inbox.put(Job::Link(Box::new(linked)));
+                hand_over(&self.inboxes, Job::Link(Box::new(linked)));
             }
             Err(error) if error.kind == LinkErrorKind::Misuse => {
                 state.turns.give_back(turn, Heard::Nothing);

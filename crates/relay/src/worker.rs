@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -17,7 +18,7 @@ use crate::connecting::{Accepted, Connecting, Try};
 use crate::connection::{Connection, Outcome, Side, Wants};
 use crate::direction::Tools;
 use crate::linked::{Linked, Served};
-use crate::pipes::Pipes;
+use crate::pipes::{Budget, Pipes};
 use crate::slab::{Key, Slab};
 use crate::stats::{ConnectionStats, Refusal, Totals};
 use crate::timers::Timers;
@@ -82,6 +83,32 @@ impl Inbox {
         let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
         std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Hands a connection to the worker that has the fewest.
+pub(crate) fn hand_over(inboxes: &[Arc<Inbox>], job: Job) {
+    if let Some(inbox) = inboxes.iter().min_by_key(|inbox| inbox.load.load(Ordering::Relaxed)) {
+        inbox.load.fetch_add(1, Ordering::Relaxed);
+        inbox.put(job);
+    }
+}
+
+/// Starts a worker for each inbox. Those that were started before an error are among `threads`, too.
+///
+/// # Errors
+/// If there are no files or threads.
+pub(crate) fn start_all(
+    inboxes: &[Arc<Inbox>],
+    name: &str,
+    (budget, book): (&Arc<Budget>, &Arc<Book>),
+    threads: &mut Vec<JoinHandle<io::Result<()>>>,
+) -> io::Result<()> {
+    for (number, inbox) in inboxes.iter().enumerate() {
+        let worker = Worker::new(inbox.clone(), Pipes::new(budget.clone()), book.clone())?;
+        let thread = std::thread::Builder::new().name(format!("{name}-{number}"));
+        threads.push(thread.spawn(move || worker.run())?);
+    }
+    Ok(())
 }
 
 enum Entry {
@@ -502,7 +529,6 @@ mod tests {
     use crate::connection::Meta;
     use crate::direction::Direction;
     use crate::hop::Limit;
-    use crate::pipes::Budget;
 
     fn worker() -> Worker {
         let pipes = Pipes::new(Budget::new(usize::MAX));

@@ -8,6 +8,7 @@
 //! congestion  which congestion control a socket has, and which there are
 //! options     buffers and wake-ups, time limits, ends of connections
 //! routing     what a transparent relay needs: original destinations, foreign addresses
+//! unix        connecting to unix sockets without waiting for ever
 //! sys         the calls
 //! ```
 //!
@@ -20,6 +21,7 @@ mod info;
 mod options;
 mod routing;
 mod sys;
+mod unix;
 
 pub use congestion::{BBR, available_congestion, best_congestion, congestion, set_congestion};
 pub use info::{Info, State, info};
@@ -29,3 +31,4 @@ pub use options::{
     set_receive_buffer, set_receive_low_water, set_send_buffer, unacknowledged,
 };
 pub use routing::{local_address, original_destination, set_bind_address_no_port, set_mark, set_transparent};
+pub use unix::connect_unix;

@@ -173,3 +173,23 @@ fn foreign_addresses_can_be_bound_where_that_is_allowed() {
     }
     tcp::set_bind_address_no_port(socket()).unwrap();
 }
+
+#[test]
+fn a_unix_socket_whose_queue_is_full_is_waited_for_only_so_long() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let name =
+        SocketAddrUnix::new_abstract_name(format!("drover-tcp-{}", std::process::id()).as_bytes()).unwrap();
+    let refused = drover_tcp::connect_unix(&name, Duration::ZERO).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&listener, &name).unwrap();
+    listen(&listener, 0).unwrap();
+    let mut connected = Vec::new();
+    let full = loop {
+        match drover_tcp::connect_unix(&name, Duration::from_millis(30)) {
+            Ok(socket) => connected.push(socket),
+            Err(error) => break error,
+        }
+    };
+    assert!(full.kind() == std::io::ErrorKind::WouldBlock && !connected.is_empty(), "{full}");
+}

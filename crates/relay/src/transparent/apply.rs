@@ -6,9 +6,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::SocketAddrUnix;
 
 use super::script::{Catch, NUMBER_MAX, TABLE_PREFIX, mark, number_of, table_name};
 
@@ -108,16 +108,13 @@ impl Lease {
 /// Whether a relay with this number lives in this network namespace.
 fn is_alive(number: u32) -> bool {
     // Whatever else fails, it is no proof that nobody is there: so many may have asked that no more fit in.
-    connect_at_once(number).err() != Some(Errno::CONNREFUSED)
+    connect_at_once(number).err().map(|error| error.kind()) != Some(ErrorKind::ConnectionRefused)
 }
 
 /// Connects, and waits for nobody: a lease accepts none of those who ask.
-fn connect_at_once(number: u32) -> rustix::io::Result<OwnedFd> {
+fn connect_at_once(number: u32) -> io::Result<OwnedFd> {
     let name = SocketAddrUnix::new_abstract_name(name_text(number).as_bytes())?;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &name)?;
-    Ok(socket)
+    drover_tcp::connect_unix(&name, Duration::ZERO)
 }
 
 /// Rules that are in the kernel. They go when this is dropped.
@@ -252,7 +249,7 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!(full, Errno::AGAIN);
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
         assert!(is_alive(lease.number));
     }
 }
