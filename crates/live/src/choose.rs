@@ -50,6 +50,8 @@ pub struct Choice {
     pub forecast: Forecast,
     /// Each way that was looked at, with what came of it, in words.
     pub looked_at: Vec<Looked>,
+    /// What it was chosen from.
+    pub facts: Facts,
 }
 
 /// A way that was looked at.
@@ -125,7 +127,7 @@ pub fn choose(promise: &Promise, facts: &Facts, way: &Way, allowed: Allowed) -> 
     };
     // There is always a first.
     let forecast = chosen.map_or_else(|| facts.forecast(promise), |looked| looked.forecast);
-    Choice { course: found, forecast, looked_at }
+    Choice { course: found, forecast, looked_at, facts }
 }
 
 /// Whether a forecast keeps a promise, at its worse end.

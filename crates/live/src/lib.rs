@@ -6,6 +6,7 @@
 //! measured line and memory ──> Facts ────┼──> choose ──> Course ──> settings (the same on both sides)
 //! the promise ───────────────────────────┘                 │
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
+//! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
 //! ```
 //!
@@ -19,6 +20,7 @@ mod forecast;
 mod found;
 mod preflight;
 mod settings;
+mod still;
 mod watch;
 
 pub use ability::Ability;
@@ -29,4 +31,5 @@ pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use settings::{
     Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,
 };
+pub use still::{Happened, Moment, Part, parts, stood_at_source};
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

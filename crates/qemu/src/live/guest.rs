@@ -1,9 +1,10 @@
 //! One side of a move: a monitor, and the commands of migration in it.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use drover_live::{Difference, Phase, Sample, Settings, Side, differences};
+use drover_live::{Difference, Happened, Moment, Phase, Sample, Settings, Side, differences};
 use serde_json::{Value, json};
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -27,6 +28,8 @@ pub(super) struct Seen {
     pub resumed_us: Option<i64>,
     /// Jobs that ended with an error, by name.
     pub failed_jobs: Vec<(String, String)>,
+    /// What happened to the guest and its move, the latest last.
+    moments: VecDeque<Moment>,
 }
 
 impl Seen {
@@ -36,7 +39,18 @@ impl Seen {
             self.failed_jobs.push((job.to_string(), error.to_string()));
         }
     }
+
+    fn moment(&mut self, what: Happened, at_us: Option<i64>) {
+        let Some(at_us) = at_us else { return };
+        if self.moments.len() == MOMENTS_MAX {
+            self.moments.pop_front();
+        }
+        self.moments.push_back(Moment { what, at_us });
+    }
 }
+
+/// A move has a dozen; the latest are those that count.
+const MOMENTS_MAX: usize = 256;
 
 /// Jobs of one move; more is not drover's.
 const FAILED_JOBS_MAX: usize = 256;
@@ -156,14 +170,39 @@ impl Guest {
     pub(super) fn wait_for_news(&mut self, time_max: Duration) -> Result<bool, QemuError> {
         let Some(event) = self.qmp.next_event(time_max)? else { return Ok(false) };
         match event["event"].as_str() {
-            Some("STOP") => self.seen.stopped_us = moment_us(&event),
-            Some("RESUME") => self.seen.resumed_us = moment_us(&event),
+            Some("STOP") => {
+                self.seen.stopped_us = moment_us(&event);
+                self.seen.moment(Happened::Stopped, self.seen.stopped_us);
+            }
+            Some("RESUME") => {
+                self.seen.resumed_us = moment_us(&event);
+                self.seen.moment(Happened::Started, self.seen.resumed_us);
+            }
+            Some("MIGRATION") => {
+                let word = event["data"]["status"].as_str().unwrap_or_default();
+                self.seen.moment(Happened::Status(word.to_string()), moment_us(&event));
+            }
             Some("BLOCK_JOB_COMPLETED" | "BLOCK_JOB_ERROR" | "BLOCK_JOB_CANCELLED") => {
                 self.seen.job(&event["data"])
             }
             _ => {}
         }
         Ok(true)
+    }
+
+    /// What happened to the guest and its move since this was connected, in order; the latest 256. What a monitor that is
+    /// gone told last may be missing.
+    pub fn moments(&mut self) -> Vec<Moment> {
+        // Events that cannot be had any more are told by their absence.
+        let _ = self.seen();
+        self.seen.moments.iter().cloned().collect()
+    }
+
+    /// Lets the guest run.
+    pub(super) fn give_leave(&mut self) -> Result<(), QemuError> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.seen.moment(Happened::LeaveGiven, i64::try_from(now.as_micros()).ok());
+        self.order("cont")
     }
 
     /// Runs a command that takes nothing.

@@ -72,7 +72,7 @@ impl Move<'_> {
         if self.was_running {
             // Before the order: that its answer is lost does not mean that it was not carried out.
             self.has_let_go = true;
-            self.target.order("cont")?;
+            self.target.give_leave()?;
             return self.wait_until_it_runs();
         }
         Ok(true)
