@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::moves::{self, busy, events, is_sending, say, with_disks, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A guest that beats, and a QEMU that waits for it.
@@ -84,10 +84,46 @@ impl Pair {
 #[test]
 fn an_idle_guest_moves() {
     let Some(mut pair) = Pair::new(&PulseOptions::default()) else { return };
-    let output = pair.live(&[]);
+    let file = pair.path("report.json");
+    std::fs::write(&file, "of an earlier move").unwrap();
+    let output = pair.live(&["--report", file.to_str().unwrap()]);
     let moved = pair.has_moved(&output);
     assert!(moved["sent_bytes"].as_u64().unwrap() > 32 << 20, "{moved}");
     assert!(moved["stood_still_ms"].is_u64() && moved["downtime_ms_by_qemu"].is_u64(), "{moved}");
+    says_what_the_events_said(&report(&file), &output);
+}
+
+fn report(file: &Path) -> Value {
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!((&report["kind"], &report["version"]), (&json!("drover-live-report"), &json!(1)));
+    report
+}
+
+/// The report of a move has the figures of its events, and parts of the downtime that add up.
+#[track_caller]
+fn says_what_the_events_said(report: &Value, output: &Output) {
+    let moved = moves::moved(output);
+    let outcome = &report["outcome"];
+    assert_eq!(outcome["result"], "moved", "{report}");
+    for key in ["total_s", "downtime_ms_by_qemu", "stood_still_ms", "sent_bytes", "passes"] {
+        assert_eq!(outcome[key], moved[key], "{key}");
+    }
+    let memory: Vec<Value> = events(output).into_iter().filter(|event| event["event"] == "memory").collect();
+    let samples = report["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), memory.len());
+    for (sample, event) in samples.iter().zip(&memory) {
+        for key in ["at_ms", "status", "pass", "sent_bytes", "left_bytes", "dirty_bytes_per_s"] {
+            assert_eq!(sample[key], event[key], "{key} of {event}");
+        }
+    }
+    let chosen = events(output).into_iter().find(|event| event["event"] == "chosen").unwrap();
+    assert_eq!(report["looks"][0]["dirty_bytes_per_s"], chosen["dirty_bytes_per_s"]);
+    assert_eq!(report["looks"][0]["channels"], chosen["channels"]);
+    let parts: Vec<f64> =
+        report["downtime_parts"].as_array().unwrap().iter().filter_map(|part| part["ms"].as_f64()).collect();
+    assert_eq!(parts.len(), 3, "{}", report["downtime_parts"]);
+    let (sum, stood) = (parts.iter().sum::<f64>(), moved["stood_still_ms"].as_f64().unwrap());
+    assert!((sum - stood).abs() < 1.0, "{parts:?} of {stood}");
 }
 
 #[test]
@@ -146,8 +182,13 @@ fn disks_go_with_the_guest() {
     let [here, there] = with_disks(folder.path());
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let nbd = format!("unix:{}", pair.path("nbd.sock").display());
-    let output = pair.live(&["--disks", "mirror", "--nbd", &nbd]);
+    let file = pair.path("report.html");
+    let output = pair.live(&["--disks", "mirror", "--nbd", &nbd, "--report", file.to_str().unwrap()]);
     pair.has_moved(&output);
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.contains("the guest runs at the target") && page.contains("disks handed over"), "{page}");
+    let stood = format!("{} ms", moves::moved(&output)["stood_still_ms"]);
+    assert!(page.ends_with("</html>\n") && page.contains(&stood), "{stood}: {page}");
     pair.target.kill();
     assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
 }
@@ -156,9 +197,13 @@ fn disks_go_with_the_guest() {
 fn what_differs_is_named_before_anything_is_done() {
     let there = PulseOptions { memory_mib: 128, ..busy() };
     let Some(mut pair) = Pair::unlike(&busy(), &there) else { return };
-    let output = pair.live(&[]);
+    let file = pair.path("report.json");
+    let output = pair.live(&["--report", file.to_str().unwrap()]);
     assert_eq!(output.code, Some(3), "{output:?}");
     assert!(output.err.contains("64 MiB") && output.err.contains("`-m 64`"), "{}", output.err);
+    let outcome = report(&file)["outcome"].clone();
+    assert_eq!((&outcome["result"], &outcome["guest_at"]), (&json!("failed"), &json!("source")));
+    assert!(outcome["message"].as_str().unwrap().contains("64 MiB"), "{outcome}");
     pair.has_stayed();
 }
 
@@ -187,12 +232,16 @@ fn a_dry_run_moves_nothing_and_tells_what_would_happen() {
 fn a_target_that_dies_in_mid_move_leaves_the_guest_where_it_was() {
     let Some(mut pair) = Pair::new(&busy()) else { return };
     // 33 MiB at 8 Mbit/s: there is time.
-    let child = pair.spawn(&["--rate-max", "8m"]);
+    let file = pair.path("report.json");
+    let child = pair.spawn(&["--rate-max", "8m", "--report", file.to_str().unwrap()]);
     pair.wait_until_sending();
     pair.target.kill();
     let output = pair.ended(child);
     assert_eq!(output.code, Some(7), "{output:?}");
     assert!(output.err.contains("the guest is at the source, as it was"), "{}", output.err);
+    let report = report(&file);
+    assert_eq!(report["outcome"]["guest_at"], "source", "{report}");
+    assert!(report["samples"].as_array().unwrap().iter().any(|sample| sample["sent_bytes"] != 0), "{report}");
     pair.has_stayed();
 }
 
@@ -228,7 +277,19 @@ fn a_monitor_that_serves_nobody_is_named() {
     let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
     let (from, to) = (folder.path().join("a.sock"), folder.path().join("b.sock"));
     let (from, to) = (from.display().to_string(), to.display().to_string());
-    let output = drover.run(&["live", &from, "--to", &to, "--uri", "tcp:localhost:0"]).unwrap();
+    let file = folder.path().join("report.json");
+    let args = ["live", &from, "--to", &to, "--uri", "tcp:localhost:0", "--report"];
+    let output = drover.run(&[&args[..], &[file.to_str().unwrap()]].concat()).unwrap();
     assert_eq!(output.code, Some(6), "{output:?}");
     assert!(output.err.contains(&from) && output.err.contains("one client"), "{}", output.err);
+    let outcome = report(&file)["outcome"].clone();
+    assert_eq!((&outcome["result"], &outcome["guest_at"]), (&json!("failed"), &Value::Null));
+    // What cannot be written is told before anything is looked at.
+    std::fs::create_dir(folder.path().join("taken.html")).unwrap();
+    for bad in ["nowhere/report.json", "taken.html"] {
+        let bad = folder.path().join(bad);
+        let output = drover.run(&[&args[..], &[bad.to_str().unwrap()]].concat()).unwrap();
+        assert_eq!(output.code, Some(2), "{output:?}");
+        assert!(output.err.contains("--report"), "{output:?}");
+    }
 }

@@ -4,6 +4,9 @@
 //! so whatever a VM is called, the page shows it and does nothing else.
 
 mod charts;
+mod live;
+
+pub use live::live_report_html;
 
 use std::fmt::{self, Write};
 
@@ -53,15 +56,7 @@ impl fmt::Display for Escaped<'_> {
 
 fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     let summary = Summary::of(report);
-    let title = Escaped(&report.plan.name);
-    write!(
-        page,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
-         <title>{title} - drover report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
-    )?;
+    write_head(page, &report.plan.name)?;
     write_summary(page, report, &summary)?;
     write_failures(page, report)?;
     charts::write_timeline(page, report)?;
@@ -70,6 +65,23 @@ fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     write_passes(page, report)?;
     write_disks(page, report)?;
     write_events(page, report)?;
+    write_foot(page)
+}
+
+/// All before the report itself.
+fn write_head(page: &mut String, title: &str) -> fmt::Result {
+    let title = Escaped(title);
+    write!(
+        page,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
+         <title>{title} - drover report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    )
+}
+
+fn write_foot(page: &mut String) -> fmt::Result {
     writeln!(page, "</main>\n</body>\n</html>")
 }
 
@@ -107,9 +119,13 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
         ("Time", duration(summary.elapsed())),
         ("Copies waited for", if waits.is_empty() { UNKNOWN.into() } else { waits }),
     ];
+    write_facts(page, &facts)
+}
+
+fn write_facts(page: &mut String, facts: &[(&str, String)]) -> fmt::Result {
     writeln!(page, "<dl class=\"facts\">")?;
     for (name, value) in facts {
-        writeln!(page, "<div><dt>{name}</dt><dd>{}</dd></div>", Escaped(&value))?;
+        writeln!(page, "<div><dt>{name}</dt><dd>{}</dd></div>", Escaped(value))?;
     }
     writeln!(page, "</dl>")
 }
@@ -331,7 +347,7 @@ mod tests {
     use crate::sample;
 
     /// Parses the page as XML; fails if a tag is open or a character not escaped.
-    fn texts(page: &str) -> String {
+    pub(super) fn texts(page: &str) -> String {
         let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
         let document = roxmltree::Document::parse_with_options(page, options).unwrap();
         document.descendants().filter(|node| node.is_text()).filter_map(|node| node.text()).collect()

@@ -14,6 +14,7 @@ mod display;
 mod frame;
 mod html;
 mod inventory;
+mod live;
 mod meter;
 mod mode;
 mod now;
@@ -31,8 +32,12 @@ mod warm;
 
 pub use copy_display::CopyDisplay;
 pub use display::Display;
-pub use html::report_html;
+pub use html::{live_report_html, report_html};
 pub use inventory::{inventory_json, inventory_text};
+pub use live::{
+    LiveAsked, LiveDeed, LiveDisk, LiveForecast, LiveLook, LiveNote, LiveOutcome, LivePart, LiveReal,
+    LiveReport, LiveSample, LiveWay, live_report_json,
+};
 pub use mode::DisplayMode;
 pub use problems::problems_text;
 pub use report::{report_json, report_text};

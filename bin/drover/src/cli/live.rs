@@ -15,7 +15,8 @@ Examples:
   drover live /run/vm/qmp.sock --to /run/new/qmp.sock --uri tcp:10.0.0.2:0 --downtime 300ms --deadline 20m
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
-  drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror";
+  drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror
+  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html";
 
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -61,6 +62,10 @@ pub struct LiveArgs {
     /// Most that may be sent, in bits a second
     #[arg(long, value_name = "RATE")]
     pub rate_max: Option<Rate>,
+    /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;
+    /// an older one is replaced
+    #[arg(long, value_name = "FILE", value_parser = report)]
+    pub report: Option<PathBuf>,
     /// Folder of drover's state, for --via [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
@@ -100,6 +105,15 @@ fn long_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// What a report can be, by its name.
+fn report(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().and_then(|it| it.to_str()) {
+        Some("html" | "json") => Ok(path),
+        _ => Err("want a name that ends in .html or .json".to_string()),
+    }
+}
+
 /// What QEMU can listen on and drover can find again.
 fn uri(text: &str) -> Result<String, String> {
     let is_tcp = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':'));
@@ -116,7 +130,7 @@ fn uri(text: &str) -> Result<String, String> {
 mod tests {
     use std::time::Duration;
 
-    use super::{long_time, uri};
+    use super::{long_time, report, uri};
 
     #[test]
     fn minutes_and_hours_and_less() {
@@ -124,6 +138,14 @@ mod tests {
         assert_eq!([seconds("20m"), seconds("2h"), seconds("90s")], [Ok(1200), Ok(7200), Ok(90)]);
         assert_eq!(long_time("300ms"), Ok(Duration::from_millis(300)));
         assert!(long_time("soon").is_err() && long_time("-1m").is_err());
+    }
+
+    #[test]
+    fn reports_by_their_names() {
+        assert!(report("/x/a.html").is_ok() && report("b.json").is_ok());
+        for bad in ["a.qcow2", "html", ".html", "a.HTML", "/dev/stdout", ""] {
+            assert!(report(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `drover live`: a running guest moves from one QEMU to another.
 
 mod over;
+mod record;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +19,19 @@ use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
 use over::Over;
+use record::Record;
 
 /// Runs `drover live`.
 pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
+    let mut record = Record::begin(args)?;
+    let ended = move_guest(args, &mut record);
+    match record {
+        Some(record) => record.write(ended),
+        None => ended,
+    }
+}
+
+fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
     let options = options(args, over.as_ref())?;
@@ -31,11 +42,22 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     };
     let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
     let mut view = View { json: args.json, said_ms: None };
-    let mut tell = |event: Event| view.tell(&event);
+    let mut tell = |event: Event| {
+        if let Some(record) = record {
+            record.take(&event);
+        }
+        view.tell(&event);
+    };
     if args.dry_run {
         return match foresee(&mut source, &mut target, &options, &mut tell) {
             Ok(_) => Ok(Exit::Success),
-            Err(cause) => Err(failure(&LiveError { cause, guest_at: Where::Source })),
+            Err(cause) => {
+                let error = LiveError { cause, guest_at: Where::Source };
+                if let Some(record) = record {
+                    record.failed(&error, &[]);
+                }
+                Err(failure(&error))
+            }
         };
     }
     let flag: Arc<_> = stop.flag();
@@ -44,10 +66,16 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     let _undo = Undo::begin();
     match live(&mut source, &mut target, &options, &flag, &mut tell) {
         Ok(moved) => {
+            if let Some(record) = record {
+                record.moved(&moved, &source.moments(), &target.moments(), over.as_ref().map(Over::told));
+            }
             view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
         }
         Err(error) => {
+            if let Some(record) = record {
+                record.failed(&error, &source.moments());
+            }
             if args.json {
                 line(
                     json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
@@ -296,7 +324,11 @@ fn chosen(choice: &Choice) -> Value {
         })
     });
     let channels = choice.course.as_ref().map(|course| course.channels);
-    json!({"event": "chosen", "channels": channels, "ways": ways.collect::<Vec<_>>()})
+    let facts = &choice.facts;
+    json!({
+        "event": "chosen", "channels": channels, "ways": ways.collect::<Vec<_>>(), "memory_bytes": facts.memory_bytes,
+        "dirty_bytes_per_s": facts.dirty.likely, "line_bytes_per_s": facts.rate.likely,
+    })
 }
 
 fn phase_word(phase: Phase) -> &'static str {

@@ -12,13 +12,13 @@ use crate::text::{between, clip, count, duration};
 
 const WIDTH: f64 = 1000.0;
 /// Left of the plot: names of VMs, or rates.
-const NAMES: f64 = 170.0;
+pub(super) const NAMES: f64 = 170.0;
 const RIGHT: f64 = 20.0;
 /// Characters of a name that fit there.
 const NAME_CHARS: usize = 24;
-const PLOT: f64 = WIDTH - NAMES - RIGHT;
+pub(super) const PLOT: f64 = WIDTH - NAMES - RIGHT;
 /// Between labels of the time axis, of eight characters.
-const LABEL_DISTANCE: f64 = 75.0;
+pub(super) const LABEL_DISTANCE: f64 = 75.0;
 
 /// Height of a VM's row; of many VMs, less.
 const ROW: f64 = 24.0;
@@ -29,9 +29,9 @@ const ROWS_MAX: usize = 1000;
 /// A phase that took no time is still seen.
 const BAR_MIN: f64 = 1.5;
 
-const RATES_HEIGHT: f64 = 240.0;
+pub(super) const RATES_HEIGHT: f64 = 240.0;
 /// Points drawn per line; more are not told apart.
-const POINTS_MAX: usize = 800;
+pub(super) const POINTS_MAX: usize = 800;
 
 /// When each VM was in which phase.
 pub(super) fn write_timeline(page: &mut String, report: &PlanReport) -> fmt::Result {
@@ -92,24 +92,9 @@ pub(super) fn write_rates(page: &mut String, report: &PlanReport) -> fmt::Result
     }
     let axis = time_axis(report);
     let most = points.iter().map(|point| point.read_rate.max(point.written_rate)).fold(0.0, f64::max);
-    let ticks = value_ticks(most);
-    let top = ticks.last().copied().unwrap_or(1.0);
-    let y = |rate: f64| RATES_HEIGHT * (1.0 - (rate / top).clamp(0.0, 1.0));
     begin_chart(page, "Rate", "Bytes read and written per second over time", RATES_HEIGHT)?;
     write_time_labels(page, &axis, RATES_HEIGHT)?;
-    for tick in &ticks {
-        writeln!(
-            page,
-            "<line class=\"grid\" x1=\"{NAMES}\" x2=\"{:.0}\" y1=\"{:.1}\" y2=\"{:.1}\"/>\
-             <text class=\"label\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            NAMES + PLOT,
-            y(*tick),
-            y(*tick),
-            NAMES - 8.0,
-            y(*tick) + 4.0,
-            Rate(*tick)
-        )?;
-    }
+    let y = write_value_labels(page, most, &|rate| Rate(rate).to_string())?;
     for (class, rate) in [("written", written_rate as fn(&RatePoint) -> f64), ("read", read_rate)] {
         let mut path = String::new();
         for (at, point) in points.iter().enumerate() {
@@ -127,6 +112,31 @@ pub(super) fn write_rates(page: &mut String, report: &PlanReport) -> fmt::Result
     end_chart(page)?;
     write_legend(page, [("read", "read from the sources"), ("written", "written to the targets")].iter())?;
     writeln!(page, "</section>")
+}
+
+/// Lines across the plot with what they stand for; gives where a value lies.
+pub(super) fn write_value_labels(
+    page: &mut String,
+    most: f64,
+    label: &dyn Fn(f64) -> String,
+) -> Result<impl Fn(f64) -> f64 + use<>, fmt::Error> {
+    let ticks = value_ticks(most);
+    let top = ticks.last().copied().unwrap_or(1.0);
+    let y = move |value: f64| RATES_HEIGHT * (1.0 - (value / top).clamp(0.0, 1.0));
+    for tick in &ticks {
+        writeln!(
+            page,
+            "<line class=\"grid\" x1=\"{NAMES}\" x2=\"{:.0}\" y1=\"{:.1}\" y2=\"{:.1}\"/>\
+             <text class=\"label\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            NAMES + PLOT,
+            y(*tick),
+            y(*tick),
+            NAMES - 8.0,
+            y(*tick) + 4.0,
+            label(*tick)
+        )?;
+    }
+    Ok(y)
 }
 
 fn read_rate(point: &RatePoint) -> f64 {
@@ -160,7 +170,7 @@ fn end_of(report: &PlanReport, vm: &drover_engine::VmReport) -> i64 {
     ended.or(last_event.map(|event| event.at_ms)).or(last_start).unwrap_or(report.plan.started_ms)
 }
 
-fn begin_chart(page: &mut String, heading: &str, words: &str, height: f64) -> fmt::Result {
+pub(super) fn begin_chart(page: &mut String, heading: &str, words: &str, height: f64) -> fmt::Result {
     writeln!(
         page,
         "<section>\n<h2>{heading}</h2>\n<svg class=\"chart\" viewBox=\"0 -10 {WIDTH:.0} {:.0}\" role=\"img\" \
@@ -169,7 +179,7 @@ fn begin_chart(page: &mut String, heading: &str, words: &str, height: f64) -> fm
     )
 }
 
-fn end_chart(page: &mut String) -> fmt::Result {
+pub(super) fn end_chart(page: &mut String) -> fmt::Result {
     writeln!(page, "</svg>")
 }
 
@@ -195,7 +205,10 @@ fn write_time_labels(page: &mut String, axis: &TimeAxis, height: f64) -> fmt::Re
     Ok(())
 }
 
-fn write_legend<'a>(page: &mut String, entries: impl Iterator<Item = &'a (&'a str, &'a str)>) -> fmt::Result {
+pub(super) fn write_legend<'a>(
+    page: &mut String,
+    entries: impl Iterator<Item = &'a (&'a str, &'a str)>,
+) -> fmt::Result {
     write!(page, "<ul class=\"legend\">")?;
     for (class, words) in entries {
         write!(page, "<li><span class=\"swatch {class}\"></span>{words}</li>")?;

@@ -1,0 +1,255 @@
+//! What is kept of a move for its report, and the file it is written to.
+
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use drover_copy::converge::Estimate;
+use drover_live::{Choice, Deed, Forecast, Moment, Phase, Why, parts, stood_at_source};
+use drover_qemu::live::{Event, LiveError, Moved};
+use drover_view::{
+    LiveAsked, LiveDeed, LiveForecast, LiveLook, LiveOutcome, LivePart, LiveReal, LiveReport, LiveSample,
+    LiveWay, live_report_html, live_report_json,
+};
+use serde_json::Value;
+
+use super::{deed_word, millis, place};
+use crate::cli::{AllowArg, DisksArg, LiveArgs};
+use crate::exit::{Exit, Failure};
+
+/// A report that grows while the guest moves.
+pub struct Record {
+    path: PathBuf,
+    began: Instant,
+    line_is_known: bool,
+    report: LiveReport,
+}
+
+impl Record {
+    /// Begins one, if it is wanted: looks whether it can be written, so that it does not show after the move.
+    pub fn begin(args: &LiveArgs) -> Result<Option<Record>, Failure> {
+        let Some(path) = &args.report else { return Ok(None) };
+        let unfit = |why: String| Failure::new(Exit::Usage, format!("--report {}: {why}", path.display()));
+        // What is put in its place would take a device or a folder away.
+        if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+            return Err(unfit("what is there is no plain file".into()));
+        }
+        fresh(path).map_err(|error| unfit(error.to_string()))?;
+        let mut report = LiveReport::default();
+        report.began_ms = now_ms();
+        report.source = args.source.display().to_string();
+        report.target = args.to.display().to_string();
+        report.site.clone_from(&args.via);
+        report.asked = asked(args);
+        let (path, line_is_known) = (path.clone(), args.line.is_some());
+        Ok(Some(Record { path, began: Instant::now(), line_is_known, report }))
+    }
+
+    /// Takes in what happened.
+    pub fn take(&mut self, event: &Event) {
+        let at_s = self.began.elapsed().as_secs_f64();
+        match event {
+            Event::Note(text) => self.report.add_note(at_s, text.as_str()),
+            Event::Chosen(choice) => {
+                // What is looked at once memory is on its way is what its rate told.
+                let line_is_known = self.line_is_known || !self.report.samples.is_empty();
+                self.report.looks.push(look(at_s, choice, line_is_known));
+            }
+            Event::Disk { name, state } => {
+                self.report.add_disk(at_s, name, state.done_bytes, state.all_bytes, state.is_ready);
+            }
+            Event::Memory(told) => {
+                let sample = &told.sample;
+                let sample_s = sample.at_ms as f64 / 1000.0;
+                self.report.memory_began_s.get_or_insert((at_s - sample_s).max(0.0));
+                self.report.add_sample(LiveSample {
+                    at_ms: sample.at_ms,
+                    status: told.status.clone(),
+                    pass: sample.passes,
+                    sent_bytes: sample.sent_bytes,
+                    left_bytes: sample.left_bytes,
+                    dirty_bytes_per_s: sample.dirty_bytes_per_s,
+                    throttle_percent: sample.throttle_percent,
+                });
+            }
+            Event::Did(what, why) => self.report.deeds.push(deed(at_s, *what, why)),
+            Event::Link { site, is_up } => {
+                let word = if *is_up { "is back" } else { "is away" };
+                self.report.add_note(at_s, format!("the link to {site} {word}"));
+            }
+        }
+    }
+
+    /// The guest runs at the target.
+    pub fn moved(&mut self, moved: &Moved, source: &[Moment], target: &[Moment], link: Option<Value>) {
+        self.report.outcome = LiveOutcome::Moved(LiveReal {
+            total_s: moved.total.as_secs_f64(),
+            downtime_ms_by_qemu: moved.downtime_by_qemu.map(millis),
+            stood_still_ms: moved.stood_still.map(millis),
+            sent_bytes: moved.last.sample.sent_bytes,
+            passes: moved.last.sample.passes,
+        });
+        let parts = parts(source, target).into_iter();
+        self.report.downtime_parts = parts
+            .map(|part| LivePart {
+                name: part.name.into(),
+                ms: part.time.map(|time| time.as_secs_f64() * 1000.0),
+                how: part.how.into(),
+            })
+            .collect();
+        self.report.link = link;
+    }
+
+    /// It did not move, or not as it should.
+    pub fn failed(&mut self, error: &LiveError, source: &[Moment]) {
+        let began = self.report.samples.iter().any(|sample| Phase::of(&sample.status) != Phase::Setup);
+        let stood = stood_at_source(source).filter(|_| began);
+        self.report.outcome = LiveOutcome::Failed {
+            message: error.to_string(),
+            advice: None,
+            guest_at: Some(place(&error.guest_at).into()),
+            stood_at_source_ms: stood.map(|time| time.as_secs_f64() * 1000.0),
+        };
+    }
+
+    /// Writes it, with what the command ends in; a failure that comes on top of one is told beside it.
+    pub fn write(mut self, ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
+        self.report.ended_ms = now_ms();
+        if let Err(failure) = &ended {
+            self.told(failure);
+        }
+        let text = match self.path.extension().is_some_and(|it| it == "html") {
+            true => live_report_html(&self.report),
+            false => format!("{:#}\n", live_report_json(&self.report)),
+        };
+        let Err(error) = put(&self.path, text.as_bytes()) else { return ended };
+        let text = format!("the report {} could not be written: {error}", self.path.display());
+        match (ended, &self.report.outcome) {
+            (Ok(_), LiveOutcome::Moved(_)) => {
+                Err(Failure::new(Exit::Internal, format!("the guest runs at the target; {text}")))
+            }
+            (Ok(_), LiveOutcome::Looked | LiveOutcome::Failed { .. }) => {
+                Err(Failure::new(Exit::Internal, text))
+            }
+            (Err(failure), _) => {
+                let message = format!("{}; {text}", failure.message);
+                Err(Failure { message, ..failure })
+            }
+        }
+    }
+
+    /// What the user is told. A failure before both sides were looked at has no other words.
+    fn told(&mut self, failure: &Failure) {
+        match &mut self.report.outcome {
+            LiveOutcome::Failed { advice, .. } => advice.clone_from(&failure.advice),
+            LiveOutcome::Looked => {
+                self.report.outcome = LiveOutcome::Failed {
+                    message: failure.message.clone(),
+                    advice: failure.advice.clone(),
+                    guest_at: None,
+                    stood_at_source_ms: None,
+                };
+            }
+            // It moved; what came after is not the guest's affair.
+            LiveOutcome::Moved(_) => {}
+        }
+    }
+}
+
+fn asked(args: &LiveArgs) -> LiveAsked {
+    let word = |allow: &AllowArg| match allow {
+        AllowArg::Throttle => "throttle".to_string(),
+        AllowArg::Postcopy => "postcopy".to_string(),
+    };
+    LiveAsked {
+        downtime_ms: millis(args.downtime),
+        deadline_s: args.deadline.as_secs_f64(),
+        disks: match args.disks {
+            DisksArg::Shared => "shared".into(),
+            DisksArg::Mirror => "mirror".into(),
+        },
+        allowed: args.allow.iter().map(word).collect(),
+        channels: args.channels,
+        line_bits_per_s: args.line.map(|rate| rate.bits_per_s()),
+        rate_max_bits_per_s: args.rate_max.map(|rate| rate.bits_per_s()),
+    }
+}
+
+fn look(at_s: f64, choice: &Choice, line_is_known: bool) -> LiveLook {
+    let course = choice.course.as_ref();
+    let Estimate { likely: dirty, spread: dirty_spread } = choice.facts.dirty;
+    let Estimate { likely: line, spread: line_spread } = choice.facts.rate;
+    LiveLook {
+        at_s,
+        channels: course.map(|course| course.channels),
+        at_once: course.and_then(|course| course.at_once).map(|deed| deed_word(deed).into()),
+        ready: course
+            .map(|course| course.deeds.iter().map(|deed| deed_word(*deed).into()).collect())
+            .unwrap_or_default(),
+        memory_bytes: choice.facts.memory_bytes,
+        dirty_bytes_per_s: dirty,
+        dirty_bytes_per_s_spread: dirty_spread,
+        line_bytes_per_s: line,
+        line_bytes_per_s_spread: line_spread,
+        line_is_known,
+        foreseen: forecast(&choice.forecast),
+        ways: choice
+            .looked_at
+            .iter()
+            .map(|looked| LiveWay {
+                way: looked.way.clone(),
+                keeps_the_promise: looked.keeps,
+                foreseen: forecast(&looked.forecast),
+            })
+            .collect(),
+    }
+}
+
+fn forecast(forecast: &Forecast) -> LiveForecast {
+    LiveForecast {
+        total_s: forecast.total.likely,
+        total_s_spread: forecast.total.spread,
+        downtime_ms: forecast.downtime.likely * 1000.0,
+        downtime_ms_spread: forecast.downtime.spread * 1000.0,
+        passes: forecast.passes,
+        sent_bytes: forecast.sent_bytes,
+        converges: forecast.converges,
+    }
+}
+
+fn deed(at_s: f64, what: Deed, why: &Why) -> LiveDeed {
+    LiveDeed {
+        at_s,
+        what: deed_word(what).into(),
+        why: why.to_string(),
+        sent_bytes_per_s: why.rate,
+        dirty_bytes_per_s: why.dirty,
+        left_bytes: why.left_bytes,
+        needs_s: why.needs_s,
+        has_s: why.has_s,
+    }
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A new file beside the one that it will replace, readable by whom the user's mask lets.
+fn fresh(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new()
+        .prefix(".drover-report-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+}
+
+/// Puts a whole file in the place of an older one, or leaves that.
+fn put(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = fresh(path)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}

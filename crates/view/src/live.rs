@@ -1,0 +1,475 @@
+//! The report of a live move: what was promised, foreseen and real, for people and machines. Pure.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Of the JSON document; it grows when a field's meaning changes or one goes.
+const VERSION: u32 = 1;
+
+/// Samples that are kept; of more every second one goes, so a move of days fits too.
+const SAMPLES_MAX: usize = 4096;
+/// Notes that are kept.
+const NOTES_MAX: usize = 1000;
+
+/// A live move from the command's begin to its end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveReport {
+    /// Milliseconds since 1970.
+    pub began_ms: i64,
+    /// Milliseconds since 1970.
+    pub ended_ms: i64,
+    /// The source's monitor.
+    pub source: String,
+    /// The target's monitor.
+    pub target: String,
+    /// The site it is at, if it was reached over a link.
+    pub site: Option<String>,
+    /// What was asked for.
+    pub asked: LiveAsked,
+    /// What was foreseen and chosen, each time that was looked at.
+    pub looks: Vec<LiveLook>,
+    /// What was done on the way.
+    pub deeds: Vec<LiveDeed>,
+    /// What was said on the way.
+    pub notes: Vec<LiveNote>,
+    /// Disks that were copied.
+    pub disks: Vec<LiveDisk>,
+    /// When memory began to go, in seconds since the begin.
+    pub memory_began_s: Option<f64>,
+    /// What the source's QEMU told of memory on its way, in order.
+    pub samples: Vec<LiveSample>,
+    /// What became of it.
+    pub outcome: LiveOutcome,
+    /// What the time was made of in which the guest stood still; empty if it did not, or nothing of it is known.
+    pub downtime_parts: Vec<LivePart>,
+    /// What went over the link.
+    pub link: Option<Value>,
+    /// Samples of which one is kept.
+    #[serde(skip)]
+    stride: usize,
+    /// Samples since the last one that was kept.
+    #[serde(skip)]
+    skipped: usize,
+    /// What is added to the time of samples.
+    #[serde(skip)]
+    offset_ms: u64,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveAsked {
+    /// Longest time for which the guest may stand still.
+    pub downtime_ms: u64,
+    /// Time in which it must have moved.
+    pub deadline_s: f64,
+    /// `shared` or `mirror`.
+    pub disks: String,
+    /// What was allowed to keep the promise.
+    pub allowed: Vec<String>,
+    /// Connections, where their number was given.
+    pub channels: Option<u8>,
+    /// What the line was said to carry.
+    pub line_bits_per_s: Option<u64>,
+    /// Most that was to be sent.
+    pub rate_max_bits_per_s: Option<u64>,
+}
+
+/// What was foreseen at a moment, and from what.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveLook {
+    /// Seconds since the begin.
+    pub at_s: f64,
+    /// Connections; nothing if no way keeps the promise.
+    pub channels: Option<u8>,
+    /// What is begun at once, because nothing milder is enough.
+    pub at_once: Option<String>,
+    /// What stands ready if it goes otherwise, in its order.
+    pub ready: Vec<String>,
+    /// The guest's memory.
+    pub memory_bytes: u64,
+    /// Bytes a second of pages that are written to, and how far off that may be.
+    pub dirty_bytes_per_s: f64,
+    /// How far off the rate of writing may be.
+    pub dirty_bytes_per_s_spread: f64,
+    /// Bytes a second that the line carries.
+    pub line_bytes_per_s: f64,
+    /// How far off that may be.
+    pub line_bytes_per_s_spread: f64,
+    /// Whether it was measured or said, or is a guess.
+    pub line_is_known: bool,
+    /// What was foreseen of the way that was chosen, or of the mildest one.
+    pub foreseen: LiveForecast,
+    /// Each way that was looked at.
+    pub ways: Vec<LiveWay>,
+}
+
+/// What a move will take.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveForecast {
+    /// Seconds, from the begin of memory's way.
+    pub total_s: f64,
+    /// How far off they may be.
+    pub total_s_spread: f64,
+    /// For which the guest stands still.
+    pub downtime_ms: f64,
+    /// How far off that may be.
+    pub downtime_ms_spread: f64,
+    /// Passes over memory.
+    pub passes: u32,
+    /// Bytes that are sent.
+    pub sent_bytes: u64,
+    /// Whether it ends.
+    pub converges: bool,
+}
+
+/// A way that was looked at.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveWay {
+    /// In words.
+    pub way: String,
+    /// Whether it keeps the promise.
+    pub keeps_the_promise: bool,
+    /// What it would take.
+    pub foreseen: LiveForecast,
+}
+
+/// Something that was done, and what was known then.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveDeed {
+    /// Seconds since the begin.
+    pub at_s: f64,
+    /// In words.
+    pub what: String,
+    /// Why, with its numbers.
+    pub why: String,
+    /// Bytes a second that were sent.
+    pub sent_bytes_per_s: f64,
+    /// Bytes a second that were written to.
+    pub dirty_bytes_per_s: f64,
+    /// Bytes that were left.
+    pub left_bytes: u64,
+    /// Seconds that it would still have taken; nothing where no end was in sight.
+    pub needs_s: Option<f64>,
+    /// Seconds until the deadline.
+    pub has_s: f64,
+}
+
+/// Something that was said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveNote {
+    /// Seconds since the begin.
+    pub at_s: f64,
+    /// In words.
+    pub text: String,
+}
+
+/// A disk that was copied.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveDisk {
+    /// What it is plugged into.
+    pub name: String,
+    /// Bytes copied.
+    pub done_bytes: u64,
+    /// Bytes to copy; what is written again counts again.
+    pub all_bytes: u64,
+    /// When all was copied once, in seconds since the begin.
+    pub ready_s: Option<f64>,
+}
+
+/// What the source's QEMU told of memory on its way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveSample {
+    /// Milliseconds since memory began to go.
+    pub at_ms: u64,
+    /// QEMU's word for where it is.
+    pub status: String,
+    /// Passes begun.
+    pub pass: u64,
+    /// Bytes sent so far.
+    pub sent_bytes: u64,
+    /// Bytes left in this pass.
+    pub left_bytes: u64,
+    /// Bytes of pages written to in the last second, by QEMU's count.
+    pub dirty_bytes_per_s: u64,
+    /// How much the guest is slowed down.
+    pub throttle_percent: u8,
+}
+
+/// What became of a move.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub enum LiveOutcome {
+    /// It was looked at only.
+    #[default]
+    Looked,
+    /// The guest runs at the target.
+    Moved(LiveReal),
+    /// It did not move, or not as it should.
+    Failed {
+        /// What went wrong, and where the guest is.
+        message: String,
+        /// What to try.
+        advice: Option<String>,
+        /// Where the guest is, in a word; nothing if nobody looked.
+        guest_at: Option<String>,
+        /// For which it stood still at the source before it went on there.
+        stood_at_source_ms: Option<f64>,
+    },
+}
+
+/// What a move really took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LiveReal {
+    /// From the begin of memory's way to the guest running at the target.
+    pub total_s: f64,
+    /// For which the guest stood still, by QEMU's count.
+    pub downtime_ms_by_qemu: Option<u64>,
+    /// From its stop at the source to its start at the target, by the events of both monitors.
+    pub stood_still_ms: Option<u64>,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Passes over memory.
+    pub passes: u64,
+}
+
+/// A part of the time in which the guest stood still.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LivePart {
+    /// What was done in it.
+    pub name: String,
+    /// How long it took; nothing where nobody told.
+    pub ms: Option<f64>,
+    /// By what it is known, or why it is not.
+    pub how: String,
+}
+
+impl LiveReport {
+    /// Takes in a sample. Of very many some are left out; the first and the latest never are.
+    pub fn add_sample(&mut self, sample: LiveSample) {
+        let last_ms = self.samples.last().map_or(0, |last| last.at_ms);
+        // A move that is brought to its end after it failed begins to count anew.
+        if sample.at_ms.saturating_add(self.offset_ms) < last_ms {
+            self.offset_ms = last_ms;
+        }
+        let at_ms = sample.at_ms.saturating_add(self.offset_ms);
+        if self.samples.len() >= SAMPLES_MAX {
+            let mut number = 0;
+            self.samples.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+            self.stride = self.stride.max(1) * 2;
+        }
+        // The latest stands last until it is due to stay.
+        if self.skipped > 0 && self.samples.len() > 1 {
+            self.samples.pop();
+        }
+        self.skipped = (self.skipped + 1) % self.stride.max(1);
+        self.samples.push(LiveSample { at_ms, ..sample });
+    }
+
+    /// Takes in something that was said.
+    pub fn add_note(&mut self, at_s: f64, text: impl Into<String>) {
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push(LiveNote { at_s, text: text.into() });
+        }
+    }
+
+    /// What a disk's copy has come to.
+    pub fn add_disk(&mut self, at_s: f64, name: &str, done_bytes: u64, all_bytes: u64, is_ready: bool) {
+        let at = self.disks.iter().position(|disk| disk.name == name).unwrap_or_else(|| {
+            self.disks.push(LiveDisk { name: name.into(), ..LiveDisk::default() });
+            self.disks.len() - 1
+        });
+        let disk = &mut self.disks[at];
+        (disk.done_bytes, disk.all_bytes) = (done_bytes, all_bytes);
+        disk.ready_s = disk.ready_s.or(is_ready.then_some(at_s));
+    }
+
+    /// Whether the promise was kept, by what the events of both monitors told, or else by QEMU's count; nothing for a
+    /// guest that did not move, or of whose downtime nothing is known.
+    pub fn is_kept(&self) -> Option<bool> {
+        let LiveOutcome::Moved(real) = &self.outcome else { return None };
+        let down_ms = real.stood_still_ms.or(real.downtime_ms_by_qemu)?;
+        Some(down_ms <= self.asked.downtime_ms && real.total_s <= self.asked.deadline_s)
+    }
+}
+
+/// The report as a document with a version.
+pub fn live_report_json(report: &LiveReport) -> Value {
+    let mut value = json!({ "kind": "drover-live-report", "version": VERSION });
+    match (serde_json::to_value(report), &mut value) {
+        (Ok(Value::Object(fields)), Value::Object(all)) => all.extend(fields),
+        (told, _) => value["error"] = json!(told.err().map(|error| error.to_string())),
+    }
+    value["promise_kept"] = json!(report.is_kept());
+    value
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn forecast(total_s: f64) -> LiveForecast {
+        LiveForecast {
+            total_s,
+            total_s_spread: total_s / 5.0,
+            downtime_ms: 41.0,
+            downtime_ms_spread: 20.0,
+            passes: 3,
+            sent_bytes: 1 << 30,
+            converges: true,
+        }
+    }
+
+    pub(crate) fn sample(at_ms: u64, pass: u64, sent_mib: u64, left_mib: u64) -> LiveSample {
+        LiveSample {
+            at_ms,
+            status: "active".into(),
+            pass,
+            sent_bytes: sent_mib * MIB,
+            left_bytes: left_mib * MIB,
+            dirty_bytes_per_s: 20 * MIB,
+            throttle_percent: 0,
+        }
+    }
+
+    /// A guest that moved in two seconds, with hostile names.
+    pub(crate) fn moved() -> LiveReport {
+        let look = LiveLook {
+            at_s: 1.2,
+            channels: Some(4),
+            ready: vec!["the guest is slowed down".into(), "given up".into()],
+            memory_bytes: 1 << 30,
+            dirty_bytes_per_s: 20e6,
+            line_bytes_per_s: 1e9,
+            foreseen: forecast(1.5),
+            ways: vec![LiveWay {
+                way: "4 connections".into(),
+                keeps_the_promise: true,
+                foreseen: forecast(1.5),
+            }],
+            ..LiveLook::default()
+        };
+        let mut report = LiveReport {
+            began_ms: crate::sample::START,
+            ended_ms: crate::sample::START + 3_500,
+            source: "/run/<vm>&\"a\".sock".into(),
+            target: "/run/b\u{1b}[31m.sock".into(),
+            asked: LiveAsked {
+                downtime_ms: 300,
+                deadline_s: 600.0,
+                disks: "mirror".into(),
+                allowed: vec!["throttle".into()],
+                ..LiveAsked::default()
+            },
+            looks: vec![look],
+            deeds: vec![LiveDeed {
+                at_s: 2.4,
+                what: "the guest is slowed down".into(),
+                why: "passes leave as much as they bring".into(),
+                ..LiveDeed::default()
+            }],
+            memory_began_s: Some(1.4),
+            outcome: LiveOutcome::Moved(LiveReal {
+                total_s: 2.0,
+                downtime_ms_by_qemu: Some(30),
+                stood_still_ms: Some(52),
+                sent_bytes: 1100 * MIB,
+                passes: 3,
+            }),
+            downtime_parts: vec![
+                LivePart { name: "last pass".into(), ms: Some(50.25), how: "by events".into() },
+                LivePart { name: "first heartbeat".into(), ms: None, how: "nobody looks".into() },
+            ],
+            ..LiveReport::default()
+        };
+        report.add_note(1.3, "memory goes to <unix:/x>");
+        report.add_disk(1.0, "hd0", 0, 8 * MIB, false);
+        report.add_disk(1.1, "hd0", 8 * MIB, 8 * MIB, true);
+        for (at_ms, pass, sent, left) in
+            [(0, 1, 0, 1024), (500, 1, 600, 424), (1000, 2, 1030, 12), (1900, 3, 1100, 0)]
+        {
+            report.add_sample(sample(at_ms, pass, sent, left));
+        }
+        report
+    }
+
+    /// One that was refused before it began.
+    pub(crate) fn refused() -> LiveReport {
+        LiveReport {
+            began_ms: crate::sample::START,
+            ended_ms: crate::sample::START + 900,
+            outcome: LiveOutcome::Failed {
+                message: "the guest cannot move: <cpu> differs; the guest is at the source, as it was".into(),
+                advice: Some("start the target with `-cpu qemu64`".into()),
+                guest_at: Some("source".into()),
+                stood_at_source_ms: None,
+            },
+            ..LiveReport::default()
+        }
+    }
+
+    #[test]
+    fn the_document_has_its_version_and_all_figures() {
+        let told = live_report_json(&moved());
+        assert_eq!((told["kind"].as_str(), told["version"].as_u64()), (Some("drover-live-report"), Some(1)));
+        assert_eq!(told["outcome"]["result"], "moved");
+        assert_eq!(told["outcome"]["stood_still_ms"], 52);
+        assert_eq!(told["promise_kept"], true);
+        assert_eq!(told["samples"].as_array().unwrap().len(), 4);
+        assert_eq!(told["looks"][0]["ways"][0]["foreseen"]["passes"], 3);
+        assert_eq!(told["downtime_parts"][1]["ms"], Value::Null);
+        assert_eq!(told["disks"][0]["ready_s"], 1.1);
+        assert!(told.get("stride").is_none());
+        let told = live_report_json(&refused());
+        assert_eq!(
+            (&told["outcome"]["result"], &told["outcome"]["guest_at"]),
+            (&json!("failed"), &json!("source"))
+        );
+        assert_eq!(told["promise_kept"], Value::Null);
+    }
+
+    #[test]
+    fn a_promise_is_kept_by_what_was_seen_from_outside_before_what_qemu_counts() {
+        let mut report = moved();
+        let LiveOutcome::Moved(real) = &mut report.outcome else { unreachable!() };
+        real.stood_still_ms = Some(301);
+        assert_eq!(report.is_kept(), Some(false));
+        let LiveOutcome::Moved(real) = &mut report.outcome else { unreachable!() };
+        (real.stood_still_ms, real.downtime_ms_by_qemu) = (None, None);
+        assert_eq!(report.is_kept(), None);
+        assert_eq!(refused().is_kept(), None);
+    }
+
+    #[test]
+    fn a_move_of_days_keeps_its_first_and_its_latest_sample() {
+        let mut report = LiveReport::default();
+        for number in 0..100_000u64 {
+            report.add_sample(sample(number * 100, 1, number, 0));
+            assert_eq!(report.samples.last().unwrap().at_ms, number * 100);
+        }
+        assert!(
+            (SAMPLES_MAX / 2 - 1..=SAMPLES_MAX).contains(&report.samples.len()),
+            "{}",
+            report.samples.len()
+        );
+        assert_eq!(report.samples[0].at_ms, 0);
+        assert!(report.samples.windows(2).all(|pair| pair[0].at_ms < pair[1].at_ms));
+        let steps: Vec<u64> = report.samples.windows(2).map(|pair| pair[1].at_ms - pair[0].at_ms).collect();
+        let longest = steps.iter().max().unwrap();
+        assert!(steps[..steps.len() - 1].iter().all(|step| step * 2 >= *longest), "{longest}");
+    }
+
+    #[test]
+    fn time_that_begins_anew_goes_on() {
+        let mut report = LiveReport::default();
+        for at_ms in [0, 900, 20, 120] {
+            report.add_sample(sample(at_ms, 1, 1, 1));
+        }
+        let times: Vec<u64> = report.samples.iter().map(|sample| sample.at_ms).collect();
+        assert_eq!(times, [0, 900, 920, 1020]);
+    }
+}
