@@ -284,6 +284,8 @@ fn a_monitor_that_serves_nobody_is_named() {
     assert!(output.err.contains(&from) && output.err.contains("one client"), "{}", output.err);
     let outcome = report(&file)["outcome"].clone();
     assert_eq!((&outcome["result"], &outcome["guest_at"]), (&json!("failed"), &Value::Null));
+    let output = drover.run(&[&args[..6], &["--watch", "--json"]].concat()).unwrap();
+    assert_eq!(output.code, Some(2), "{output:?}");
     // What cannot be written is told before anything is looked at.
     std::fs::create_dir(folder.path().join("taken.html")).unwrap();
     for bad in ["nowhere/report.json", "taken.html"] {

@@ -82,7 +82,8 @@ impl Layout {
     }
 }
 
-fn bar(share: f64, columns: usize, blocks: bool) -> String {
+/// A bar of which that share is full.
+pub(crate) fn bar(share: f64, columns: usize, blocks: bool) -> String {
     let (full, empty) = if blocks { ("█", "░") } else { ("#", "-") };
     let filled = ((share.clamp(0.0, 1.0) * columns as f64) as usize).min(columns);
     full.repeat(filled) + &empty.repeat(columns - filled)

@@ -15,6 +15,7 @@ mod frame;
 mod html;
 mod inventory;
 mod live;
+mod live_display;
 mod meter;
 mod mode;
 mod now;
@@ -38,6 +39,7 @@ pub use live::{
     LiveAsked, LiveDeed, LiveDisk, LiveForecast, LiveLook, LiveNote, LiveOutcome, LivePart, LiveReal,
     LiveReport, LiveSample, LiveWay, live_report_json,
 };
+pub use live_display::{LiveDiskNow, LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
 pub use mode::DisplayMode;
 pub use problems::problems_text;
 pub use report::{report_json, report_text};

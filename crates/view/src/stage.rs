@@ -230,7 +230,8 @@ fn screen() -> Screen {
     Screen { columns: or(columns, SCREEN.0), rows: or(rows, SCREEN.1), blocks: shows_blocks() }
 }
 
-fn shows_blocks() -> bool {
+/// Whether the terminal's locale has block characters.
+pub(crate) fn shows_blocks() -> bool {
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
     let locale = locale.to_ascii_lowercase();

@@ -72,6 +72,10 @@ pub struct LiveArgs {
     /// Look, measure and say what would happen; move nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Show the move in place: passes, rates, what is left, when it ends, what is foreseen. Lines as ever where standard
+    /// error is no terminal
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
     /// Print what happens as JSON, a line each
     #[arg(long)]
     pub json: bool,

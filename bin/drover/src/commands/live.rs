@@ -2,6 +2,7 @@
 
 mod over;
 mod record;
+mod show;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
 use over::Over;
 use record::Record;
+use show::Shown;
 
 /// Runs `drover live`.
 pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
@@ -41,7 +43,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
         Some(over) => over.connect(),
     };
     let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-    let mut view = View { json: args.json, said_ms: None };
+    let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
             record.take(&event);
@@ -194,6 +196,8 @@ struct View {
     json: bool,
     /// When memory's progress was told last.
     said_ms: Option<u64>,
+    /// What is shown in place of progress, where that is wanted.
+    shown: Option<Shown>,
 }
 
 /// Between two lines of progress for people.
@@ -204,9 +208,12 @@ impl View {
         if self.json {
             return line(document(event));
         }
+        if let Some(shown) = &mut self.shown {
+            shown.take(event);
+        }
         match event {
-            Event::Note(text) => say(text),
-            Event::Chosen(choice) => choice.looked_at.iter().for_each(say),
+            Event::Note(text) => self.say(text),
+            Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
                 let word = if state.is_ready { "follows each write" } else { "is copied" };
@@ -227,17 +234,26 @@ impl View {
                 );
                 self.progress(Some(sample.at_ms), text);
             }
-            Event::Did(deed, why) => say(format!("{}: {why}", deed_word(*deed))),
-            Event::Link { site, is_up: true } => say(format!("the link to {site} is back: it goes on")),
+            Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
+            Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
-                say(format!("the link to {site} is away: what is on its way waits until it is back"));
+                self.say(format!("the link to {site} is away: what is on its way waits until it is back"));
             }
+        }
+    }
+
+    /// Says something that stays.
+    fn say(&self, text: impl std::fmt::Display) {
+        match &self.shown {
+            Some(shown) => shown.say(&text.to_string()),
+            None => say(text),
         }
     }
 
     /// At most one line a second; those of disks have no time of their own and come as they change.
     fn progress(&mut self, at_ms: Option<u64>, text: String) {
         let is_due = match (self.said_ms, at_ms) {
+            _ if self.shown.is_some() => false,
             (Some(said), Some(at)) => at >= said + SAY_EVERY_MS || at < said,
             (None, _) | (Some(_), None) => true,
         };
@@ -247,7 +263,7 @@ impl View {
         }
     }
 
-    fn moved(&self, moved: &Moved, over: Option<&Over>) {
+    fn moved(&mut self, moved: &Moved, over: Option<&Over>) {
         if self.json {
             return line(json!({
                 "event": "moved",
@@ -262,6 +278,8 @@ impl View {
                 "deeds": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
             }));
         }
+        // What moved on the terminal goes before what stays is written below.
+        self.shown = None;
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(

@@ -1,0 +1,103 @@
+//! `drover live --watch`: the move in place on a terminal.
+
+use std::time::Duration;
+
+use drover_live::{Phase, Promise, Watch};
+use drover_qemu::live::{Event, Told};
+use drover_view::{DisplayMode, LiveDiskNow, LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
+
+use super::millis;
+use crate::cli::LiveArgs;
+
+/// What is on the terminal.
+pub struct Shown {
+    display: LiveDisplay,
+    now: LiveNow,
+    /// Looks at the same samples as the move's own does; what it would do is of no interest.
+    watch: Watch,
+    promised_ms: u64,
+    link_is_away: bool,
+}
+
+impl Shown {
+    /// Begins to show it, if that is wanted and standard error is a terminal.
+    pub fn begin(args: &LiveArgs) -> Option<Shown> {
+        if !args.watch || DisplayMode::choose(args.json, false) != DisplayMode::Terminal {
+            return None;
+        }
+        let promise = Promise { downtime_max: args.downtime, deadline: args.deadline };
+        Some(Shown {
+            display: LiveDisplay::start(),
+            now: LiveNow::default(),
+            watch: Watch::new(promise, &[]),
+            promised_ms: millis(args.downtime),
+            link_is_away: false,
+        })
+    }
+
+    /// Says something that stays.
+    pub fn say(&self, text: &str) {
+        self.display.say(text);
+    }
+
+    /// Takes in what happened; what is to be said of it, too, is said by others.
+    pub fn take(&mut self, event: &Event) {
+        match event {
+            Event::Chosen(choice) => {
+                self.now.foreseen = Some(LiveForeseen {
+                    total_s: choice.forecast.total.likely,
+                    downtime_ms: choice.forecast.downtime.likely * 1000.0,
+                    promised_ms: self.promised_ms,
+                    converges: choice.forecast.converges,
+                });
+            }
+            Event::Disk { name, state } => {
+                let disk = LiveDiskNow {
+                    name: name.clone(),
+                    done_bytes: state.done_bytes,
+                    all_bytes: state.all_bytes,
+                    is_ready: state.is_ready,
+                };
+                match self.now.disks.iter_mut().find(|other| other.name == disk.name) {
+                    Some(other) => *other = disk,
+                    None => self.now.disks.push(disk),
+                }
+            }
+            Event::Memory(told) => self.now.memory = Some(self.memory(told)),
+            Event::Link { is_up, .. } => self.link_is_away = !is_up,
+            Event::Note(_) | Event::Did(..) => return,
+        }
+        self.display.show(self.now.clone());
+    }
+
+    fn memory(&mut self, told: &Told) -> LiveMemoryNow {
+        let sample = told.sample;
+        if self.link_is_away {
+            self.watch.see_interrupted(sample);
+        } else {
+            self.watch.see(sample);
+        }
+        let left = self.watch.needs_s(&sample).and_then(|left| Duration::try_from_secs_f64(left).ok());
+        LiveMemoryNow {
+            state: state(&told.sample.phase, self.link_is_away).into(),
+            all_bytes: told.total_bytes,
+            left_bytes: sample.left_bytes,
+            sent_bytes: sample.sent_bytes,
+            pass: sample.passes,
+            rate: self.watch.rate().map(|rate| rate.likely),
+            dirty: sample.dirty_bytes_per_s,
+            throttle_percent: sample.throttle_percent,
+            left: left.filter(|_| !self.link_is_away),
+        }
+    }
+}
+
+fn state(phase: &Phase, link_is_away: bool) -> &'static str {
+    match phase {
+        _ if link_is_away => "the link is away",
+        Phase::Switchover => "the guest stands still",
+        Phase::PostCopy => "the guest went ahead",
+        Phase::Broken => "the line broke in post-copy",
+        Phase::Setup | Phase::Precopy | Phase::Done | Phase::Failed => "",
+    }
+}
