@@ -4,7 +4,7 @@ CARGO ?= cargo
 GO ?= go
 LAB := target/lab
 
-.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm soak fuzz mutants clean
+.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
+	@echo "make bench-live  running guests that move, by QEMU alone and by drover, also over a long line (as root)"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
@@ -77,6 +78,10 @@ bench-wan: build
 bench-warm: build prepare lab
 	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
 	@target/release/drover-bench warm
+
+bench-live: build prepare lab
+	@$(CARGO) build -q --release -p drover-lab --bin drover-live-bench
+	@target/release/drover-live-bench
 
 soak: prepare lab
 	@scripts/soak

@@ -207,6 +207,11 @@ impl Pulse {
         }
     }
 
+    /// Its QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether its QEMU runs.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
