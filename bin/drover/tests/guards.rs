@@ -9,9 +9,11 @@ use std::process::Command;
 
 use common::{MIB, disk_file, same_bytes};
 use drover_copy::{Entry, Leaf};
-use drover_disk::{Disk, FileDisk};
+use drover_disk::{Disk, FileDisk, Request, Work};
 use drover_lab::Drover;
 use drover_mover::{JournalFile, file_tag, journal_path};
+use drover_qcow2::{Qcow2Disk, Qcow2Options};
+use drover_types::ByteSpan;
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();
@@ -121,14 +123,36 @@ fn a_symbolic_link_is_followed_and_the_target_has_one_journal() {
 #[test]
 fn a_half_copy_that_was_changed_since_is_not_gone_on_with() {
     let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 8 * MIB);
+    // In data, and in zeros.
+    for at in [70_000, 3 * MIB as usize] {
+        let target = folder.path().join(format!("target{at}"));
+        half_copied(&source, &target, &journal_path(&target));
+        let mut content = std::fs::read(&target).unwrap();
+        content[at] ^= 1;
+        std::fs::write(&target, content).unwrap();
+        refused(&drover, &source, &target, &[], 7, "changed since its journal was made");
+        copied(&drover, &source, &target, &["--force"]);
+    }
+}
+
+#[test]
+fn an_image_that_was_changed_since_is_not_gone_on_with() {
+    let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 4 * MIB);
-    let target = folder.path().join("target");
-    half_copied(&source, &target, &journal_path(&target));
-    let mut content = std::fs::read(&target).unwrap();
-    content[70_000] ^= 1;
-    std::fs::write(&target, content).unwrap();
-    refused(&drover, &source, &target, &[], 7, "changed since its journal was made");
-    copied(&drover, &source, &target, &["--force"]);
+    let (target, journal) = (folder.path().join("target.qcow2"), folder.path().join("journal"));
+    let kept = ["--format", "qcow2", "--journal", text(&journal)];
+    copied(&drover, &source, &target, &kept);
+    copied(&drover, &source, &target, &kept);
+    let disk = Qcow2Disk::open(&target, Qcow2Options::default()).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    let span = ByteSpan::new(0, 65536);
+    lane.submit(Request { id: 0, span, work: Work::Zero });
+    lane.complete().unwrap().result.unwrap();
+    disk.flush().unwrap();
+    drop((lane, disk));
+    refused(&drover, &source, &target, &kept, 7, "changed since its journal was made");
+    copied(&drover, &source, &target, &[&kept[..], &["--force", "--verify", "full"]].concat());
 }
 
 #[test]

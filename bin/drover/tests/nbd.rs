@@ -113,3 +113,27 @@ fn a_target_that_dies_and_comes_back_holds_every_byte() {
     copied_through_outages(&drover, &mut server, source.to_str().unwrap(), &uri);
     assert!(same_bytes(&source, &target));
 }
+
+#[test]
+fn a_journal_is_believed_only_while_the_export_holds_what_it_says() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let journal = folder.path().join("journal");
+    let Some(mut server) = Server::new(folder.path(), &["memory", "4M"]) else { return };
+    let (source, uri) = (source.to_str().unwrap(), server.uri());
+    let copied = || {
+        let output = drover.run(&["copy", source, &uri, "--journal", journal.to_str().unwrap()]).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        let compared = drover.run(&["verify", source, &uri]).unwrap();
+        assert_eq!(compared.code, Some(0), "{}", compared.err);
+        output.err
+    };
+    copied();
+    let said = copied();
+    assert!(said.contains("4 MiB of 4 MiB are on the target"), "{said}");
+    // Its memory is lost, and with it all that was recorded.
+    server.kill();
+    server.start_again();
+    let said = copied();
+    assert!(said.contains("copy started again from the beginning"), "{said}");
+}

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use drover_agent::opening::{How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
-use drover_copy::{Leaf, LeafTable};
-use drover_disk::{Buffer, Disk, DiskErrorKind, Request, Work};
+use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::chain;
 
-use super::guard::{self, Earlier, LOOKED_AT_MAX};
-use super::target::{journal_in_state, remove_if_there};
+use super::guard::{self, Earlier};
+use super::target::{journal_in_state, remove_if_there, target_failure};
 use super::{End, TargetEnd};
 use crate::cli::{CopyArgs, TuneArgs};
 use crate::exit::{Exit, Failure, disk_exit};
@@ -113,7 +112,8 @@ impl Wanted<'_> {
         }
         let disk = self.open_as(How::Resume, half.epoch)?;
         let same = self.tag(&disk.opened().tag) == tag;
-        Ok((same && still_holds(&disk, &half.leaves)).then_some((tag, disk)))
+        let holds = same && guard::disk_still_holds(&disk, &half.leaves).map_err(target_failure)?;
+        Ok(holds.then_some((tag, disk)))
     }
 
     fn earlier(&self, journal: &Path, tag: &str) -> Earlier {
@@ -192,29 +192,6 @@ impl Wanted<'_> {
             zeroed: opened.zeroed,
             journal,
             link: Some(disk),
-        }
-    }
-}
-
-/// Whether the target still holds what its journal says, as far as some blocks of it tell.
-fn still_holds(disk: &dyn Disk, leaves: &LeafTable) -> bool {
-    let Ok(mut lane) = disk.open_lane() else { return false };
-    let stride = (leaves.data_blocks() / LOOKED_AT_MAX).max(1);
-    let data = (0..leaves.blocks()).filter(|block| matches!(leaves.get(*block), Some(Leaf::Data(_))));
-    let depth = disk.limits().depth_max;
-    let mut wanted = data.step_by(stride as usize).take(LOOKED_AT_MAX as usize);
-    loop {
-        while lane.in_flight() < depth
-            && let Some(block) = wanted.next()
-        {
-            let span = leaves.span_of(block);
-            let work = Work::Read(Buffer::zeroed(span.length as usize));
-            lane.submit(Request { id: block, span, work });
-        }
-        let Some(completion) = lane.complete() else { return true };
-        let Work::Read(bytes) = completion.work else { return false };
-        if completion.result.is_err() || Some(Leaf::of(&bytes)) != leaves.get(completion.id) {
-            return false;
         }
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drover_copy::Replay;
 use drover_disk::device::{DeviceNumber, content_on, device_identity, signatures_on};
 use drover_disk::{Disk, FileDisk, OpenTarget};
 use drover_engine::chain;
@@ -40,7 +41,7 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
                 return Err(Failure::new(Exit::Usage, format!("{} is both source and target", args.target)));
             }
             let target = open_nbd_target(&uri)?;
-            Ok(Some(TargetEnd { journal: args.journal.clone(), ..target }))
+            look_before_going_on(target, args, source).map(Some)
         }
         Place::Agent(to) => {
             if matches!(place(&args.source), Ok(Place::Agent(from)) if from == to) {
@@ -129,19 +130,10 @@ impl Wanted<'_> {
         let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
         let journal = self.journal(journal_path(path));
         let why = match self.earlier(journal.as_deref(), &tag) {
-            Earlier::Half(half) if format != Format::Raw || guard::still_holds(path, &half.leaves) => {
-                let opened = match format {
-                    // The journal starts again if the source changed; so may the file's size.
-                    Format::Raw if half.header.size != self.size() => open_raw_file(path, self.size(), true),
-                    Format::Raw => open_raw_target_as(path, self.size(), true),
-                    _ => {
-                        let fits = half.header.size == self.size();
-                        self.qcow2(path, fits, !fits)
-                    }
-                };
-                return self.with_journal(opened?, path);
-            }
-            Earlier::Half(_) => Some("it was changed since its journal was made".to_string()),
+            Earlier::Half(half) => match self.go_on(path, format, &half)? {
+                Some(opened) => return self.with_journal(opened, path),
+                None => Some("it was changed since its journal was made".to_string()),
+            },
             Earlier::Other(why) => Some(why),
             Earlier::Nothing if format == Format::Raw && holds_nothing(path, meta) => {
                 return self.with_journal(open_raw_file(path, self.size(), true)?, path);
@@ -167,6 +159,24 @@ impl Wanted<'_> {
             remove_if_there(&journal)?;
         }
         self.with_journal(opened, path)
+    }
+
+    /// Goes on with what an earlier copy left, if it still holds what was recorded of it.
+    fn go_on(&self, path: &Path, format: Format, half: &Replay) -> Result<Option<TargetEnd>, Failure> {
+        let fits = half.header.size == self.size();
+        if format == Format::Raw {
+            let opened = match guard::still_holds(path, &half.leaves) {
+                false => return Ok(None),
+                true if fits => open_raw_target_as(path, self.size(), true),
+                // The journal starts again if the source changed; so may the file's size.
+                true => open_raw_file(path, self.size(), true),
+            };
+            return opened.map(Some);
+        }
+        let opened = self.qcow2(path, fits, !fits)?;
+        let disk = opened.end.disk.as_ref();
+        let holds = !fits || guard::disk_still_holds(disk, &half.leaves).map_err(target_failure)?;
+        Ok(holds.then_some(opened))
     }
 
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
@@ -255,6 +265,22 @@ pub fn remove_if_there(path: &Path) -> Result<(), Failure> {
 
 fn unusable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Exit::Target, format!("{}: {error}", path.display()))
+}
+
+/// The journal of a copy to an NBD server, if there is one, is believed only while the export holds what it says: a
+/// server that kept its disk in memory, or was given another one, has the same name.
+fn look_before_going_on(
+    mut target: TargetEnd,
+    args: &CopyArgs,
+    source: &dyn Disk,
+) -> Result<TargetEnd, Failure> {
+    target.journal = args.journal.clone();
+    let Some(path) = &target.journal else { return Ok(target) };
+    if let Earlier::Half(half) = guard::earlier_copy(path, source.size(), &source.identity(), &target.tag) {
+        target.is_new =
+            !guard::disk_still_holds(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)?;
+    }
+    Ok(target)
 }
 
 /// An NBD export has no name of its own beyond its URI and no place for a journal beside it.
