@@ -285,32 +285,61 @@ fn a_full_file_system_is_out_of_space() {
     privileged("umount", &[mount]);
 }
 
-#[test]
-fn a_block_device_is_a_target_unless_it_is_used_or_too_small() {
+/// A loop device, taken down when dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(file: &Path, sector_bytes: &str) -> Option<LoopDevice> {
+        let how = ["--find", "--show", "--sector-size", sector_bytes, file.to_str().unwrap()];
+        privileged("losetup", &how).map(LoopDevice)
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        privileged("losetup", &["--detach", &self.0]);
+    }
+}
+
+/// A device with sectors of that size does what a disk has to do, and what is behind the disk stays as it is.
+fn a_device_conforms(sector_bytes: &str) {
     let dir = Dir::new();
     let image = dir.file("image");
-    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
-    let Some(device) = privileged("losetup", &["--find", "--show", image.to_str().unwrap()]) else { return };
-    let size = (4 << 20) + 512;
+    std::fs::write(&image, vec![0xee; 8 << 20]).unwrap();
+    let Some(LoopDevice(device)) = &LoopDevice::new(&image, sector_bytes) else { return };
     let asked = AtomicU64::new(0);
+    let content = || {
+        let mut content = std::fs::read(device).unwrap();
+        let behind = content.split_off(asked.load(Ordering::Relaxed) as usize);
+        assert!(behind.iter().all(|byte| *byte == 0xee), "what is behind the disk");
+        content
+    };
     conformance::check_writer(
         |size| {
             asked.store(size, Ordering::Relaxed);
-            Arc::new(FileDisk::open_target(&device, new_target(size)).unwrap())
+            Arc::new(FileDisk::open_target(device, new_target(size)).unwrap())
         },
-        || {
-            let mut content = std::fs::read(&device).unwrap();
-            content.truncate(asked.load(Ordering::Relaxed) as usize);
-            content
-        },
+        content,
     );
-    assert!(refused(FileDisk::open_target(&device, new_target(9 << 20))).1.contains("holds 8388608 bytes"));
-    let disk = FileDisk::open_target(&device, new_target(size)).unwrap();
+    let expected = std::fs::read(device).unwrap();
+    conformance::check_reader(&FileDisk::open_source(device).unwrap(), &expected);
+    conformance::check_reader(&FileDisk::open_for_verify(device).unwrap(), &expected);
+    assert!(refused(FileDisk::open_target(device, new_target(9 << 20))).1.contains("holds 8388608 bytes"));
+    let size = (4 << 20) + 512;
+    let disk = FileDisk::open_target(device, new_target(size)).unwrap();
     assert!(!disk.features().zeroed && disk.kind() == FileKind::Block);
-    let (kind, text) = refused(FileDisk::open_target(&device, new_target(size)));
+    let (kind, text) = refused(FileDisk::open_target(device, new_target(size)));
     assert!(kind == DiskErrorKind::Denied && text.contains("in use"), "{text}");
-    drop(disk);
-    privileged("losetup", &["--detach", &device]);
+}
+
+#[test]
+fn a_block_device_is_a_target_unless_it_is_used_or_too_small() {
+    a_device_conforms("512");
+}
+
+#[test]
+fn a_block_device_of_large_sectors_is_one_as_well() {
+    a_device_conforms("4096");
 }
 
 #[test]
