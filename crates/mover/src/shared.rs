@@ -155,11 +155,11 @@ impl<'a> Shared<'a> {
         let mut core = self.core();
         let kept_bytes = core.kept_bytes + bytes as u64;
         let fits = core.copier.in_flight_bytes() + kept_bytes <= core.memory.bytes();
-        let fits = fits && bytes as u64 <= 2 * core.window.request_bytes();
-        if fits {
+        let may = fits && bytes as u64 <= 2 * core.window.request_bytes();
+        if may {
             core.kept_bytes = kept_bytes;
         }
-        fits
+        may
     }
 
     /// A buffer that was kept is kept no more.
