@@ -62,6 +62,37 @@ impl Qmp {
     /// # Errors
     /// With QEMU's own words if it refuses; [`QemuErrorKind::Timeout`] if it does not answer in time.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QemuError> {
+        let id = self.ask(command, arguments)?;
+        self.take_answer(command, id)
+    }
+
+    /// Runs a command once for each of these arguments, many at a time: over a long line one after the other would take a
+    /// round trip each. What QEMU refuses is an error in its place.
+    ///
+    /// # Errors
+    /// If the connection breaks, or an answer does not come in time.
+    pub fn execute_each(
+        &mut self,
+        command: &str,
+        arguments: &[Value],
+    ) -> Result<Vec<Result<Value, QemuError>>, QemuError> {
+        let mut answers = Vec::with_capacity(arguments.len());
+        for some in arguments.chunks(AT_A_TIME) {
+            let asked: Result<Vec<u64>, QemuError> =
+                some.iter().map(|arguments| self.ask(command, arguments.clone())).collect();
+            for id in asked? {
+                match self.take_answer(command, id) {
+                    Err(error) if error.kind == QemuErrorKind::Timeout || error.is_of_connection() => {
+                        return Err(error);
+                    }
+                    answer => answers.push(answer),
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    fn ask(&mut self, command: &str, arguments: Value) -> Result<u64, QemuError> {
         self.last_id += 1;
         let id = self.last_id;
         let mut message = json!({ "execute": command, "id": id });
@@ -69,6 +100,10 @@ impl Qmp {
             message["arguments"] = arguments;
         }
         self.send(command, &message)?;
+        Ok(id)
+    }
+
+    fn take_answer(&mut self, command: &str, id: u64) -> Result<Value, QemuError> {
         let until = Instant::now() + self.answer_time_max;
         loop {
             let mut message = self.read_message(command, until)?;
@@ -233,6 +268,8 @@ fn connect_within(socket: &Path, time_max: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
+/// Commands under way at once. QEMU reads eight ahead; all of these and their answers fit into a socket's buffers.
+const AT_A_TIME: usize = 64;
 /// `sockaddr_un` has 108, and Linux wants a zero at the end.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The schema of QEMU 10 takes 250 KB.
@@ -296,6 +333,42 @@ mod tests {
             error.chain().contains("frob on") && error.chain().ends_with("no such thing"),
             "{}",
             error.chain()
+        );
+    }
+
+    #[test]
+    fn many_are_asked_before_the_first_answers() {
+        // Who waited for each answer would wait in vain.
+        let answers = "{\"return\": 7, \"id\": 2}\n{\"event\": \"NEWS\"}\n\
+             {\"error\": {\"class\": \"X\", \"desc\": \"can only be written\"}, \"id\": 3}\n{\"return\": true, \"id\": 4}\n";
+        let (_folder, mut qmp) = connected(&["", "", answers]);
+        qmp.answer_time_max = Duration::from_secs(60);
+        let found =
+            qmp.execute_each("qom-get", &[json!({"a": 1}), json!({"a": 2}), json!({"a": 3})]).unwrap();
+        let found: Vec<Option<Value>> = found.into_iter().map(Result::ok).collect();
+        assert_eq!(found, [Some(json!(7)), None, Some(json!(true))]);
+        assert_eq!(qmp.next_event(Duration::ZERO).unwrap().unwrap()["event"], "NEWS");
+    }
+
+    #[test]
+    fn more_than_go_at_once_are_all_answered_in_their_order() {
+        let count = AT_A_TIME as u64 + 3;
+        let texts: Vec<String> =
+            (0..count).map(|n| format!("{{\"return\": {n}, \"id\": {}}}\n", n + 2)).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let (_folder, mut qmp) = connected(&texts);
+        qmp.answer_time_max = Duration::from_secs(60);
+        let asked: Vec<Value> = (0..count).map(|n| json!({ "n": n })).collect();
+        let found = qmp.execute_each("qom-get", &asked).unwrap();
+        let found: Vec<u64> = found.into_iter().map(|answer| answer.unwrap().as_u64().unwrap()).collect();
+        assert_eq!(found, (0..count).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_answer_that_is_missing_among_many_is_an_error() {
+        let (_folder, mut qmp) = connected(&["", "{\"return\": 7, \"id\": 2}\n"]);
+        assert!(
+            qmp.execute_each("qom-get", &[json!({}), json!({})]).unwrap_err().kind == QemuErrorKind::Timeout
         );
     }
 

@@ -36,7 +36,9 @@ impl Guest {
         let memory = self.qmp.execute("query-memory-size-summary", Value::Null)?;
         let processors = self.qmp.execute("query-cpus-fast", Value::Null)?;
         let paths: Vec<String> = texts(&processors, "qom-path");
-        let kinds: Result<Vec<String>, QemuError> = paths.iter().map(|path| self.kind_of(path)).collect();
+        let asked: Vec<Value> = paths.iter().map(|path| kind_at(path)).collect();
+        let kinds = self.qmp.execute_each("qom-get", &asked)?.into_iter();
+        let kinds: Result<Vec<String>, QemuError> = kinds.map(|kind| Ok(text_of(&kind?))).collect();
         let features = match paths.first() {
             Some(path) => self.features(path)?,
             None => None,
@@ -55,8 +57,7 @@ impl Guest {
     }
 
     fn kind_of(&mut self, path: &str) -> Result<String, QemuError> {
-        let kind = self.qmp.execute("qom-get", json!({"path": path, "property": "type"}))?;
-        Ok(kind.as_str().unwrap_or_default().to_string())
+        Ok(text_of(&self.qmp.execute("qom-get", kind_at(path))?))
     }
 
     /// Names of what a processor has switched on; nothing where they are not told.
@@ -64,17 +65,16 @@ impl Guest {
         let properties = self.qmp.execute("qom-list", json!({ "path": processor }))?;
         let is_feature = |entry: &&Value| entry["type"] == "bool";
         let names = texts_of(properties.as_array().into_iter().flatten().filter(is_feature), "name");
-        let mut features = Vec::new();
-        for name in names.into_iter().filter(|name| !NO_FEATURES.contains(&name.as_str())).take(FEATURES_MAX)
-        {
-            // Some can only be written.
-            let Ok(value) = self.qmp.execute("qom-get", json!({"path": processor, "property": name})) else {
-                continue;
-            };
-            if value == true {
-                features.push(name);
-            }
-        }
+        let names = names.into_iter().filter(|name| !NO_FEATURES.contains(&name.as_str())).take(FEATURES_MAX);
+        let names: Vec<String> = names.collect();
+        let asked: Vec<Value> =
+            names.iter().map(|name| json!({"path": processor, "property": name})).collect();
+        let answers = self.qmp.execute_each("qom-get", &asked)?;
+        // Some can only be written.
+        let is_on = |(name, answer): (String, Result<Value, QemuError>)| {
+            answer.is_ok_and(|value| value == true).then_some(name)
+        };
+        let features: Vec<String> = names.into_iter().zip(answers).filter_map(is_on).collect();
         Ok((!features.is_empty()).then_some(features))
     }
 
@@ -156,6 +156,15 @@ fn disk(block: &Value) -> Option<(String, Disk)> {
         is_read_only: inserted["ro"] == true,
     };
     Some((name, disk))
+}
+
+/// Asks for the type of an object.
+fn kind_at(path: &str) -> Value {
+    json!({"path": path, "property": "type"})
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_string()
 }
 
 fn texts(list: &Value, key: &str) -> Vec<String> {
