@@ -163,9 +163,10 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
     row("stood still, from stop to start", format!("{} ms", asked.downtime_ms), downtime_words, down)?;
     let down = real.map_or(UNKNOWN.into(), |real| time(real.downtime_ms_by_qemu));
     row("stood still, by QEMU's count", String::new(), |_| String::new(), down)?;
-    let sent = report.samples.last();
-    let passes = real.map(|real| real.passes).or(sent.map(|sample| sample.pass));
-    let bytes = real.map(|real| real.sent_bytes).or(sent.map(|sample| sample.sent_bytes));
+    // Of a move that failed QEMU tells zeros at last.
+    let most = |of: fn(&LiveSample) -> u64| report.samples.iter().map(of).max();
+    let passes = real.map(|real| real.passes).or(most(|sample| sample.pass));
+    let bytes = real.map(|real| real.sent_bytes).or(most(|sample| sample.sent_bytes));
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.into());
     row(
         "passes",
@@ -493,6 +494,11 @@ mod tests {
         let text = texts(&page);
         assert!(text.contains("<cpu> differs") && text.contains("at the source, as it was"), "{text}");
         assert!(text.contains("-cpu qemu64") && !page.contains("<svg"), "{text}");
+        let mut late = refused();
+        late.add_sample(sample(500, 7, 300, 20));
+        late.add_sample(LiveSample { status: "failed".into(), ..sample(600, 0, 0, 0) });
+        let text = texts(&live_report_html(&late));
+        assert!(text.contains("passes----7") && text.contains("300 MiB"), "{text}");
         let mut lost = refused();
         let LiveOutcome::Failed { guest_at, stood_at_source_ms, .. } = &mut lost.outcome else {
             unreachable!()
