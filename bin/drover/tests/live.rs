@@ -119,6 +119,12 @@ fn says_what_the_events_said(report: &Value, output: &Output) {
     let chosen = events(output).into_iter().find(|event| event["event"] == "chosen").unwrap();
     assert_eq!(report["looks"][0]["dirty_bytes_per_s"], chosen["dirty_bytes_per_s"]);
     assert_eq!(report["looks"][0]["channels"], chosen["channels"]);
+    has_parts(report, &moved);
+}
+
+/// What the downtime was made of is told, and adds up.
+#[track_caller]
+fn has_parts(report: &Value, moved: &Value) {
     let parts: Vec<f64> =
         report["downtime_parts"].as_array().unwrap().iter().filter_map(|part| part["ms"].as_f64()).collect();
     assert_eq!(parts.len(), 3, "{}", report["downtime_parts"]);
@@ -263,8 +269,12 @@ fn a_guest_that_may_go_ahead_goes_ahead() {
     let hot = PulseOptions { pages_per_beat: 200, ..PulseOptions::default() };
     let Some(mut pair) = Pair::new(&hot) else { return };
     // 80 MB/s written to, 25 MB/s carried: nothing but post-copy ends.
-    let output = pair.live(&["--line", "200m", "--rate-max", "200m", "--allow", "postcopy"]);
+    let file = pair.path("report.json");
+    let report_to = ["--report", file.to_str().unwrap()];
+    let ways = ["--line", "200m", "--rate-max", "200m", "--allow", "postcopy"];
+    let output = pair.live(&[&ways[..], &report_to].concat());
     assert_eq!(output.code, Some(0), "{output:?}");
+    has_parts(&report(&file), &moves::moved(&output));
     pair.target.beat(20).unwrap();
     assert!(!pair.source.beats_within(Duration::from_millis(200)));
     let verdict = pair.target.verify().unwrap();
