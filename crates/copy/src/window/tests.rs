@@ -3,6 +3,8 @@ use std::collections::BinaryHeap;
 
 use super::*;
 
+mod decisions;
+
 const MIB: u64 = 1 << 20;
 
 /// A source and a copier, as far as their timing goes.
