@@ -7,6 +7,7 @@ use super::*;
 use crate::journal::{Header, encode_entry, replay};
 use crate::retry::RetryPolicy;
 
+mod details;
 mod passes;
 
 /// A seeded generator, so that a failure is repeated by its seed.
