@@ -20,6 +20,7 @@
 //! | `DROVER_LIVE_DOWNTIME` | 300 | ms that are promised |
 //! | `DROVER_LIVE_LIMIT` | 120 | seconds after which a way is given up, and told by its rate |
 //! | `DROVER_LIVE_RATE`, `_RTT`, `_LOSS` | `1g`, `55ms`, `0.5%` | of the line |
+//! | `DROVER_LIVE_REPORTS` | none | a folder for the reports (JSON) of drover's moves |
 //! | `DROVER_PROGRAM` | `target/release/drover` | |
 #![forbid(unsafe_code)]
 
@@ -145,9 +146,9 @@ fn table(guest: &Guest, place: Place, ways: Vec<Way>, rounds: usize, terms: &Ter
     }
     println!("## {}, {}\n", guest.name, place.words());
     println!(
-        "| way | s | spread | s before | MiB | Gbit/s | beside direct | stood still, ms | spread | QEMU's count, ms | CPU s | |"
+        "| way | s | spread | s before | MiB | Gbit/s | x direct | stood still, ms | QEMU's count, ms | CPU s | |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     // QEMU alone at its best, or on the line as it comes.
     let direct = match place {
         Place::Here => rows.iter().filter(|row| row.way.is_direct).filter_map(Row::seconds).reduce(f64::min),

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use drover_lab::{Drover, Pulse, workspace};
@@ -94,6 +94,10 @@ pub fn live(
     };
     command.args(["--downtime", &format!("{}ms", terms.downtime_ms)]);
     command.args(["--deadline", &format!("{}s", terms.limit_s)]);
+    if let Some(folder) = std::env::var_os("DROVER_LIVE_REPORTS") {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        command.arg("--report").arg(Path::new(&folder).join(format!("live-{}.json", since.as_millis())));
+    }
     let (out, err) = (folder.join("out"), folder.join("err"));
     command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?);
     let began = Instant::now();
