@@ -5,7 +5,7 @@ use drover_wire::{
 };
 
 use super::receiving::{ReceiveState, Taken};
-use super::sending::{SendState, Sending};
+use super::sending::{SendState, Sending, queue_share};
 use super::{
     CONTROL_MAX, COUNT_SHIFT, Channel, ChannelId, Control, Core, MESSAGES_BIT, Message, Order, Receiving,
     order_of,
@@ -187,16 +187,17 @@ impl Core {
             SendState::Stopped => return Err(reset("the peer gave the channel up")),
         }
         let held = self.limits.held_bytes_max.saturating_sub(self.held);
-        Ok(channel.sending.room().min(self.limit - self.used).min(held))
+        let share = queue_share(self.ready.len());
+        Ok(channel.sending.room(share).min(self.limit - self.used).min(held))
     }
 
     /// Whether senders of a channel that wait for room should look again.
     pub fn is_worth_waking(&self, id: ChannelId) -> bool {
-        let held_max = self.limits.held_bytes_max;
+        let (held_max, share) = (self.limits.held_bytes_max, queue_share(self.ready.len()));
         self.closed_error().is_some()
             || self.channels.get(&id).is_none_or(|channel| {
                 let is_here = channel.sending.state == SendState::Open;
-                !is_here || (self.held <= held_max - held_max / 8 && channel.sending.is_worth_waking())
+                !is_here || (self.held <= held_max - held_max / 8 && channel.sending.is_worth_waking(share))
             })
     }
 

@@ -7,9 +7,16 @@ use drover_wire::{DATA_BYTES_MAX, FRAME_COST, Header, Kind, check, cost};
 use super::{ChannelId, Order};
 use crate::payload::Payload;
 
-/// Bytes of a channel that wait for a connection, at most: enough to keep many connections busy, and
-/// little enough that channels take turns.
-pub const QUEUE_BYTES_MAX: u64 = 4 << 20;
+/// Bytes that wait for a connection, at most, in all channels together: enough to keep many connections busy, and
+/// little enough that channels take turns, and that what a program handed over last does not wait long.
+const QUEUE_BYTES_MAX: u64 = 4 << 20;
+/// What a channel may have of them however many there are.
+const QUEUE_BYTES_MIN: u64 = 512 << 10;
+
+/// Bytes that may wait in one of so many channels in which something does.
+pub fn queue_share(channels: usize) -> u64 {
+    (QUEUE_BYTES_MAX / (channels as u64).max(1)).max(QUEUE_BYTES_MIN)
+}
 
 /// A stream's small writes are gathered until they are this long.
 const GATHER_BYTES_MAX: usize = 64 << 10;
@@ -59,15 +66,15 @@ impl Sending {
         }
     }
 
-    /// Cost that may be taken now, as far as this channel goes.
-    pub fn room(&self) -> u64 {
-        let queue = if self.queued == 0 { u64::MAX } else { QUEUE_BYTES_MAX.saturating_sub(self.queued) };
+    /// Cost that may be taken now, as far as this channel goes, whose share of the queue is this.
+    pub fn room(&self, share: u64) -> u64 {
+        let queue = if self.queued == 0 { u64::MAX } else { share.saturating_sub(self.queued) };
         (self.limit - self.used).min(queue)
     }
 
     /// Whether a sender that waits for room should look again: not for each frame that leaves.
-    pub fn is_worth_waking(&self) -> bool {
-        self.state != SendState::Open || (self.queued <= QUEUE_BYTES_MAX / 2 && self.limit > self.used)
+    pub fn is_worth_waking(&self, share: u64) -> bool {
+        self.state != SendState::Open || (self.queued <= share / 2 && self.limit > self.used)
     }
 
     /// Whether the peer's credit, not this side, is what keeps a frame of that cost.
