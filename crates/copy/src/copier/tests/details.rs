@@ -329,3 +329,33 @@ fn an_audit_tells_what_it_compared_and_keeps_so_many_that_differ() {
     assert_eq!(copier.audit_mismatches(), MISMATCHES_MAX as u64);
     assert_eq!(copier.audit().mismatches[0].block, 16);
 }
+
+#[test]
+fn what_an_audit_finds_is_forgotten_and_read_once_more_and_nothing_else() {
+    let size = 6 * BLOCK_BYTES;
+    let mut recorded = LeafTable::new(size);
+    recorded.set_zero(0, 6);
+    let plan = PassPlan {
+        areas: BlockSet::none(size),
+        done: BlockSet::none(size),
+        audit: Some(Sample::of_share(1.0, 1)),
+    };
+    let mut copier = Copier::for_pass(CopierConfig::new(Mode::Copy { target_zeroed: false }), recorded, plan);
+    let Next::Map(page) = copier.next(Duration::ZERO) else { panic!("maps first") };
+    copier.mapped(&[Extent::zero(page)]);
+    let Next::Read(whole) = copier.next(Duration::ZERO) else { panic!("an audit believes no map") };
+    let parts = copier.read(whole, vec![Leaf::Zero, DATA, DATA, Leaf::Zero, DATA, Leaf::Zero]);
+    assert!(parts.is_empty(), "not before the journal has forgotten it");
+    assert_eq!(copier.next(Duration::ZERO), Next::Forget);
+    let forget = |first, count| Entry::Forget { first, count };
+    assert_eq!(copier.to_forget(), [forget(1, 2), forget(4, 1)]);
+    copier.forgotten();
+    assert_eq!(copier.totals().to_read, 9 * BLOCK_BYTES);
+    for (first, count) in [(1, 2), (4, 1)] {
+        let span = ByteSpan::new(first * BLOCK_BYTES, count * BLOCK_BYTES);
+        assert_eq!(copier.next(Duration::ZERO), Next::Read(span));
+        assert_eq!(copier.read(span, vec![DATA; count as usize]).data, [span]);
+        copier.landed(span);
+    }
+    assert_eq!(copier.totals().settled, size);
+}
