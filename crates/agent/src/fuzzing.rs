@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drover_pack::unpack;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::client::pending::{Pending, What};
@@ -10,7 +11,6 @@ use crate::message::{
     DATA_BYTES_MAX, Head, Kind, PIECES_MAX, decode_extents, kind_of, piece_count, pieces, words_in,
 };
 use crate::opening::{Access, Announced, Answer, Opened, Opening, Stat};
-use crate::pack::unpack;
 use crate::places::PlaceName;
 use crate::trust::{Token, check_name};
 

@@ -8,7 +8,6 @@
 //! places   what an agent serves: pools of files, devices, exports
 //! trust    this host's key, its peers, pairing by one-time tokens
 //! message  pure: what goes over the channel of a disk; opening: how channels begin; machine: orders about machines
-//! pack     compression, and whether it pays
 //! ```
 //!
 //! Nothing that comes from a peer is believed: messages are bounded and checked, paths lead into pools only, each
@@ -25,7 +24,6 @@ pub mod fuzzing;
 pub mod machine;
 pub mod message;
 pub mod opening;
-pub mod pack;
 mod places;
 mod random;
 mod serve;

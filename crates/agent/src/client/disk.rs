@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_link::{Receiver, Sender};
+use drover_pack::{Chooser, Codec};
 use drover_types::{ByteSpan, Extent};
 
 use super::lane::AgentLane;
@@ -14,7 +15,6 @@ use super::send::send_all;
 use crate::error::Refusal;
 use crate::message::{DATA_BYTES_MAX, Head, Kind, PieceHash, decode_extents, piece_count, pieces, words_in};
 use crate::opening::{Opened, Writer};
-use crate::pack::{Chooser, Codec};
 use crate::site::Site;
 use crate::stats::{Counters, Way as Sent};
 

@@ -3,13 +3,13 @@ use std::io;
 use std::sync::Arc;
 
 use drover_disk::{Completion, DiskError, DiskErrorKind, Lane, Request, Work, check_request};
+use drover_pack::unpack;
 use drover_types::ByteSpan;
 
 use super::disk::Inner;
 use super::pending::{Reply, What};
 use crate::error::Refusal;
 use crate::message::{DATA_BYTES_MAX, Head, hash_of};
-use crate::pack::unpack;
 
 /// Tries of a read whose answer is not what its hashes say.
 const READ_ATTEMPTS_MAX: u32 = 3;

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
 use drover_link::{LinkError, LinkErrorKind, Sender};
+use drover_pack::{Codec, Packer, Sampled};
 use drover_types::ByteSpan;
 
 use super::disk::Inner;
 use super::pending::{Job, What};
 use crate::error::Refusal;
 use crate::message::{Head, Kind, PieceHash, all_pieces, hash_of, pieces};
-use crate::pack::{Codec, Packer, Sampled};
 
 /// Of a block, so much is packed on trial.
 const SAMPLE_BYTES: usize = 64 << 10;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use drover_disk::{Buffer, Disk, DiskErrorKind, DiskOp, Lanes, Request, Slice, Work};
 use drover_link::{Channel, LinkError, Receiver, Sender, Session};
+use drover_pack::unpack;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use super::Agent;
@@ -22,7 +23,6 @@ use crate::message::{
     status_of, words,
 };
 use crate::opening::{Access, Answer, DISK_VERSION, OpenDisk, Opened};
-use crate::pack::unpack;
 use crate::site::encode;
 
 /// Threads for one disk at most; each holds 2 MiB.

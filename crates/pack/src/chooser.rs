@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::Codec;
+use crate::codec::Codec;
 
 /// Of the time of all senders together, trials take at most this share.
 pub const TRIAL_SHARE_MAX: f64 = 0.02;

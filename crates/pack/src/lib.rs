@@ -1,0 +1,14 @@
+//! Compression of what goes over a link, and whether it pays. Pure: figures and bytes go in.
+//!
+//! ```text
+//! codec    packs and unpacks
+//! chooser  whether packing pays, and how much of it
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod chooser;
+mod codec;
+
+pub use chooser::{Chooser, Sampled, TRIAL_SHARE_MAX};
+pub use codec::{Codec, PackError, Packer, unpack};
