@@ -6,6 +6,7 @@
 mod image;
 mod link;
 mod packed;
+mod pieces;
 mod sealed;
 
 pub use packed::pack;
@@ -22,7 +23,7 @@ use drover_relay::rule::Rule;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     ("agent_client", drover_agent::fuzzing::client),
     ("agent_messages", drover_agent::fuzzing::messages),
     ("http_head", drover_http::fuzzing::head),
@@ -44,6 +45,7 @@ pub const TARGETS: [Target; 21] = [
     ("relay_texts", relay_texts),
     ("report", report),
     ("sftp", drover_sftp::fuzzing::replies),
+    ("stream_pieces", pieces::stream),
 ];
 
 /// Runs the target of that name.

@@ -3,12 +3,14 @@
 //! ```text
 //! codec    packs and unpacks
 //! chooser  whether packing pays, and how much of it
+//! pieces   a byte stream in pieces, each plain or packed
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod chooser;
 mod codec;
+pub mod pieces;
 
 pub use chooser::{Chooser, Sampled, TRIAL_SHARE_MAX};
 pub use codec::{Codec, PackError, Packer, unpack};

@@ -37,6 +37,20 @@ fn make_seeds() {
     links();
     agents();
     relays();
+    pieces();
+}
+
+fn pieces() {
+    use drover_pack::pieces::head;
+    use drover_pack::{Codec, Packer};
+    let (mut packer, text) = (Packer::new().unwrap(), b"drover moves machines ".repeat(40));
+    // Cut after 21 bytes each time.
+    let mut stream = chosen(20, &[&head(Codec::Plain, 5, 5)[..], b"plain"].concat());
+    for codec in [Codec::Lz4, Codec::Zstd1] {
+        let packed = packer.pack(codec, &text).unwrap();
+        stream.extend([&head(codec, packed.len(), text.len())[..], packed].concat());
+    }
+    keep("stream_pieces", "all", &stream);
 }
 
 fn relays() {
