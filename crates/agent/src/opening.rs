@@ -30,6 +30,9 @@ pub enum Opening {
     Connect {
         /// `HOST:PORT`.
         to: String,
+        /// Whether both ways go in pieces, which may be packed.
+        #[serde(default)]
+        pieces: bool,
     },
     /// An order about a machine ([`crate::machine::Order`]), which is the first message, and its answer.
     Machine,
@@ -254,7 +257,10 @@ mod tests {
         let opening = |text: &str| serde_json::from_str::<Opening>(text).unwrap();
         assert_eq!(opening(r#"{"service":"sink"}"#), Opening::Sink);
         assert_eq!(opening(r#"{"service":"source","bytes":7,"later":1}"#), Opening::Source { bytes: 7 });
-        assert_eq!(opening(r#"{"service":"connect","to":"h:1"}"#), Opening::Connect { to: "h:1".into() });
+        assert_eq!(
+            opening(r#"{"service":"connect","to":"h:1"}"#),
+            Opening::Connect { to: "h:1".into(), pieces: false }
+        );
         assert_eq!(opening(r#"{"service":"rpc","call":"info"}"#), Opening::Rpc(Call::Info));
         let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":
             {"size":9,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#;

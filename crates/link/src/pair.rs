@@ -1,11 +1,13 @@
 //! Two ends of a session in one process, for tests: the same frames over sockets that no network sees.
 
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use drover_wire::VERSION_MAX;
 
 use crate::core::{Core, Limits, Side};
 use crate::peer::Peer;
+use crate::rate::RateLimit;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stats::StripeStats;
@@ -39,10 +41,18 @@ impl Session {
     ///
     /// # Panics
     /// As [`Session::pair`].
-    #[allow(clippy::expect_used)]
     pub fn pair_with(limits: Limits) -> (Session, Session) {
-        let one = end(Side::Dialler, limits, "pair-b");
-        let two = end(Side::Listener, limits, "pair-a");
+        Session::pair_of(limits, b"", None)
+    }
+
+    /// The same; the second end has announced something, and both send no faster than so.
+    ///
+    /// # Panics
+    /// As [`Session::pair`].
+    #[allow(clippy::expect_used)]
+    pub fn pair_of(limits: Limits, announced: &[u8], rate: Option<Arc<RateLimit>>) -> (Session, Session) {
+        let one = end(Side::Dialler, limits, ("pair-b", announced), rate.clone());
+        let two = end(Side::Listener, limits, ("pair-a", b""), rate);
         for _ in 0..STRIPES {
             let (here, there) = UnixStream::pair().expect("a pair of sockets");
             attach(&one, here).and_then(|()| attach(&two, there)).expect("threads for a pair of sockets");
@@ -54,13 +64,19 @@ impl Session {
     }
 }
 
-fn end(side: Side, limits: Limits, peer: &str) -> std::sync::Arc<Shared> {
+fn end(
+    side: Side,
+    limits: Limits,
+    (peer, announced): (&str, &[u8]),
+    rate: Option<Arc<RateLimit>>,
+) -> Arc<Shared> {
     let core = Core::new(side, limits, limits.credits);
-    let peer = Peer { name: peer.into(), fingerprint: [0; 32], version: VERSION_MAX, announced: Vec::new() };
-    Shared::new(core, peer, None, STRIPES)
+    let peer =
+        Peer { name: peer.into(), fingerprint: [0; 32], version: VERSION_MAX, announced: announced.into() };
+    Shared::new(core, peer, rate, STRIPES)
 }
 
-fn attach(shared: &std::sync::Arc<Shared>, socket: UnixStream) -> std::io::Result<()> {
+fn attach(shared: &Arc<Shared>, socket: UnixStream) -> std::io::Result<()> {
     let line = Pipe(socket.try_clone()?);
     let (reader, writer) = plain::halves(socket)?;
     stripe::start(shared, Box::new(line), reader, writer)

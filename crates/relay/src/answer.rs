@@ -1,6 +1,8 @@
 //! What a channel of a paired relay begins with, each way. Pure.
 //!
-//! Towards the target: the opening, `{"service":"connect","to":"HOST:PORT"}`, then the client's bytes, at once.
+//! Towards the target: the opening, `{"service":"connect","to":"HOST:PORT"}`, then the client's bytes, at once. With
+//! `"pieces":true`, which only an agent is told that announces it, both ways go in pieces (`drover_pack::pieces`); the
+//! answer stands before them.
 //! Back: an answer, then the target's bytes, if there are any:
 //!
 //! ```text
@@ -10,7 +12,9 @@
 //! 4     why not, UTF-8
 //! ```
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::linked::Form;
 
 /// Bytes of the text, at most.
 pub(crate) const TEXT_BYTES_MAX: usize = 512;
@@ -101,12 +105,36 @@ impl Reading {
 struct Opening<'a> {
     service: &'static str,
     to: &'a str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pieces: bool,
 }
 
 /// What the agent is told a channel is for.
-pub(crate) fn opening(to: &str) -> Vec<u8> {
-    // A struct of two texts always has a JSON.
-    serde_json::to_vec(&Opening { service: "connect", to }).unwrap_or_default()
+pub(crate) fn opening(to: &str, form: Form) -> Vec<u8> {
+    // A struct of texts always has a JSON.
+    serde_json::to_vec(&Opening { service: "connect", to, pieces: form == Form::Pieces }).unwrap_or_default()
+}
+
+/// What an agent announces when a session begins.
+#[derive(Default, Serialize, Deserialize)]
+struct Announced {
+    /// What it takes for `connect` beside what all agents do.
+    #[serde(default)]
+    connect: Vec<String>,
+}
+
+const PIECES: &str = "pieces";
+
+/// What an agent announces whose [`crate::Ports`] take streams in pieces.
+pub fn announcement() -> Vec<u8> {
+    // As above.
+    serde_json::to_vec(&Announced { connect: vec![PIECES.to_string()] }).unwrap_or_default()
+}
+
+/// How streams go to an agent that has announced this. One of before announces nothing.
+pub(crate) fn form_for(announced: &[u8]) -> Form {
+    let told: Announced = serde_json::from_slice(announced).unwrap_or_default();
+    if told.connect.iter().any(|it| it == PIECES) { Form::Pieces } else { Form::Plain }
 }
 
 #[cfg(test)]
@@ -117,7 +145,18 @@ mod tests {
 
     #[test]
     fn an_opening_is_what_the_documents_say() {
-        assert_eq!(opening("h:1"), br#"{"service":"connect","to":"h:1"}"#);
+        assert_eq!(opening("h:1", Form::Plain), br#"{"service":"connect","to":"h:1"}"#);
+        let in_pieces = opening("h:1", Form::Pieces);
+        assert_eq!(in_pieces, br#"{"service":"connect","to":"h:1","pieces":true}"#);
+    }
+
+    #[test]
+    fn pieces_are_for_agents_that_announce_them() {
+        assert_eq!(announcement(), br#"{"connect":["pieces"]}"#);
+        assert_eq!(form_for(&announcement()), Form::Pieces);
+        for other in [&b""[..], b"{}", b"[]", br#"{"connect":[]}"#, br#"{"connect":["other"]}"#, &[0xff]] {
+            assert_eq!(form_for(other), Form::Plain, "{other:?}");
+        }
     }
 
     #[test]

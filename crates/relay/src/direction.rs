@@ -8,6 +8,7 @@ use drover_tcp as tcp;
 
 use crate::flow::{Broken, Flow, Pause};
 use crate::hop::{Hop, Limit, SCRATCH_BYTES, Store};
+use crate::packing::Press;
 use crate::pipes::Pipes;
 use crate::stats::{Waiting, Watch, WayStats};
 
@@ -29,11 +30,12 @@ const STREAM_TICK_BYTES: u64 = 64 << 10;
 pub(crate) struct Tools {
     pub(crate) pipes: Pipes,
     pub(crate) scratch: Box<[u8]>,
+    pub(crate) press: Press,
 }
 
 impl Tools {
     pub(crate) fn new(pipes: Pipes) -> Tools {
-        Tools { pipes, scratch: vec![0; SCRATCH_BYTES].into_boxed_slice() }
+        Tools { pipes, scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(), press: Press::default() }
     }
 }
 

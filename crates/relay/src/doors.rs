@@ -17,6 +17,7 @@ use crate::answer::{Read, Reading, Word, opening};
 use crate::book::{Book, Refused};
 use crate::connecting::Settings;
 use crate::connection::Meta;
+use crate::linked::Form;
 use crate::options::{Via, any_address};
 use crate::pipes::Budget;
 use crate::stats::{LinkStats, Refusal};
@@ -189,7 +190,7 @@ pub enum Probed {
 /// # Errors
 /// If the link is lost.
 pub fn probe(session: &Session, to: &str) -> Result<Probed, LinkError> {
-    let channel = session.open(Order::Stream, &opening(to))?;
+    let channel = session.open(Order::Stream, &opening(to, Form::Plain))?;
     let (sender, mut receiver) = channel.split();
     let (mut reading, mut piece) = (Reading::default(), [0; 1024]);
     let probed = loop {

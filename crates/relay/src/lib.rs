@@ -14,6 +14,7 @@
 //! turns           pure: which of those who wait for the link is next
 //! doors, sockets  unix sockets at the near end, and at the far end
 //! linked, answer  a connection of which one side is a channel of a link, and how that begins
+//! packing         what goes into a channel in pieces, packed where that pays
 //! book            what no worker knows: refusals
 //! stats           what a relay tells of itself; metrics and control: to whom
 //! transparent     rules of the packet filter that catch what only passes through
@@ -37,6 +38,7 @@ mod hop;
 mod linked;
 pub mod metrics;
 mod options;
+mod packing;
 mod pipes;
 mod ports;
 mod relay;
@@ -50,8 +52,10 @@ mod turns;
 mod uplink;
 mod worker;
 
+pub use answer::announcement;
 pub use book::Refused;
 pub use doors::{Door, Doors, Probed, probe};
+pub use linked::Form;
 pub use options::{
     ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Dial, DialError, Line, RelayOptions, Via,
     any_address, has_ipv6,

@@ -1,4 +1,5 @@
 //! A connection of which one side is a channel of a link: at the near end the target's, at the far end the client's.
+//! Where both ends know how, its bytes go over the link in pieces, packed where that pays.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_link::{Channel, LinkError, Receiver, Sender};
+use drover_pack::pieces::{HEAD_BYTES, Next, PieceError, Reader};
 use drover_tcp as tcp;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -19,6 +21,7 @@ use crate::connection::{Meta, Wants, age_us};
 use crate::direction::Tools;
 use crate::flow::{Broken, Flow, Moved, Pause, Way};
 use crate::hop::{Limit, SCRATCH_BYTES};
+use crate::packing::{Packing, Press};
 use crate::ports::Place;
 use crate::stats::{ConnectionStats, Refusal, SocketStats, Stage, Totals, Waiting, Watch, WayStats};
 use crate::turns::Heard;
@@ -27,10 +30,14 @@ use crate::worker::{Inbox, Job};
 
 /// What a flow may move before others have their turn.
 const TURN_BYTES: u64 = 2 << 20;
+/// The same while its bytes are packed: some milliseconds by the slowest codec.
+const PACKING_TURN_BYTES: u64 = 512 << 10;
 /// Taken from a socket at a time: two of the largest frames of a link.
 const PIECE_BYTES: usize = SCRATCH_BYTES;
 /// How long the agent may take to answer: its own time for a target, and time for a line that is cut.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// A flow that moves so much in a second has a share of its worker's time for packing.
+const BUSY_BYTES: u64 = 1 << 20;
 /// After the link's side was given up, what had come before may go on to the socket for so long.
 const ENDING_MAX: Duration = Duration::from_secs(1);
 /// How often to look whether it has arrived.
@@ -42,6 +49,15 @@ pub(crate) enum End {
     Near(Asking),
     /// A target is here; the client is at the other end.
     Far(Place),
+}
+
+/// How bytes go over the link, both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As they are.
+    Plain,
+    /// In pieces, each packed if that pays ([`drover_pack::pieces`]).
+    Pieces,
 }
 
 /// How a connection stands after it was served.
@@ -80,6 +96,40 @@ impl Held {
         if self.at == self.bytes.len() {
             *self = Held::default();
         }
+    }
+}
+
+/// Takes apart what comes in pieces.
+#[derive(Default)]
+struct Apart {
+    reader: Reader,
+    /// What came and was not taken apart.
+    wire: Held,
+    /// So many bytes at its front are the stream's own.
+    plain: usize,
+    saved: u64,
+}
+
+impl Apart {
+    /// Goes on to the next bytes of the stream: how many they are, with those that had to be unpacked in `unpacked`.
+    fn go_on(&mut self, unpacked: &mut Held) -> Result<Option<usize>, PieceError> {
+        while !self.wire.left().is_empty() {
+            let (taken, next) = self.reader.next(self.wire.left())?;
+            self.wire.give(taken);
+            match next {
+                Next::More => {}
+                Next::Plain(bytes) => {
+                    self.plain = bytes;
+                    return Ok(Some(bytes));
+                }
+                Next::Unpacked(bytes, stood_in) => {
+                    self.saved += bytes.len().saturating_sub(stood_in + HEAD_BYTES) as u64;
+                    *unpacked = Held { bytes, at: 0 };
+                    return Ok(Some(unpacked.left().len()));
+                }
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -136,6 +186,12 @@ pub(crate) struct Linked {
     back: Lane,
     /// The channel's waker was called, and the worker knows.
     called: Arc<AtomicBool>,
+    /// Packs what goes out, where it goes in pieces.
+    packing: Option<Box<Packing>>,
+    /// And takes apart what comes back.
+    apart: Option<Box<Apart>>,
+    /// What was wrong with what came.
+    fault: Option<PieceError>,
     ending: Option<Instant>,
     /// Whether the worker has it among those to be served again.
     pub(crate) is_queued: bool,
@@ -149,7 +205,7 @@ impl Linked {
         socket: OwnedFd,
         channel: Channel,
         limits: Option<(Arc<Limit>, Arc<Limit>)>,
-        end: End,
+        (end, form): (End, Form),
     ) -> Linked {
         let now = Instant::now();
         let (up, down) = limits.map_or((None, None), |(up, down)| (Some(up), Some(down)));
@@ -161,6 +217,7 @@ impl Linked {
             End::Far(place) => (false, None, Some(place)),
         };
         let (out, back) = if is_near { (up, down) } else { (down, up) };
+        let in_pieces = form == Form::Pieces;
         Linked {
             meta,
             socket,
@@ -171,6 +228,9 @@ impl Linked {
             out: Lane::new(out, now),
             back: Lane::new(back, now),
             called: Arc::default(),
+            packing: in_pieces.then(|| Box::new(Packing::new(now))),
+            apart: in_pieces.then(Box::default),
+            fault: None,
             ending: None,
             is_queued: false,
             _place: place,
@@ -275,6 +335,7 @@ impl Linked {
         if let Some((reason, why)) = told.refused {
             return Some(Served::Refused(reason, why));
         }
+        self.fault = self.fault.or(told.fault);
         match result {
             Ok(pause) => {
                 self.back.want_time(pause, wants);
@@ -296,10 +357,14 @@ impl Linked {
         self.out.watch.turn(Waiting::Moving, now);
         let (sender, _) = self.halves.as_ref()?;
         let Lane { flow, limit, held, .. } = &mut self.out;
-        let scratch = &mut tools.scratch;
-        let limit = limit.as_deref();
-        let mut way = Out { socket: &self.socket, sender, held, limit, scratch, fresh: 0..0, is_full: false };
-        let result = flow.pump(&mut way, TURN_BYTES);
+        let (scratch, press) = (&mut tools.scratch, &mut tools.press);
+        let (limit, packing) = (limit.as_deref(), self.packing.as_deref_mut());
+        let is_packing = packing.as_ref().is_some_and(|packing| packing.is_on());
+        let turn_bytes = if is_packing { PACKING_TURN_BYTES } else { TURN_BYTES };
+        let pieces = packing.map(|packing| Pieces { packing, press });
+        let socket = &self.socket;
+        let mut way = Out { socket, sender, held, limit, scratch, fresh: 0..0, is_full: false, pieces };
+        let result = flow.pump(&mut way, turn_bytes);
         way.keep();
         let is_full = way.is_full;
         let waiting = match &result {
@@ -308,7 +373,11 @@ impl Linked {
             Ok(pause) => Waiting::of(*pause),
             Err(_) => Waiting::Done,
         };
-        self.out.watch.turn(waiting, Instant::now());
+        let after = Instant::now();
+        self.out.watch.turn(waiting, after);
+        if let Some(packing) = &mut self.packing {
+            if waiting == Waiting::Line { packing.is_full(after) } else { packing.went_on(after) }
+        }
         match result {
             Ok(pause) => {
                 self.out.want_time(pause, wants);
@@ -324,9 +393,9 @@ impl Linked {
     fn back_way<T>(&mut self, act: impl FnOnce(&mut Flow, &mut BackWay<'_>) -> T) -> Option<(T, Told)> {
         let (_, receiver) = self.halves.as_ref()?;
         let Lane { flow, limit, held, .. } = &mut self.back;
-        let (limit, question) = (limit.as_deref(), &mut self.question);
-        let mut way =
-            BackWay { socket: &self.socket, receiver, held, limit, question, told: Told::default() };
+        let (limit, question, apart) = (limit.as_deref(), &mut self.question, self.apart.as_deref_mut());
+        let (socket, told) = (&self.socket, Told::default());
+        let mut way = BackWay { socket, receiver, held, limit, question, apart, told };
         let result = act(flow, &mut way);
         let told = way.told;
         Some((result, told))
@@ -349,6 +418,16 @@ impl Linked {
             return Served::Reset;
         }
         Served::Lives(Wants { at: Some(now + ENDING_LOOK), ..Wants::default() })
+    }
+
+    /// What was wrong with what came over the link, if that ended it.
+    pub(crate) fn fault(&self) -> Option<PieceError> {
+        self.fault
+    }
+
+    /// Bytes that did not have to go over the link because they were packed, both ways.
+    pub(crate) fn saved(&self) -> u64 {
+        self.packing.as_ref().map_or(0, |it| it.saved()) + self.apart.as_ref().map_or(0, |it| it.saved)
     }
 
     /// Closes the socket after both ends are through. Dropped without this, its peer gets a reset.
@@ -375,7 +454,13 @@ impl Linked {
         totals.down_bytes += down.bytes;
         totals.up_waits.sum(&up.waits);
         totals.down_waits.sum(&down.waits);
+        totals.saved_bytes += self.saved();
         totals.segments_again += tcp::info(&self.socket).map_or(0, |info| info.segments_again.into());
+    }
+
+    /// Whether much goes from here over the link.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.out.rate >= BUSY_BYTES
     }
 
     /// Bytes in the last second, both ways.
@@ -435,6 +520,13 @@ struct Out<'a> {
     /// Where in `scratch` what was taken and not given lies; empty while something is held.
     fresh: std::ops::Range<usize>,
     is_full: bool,
+    pieces: Option<Pieces<'a>>,
+}
+
+/// What makes pieces of what is taken.
+struct Pieces<'a> {
+    packing: &'a mut Packing,
+    press: &'a mut Press,
 }
 
 impl Out<'_> {
@@ -447,12 +539,31 @@ impl Out<'_> {
     }
 
     fn take_in(&mut self, bytes_max: usize) -> io::Result<Moved> {
-        let part = &mut self.scratch[..bytes_max];
+        let from = if self.pieces.is_some() { HEAD_BYTES } else { 0 };
+        let part = &mut self.scratch[from..from + bytes_max];
         let result = moved(recv(self.socket, &mut *part, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes))?;
         if let Moved::Bytes(bytes) = result {
-            self.fresh = 0..bytes;
+            self.fresh = match &mut self.pieces {
+                None => 0..bytes,
+                Some(Pieces { packing, press }) => {
+                    0..packing.pack(self.scratch, bytes, press, Instant::now())
+                }
+            };
         }
         Ok(result)
+    }
+
+    /// Gives what is left to the channel: how much it took.
+    fn give(&mut self) -> io::Result<usize> {
+        let left = if self.fresh.is_empty() { self.held.left() } else { &self.scratch[self.fresh.clone()] };
+        let given = self.sender.try_write(left).map_err(over)?;
+        self.is_full |= given < left.len();
+        if self.fresh.is_empty() {
+            self.held.give(given);
+        } else {
+            self.fresh.start += given;
+        }
+        Ok(given)
     }
 }
 
@@ -467,6 +578,7 @@ impl Way for Out<'_> {
         if self.is_full {
             return Ok(Moved::Blocked);
         }
+        let room = self.pieces.as_ref().map_or(room, |pieces| pieces.packing.wanted(room).min(bytes_max));
         let Some(limit) = self.limit else { return self.take_in(room) };
         let granted = match limit.take(room as u64) {
             Grant::Bytes(bytes) => bytes,
@@ -478,19 +590,18 @@ impl Way for Out<'_> {
         result
     }
 
-    fn drain(&mut self, _bytes: usize) -> io::Result<Moved> {
-        let left = if self.fresh.is_empty() { self.held.left() } else { &self.scratch[self.fresh.clone()] };
-        let given = self.sender.try_write(left).map_err(over)?;
-        if given == 0 {
-            self.is_full = true;
+    fn drain(&mut self, bytes: usize) -> io::Result<Moved> {
+        let given = self.give()?;
+        let Some(Pieces { packing, .. }) = &mut self.pieces else {
+            self.is_full |= given == 0;
+            return Ok(if given == 0 { Moved::Blocked } else { Moved::Bytes(given) });
+        };
+        if !self.fresh.is_empty() || !self.held.left().is_empty() {
             return Ok(Moved::Blocked);
         }
-        if self.fresh.is_empty() {
-            self.held.give(given);
-        } else {
-            self.fresh.start += given;
-        }
-        Ok(Moved::Bytes(given))
+        // What is held of a flow is one piece, and its bytes count once all of it has gone.
+        packing.sent(Instant::now());
+        Ok(Moved::Bytes(bytes))
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -503,6 +614,7 @@ impl Way for Out<'_> {
 struct Told {
     /// Nothing more comes.
     is_over: bool,
+    fault: Option<PieceError>,
     refused: Option<(Refusal, String)>,
 }
 
@@ -513,6 +625,7 @@ struct BackWay<'a> {
     held: &'a mut Held,
     limit: Option<&'a Limit>,
     question: &'a mut Option<Question>,
+    apart: Option<&'a mut Apart>,
     told: Told,
 }
 
@@ -535,6 +648,12 @@ impl BackWay<'_> {
         };
         self.told.refused = Some(refused);
         Err(io::ErrorKind::ConnectionRefused.into())
+    }
+
+    /// What came is no stream of pieces: nothing behind it is believed.
+    fn broken(&mut self, error: PieceError) -> io::Error {
+        (self.told.is_over, self.told.fault) = (true, Some(error));
+        io::Error::other(error)
     }
 }
 
@@ -559,10 +678,17 @@ fn refusal(word: Word) -> Refusal {
 
 impl Way for BackWay<'_> {
     fn fill(&mut self, _bytes_max: usize) -> io::Result<Moved> {
-        if !self.held.left().is_empty() {
+        if !self.held.left().is_empty() || self.apart.as_ref().is_some_and(|apart| apart.plain > 0) {
             return Ok(Moved::Blocked);
         }
         loop {
+            if let Some(apart) = &mut self.apart {
+                match apart.go_on(self.held) {
+                    Ok(Some(bytes)) => return Ok(Moved::Bytes(bytes)),
+                    Ok(None) => {}
+                    Err(error) => return Err(self.broken(error)),
+                }
+            }
             let piece = match self.receiver.try_piece() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => return Ok(Moved::Blocked),
@@ -574,22 +700,31 @@ impl Way for BackWay<'_> {
             if piece.is_empty() {
                 self.told.is_over = true;
                 // An end before the answer is none.
-                return match self.question {
-                    Some(_) => Err(io::Error::other("it ended without an answer")),
-                    None => Ok(Moved::End),
-                };
+                if self.question.is_some() {
+                    return Err(io::Error::other("it ended without an answer"));
+                }
+                let end = self.apart.as_ref().map_or(Ok(()), |apart| apart.reader.end());
+                return end.map(|()| Moved::End).map_err(|error| self.broken(error));
             }
             let at = self.read_answer(&piece)?;
             let bytes = piece.len() - at;
-            if bytes > 0 {
-                *self.held = Held { bytes: piece, at };
-                return Ok(Moved::Bytes(bytes));
+            let came = Held { bytes: piece, at };
+            match &mut self.apart {
+                _ if bytes == 0 => {}
+                Some(apart) => apart.wire = came,
+                None => {
+                    *self.held = came;
+                    return Ok(Moved::Bytes(bytes));
+                }
             }
         }
     }
 
     fn drain(&mut self, bytes: usize) -> io::Result<Moved> {
-        let left = self.held.left();
+        let left = match &self.apart {
+            Some(apart) if apart.plain > 0 => &apart.wire.left()[..apart.plain],
+            _ => self.held.left(),
+        };
         let wanted = left.len().min(bytes);
         let granted = match self.limit.map(|limit| limit.take(wanted as u64)) {
             None => wanted,
@@ -602,7 +737,13 @@ impl Way for BackWay<'_> {
         if let Some(limit) = self.limit {
             limit.give_back((granted - sent) as u64);
         }
-        self.held.give(sent);
+        match &mut self.apart {
+            Some(apart) if apart.plain > 0 => {
+                apart.wire.give(sent);
+                apart.plain -= sent;
+            }
+            _ => self.held.give(sent),
+        }
         match given? {
             Moved::End => Err(io::Error::other("bytes that were held have gone")),
             moved => Ok(moved),

@@ -54,11 +54,13 @@ pub fn text(snapshot: &Snapshot) -> String {
     page.family("drover_relay_flow_seconds_total", "counter", help);
     waits(&mut page, "up", &totals.up_waits);
     waits(&mut page, "down", &totals.down_waits);
-    snapshot.link.iter().for_each(|told| link(&mut page, told));
+    snapshot.link.iter().for_each(|told| link(&mut page, told, totals.saved_bytes));
     page.0
 }
 
-fn link(page: &mut Page, told: &LinkStats) {
+fn link(page: &mut Page, told: &LinkStats, saved_bytes: u64) {
+    let help = "Bytes that did not have to go over the link because they were packed, both ways.";
+    page.single("drover_relay_link_saved_bytes_total", "counter", help, saved_bytes);
     let mut gauge = |name: &str, help: &str, value: f64| page.single(name, "gauge", help, value);
     gauge(
         "drover_relay_link_up",

@@ -14,9 +14,10 @@ use drover_link::Channel;
 
 use crate::address::{AddressError, Network, PortRange, Target, wrong};
 use crate::answer::{Word, answer};
+use crate::book::{Book, Refused};
 use crate::connecting::prepare_plain;
 use crate::connection::Meta;
-use crate::linked::{End, Linked};
+use crate::linked::{End, Form, Linked};
 use crate::options::{ADDRESSES_MAX, any_address};
 use crate::pipes::Budget;
 use crate::relay::files_for_links;
@@ -166,6 +167,7 @@ pub struct Ports {
     timeout: Duration,
     connections_max: usize,
     taken: Arc<Mutex<Taken>>,
+    book: Arc<Book>,
     inboxes: Vec<Arc<Inbox>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
     ids: AtomicU64,
@@ -181,10 +183,10 @@ impl Ports {
         let connections_max = files_for_links(connections_max);
         let count = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, WORKERS_MAX);
         let inboxes = (0..count).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
-        let (taken, threads, ids) = (Arc::default(), Vec::new(), AtomicU64::new(1));
-        let mut ports = Ports { allowed, timeout, connections_max, taken, inboxes, threads, ids };
+        let (taken, book, threads, ids) = (Arc::default(), Arc::default(), Vec::new(), AtomicU64::new(1));
+        let mut ports = Ports { allowed, timeout, connections_max, taken, book, inboxes, threads, ids };
         // They hold no bytes in pipes.
-        start_all(&ports.inboxes, "ports", (&Budget::new(0), &Arc::default()), &mut ports.threads)?;
+        start_all(&ports.inboxes, "ports", (&Budget::new(0), &ports.book), &mut ports.threads)?;
         Ok(ports)
     }
 
@@ -193,19 +195,29 @@ impl Ports {
         lock(&self.taken).all
     }
 
+    /// Streams that a peer broke by what it sent since this was asked last, with what was wrong.
+    pub fn take_broken(&self) -> Vec<Refused> {
+        self.book.take_told()
+    }
+
     /// Connects to `to`, as the peer of this name wrote it, tells it what came of it, and leaves the rest to threads of its
     /// own. Waits for the target, for no more than 20 s.
     ///
     /// # Errors
     /// [`ConnectError`] if nothing was connected. The peer knows it, too.
-    pub fn connect(&self, peer: &str, to: &str, channel: Channel) -> Result<(), ConnectError> {
+    pub fn connect(
+        &self,
+        peer: &str,
+        (to, form): (&str, Form),
+        channel: Channel,
+    ) -> Result<(), ConnectError> {
         let place = Place::take(&self.taken, peer, self.connections_max);
         // A channel that is given up by now needs no answer, and ends by itself. A place that comes to nothing is given
         // back before the answer: a peer that reads none keeps it from nobody.
         match place.and_then(|place| Ok((self.dial(to)?, place))) {
             Ok(((stream, target), place)) => {
                 let _ = channel.sender().write_all(&answer(Word::Connected, ""));
-                self.carry(stream, target, channel, place);
+                self.carry((stream, target), channel, (End::Far(place), form));
                 Ok(())
             }
             Err(error) => {
@@ -216,12 +228,12 @@ impl Ports {
         }
     }
 
-    fn carry(&self, stream: OwnedFd, target: String, channel: Channel, place: Place) {
+    fn carry(&self, (stream, target): (OwnedFd, String), channel: Channel, end: (End, Form)) {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         // Whoever is at the other end of the link has no address here.
         let client = SocketAddr::new(any_address(true), 0);
         let meta = Meta { id, client, target, rule: None, accepted_at: Instant::now() };
-        let linked = Linked::new(meta, stream, channel, None, End::Far(place));
+        let linked = Linked::new(meta, stream, channel, None, end);
         hand_over(&self.inboxes, Job::Link(Box::new(linked)));
     }
 

@@ -264,6 +264,9 @@ pub struct Totals {
     pub down_waits: Waits,
     /// Segments that the relay's sockets sent again.
     pub segments_again: u64,
+    /// Bytes that did not have to go over a link because they were packed, both ways.
+    #[serde(default)]
+    pub saved_bytes: u64,
 }
 
 impl Totals {
@@ -284,6 +287,7 @@ impl Totals {
         self.up_waits.sum(&other.up_waits);
         self.down_waits.sum(&other.down_waits);
         self.segments_again += other.segments_again;
+        self.saved_bytes += other.saved_bytes;
     }
 }
 

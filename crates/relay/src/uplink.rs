@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use drover_link::{LinkErrorKind, Order, Session, SessionState};
 
-use crate::answer::opening;
+use crate::answer::{form_for, opening};
 use crate::book::Book;
 use crate::connecting::Settings;
 use crate::connection::Meta;
-use crate::linked::{End, Linked};
+use crate::linked::{End, Form, Linked};
 use crate::options::Via;
 use crate::stats::{LinkStats, Refusal};
 use crate::turns::{Heard, Turn, Turns};
@@ -140,12 +140,13 @@ impl Uplink {
             let why = format!("{} is too busy, or does not answer", self.via.site);
             return self.refuse(&asked, Refusal::TargetSilent, why);
         }
-        match session.open(Order::Stream, &opening(&asked.meta.target)) {
+        let form = if self.via.packs { form_for(&session.peer().announced) } else { Form::Plain };
+        match session.open(Order::Stream, &opening(&asked.meta.target, form)) {
             Ok(channel) => {
                 let asking = Asking { uplink: self.clone(), turn: Some(turn), heard: Heard::Nothing };
                 let end = End::Near(asking);
                 let limits = asked.settings.limits.clone();
-                let linked = Linked::new(asked.meta, asked.client, channel, limits, end);
+                let linked = Linked::new(asked.meta, asked.client, channel, limits, (end, form));
                 hand_over(&self.inboxes, Job::Link(Box::new(linked)));
             }
             Err(error) if error.kind == LinkErrorKind::Misuse => {

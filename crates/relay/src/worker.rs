@@ -292,6 +292,9 @@ impl Worker {
     fn close_linked(&mut self, key: Key, now: Instant, is_reset: bool) {
         let Some(Entry::Linked(mut linked)) = self.remove(key) else { return };
         linked.add_to(&mut self.totals, now);
+        if let Some(fault) = linked.fault() {
+            self.book.tell(linked.meta(), Refusal::Link, fault.to_string());
+        }
         self.inbox.load.fetch_sub(1, Ordering::Relaxed);
         if is_reset {
             self.totals.reset += 1;
@@ -440,12 +443,17 @@ impl Worker {
         }
         if now >= self.swept + SWEEP {
             self.swept = now;
+            let mut busy = 0;
             self.entries.iter_mut().for_each(|entry| match entry {
                 Entry::Open(connection) => connection.sweep(),
-                Entry::Linked(linked) => linked.sweep(),
+                Entry::Linked(linked) => {
+                    linked.sweep();
+                    busy += u32::from(linked.is_busy());
+                }
                 Entry::Connecting(_) => {}
             });
             self.tools.pipes.sweep();
+            self.tools.press.set_busy(busy);
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drover_link::Session;
-use drover_relay::{Door, Doors, Ports, Probed, Refusal, Via, probe};
+use drover_relay::{Door, Doors, Form, Ports, Probed, Refusal, Via, probe};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -28,7 +28,7 @@ fn attend(session: Session, ports: Arc<Ports>) {
         while let Ok(incoming) = session.accept() {
             let opening: Value = serde_json::from_slice(&incoming.opening).unwrap();
             let (to, ports) = (opening["to"].as_str().unwrap().to_string(), ports.clone());
-            std::thread::spawn(move || drop(ports.connect("a", &to, incoming.channel)));
+            std::thread::spawn(move || drop(ports.connect("a", (&to, Form::Plain), incoming.channel)));
         }
     });
 }
@@ -46,7 +46,7 @@ impl Scene {
             attend(far, connecting.clone());
             Ok(near)
         };
-        let via = Via { site: "b".to_string(), dial: Arc::new(dial) };
+        let via = Via { site: "b".to_string(), dial: Arc::new(dial), packs: true };
         let door = Door { path: folder.path().join("near"), to: at("far") };
         let doors = Some(Doors::open(via, &[door]).unwrap());
         Scene { folder, doors, ports, sessions }

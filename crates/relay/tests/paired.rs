@@ -5,7 +5,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use common::{
     MIB, client, connect_to, is_reset, is_turned_away, listener, noise, pair, read_all, send, turns_away,
     wait_for,
 };
-use drover_link::{Channel, Session};
+use drover_link::{Channel, Limits, Order, RateLimit, Session};
 use drover_relay::address::Pairing;
 use drover_relay::rule::Policy;
-use drover_relay::{Line, Ports, Refusal, Relay, RelayOptions, Snapshot, Via, Waiting};
+use drover_relay::{Form, Line, Ports, Refusal, Relay, RelayOptions, Snapshot, Via, Waiting, announcement};
 use drover_tcp as tcp;
 use serde_json::Value;
 
 /// What the far end does with a channel.
-type Connect = Arc<dyn Fn(&str, Channel) + Send + Sync>;
+type Connect = Arc<dyn Fn((&str, Form), Channel) + Send + Sync>;
 
 /// The far end: connects what it is asked for, as an agent does.
 fn attend(session: Session, connect: Connect) {
@@ -29,8 +29,9 @@ fn attend(session: Session, connect: Connect) {
         while let Ok(incoming) = session.accept() {
             let opening: Value = serde_json::from_slice(&incoming.opening).unwrap();
             assert_eq!(opening["service"], "connect");
+            let form = if opening["pieces"] == true { Form::Pieces } else { Form::Plain };
             let (to, connect) = (opening["to"].as_str().unwrap().to_string(), connect.clone());
-            std::thread::spawn(move || connect(&to, incoming.channel));
+            std::thread::spawn(move || connect((&to, form), incoming.channel));
         }
     });
 }
@@ -59,21 +60,32 @@ fn address(target: &TcpListener) -> String {
 }
 
 fn scene_of(lines: Vec<Line>, ports: Arc<Ports>, policy: &str) -> Scene {
+    scene_over(|| Session::pair_of(Limits::default(), &announcement(), None), true, lines, ports, policy)
+}
+
+/// A scene over such sessions, whose near end packs or does not.
+fn scene_over(
+    session: impl Fn() -> (Session, Session) + Send + Sync + 'static,
+    packs: bool,
+    lines: Vec<Line>,
+    ports: Arc<Ports>,
+    policy: &str,
+) -> Scene {
     let far: Arc<Mutex<Vec<Session>>> = Arc::default();
     let dials = Arc::new(AtomicUsize::new(0));
     let (kept, counted, connecting) = (far.clone(), dials.clone(), ports.clone());
     let dial = move || {
-        let (near, there) = Session::pair();
+        let (near, there) = session();
         counted.fetch_add(1, Ordering::Relaxed);
         kept.lock().unwrap().push(there.clone());
         let ports = connecting.clone();
         // That it was not connected is told to the near end.
-        attend(there, Arc::new(move |to, channel| drop(ports.connect("a", to, channel))));
+        attend(there, Arc::new(move |asked, channel| drop(ports.connect("a", asked, channel))));
         Ok(near)
     };
     let options = RelayOptions {
         policy: Policy::parse(policy).unwrap(),
-        via: Some(Via { site: "b".to_string(), dial: Arc::new(dial) }),
+        via: Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs }),
         workers: 2,
         ..RelayOptions::new(lines)
     };
@@ -86,13 +98,13 @@ fn scene(target: &TcpListener, allowed: &str, policy: &str) -> Scene {
 
 /// A relay whose agent does with channels what it likes.
 fn scene_with(connect: impl Fn(&str, Channel) + Send + Sync + 'static) -> Relay {
-    let connect: Connect = Arc::new(connect);
+    let connect: Connect = Arc::new(move |(to, _), channel| connect(to, channel));
     let dial = move || {
         let (near, there) = Session::pair();
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial) });
+    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs: true });
     Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(vec![line("h:1")]) }).unwrap()
 }
 
@@ -301,9 +313,10 @@ fn a_slow_reader_is_waited_for_and_holds_a_bounded_part_of_memory() {
     let sent = stuff(&near);
     // Sockets of both ends, and what a stream has at first: nobody reads, so it gets no more.
     let told = wait_for(&scene.relay, "the wait", |it| it.connections[0].up.waiting == Waiting::Target);
-    let link = told.link.unwrap();
+    let link = told.link.clone().unwrap();
     assert!(link.held_bytes <= 512 << 10, "{link:?}");
-    assert_eq!(told.connections[0].up.held_bytes, 0);
+    // Room for a head of a piece and less is a piece of one byte.
+    assert!(told.connections[0].up.held_bytes <= 1, "{told:?}");
     // Another one goes on meanwhile.
     exchange(&scene.relay, &target, 11);
     near.shutdown(Shutdown::Write).unwrap();
@@ -353,7 +366,7 @@ fn without_an_agent_clients_are_reset_and_the_next_ones_wait_for_no_second_try()
         counted.fetch_add(1, Ordering::Relaxed);
         Err("nobody there".into())
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial) });
+    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs: true });
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     for _ in 0..50 {
         assert!(turns_away(&relay));
@@ -401,7 +414,7 @@ fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
     // An agent that answers for "good", and of "silent" keeps the channel without a word.
     let kept: Arc<Mutex<Vec<Channel>>> = Arc::default();
     let silent = kept.clone();
-    let connect: Connect = Arc::new(move |to, channel| match to {
+    let connect: Connect = Arc::new(move |(to, _), channel| match to {
         "good:1" => {
             let (sender, _receiver) = channel.split();
             sender.write_all(&[0, 0, 0, 0, b'y']).and_then(|()| sender.finish()).unwrap();
@@ -413,7 +426,7 @@ fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial) });
+    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs: true });
     let lines = vec![line("silent:1"), line("good:1")];
     let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
     let silent: Vec<TcpStream> = (0..300).map(|_| connect_to(relay.addresses()[0])).collect();
@@ -425,4 +438,165 @@ fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
     let link = relay.snapshot(0).link.unwrap();
     assert!(link.asking >= 1 && link.asking + link.waiting >= 300, "{link:?}");
     drop(silent);
+}
+
+/// A scene over a line of 2 MB a second each way: no machine packs as slowly.
+fn slow_scene(target: &TcpListener) -> Scene {
+    let session = || {
+        let rate = Arc::new(RateLimit::new(Some(2_000_000)));
+        Session::pair_of(Limits::default(), &announcement(), Some(rate))
+    };
+    scene_over(session, true, vec![line(&address(target))], ports("*:1-65535", 9), "")
+}
+
+/// Byte `at` of a text that has no end.
+fn text(at: usize) -> u8 {
+    b"drover moves machines"[at % 21] ^ (at / 65_521) as u8
+}
+
+/// Writes text until it is told to stop; gives how much that was.
+fn write_text(mut stream: TcpStream, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<usize> {
+    std::thread::spawn(move || {
+        let mut at = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let piece: Vec<u8> = (at..at + (64 << 10)).map(text).collect();
+            stream.write_all(&piece).unwrap();
+            at += piece.len();
+        }
+        stream.shutdown(Shutdown::Write).unwrap();
+        at
+    })
+}
+
+/// Reads text to its end; gives how much that was.
+fn read_text(mut stream: TcpStream) -> std::thread::JoinHandle<usize> {
+    std::thread::spawn(move || {
+        let (mut at, mut piece) = (0, vec![0; 256 << 10]);
+        loop {
+            let bytes = stream.read(&mut piece).unwrap();
+            assert!(
+                piece[..bytes].iter().enumerate().all(|(on, byte)| *byte == text(at + on)),
+                "from {at} on"
+            );
+            at += bytes;
+            if bytes == 0 {
+                return at;
+            }
+        }
+    })
+}
+
+#[test]
+fn what_packs_takes_less_of_a_slow_line_both_ways() {
+    let target = listener();
+    let scene = slow_scene(&target);
+    let (near, far) = pair(&scene.relay, &target);
+    let mut saved = 0;
+    for (from, to) in [(&near, &far), (&far, &near)] {
+        let stop: Arc<AtomicBool> = Arc::default();
+        let writing = write_text(from.try_clone().unwrap(), stop.clone());
+        let reading = read_text(to.try_clone().unwrap());
+        let more = |it: &Snapshot| it.totals.saved_bytes > saved + 8 * MIB as u64;
+        saved = wait_for(&scene.relay, "a gain", more).totals.saved_bytes;
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(writing.join().unwrap(), reading.join().unwrap());
+        saved = scene.relay.snapshot(0).totals.saved_bytes.max(saved);
+    }
+    let told = wait_for(&scene.relay, "the end", |it| it.totals.closed == 1);
+    let (link, totals) = (told.link.unwrap(), told.totals);
+    let (went, all) = (link.up_bytes + link.down_bytes, totals.up_bytes + totals.down_bytes);
+    assert!(went + totals.saved_bytes / 2 < all, "{went} of {all}, {} saved", totals.saved_bytes);
+}
+
+#[test]
+fn noise_goes_as_it_is() {
+    let target = listener();
+    let scene = slow_scene(&target);
+    common::exchange(pair(&scene.relay, &target), 5, 5 * MIB, 3 * MIB);
+    let told = wait_for(&scene.relay, "the end", |it| it.totals.closed == 1);
+    assert_eq!((told.totals.saved_bytes, told.totals.up_bytes), (0, 5 * MIB as u64));
+}
+
+#[test]
+fn an_agent_of_before_and_one_that_shall_not_get_streams_as_they_are() {
+    let target = listener();
+    let seen: Arc<Mutex<Vec<Form>>> = Arc::default();
+    for (announced, packs) in [(Vec::new(), true), (announcement(), false), (announcement(), true)] {
+        let (ports, seen) = (ports("*:1-65535", 9), seen.clone());
+        let connect: Connect = Arc::new(move |(to, form), channel| {
+            seen.lock().unwrap().push(form);
+            ports.connect("a", (to, form), channel).unwrap();
+        });
+        let dial = move || {
+            let (near, there) = Session::pair_of(Limits::default(), &announced, None);
+            attend(there, connect.clone());
+            Ok(near)
+        };
+        let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs });
+        let lines = vec![line(&address(&target))];
+        let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
+        exchange(&relay, &target, 7);
+    }
+    assert_eq!(*seen.lock().unwrap(), [Form::Plain, Form::Plain, Form::Pieces]);
+}
+
+#[test]
+fn an_agent_whose_pieces_are_none_is_told_by_what_is_wrong() {
+    // Connected; a piece "ok"; then one that would stand for 16 MiB.
+    let said = [&[0, 0, 0, 0][..], &[0, 2, 0, 0, 2, 0, 0, 0], b"ok", &[1, 9, 0, 0, 0, 0, 0, 1]].concat();
+    let connect: Connect = Arc::new(move |_, channel| {
+        channel.sender().write_all(&said).unwrap();
+        // Until the near end gives it up.
+        let (_sender, mut receiver) = channel.split();
+        while receiver.read(&mut [0; 99]).is_ok_and(|bytes| bytes > 0) {}
+    });
+    let dial = move || {
+        let (near, there) = Session::pair_of(Limits::default(), &announcement(), None);
+        attend(there, connect.clone());
+        Ok(near)
+    };
+    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), packs: true });
+    let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
+    let mut near = client(&relay);
+    let mut got = Vec::new();
+    assert_eq!(near.read_to_end(&mut got).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(got, b"ok");
+    wait_for(&relay, "the reset", |it| it.totals.reset == 1);
+    let told = relay.take_refused();
+    assert_eq!(told[0].why, "a piece of 9 bytes that are to stand for 16777216");
+}
+
+#[test]
+fn a_peer_whose_pieces_are_none_has_its_target_reset() {
+    let target = listener();
+    let ports = ports("*:1-65535", 9);
+    let (near, there) = Session::pair();
+    let connecting = ports.clone();
+    attend(there, Arc::new(move |asked, channel| drop(connecting.connect("a", asked, channel))));
+    let opening = format!(r#"{{"service":"connect","to":"{}","pieces":true}}"#, address(&target));
+    for (sent, ends, why) in [
+        (&[9; 8][..], false, "a piece is packed by a codec of number 9, which there is not"),
+        (&[0, 5, 0, 0, 5, 0, 0, 0, 1], true, "the stream ended in the midst of a piece"),
+        (&[2, 3, 0, 0, 9, 0, 0, 0, 1, 2, 3], false, "a packed piece does not unpack to 9 bytes"),
+    ] {
+        let channel = near.open(Order::Stream, opening.as_bytes()).unwrap();
+        let mut far = common::accept(&target);
+        let (sender, _receiver) = channel.split();
+        sender.write_all(sent).unwrap();
+        if ends {
+            sender.finish().unwrap();
+        }
+        let error = far.read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{why}");
+        let until = std::time::Instant::now() + common::PATIENCE;
+        let told = loop {
+            match ports.take_broken().pop() {
+                Some(told) => break told,
+                None => assert!(std::time::Instant::now() < until, "nothing is told"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(told.why, why);
+    }
+    assert_eq!(ports.live(), 0);
 }

@@ -52,6 +52,9 @@ pub struct AgentRunArgs {
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,
+    /// Let no relay of a peer pack the streams that it sends here, and pack none on the way back
+    #[arg(long)]
+    pub no_link_compression: bool,
     /// What this agent calls itself [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,

@@ -66,6 +66,9 @@ pub struct LiveArgs {
     /// an older one is replaced
     #[arg(long, value_name = "FILE", value_parser = report)]
     pub report: Option<PathBuf>,
+    /// With --via: send memory and disks over the link as they are
+    #[arg(long, requires = "via")]
+    pub no_link_compression: bool,
     /// Folder of drover's state, for --via [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

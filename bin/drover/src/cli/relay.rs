@@ -37,6 +37,9 @@ pub struct RelayArgs {
     /// limits count, too
     #[arg(long, value_name = "RATE", requires = "via")]
     pub rate_limit: Option<RateArg>,
+    /// Send streams over the link as they are
+    #[arg(long, requires = "via")]
+    pub no_link_compression: bool,
     /// Folder of drover's state [default: DROVER_STATE, else /var/lib/drover for root, else ~/.local/state/drover]
     // Not by clap: what is set for all commands would clash with those of this one that stand alone.
     #[arg(long, value_name = "FOLDER", requires = "via")]

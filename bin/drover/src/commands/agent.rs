@@ -12,7 +12,7 @@ use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, serve
 use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
-use drover_relay::{CONNECTIONS_MAX, Ports};
+use drover_relay::{CONNECTIONS_MAX, Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
 
@@ -48,8 +48,8 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let own_name = args.name.clone().unwrap_or_else(sites::own_name);
     let places = Arc::new(places(args)?);
     let machines = Machines::new(places.clone(), Box::new(Qemu), args.allow_start);
-    let connect = Arc::new(Connector::start(args)?);
-    let agent = Agent::new(places).with_machines(machines).with_connect(connect);
+    let connector = Arc::new(Connector::start(args)?);
+    let agent = Agent::new(places).with_machines(machines).with_connect(connector.clone());
     let peers = Peers::new(folder.clone());
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))
@@ -59,6 +59,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
         // TLS proves the key; who it belongs to is judged here, where the other side can be told why not.
         admit: Arc::new(move |applicant: &Applicant<'_>| judge.admit(applicant.fingerprint.into())),
         name: own_name,
+        announce: if args.no_link_compression { Vec::new() } else { announcement() },
         rate_limit: args.rate_limit.map(|rate| Arc::new(RateLimit::new(Some(rate.0)))),
         bytes_max: memory(args.memory)?,
         ..ListenOptions::new(tls, addresses(&args.listen)?)
@@ -77,6 +78,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
         std::thread::sleep(LOOK);
         if looked.elapsed() >= LOOK_AFTER {
             daemon.look_after(|event| tell(json, &event));
+            connector.tell_broken();
             looked = std::time::Instant::now();
         }
     }
@@ -121,11 +123,22 @@ impl Connector {
             .map_err(|error| Failure::new(Exit::Internal, format!("starting to connect: {error}")))?;
         Ok(Connector { ports, throttle: Throttle::new(), json: args.json })
     }
+
+    /// Tells of streams that ended because of what peers sent.
+    fn tell_broken(&self) {
+        for it in self.ports.take_broken() {
+            match self.json {
+                true => crate::out::line(json!({"event": "broken", "to": it.target, "why": it.why})),
+                false => crate::out::say(format_args!("a stream to {} was reset: {}", it.target, it.why)),
+            }
+        }
+    }
 }
 
 impl Connect for Connector {
-    fn connect(&self, peer: &str, to: &str, channel: Channel) {
-        let Err(error) = self.ports.connect(peer, to, channel) else { return };
+    fn connect(&self, peer: &str, (to, in_pieces): (&str, bool), channel: Channel) {
+        let form = if in_pieces { Form::Pieces } else { Form::Plain };
+        let Err(error) = self.ports.connect(peer, (to, form), channel) else { return };
         let (passes, left_out) = self.throttle.pass();
         if left_out > 0 && !self.json {
             crate::out::say(format_args!("and {left_out} more connections refused in a second"));

@@ -229,7 +229,8 @@ fn via(args: &RelayArgs, site: &str, lease: Option<&Lease>) -> Result<Via, Failu
     let set = || std::env::var_os("DROVER_STATE").filter(|value| !value.is_empty()).map(PathBuf::from);
     let state = args.state.clone().or_else(set);
     let dial = sites::dialler(state.as_deref(), site, rate, &[], mark(args, lease))?;
-    Ok(Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)) })
+    let packs = !args.no_link_compression;
+    Ok(Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs })
 }
 
 fn congestion(name: &str) -> Congestion {

@@ -46,8 +46,8 @@ pub const CHANNELS_MAX: usize = 256;
 /// Carries streams to TCP ports behind the agent.
 pub trait Connect: Send + Sync {
     /// Connects to `to` (`HOST:PORT`, as the peer wrote it), if that is allowed, and carries both ways until the end.
-    /// The channel is a stream.
-    fn connect(&self, peer: &str, to: &str, channel: Channel);
+    /// The channel is a stream, or goes in pieces.
+    fn connect(&self, peer: &str, to_in_pieces: (&str, bool), channel: Channel);
 }
 
 /// An agent: what it has, and who writes what of it.
@@ -122,8 +122,8 @@ impl Agent {
             Opening::Sink => streams::sink(channel),
             Opening::Source { bytes } => streams::source(channel, bytes),
             Opening::Echo => streams::echo(channel),
-            Opening::Connect { to } => match &self.connect {
-                Some(connect) => connect.connect(&session.peer().name, &to, channel),
+            Opening::Connect { to, pieces } => match &self.connect {
+                Some(connect) => connect.connect(&session.peer().name, (&to, pieces), channel),
                 None => channel.split().0.reset(),
             },
             Opening::Machine => self.carry_out(session, channel),

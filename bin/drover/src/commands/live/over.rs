@@ -67,7 +67,8 @@ impl Over {
             door(MEMORY, memory_to),
             door(DISKS, nbd_text(&disks)),
         ];
-        let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)) };
+        let packs = !args.no_link_compression;
+        let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs };
         let opened = Doors::open(via, &doors).map_err(|error| internal("sockets of the link", &error))?;
         give_to_qemu(&args.source, folder.path(), &doors);
         let link = Arc::new(Link { site: site.to_string(), doors: opened });
