@@ -15,6 +15,8 @@ pub struct Ability {
     parameters: BTreeMap<String, BTreeSet<String>>,
     /// What `blockdev-mirror` takes.
     mirror: BTreeSet<String>,
+    /// What `migrate` takes.
+    migrate: BTreeSet<String>,
 }
 
 impl Ability {
@@ -29,6 +31,7 @@ impl Ability {
             capabilities: names_of(capabilities, "capability"),
             parameters: schema.arguments("migrate-set-parameters"),
             mirror: schema.arguments("blockdev-mirror").into_keys().collect(),
+            migrate: schema.arguments("migrate").into_keys().collect(),
         }
     }
 
@@ -56,6 +59,11 @@ impl Ability {
     /// with 8.0 and is in no schema; this capability came with 8.1 and stands for it.
     pub fn tells_connections_apart(&self) -> bool {
         self.has("switchover-ack")
+    }
+
+    /// Whether it makes a new line for a move whose line broke in post-copy, as its source and as its target.
+    pub fn recovers(&self) -> bool {
+        self.migrate.contains("resume") && self.knows("migrate-recover")
     }
 
     /// Whether `blockdev-mirror` takes an argument.
@@ -166,6 +174,9 @@ pub(crate) mod tests {
             {"name": "1", "meta-type": "enum", "values": ["none", "zstd"]},
             {"name": "2", "meta-type": "enum", "members": [{"name": "legacy"}, {"name": "multifd"}]},
             {"name": "3", "meta-type": "alternate", "members": [{"type": "1"}, {"type": "3"}]},
+            {"name": "migrate", "meta-type": "command", "arg-type": "8"},
+            {"name": "migrate-recover", "meta-type": "command", "arg-type": "9"},
+            {"name": "8", "meta-type": "object", "members": [{"name": "uri"}, {"name": "resume", "default": null}]},
             {"name": "BROKEN"}, 7, null,
             {"name": "EVENT", "meta-type": "event", "arg-type": "9"},
         ]);
@@ -176,6 +187,7 @@ pub(crate) mod tests {
         assert!(ability.takes_word("mode", "zstd"));
         assert!(ability.takes("strange") && !ability.takes("other"));
         assert!(ability.has("multifd") && !ability.has("xbzrle"));
+        assert!(ability.recovers() && !Ability::default().recovers());
         assert!(ability.knows("migrate-set-parameters") && !ability.knows("EVENT"));
     }
 

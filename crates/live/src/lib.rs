@@ -7,6 +7,7 @@
 //! the promise ───────────────────────────┘                 │
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
+//! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
 //! ```
 //!
@@ -19,6 +20,7 @@ mod choose;
 mod forecast;
 mod found;
 mod preflight;
+mod recovery;
 mod settings;
 mod still;
 mod watch;
@@ -28,6 +30,7 @@ pub use choose::{Allowed, Choice, Course, Looked, Way, choose};
 pub use forecast::{Facts, Forecast, Promise};
 pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
+pub use recovery::{Half, Look, Recovery, Step};
 pub use settings::{
     Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,
 };
