@@ -297,6 +297,11 @@ impl Maker<'_> {
         self.set("downtime-limit", downtime_ms, "use a QEMU of 7.2 or later")?;
         let rate = wish.rate_max.unwrap_or(RATE_UNLIMITED);
         self.set("max-bandwidth", rate, "use a QEMU of 7.2 or later")?;
+        // Pages that the guest waits for go beyond it; 0 is no bound.
+        let rate_after = wish.rate_max.unwrap_or(0);
+        if wish.postcopy && self.set("max-postcopy-bandwidth", rate_after, "").is_err() {
+            self.settings.left_out.push("max-postcopy-bandwidth".into());
+        }
         let Some(rate) = wish.switchover_rate else { return Ok(()) };
         if self.set("avail-switchover-bandwidth", rate, "").is_err() {
             self.settings.left_out.push("avail-switchover-bandwidth".into());
