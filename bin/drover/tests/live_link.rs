@@ -11,7 +11,8 @@ use common::moves::{self, busy, events, is_sending, with_disks, written_sectors}
 use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
-use serde_json::Value;
+use drover_qemu::Qmp;
+use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -156,6 +157,63 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
     scene.target = Pulse::waiting(&scene.sites.path("b"), &busy()).unwrap();
     let output = scene.live(&[]);
     scene.has_moved(&output);
+}
+
+/// A guest with 16 MiB, all of which it writes to within a second, and a second monitor for the test.
+fn slow_to_end(place: &std::path::Path) -> PulseOptions {
+    let monitor = format!("unix:{},server=on,wait=off", place.display());
+    PulseOptions {
+        pages: 4096,
+        pages_per_beat: 200,
+        more: vec!["-qmp".to_string(), monitor],
+        ..PulseOptions::default()
+    }
+}
+
+/// Moves until the guest runs at the target, and part of its memory is not there and not sent: the source sends as good as
+/// nothing by itself any more.
+fn ahead(scene: &Scene, monitor: &std::path::Path) -> (Child, Qmp) {
+    let child = scene.spawn(&["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"]);
+    scene.wait_until_sending();
+    let mut qmp = Qmp::connect(monitor, PATIENCE).unwrap();
+    qmp.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 4096})).unwrap();
+    scene.wait_for("post-copy", |event| event["phase"] == "postcopy");
+    scene.target.beat(1).unwrap();
+    (child, qmp)
+}
+
+fn scene_ahead() -> Option<(Scene, Child, Qmp)> {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("second.sock");
+    let options = slow_to_end(&monitor);
+    let there = PulseOptions { more: Vec::new(), ..options.clone() };
+    let scene = Scene::allowing(&options, &there, "b/*")?;
+    let (child, qmp) = ahead(&scene, &monitor);
+    Some((scene, child, qmp))
+}
+
+#[test]
+fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
+    let Some((mut scene, child, mut qmp)) = scene_ahead() else { return };
+    scene.sites.kill();
+    scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
+    scene.sites.start();
+    scene.wait_for("it is back", |event| event["event"] == "recovery" && event["what"] == "back");
+    qmp.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+    let output = scene.ended(child);
+    // The link tells of its last session only.
+    moves::has_moved(&mut scene.source, &mut scene.target, &output);
+}
+
+#[test]
+fn a_target_that_ends_in_postcopy_at_the_site_is_told_as_a_lost_guest() {
+    let Some((mut scene, child, _qmp)) = scene_ahead() else { return };
+    // One that ends by itself removes its socket.
+    std::fs::remove_file(scene.target.monitor()).unwrap();
+    scene.target.kill();
+    let output = scene.ended(child);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("the guest is lost"), "{}", output.err);
 }
 
 #[test]

@@ -126,6 +126,8 @@ impl Pulse {
                 format!("driver=raw,node-name=disk0,file.driver=file,file.filename={}", disk.display());
             command.args(["-blockdev", &node, "-device", "ide-hd,id=hd0,bus=ide.0,drive=disk0"]);
         }
+        // So that a path below /proc/self/cwd is its own.
+        command.current_dir(folder);
         let log = std::fs::File::create(folder.join("qemu.log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let mut child = child;

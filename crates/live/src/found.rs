@@ -29,6 +29,11 @@ impl Stand {
             && self.migration != "none"
     }
 
+    /// The guest came ahead of its memory, and the line broke.
+    fn lacks_memory(&self) -> bool {
+        Phase::of(&self.migration) == Phase::Broken
+    }
+
     /// It waits, and nothing has come to it.
     fn waits_afresh(&self) -> bool {
         self.status == "inmigrate" && matches!(self.migration.as_str(), "none" | "setup")
@@ -67,6 +72,8 @@ pub enum Unclear {
     Elsewhere,
     /// A move is under way at the source, and this target is not its end.
     OtherMove,
+    /// The guest went ahead, and the source gave the move up when it had sent everything, of which part was lost.
+    Lost,
 }
 
 impl Unclear {
@@ -94,6 +101,10 @@ impl Unclear {
                 "a move is under way at the source that this target is not the end of, or that drover did not begin",
                 "give the monitor of its target with --to, or wait for its end, or cancel it (`migrate_cancel`)",
             ),
+            Unclear::Lost => (
+                "the line broke in post-copy after the source had sent everything, and the target has not all of it",
+                "end both QEMUs, start the guest at neither, and start it anew from its disks, like after a power cut",
+            ),
         }
     }
 }
@@ -108,6 +119,7 @@ pub fn found(source: &Stand, target: &Stand, are_ends: bool) -> Found {
     }
     match Phase::of(&source.migration) {
         Phase::Done => sent(source, target, are_ends),
+        Phase::Failed if are_ends && target.lacks_memory() => Found::Unclear(Unclear::Lost),
         Phase::Failed if are_ends && target.holds_guest() => Found::Unclear(Unclear::Copy),
         Phase::Failed => Found::Nothing,
         Phase::Setup | Phase::Precopy | Phase::Switchover | Phase::PostCopy | Phase::Broken if !are_ends => {
@@ -241,6 +253,10 @@ mod tests {
         let holds = stand("paused", "completed");
         assert_eq!(unclear(stand("running", "completed"), holds.clone(), true), Unclear::StartedAgain);
         assert_eq!(unclear(stand("running", "cancelled"), holds.clone(), true), Unclear::Copy);
+        assert_eq!(
+            unclear(stand("paused", "failed"), stand("running", "postcopy-paused"), true),
+            Unclear::Lost
+        );
         assert_eq!(unclear(stand("postmigrate", "completed"), holds.clone(), false), Unclear::Elsewhere);
         assert_eq!(
             unclear(stand("postmigrate", "completed"), stand("inmigrate", "none"), true),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <- {"QMP": {...}}                                  greeting, once
-//! -> {"execute": "qmp_capabilities", "id": 1}
+//! -> {"execute": "qmp_capabilities", "id": 1}             with "enable": ["oob"] where the greeting offers it
 //! <- {"return": {}, "id": 1}
 //! <- {"event": "STOP", "data": {...}, ...}           at any time
 //! ```
@@ -33,6 +33,8 @@ pub struct Qmp {
     events: VecDeque<Value>,
     last_id: u64,
     answer_time_max: Duration,
+    /// It takes commands out of band.
+    has_oob: bool,
 }
 
 impl Qmp {
@@ -51,9 +53,11 @@ impl Qmp {
         })?;
         let machine = socket.display().to_string();
         let (received, events) = (Vec::new(), VecDeque::new());
-        let mut qmp = Qmp { stream, machine, received, events, last_id: 0, answer_time_max };
-        qmp.read_greeting()?;
-        qmp.execute("qmp_capabilities", Value::Null)?;
+        let mut qmp = Qmp { stream, machine, received, events, last_id: 0, answer_time_max, has_oob: false };
+        let offers_oob = qmp.read_greeting()?;
+        let enable = if offers_oob { json!({"enable": ["oob"]}) } else { Value::Null };
+        qmp.execute("qmp_capabilities", enable)?;
+        qmp.has_oob = offers_oob;
         Ok(qmp)
     }
 
@@ -62,8 +66,7 @@ impl Qmp {
     /// # Errors
     /// With QEMU's own words if it refuses; [`QemuErrorKind::Timeout`] if it does not answer in time.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QemuError> {
-        let id = self.ask(command, arguments)?;
-        self.take_answer(command, id)
+        self.run("execute", command, arguments)
     }
 
     /// Runs a command once for each of these arguments, many at a time: over a long line one after the other would take a
@@ -79,7 +82,7 @@ impl Qmp {
         let mut answers = Vec::with_capacity(arguments.len());
         for some in arguments.chunks(AT_A_TIME) {
             let asked: Result<Vec<u64>, QemuError> =
-                some.iter().map(|arguments| self.ask(command, arguments.clone())).collect();
+                some.iter().map(|arguments| self.ask("execute", command, arguments.clone())).collect();
             for id in asked? {
                 match self.take_answer(command, id) {
                     Err(error) if error.kind == QemuErrorKind::Timeout || error.is_of_connection() => {
@@ -92,10 +95,24 @@ impl Qmp {
         Ok(answers)
     }
 
-    fn ask(&mut self, command: &str, arguments: Value) -> Result<u64, QemuError> {
+    /// As [`Qmp::execute`], for the few commands that may run out of band: QEMU runs them, where it offers that, although its main loop
+    /// is stuck.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(crate) fn execute_oob(&mut self, command: &str, arguments: Value) -> Result<Value, QemuError> {
+        self.run(if self.has_oob { "exec-oob" } else { "execute" }, command, arguments)
+    }
+
+    fn run(&mut self, how: &str, command: &str, arguments: Value) -> Result<Value, QemuError> {
+        let id = self.ask(how, command, arguments)?;
+        self.take_answer(command, id)
+    }
+
+    fn ask(&mut self, how: &str, command: &str, arguments: Value) -> Result<u64, QemuError> {
         self.last_id += 1;
         let id = self.last_id;
-        let mut message = json!({ "execute": command, "id": id });
+        let mut message = json!({ how: command, "id": id });
         if !arguments.is_null() {
             message["arguments"] = arguments;
         }
@@ -170,10 +187,13 @@ impl Qmp {
         }
     }
 
-    fn read_greeting(&mut self) -> Result<(), QemuError> {
+    /// Gives whether it offers to take commands out of band.
+    fn read_greeting(&mut self) -> Result<bool, QemuError> {
         let greeting = self.read_message("greeting", Instant::now() + self.answer_time_max)?;
         match greeting.get("QMP") {
-            Some(_) => Ok(()),
+            Some(words) => {
+                Ok(words["capabilities"].as_array().is_some_and(|all| all.contains(&json!("oob"))))
+            }
             None => Err(self.error(QemuErrorKind::Failed, "greeting", "this is no QEMU monitor")),
         }
     }
@@ -322,6 +342,32 @@ mod tests {
         assert_eq!(qmp.status().unwrap(), "running");
         assert_eq!(qmp.next_event(Duration::ZERO).unwrap().unwrap()["event"], "NEWS");
         assert!(qmp.next_event(Duration::from_millis(10)).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_may_run_out_of_band_does_where_it_is_offered() {
+        for (offered, how) in [("[\"oob\"]", "exec-oob"), ("[]", "execute")] {
+            let folder = tempfile::tempdir().unwrap();
+            let socket = folder.path().join("qmp.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let greeting = format!("{{\"QMP\": {{\"capabilities\": {offered}}}}}\n");
+            let monitor = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(greeting.as_bytes()).unwrap();
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines().take(2);
+                let told = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+                let told = told.inspect(|told| {
+                    let answer = format!("{{\"return\": {{}}, \"id\": {}}}\n", told["id"]);
+                    stream.try_clone().unwrap().write_all(answer.as_bytes()).unwrap();
+                });
+                told.collect::<Vec<Value>>()
+            });
+            let mut qmp = Qmp::connect(&socket, Duration::from_secs(60)).unwrap();
+            qmp.execute_oob("migrate-pause", Value::Null).unwrap();
+            let told = monitor.join().unwrap();
+            assert_eq!(told[1][how], "migrate-pause", "{told:?}");
+            assert_eq!(told[0]["arguments"]["enable"] == json!(["oob"]), how == "exec-oob", "{told:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Choice, Deed, Phase, Promise, Side};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Moved, NbdAt, Told, Where, foresee, live,
+    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, Told, Where, foresee, live,
 };
 use serde_json::{Value, json};
 
@@ -152,7 +152,10 @@ fn with_source(mut failure: Failure, source: &mut Guest) -> Failure {
         Phase::Precopy | Phase::Switchover => {
             "a move is under way at the source, which goes on or ends without you"
         }
-        Phase::PostCopy | Phase::Broken => "the guest went ahead to the target: end neither QEMU",
+        Phase::PostCopy | Phase::Broken => {
+            "the guest went ahead to the target and wants memory that the source has: end neither QEMU, and say this again when \
+             the target's is reached; if that one has ended, the guest is lost, and its disks are as after a power cut"
+        }
         Phase::Setup | Phase::Done | Phase::Failed => return failure,
     };
     failure.message = format!("{}; {text}", failure.message);
@@ -185,6 +188,7 @@ fn place(place: &Where) -> &'static str {
         Where::Target => "target",
         Where::Both => "both",
         Where::Between => "between",
+        Where::Lost { .. } => "lost",
         Where::Waiting => "waiting",
         Where::Halted => "halted",
         Where::Unknown => "unknown",
@@ -235,6 +239,7 @@ impl View {
                 self.progress(Some(sample.at_ms), text);
             }
             Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
+            Event::Mending(mending) => self.say(mending_words(mending)),
             Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
                 self.say(format!("the link to {site} is away: what is on its way waits until it is back"));
@@ -329,8 +334,38 @@ fn document(event: &Event) -> Value {
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
         Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
+        Event::Mending(mending) => mending_document(mending),
         Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),
     }
+}
+
+fn mending_words(mending: &Mending) -> String {
+    match mending {
+        Mending::Broke { why } => {
+            format!("the line broke in post-copy ({why}): the guest waits for its memory where it needs it")
+        }
+        Mending::Told(side) => format!("the {side} had not noticed that the line broke, and was told"),
+        Mending::Tries { number } => format!("the line is made anew, try {number}"),
+        Mending::Failed { number, why, next } => {
+            format!("try {number} came to nothing: {why}; the next comes after {} s", next.as_secs())
+        }
+        Mending::Back { tries } => format!("the line is back after {tries} tries: it goes on"),
+    }
+}
+
+fn mending_document(mending: &Mending) -> Value {
+    let (what, more) = match mending {
+        Mending::Broke { why } => ("broke", json!({ "why": why })),
+        Mending::Told(side) => ("told", json!({"side": side.to_string()})),
+        Mending::Tries { number } => ("tries", json!({ "number": number })),
+        Mending::Failed { number, why, next } => {
+            ("failed", json!({"number": number, "why": why, "next_ms": millis(*next)}))
+        }
+        Mending::Back { tries } => ("back", json!({ "tries": tries })),
+    };
+    let mut document = json!({"event": "recovery", "what": what});
+    more.as_object().into_iter().flatten().for_each(|(key, value)| document[key] = value.clone());
+    document
 }
 
 fn chosen(choice: &Choice) -> Value {

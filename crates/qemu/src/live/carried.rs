@@ -12,6 +12,13 @@ pub trait Carrier: Send + Sync {
 
     /// Whether it carries at this moment. Away, it may come back and lose nothing.
     fn is_up(&self) -> bool;
+
+    /// Whether what is on its way waits for it to come back. Where it does not, it is over, and a new connection is a try.
+    fn is_waited_for(&self) -> bool;
+
+    /// Whether the other site says that nobody listens at the target's monitor any more, of connections since this was
+    /// asked last.
+    fn has_nobody(&self) -> bool;
 }
 
 /// Where a carried move begins here.

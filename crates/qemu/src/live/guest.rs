@@ -150,6 +150,33 @@ impl Guest {
         self.qmp.execute("migrate", json!({ "uri": uri })).map(drop)
     }
 
+    /// Waits at `uri` for another line, after that of post-copy broke; gives where it really waits. A place at which it
+    /// waited before is given up.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(super) fn wait_for_line(&mut self, uri: &str, time_max: Duration) -> Result<String, QemuError> {
+        // Its main loop may be stuck in a device of the guest that wants a page.
+        self.qmp.execute_oob("migrate-recover", json!({ "uri": uri }))?;
+        self.address(uri, time_max)
+    }
+
+    /// Goes on over another line, after that of post-copy broke.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(super) fn resume_to(&mut self, uri: &str) -> Result<(), QemuError> {
+        self.qmp.execute("migrate", json!({ "uri": uri, "resume": true })).map(drop)
+    }
+
+    /// Takes the line of post-copy for broken.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(super) fn pause_line(&mut self) -> Result<(), QemuError> {
+        self.qmp.execute_oob("migrate-pause", Value::Null).map(drop)
+    }
+
     /// Where the move is, and QEMU's own words about a failure.
     ///
     /// # Errors

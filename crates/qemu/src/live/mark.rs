@@ -13,6 +13,9 @@ use crate::error::{QemuError, QemuErrorKind};
 /// What the names of marks begin with.
 const MARK: &str = "drover-move-";
 
+/// On a source whose guest drover stopped, to send it ahead.
+const STOPPED: &str = "drover-move-stopped";
+
 /// A name that no other move has.
 pub(super) fn new_mark() -> Result<String, QemuError> {
     let mut bytes = [0; 16];
@@ -27,8 +30,30 @@ impl Guest {
         for old in self.marks()? {
             self.qmp.execute("object-del", json!({ "id": old }))?;
         }
+        self.put_mark(mark)
+    }
+
+    fn put_mark(&mut self, mark: &str) -> Result<(), QemuError> {
         let object = json!({"qom-type": "secret", "id": mark, "data": "drover"});
         self.qmp.execute("object-add", object).map(drop)
+    }
+
+    /// Says on it that it ran and was stopped by drover; QEMU does not tell who stopped a guest.
+    pub(super) fn mark_stopped(&mut self) -> Result<(), QemuError> {
+        if self.is_marked_stopped()? { Ok(()) } else { self.put_mark(STOPPED) }
+    }
+
+    /// Whether [`Guest::mark_stopped`] was said of it.
+    pub(super) fn is_marked_stopped(&mut self) -> Result<bool, QemuError> {
+        Ok(self.marks()?.iter().any(|mark| mark == STOPPED))
+    }
+
+    /// It runs again.
+    pub(super) fn unmark_stopped(&mut self) -> Result<(), QemuError> {
+        match self.is_marked_stopped()? {
+            true => self.qmp.execute("object-del", json!({ "id": STOPPED })).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// The marks on it.
@@ -61,10 +86,10 @@ impl Guest {
     }
 }
 
-/// Whether both carry one mark.
+/// Whether both carry one mark of a move. A guest that moves on is marked as stopped at one side only.
 pub(super) fn are_ends(source: &mut Guest, target: &mut Guest) -> Result<bool, QemuError> {
     let (here, there) = (source.marks()?, target.marks()?);
-    Ok(here.iter().any(|mark| there.contains(mark)))
+    Ok(here.iter().any(|mark| mark != STOPPED && there.contains(mark)))
 }
 
 /// The kind of a state of affairs that is no failure of any command.

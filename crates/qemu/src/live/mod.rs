@@ -18,4 +18,4 @@ mod run;
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
 pub use guest::{Guest, Told};
-pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where, foresee, live};
+pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Mending, Moved, Where, foresee, live};

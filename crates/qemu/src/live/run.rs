@@ -1,6 +1,7 @@
 //! A move of a running guest, from a look at both sides to a look at both sides.
 
 mod again;
+mod ahead;
 mod arrive;
 mod settle;
 #[cfg(test)]
@@ -18,6 +19,9 @@ use drover_live::{
     unshared,
 };
 use serde_json::Value;
+
+use ahead::Ahead;
+pub use ahead::Mending;
 
 use super::carried::Carried;
 use super::disks::{MirrorState, NbdAt, Pair};
@@ -76,6 +80,8 @@ pub enum Event {
     Memory(Told),
     /// Something was done, and why.
     Did(Deed, Why),
+    /// The line broke in post-copy, or is made anew.
+    Mending(Mending),
     /// What carries the move went away, or came back.
     Link {
         /// The other site.
@@ -113,6 +119,11 @@ pub enum Where {
     Both,
     /// At the target, but part of its memory is not: the line broke in post-copy.
     Between,
+    /// Nowhere: in post-copy one side's QEMU ended, and with it what only it had.
+    Lost {
+        /// It was, or may have been, started at the target: then its disks are as it left them there.
+        had_leave: bool,
+    },
     /// All of it is at the target, and the source runs it no more; whether the target got the order to start it is not
     /// known, as its monitor is away.
     Waiting,
@@ -183,7 +194,17 @@ impl fmt::Display for LiveError {
                  each has written"
             }
             Where::Between => {
-                "the guest is at the target and part of its memory still at the source: end neither QEMU"
+                "the guest is at the target and part of its memory still at the source: end neither QEMU, and say `drover \
+                 live` again, which makes the line anew"
+            }
+            Where::Lost { had_leave: true } => {
+                "the guest is lost: part of its memory is nowhere any more. What is left are its disks, as the target has \
+                 them, like after a power cut: end both QEMUs, start it at neither, and start it anew from those"
+            }
+            Where::Lost { had_leave: false } => {
+                "the guest is lost, though it never ran at the target: QEMU does not give it back to the source. What is left \
+                 are its disks, as they were when it stopped, like after a power cut: end the source's QEMU and start it anew \
+                 from those"
             }
             Where::Waiting => {
                 "all of the guest is at the target, where it stands still until it is started, and the source has ended it: \
@@ -221,6 +242,7 @@ struct Move<'a> {
     has_sent: bool,
     /// It goes ahead in post-copy, and the target has had no leave to run it yet.
     goes_ahead: bool,
+    ahead: Ahead,
     /// The target was given leave to run the guest.
     has_let_go: bool,
     /// All of the guest came to the target, and does not run there.
@@ -322,6 +344,7 @@ impl<'a> Move<'a> {
             deeds: Vec::new(),
             has_sent: false,
             goes_ahead: false,
+            ahead: Ahead::new(options.promise.deadline),
             has_let_go: false,
             has_halted: false,
             was_up: true,
@@ -335,6 +358,14 @@ impl<'a> Move<'a> {
         self.can = [self.source.ability()?, self.target.ability()?];
         let (from, to) = (self.source.machine()?, self.target.machine()?);
         let mut found = obstacles(&from, &to);
+        if from.status != "running" && self.source.is_marked_stopped()? {
+            found.push(Obstacle {
+                what: "the guest stands at the source since a move in which it went ahead to another QEMU".into(),
+                advice: "if it ran there, its memory here is older than its disks: end this QEMU and start it anew from \
+                         them; if it never did, say `cont` at the source's monitor and move it then"
+                    .into(),
+            });
+        }
         self.pairs = self.pairs_of(&from, &to, &mut found);
         if !found.is_empty() {
             return Err(Ending::Obstacles(found));
@@ -448,21 +479,24 @@ impl<'a> Move<'a> {
     ) -> Result<Moved, Ending> {
         let mut watch = Watch::new(self.options.promise, deeds);
         loop {
-            let told = self.source.sample(began)?;
+            let told = match self.source.sample(began) {
+                Ok(told) => told,
+                Err(error) => return Err(self.source_failed(error)),
+            };
             (self.tell)(Event::Memory(told.clone()));
             let is_up = self.look_at_link();
             self.halt_if_still_for_long(told.sample.phase)?;
             match told.sample.phase {
                 Phase::Done => return self.arrived(began, told, self.patience()),
                 Phase::Failed => return Err(self.failed(&told)),
-                Phase::Broken => return Err(Ending::Failed(self.error("the line broke in post-copy"))),
                 Phase::Switchover if told.status == "pre-switchover" => {
                     self.hand_over_disks()?;
                     let state = serde_json::json!({"state": "pre-switchover"});
                     self.source.qmp.execute("migrate-continue", state)?;
                 }
                 Phase::PostCopy if self.goes_ahead => self.let_go()?,
-                Phase::Setup | Phase::Precopy | Phase::Switchover | Phase::PostCopy => {}
+                Phase::PostCopy | Phase::Broken => self.mend(began, &told)?,
+                Phase::Setup | Phase::Precopy | Phase::Switchover => {}
             }
             if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
                 self.halt_if_stopped()?;
@@ -498,9 +532,16 @@ impl<'a> Move<'a> {
         self.options.carried.as_ref().is_some_and(|carried| !carried.by.is_up())
     }
 
+    /// Whether what the target would be asked waits until it can be reached again.
+    fn is_link_waited_for(&self) -> bool {
+        self.options.carried.as_ref().is_some_and(|carried| carried.by.is_waited_for())
+    }
+
     /// A guest that stands still and does not arrive is better off where it was. In post-copy there is no way back.
     fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
-        if phase != Phase::Switchover {
+        // Sent ahead it was stopped before, and stands until QEMU begins with that.
+        let goes = self.goes_ahead && self.was_running && matches!(phase, Phase::Setup | Phase::Precopy);
+        if phase != Phase::Switchover && !goes {
             self.still_since = None;
             return Ok(());
         }
@@ -514,13 +555,12 @@ impl<'a> Move<'a> {
 
     /// Until the next look. While the guest stands still each millisecond counts, so whatever QEMU says ends the wait.
     fn pause(&mut self, phase: Phase) -> Result<(), Ending> {
-        match phase {
-            Phase::Switchover => drop(self.source.wait_for_news(POLL)?),
-            // It stands still until it is started.
-            _ if self.goes_ahead => drop(self.source.wait_for_news(POLL)?),
-            _ => drop(self.source.wait_for_news(SAMPLE_PAUSE)?),
+        // One that goes ahead stands still until it is started.
+        let time_max = if phase == Phase::Switchover || self.goes_ahead { POLL } else { SAMPLE_PAUSE };
+        match self.source.wait_for_news(time_max) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.source_failed(error)),
         }
-        Ok(())
     }
 
     /// The line is known now: is the promise still one?
@@ -622,6 +662,15 @@ impl<'a> Move<'a> {
     /// Sends the guest ahead. It is started there when it is known to have come ([`Move::let_go`]): until then QEMU may end
     /// the move as if nobody had asked, or give it up.
     fn start_postcopy(&mut self) -> Result<(), Ending> {
+        if !self.can.iter().all(Ability::recovers) {
+            self.note("these QEMUs do not know how to make the line of post-copy anew: if it breaks, the guest is lost");
+        }
+        if self.was_running {
+            // QEMU 10.0 starts the guest again if it has sent everything and the line breaks before it has the target's
+            // word, although it runs there. One that stood before it went ahead is left standing.
+            self.source.mark_stopped()?;
+            self.source.order("stop")?;
+        }
         self.source.order("migrate-start-postcopy")?;
         self.goes_ahead = true;
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use drover_live::Side;
 use drover_qemu::live::{Carried, Carrier, Guest, NbdAt};
-use drover_relay::{Door, Doors, Probed, Via, probe};
+use drover_relay::{Door, Doors, Probed, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -28,6 +28,8 @@ pub struct Over {
 struct Link {
     site: String,
     doors: Doors,
+    /// What the agent is asked to connect to for the target's monitor.
+    monitor: String,
 }
 
 impl Carrier for Link {
@@ -37,6 +39,18 @@ impl Carrier for Link {
 
     fn is_up(&self) -> bool {
         self.doors.link().state == "up"
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.doors.link().state == "reconnecting"
+    }
+
+    fn has_nobody(&self) -> bool {
+        // A QEMU that ends by itself removes its socket: then there is nothing to connect to.
+        let is_nobody =
+            |reason: &Refusal| matches!(reason, Refusal::TargetRefused | Refusal::TargetUnreachable);
+        let refused = self.doors.take_refused();
+        refused.iter().any(|one| one.target == self.monitor && is_nobody(&one.reason))
     }
 }
 
@@ -62,16 +76,13 @@ impl Over {
         let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
         let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
         let door = |name: &str, to: String| Door { path: folder.path().join(name), to };
-        let doors = [
-            door(MONITOR, format!("unix:{}", args.to.display())),
-            door(MEMORY, memory_to),
-            door(DISKS, nbd_text(&disks)),
-        ];
+        let monitor = format!("unix:{}", args.to.display());
+        let doors = [door(MONITOR, monitor.clone()), door(MEMORY, memory_to), door(DISKS, nbd_text(&disks))];
         let packs = !args.no_link_compression;
         let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs };
         let opened = Doors::open(via, &doors).map_err(|error| internal("sockets of the link", &error))?;
         give_to_qemu(&args.source, folder.path(), &doors);
-        let link = Arc::new(Link { site: site.to_string(), doors: opened });
+        let link = Arc::new(Link { site: site.to_string(), doors: opened, monitor });
         Ok(Over { link, memory, disks, folder })
     }
 

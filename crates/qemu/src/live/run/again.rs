@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use drover_live::{Found, Unclear, found};
 
+use super::arrive::is_to_be_started;
 use super::{DisksBy, Ending, LiveError, Move, Moved, Where};
 use crate::error::QemuError;
 use crate::live::mark::{are_ends, unclear};
@@ -51,7 +52,7 @@ impl Move<'_> {
             return Ok(());
         }
         self.can = [self.source.ability()?, self.target.ability()?];
-        self.was_running = self.source.status()? != "paused";
+        self.was_running = self.source.status()? != "paused" || self.source.is_marked_stopped()?;
         self.find_mirrors()
     }
 
@@ -66,7 +67,10 @@ impl Move<'_> {
                 self.follow(began, &[], None, None)
             }
             Found::Ahead | Found::Broken => {
+                // The first run may have been killed before it started the guest there.
+                self.goes_ahead = is_to_be_started(&self.target.status().unwrap_or_default());
                 self.has_let_go = true;
+                self.ahead.is_so = true;
                 self.follow(began, &[], None, None)
             }
             Found::Arrived | Found::Moved => {
@@ -117,7 +121,7 @@ pub(super) fn words(found: &Found) -> &'static str {
         Found::Nothing => "no earlier move is there",
         Found::Sending => "a move is under way: it is watched to its end; Ctrl-C cancels it",
         Found::Ahead => "the guest went ahead to the target: the rest of its memory is watched",
-        Found::Broken => "the guest went ahead to the target and the line broke",
+        Found::Broken => "the guest went ahead to the target and the line broke: it is made anew",
         Found::Arrived => {
             "all of the guest is at the target and stands still, the source has ended it: it is started there"
         }
@@ -130,5 +134,6 @@ fn where_if(unclear: Unclear) -> Where {
     match unclear {
         Unclear::Copy | Unclear::StartedAgain | Unclear::OtherMove => Where::Source,
         Unclear::BothRun | Unclear::Elsewhere => Where::Unknown,
+        Unclear::Lost => Where::Lost { had_leave: true },
     }
 }

@@ -6,6 +6,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use drover_live::Side;
+
 use super::{Ending, Move, Moved, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::{POLL, Told};
@@ -13,7 +15,7 @@ use crate::live::guest::{POLL, Told};
 /// For which a target behind a link is waited for: longer than a link tries to come back.
 const LINK_TIME_MAX: Duration = Duration::from_secs(16 * 60);
 /// Between two tries to reach a monitor that is away.
-const AGAIN: Duration = Duration::from_millis(500);
+pub(super) const AGAIN: Duration = Duration::from_millis(500);
 
 /// For which a guest may take to run that was told to.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
@@ -22,6 +24,11 @@ const START_TIME_MAX: Duration = Duration::from_secs(10);
 const STANDS: [&str; 2] = ["paused", "prelaunch"];
 /// What it says while the guest is still to come.
 const COMES: [&str; 3] = ["inmigrate", "finish-migrate", "restore-vm"];
+
+/// Whether a target says so of a guest that went ahead and was not started: all of it need not be there.
+pub(super) fn is_to_be_started(status: &str) -> bool {
+    COMES.contains(&status) || STANDS.contains(&status)
+}
 
 impl Move<'_> {
     /// For which the target may take to say that the guest is there.
@@ -80,12 +87,19 @@ impl Move<'_> {
 
     /// The source is in post-copy, so it has stopped the guest for good: the target starts it once all has come that it
     /// takes to run.
-    pub(super) fn let_go(&mut self) -> Result<(), QemuError> {
+    pub(super) fn let_go(&mut self) -> Result<(), Ending> {
+        self.ahead.is_so = true;
+        if self.is_link_waited_for() {
+            return Ok(());
+        }
         match self.is_there() {
             Ok(true) => self.goes_ahead = false,
             Ok(false) => {}
+            Err(error) if error.is_of_connection() && self.is_target_gone() => {
+                return Err(self.lost(Side::Target));
+            }
             Err(error) if self.is_worth_waiting(&error) => self.reach_target(&error),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

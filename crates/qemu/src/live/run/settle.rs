@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::Phase;
+use drover_live::{Half, Phase};
 
 use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
 use crate::error::QemuError;
@@ -16,13 +16,29 @@ impl Move<'_> {
             return Err(LiveError { cause, guest_at: Where::Source });
         }
         let began = Instant::now();
+        if self.ahead.lost.is_some() {
+            self.clean_up();
+            return Err(LiveError { cause, guest_at: Where::Lost { had_leave: self.has_let_go } });
+        }
         // A guest that went ahead is not called back: QEMU before 10.0 would try, and lose it. Where nothing is under way
         // there is nothing to cancel.
-        if !self.has_let_go {
+        if !self.has_let_go && !self.ahead.is_so {
             let _ = self.source.order("migrate_cancel");
         }
         let guest_at = match self.wait_for_end(began) {
             Some(told) if told.sample.phase == Phase::Done => return self.has_moved(cause, began, told),
+            Some(told) if told.sample.phase == Phase::Failed && self.ahead.is_so && self.has_let_go => {
+                match self.do_both_run() {
+                    true => Where::Both,
+                    false => match self.last_word() {
+                        // Only its word was lost.
+                        Half::Done => return self.has_moved(cause, began, told),
+                        // Part of what was sent is nowhere any more.
+                        Half::Paused | Half::Gone => Where::Lost { had_leave: true },
+                        Half::Active | Half::Recovering | Half::Silent => Where::Unknown,
+                    },
+                }
+            }
             Some(told) if told.sample.phase == Phase::Failed || told.status == "none" => {
                 self.back_at_source()
             }
@@ -30,6 +46,7 @@ impl Move<'_> {
             Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead && !self.has_let_go => {
                 match self.follow(began, &[], None, None) {
                     Ok(moved) => return Ok(moved),
+                    Err(_) if self.ahead.lost.is_some() => Where::Lost { had_leave: self.has_let_go },
                     Err(_) => Where::Between,
                 }
             }
@@ -87,16 +104,18 @@ impl Move<'_> {
     /// The source has the guest again. QEMU lets it run by itself unless it stood for a reason of its own.
     fn back_at_source(&mut self) -> Where {
         if self.has_let_go {
-            let runs = |status: Result<String, QemuError>| status.is_ok_and(|status| status == "running");
-            return match (runs(self.source.status()), runs(self.target.status())) {
-                (true, true) => Where::Both,
-                (true, false) | (false, true) | (false, false) => Where::Unknown,
-            };
+            return if self.do_both_run() { Where::Both } else { Where::Unknown };
         }
         match self.source_runs_again() {
             true => Where::Source,
             false => Where::Unknown,
         }
+    }
+
+    /// Whether each side says that it runs the guest.
+    fn do_both_run(&mut self) -> bool {
+        let runs = |status: Result<String, QemuError>| status.is_ok_and(|status| status == "running");
+        runs(self.source.status()) && !self.is_link_away() && runs(self.target.status())
     }
 
     /// Sees to it that the guest runs at the source if it did before: nobody else may run it, as the target has had no
@@ -108,7 +127,11 @@ impl Move<'_> {
         let until = Instant::now() + RESUME_TIME_MAX;
         loop {
             match self.source.status() {
-                Ok(status) if status == "running" => return true,
+                Ok(status) if status == "running" => {
+                    // It may be marked as stopped no more; one that is not to be reached now is looked at again.
+                    let _ = self.source.unmark_stopped();
+                    return true;
+                }
                 // Refused while the end of the move is still under way.
                 Ok(_) => drop(self.source.order("cont")),
                 Err(_) => return false,
@@ -122,6 +145,11 @@ impl Move<'_> {
 
     /// The source's monitor is gone, and perhaps its QEMU.
     fn without_source(&mut self) -> Where {
+        if self.ahead.is_so {
+            // With all of its memory it runs without the source.
+            let has_all = self.target.stand().is_ok_and(|stand| stand.migration == "completed");
+            return if has_all { Where::Target } else { Where::Between };
+        }
         match (self.has_let_go, self.target.status()) {
             (true, Ok(status)) if status == "running" => Where::Target,
             _ => Where::Unknown,

@@ -222,6 +222,7 @@ fn a_target_has_no_leave_to_run_a_guest_whose_postcopy_never_begins() {
 
 #[test]
 fn two_sides_that_run_the_guest_are_told() {
+    // They did not before, where QEMU does as it is told.
     let (source, target) = (Fake::new("finish-migrate", "active"), Fake::new("paused", "active"));
     source.said().turns.push(("migrate-start-postcopy", "finish-migrate", "postcopy-active"));
     target.said().turns.push(("cont", "running", "active"));
@@ -236,4 +237,44 @@ fn two_sides_that_run_the_guest_are_told() {
     let error = sent_ahead(&source, &target).unwrap_err();
     assert_eq!(error.guest_at, Where::Both, "{error}");
     breaker.join().unwrap();
+}
+
+#[test]
+fn a_guest_that_goes_ahead_is_stopped_before() {
+    let (source, target) = (Fake::new("running", "active"), Fake::new("inmigrate", "active"));
+    source.said().turns.push(("migrate-start-postcopy", "finish-migrate", "completed"));
+    target.said().turns.push(("cont", "running", "completed"));
+    target.said().status = "paused".to_string();
+    sent_ahead(&source, &target).unwrap();
+    let said = source.said();
+    let at = |order: &str| said.orders.iter().position(|told| told == order).unwrap();
+    assert!(at("object-add") < at("stop") && at("stop") < at("migrate-start-postcopy"), "{:?}", said.orders);
+}
+
+/// A guest went ahead, and the line broke when the source had sent everything; what became of that.
+fn gave_up_ahead(target_has: &'static str) -> (Result<Moved, LiveError>, Fake) {
+    let (source, target) = (Fake::new("running", "active"), Fake::new("paused", "active"));
+    source.said().turns.push(("migrate-start-postcopy", "finish-migrate", "postcopy-active"));
+    target.said().turns.push(("cont", "running", target_has));
+    let (here, there) = (source.clone(), target.clone());
+    let breaker = thread::spawn(move || {
+        while !there.was_told("cont") && Arc::strong_count(&there.0) > 1 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let mut said = here.said();
+        (said.status, said.migration) = ("paused".to_string(), "failed".to_string());
+    });
+    let ended = sent_ahead(&source, &target);
+    breaker.join().unwrap();
+    (ended, source)
+}
+
+#[test]
+fn a_source_that_gave_up_is_not_started_and_the_guest_is_lost_unless_the_target_has_everything() {
+    let (ended, source) = gave_up_ahead("postcopy-paused");
+    assert_eq!(ended.unwrap_err().guest_at, Where::Lost { had_leave: true });
+    assert!(!source.was_told("cont") && !source.was_told("migrate_cancel"));
+    let (ended, source) = gave_up_ahead("completed");
+    ended.unwrap();
+    assert!(!source.was_told("cont"));
 }
