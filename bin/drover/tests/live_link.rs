@@ -217,6 +217,25 @@ fn a_target_that_ends_in_postcopy_at_the_site_is_told_as_a_lost_guest() {
 }
 
 #[test]
+fn a_target_that_listens_already_is_not_taken_for_its_move() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    let place = format!("unix:{}.memory", scene.sites.path("c/qmp.sock").display());
+    let waits = PulseOptions { more: vec!["-incoming".to_string(), place], ..busy() };
+    scene.sites.kill();
+    scene.sites.more =
+        vec!["--allow-connect".to_string(), format!("unix:{}", scene.sites.path("c/*").display())];
+    scene.sites.start();
+    scene.target = Pulse::start(&scene.sites.path("c"), &waits).unwrap();
+    let output = scene.live(&[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(scene.target.is_alive(), "it ended: {output:?}");
+    // It still waits.
+    let mut qmp = Qmp::connect(&scene.target.monitor(), PATIENCE).unwrap();
+    assert_eq!(qmp.status().unwrap(), "inmigrate");
+    scene.has_stayed();
+}
+
+#[test]
 fn a_link_that_stays_away_is_given_up_at_the_deadline() {
     let Some(mut scene) = Scene::new(&PulseOptions::default()) else { return };
     let child = scene.spawn(&["--rate-max", "80m", "--deadline", "12s"]);

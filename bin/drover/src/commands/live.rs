@@ -43,6 +43,9 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
         Some(over) => over.connect(),
     };
     let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
+    if let Some(over) = &over {
+        over.ask(&mut target)?;
+    }
     let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {

@@ -71,6 +71,15 @@ impl Guest {
         Ok(Stand { status: self.status()?, migration })
     }
 
+    /// Whether it was started with `-incoming defer` and was not told yet where to listen.
+    ///
+    /// # Errors
+    /// As [`crate::Qmp::execute`].
+    pub fn waits_deferred(&mut self) -> Result<bool, QemuError> {
+        let stand = self.stand()?;
+        Ok(stand.status == "inmigrate" && stand.migration == "none")
+    }
+
     /// Whether drover's mirrors are at work here.
     pub(super) fn has_mirrors(&mut self) -> Result<bool, QemuError> {
         let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;

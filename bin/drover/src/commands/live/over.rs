@@ -4,6 +4,7 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drover_link::Session;
 use drover_live::Side;
 use drover_qemu::live::{Carried, Carrier, Guest, NbdAt};
 use drover_relay::{Door, Doors, Probed, Refusal, Via, probe};
@@ -23,6 +24,16 @@ pub struct Over {
     /// Where the target offers its disks.
     pub disks: NbdAt,
     folder: TempDir,
+    asking: Asking,
+}
+
+/// What is asked of the site's agent before a move, and how.
+struct Asking {
+    session: Session,
+    /// Places that the target's QEMU is to listen at.
+    wanted: Vec<String>,
+    /// They lie beside the target's monitor.
+    is_own: bool,
 }
 
 struct Link {
@@ -60,7 +71,7 @@ const MEMORY: &str = "memory";
 const DISKS: &str = "disks";
 
 impl Over {
-    /// Asks the site whether all that the move needs may be connected to, and makes the sockets. QEMU is not touched.
+    /// Sees whether the site is there, and makes the sockets. QEMU is not touched.
     pub fn open(args: &LiveArgs, site: &str) -> Result<Over, Failure> {
         let (memory, disks) = places(args)?;
         let dial = Arc::new(sites::dialler(args.state.as_deref(), site, None, &[], None)?);
@@ -68,11 +79,7 @@ impl Over {
         let mut wanted = vec![memory_to.clone()];
         wanted.extend((args.disks == DisksArg::Mirror).then(|| nbd_text(&disks)));
         let session = dial().map_err(|refusal| away(site, &refusal.to_string()))?;
-        // Beside the monitor nobody but its QEMU listens: an earlier run of a move may have had it do so.
-        let is_own = args.uri.is_none() && args.nbd.is_none();
-        let asked = wanted.iter().try_for_each(|to| free(site, to, is_own, probe(&session, to)));
-        session.close();
-        asked?;
+        let asking = Asking { session, wanted, is_own: args.uri.is_none() && args.nbd.is_none() };
         let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
         let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
         let door = |name: &str, to: String| Door { path: folder.path().join(name), to };
@@ -83,7 +90,21 @@ impl Over {
         let opened = Doors::open(via, &doors).map_err(|error| internal("sockets of the link", &error))?;
         give_to_qemu(&args.source, folder.path(), &doors);
         let link = Arc::new(Link { site: site.to_string(), doors: opened, monitor });
-        Ok(Over { link, memory, disks, folder })
+        Ok(Over { link, memory, disks, folder, asking })
+    }
+
+    /// Asks the site whether all that the move needs may be connected to. The agent connects to see it, which a QEMU that
+    /// listens there would take for its move: so only a target that does not listen yet is asked about.
+    pub fn ask(&self, target: &mut Guest) -> Result<(), Failure> {
+        let Asking { session, wanted, is_own } = &self.asking;
+        let waits = target.waits_deferred();
+        let waits = waits.map_err(|error| Failure::new(Exit::Target, error.chain()))?;
+        let asked = match waits {
+            true => wanted.iter().try_for_each(|to| free(self.site(), to, *is_own, probe(session, to))),
+            false => Ok(()),
+        };
+        session.close();
+        asked
     }
 
     /// Connects to the target's monitor.
