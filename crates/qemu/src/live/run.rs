@@ -6,223 +6,26 @@ mod arrive;
 mod settle;
 #[cfg(test)]
 mod tests;
+mod words;
 
-use std::error::Error;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Ability, Allowed, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings,
-    SettingsError, Throttle, Unclear, Watch, Way, Why, Wish, choose, obstacles, settings, slow_down,
-    unshared,
+    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Throttle, Watch, Way,
+    Why, Wish, choose, obstacles, settings, slow_down, unshared,
 };
 use serde_json::Value;
 
 use ahead::Ahead;
 pub use ahead::Mending;
+pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
-use super::carried::Carried;
-use super::disks::{MirrorState, NbdAt, Pair};
+use super::disks::Pair;
 use super::guest::{Guest, POLL, Told};
 use super::mark::new_mark;
 use crate::error::{QemuError, QemuErrorKind};
-
-/// How a move is wanted.
-#[derive(Clone, Debug)]
-pub struct LiveOptions {
-    /// What is promised.
-    pub promise: Promise,
-    /// What may be done to keep it.
-    pub allowed: Allowed,
-    /// Where the target waits for memory: `tcp:HOST:0`, `unix:/path`.
-    pub uri: String,
-    /// How disks go.
-    pub disks: DisksBy,
-    /// Connections for memory, where it was said how many.
-    pub channels: Option<u8>,
-    /// Bytes a second that the line carries, where that is known; else it is measured by sending.
-    pub line: Option<Estimate>,
-    /// Most bytes a second that may be sent.
-    pub rate_max: Option<u64>,
-    /// What carries it, and where that begins, if the source does not reach the target itself.
-    pub carried: Option<Carried>,
-}
-
-/// How the guest's disks go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DisksBy {
-    /// Both sides have the same storage.
-    Shared {
-        /// It may have another path at the target.
-        other_paths: bool,
-    },
-    /// They are mirrored into the target's own, which it offers here.
-    Mirror(NbdAt),
-}
-
-/// What happens, as it happens.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// In words.
-    Note(String),
-    /// How it will go, and what else was looked at.
-    Chosen(Box<Choice>),
-    /// A disk, on its way.
-    Disk {
-        /// What it is plugged into.
-        name: String,
-        /// How far it is.
-        state: MirrorState,
-    },
-    /// Memory, on its way.
-    Memory(Told),
-    /// Something was done, and why.
-    Did(Deed, Why),
-    /// The line broke in post-copy, or is made anew.
-    Mending(Mending),
-    /// What carries the move went away, or came back.
-    Link {
-        /// The other site.
-        site: String,
-        /// Whether it carries.
-        is_up: bool,
-    },
-}
-
-/// A guest that runs at the target.
-#[derive(Clone, Debug)]
-pub struct Moved {
-    /// What was foreseen when it began.
-    pub foreseen: Forecast,
-    /// From the begin of memory's way to the guest running at the target.
-    pub total: Duration,
-    /// For which it stood still, by QEMU's count.
-    pub downtime_by_qemu: Option<Duration>,
-    /// From its stop at the source to its start at the target, by the clocks of both monitors' hosts.
-    pub stood_still: Option<Duration>,
-    /// The last that QEMU told.
-    pub last: Told,
-    /// What was done on the way.
-    pub deeds: Vec<(Deed, Why)>,
-}
-
-/// Where the guest is after a failure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Where {
-    /// Where it was, as it was.
-    Source,
-    /// At the target, with all of its memory.
-    Target,
-    /// At both: each side says that it runs it.
-    Both,
-    /// At the target, but part of its memory is not: the line broke in post-copy.
-    Between,
-    /// Nowhere: in post-copy one side's QEMU ended, and with it what only it had.
-    Lost {
-        /// It was, or may have been, started at the target: then its disks are as it left them there.
-        had_leave: bool,
-    },
-    /// All of it is at the target, and the source runs it no more; whether the target got the order to start it is not
-    /// known, as its monitor is away.
-    Waiting,
-    /// At the target, with all of its memory, where it does not run: QEMU stopped it, or it stopped itself.
-    Halted,
-    /// It cannot be told; nothing was started anywhere.
-    Unknown,
-}
-
-/// Why a guest did not move, and where it is now.
-#[derive(Debug)]
-pub struct LiveError {
-    /// What went wrong.
-    pub cause: Ending,
-    /// Where the guest is.
-    pub guest_at: Where,
-}
-
-/// What ended a move.
-#[derive(Debug)]
-pub enum Ending {
-    /// It was not begun: all that stands in the way.
-    Obstacles(Vec<Obstacle>),
-    /// It was not begun: what one side's QEMU does not know.
-    Settings(SettingsError),
-    /// It was not begun, or given up at once: no way that is allowed keeps the promise.
-    Promise(Box<Choice>),
-    /// It was not begun: an earlier move is not over, and what is to be done somebody must decide.
-    Unclear(Unclear),
-    /// It was given up on the way.
-    GivenUp(Why),
-    /// Somebody stopped it.
-    Stopped,
-    /// A monitor, or the move itself, failed.
-    Failed(QemuError),
-}
-
-impl fmt::Display for Ending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Ending::Obstacles(all) => {
-                let all: Vec<String> = all.iter().map(Obstacle::to_string).collect();
-                write!(f, "the guest cannot move: {}", all.join(". "))
-            }
-            Ending::Settings(error) => write!(f, "the guest cannot move so: {error}"),
-            Ending::Promise(choice) => {
-                let all: Vec<String> = choice.looked_at.iter().map(ToString::to_string).collect();
-                write!(f, "the promise cannot be kept: {}", all.join("; "))
-            }
-            Ending::Unclear(unclear) => {
-                let (what, advice) = unclear.words();
-                write!(f, "{what}: {advice}")
-            }
-            Ending::GivenUp(why) => write!(f, "the move was given up: {why}"),
-            Ending::Stopped => f.write_str("the move was stopped"),
-            Ending::Failed(error) => write!(f, "the move failed: {}", error.chain()),
-        }
-    }
-}
-
-impl fmt::Display for LiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.guest_at {
-            Where::Source => "the guest is at the source, as it was",
-            Where::Target => "the guest runs at the target",
-            Where::Both => {
-                "both sides say that they run the guest: stop one of them at once (`stop` at its monitor) and look at what \
-                 each has written"
-            }
-            Where::Between => {
-                "the guest is at the target and part of its memory still at the source: end neither QEMU, and say `drover \
-                 live` again, which makes the line anew"
-            }
-            Where::Lost { had_leave: true } => {
-                "the guest is lost: part of its memory is nowhere any more. What is left are its disks, as the target has \
-                 them, like after a power cut: end both QEMUs, start it at neither, and start it anew from those"
-            }
-            Where::Lost { had_leave: false } => {
-                "the guest is lost, though it never ran at the target: QEMU does not give it back to the source. What is left \
-                 are its disks, as they were when it stopped, like after a power cut: end the source's QEMU and start it anew \
-                 from those"
-            }
-            Where::Waiting => {
-                "all of the guest is at the target, where it stands still until it is started, and the source has ended it: \
-                 say `drover live` again when the target is back, or `cont` at its monitor; never start it at the source"
-            }
-            Where::Halted => {
-                "all of the guest is at the target, where it does not run: mend what stopped it and start it there (`cont`); \
-                 never start it at the source"
-            }
-            Where::Unknown => {
-                "it cannot be told where the guest is: look at both sides before you start anything"
-            }
-        };
-        write!(f, "{}; {place}", self.cause)
-    }
-}
-
-impl Error for LiveError {}
 
 /// Both sides of a move.
 struct Move<'a> {
@@ -704,9 +507,3 @@ impl<'a> Move<'a> {
 const DIRTY_SPREAD: f64 = 0.25;
 /// A line of which nothing is known: what a LAN carries, give or take. It is measured by the first second of sending.
 const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
-
-impl From<QemuError> for Ending {
-    fn from(error: QemuError) -> Self {
-        Ending::Failed(error)
-    }
-}

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use drover_live::Side;
+use drover_live::{Allowed, Promise, Side};
 use serde_json::json;
 use tempfile::TempDir;
 
