@@ -19,6 +19,8 @@ pub(crate) struct RangeLane {
     /// The first `sent` of them are on the wire.
     queue: VecDeque<Queued>,
     sent: usize,
+    /// Why the connection takes no more requests. Answers to those before may have come: servers that close say so there.
+    deaf: Option<String>,
     /// Why the lane is lost.
     broken: Option<String>,
 }
@@ -44,12 +46,13 @@ const REFUSAL_CHARS_SHOWN: usize = 200;
 impl RangeLane {
     pub fn open(shared: Arc<Shared>) -> Result<Self, HttpError> {
         let connection = Some(shared.client.connect()?);
-        Ok(RangeLane { shared, connection, queue: VecDeque::new(), sent: 0, broken: None })
+        Ok(RangeLane { shared, connection, queue: VecDeque::new(), sent: 0, deaf: None, broken: None })
     }
 
     /// Sends what waits, as far ahead as is allowed.
     fn pump(&mut self) {
-        while self.broken.is_none() && self.sent < self.queue.len().min(self.shared.depth()) {
+        let depth = self.shared.depth();
+        while self.broken.is_none() && self.deaf.is_none() && self.sent < self.queue.len().min(depth) {
             let shared = self.shared.clone();
             let queued = &mut self.queue[self.sent];
             if queued.failed.is_none() {
@@ -59,7 +62,7 @@ impl RangeLane {
                         queued.version = credentials.version;
                         let request = range_request(&shared.path, span, credentials.headers);
                         if let Err(error) = self.send(&request) {
-                            self.broken = Some(chain(&error));
+                            self.deaf = Some(chain(&error));
                             return;
                         }
                     }
@@ -84,6 +87,10 @@ impl RangeLane {
             return Err(Bad { error, broken: None });
         }
         let span = queued.request.span;
+        if self.sent == 0 {
+            let why = self.deaf.take().unwrap_or_else(|| "not sent".into());
+            return Err(self.lost(span, &why));
+        }
         let Some(connection) = &mut self.connection else { return Err(self.lost(span, "not connected")) };
         let head = connection.read_head().map_err(|error| self.lost_by(span, error))?;
         if head.status != 206 {
@@ -117,7 +124,7 @@ impl RangeLane {
 
     /// The server ended the connection in good order: what was sent behind goes out again on a new one.
     fn start_over(&mut self) {
-        self.connection = None;
+        (self.connection, self.deaf) = (None, None);
         if self.sent > 1 {
             self.shared.one_by_one.store(true, Ordering::Relaxed);
         }
