@@ -156,7 +156,7 @@ fn what_a_killed_one_leaves_is_removed_by_the_next() {
         assert!(Instant::now() < until, "the device is still there");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(socket.exists());
+    // Unless the start of another one has removed it already.
     assert!(wan(&["--", "true"]).status.success());
     assert!(!socket.exists());
     send(pid.try_into().unwrap(), rustix::process::Signal::KILL);

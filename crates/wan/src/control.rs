@@ -1,6 +1,6 @@
 //! A socket by which a line in use takes orders: one line of text a connection, and an answer.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -47,6 +47,8 @@ impl Control {
     fn serve_in(folder: &Path, handle: Handle) -> io::Result<Control> {
         DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
         std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        // A socket that is there and does not listen yet would be taken for one that was left.
+        let _lock = lock(folder)?;
         sweep(folder)?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!("{}-{number}.sock", std::process::id()));
@@ -103,6 +105,13 @@ fn obeyed(line: &str, handle: &Handle) -> Result<String, String> {
     }
 }
 
+/// Keeps others from sweeping, or from making a socket, as long as it is held.
+fn lock(folder: &Path) -> io::Result<File> {
+    let file = File::create(folder.join("lock"))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
 /// Removes the sockets at which nobody listens.
 fn sweep(folder: &Path) -> io::Result<()> {
     for path in sockets(folder)? {
@@ -130,7 +139,10 @@ fn sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
 /// If the folder cannot be read.
 pub fn running() -> Result<Vec<PathBuf>, WanError> {
     let folder = Path::new(FOLDER);
-    let found = sweep(folder).and_then(|()| sockets(folder));
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let found = lock(folder).and_then(|_lock| sweep(folder)).and_then(|()| sockets(folder));
     found.map_err(WanError::of(format!("looking into {FOLDER}")))
 }
 

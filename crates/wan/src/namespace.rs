@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,6 +24,14 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Namespace {
     file: File,
+    /// The thread that starts programs, once there was one to start.
+    starter: Mutex<Option<Sender<Order>>>,
+}
+
+/// A program to start, and where it is to be told what came of it.
+struct Order {
+    command: Command,
+    answer: Sender<(Command, io::Result<Child>)>,
 }
 
 impl Namespace {
@@ -32,7 +42,7 @@ impl Namespace {
     pub fn new() -> io::Result<Namespace> {
         let make = || {
             sys::leave_network()?;
-            File::open("/proc/thread-self/ns/net").map(|file| Namespace { file })
+            File::open("/proc/thread-self/ns/net").map(|file| Namespace { file, starter: Mutex::default() })
         };
         apart(make)?
     }
@@ -43,22 +53,49 @@ impl Namespace {
     /// # Errors
     /// If the namespace cannot be entered; what the work returns is in the value.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        let enter = || -> io::Result<T> {
-            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(work())
-        };
-        apart(enter)?
+        apart(|| self.enter().map(|()| work()))?
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        Ok(move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
     /// Starts a program in the namespace.
     ///
-    /// The thread that starts it ends at once, so a program that wants to end with its parent (`PR_SET_PDEATHSIG`, as nbdkit does with
-    /// `--exit-with-parent`) ends at once too.
+    /// The thread that starts it lasts as long as this handle: a program that wants to end with its parent (`PR_SET_PDEATHSIG`, as
+    /// nbdkit does) ends when that thread does.
     ///
     /// # Errors
     /// If the namespace cannot be entered or the program not started.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
-        self.run(|| command.spawn())?
+        let gone = || io::Error::other("the thread that starts programs has ended");
+        let (answer, told) = channel();
+        let order = Order { command: std::mem::replace(command, Command::new("")), answer };
+        self.starter()?.send(order).map_err(|_| gone())?;
+        let (back, started) = told.recv().map_err(|_| gone())?;
+        *command = back;
+        started
+    }
+
+    fn starter(&self) -> io::Result<Sender<Order>> {
+        let mut starter = self.starter.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = &*starter {
+            return Ok(there.clone());
+        }
+        let namespace = Namespace { file: self.file.try_clone()?, starter: Mutex::default() };
+        let (orders, taken) = channel();
+        let (entered, ready) = channel();
+        let work = move || {
+            let is_in = namespace.enter();
+            // Nobody else may hold the namespace for longer than it is wanted.
+            drop(namespace);
+            if entered.send(is_in).is_ok() {
+                start_all(&taken);
+            }
+        };
+        std::thread::Builder::new().name("starter".into()).spawn(work)?;
+        ready.recv().map_err(|_| io::Error::other("the thread that starts programs has ended"))??;
+        Ok(starter.insert(orders).clone())
     }
 
     /// A path by which other programs of this user can enter it (`nsenter --net=PATH`) as long as this process lives.
@@ -94,6 +131,15 @@ impl Namespace {
         let entries = std::fs::read_dir("/proc")?.flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         Ok(pids.filter(|pid| *pid != this && is_here(*pid)).filter_map(Pid::from_raw).collect())
+    }
+}
+
+/// Starts what is asked for until nobody can ask any more.
+fn start_all(orders: &Receiver<Order>) {
+    for Order { mut command, answer } in orders {
+        let started = command.spawn();
+        // Whoever asked waits for it.
+        let _ = answer.send((command, started));
     }
 }
 
