@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::disks::NbdAt;
 
@@ -9,6 +10,9 @@ use super::disks::NbdAt;
 pub trait Carrier: Send + Sync {
     /// What the other site is called.
     fn site(&self) -> &str;
+
+    /// From here to there and back, as far as it is known.
+    fn round_trip(&self) -> Duration;
 
     /// Whether it carries at this moment. Away, it may come back and lose nothing.
     fn is_up(&self) -> bool;

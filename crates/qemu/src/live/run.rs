@@ -70,6 +70,8 @@ const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
 const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 /// Of the promised downtime, kept for what QEMU does not count.
 const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
+/// For which a link sends what it has taken from QEMU, which counts that as sent.
+const LINK_QUEUE: Duration = Duration::from_millis(50);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
 const STILL_TIME_MAX: Duration = Duration::from_secs(30);
 const STILL_DOWNTIMES: u32 = 10;
@@ -221,8 +223,22 @@ impl<'a> Move<'a> {
             dirty,
             working_set_bytes: from.memory_bytes,
             rate: self.options.line.unwrap_or(LINE_ASSUMED),
-            overhead: OVERHEAD,
+            overhead: self.overhead(),
         })
+    }
+
+    /// Of a downtime, what a link takes whatever its rate: the last of memory goes there, word of it comes back, the order to
+    /// start goes there, and something of that may be lost and go again.
+    fn lag(&self) -> Duration {
+        self.options
+            .carried
+            .as_ref()
+            .map_or(Duration::ZERO, |carried| carried.by.round_trip() * 2 + LINK_QUEUE)
+    }
+
+    fn overhead(&self) -> Estimate {
+        let lag = self.lag().as_secs_f64();
+        Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
@@ -384,9 +400,11 @@ impl<'a> Move<'a> {
     fn set(&mut self, channels: u8) -> Result<(), Ending> {
         let promise = self.options.promise;
         let allowed = self.options.allowed;
+        let kept = DOWNTIME_KEPT + self.lag();
+        let least = promise.downtime_max / if self.options.carried.is_some() { 6 } else { 2 };
         let wish = Wish {
             channels,
-            downtime_max: promise.downtime_max.saturating_sub(DOWNTIME_KEPT).max(promise.downtime_max / 2),
+            downtime_max: promise.downtime_max.saturating_sub(kept).max(least),
             rate_max: self.options.rate_max,
             switchover_rate: self.options.line.map(|line| line.likely as u64),
             throttle: if allowed.throttle { Throttle::AutoConverge } else { Throttle::None },

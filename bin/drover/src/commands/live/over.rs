@@ -3,6 +3,7 @@
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use drover_link::Session;
 use drover_live::Side;
@@ -46,6 +47,10 @@ struct Link {
 impl Carrier for Link {
     fn site(&self) -> &str {
         &self.site
+    }
+
+    fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.doors.link().rtt_us)
     }
 
     fn is_up(&self) -> bool {
