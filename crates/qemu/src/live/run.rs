@@ -230,10 +230,9 @@ impl<'a> Move<'a> {
     /// Of a downtime, what a link takes whatever its rate: the last of memory goes there, word of it comes back, the order to
     /// start goes there, and something of that may be lost and go again.
     fn lag(&self) -> Duration {
-        self.options
-            .carried
-            .as_ref()
-            .map_or(Duration::ZERO, |carried| carried.by.round_trip() * 2 + LINK_QUEUE)
+        let Some(carried) = &self.options.carried else { return Duration::ZERO };
+        // A round trip that was measured on a busy line is no reason to refuse a promise.
+        (carried.by.round_trip() * 2 + LINK_QUEUE).min(self.options.promise.downtime_max / 2)
     }
 
     fn overhead(&self) -> Estimate {
