@@ -7,11 +7,11 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use drover_lab::bench::variable;
+use drover_lab::bench::{long_line, variable};
 use drover_lab::{Pulse, PulseOptions};
+use drover_wan::Wan;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share, time};
-use drover_wan::{Wan, WanSpec};
 
 use crate::ways::Way;
 
@@ -38,8 +38,7 @@ impl Place {
     }
 }
 
-/// Buffers and packets of the reference figures.
-const TCP_MEM: u64 = 64 << 20;
+/// Packets of the reference figures.
 const MTU: u32 = 9000;
 
 /// What the line is like.
@@ -60,17 +59,8 @@ impl Line {
     }
 
     fn lay(&self, congestion: &str, seed: u64) -> Result<Wan> {
-        let spec = WanSpec {
-            line: LineSpec::symmetric(Some(self.rate), self.rtt, self.loss),
-            mtu: MTU,
-            near_addresses: 5,
-            far_addresses: 2,
-            tcp_mem: Some(TCP_MEM),
-            near_congestion: Some(congestion.to_string()),
-            far_congestion: Some(congestion.to_string()),
-            seed,
-        };
-        Ok(Wan::start(&spec)?)
+        let line = LineSpec::symmetric(Some(self.rate), self.rtt, self.loss);
+        Ok(Wan::start(&long_line(line, MTU, congestion, seed))?)
     }
 }
 

@@ -7,10 +7,7 @@ use drover_wan::WanSpec;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share, time};
 
-use drover_lab::bench::variable;
-
-/// Buffers of the reference figures: 64 MiB.
-const TCP_MEM: u64 = 64 << 20;
+use drover_lab::bench::{long_line, variable};
 
 /// What a line does beside its rate and its length.
 pub struct Condition {
@@ -79,15 +76,6 @@ impl Ground {
             direction.police_flow =
                 condition.policed.map(|share| Rate::bits((rate.bits_per_s() as f64 * share) as u64));
         }
-        WanSpec {
-            line,
-            mtu: self.mtu,
-            near_addresses: 5,
-            far_addresses: 2,
-            tcp_mem: Some(TCP_MEM),
-            near_congestion: Some(congestion.to_string()),
-            far_congestion: Some(congestion.to_string()),
-            seed,
-        }
+        long_line(line, self.mtu, congestion, seed)
     }
 }
