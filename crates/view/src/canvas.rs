@@ -53,7 +53,24 @@ impl<W: Write> Canvas<W> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+
+    /// Keeps what is written to it.
+    #[derive(Clone, Default)]
+    pub(crate) struct Paper(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Paper {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     /// What a terminal shows after these bytes; knows just what [`Canvas`] uses.
     pub(crate) fn shown(bytes: &[u8]) -> Vec<String> {

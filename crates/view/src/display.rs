@@ -175,24 +175,9 @@ fn word(activity: DiskActivity) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-    use crate::canvas::tests::shown;
+    use crate::canvas::tests::{Paper, shown};
     use crate::tally::tests::journey;
-
-    #[derive(Clone, Default)]
-    struct Paper(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Paper {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     fn play(mode: DisplayMode) -> Vec<String> {
         let (paper, tally) = (Paper::default(), Arc::new(Mutex::new(Tally::default())));

@@ -192,7 +192,7 @@ fn foreseen_line(foreseen: LiveForeseen) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::canvas::tests::shown;
+    use crate::canvas::tests::{Paper, shown};
 
     const MIB: u64 = 1 << 20;
 
@@ -225,19 +225,6 @@ mod tests {
                 "foreseen  14.2 s in all, the guest stands still for 41 ms (promised: 300 ms at most)",
             ]
         );
-    }
-
-    #[derive(Clone, Default)]
-    struct Paper(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Paper {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
     }
 
     #[test]
