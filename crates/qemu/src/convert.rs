@@ -278,7 +278,6 @@ const OVERLAY_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::image::{Qcow2Options, create_qcow2};
     use crate::spec::DiskBus;

@@ -68,7 +68,6 @@ impl Namespace {
     /// # Errors
     /// If the namespace cannot be entered or the program not started.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
-        let gone = || io::Error::other("the thread that starts programs has ended");
         let (answer, told) = channel();
         let order = Order { command: std::mem::replace(command, Command::new("")), answer };
         self.starter()?.send(order).map_err(|_| gone())?;
@@ -94,7 +93,7 @@ impl Namespace {
             }
         };
         std::thread::Builder::new().name("starter".into()).spawn(work)?;
-        ready.recv().map_err(|_| io::Error::other("the thread that starts programs has ended"))??;
+        ready.recv().map_err(|_| gone())??;
         Ok(starter.insert(orders).clone())
     }
 
@@ -132,6 +131,10 @@ impl Namespace {
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         Ok(pids.filter(|pid| *pid != this && is_here(*pid)).filter_map(Pid::from_raw).collect())
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that starts programs has ended")
 }
 
 /// Starts what is asked for until nobody can ask any more.
