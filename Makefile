@@ -50,11 +50,11 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/soak .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/soak scripts/test-workspace .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
-	@$(CARGO) test --workspace --no-fail-fast
+	@CARGO='$(CARGO)' scripts/test-workspace --workspace
 
 check-go:
 	@echo "tests of the simulator"

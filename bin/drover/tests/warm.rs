@@ -222,11 +222,11 @@ fn plan_check_gives_advice_on_large_disks_idle_vms_and_what_passes_told() {
     let started = stage.drover.start(&["migrate", &plan]).unwrap();
     let row = || {
         let report = stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
-        report["vms"].as_array().is_some_and(|vms| vms.iter().any(|vm| !vm["warm"]["passes"][0].is_null()))
+        report["vms"].as_array().is_some_and(|vms| vms.iter().all(|vm| !vm["warm"]["passes"][0].is_null()))
     };
     let until = Instant::now() + PATIENCE;
     while !row() {
-        assert!(Instant::now() < until, "no pass began");
+        assert!(Instant::now() < until, "not all began a pass");
         std::thread::sleep(Duration::from_millis(50));
     }
     started.kill().unwrap();

@@ -1,0 +1,67 @@
+//! `scripts/test-workspace`: what it makes of tests that fail, with a program in cargo's place.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+
+use drover_lab::{put_script, workspace};
+
+/// Runs the script with a cargo that says `first` and fails, then, called for one test, runs `again`; its exit code, and what it printed.
+fn run(folder: &Path, first: &str, again: &str, is_strict: bool) -> (Option<i32>, String) {
+    std::fs::write(folder.join("first"), first).unwrap();
+    let cargo = folder.join("cargo");
+    let calls = folder.join("calls");
+    let text = format!(
+        "echo \"$@\" >>{calls}\ncase \"$2\" in --no-fail-fast) cat {first}; exit 101 ;; esac\n{again}\n",
+        calls = calls.display(),
+        first = folder.join("first").display()
+    );
+    put_script(&cargo, &text).unwrap();
+    let mut script = Command::new(workspace().join("scripts/test-workspace"));
+    script.arg("--workspace").env("CARGO", &cargo).env("DROVER_STRICT", if is_strict { "1" } else { "0" });
+    let output = script.output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+fn told(names: &[&str], suite: &str) -> String {
+    let lines: String = names.iter().map(|name| format!("test {name} ... FAILED\n")).collect();
+    format!("test fine ... ok\n{lines}test result: FAILED.\nerror: test failed, to rerun pass `{suite}`\n")
+}
+
+const PASSES: &str = "echo 'test result: ok. 1 passed; 0 failed'";
+
+#[test]
+fn a_test_that_passes_alone_is_named_and_the_run_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = told(&["a::b", "c"], "-p drover --test warm") + &told(&["d"], "-p drover-relay --lib");
+    let (code, out) = run(folder.path(), &first, PASSES, false);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.ends_with("to be mended:\n  a::b\n  c\n  d\n"), "{out}");
+    let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap();
+    let one = "test -p drover-relay --lib -- --exact d --test-threads=1 --include-ignored";
+    assert_eq!(calls.lines().filter(|line| *line == one).count(), 3, "{calls}");
+    assert_eq!(calls.lines().count(), 10, "{calls}");
+}
+
+#[test]
+fn what_fails_again_or_is_not_found_or_nobody_named_fails_the_run() {
+    let third =
+        "[ $(wc -l <\"${0%/*}/calls\") -lt 4 ] || exit 101; echo 'test result: ok. 1 passed; 0 failed'";
+    let none = "echo 'test result: ok. 0 passed; 0 failed'";
+    let suite = "-p drover --test warm";
+    for (first, again, words) in [
+        (told(&["a"], suite), third, "a FAILED again"),
+        (told(&["a"], suite), "exit 101", "a FAILED again"),
+        (told(&["a"], suite), none, "a FAILED again"),
+        (told(&["a"], suite) + &told(&[], suite), PASSES, "not by a test that could be run again"),
+        ("error: could not compile `x`\n".to_string(), PASSES, "not by a test that could be run again"),
+        (told(&["a", "b", "c", "d"], suite), PASSES, "more than 3 failed"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (code, out) = run(folder.path(), &first, again, false);
+        assert_eq!(code, Some(1), "{out}");
+        assert!(out.contains(words), "{out}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(run(folder.path(), &told(&["a"], suite), PASSES, true).0, Some(1));
+}
