@@ -126,10 +126,8 @@ pub fn connect(options: &ConnectOptions) -> Result<Session, LinkError> {
     if pairs.is_empty() {
         return Err(LinkError::new(LinkErrorKind::Misuse, "no source address can reach a target address"));
     }
-    let mut instance = [0; 16];
-    random(&mut instance)?;
     let mut ahead = Ahead::default();
-    let (first, welcomed) = first_of(&options, &pairs, instance, &mut ahead)?;
+    let (first, instance, welcomed) = first_of(&options, &pairs, &mut ahead)?;
     let Welcomed { tls, welcome, fingerprint, notes } = welcomed;
     let peer =
         Peer { name: welcome.name, fingerprint, version: welcome.version, announced: welcome.announce };
@@ -166,13 +164,13 @@ pub(crate) fn random(bytes: &mut [u8]) -> Result<(), LinkError> {
 }
 
 /// The first pair of addresses over which the peer lets us in. All are dialled at once; what does not get through
-/// TLS and the greeting is not the last word as long as there are others. What the peer itself refuses is.
+/// TLS and the greeting is not the last word as long as there are others. What the peer itself refuses is. With the
+/// number that this end has for the peer.
 fn first_of(
     options: &ConnectOptions,
     pairs: &[Pair],
-    instance: [u8; 16],
     ahead: &mut Ahead,
-) -> Result<(usize, Welcomed), LinkError> {
+) -> Result<(usize, [u8; 16], Welcomed), LinkError> {
     let (sender, receiver) = mpsc::channel();
     for (at, pair) in pairs.iter().copied().enumerate() {
         let (answer, options) = (sender.clone(), options.clone());
@@ -187,6 +185,9 @@ fn first_of(
         }
     }
     drop(sender);
+    // While the first packets are under way: a process's first random number takes some 60 ms to be gathered.
+    let mut instance = [0; 16];
+    random(&mut instance)?;
     let mut errors = Vec::new();
     for (at, since, dialled) in receiver {
         let pair = pairs[at];
@@ -204,7 +205,7 @@ fn first_of(
             })
             .and_then(|secured| welcomed(options, secured, None, instance, until));
         match welcomed {
-            Ok(welcomed) => return Ok((at, welcomed)),
+            Ok(welcomed) => return Ok((at, instance, welcomed)),
             Err(Failure::Final(error)) => return Err(error),
             Err(Failure::Passing(error)) => errors.push((pair, error)),
         }

@@ -84,8 +84,12 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn open(&self) -> Result<TargetEnd, Failure> {
-        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
         let journal = self.journal()?;
+        if let Some(disk) = self.open_unseen(journal.as_deref())? {
+            let tag = self.tag(&disk.opened().tag);
+            return Ok(self.end(disk, &tag, journal));
+        }
+        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
         if let Some((half, disk)) = self.go_on(&stat, journal.as_deref())? {
             return Ok(self.end(disk, &half, journal));
         }
@@ -97,6 +101,18 @@ impl Wanted<'_> {
         let disk = self.open_as(how, 0)?;
         let tag = self.tag(&disk.opened().tag);
         Ok(self.end(disk, &tag, journal))
+    }
+
+    /// Opens it without a look at what is there, which is a round trip less, if no journal tells of an earlier copy. The
+    /// agent itself refuses a new disk where something is; `None` then, and the look tells what it is.
+    fn open_unseen(&self, journal: Option<&Path>) -> Result<Option<AgentDisk>, Failure> {
+        if journal.is_some_and(Path::exists) {
+            return Ok(None);
+        }
+        if self.args.force {
+            return self.open_as(How::Force, 0).map(Some);
+        }
+        Ok(self.open_as(How::New, 0).ok())
     }
 
     /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded.
