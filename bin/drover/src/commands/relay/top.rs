@@ -77,7 +77,7 @@ fn page(told: &Snapshot) -> String {
         told.pipes,
     );
     if let Some(link) = &told.link {
-        text += &link_line(link);
+        text += &link_line(link, totals.saved_bytes);
     }
     if !told.connections.is_empty() {
         text.push('\n');
@@ -86,13 +86,14 @@ fn page(told: &Snapshot) -> String {
     text
 }
 
-fn link_line(link: &LinkStats) -> String {
+fn link_line(link: &LinkStats, saved: u64) -> String {
     let waiting = match link.asking + link.waiting {
         0 => String::new(),
         waiting => format!(", {waiting} clients wait for its answer"),
     };
+    let saved = if saved == 0 { String::new() } else { format!(", {} saved by packing", Bytes(saved)) };
     format!(
-        "link to {}: {}, {} connections{}, round trip {}, {} now; {} not acknowledged, {} not taken by clients{waiting}\n",
+        "link to {}: {}, {} connections{}, round trip {}, {} now; {} not acknowledged, {} not taken by clients{saved}{waiting}\n",
         link.site,
         link.state,
         link.connections,
@@ -164,5 +165,24 @@ fn waits_for(it: &ConnectionStats) -> &'static str {
         (Stage::Open, Waiting::Line) => "link",
         (Stage::Open, Waiting::Rate) => "rate limit",
         (Stage::Open, Waiting::Done) => "the other way",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_relay::Totals;
+
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_link_tells_what_packing_saved() {
+        let link = LinkStats { site: "b".into(), state: "up".into(), ..LinkStats::default() };
+        let told = |saved_bytes| Snapshot {
+            link: Some(link.clone()),
+            totals: Totals { saved_bytes, ..Totals::default() },
+            ..Snapshot::default()
+        };
+        assert!(page(&told(3 << 20)).contains(", 3 MiB saved by packing\n"), "{}", page(&told(3 << 20)));
+        assert!(!page(&told(0)).contains("saved"));
     }
 }
