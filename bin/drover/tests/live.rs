@@ -156,6 +156,17 @@ fn a_paused_guest_moves_and_stays_paused() {
 }
 
 #[test]
+fn a_bound_on_the_rate_takes_one_connection_and_more_are_warned_of() {
+    for (more, said) in [(&[][..], false), (&["--channels", "4"], true)] {
+        let Some(mut pair) = Pair::new(&busy()) else { return };
+        let output = pair.live(&[&["--rate-max", "200m"], more].concat());
+        pair.has_moved(&output);
+        let told = output.out.contains("4 connections may go up to 20 MB/s beyond --rate-max");
+        assert_eq!(told, said, "{output:?}");
+    }
+}
+
+#[test]
 fn a_move_whose_output_nobody_reads_is_cancelled() {
     let Some(mut pair) = Pair::new(&busy()) else { return };
     let mut command = pair.command(&["--rate-max", "80m"]);

@@ -17,6 +17,25 @@ pub struct Allowed {
     pub postcopy: bool,
 }
 
+/// By which each connection may go beyond a bound, in bytes a second: QEMU looks at what was sent ten times a second, and a
+/// connection of many sends packets of 512 KiB. One alone keeps the bound.
+const EXCESS_BYTES_PER_S: u64 = 10 * (512 << 10);
+/// Share of a bound by which connections may go beyond it together, if their number is chosen here.
+const EXCESS_DIVISOR: u64 = 20;
+
+/// By how many bytes a second so many connections may go beyond a bound.
+#[must_use]
+pub fn excess(channels: u8) -> u64 {
+    if channels > 1 { u64::from(channels) * EXCESS_BYTES_PER_S } else { 0 }
+}
+
+/// So many of the connections that are wanted that a bound on what is sent (bytes a second) is kept within a twentieth.
+#[must_use]
+pub fn channels_within(rate_max: u64, wanted: u8) -> u8 {
+    let keeps = |channels: &u8| excess(*channels) <= rate_max / EXCESS_DIVISOR;
+    (1..=wanted).rev().find(keeps).unwrap_or(1)
+}
+
 /// What was measured of the way, besides [`Facts`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Way {
@@ -176,6 +195,14 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
     const MB: f64 = 1e6;
+
+    #[test]
+    fn a_bound_on_what_is_sent_takes_connections_away() {
+        let within = |megabytes: u64| channels_within(megabytes * 1_000_000, 4);
+        assert_eq!([1, 37, 125, 209].map(within), [1; 4]);
+        assert_eq!([210, 314, 315, 420, 1_250].map(within), [2, 2, 3, 4, 4]);
+        assert_eq!((channels_within(0, 255), channels_within(u64::MAX, 255)), (1, 255));
+    }
 
     fn promise(deadline_s: u64) -> Promise {
         Promise { downtime_max: Duration::from_millis(300), deadline: Duration::from_secs(deadline_s) }

@@ -26,7 +26,7 @@ mod still;
 mod watch;
 
 pub use ability::Ability;
-pub use choose::{Allowed, Choice, Course, Looked, Way, choose};
+pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
 pub use forecast::{Facts, Forecast, Promise};
 pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};

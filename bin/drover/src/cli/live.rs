@@ -53,13 +53,13 @@ pub struct LiveArgs {
     /// What may be done to keep the promise
     #[arg(long, value_enum, value_delimiter = ',')]
     pub allow: Vec<AllowArg>,
-    /// Connections for memory
+    /// Connections for memory [default: 4, fewer with a low --rate-max]
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
     pub channels: Option<u8>,
     /// What the line carries, in bits a second; without it, it is measured by the first second of sending
     #[arg(long, value_name = "RATE")]
     pub line: Option<Rate>,
-    /// Most that may be sent, in bits a second
+    /// Most that may be sent, in bits a second; each of many --channels may go 5 MB/s beyond it
     #[arg(long, value_name = "RATE")]
     pub rate_max: Option<Rate>,
     /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;

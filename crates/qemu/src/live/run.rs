@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::{
     Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Throttle, Watch, Way,
-    Why, Wish, choose, obstacles, settings, slow_down, unshared,
+    Why, Wish, channels_within, choose, excess, obstacles, settings, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -242,7 +242,10 @@ impl<'a> Move<'a> {
 
     fn choose(&mut self, facts: &Facts) -> Choice {
         let both = |name: &str| self.can.iter().all(|can| can.has(name));
-        let wanted = self.options.channels.unwrap_or(CHANNELS);
+        let wanted = self.options.channels.unwrap_or_else(|| match self.options.rate_max {
+            Some(rate) => channels_within(rate, CHANNELS),
+            None => CHANNELS,
+        });
         // Carried connections may arrive in another order than they were made.
         let in_order = self.options.carried.is_none() || self.can[1].tells_connections_apart();
         let channels = if both("multifd") && in_order { wanted } else { 1 };
@@ -401,6 +404,7 @@ impl<'a> Move<'a> {
         let allowed = self.options.allowed;
         let kept = DOWNTIME_KEPT + self.lag();
         let least = promise.downtime_max / if self.options.carried.is_some() { 6 } else { 2 };
+        self.warn_of_excess(channels);
         let wish = Wish {
             channels,
             downtime_max: promise.downtime_max.saturating_sub(kept).max(least),
@@ -425,6 +429,16 @@ impl<'a> Move<'a> {
                 Ok(self.set_both(&found)?)
             }
             other => Ok(other?),
+        }
+    }
+
+    fn warn_of_excess(&mut self, channels: u8) {
+        let Some(rate) = self.options.rate_max else { return };
+        let more = excess(channels) / 1_000_000;
+        if channels_within(rate, channels) < channels {
+            self.note(format!(
+                "{channels} connections may go up to {more} MB/s beyond --rate-max, since QEMU sends whole packets; one keeps it"
+            ));
         }
     }
 
