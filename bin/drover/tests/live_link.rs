@@ -238,7 +238,9 @@ fn a_target_that_listens_already_is_not_taken_for_its_move() {
 #[test]
 fn a_link_that_stays_away_is_given_up_at_the_deadline() {
     let Some(mut scene) = Scene::new(&PulseOptions::default()) else { return };
-    let child = scene.spawn(&["--rate-max", "80m", "--deadline", "12s"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let child = scene.spawn(&["--rate-max", "80m", "--deadline", "12s", "--report", file.to_str().unwrap()]);
     scene.wait_until_sending();
     scene.line.cut(true);
     let output = scene.ended(child);
@@ -248,6 +250,9 @@ fn a_link_that_stays_away_is_given_up_at_the_deadline() {
         "{}",
         output.err
     );
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["outcome"]["guest_at"], "source", "{report}");
+    assert!(report["link"]["up_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{report}");
     scene.has_stayed();
 }
 

@@ -69,10 +69,14 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
     // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
     // the same clean stop.
     let _undo = Undo::begin();
-    match live(&mut source, &mut target, &options, &flag, &mut tell) {
+    let ended = live(&mut source, &mut target, &options, &flag, &mut tell);
+    if let (Some(record), Some(over)) = (record.as_mut(), &over) {
+        record.went_over(over.told());
+    }
+    match ended {
         Ok(moved) => {
             if let Some(record) = record {
-                record.moved(&moved, &source.moments(), &target.moments(), over.as_ref().map(Over::told));
+                record.moved(&moved, &source.moments(), &target.moments());
             }
             view.moved(&moved, over.as_ref());
             Ok(Exit::Success)

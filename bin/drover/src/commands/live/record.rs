@@ -84,7 +84,7 @@ impl Record {
     }
 
     /// The guest runs at the target.
-    pub fn moved(&mut self, moved: &Moved, source: &[Moment], target: &[Moment], link: Option<Value>) {
+    pub fn moved(&mut self, moved: &Moved, source: &[Moment], target: &[Moment]) {
         self.report.outcome = LiveOutcome::Moved(LiveReal {
             total_s: moved.total.as_secs_f64(),
             downtime_ms_by_qemu: moved.downtime_by_qemu.map(millis),
@@ -100,7 +100,11 @@ impl Record {
                 how: part.how.into(),
             })
             .collect();
-        self.report.link = link;
+    }
+
+    /// What went over the link, however it ended.
+    pub fn went_over(&mut self, link: Value) {
+        self.report.link = Some(link);
     }
 
     /// It did not move, or not as it should.
