@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::nbdkit::Nbdkit;
+use common::nbdkit::{Nbdkit, SLOWLY};
 use common::process::wait_for_records;
 use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
@@ -221,13 +221,12 @@ fn a_killed_copy_goes_on_where_it_stopped() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 64 * MIB);
     let target = folder.path().join("target");
-    let args = ["-r", "--filter=delay", "file", source.to_str().unwrap(), "delay-read=60ms"];
-    let Some(server) = Nbdkit::start(folder.path(), &args) else { return };
+    let Some(server) = Nbdkit::held(folder.path(), &source, 60, 32 * MIB) else { return };
     let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
-    let command = ["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"];
-    let child = drover.start(&command).unwrap();
+    let child = drover.start(&[&["copy", &uri, &to][..], &SLOWLY].concat()).unwrap();
     wait_for_records(&target);
     child.kill().unwrap();
+    server.go_on();
     let said = copied(&drover, &uri, &target, &["--verify", "full"]);
     assert!(said.contains("resumed"), "{said}");
     assert!(same_bytes(&source, &target));
@@ -247,16 +246,16 @@ fn is_sound(image: &Path) -> bool {
 fn a_killed_copy_to_qcow2_goes_on_and_leaves_a_sound_image() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 64 * MIB);
-    let args = ["-r", "--filter=delay", "file", source.to_str().unwrap(), "delay-read=60ms"];
-    let Some(server) = Nbdkit::start(folder.path(), &args) else { return };
     for (name, more) in [("plain", &[][..]), ("packed", &["--compress", "-o", "compression_type=zstd"][..])] {
+        let place = folder.path().join(name);
+        std::fs::create_dir(&place).unwrap();
+        let Some(server) = Nbdkit::held(&place, &source, 60, 32 * MIB) else { return };
         let target = folder.path().join(format!("{name}.qcow2"));
         let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
-        let command =
-            [&["copy", &uri, &to, "--request", "1MiB", "--lanes", "1", "--depth", "1"], more].concat();
-        let child = drover.start(&command).unwrap();
+        let child = drover.start(&[&["copy", &uri, &to][..], &SLOWLY, more].concat()).unwrap();
         wait_for_records(&target);
         child.kill().unwrap();
+        server.go_on();
         let said = copied(&drover, &uri, &target, &[&["--verify", "full"], more].concat());
         assert!(said.contains("resumed"), "{said}");
         assert!(is_sound(&target));

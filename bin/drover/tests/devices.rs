@@ -4,9 +4,10 @@
 mod common;
 
 use std::path::Path;
-use std::process::Command;
 
 use common::loops::{Loop, ran};
+use common::nbdkit::{Nbdkit, SLOWLY};
+use common::process::{PATIENCE, recorded_in, wait_until};
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
 
@@ -136,40 +137,18 @@ fn a_copy_to_a_device_goes_on_where_it_stopped() {
     let (folder, drover) = setup();
     let source = folder.path().join("source");
     // With a file system's mark in it, so that the half copy holds a signature, too.
-    let mut content = std::fs::read(disk_file(folder.path(), "content", 16 * MIB)).unwrap();
+    let mut content = std::fs::read(disk_file(folder.path(), "content", 32 * MIB)).unwrap();
     content[1080..1082].copy_from_slice(b"\x53\xef");
     std::fs::write(&source, content).unwrap();
-    let Some(device) = Loop::blank(folder.path(), "device", 16 * MIB) else { return };
-    let socket = folder.path().join("nbd.sock");
-    let server = Command::new("nbdkit")
-        .args(["-f", "--exit-with-parent", "-r", "-U", socket.to_str().unwrap(), "--filter=delay", "file"])
-        .args([source.to_str().unwrap(), "delay-read=120ms"])
-        .spawn();
-    let Ok(mut server) = server else {
-        println!("skipped: nbdkit is not installed");
-        return;
-    };
-    while !socket.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    let uri = format!("nbd+unix:///?socket={}", socket.display());
-    let slow = ["copy", &uri, &device.device, "--request", "1MiB", "--lanes", "1", "--depth", "1"];
-    let child = drover.start(&slow).unwrap();
+    let Some(device) = Loop::blank(folder.path(), "device", 32 * MIB) else { return };
+    let Some(server) = Nbdkit::held(folder.path(), &source, 80, 20 * MIB) else { return };
+    let uri = server.uri();
+    let child = drover.start(&[&["copy", &uri, &device.device][..], &SLOWLY].concat()).unwrap();
     let journals = folder.path().join("state/journals");
-    let recorded = || {
-        let files = std::fs::read_dir(&journals).ok()?;
-        files.flatten().filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).max()
-    };
-    for _ in 0..600 {
-        if recorded().is_some_and(|bytes| bytes > 128) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("the copy records blocks", PATIENCE, || recorded_in(&journals) > 0);
     child.kill().unwrap();
+    server.go_on();
     let output = drover.run(&["copy", &uri, &device.device, "--verify", "full"]).unwrap();
-    let _ = server.kill();
-    let _ = server.wait();
     assert_eq!(output.code, Some(0), "{}", output.err);
     assert!(output.err.contains("resumed"), "{}", output.err);
     assert!(same_bytes(&source, Path::new(&device.device)));

@@ -10,11 +10,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use common::cgroup::MemoryGroup;
 use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{recorded_blocks, wait_for_records, wait_until};
+use common::process::{PATIENCE, recorded_blocks, wait_for_records, wait_until};
 use common::{MIB, Stage, disk_file, same_bytes, vm};
 use drover_lab::Drover;
 
@@ -88,7 +87,7 @@ fn killed_for_want_of_memory_a_copy_goes_on_where_it_stopped() {
     let (folder, drover) = setup();
     let source = disk_file(folder.path(), "source", 128 * MIB);
     let target = folder.path().join("target");
-    let Some(server) = Nbdkit::slow(folder.path(), &source, 60) else { return };
+    let Some(server) = Nbdkit::held(folder.path(), &source, 60, 48 * MIB) else { return };
     let Some(group) = MemoryGroup::new(BOUND) else { return };
     let uri = server.uri();
     let args = [&["copy", &uri, target.to_str().unwrap()][..], &SLOWLY].concat();
@@ -100,12 +99,13 @@ fn killed_for_want_of_memory_a_copy_goes_on_where_it_stopped() {
     hog.args(["if=/dev/zero", "of=/dev/null", &format!("bs={}", 2 * BOUND), "count=1000"]);
     let mut hog = group.around(&hog, false).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut ended = None;
-    wait_until("the kernel kills the copy", Duration::from_secs(60), || {
+    wait_until("the kernel kills the copy", PATIENCE, || {
         ended = copy.try_wait().unwrap();
         ended.is_some()
     });
     let _ = hog.kill();
     hog.wait().unwrap();
+    server.go_on();
     assert_eq!(ended.unwrap().signal(), Some(9));
     assert!(group.kills() > 0, "the kernel killed nothing");
     let recorded = recorded_blocks(&target);

@@ -4,9 +4,11 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Stdio};
+use std::time::Duration;
 
+use common::nbdkit::start_at;
+use common::process::{PATIENCE, recorded_by, wait_until};
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
 
@@ -18,19 +20,7 @@ struct Server {
 }
 
 fn start(socket: &Path, args: &[String]) -> Option<Child> {
-    let _ = std::fs::remove_file(socket);
-    let mut command = Command::new("nbdkit");
-    command.args(["-f", "--exit-with-parent", "-U"]).arg(socket).args(args).stdout(Stdio::null());
-    let Ok(child) = command.stderr(Stdio::null()).spawn() else {
-        println!("skipped: nbdkit is not installed");
-        return None;
-    };
-    let until = Instant::now() + Duration::from_secs(20);
-    while !socket.exists() {
-        assert!(Instant::now() < until, "nbdkit did not start");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Some(child)
+    start_at(socket, &args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 impl Server {
@@ -71,47 +61,62 @@ fn setup() -> (tempfile::TempDir, Drover) {
     (folder, drover)
 }
 
+/// So slow that a copy lasts until the test has done its part: 4 MB/s, of 72 MiB.
+const SLOW: &str = "32M";
+
+/// Arguments of a server that reads its rate from this file.
+fn limited<'a>(disk: &'a str, rate_file: &'a str) -> [&'a str; 5] {
+    ["--filter=rate", "file", disk, rate_file, "burstiness=0.2"]
+}
+
 /// Copies while the server goes away twice; the copy has to end well by itself.
-fn copied_through_outages(drover: &Drover, server: &mut Server, source: &str, target: &str) {
-    let log = tempfile::NamedTempFile::new().unwrap();
-    let mut command = drover.command(&["copy", source, target]);
-    let mut copy = command.stdout(Stdio::null()).stderr(log.reopen().unwrap()).spawn().unwrap();
-    let said = || std::fs::read_to_string(log.path()).unwrap();
+fn copied_through_outages(drover: &Drover, folder: &Path, is_source: bool) {
+    let (source, target) = (disk_file(folder, "source", 96 * MIB), folder.join("target"));
+    if !is_source {
+        std::fs::write(&target, vec![0xee; 96 * MIB as usize]).unwrap();
+    }
+    let (rate, journal, log) = (folder.join("rate"), folder.join("journal"), folder.join("log"));
+    std::fs::write(&rate, SLOW).unwrap();
+    let rate_file = format!("rate-file={}", rate.display());
+    let served = if is_source { &source } else { &target };
+    let args = limited(served.to_str().unwrap(), &rate_file);
+    let Some(mut server) = Server::new(folder, &args) else { return };
+    let uri = server.uri();
+    let (from, to) = match is_source {
+        true => (uri.as_str(), target.to_str().unwrap()),
+        false => (source.to_str().unwrap(), uri.as_str()),
+    };
+    let mut command = drover.command(&["copy", from, to, "--journal", journal.to_str().unwrap()]);
+    let log_file = std::fs::File::create(&log).unwrap();
+    let mut copy = command.stdout(Stdio::null()).stderr(log_file).spawn().unwrap();
+    let said = || std::fs::read_to_string(&log).unwrap();
     for _ in 0..2 {
-        std::thread::sleep(Duration::from_millis(1200));
-        assert!(copy.try_wait().unwrap().is_none(), "it ended before its server went away: {}", said());
+        let had = recorded_by(&journal);
+        wait_until("the copy records more blocks", PATIENCE, || {
+            assert!(copy.try_wait().unwrap().is_none(), "it ended before its server went away: {}", said());
+            recorded_by(&journal) > had
+        });
         server.kill();
         std::thread::sleep(AWAY);
         assert!(copy.try_wait().unwrap().is_none(), "it did not wait: {}", said());
         server.start_again();
     }
+    std::fs::write(&rate, "100G").unwrap();
     let status = copy.wait().unwrap();
     assert!(status.success(), "{status}: {}", said());
+    assert!(same_bytes(&source, &target));
 }
 
 #[test]
 fn a_source_that_dies_and_comes_back_is_read_to_its_end() {
     let (folder, drover) = setup();
-    let source = disk_file(folder.path(), "source", 96 * MIB);
-    let target = folder.path().join("target");
-    let rate = ["-r", "--filter=rate", "file", source.to_str().unwrap(), "rate=120M", "burstiness=0.2"];
-    let Some(mut server) = Server::new(folder.path(), &rate) else { return };
-    let uri = server.uri();
-    copied_through_outages(&drover, &mut server, &uri, target.to_str().unwrap());
-    assert!(same_bytes(&source, &target));
+    copied_through_outages(&drover, folder.path(), true);
 }
 
 #[test]
 fn a_target_that_dies_and_comes_back_holds_every_byte() {
     let (folder, drover) = setup();
-    let source = disk_file(folder.path(), "source", 96 * MIB);
-    let target = folder.path().join("target");
-    std::fs::write(&target, vec![0xee; 96 * MIB as usize]).unwrap();
-    let rate = ["--filter=rate", "file", target.to_str().unwrap(), "rate=120M", "burstiness=0.2"];
-    let Some(mut server) = Server::new(folder.path(), &rate) else { return };
-    let uri = server.uri();
-    copied_through_outages(&drover, &mut server, source.to_str().unwrap(), &uri);
-    assert!(same_bytes(&source, &target));
+    copied_through_outages(&drover, folder.path(), false);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::nbdkit::{Nbdkit, SLOWLY};
-use common::process::{freeze, recorded_blocks, thaw, wait_for_records, wait_until};
+use common::process::{PATIENCE, freeze, recorded_blocks, thaw, wait_for_records, wait_until};
 use common::{MIB, disk_file, same_bytes};
 use drover_disk::{FileDisk, OpenTarget};
 use drover_lab::Drover;
@@ -83,13 +83,14 @@ fn woken_after_a_takeover(pause: Duration) {
     let target = bench.path().join("target");
     std::fs::File::create(&target).unwrap().set_len(64 * MIB).unwrap();
     let (_server, served) = bench.serve(&target);
-    let Some(source) = Nbdkit::slow(bench.path(), &old, 40) else { return };
+    let Some(source) = Nbdkit::held(bench.path(), &old, 40, 16 * MIB) else { return };
     let uri = source.uri();
     let mut first = bench.start(&[&["copy", &uri, &served][..], &SLOWLY].concat());
     let has_data = || std::fs::read(&target).unwrap().iter().any(|byte| *byte != 0);
-    wait_until("the first run writes", Duration::from_secs(60), has_data);
+    wait_until("the first run writes", PATIENCE, has_data);
     freeze(&first.0);
     assert!(!same_bytes(&old, &target), "it was done before it was stopped");
+    source.go_on();
     let second = bench.drover.run(&["copy", new.to_str().unwrap(), &served, "--verify", "full"]).unwrap();
     assert_eq!(second.code, Some(0), "{}", second.err);
     std::thread::sleep(pause);
@@ -117,11 +118,12 @@ fn locked_while_it_sleeps(pause: Duration) {
     let bench = Bench::new();
     let source = disk_file(bench.path(), "source", 96 * MIB);
     let target = bench.path().join("target");
-    let Some(server) = Nbdkit::slow(bench.path(), &source, 40) else { return };
+    let Some(server) = Nbdkit::held(bench.path(), &source, 40, 48 * MIB) else { return };
     let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
     let mut first = bench.start(&[&["copy", &uri, &to][..], &SLOWLY].concat());
     wait_for_records(&target);
     freeze(&first.0);
+    server.go_on();
     let before = std::fs::read(&target).unwrap();
     for more in [&[][..], &["--force"], &["--no-journal", "--force"]] {
         let second = bench.drover.run(&[&["copy", &uri, &to], more].concat()).unwrap();
@@ -152,7 +154,7 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
     let bench = Bench::new();
     let content = disk_file(bench.path(), "source", 96 * MIB);
     let path = bench.path().join("target");
-    let Some(server) = Nbdkit::slow(bench.path(), &content, 40) else { return };
+    let Some(server) = Nbdkit::held(bench.path(), &content, 40, 48 * MIB) else { return };
     let patience = Duration::from_millis(1500);
     let options = NbdOptions { timeout: patience, request_timeout: patience, ..NbdOptions::default() };
     let source = NbdDisk::open_source(&server.uri().parse().unwrap(), options).unwrap();
@@ -180,6 +182,7 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
         server.freeze();
         let recorded = recorded_blocks(&path);
         assert!(recorded < 96 * 16, "it was done before the server slept");
+        server.go_on();
         std::thread::sleep(4 * patience);
         server.thaw();
         run.join().unwrap()
@@ -195,11 +198,12 @@ fn soak_a_server_that_slept_for_a_minute_is_asked_again() {
     let bench = Bench::new();
     let source = disk_file(bench.path(), "source", 128 * MIB);
     let target = bench.path().join("target");
-    let Some(server) = Nbdkit::slow(bench.path(), &source, 40) else { return };
+    let Some(server) = Nbdkit::held(bench.path(), &source, 40, 64 * MIB) else { return };
     let (uri, to) = (server.uri(), target.to_str().unwrap().to_string());
     let mut run = bench.start(&[&["copy", &uri, &to, "--verify", "full"][..], &SLOWLY].concat());
     wait_for_records(&target);
     server.freeze();
+    server.go_on();
     std::thread::sleep(MINUTE);
     server.thaw();
     let (code, said) = run.ended();

@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+/// Generous: only what never comes runs into it.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Waits for what must come to pass.
 pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + at_most;
@@ -17,7 +20,7 @@ pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool
 pub fn freeze(child: &Child) {
     kill_process(Pid::from_child(child), Signal::STOP).unwrap();
     // The signal takes a moment to reach each thread.
-    wait_until("the process stops", Duration::from_secs(20), || is_frozen(child));
+    wait_until("the process stops", PATIENCE, || is_frozen(child));
 }
 
 /// Lets it go on.
@@ -44,12 +47,13 @@ pub fn recorded_in(folder: &Path) -> u64 {
     entries.flatten().map(|entry| recorded_by(&entry.path())).sum()
 }
 
-fn recorded_by(journal: &Path) -> u64 {
+/// Blocks that a journal says are on its target.
+pub fn recorded_by(journal: &Path) -> u64 {
     let Ok(file) = std::fs::File::open(journal) else { return 0 };
     drover_copy::replay(&mut std::io::BufReader::new(file)).map_or(0, |replay| replay.leaves.known_blocks())
 }
 
 /// Waits until a copy is well under way.
 pub fn wait_for_records(target: &Path) {
-    wait_until("the copy records blocks", Duration::from_secs(120), || recorded_blocks(target) > 0);
+    wait_until("the copy records blocks", PATIENCE, || recorded_blocks(target) > 0);
 }
