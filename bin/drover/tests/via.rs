@@ -6,9 +6,10 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::process::{freeze, recorded_in, thaw, wait_until};
+use common::sites::own_address;
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
 use drover_lab::{Drover, Output};
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,7 +31,7 @@ impl Far {
         let stage = Stage::new(number, vms)?;
         std::fs::create_dir(stage.path("pool")).unwrap();
         let there = Drover::new(env!("CARGO_BIN_EXE_drover"), stage.path("there"));
-        let (address, options) = ("127.0.0.1:0".to_string(), options.to_vec());
+        let (address, options) = (own_address(), options.to_vec());
         let mut far = Far { stage, there, agent: None, address, options };
         far.start_agent();
         far.pair();
@@ -462,10 +463,7 @@ fn a_link_that_stands_still_for_a_while_holds_the_plan_up_and_no_more() {
     far.wait_for_records(&mut started.0);
     let agent = far.agent.as_ref().unwrap();
     freeze(agent);
-    let since = Instant::now();
-    while since.elapsed() < Duration::from_secs(3) {
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    std::thread::sleep(Duration::from_secs(3));
     thaw(agent);
     assert!(started.0.wait().unwrap().success(), "{:#}", far.stage.report("far"));
     assert!(same_bytes(&far.image("one"), &far.stage.path("a")));

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use drover_lab::{Drover, Output};
 use serde_json::Value;
@@ -34,7 +35,7 @@ impl Sites {
         let host = |name: &str| Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join(name));
         let (here, there) = (host("here"), host("there"));
         std::fs::create_dir(folder.path().join("pool")).unwrap();
-        let address = "127.0.0.1:0".to_string();
+        let address = own_address();
         Sites { folder, here, there, agent: None, address, more: Vec::new(), env: Vec::new() }
     }
 
@@ -119,6 +120,14 @@ impl Drop for Sites {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Any port of an address of this host that nobody else uses: nobody takes the port that an agent was ended at before it
+/// is there again, and nobody who dials it meanwhile is connected to himself, as on 127.0.0.1, where ports are lent to all.
+pub fn own_address() -> String {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{high}.{low}:0", 128 + MADE.fetch_add(1, Ordering::Relaxed) % 100)
 }
 
 /// The report of a copy that is done.
