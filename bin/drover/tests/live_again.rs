@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::moves::{self, busy, is_sending, say, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 struct Pair {
@@ -27,7 +27,9 @@ impl Pair {
     fn unlike(here: &PulseOptions, there: &PulseOptions) -> Option<Pair> {
         Pulse::qemu()?;
         let folder = tempfile::Builder::new().prefix("drover-again-").tempdir().unwrap();
-        let source = Pulse::start(&folder.path().join("a"), here).unwrap();
+        let mut here = here.clone();
+        here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));
+        let source = Pulse::start(&folder.path().join("a"), &here).unwrap();
         let target = Pulse::waiting(&folder.path().join("b"), there).unwrap();
         source.beat(3).unwrap();
         let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
@@ -69,6 +71,12 @@ impl Pair {
         assert!(was_told, "it was never told");
     }
 
+    /// Lets memory go as fast as it can, by the source's second monitor.
+    fn hurry(&self) {
+        let mut qmp = Qmp::connect(&self.folder.path().join("a/second.sock"), PATIENCE).unwrap();
+        qmp.execute("migrate-set-parameters", json!({"max-bandwidth": 1 << 30})).unwrap();
+    }
+
     /// How both stand: the machine and the move.
     fn stand(&self) -> [(String, String); 2] {
         [&self.source, &self.target].map(|guest| {
@@ -96,6 +104,11 @@ impl Pair {
     }
 }
 
+/// 33 MiB at a megabyte a second: a drover is killed, and all looked at, before they are over there.
+const SLOWLY: [&str; 2] = ["--rate-max", "8m"];
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn kill(child: &mut Child) {
     child.kill().unwrap();
     child.wait().unwrap();
@@ -104,18 +117,24 @@ fn kill(child: &mut Child) {
 #[test]
 fn a_move_under_way_is_watched_to_its_end() {
     let Some(mut pair) = Pair::new() else { return };
-    pair.killed_when(&["--rate-max", "80m"], is_sending);
+    pair.killed_when(&SLOWLY, is_sending);
     pair.source.beat(5).unwrap();
     let looked = pair.live(&["--dry-run"]);
     assert!(looked.code == Some(0) && looked.out.contains("a move is under way"), "{looked:?}");
-    let output = pair.live(&[]);
+    let child = pair.spawn(&[]);
+    let told = pair.folder.path().join("out");
+    let is_watching = |event: &Value| event["text"].as_str().is_some_and(|it| it.contains("is under way"));
+    assert!(moves::is_told(&told, is_watching), "it is not watched");
+    pair.hurry();
+    let output = moves::ended(child, &told);
     pair.has_moved(&output);
 }
 
 #[test]
 fn a_guest_that_waits_at_the_target_is_started_once() {
     let Some(mut pair) = Pair::new() else { return };
-    pair.killed_when(&["--rate-max", "160m"], is_sending);
+    pair.killed_when(&SLOWLY, is_sending);
+    pair.hurry();
     pair.wait_until("all is sent", |[source, target]| {
         source == &("postmigrate".to_string(), "completed".to_string()) && target.0 == "paused"
     });
@@ -131,7 +150,8 @@ fn a_guest_that_waits_at_the_target_is_started_once() {
 #[test]
 fn a_source_that_was_started_again_keeps_the_guest() {
     let Some(mut pair) = Pair::new() else { return };
-    pair.killed_when(&["--rate-max", "160m"], is_sending);
+    pair.killed_when(&SLOWLY, is_sending);
+    pair.hurry();
     pair.wait_until("all is sent", |[source, _]| source.1 == "completed");
     say(&pair.source, "cont");
     let output = pair.live(&[]);
@@ -145,10 +165,11 @@ fn a_source_that_was_started_again_keeps_the_guest() {
 fn a_target_that_is_not_the_end_of_the_move_is_left_alone() {
     let Some(pair) = Pair::new() else { return };
     let other = Pulse::waiting(&pair.folder.path().join("c"), &busy()).unwrap();
-    pair.killed_when(&["--rate-max", "80m"], is_sending);
+    pair.killed_when(&SLOWLY, is_sending);
     let output = pair.live_to(&other, &[]);
     assert_eq!(output.code, Some(3), "{output:?}");
     assert!(output.err.contains("this target is not the end of"), "{}", output.err);
+    pair.hurry();
     pair.wait_until("all is sent", |[source, _]| source.0 == "postmigrate" && source.1 == "completed");
     let output = pair.live_to(&other, &[]);
     assert_eq!(output.code, Some(3), "{output:?}");
@@ -160,8 +181,10 @@ fn a_target_that_is_not_the_end_of_the_move_is_left_alone() {
 fn disks_are_handed_over_after_a_kill_as_without() {
     let Some((mut pair, files)) = Pair::with_disks() else { return };
     // In the copy of the disks, then in that of memory.
-    pair.killed_when(&["--disks", "mirror"], |event| event["event"] == "disk");
-    pair.killed_when(&["--disks", "mirror", "--rate-max", "160m"], is_sending);
+    let slowly = [&["--disks", "mirror"][..], &SLOWLY].concat();
+    pair.killed_when(&slowly, |event| event["event"] == "disk");
+    pair.killed_when(&slowly, is_sending);
+    pair.hurry();
     pair.wait_until("the guest stands still", |[source, _]| source.1 == "pre-switchover");
     let output = pair.live(&[]);
     assert_eq!(output.code, Some(7), "{output:?}");

@@ -192,6 +192,7 @@ fn a_source_that_gives_up_after_it_has_sent_everything_does_not_run_the_guest_ag
     let child = scene.is_ahead(&[]);
     scene.line.swallow();
     scene.wait_for("all is sent", |event| event["phase"] == "postcopy" && event["left_bytes"] == 0);
+    moves::is_silent(&scene.source);
     let beats = scene.source.beats().len();
     scene.line.cut(true);
     let output = scene.ended(child);

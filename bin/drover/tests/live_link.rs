@@ -80,6 +80,13 @@ impl Scene {
         moves::ended(child, &self.sites.path("out"))
     }
 
+    /// How the move stands by the source's word.
+    fn source_says(&self) -> String {
+        let mut qmp = Qmp::connect(&self.source.monitor(), PATIENCE).unwrap();
+        let told = qmp.execute("query-migrate", Value::Null).unwrap();
+        told["status"].as_str().unwrap_or("none").to_string()
+    }
+
     #[track_caller]
     fn has_moved(&mut self, output: &Output) -> Value {
         moves::has_moved(&mut self.source, &mut self.target, output);
@@ -110,7 +117,8 @@ fn memory_and_disks_go_over_the_link() {
 #[test]
 fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
     let Some(mut scene) = Scene::new(&busy()) else { return };
-    // 33 MiB at 80 Mbit/s: there is time to cut it.
+    // 33 MiB at 80 Mbit/s, and soon at much less: there is time to cut it.
+    scene.line.narrow_after(8 << 20);
     let child =
         scene.spawn(&["--channels", "4", "--rate-max", "80m", "--line", "80m", "--allow", "throttle"]);
     scene.wait_until_sending();
@@ -118,6 +126,7 @@ fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
     scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
     // Nothing is lost to the guest meanwhile.
     scene.source.beat(50).unwrap();
+    scene.line.narrow_after(u64::MAX);
     scene.line.cut(false);
     let output = scene.ended(child);
     scene.has_moved(&output);
@@ -150,6 +159,7 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
     child.wait().unwrap();
     // Its sockets are gone, so QEMU gives up by itself. The agent keeps what was connected there, in case it comes back.
     scene.has_stayed();
+    wait_until("the source gives it up", PATIENCE, || scene.source_says() == "failed");
     scene.sites.kill();
     wait_until("the target ends", PATIENCE, || !scene.target.is_alive());
     scene.sites.start();
@@ -173,6 +183,8 @@ fn slow_to_end(place: &std::path::Path) -> PulseOptions {
 /// Moves until the guest runs at the target, and part of its memory is not there and not sent: the source sends as good as
 /// nothing by itself any more.
 fn ahead(scene: &Scene, monitor: &std::path::Path) -> (Child, Qmp) {
+    // Should the source be told so late, the line itself has become narrow.
+    scene.line.narrow_after(24 << 20);
     let child = scene.spawn(&["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"]);
     scene.wait_until_sending();
     let mut qmp = Qmp::connect(monitor, PATIENCE).unwrap();
@@ -199,6 +211,7 @@ fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
     scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
     scene.sites.start();
     scene.wait_for("it is back", |event| event["event"] == "recovery" && event["what"] == "back");
+    scene.line.narrow_after(u64::MAX);
     qmp.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
     let output = scene.ended(child);
     // The link tells of its last session only.
@@ -240,7 +253,9 @@ fn a_link_that_stays_away_is_given_up_at_the_deadline() {
     let Some(mut scene) = Scene::new(&PulseOptions::default()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.json");
-    let child = scene.spawn(&["--rate-max", "80m", "--deadline", "12s", "--report", file.to_str().unwrap()]);
+    scene.line.narrow_after(8 << 20);
+    let child =
+        scene.spawn(&["--rate-max", "40m", "--deadline", "16s", "--report", file.to_str().unwrap()]);
     scene.wait_until_sending();
     scene.line.cut(true);
     let output = scene.ended(child);

@@ -92,12 +92,19 @@ pub fn events(output: &Output) -> Vec<Value> {
 pub fn has_moved(source: &mut Pulse, target: &mut Pulse, output: &Output) {
     assert_eq!(output.code, Some(0), "{output:?}");
     target.beat(20).unwrap();
-    assert!(!source.beats_within(Duration::from_millis(200)), "it beats at the source");
+    is_silent(source);
     let last = source.beats().last().unwrap().1;
     let first = target.beats().first().unwrap().1;
     assert!(first == last + 1 || first == last + 2, "beat {last}, then {first}");
     let verdict = target.verify().unwrap();
     assert!(verdict.is_sound(), "{verdict:?}");
+}
+
+/// The guest does not run there. What it said before it stood still may be heard late.
+#[track_caller]
+pub fn is_silent(guest: &Pulse) {
+    let is_heard = || guest.beats_within(Duration::from_millis(200));
+    assert!((0..300).any(|_| !is_heard()), "it beats at the source");
 }
 
 /// The guest runs at the source as if nothing had been, and not at the target.
