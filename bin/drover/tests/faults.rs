@@ -58,7 +58,7 @@ fn an_expired_session_is_renewed_in_mid_copy() {
 }
 
 fn wait_for_bytes(stage: &Stage, bytes: u64) {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(120);
     while stage.served() < bytes {
         assert!(Instant::now() < until, "the copy does not get going");
         std::thread::sleep(Duration::from_millis(20));
@@ -147,10 +147,10 @@ impl Drop for SmallDisk {
 fn ctrl_c_stops_cleanly_and_resume_goes_on() {
     let Some(stage) = stage(37, 96) else { return };
     let before = stage.source_state();
-    stage.sim.post("/rate", json!({"bytes_per_s": 20 * MIB, "per": "host"})).unwrap();
+    stage.sim.post("/rate", json!({"bytes_per_s": 8 * MIB, "per": "host"})).unwrap();
     let plan = stage.plan("stopped", &[("mode: cold", "mode: cold\nlimits: {request: 1MiB}")]);
     let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
-    wait_for_bytes(&stage, 30 * MIB);
+    wait_for_bytes(&stage, 20 * MIB);
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -161,17 +161,18 @@ fn ctrl_c_stops_cleanly_and_resume_goes_on() {
     // The VM ran in between, though nothing was written: its disks are as they were, so the copy goes on.
     assert_eq!(stage.run(&["resume", &plan]).code, Some(0));
     let read_again = stage.served() - served;
-    assert!(read_again <= (96 - 30) * MIB, "{read_again} bytes were read after the stop");
+    // Of 72 MiB of data.
+    assert!(read_again <= (72 - 10) * MIB, "{read_again} bytes were read after the stop");
     stage.assert_equal("one", 0, &stage.path("a"));
 }
 
 #[test]
 fn a_source_that_changed_after_a_stop_is_copied_from_the_beginning() {
     let Some(stage) = stage(38, 48) else { return };
-    stage.sim.post("/rate", json!({"bytes_per_s": 16 * MIB, "per": "host"})).unwrap();
+    stage.sim.post("/rate", json!({"bytes_per_s": 4 * MIB, "per": "host"})).unwrap();
     let plan = stage.plan("changed", &[("mode: cold", "mode: cold\nlimits: {request: 1MiB}")]);
     let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
-    wait_for_bytes(&stage, 16 * MIB);
+    wait_for_bytes(&stage, 6 * MIB);
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -194,10 +195,10 @@ fn a_source_that_changed_after_a_stop_is_copied_from_the_beginning() {
 fn cancel_stops_a_running_plan_and_undoes_what_it_left() {
     let Some(stage) = stage(39, 96) else { return };
     let before = stage.source_state();
-    stage.sim.post("/rate", json!({"bytes_per_s": 10 * MIB, "per": "host"})).unwrap();
+    stage.sim.post("/rate", json!({"bytes_per_s": 4 * MIB, "per": "host"})).unwrap();
     let plan = stage.plan("given-up", &[]);
     let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
-    wait_for_bytes(&stage, 8 * MIB);
+    wait_for_bytes(&stage, 4 * MIB);
     let second = stage.run(&["migrate", &plan]);
     assert_eq!(second.code, Some(3), "{}", second.err);
     assert!(second.err.contains("another drover"), "{}", second.err);

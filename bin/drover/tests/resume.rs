@@ -7,6 +7,7 @@ use std::fs::OpenOptions;
 use std::io::BufReader;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm};
 use drover_types::BLOCK_BYTES;
 use serde_json::json;
@@ -67,13 +68,24 @@ fn kills_until(time: Duration, kills_wanted: u32) {
 fn one_copy(stage: &Stage, dice: &mut Dice, kills_max: u32) -> (u32, u32) {
     let plan = stage.plan("killed", &[("mode: cold", "mode: cold\nlimits: {request: 1MiB}")]);
     let before = stage.source_state();
+    // The control connection stays.
+    let connections = connections(stage);
     let (mut kills, mut torn) = (0, 0);
     while kills < kills_max.min(12) {
-        let child = stage.drover.start(&["migrate", &plan]).unwrap();
-        std::thread::sleep(Duration::from_millis(200 + dice.roll(2500)));
-        child.kill().unwrap();
+        let had = recorded_bytes(stage);
+        let mut started = stage.drover.start(&["migrate", &plan]).unwrap();
+        // Every other one comes at any moment. On a machine that is busy enough none of these finds a journal to tear,
+        // so the others wait until it has grown.
+        let waits = dice.roll(2) == 0;
+        match waits {
+            true => wait_until("more is recorded, or all", PATIENCE, || {
+                recorded_bytes(stage) > had || started.child.try_wait().unwrap().is_some()
+            }),
+            false => std::thread::sleep(Duration::from_millis(200 + dice.roll(2500))),
+        }
+        started.kill().unwrap();
         kills += 1;
-        if dice.roll(2) == 0 {
+        if waits || dice.roll(2) == 0 {
             torn += u32::from(tear_journal(stage, dice));
         }
         if is_done(stage, &plan) {
@@ -83,14 +95,7 @@ fn one_copy(stage: &Stage, dice: &mut Dice, kills_max: u32) -> (u32, u32) {
     let recorded = recorded_bytes(stage);
     stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
     // The simulator may still be sending to the process that was killed.
-    let mut served = stage.served();
-    loop {
-        std::thread::sleep(Duration::from_millis(500));
-        let before = std::mem::replace(&mut served, stage.served());
-        if before == served {
-            break;
-        }
-    }
+    wait_until("its connections end", PATIENCE, || self::connections(stage) <= connections);
     stage.sim.post("/stats/reset", json!({})).unwrap();
     if !is_done(stage, &plan) {
         // On a machine that is busy enough each drover was killed before it had taken the plan in.
@@ -105,6 +110,11 @@ fn one_copy(stage: &Stage, dice: &mut Dice, kills_max: u32) -> (u32, u32) {
     let report = stage.report(&plan);
     assert_eq!(report["vms"][0]["disks"][0]["equal"], true);
     (kills, torn)
+}
+
+/// Connections that are open at the simulator.
+fn connections(stage: &Stage) -> u64 {
+    stage.sim.get("/stats").unwrap()["connections_open"].as_u64().unwrap()
 }
 
 fn is_done(stage: &Stage, plan: &str) -> bool {

@@ -75,13 +75,13 @@ fn a_cold_migration_through_vddk_arrives_equal_and_says_how_it_was_read() {
     let report = stage.report(&plan);
     let note = report["vms"][0]["disks"][0]["details"]["note"].to_string();
     assert!(note.contains("read through VDDK 8.0.2") && note.contains("nbdssl:nbd, AIO 1 x 4"), "{report}");
-    assert_eq!(nbdkits(&stage), 0);
+    wait_until("nbdkit ends", || nbdkits(&stage) == 0);
 }
 
 #[test]
 fn a_single_esxi_host_is_read_too_and_a_kill_leaves_no_nbdkit_and_a_copy_to_go_on_with() {
     let Some((stage, stand_in)) = stage("esxi", 111, one(32)) else { return };
-    stand_in.set("host_bytes_per_s=8000000").unwrap();
+    stand_in.set("host_bytes_per_s=2000000").unwrap();
     let plan = plan(&stage, &stand_in, "killed", "", &[("administrator@vsphere.local", "root")]);
     stand_in.set("user=root").unwrap();
     let running = stage.drover.start(&["migrate", &plan]).unwrap();
@@ -116,7 +116,7 @@ fn what_is_wrong_is_named_with_its_own_exit_code() {
     fails("memory", "", "nfc_bytes_max=1000", "nfc_bytes_max=0", 6, "NFC server is out of memory");
     fails("transports", ", transports: san", &right, &right, 6, "no transport mode");
     stand_in.order("always", "read stall").unwrap();
-    fails("stalled", ", timeout: 1s", &right, &right, 6, "nbdkit says");
+    fails("stalled", ", timeout: 5s", &right, &right, 6, "nbdkit says");
     stand_in.withdraw("always").unwrap();
     let nowhere = stage.path("nowhere").display().to_string();
     let libdir = stand_in.libdir().display().to_string();
@@ -210,7 +210,8 @@ fn no_more_disks_of_a_host_are_open_than_its_nfc_server_has_memory_for() {
         (0..6).map(|number| vm(&format!("vm{number}"), &[&a, &a])).collect()
     });
     let Some((stage, stand_in)) = made else { return };
-    stand_in.set(&format!("user=root\nnfc_bytes_max={}", 8 * MIB)).unwrap();
+    // Slow enough for one to be open when the next one is opened.
+    stand_in.set(&format!("user=root\nnfc_bytes_max={}\nlatency_us=300000", 8 * MIB)).unwrap();
     let edits = [("administrator@vsphere.local", "root"), ("retry_for: 1s", "retry_for: 1s, disks: 12")];
     let plan = plan(&stage, &stand_in, "many", ", nfc_memory: 8MiB", &edits);
     let checked = stage.run(&["plan", "check", &plan]);
@@ -233,7 +234,9 @@ fn check_reads_one_disk_and_says_what_limits_it() {
     let told = stage.run(&["vddk", "check", &plan, "--json"]);
     let json = told.json().unwrap_or_else(|error| panic!("{error}: {}", told.err));
     assert_eq!((&json["library_version"], &json["supported"]), (&json!("8.0.2"), &json!(true)), "{json}");
-    assert_eq!((&json["read"]["vm"], &json["read"]["bytes"]), (&json!("one"), &json!(8 * MIB)), "{json}");
+    assert_eq!(json["read"]["vm"], json!("one"), "{json}");
+    // All of it, but on a machine that needs more than the 5 s that are given for it.
+    assert!((1..=8 * MIB).contains(&json["read"]["bytes"].as_u64().unwrap()), "{json}");
     // Four buffers of 64 KiB at 20 ms carry 12.5 MiB/s and no more; a busy machine may carry less.
     stand_in.set("latency_us=20000").unwrap();
     let slow = stage.run(&["vddk", "check", &plan, "--json"]);
@@ -277,7 +280,8 @@ fn every_pass_of_a_warm_migration_is_read_through_vddk_with_its_own_buffers() {
     stage.assert_equal("one", 0, Path::new(disks[0]["disks"][0]["live"].as_str().unwrap()));
     let opened = stand_in.calls("open vm=");
     assert!(opened.len() >= 3 && opened.iter().all(|call| call.contains("aio=1x4")), "{opened:?}");
-    assert_eq!((stage.served(), nbdkits(&stage)), (0, 0));
+    assert_eq!(stage.served(), 0);
+    wait_until("nbdkit ends", || nbdkits(&stage) == 0);
 }
 
 #[test]

@@ -29,7 +29,9 @@ impl Warm {
             vec![with(vm("one", &[&a, &b]), json!({"power": "on"}))]
         })?;
         let plan = stage.plan("warm", &[("mode: cold", mode)]);
-        stage.sim.post("/writer", json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000})).unwrap();
+        // In a part of the disk, so that what changed is no more after a pass that took long.
+        let writer = json!({"vm": "one", "disk": 0, "bytes_per_s": 200_000, "span": "0-4MiB"});
+        stage.sim.post("/writer", writer).unwrap();
         Some(Warm { stage, plan })
     }
 
@@ -149,9 +151,10 @@ fn a_cutover_by_command_is_done_by_the_drover_that_runs_and_by_the_next_one() {
 #[test]
 fn killed_in_mid_pass_and_at_the_cutover_it_goes_on_and_clean_proves_that_nothing_is_left() {
     let Some(warm) = Warm::new(112, 48, AUTO) else { return };
-    warm.stage.sim.post("/rate", json!({"bytes_per_s": 12 * MIB, "per": "host"})).unwrap();
+    // The first pass takes longer than it is waited for.
+    warm.stage.sim.post("/rate", json!({"bytes_per_s": MIB / 4, "per": "host"})).unwrap();
     let started = warm.start();
-    warm.wait_for(|| warm.snapshots() > 0 && warm.stage.served() > 6 * MIB, "the middle of a pass");
+    warm.wait_for(|| warm.snapshots() > 0 && warm.stage.served() > MIB / 2, "the middle of a pass");
     started.kill().unwrap();
     assert_eq!(warm.snapshots(), 1, "a killed drover leaves its snapshot");
     let cleaned = warm.stage.run(&["clean", &warm.plan, "--json"]).json().unwrap();
@@ -168,7 +171,8 @@ fn killed_in_mid_pass_and_at_the_cutover_it_goes_on_and_clean_proves_that_nothin
     warm.assert_arrived();
 }
 
-/// Kills drover as it tells that it begins a phase; false if it ended before.
+/// Kills drover as it tells that it begins a phase, which it must; false if it was so fast, or this process so slow, that
+/// it had come to its good end by then.
 fn killed_at(warm: &Warm, command: &str, phase: drover_engine::Phase) -> bool {
     let mut drover = warm.stage.drover.command(&[command, &warm.plan, "--json"]);
     let mut drover =
@@ -180,17 +184,26 @@ fn killed_at(warm: &Warm, command: &str, phase: drover_engine::Phase) -> bool {
         event["event"] == "phase_started" && event["phase"] == wanted
     };
     let found = lines.map_while(Result::ok).any(|line| begins(&line));
+    assert!(found, "{phase} did not begin: {:#}", warm.report());
     let _ = drover.kill();
-    drover.wait().unwrap();
-    found
+    !drover.wait().unwrap().success()
 }
 
 #[test]
 fn killed_as_each_phase_begins_it_goes_on_and_what_arrives_is_what_the_guest_wrote_last() {
-    let Some(warm) = Warm::new(105, 8, AUTO) else { return };
-    for (number, phase) in drover_engine::Phase::WARM.into_iter().enumerate() {
-        let command = if number == 0 { "migrate" } else { "resume" };
-        assert!(killed_at(&warm, command, phase), "{phase} did not begin: {:#}", warm.report());
+    const TRIES: usize = 20;
+    let Some(mut warm) = Warm::new(105, 8, AUTO) else { return };
+    let (mut command, mut late) = ("migrate", 0);
+    for phase in drover_engine::Phase::WARM {
+        while !killed_at(&warm, command, phase) {
+            // What has arrived begins no phase any more: another one is killed there.
+            late += 1;
+            assert!(late < TRIES, "{phase}: it is always over before it is killed");
+            warm.assert_arrived();
+            let Some(anew) = Warm::new(105, 8, AUTO) else { return };
+            (warm, command) = (anew, "migrate");
+        }
+        command = "resume";
     }
     let output = warm.stage.run(&["resume", &warm.plan]);
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
@@ -222,7 +235,9 @@ fn plan_check_gives_advice_on_large_disks_idle_vms_and_what_passes_told() {
     let started = stage.drover.start(&["migrate", &plan]).unwrap();
     let row = || {
         let report = stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
-        report["vms"].as_array().is_some_and(|vms| vms.iter().all(|vm| !vm["warm"]["passes"][0].is_null()))
+        report["vms"]
+            .as_array()
+            .is_some_and(|vms| vms.len() == 2 && vms.iter().all(|vm| !vm["warm"]["passes"][0].is_null()))
     };
     let until = Instant::now() + PATIENCE;
     while !row() {
@@ -339,7 +354,8 @@ fn a_session_that_expires_in_mid_delta_is_outlasted_and_deltas_read_less_than_th
     warm.wait_for_passes(1);
     let rate =
         |bytes: u64| warm.stage.sim.post("/rate", json!({"bytes_per_s": bytes, "per": "host"})).unwrap();
-    rate(MIB / 4);
+    // The megabytes that changed take minutes.
+    rate(MIB / 64);
     // What the pass after this one reads is under way once some of it was served.
     let (done, served) = (warm.passes(), warm.stage.served());
     let is_in_mid_delta = || warm.snapshots() == 1 && warm.passes() == done && warm.stage.served() > served;
