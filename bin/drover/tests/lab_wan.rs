@@ -94,7 +94,8 @@ fn what_fails_before_the_command_has_a_code_of_its_own() {
     assert_eq!(wan(&["--", "/no/such/program"]).status.code(), Some(127));
     assert_eq!(wan(&["--", "/etc/passwd"]).status.code(), Some(126));
     assert_eq!(wan(&["--mtu", "100", "--", "true"]).status.code(), Some(125));
-    let early = wan(&["--far", "exit 3", "--", "true"]);
+    // One that names no port is waited for for a moment only.
+    let early = wan(&["--far", "exit 3", "--far-port", "9", "--", "true"]);
     assert_eq!(early.status.code(), Some(125), "{}", text(&early.stderr));
 }
 

@@ -9,7 +9,6 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use common::running::Running;
 use common::streams::PATIENCE;
@@ -154,8 +153,7 @@ impl Net {
     fn visit(&self, from: usize, port: u16) -> Result<String, ErrorKind> {
         self.within(from, move || {
             let address = SocketAddr::new(IpAddr::from([10, 2, 0, 5]), port);
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))
-                .map_err(|error| error.kind())?;
+            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| error.kind())?;
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             let mut seen = String::new();
             stream.read_to_string(&mut seen).map_err(|error| error.kind())?;
