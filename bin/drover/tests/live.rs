@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::moves::{self, busy, events, is_sending, say, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, busy, events, gentle, is_sending, say, with_disks, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -183,7 +183,7 @@ fn a_move_whose_output_nobody_reads_is_cancelled() {
 #[test]
 fn disks_in_two_files_are_not_shared() {
     let folder = tempfile::tempdir().unwrap();
-    let [here, there] = with_disks(folder.path());
+    let [here, there] = with_disks(folder.path(), &busy());
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let output = pair.live(&["--disks", "shared"]);
     assert_eq!(output.code, Some(3), "{output:?}");
@@ -196,7 +196,7 @@ fn disks_in_two_files_are_not_shared() {
 #[test]
 fn disks_go_with_the_guest() {
     let folder = tempfile::tempdir().unwrap();
-    let [here, there] = with_disks(folder.path());
+    let [here, there] = with_disks(folder.path(), &busy());
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let nbd = format!("unix:{}", pair.path("nbd.sock").display());
     let file = pair.path("report.html");
@@ -247,10 +247,9 @@ fn a_dry_run_moves_nothing_and_tells_what_would_happen() {
 
 #[test]
 fn a_target_that_dies_in_mid_move_leaves_the_guest_where_it_was() {
-    let Some(mut pair) = Pair::new(&busy()) else { return };
-    // 33 MiB at 8 Mbit/s: there is time.
+    let Some(mut pair) = Pair::new(&gentle()) else { return };
     let file = pair.path("report.json");
-    let child = pair.spawn(&["--rate-max", "8m", "--report", file.to_str().unwrap()]);
+    let child = pair.spawn(&[&SLOWLY[..], &["--report", file.to_str().unwrap()]].concat());
     pair.wait_until_sending();
     pair.target.kill();
     let output = pair.ended(child);
@@ -264,8 +263,8 @@ fn a_target_that_dies_in_mid_move_leaves_the_guest_where_it_was() {
 
 #[test]
 fn ctrl_c_leaves_the_guest_where_it_was() {
-    let Some(mut pair) = Pair::new(&busy()) else { return };
-    let child = pair.spawn(&["--rate-max", "8m"]);
+    let Some(mut pair) = Pair::new(&gentle()) else { return };
+    let child = pair.spawn(&SLOWLY);
     pair.wait_until_sending();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = pair.ended(child);

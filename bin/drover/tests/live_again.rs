@@ -6,7 +6,7 @@ mod common;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::moves::{self, busy, is_sending, say, written_sectors};
+use common::moves::{self, SLOWLY, gentle, is_sending, say, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Option<Pair> {
-        Pair::unlike(&busy(), &busy())
+        Pair::unlike(&gentle(), &gentle())
     }
 
     fn unlike(here: &PulseOptions, there: &PulseOptions) -> Option<Pair> {
@@ -38,7 +38,7 @@ impl Pair {
 
     fn with_disks() -> Option<(Pair, TempDir)> {
         let folder = tempfile::tempdir().unwrap();
-        let [here, there] = moves::with_disks(folder.path());
+        let [here, there] = moves::with_disks(folder.path(), &gentle());
         let pair = Pair::unlike(&here, &there)?;
         Some((pair, folder))
     }
@@ -66,9 +66,11 @@ impl Pair {
     /// Begins to move, and kills drover when it has told such an event.
     fn killed_when(&self, more: &[&str], is_it: impl Fn(&Value) -> bool) {
         let mut child = self.spawn(more);
-        let was_told = moves::is_told(&self.folder.path().join("out"), is_it);
+        let out = self.folder.path().join("out");
+        let was_told = moves::is_told(&out, is_it);
         kill(&mut child);
-        assert!(was_told, "it was never told");
+        let output = moves::ended(child, &out);
+        assert!(was_told, "it was never told: {output:?}");
     }
 
     /// Lets memory go as fast as it can, by the source's second monitor.
@@ -103,9 +105,6 @@ impl Pair {
         assert_eq!((source.as_str(), target.as_str()), ("postmigrate", "running"));
     }
 }
-
-/// 33 MiB at a megabyte a second: a drover is killed, and all looked at, before they are over there.
-const SLOWLY: [&str; 2] = ["--rate-max", "8m"];
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -164,7 +163,7 @@ fn a_source_that_was_started_again_keeps_the_guest() {
 #[test]
 fn a_target_that_is_not_the_end_of_the_move_is_left_alone() {
     let Some(pair) = Pair::new() else { return };
-    let other = Pulse::waiting(&pair.folder.path().join("c"), &busy()).unwrap();
+    let other = Pulse::waiting(&pair.folder.path().join("c"), &gentle()).unwrap();
     pair.killed_when(&SLOWLY, is_sending);
     let output = pair.live_to(&other, &[]);
     assert_eq!(output.code, Some(3), "{output:?}");

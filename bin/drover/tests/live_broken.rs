@@ -42,7 +42,7 @@ impl Scene {
     }
 
     fn with_disks(files: &Path) -> Option<Scene> {
-        let [here, there] = with_disks(files);
+        let [here, there] = with_disks(files, &moves::busy());
         Scene::unlike(hot(here), hot(there))
     }
 

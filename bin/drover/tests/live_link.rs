@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::line::Line;
-use common::moves::{self, busy, events, is_sending, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, busy, events, gentle, is_sending, with_disks, written_sectors};
 use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
@@ -105,7 +105,7 @@ impl Scene {
 #[test]
 fn memory_and_disks_go_over_the_link() {
     let folder = tempfile::tempdir().unwrap();
-    let [here, there] = with_disks(folder.path());
+    let [here, there] = with_disks(folder.path(), &busy());
     let Some(mut scene) = Scene::allowing(&here, &there, "b/*") else { return };
     let output = scene.live(&["--disks", "mirror", "--channels", "1"]);
     let moved = scene.has_moved(&output);
@@ -117,7 +117,7 @@ fn memory_and_disks_go_over_the_link() {
 #[test]
 fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
     let Some(mut scene) = Scene::new(&busy()) else { return };
-    // 33 MiB at 80 Mbit/s, and soon at much less: there is time to cut it.
+    // After some of the 33 MiB there is time to cut it.
     scene.line.narrow_after(8 << 20);
     let child =
         scene.spawn(&["--channels", "4", "--rate-max", "80m", "--line", "80m", "--allow", "throttle"]);
@@ -136,8 +136,8 @@ fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
 
 #[test]
 fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
-    let Some(mut scene) = Scene::new(&busy()) else { return };
-    let child = scene.spawn(&["--rate-max", "8m"]);
+    let Some(mut scene) = Scene::new(&gentle()) else { return };
+    let child = scene.spawn(&SLOWLY);
     scene.wait_until_sending();
     scene.sites.kill();
     scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
@@ -152,8 +152,8 @@ fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
 
 #[test]
 fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() {
-    let Some(mut scene) = Scene::new(&busy()) else { return };
-    let mut child = scene.spawn(&["--rate-max", "8m"]);
+    let Some(mut scene) = Scene::new(&gentle()) else { return };
+    let mut child = scene.spawn(&SLOWLY);
     scene.wait_until_sending();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -164,7 +164,7 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
     wait_until("the target ends", PATIENCE, || !scene.target.is_alive());
     scene.sites.start();
     std::fs::remove_dir_all(scene.sites.path("b")).unwrap();
-    scene.target = Pulse::waiting(&scene.sites.path("b"), &busy()).unwrap();
+    scene.target = Pulse::waiting(&scene.sites.path("b"), &gentle()).unwrap();
     let output = scene.live(&[]);
     scene.has_moved(&output);
 }
@@ -253,9 +253,9 @@ fn a_link_that_stays_away_is_given_up_at_the_deadline() {
     let Some(mut scene) = Scene::new(&PulseOptions::default()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.json");
-    scene.line.narrow_after(8 << 20);
-    let child =
-        scene.spawn(&["--rate-max", "40m", "--deadline", "16s", "--report", file.to_str().unwrap()]);
+    // 33 MiB take seven seconds.
+    let slowly = ["--rate-max", "40m", "--channels", "1", "--deadline", "20s"];
+    let child = scene.spawn(&[&slowly[..], &["--report", file.to_str().unwrap()]].concat());
     scene.wait_until_sending();
     scene.line.cut(true);
     let output = scene.ended(child);

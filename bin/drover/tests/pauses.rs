@@ -182,8 +182,11 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
         server.freeze();
         let recorded = recorded_blocks(&path);
         assert!(recorded < 96 * 16, "it was done before the server slept");
+        let had = server.connections();
         server.go_on();
         std::thread::sleep(4 * patience);
+        // This process may have stood still as well.
+        wait_until("the sleep is noticed", PATIENCE, || server.connections() > had);
         server.thaw();
         run.join().unwrap()
     });

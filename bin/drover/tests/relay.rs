@@ -286,7 +286,10 @@ fn with_rules(namespace: &Namespace, folder: &Path, json: &[&str]) -> Command {
 #[test]
 fn a_hangup_takes_the_rules_away() {
     ends_without_a_trace(|namespace, folder| {
-        let mut command = with_rules(namespace, folder, &["--json"]);
+        // Whoever started these tests may have had hangups ignored, which goes on to all that they start.
+        let mut command = Command::new("env");
+        let relay = with_rules(namespace, folder, &["--json"]);
+        command.arg("--default-signal=HUP").arg(relay.get_program()).args(relay.get_args());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

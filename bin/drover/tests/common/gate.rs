@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Stands before a server, until the process ends.
@@ -17,15 +18,21 @@ struct State {
     /// Bytes that may still go to clients; all of them, once it is open.
     left: Mutex<Option<u64>>,
     opened: Condvar,
+    connections: AtomicUsize,
 }
 
 impl Gate {
     pub fn to(server: &Path, socket: &Path, bytes: u64) -> Gate {
         let listener = UnixListener::bind(socket).unwrap();
-        let state = Arc::new(State { left: Mutex::new(Some(bytes)), opened: Condvar::new() });
+        let state = Arc::new(State {
+            left: Mutex::new(Some(bytes)),
+            opened: Condvar::new(),
+            connections: AtomicUsize::new(0),
+        });
         let (server, shared) = (server.to_path_buf(), state.clone());
         std::thread::spawn(move || {
             for client in listener.incoming().map(Result::unwrap) {
+                shared.connections.fetch_add(1, Ordering::SeqCst);
                 // Dropped, it is closed: the server has gone.
                 let Ok(server) = UnixStream::connect(&server) else { continue };
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
@@ -41,6 +48,11 @@ impl Gate {
     pub fn open(&self) {
         *self.state.left.lock().unwrap() = None;
         self.state.opened.notify_all();
+    }
+
+    /// Connections that came so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Moves of running guests: how drover is run for one, what it tells, and what became of guests and disks.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -19,15 +19,22 @@ pub fn busy() -> PulseOptions {
     PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
 }
 
-/// A busy guest with a disk in this file, filled.
-fn with_disk(path: PathBuf, fill: u8) -> PulseOptions {
-    std::fs::write(&path, vec![fill; 8 * MIB as usize]).unwrap();
-    PulseOptions { disk: Some(path), ..busy() }
+/// 0.4 MB/s, of which a move that is held to [`SLOWLY`] comes to an end.
+pub fn gentle() -> PulseOptions {
+    PulseOptions { pages_per_beat: 1, ..PulseOptions::default() }
 }
 
-/// Busy guests here and there, with disks `a.raw` and `b.raw` of one size in this folder.
-pub fn with_disks(folder: &Path) -> [PulseOptions; 2] {
-    [with_disk(folder.join("a.raw"), FILL), with_disk(folder.join("b.raw"), 0)]
+/// 33 MiB at a megabyte a second: there is time to kill somebody, and to look at what is left. One connection, since
+/// QEMU lets many carry some 25 MB/s, however little they may.
+pub const SLOWLY: [&str; 4] = ["--rate-max", "8m", "--channels", "1"];
+
+/// Guests here and there, with disks `a.raw` and `b.raw` of one size in this folder, filled.
+pub fn with_disks(folder: &Path, guest: &PulseOptions) -> [PulseOptions; 2] {
+    [("a.raw", FILL), ("b.raw", 0)].map(|(name, fill)| {
+        let path = folder.join(name);
+        std::fs::write(&path, vec![fill; 8 * MIB as usize]).unwrap();
+        PulseOptions { disk: Some(path), ..guest.clone() }
+    })
 }
 
 /// The target's disk of [`with_disks`] has what the guest wrote to the source's, or later; gives how many sectors that is.

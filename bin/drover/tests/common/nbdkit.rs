@@ -35,6 +35,11 @@ impl Nbdkit {
         self.gate.iter().for_each(Gate::open);
     }
 
+    /// Connections that came so far to one that was held.
+    pub fn connections(&self) -> usize {
+        self.gate.as_ref().map_or(0, Gate::connections)
+    }
+
     pub fn uri(&self) -> String {
         let socket = self.gate.as_ref().map_or(&self.socket, |gate| &gate.socket);
         format!("nbd+unix:///?socket={}", socket.display())
