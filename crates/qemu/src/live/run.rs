@@ -56,6 +56,8 @@ struct Move<'a> {
     has_asked: bool,
     /// Since when the guest stands still to be handed over.
     still_since: Option<Instant>,
+    /// Its disks were handed over and the source was told to go on, which it may take a while to do.
+    has_handed_over: bool,
 }
 
 /// Looks at memory on its way.
@@ -155,6 +157,7 @@ impl<'a> Move<'a> {
             was_up: true,
             has_asked: false,
             still_since: None,
+            has_handed_over: false,
         }
     }
 
@@ -310,10 +313,11 @@ impl<'a> Move<'a> {
             match told.sample.phase {
                 Phase::Done => return self.arrived(began, told, self.patience()),
                 Phase::Failed => return Err(self.failed(&told)),
-                Phase::Switchover if told.status == "pre-switchover" => {
+                Phase::Switchover if told.status == "pre-switchover" && !self.has_handed_over => {
                     self.hand_over_disks()?;
                     let state = serde_json::json!({"state": "pre-switchover"});
                     self.source.qmp.execute("migrate-continue", state)?;
+                    self.has_handed_over = true;
                 }
                 Phase::PostCopy if self.goes_ahead => self.let_go()?,
                 Phase::PostCopy | Phase::Broken => self.mend(began, &told)?,

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use drover_live::{Allowed, Promise, Side};
+use drover_live::{Allowed, Disk, Promise, Side};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -26,6 +26,8 @@ struct Said {
     turns: Vec<(&'static str, &'static str, &'static str)>,
     /// An order that it refuses.
     refuses: Option<&'static str>,
+    /// A mirror that is ready, until it is ended.
+    mirror: Option<&'static str>,
 }
 
 impl Said {
@@ -49,6 +51,13 @@ impl Said {
             }
             "migrate-set-capabilities" => {
                 self.capabilities = arguments["capabilities"].clone();
+                json!({})
+            }
+            "query-block-jobs" => {
+                self.mirror.map_or(json!([]), |name| json!([{"device": name, "ready": true}]))
+            }
+            "block-job-cancel" => {
+                self.mirror = None;
                 json!({})
             }
             "query-qmp-schema" => schema(),
@@ -277,4 +286,38 @@ fn a_source_that_gave_up_is_not_started_and_the_guest_is_lost_unless_the_target_
     let (ended, source) = gave_up_ahead("completed");
     ended.unwrap();
     assert!(!source.was_told("cont"));
+}
+
+#[test]
+fn disks_are_handed_over_once_however_long_the_source_takes_to_go_on() {
+    let (source, target) = (Fake::new("finish-migrate", "pre-switchover"), Fake::new("paused", "completed"));
+    source.said().mirror = Some("drover-mirror-0");
+    target.said().turns.push(("cont", "running", "completed"));
+    // QEMU's thread that moves memory hears of the order some looks later.
+    let here = source.clone();
+    let ender = thread::spawn(move || {
+        for _ in 0..12_000 {
+            let mut said = here.said();
+            let told = said.orders.iter().skip_while(|it| *it != "migrate-continue");
+            if told.filter(|it| *it == "query-migrate").count() > 2 {
+                (said.status, said.migration) = ("postmigrate".to_string(), "completed".to_string());
+                return;
+            }
+            drop(said);
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let mut from = source.guest(&folder, Side::Source);
+    let mut to = target.guest(&folder, Side::Target);
+    let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    one.has_sent = true;
+    one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
+    one.follow(Instant::now(), &[], None, None).unwrap();
+    ender.join().unwrap();
+    let said = source.said();
+    for order in ["block-job-cancel", "migrate-continue"] {
+        assert_eq!(said.orders.iter().filter(|told| *told == order).count(), 1, "{:?}", said.orders);
+    }
 }
