@@ -267,6 +267,18 @@ fn drover_killed_in_mid_copy_goes_on_where_it_stopped() {
     far.wait_for_records(&mut started.0);
     started.kill();
     let recorded = far.recorded();
+    // Somebody writes to the image at the site meanwhile: it is refused as it is, and gone on with as it was.
+    let whole = std::fs::read(far.image("one")).unwrap();
+    let others = vec![0xee; whole.len()];
+    std::fs::write(far.image("one"), &others).unwrap();
+    let refused = far.stage.run(&["resume", "far"]);
+    assert!(
+        refused.code != Some(0) && refused.err.contains("was changed since its journal was made"),
+        "{}",
+        refused.err
+    );
+    assert!(std::fs::read(far.image("one")).unwrap() == others, "it was written over");
+    std::fs::write(far.image("one"), whole).unwrap();
     let output = far.stage.run(&["resume", "far"]);
     succeeds(&output);
     assert!(same_bytes(&far.image("one"), &far.stage.path("a")));

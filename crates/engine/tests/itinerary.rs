@@ -110,7 +110,7 @@ fn damage_at_the_target_is_found_before_the_machine_starts() {
     }
     assert_eq!(world.own_snapshots(), 0);
     // What is damaged stays damaged until the image goes.
-    assert!(world.run(&NoObserver).failed.iter().all(|(_, cause)| *cause == Cause::Verification));
+    assert!(world.run(&NoObserver).failed.iter().all(|(_, cause)| *cause == Cause::Target));
     assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap(), Vec::<String>::new());
     world.run(&NoObserver);
     world.assert_arrived("with new images");
@@ -147,4 +147,75 @@ fn what_the_guest_wrote_after_a_crash_is_not_lost() {
     let on = planned.iter().find(|vm| vm.target_name == "on").unwrap();
     let content = world.state().images[&on.disks[0].path].content();
     assert_eq!(&content[3 * 65536 + 5..][..12], b"paid in full");
+}
+
+/// A world of which one VM is to be gone on with: it was copied, or perhaps converted as well.
+fn stopped(word: &str) -> World {
+    let world = World::new();
+    match word {
+        "copied" => {
+            world.run(&Watch(|event: &Event| {
+                assert!(!leaves(event, "on", Phase::Copy), "the process dies");
+            }));
+            world.as_if_killed();
+        }
+        _ => {
+            world.set_trouble_at("define", 1, Trouble::Fails);
+            let outcome = world.run(&NoObserver);
+            assert_eq!(outcome.failed.len(), 1);
+        }
+    }
+    world
+}
+
+/// The images of the VMs that have not arrived.
+fn unfinished(world: &World) -> Vec<(std::path::PathBuf, drover_disk::MemDisk)> {
+    let is_done = |id: &str| world.row(id).state == VmState::Done;
+    let planned = world.planned();
+    let left = planned.iter().filter(|vm| !is_done(&vm.vm.id)).flat_map(|vm| &vm.disks);
+    let paths: Vec<_> = left.map(|disk| disk.path.clone()).collect();
+    world.images().into_iter().filter(|(path, _)| paths.contains(path)).collect()
+}
+
+#[test]
+fn an_image_that_was_changed_or_emptied_between_runs_is_refused_until_it_goes() {
+    for (word, emptied) in [("copied", false), ("copied", true), ("maybe converted", true)] {
+        let world = stopped(word);
+        let images = unfinished(&world);
+        assert!(!images.is_empty());
+        let others: Vec<_> = images
+            .iter()
+            .map(|(_, image)| match emptied {
+                true => image.overwrite(0, &vec![0; image.size() as usize]),
+                false => image.overwrite(9 * 65536 + 3, b"somebody else's"),
+            })
+            .zip(&images)
+            .map(|((), (_, image))| image.content())
+            .collect();
+        let downs = world.calls("shut down");
+        let failed = world.run(&NoObserver).failed;
+        assert!(failed.iter().all(|(_, cause)| *cause == Cause::Target) && failed.len() == 1, "{failed:?}");
+        let row = world.row(&format!("vm-{}", failed[0].0));
+        assert!(row.error.as_ref().unwrap().contains("was changed since its journal was made"), "{row:?}");
+        assert!(row.advice.unwrap().contains("remove it"));
+        assert_eq!(world.calls("shut down"), downs, "looked at before anything is touched");
+        assert!(images.iter().map(|(_, image)| image.content()).eq(others), "it was written over");
+        for (path, _) in images {
+            world.state().images.remove(&path);
+            std::fs::remove_file(path).unwrap();
+        }
+        world.run(&NoObserver);
+        world.assert_arrived(&format!("{word} {emptied}"));
+    }
+}
+
+#[test]
+fn what_a_converter_changed_is_gone_on_with() {
+    let world = stopped("maybe converted");
+    for (_, image) in unfinished(&world) {
+        image.overwrite(9 * 65536 + 3, b"a driver");
+    }
+    let outcome = world.run(&NoObserver);
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert!(unfinished(&world).is_empty());
 }

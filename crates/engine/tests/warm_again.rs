@@ -121,3 +121,23 @@ fn a_sample_is_looked_at_while_the_guest_runs_and_not_while_it_is_down() {
     // What is said to be resumed goes on with something.
     assert!(!world.notes().contains("resumed"), "{}", world.notes());
 }
+
+#[test]
+fn a_replica_that_was_changed_between_runs_is_refused_until_it_goes() {
+    let world = World::warm("warm: {interval: 1s, audit: none}");
+    stop_at_wait(&world, 2);
+    let (path, image) = world.images().remove(0);
+    image.overwrite(9 * 65536 + 3, b"somebody else's");
+    let row = world.fails();
+    assert_eq!(row.cause.as_deref(), Some("target"));
+    assert!(row.error.unwrap().contains("was changed since its journal was made"));
+    assert_eq!((world.passes().len(), world.power("vm-on")), (2, PowerState::On), "nothing was touched");
+    world.state().images.remove(&path);
+    std::fs::remove_file(path).unwrap();
+    // What drover itself changes between passes and runs is as recorded.
+    stop_at_wait(&world, 3);
+    stop_at_wait(&world, 5);
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.run(&NoObserver);
+    world.assert_arrived("copied anew");
+}

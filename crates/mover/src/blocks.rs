@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::path::Path;
 use std::time::Instant;
 
-use drover_copy::{Leaf, LeafTable, MISMATCHES_MAX, Mismatch, replay};
+use drover_copy::{Leaf, LeafTable, MISMATCHES_MAX, Mismatch, Replay, replay};
 use drover_disk::{Buffer, Disk, DiskError, Lane, Request, Work};
 use drover_types::ByteSpan;
 
@@ -19,15 +19,22 @@ const DEPTH: usize = 16;
 /// Blocks whose hashes are asked for at a time, of a disk that tells them: 64 MiB.
 const ASKED_AT_ONCE: usize = 1024;
 
-/// What a journal says is on its target.
+/// What a journal says.
 ///
 /// # Errors
 /// If it is not there or cannot be read.
-pub fn recorded_leaves(journal: &Path) -> Result<LeafTable, JournalFileError> {
+pub fn recorded(journal: &Path) -> Result<Replay, JournalFileError> {
     let wrap = |source| JournalFileError { op: "reading", path: journal.to_path_buf(), source };
     let file = std::fs::File::open(journal).map_err(wrap)?;
-    let replay = replay(&mut BufReader::new(file)).map_err(|error| wrap(std::io::Error::other(error)))?;
-    Ok(replay.leaves)
+    replay(&mut BufReader::with_capacity(1 << 20, file)).map_err(|error| wrap(std::io::Error::other(error)))
+}
+
+/// What a journal says is on its target.
+///
+/// # Errors
+/// As [`recorded`].
+pub fn recorded_leaves(journal: &Path) -> Result<LeafTable, JournalFileError> {
+    Ok(recorded(journal)?.leaves)
 }
 
 /// Reads blocks of the target back and compares them with what is expected there.

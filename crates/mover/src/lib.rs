@@ -8,6 +8,7 @@
 
 mod blocks;
 mod compare;
+mod held;
 mod journal;
 mod memory;
 mod part;
@@ -19,10 +20,11 @@ mod there;
 mod transfer;
 mod worker;
 
-pub use blocks::{recorded_leaves, verify_blocks};
+pub use blocks::{recorded, recorded_leaves, verify_blocks};
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
 };
+pub use held::{Held, look, looked_at};
 pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
 pub use memory::{MemoryBudget, MemoryShare};
 pub use pass::{Areas, Audit, PassJob, PassReport};

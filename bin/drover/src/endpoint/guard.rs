@@ -5,11 +5,11 @@ use std::fs::{File, Metadata};
 use std::io::{self, BufReader};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use drover_copy::{Header, Leaf, LeafTable, Replay, replay};
 use drover_disk::device::{DeviceNumber, Signature, device_usage, whole_disk_of};
-use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Request, Work};
+use drover_disk::{Disk, DiskError};
+use drover_mover::{look, looked_at};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::exit::{Exit, Failure};
@@ -54,26 +54,6 @@ pub fn journal_of(path: &Path, tag: &str) -> Option<Box<Replay>> {
     (found.header.target == wanted.target).then(|| Box::new(found))
 }
 
-/// Recorded blocks of data that are looked at before a copy is gone on with, and places at which blocks recorded
-/// as zeros are: 4 MiB each at most, spread over the disk.
-const LOOKED_AT_MAX: u64 = 64;
-
-/// Tries to read those of a disk that is not a file here, and the pause after the first; the others are longer.
-const LOOKS_MAX: u32 = 8;
-const LOOK_PAUSE: Duration = Duration::from_millis(50);
-
-/// Requests in flight while looking.
-const LOOK_DEPTH: usize = 16;
-
-fn looked_at(leaves: &LeafTable) -> Vec<u64> {
-    let stride = (leaves.data_blocks() / LOOKED_AT_MAX).max(1);
-    let data = (0..leaves.blocks()).filter(|block| matches!(leaves.get(*block), Some(Leaf::Data(_))));
-    let data = data.step_by(stride as usize).take(LOOKED_AT_MAX as usize);
-    let stride = (leaves.blocks() / LOOKED_AT_MAX).max(1);
-    let places = (0..leaves.blocks()).step_by(stride as usize).take(LOOKED_AT_MAX as usize);
-    data.chain(places.filter(|block| leaves.get(*block) == Some(Leaf::Zero))).collect()
-}
-
 /// Whether the target still holds what its journal says, as far as some blocks of it tell. Something
 /// else may have been put in its place or written to it since, which a journal alone cannot know.
 pub fn still_holds(target: &Path, leaves: &LeafTable) -> bool {
@@ -83,56 +63,7 @@ pub fn still_holds(target: &Path, leaves: &LeafTable) -> bool {
 
 /// As [`still_holds`], of a disk that is already open: an export of a server, an image, a disk of another site.
 pub fn disk_still_holds(disk: &dyn Disk, leaves: &LeafTable) -> Result<bool, DiskError> {
-    if disk.size() < leaves.size() {
-        return Ok(false);
-    }
-    let mut left = looked_at(leaves);
-    // An end in the midst of the target's blocks may not be read by itself.
-    left.retain(|block| leaves.span_of(*block).length == BLOCK_BYTES || disk.size() == leaves.size());
-    let mut looks = 0;
-    while !left.is_empty() {
-        looks += 1;
-        match look(disk, leaves, &mut left) {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(error) if error.kind == DiskErrorKind::Transient && looks < LOOKS_MAX => {
-                std::thread::sleep(LOOK_PAUSE * looks);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(true)
-}
-
-/// Reads blocks, and takes off the list those that are as recorded; false if one is not.
-fn look(disk: &dyn Disk, leaves: &LeafTable, left: &mut Vec<u64>) -> Result<bool, DiskError> {
-    let mut lane = disk.open_lane()?;
-    let depth = disk.limits().depth_max.clamp(1, LOOK_DEPTH);
-    let mut wanted = left.clone().into_iter();
-    let (mut failure, mut equal) = (None, true);
-    // What is under way is waited for also when one differs: not every server outlives a client that does not.
-    loop {
-        while equal
-            && lane.in_flight() < depth
-            && let Some(block) = wanted.next()
-        {
-            let span = leaves.span_of(block);
-            let work = Work::Read(Buffer::zeroed(span.length as usize));
-            lane.submit(Request { id: block, span, work });
-        }
-        let Some(completion) = lane.complete() else { break };
-        match (completion.result, completion.work) {
-            (Err(error), _) => failure = Some(error),
-            (Ok(()), Work::Read(bytes)) if Some(Leaf::of(&bytes)) == leaves.get(completion.id) => {
-                left.retain(|block| *block != completion.id);
-            }
-            _ => equal = false,
-        }
-    }
-    match failure {
-        Some(error) if equal => Err(error),
-        _ => Ok(equal),
-    }
+    Ok(look(disk, leaves)?.is_all())
 }
 
 fn block_is(file: &File, span: ByteSpan, leaf: Option<Leaf>) -> bool {

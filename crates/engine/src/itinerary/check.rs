@@ -41,7 +41,8 @@ impl Journey<'_> {
             return Err(ProviderError::new(Cause::Target, what).advise("stop it there first").into());
         }
         self.context.target.prepare(self.planned)?;
-        Ok(())
+        // A replica is looked at when it is known whether an earlier cutover changed it.
+        if self.is_warm() { Ok(()) } else { self.check_images() }
     }
 
     /// Two plans with one VM: the later must not write over what the earlier brought, nor run it twice.

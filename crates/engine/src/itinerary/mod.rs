@@ -2,6 +2,7 @@
 
 mod check;
 mod copy;
+mod images;
 mod source;
 mod still;
 mod target;

@@ -30,6 +30,7 @@ impl Journey<'_> {
             ));
         }
         self.check_replica()?;
+        self.check_images()?;
         let (mut failures, mut looked_again) = (0, false);
         loop {
             if self.context.stop.is_set() {
