@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{MIB, disk_file, same_bytes};
 use drover_copy::{Entry, Leaf};
-use drover_disk::{Disk, FileDisk, Request, Work};
+use drover_disk::{Buffer, Disk, FileDisk, Request, Work};
 use drover_lab::Drover;
 use drover_mover::{JournalFile, file_tag, journal_path};
 use drover_qcow2::{Qcow2Disk, Qcow2Options};
@@ -47,10 +47,16 @@ fn half_copied(source: &Path, target: &Path, journal: &Path) {
     let border = content.len() / 2 / 65536 * 65536;
     half[border..].fill(0);
     std::fs::write(target, &half).unwrap();
+    record_half(journal, target, source, &content);
+}
+
+/// Records the first half of `content` in a new journal of the target.
+fn record_half(journal: &Path, target: &Path, source: &Path, content: &[u8]) {
     let identity = FileDisk::open_source(source).unwrap().identity();
     let size = content.len() as u64;
-    let mut journal =
-        JournalFile::start(journal, size, &identity, &file_tag(target).unwrap(), true).unwrap().journal;
+    let start = JournalFile::start(journal, size, &identity, &file_tag(target).unwrap(), true).unwrap();
+    let mut journal = start.journal;
+    let border = content.len() / 2 / 65536 * 65536;
     for (block, bytes) in content[..border].chunks(65536).enumerate() {
         let first = block as u64;
         let entry = match Leaf::of(bytes) {
@@ -59,6 +65,36 @@ fn half_copied(source: &Path, target: &Path, journal: &Path) {
         };
         journal.append(&[entry]).unwrap();
     }
+}
+
+/// Leaves a qcow2 image as a copy of `source` that stopped after its first half.
+fn half_copied_image(source: &Path, target: &Path) {
+    let content = std::fs::read(source).unwrap();
+    let _ = std::fs::remove_file(target);
+    let disk = Qcow2Disk::create(target, content.len() as u64, Qcow2Options::default()).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    for (block, bytes) in content[..content.len() / 2].chunks(65536).enumerate() {
+        let span = ByteSpan::new(block as u64 * 65536, bytes.len() as u64);
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        let work = Work::Write(buffer.into());
+        lane.submit(Request { id: 0, span, work });
+        lane.complete().unwrap().result.unwrap();
+    }
+    disk.flush().unwrap();
+    drop((lane, disk));
+    let _ = std::fs::remove_file(journal_path(target));
+    record_half(&journal_path(target), target, source, &content);
+}
+
+fn zero_first_block(image: &Path) {
+    let disk = Qcow2Disk::open(image, Qcow2Options::default()).unwrap();
+    let mut lane = disk.open_lane().unwrap();
+    let span = ByteSpan::new(0, 65536);
+    lane.submit(Request { id: 0, span, work: Work::Zero });
+    lane.complete().unwrap().result.unwrap();
+    disk.flush().unwrap();
+    drop((lane, disk));
 }
 
 #[test]
@@ -144,15 +180,34 @@ fn an_image_that_was_changed_since_is_not_gone_on_with() {
     let kept = ["--format", "qcow2", "--journal", text(&journal)];
     copied(&drover, &source, &target, &kept);
     copied(&drover, &source, &target, &kept);
-    let disk = Qcow2Disk::open(&target, Qcow2Options::default()).unwrap();
-    let mut lane = disk.open_lane().unwrap();
-    let span = ByteSpan::new(0, 65536);
-    lane.submit(Request { id: 0, span, work: Work::Zero });
-    lane.complete().unwrap().result.unwrap();
-    disk.flush().unwrap();
-    drop((lane, disk));
+    zero_first_block(&target);
     refused(&drover, &source, &target, &kept, 7, "changed since its journal was made");
     copied(&drover, &source, &target, &[&kept[..], &["--force", "--verify", "full"]].concat());
+}
+
+#[test]
+fn an_image_that_was_changed_since_is_not_replaced_for_a_source_of_another_size() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let grown = disk_file(folder.path(), "grown", 6 * MIB);
+    let target = folder.path().join("target.qcow2");
+    half_copied_image(&source, &target);
+    let whole = std::fs::read(&target).unwrap();
+    // Its own half copy: the source grew, so it starts again.
+    let said = copied(&drover, &grown, &target, &["--format", "qcow2", "--verify", "full"]);
+    assert!(said.contains("started again"), "{said}");
+    for changed in ["written to", "no image any more"] {
+        std::fs::remove_file(&target).unwrap();
+        half_copied_image(&source, &target);
+        match changed {
+            "written to" => zero_first_block(&target),
+            _ => std::fs::write(&target, vec![7; whole.len()]).unwrap(),
+        }
+        let before = std::fs::read(&target).unwrap();
+        refused(&drover, &grown, &target, &["--format", "qcow2"], 7, "changed since its journal was made");
+        assert!(std::fs::read(&target).unwrap() == before, "{changed}: the target is as it was");
+        copied(&drover, &grown, &target, &["--format", "qcow2", "--force", "--verify", "full"]);
+    }
 }
 
 #[test]

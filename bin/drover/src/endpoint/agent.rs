@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use drover_agent::opening::{How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
+use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::chain;
 
@@ -146,7 +147,9 @@ impl Wanted<'_> {
         }
         let why = match journal.map(|path| self.earlier(path, &self.tag(&stat.tag))) {
             // Ours, and of a source that has another size now: it starts again.
-            Some(Earlier::Half(half)) if half.header.size != self.source.size() => return Ok(How::Force),
+            Some(Earlier::Half(half)) if half.header.size != self.source.size() && self.holds(&half)? => {
+                return Ok(How::Force);
+            }
             Some(Earlier::Half(_)) => " (it was changed since its journal was made)".to_string(),
             Some(Earlier::Other(why)) => format!(" ({why})"),
             Some(Earlier::Nothing) | None => String::new(),
@@ -154,6 +157,13 @@ impl Wanted<'_> {
         let bytes = stat.size.unwrap_or_default();
         let text = format!("{} already holds something, {bytes} bytes{why}", self.args.target);
         Err(Failure::new(Exit::Target, text).advise("choose another name, or overwrite it with --force"))
+    }
+
+    /// Whether what is there still is what was recorded of it.
+    fn holds(&self, half: &Replay) -> Result<bool, Failure> {
+        let opened = AgentDisk::open_source(&self.site, &self.place.disk, options(&self.args.tune));
+        let disk = opened.map_err(target_failure)?;
+        guard::disk_still_holds(&disk, &half.leaves).map_err(target_failure)
     }
 
     fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {

@@ -12,6 +12,7 @@ use drover_disk::{Disk, FileDisk, OpenTarget};
 use drover_engine::chain;
 use drover_mover::{file_tag, journal_path};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
+use drover_qcow2::Qcow2Disk;
 
 use super::agent;
 use super::guard::{self, Earlier};
@@ -173,10 +174,13 @@ impl Wanted<'_> {
             };
             return opened.map(Some);
         }
-        let opened = self.qcow2(path, fits, !fits)?;
-        let disk = opened.end.disk.as_ref();
-        let holds = !fits || guard::disk_still_holds(disk, &half.leaves).map_err(target_failure)?;
-        Ok(holds.then_some(opened))
+        // Looked at before it is opened to be written: a disk of another size is put in its place.
+        let Ok(image) = Qcow2Disk::open_for_verify(path) else { return Ok(None) };
+        if !guard::disk_still_holds(&image, &half.leaves).map_err(target_failure)? {
+            return Ok(None);
+        }
+        drop(image);
+        self.qcow2(path, fits, !fits).map(Some)
     }
 
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
