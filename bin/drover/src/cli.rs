@@ -5,6 +5,7 @@ mod disks;
 mod lab;
 mod link;
 mod live;
+mod nbd;
 mod relay;
 mod vddk;
 
@@ -18,6 +19,7 @@ pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DisksArg, LiveArgs};
+pub use nbd::{NbdCommand, NbdListArgs};
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
@@ -62,6 +64,11 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Serve one disk to other programs over NBD
     ServeDisk(ServeDiskArgs),
+    /// Look at NBD servers
+    Nbd {
+        #[command(subcommand)]
+        command: NbdCommand,
+    },
     /// Carry TCP connections on to their target, with a congestion control that loss does not slow down
     Relay(Box<RelayArgs>),
     /// Move a running guest from one QEMU to another, with a promise about its downtime

@@ -13,6 +13,7 @@ pub mod link;
 pub mod live;
 mod manifest;
 pub mod migrate;
+pub mod nbd;
 pub mod plan;
 pub mod recorded;
 pub mod relay;

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{AgentCommand, Cli, Command, LabCommand, LinkCommand, PlanCommand, VddkCommand};
+use cli::{AgentCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, PlanCommand, VddkCommand};
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
@@ -60,6 +60,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Hash(args) => commands::hash::run(args),
         Command::Verify(args) => commands::verify::run(args),
         Command::ServeDisk(args) => commands::serve_disk::run(args),
+        Command::Nbd { command: NbdCommand::List(args) } => commands::nbd::list(args),
         Command::Relay(args) => commands::relay::run(args),
         Command::Live(args) => commands::live::run(args),
         Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),

@@ -142,3 +142,29 @@ fn a_journal_is_believed_only_while_the_export_holds_what_it_says() {
     let said = copied();
     assert!(said.contains("copy started again from the beginning"), "{said}");
 }
+
+#[test]
+fn the_exports_of_a_server_are_listed() {
+    let (folder, drover) = setup();
+    let Some(server) = Server::new(folder.path(), &["memory", "4M"]) else { return };
+    let listed = drover.run(&["nbd", "list", &server.uri(), "--json"]).unwrap();
+    assert_eq!(listed.code, Some(0), "{}", listed.err);
+    let found = listed.json().unwrap();
+    let export = &found["exports"][0];
+    assert_eq!((export["name"].as_str(), export["size"].as_u64()), (Some(""), Some(4 * MIB)), "{found:#}");
+    assert_eq!((&export["writable"], &found["more"]), (&true.into(), &false.into()), "{found:#}");
+    assert!(export["contexts"].as_array().unwrap().contains(&"base:allocation".into()), "{found:#}");
+    assert!(export["block_sizes"]["maximum"].as_u64().is_none_or(|bytes| bytes >= MIB), "{found:#}");
+    let listed = drover.run(&["nbd", "list", &server.uri()]).unwrap();
+    assert!(listed.out.contains("4 MiB (4194304 bytes), writable"), "{}", listed.out);
+    assert!(listed.out.contains("contexts: base:allocation"), "{}", listed.out);
+    for (uri, code) in [("nbd+unix:///?socket=/no/such/socket", 6), ("file.raw", 2)] {
+        let refused = drover.run(&["nbd", "list", uri]).unwrap();
+        assert!(
+            refused.code == Some(code) && refused.out.is_empty(),
+            "{uri}: {:?} {}",
+            refused.code,
+            refused.err
+        );
+    }
+}
