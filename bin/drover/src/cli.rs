@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub use agent::AgentCommand;
-pub use disks::{CopyArgs, Format, HashArgs, TuneArgs, VerifyArg, VerifyArgs};
+pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DisksArg, LiveArgs};
@@ -349,11 +349,8 @@ pub struct ServeDiskArgs {
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
-    /// User, for vsphere:// disks
-    #[arg(long, short, env = "DROVER_USER")]
-    pub user: Option<String>,
     #[command(flatten)]
-    pub secret: SecretArgs,
+    pub login: LoginArgs,
     /// Print one JSON object per event on standard output
     #[arg(long)]
     pub json: bool,

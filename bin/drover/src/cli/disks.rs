@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use drover_types::Bytes;
 
-use super::SecretArgs;
 use super::agent::RateArg;
+use super::{RunArgs, SecretArgs};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -80,9 +80,6 @@ pub struct CopyArgs {
     /// the state folder]
     #[arg(long, value_name = "FILE", conflicts_with = "no_journal")]
     pub journal: Option<PathBuf>,
-    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
-    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
-    pub state: Option<PathBuf>,
     /// For agent:// targets: bytes that may go over the link in a second (100m, 1g: bits as lines are named; 12MiB: bytes)
     #[arg(long, value_name = "RATE")]
     pub rate_limit: Option<RateArg>,
@@ -94,17 +91,20 @@ pub struct CopyArgs {
     pub no_have_by_hash: bool,
     #[command(flatten)]
     pub tune: TuneArgs,
-    /// User, for vsphere:// sources
+    #[command(flatten)]
+    pub login: LoginArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// Who asks a provider for a disk.
+#[derive(Debug, Args)]
+pub struct LoginArgs {
+    /// User, for vsphere:// disks
     #[arg(long, short, env = "DROVER_USER")]
     pub user: Option<String>,
     #[command(flatten)]
     pub secret: SecretArgs,
-    /// Print one JSON object per event on standard output
-    #[arg(long)]
-    pub json: bool,
-    /// Print errors only
-    #[arg(long, short)]
-    pub quiet: bool,
 }
 
 /// How a disk is read; all of it is chosen if nothing is said.
@@ -137,16 +137,13 @@ pub struct HashArgs {
     /// Write a report with the whole tree to this new file, for `drover verify --report`
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub tune: TuneArgs,
+    #[command(flatten)]
+    pub login: LoginArgs,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
-    #[command(flatten)]
-    pub tune: TuneArgs,
-    /// User, for vsphere:// disks
-    #[arg(long, short, env = "DROVER_USER")]
-    pub user: Option<String>,
-    #[command(flatten)]
-    pub secret: SecretArgs,
     /// Print one JSON object per event on standard output
     #[arg(long)]
     pub json: bool,
@@ -178,20 +175,10 @@ pub struct VerifyArgs {
     /// Let one be longer: a device that a smaller disk was copied to
     #[arg(long)]
     pub allow_longer: bool,
-    /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
-    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
-    pub state: Option<PathBuf>,
     #[command(flatten)]
     pub tune: TuneArgs,
-    /// User, for vsphere:// disks
-    #[arg(long, short, env = "DROVER_USER")]
-    pub user: Option<String>,
     #[command(flatten)]
-    pub secret: SecretArgs,
-    /// Print one JSON object per event on standard output
-    #[arg(long)]
-    pub json: bool,
-    /// Print errors only
-    #[arg(long, short)]
-    pub quiet: bool,
+    pub login: LoginArgs,
+    #[command(flatten)]
+    pub run: RunArgs,
 }

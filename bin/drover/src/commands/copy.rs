@@ -23,7 +23,7 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     if endpoint::is_stream(&args.target) {
         return super::stream::run(args);
     }
-    let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
+    let run = DiskRun::new(&args.tune, args.run.json, args.run.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
     let target = endpoint::open_target(args, source.disk.as_ref())?;
     let proof = Proof::start(args, &run.stop)?;
@@ -53,10 +53,10 @@ pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
     Named {
         text: &args.source,
         format: args.source_format,
-        user: args.user.as_deref(),
-        secret: &args.secret,
+        user: args.login.user.as_deref(),
+        secret: &args.login.secret,
         past_cache,
-        state: args.state.as_deref(),
+        state: args.run.state.as_deref(),
         manifest_is_checked: !args.ignore_manifest,
     }
 }
@@ -110,7 +110,7 @@ impl Job<'_> {
 
     fn tell_cloned(&self, size: u64) {
         let given_up = "not hashed, not verified; damage to a shared block damages both";
-        if self.args.json {
+        if self.args.run.json {
             crate::out::line(json!({"event": "done", "root": null, "size": size, "reflink": true}));
         }
         self.run
@@ -129,7 +129,7 @@ impl Job<'_> {
         self.run.tell_proof(proof)?;
         let rate = Rate::of(bytes, found.elapsed);
         let root = found.root;
-        if self.args.json {
+        if self.args.run.json {
             crate::out::line(
                 json!({"event": "done", "root": root.to_hex(), "size": disk.size(), "bytes_read": bytes,
                 "seconds": found.elapsed.as_secs_f64()}),
@@ -179,7 +179,7 @@ impl Job<'_> {
 
     fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>, link: Option<Way>) {
         let now = &report.snapshot;
-        if self.args.json {
+        if self.args.run.json {
             let line = json!({
                 "event": "done", "root": report.root.to_hex(), "size": report.leaves.size(), "bytes_read": now.read,
                 "bytes_written": now.written, "bytes_resumed": now.resumed, "retries": now.retries,

@@ -22,8 +22,8 @@ pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
     let source = endpoint::open_source(&Named {
         text: &args.disk,
         format: args.format,
-        user: args.user.as_deref(),
-        secret: &args.secret,
+        user: args.login.user.as_deref(),
+        secret: &args.login.secret,
         past_cache: false,
         state: args.state.as_deref(),
         manifest_is_checked: false,

@@ -53,8 +53,8 @@ fn named(args: &ServeDiskArgs) -> Named<'_> {
     Named {
         text: &args.disk,
         format: args.format,
-        user: args.user.as_deref(),
-        secret: &args.secret,
+        user: args.login.user.as_deref(),
+        secret: &args.login.secret,
         past_cache: false,
         state: args.state.as_deref(),
         manifest_is_checked: false,

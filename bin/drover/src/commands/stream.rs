@@ -17,7 +17,7 @@ use crate::exit::{Exit, Failure, transfer_failure};
 /// Streams a disk.
 pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
     check(args)?;
-    let run = DiskRun::new(&args.tune, false, args.quiet)?;
+    let run = DiskRun::new(&args.tune, false, args.run.quiet)?;
     let source = endpoint::open_source(&source_of(args, false))?;
     let proof = Proof::start(args, &run.stop)?;
     run.tell_notes(&source);
@@ -52,7 +52,7 @@ fn check(args: &CopyArgs) -> Result<(), Failure> {
         }
         () if args.verify != VerifyArg::None => no("--verify", "a stream cannot be read back"),
         () if args.journal.is_some() => no("--journal", "a stream cannot be resumed"),
-        () if args.json => no("--json", "standard output carries the disk"),
+        () if args.run.json => no("--json", "standard output carries the disk"),
         () => Ok(()),
     }
 }

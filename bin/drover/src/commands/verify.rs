@@ -24,7 +24,7 @@ pub fn run(args: &VerifyArgs) -> Result<Exit, Failure> {
         Some(percent) => Share::Sampled { share: share_of(percent)?, seed: fresh_seed() },
         None => Share::Full,
     };
-    let run = DiskRun::new(&args.tune, args.json, args.quiet)?;
+    let run = DiskRun::new(&args.tune, args.run.json, args.run.quiet)?;
     let job = Job { args, run, share };
     match (args.disks.as_slice(), &args.report) {
         ([a, b], None) => job.two_disks(a, b),
@@ -98,10 +98,10 @@ impl Job<'_> {
         let end = endpoint::open_source(&Named {
             text,
             format,
-            user: self.args.user.as_deref(),
-            secret: &self.args.secret,
+            user: self.args.login.user.as_deref(),
+            secret: &self.args.login.secret,
             past_cache: true,
-            state: self.args.state.as_deref(),
+            state: self.args.run.state.as_deref(),
             manifest_is_checked: false,
         })?;
         self.run.tell_notes(&end);
@@ -111,7 +111,7 @@ impl Job<'_> {
     fn judge(&self, sides: &Sides, found: &Comparison, report: Option<&About>) -> Exit {
         let sizes_fit = sides.sizes[0] == sides.sizes[1] || self.args.allow_longer;
         let equal = found.is_equal() && sizes_fit;
-        if self.args.json {
+        if self.args.run.json {
             crate::out::line(as_json(sides, found, report, equal));
         } else {
             self.tell(sides, found, report, equal);

@@ -72,7 +72,7 @@ fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Res
 
 /// Opens the target of a copy.
 pub fn open_target(args: &CopyArgs, source: &dyn Disk, place: &AgentPlace) -> Result<TargetEnd, Failure> {
-    let site = connected(place, args.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
+    let site = connected(place, args.run.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
     Wanted { args, source, place, site }.open()
 }
 
@@ -197,7 +197,7 @@ impl Wanted<'_> {
             return Ok(None);
         }
         let path = self.args.journal.clone();
-        let path = path.unwrap_or_else(|| journal_of_place(self.args.state.as_deref(), self.place));
+        let path = path.unwrap_or_else(|| journal_of_place(self.args.run.state.as_deref(), self.place));
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|error| {
                 Failure::new(Exit::Target, format!("folder {}: {error}", folder.display()))

@@ -186,7 +186,7 @@ impl Wanted<'_> {
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
         guard::check_unused(path, device)?;
         let tag = device_identity(Path::new("/"), device);
-        let journal = self.journal(journal_in_state(self.args.state.as_deref(), &tag));
+        let journal = self.journal(journal_in_state(self.args.run.state.as_deref(), &tag));
         let earlier = self.earlier(journal.as_deref(), &tag);
         let found = signatures_on(path).map_err(|error| unusable(path, &error))?;
         let ours = match &earlier {
