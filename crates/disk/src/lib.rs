@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod around;
 mod buffer;
 mod check;
 pub mod conformance;
@@ -25,6 +26,7 @@ mod lanes;
 pub mod memory;
 mod patience;
 
+pub use around::Around;
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};

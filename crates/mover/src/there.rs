@@ -186,7 +186,7 @@ impl Work<'_> {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-    use drover_disk::{Buffer, Features, Lane, Limits, MemDisk, Request, Work as DiskWork};
+    use drover_disk::{Around, Buffer, Lane, MemDisk, Request, Work as DiskWork};
 
     use super::*;
     use crate::{TransferOptions, Verify, hash, verify};
@@ -204,37 +204,13 @@ mod tests {
         Far { disk: disk.clone(), failures: AtomicU32::new(0), is_short: false }
     }
 
-    impl Disk for Far {
-        fn name(&self) -> &str {
-            self.disk.name()
-        }
-
-        fn size(&self) -> u64 {
-            self.disk.size()
-        }
-
-        fn identity(&self) -> String {
-            self.disk.identity()
-        }
-
-        fn limits(&self) -> Limits {
-            self.disk.limits()
-        }
-
-        fn features(&self) -> Features {
-            self.disk.features()
-        }
-
-        fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-            self.disk.extents(span)
+    impl Around for Far {
+        fn inner(&self) -> &dyn Disk {
+            &self.disk
         }
 
         fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
             panic!("its bytes are wanted")
-        }
-
-        fn flush(&self) -> Result<(), DiskError> {
-            Ok(())
         }
 
         fn hashes(&self, spans: &[ByteSpan]) -> Result<Option<Vec<[u8; 32]>>, DiskError> {

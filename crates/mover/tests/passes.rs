@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use drover_copy::{Header, RetryPolicy, encode_entry, replay};
 use drover_disk::memory::{Effect, MemDisk, Nth};
-use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits};
+use drover_disk::{Around, Disk, DiskError, DiskErrorKind, DiskOp, Features};
 use drover_mover::{
     Areas, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions, copy,
 };
@@ -204,21 +204,9 @@ fn an_audit_finds_what_the_source_concealed_and_the_pass_stays_open() {
 /// A disk whose map says that nothing was ever written to it.
 struct SaidToBeEmpty(Arc<MemDisk>);
 
-impl Disk for SaidToBeEmpty {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-
-    fn identity(&self) -> String {
-        self.0.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
+impl Around for SaidToBeEmpty {
+    fn inner(&self) -> &dyn Disk {
+        self.0.as_ref()
     }
 
     fn features(&self) -> Features {
@@ -227,14 +215,6 @@ impl Disk for SaidToBeEmpty {
 
     fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
         Ok(vec![Extent::zero(span)])
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
-        self.0.open_lane()
-    }
-
-    fn flush(&self) -> Result<(), DiskError> {
-        self.0.flush()
     }
 }
 

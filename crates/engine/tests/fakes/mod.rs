@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
-use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, MemDisk};
+use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, NoObserver, Observer, OpenedSource,
     OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
@@ -17,8 +17,8 @@ use drover_engine::{
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
+use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{About, Inventory, PowerState, Snapshot, ToolsState, Vm, VmDisk};
-use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
 /// Calls that can be made to go wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -679,37 +679,9 @@ impl Drop for Counted {
     }
 }
 
-impl Disk for Counted {
-    fn name(&self) -> &str {
-        self.disk.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.disk.size()
-    }
-
-    fn identity(&self) -> String {
-        self.disk.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        self.disk.limits()
-    }
-
-    fn features(&self) -> Features {
-        self.disk.features()
-    }
-
-    fn extents(&self, span: ByteSpan) -> Result<Vec<Extent>, DiskError> {
-        self.disk.extents(span)
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
-        self.disk.open_lane()
-    }
-
-    fn flush(&self) -> Result<(), DiskError> {
-        self.disk.flush()
+impl Around for Counted {
+    fn inner(&self) -> &dyn Disk {
+        &self.disk
     }
 }
 
