@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod areas;
 mod blocks;
 mod compare;
 mod held;
@@ -20,6 +21,7 @@ mod there;
 mod transfer;
 mod worker;
 
+pub use areas::{AreasJob, AreasReport, copy_areas};
 pub use blocks::{recorded, recorded_leaves, verify_blocks};
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,

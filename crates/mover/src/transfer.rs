@@ -15,7 +15,7 @@ use crate::journal::{JournalFile, JournalFileError, JournalStart, recorded_size}
 use crate::memory::MemoryBudget;
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
-use crate::shared::{Found, Shared};
+use crate::shared::{End, Found, Shared};
 use crate::there::hash_there;
 use crate::worker::run_workers;
 
@@ -214,14 +214,7 @@ pub fn copy_telling(
 ) -> Result<CopyReport, MoveError> {
     let started = Instant::now();
     let size = job.source.size();
-    if job.target.size() < size {
-        return Err(MoveError::TooSmall {
-            target: job.target.name().to_string(),
-            target_bytes: job.target.size(),
-            source_name: job.source.name().to_string(),
-            source_bytes: size,
-        });
-    }
+    check_room(job)?;
     let source_tag = match &job.pass {
         Some(pass) => pass.tag(),
         None => job.source.identity(),
@@ -264,12 +257,7 @@ pub fn copy_telling(
     let end = shared.into_end();
     // What was found is worth knowing also if the pass fails: its blocks may be mended by then.
     progress.set_audit_mismatches(end.copier.audit().mismatches.len() as u64);
-    if let Some(error) = end.error {
-        return Err(error);
-    }
-    if end.copier.stop_cause() == Some(StopCause::Cancelled) {
-        return Err(MoveError::Cancelled);
-    }
+    let end = ended(end)?;
     let root = end.copier.root().expect("a copy that ended without error knows every block");
     let mut pass = None;
     match (&job.pass, end.journal) {
@@ -288,6 +276,24 @@ pub fn copy_telling(
         note,
         pass,
     })
+}
+
+pub(crate) fn check_room(job: &CopyJob) -> Result<(), MoveError> {
+    let (target_bytes, source_bytes) = (job.target.size(), job.source.size());
+    if target_bytes >= source_bytes {
+        return Ok(());
+    }
+    let (target, source_name) = (job.target.name().to_string(), job.source.name().to_string());
+    Err(MoveError::TooSmall { target, target_bytes, source_name, source_bytes })
+}
+
+/// Fails if the workers' end was an error, or was asked for.
+pub(crate) fn ended(end: End) -> Result<End, MoveError> {
+    match end {
+        End { error: Some(error), .. } => Err(error),
+        end if end.copier.stop_cause() == Some(StopCause::Cancelled) => Err(MoveError::Cancelled),
+        end => Ok(end),
+    }
 }
 
 /// A pass cannot follow a disk that was resized: which blocks moved where is not known.
@@ -322,13 +328,7 @@ pub fn hash(
     let copier = |config| Copier::new(config, LeafTable::new(size));
     let shared = plan.shared(copier, None, options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, disk, None);
-    let end = shared.into_end();
-    if let Some(error) = end.error {
-        return Err(error);
-    }
-    if end.copier.stop_cause() == Some(StopCause::Cancelled) {
-        return Err(MoveError::Cancelled);
-    }
+    let end = ended(shared.into_end())?;
     let root = end.copier.root();
     let snapshot = progress.snapshot();
     Ok(HashReport { leaves: end.copier.into_leaves(), root, snapshot, elapsed: started.elapsed() })
@@ -363,13 +363,13 @@ pub fn verify(
 }
 
 /// How a transfer begins, and within which limits it may change.
-struct Plan {
-    limits: WindowLimits,
+pub(crate) struct Plan {
+    pub(crate) limits: WindowLimits,
     config: CopierConfig,
 }
 
 impl Plan {
-    fn new(
+    pub(crate) fn new(
         options: &TransferOptions,
         mode: Mode,
         reserve_bytes: u64,
@@ -397,7 +397,7 @@ impl Plan {
         Plan { limits, config }
     }
 
-    fn shared<'a>(
+    pub(crate) fn shared<'a>(
         &self,
         copier: impl FnOnce(CopierConfig) -> Copier,
         journal: Option<JournalFile>,

@@ -9,7 +9,8 @@ use drover_copy::{Header, RetryPolicy, encode_entry, replay};
 use drover_disk::memory::{Effect, MemDisk, Nth};
 use drover_disk::{Around, Disk, DiskError, DiskErrorKind, DiskOp, Features};
 use drover_mover::{
-    Areas, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions, copy,
+    Areas, AreasJob, Audit, CopyJob, CopyReport, MoveError, PassJob, Progress, StopSignal, TransferOptions,
+    copy, copy_areas,
 };
 use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
@@ -338,4 +339,59 @@ fn a_copy_of_one_state_does_not_go_on_with_a_journal_of_passes() {
             && report.pass.is_none()
             && Path::new(&replica.journal()).exists()
     );
+}
+
+/// Areas of a disk of which the target holds an earlier state, and which of them a journal may call by one name.
+fn areas(spans: &[ByteSpan]) -> AreasJob {
+    AreasJob { spans: spans.to_vec(), tag: format!("bitmap {spans:?}") }
+}
+
+#[test]
+fn only_areas_are_copied_and_nothing_else_is_looked_at() {
+    let replica = Replica::new();
+    let spans = [
+        ByteSpan::new(7 * BLOCK_BYTES + 9, 1),
+        ByteSpan::new(90 * BLOCK_BYTES, 3 * BLOCK_BYTES),
+        ByteSpan::new(SIZE as u64 - 1, 1),
+    ];
+    let progress = Progress::default();
+    let report = copy_areas(&replica.job(None), &areas(&spans), &progress, &StopSignal::default()).unwrap();
+    let mut expected = vec![0xee; SIZE];
+    for block in [7, 90, 91, 92, BLOCKS - 1] {
+        let range = (block * BLOCK_BYTES) as usize..(((block + 1) * BLOCK_BYTES) as usize).min(SIZE);
+        expected[range.clone()].copy_from_slice(&content()[range]);
+    }
+    assert!(replica.target.content() == expected, "the areas and nothing else");
+    assert!(!replica.target.has_unflushed());
+    assert_eq!((report.leaves.known_blocks(), report.leaves.root(), report.note), (5, None, None));
+    assert_eq!(progress.snapshot().size, 5 * BLOCK_BYTES - 700);
+    assert_eq!((replica.replay().complete, replica.replay().leaves.known_blocks()), (None, 5));
+    let none =
+        copy_areas(&replica.job(None), &areas(&[]), &Progress::default(), &StopSignal::default()).unwrap();
+    assert_eq!((none.leaves.known_blocks(), none.snapshot.read), (0, 0));
+}
+
+#[test]
+fn areas_are_gone_on_with_and_never_as_a_whole_copy_or_as_other_areas() {
+    let replica = Replica::new();
+    let run =
+        |job: &AreasJob| copy_areas(&replica.job(None), job, &Progress::default(), &StopSignal::default());
+    let some = areas(&[ByteSpan::new(0, 60 * BLOCK_BYTES)]);
+    replica.source.add_fault(DiskOp::Read, Nth::From(20), Effect::Fail(DiskErrorKind::Failed));
+    assert!(matches!(run(&some), Err(MoveError::Disk(_))));
+    replica.source.clear_faults();
+    let known = replica.replay().leaves.known_blocks();
+    assert!((1..60).contains(&known), "{known}");
+    let read = replica.source.counts().bytes_read;
+    let report = run(&some).unwrap();
+    assert!(report.note.unwrap().contains("resumed"));
+    assert!(replica.source.counts().bytes_read - read <= (60 - known) * BLOCK_BYTES);
+    let border = 60 * BLOCK_BYTES as usize;
+    let target = replica.target.content();
+    assert!(target[..border] == content()[..border] && target[border..].iter().all(|byte| *byte == 0xee));
+    let others = run(&areas(&[ByteSpan::new(0, BLOCK_BYTES)])).unwrap();
+    assert!(others.note.unwrap().contains("started again"));
+    let whole = copy(&replica.job(None), &Progress::default(), &StopSignal::default()).unwrap();
+    assert!(whole.note.unwrap().contains("started again"));
+    assert!(replica.target.content() == content() && replica.replay().complete == Some(whole.root));
 }

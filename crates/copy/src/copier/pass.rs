@@ -40,6 +40,8 @@ pub(super) struct Pass {
     areas: BlockSet,
     /// All blocks to be visited in this run.
     goal: BlockSet,
+    /// Whether unknown blocks outside the areas stay unknown.
+    is_limited: bool,
     /// Up to this block, areas have been given out to be forgotten.
     announced_to: u64,
     /// Runs that wait to be forgotten: in the areas, and outside of them.
@@ -64,15 +66,25 @@ impl Pass {
         }
         plan.done.runs(0, u64::MAX).for_each(|(first, count)| goal.remove(first, count));
         known.unknown().runs(0, u64::MAX).for_each(|(first, count)| goal.insert(first, count));
+        Pass { is_limited: false, ..Pass::limited(plan.areas, goal) }
+    }
+
+    /// One that visits these blocks and no others.
+    pub(super) fn limited(areas: BlockSet, goal: BlockSet) -> Self {
         Pass {
-            areas: plan.areas,
+            areas,
             goal,
+            is_limited: true,
             announced_to: 0,
             ahead: Vec::new(),
             found: Vec::new(),
             asked: None,
             audit: AuditFindings::default(),
         }
+    }
+
+    pub(super) fn is_limited(&self) -> bool {
+        self.is_limited
     }
 
     pub(super) fn visits(&self, block: u64) -> bool {
