@@ -1,6 +1,7 @@
 //! One module per command; each returns how the program ends.
 
 pub mod agent;
+mod bitmap;
 mod clone;
 pub mod copy;
 mod disk_run;

@@ -1,14 +1,16 @@
 //! The ends of `drover copy` and its sisters: from a path or URI to an open disk.
 //!
 //! ```text
-//! place   what a text names
-//! source  disks to be read
-//! target  disks to be written, and which of them are refused
-//! agent   disks of other sites
-//! guard   what must not be overwritten
+//! place     what a text names
+//! source    disks to be read
+//! target    disks to be written, and which of them are refused
+//! existing  targets that hold all but a part already
+//! agent     disks of other sites
+//! guard     what must not be overwritten
 //! ```
 
 pub mod agent;
+mod existing;
 pub mod guard;
 mod place;
 mod source;
@@ -21,7 +23,8 @@ use std::sync::Arc;
 use drover_agent::AgentDisk;
 use drover_disk::Disk;
 
-pub use place::{appliance_of, is_stream, path_of};
+pub use existing::open_existing_target;
+pub use place::{appliance_of, is_stream, nbd_uri_of, path_of};
 pub use source::{Named, open_in_place, open_source};
 pub use target::{open_raw_target, open_target};
 

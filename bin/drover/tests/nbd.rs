@@ -168,3 +168,148 @@ fn the_exports_of_a_server_are_listed() {
         );
     }
 }
+
+fn run(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// qemu-nbd with an image's bitmaps, until it is dropped.
+struct Bitmaps(Child, PathBuf);
+
+impl Bitmaps {
+    fn serve(image: &Path, names: &[&str]) -> Bitmaps {
+        let socket = image.with_extension("sock");
+        let _ = std::fs::remove_file(&socket);
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--read-only", "--shared=8", "--format=qcow2", "-k"]).arg(&socket);
+        command.args(names.iter().flat_map(|name| ["-B", name]));
+        let child = command.arg(image).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !socket.exists() {
+            assert!(Instant::now() < until, "qemu-nbd did not start");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Bitmaps(child, socket)
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.1.display())
+    }
+}
+
+impl Drop for Bitmaps {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_bitmap_copies_what_it_marks_onto_a_target_that_holds_the_rest() {
+    if ["qemu-img", "qemu-io", "qemu-nbd"]
+        .iter()
+        .any(|it| Command::new(it).arg("--version").output().is_err())
+    {
+        println!("skipped: qemu-utils is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (image, target) = (at("disk.qcow2"), at("target.raw"));
+    let copied = |source: &str, target: &str, more: &[&str]| {
+        let output = drover.run(&[&["copy", source, target], more].concat()).unwrap();
+        assert_eq!(output.code, Some(0), "{more:?}: {}", output.err);
+        output
+    };
+    let refused = |source: &str, target: &str, more: &[&str], code: i32, words: &str| {
+        let output = drover.run(&[&["copy", source, target], more].concat()).unwrap();
+        assert!(output.code == Some(code) && output.err.contains(words), "{:?} {}", output.code, output.err);
+    };
+    run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 4M", &image]);
+    copied(&image, &target, &[]);
+    run("qemu-img", &["bitmap", "--add", &image, "monday"]);
+    run(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "write -P 2 1M 100k",
+            "-c",
+            "write -P 3 9M 1",
+            "-c",
+            "write -z 2M 64k",
+            &image,
+        ],
+    );
+    let server = Bitmaps::serve(Path::new(&image), &["monday"]);
+    let uri = server.uri();
+    let listed = drover.run(&["nbd", "list", &uri]).unwrap();
+    assert!(listed.out.contains("qemu:dirty-bitmap:monday"), "{}", listed.out);
+
+    // What the bitmap does not mark is not looked at, neither here nor there.
+    let mut expected = std::fs::read(&target).unwrap();
+    expected[3 << 20..][..5].copy_from_slice(b"local");
+    std::fs::write(&target, &expected).unwrap();
+    expected[1 << 20..][..100 << 10].fill(2);
+    expected[9 << 20] = 3;
+    expected[2 << 20..][..64 << 10].fill(0);
+    let said = copied(&uri, &target, &["--bitmap", "monday", "--verify", "full", "--json"]);
+    assert!(std::fs::read(&target).unwrap() == expected, "not what the bitmap marks, and only that");
+    let done: serde_json::Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
+    assert_eq!((&done["root"], &done["equal"]), (&serde_json::Value::Null, &true.into()), "{done:#}");
+    assert_eq!((done["bytes_marked"].as_u64(), done["blocks_compared"].as_u64()), (Some(4 << 16), Some(4)));
+
+    let bitmap = ["--bitmap", "monday"];
+    refused(&uri, &at("not-there"), &bitmap, 7, "is not there");
+    std::fs::write(at("small"), b"small").unwrap();
+    refused(&uri, &at("small"), &bitmap, 7, "holds 5 bytes and the source 16777216");
+    assert_eq!(std::fs::read(at("small")).unwrap(), b"small");
+    refused(&uri, &target, &["--bitmap", "tuesday"], 6, "monday");
+    refused(&target, &at("small"), &bitmap, 2, "nbd:// sources");
+    refused(&uri, "-", &bitmap, 2, "--bitmap does not go with -");
+    refused(&uri, &target, &["--bitmap", "monday", "--verify", "source"], 2, "--verify none or full");
+}
+
+#[test]
+fn a_copy_of_a_bitmap_and_one_of_the_whole_disk_are_never_taken_for_each_other() {
+    if ["qemu-img", "qemu-io", "qemu-nbd"]
+        .iter()
+        .any(|it| Command::new(it).arg("--version").output().is_err())
+    {
+        println!("skipped: qemu-utils is not installed");
+        return;
+    }
+    let (folder, drover) = setup();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (image, target, journal) = (at("disk.qcow2"), at("target.raw"), at("journal"));
+    run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "8M"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 8M", &image]);
+    run("qemu-img", &["bitmap", "--add", &image, "monday"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 2 1M 1M", &image]);
+    let server = Bitmaps::serve(Path::new(&image), &["monday"]);
+    let uri = server.uri();
+    let copy = |more: &[&str]| {
+        drover.run(&[&["copy", &uri, &target, "--journal", &journal], more].concat()).unwrap()
+    };
+    std::fs::write(&target, vec![1; 8 << 20]).unwrap();
+    let kept = copy(&["--bitmap", "monday"]);
+    assert_eq!(kept.code, Some(0), "{}", kept.err);
+    let again = copy(&["--bitmap", "monday"]);
+    assert!(again.code == Some(0) && again.err.contains("resumed: 1 MiB of 8 MiB"), "{}", again.err);
+    // Its journal says nothing of a whole copy.
+    let whole = copy(&["--verify", "full"]);
+    assert!(whole.code == Some(0) && whole.err.contains("started again"), "{}", whole.err);
+    assert!(whole.err.contains("128 of 128 blocks compared"), "{}", whole.err);
+    // A whole copy that stopped does not hold what a bitmap leaves out.
+    let length = std::fs::metadata(&journal).unwrap().len();
+    std::fs::File::options().write(true).open(&journal).unwrap().set_len(length - 8).unwrap();
+    let refused = copy(&["--bitmap", "monday"]);
+    assert!(
+        refused.code == Some(7) && refused.err.contains("a copy that is not finished"),
+        "{}",
+        refused.err
+    );
+}

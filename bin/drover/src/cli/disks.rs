@@ -66,6 +66,12 @@ pub struct CopyArgs {
     /// Overwrite a target that already holds something (never one that is mounted or otherwise in use)
     #[arg(long)]
     pub force: bool,
+    /// Copy only what this dirty bitmap of an nbd:// source marks (`drover nbd list` shows them), widened to blocks of
+    /// 64 KiB, onto a target that is there, has the source's size and holds what the disk held when the bitmap began.
+    /// Nothing else of the target is looked at: if it holds something else, it is no copy afterwards either.
+    /// `--verify full` compares what was copied; there is no root
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["force", "no_hash", "options", "compress"])]
+    pub bitmap: Option<String>,
     /// Do not compare a disk of an appliance with the appliance's checksums
     #[arg(long)]
     pub ignore_manifest: bool,

@@ -10,7 +10,7 @@ pub enum NbdCommand {
 
 const AFTER: &str = "\
 Contexts are what the server can tell of an export besides its bytes: base:allocation says what reads as zeros, \
-qemu:dirty-bitmap:NAME what was written since QEMU began that bitmap.
+qemu:dirty-bitmap:NAME what was written since QEMU began that bitmap (`drover copy --bitmap NAME`).
 
 Examples:
   drover nbd list nbd://host

@@ -24,6 +24,9 @@ pub fn run(args: &CopyArgs) -> Result<Exit, Failure> {
         return super::stream::run(args);
     }
     let run = DiskRun::new(&args.tune, args.run.json, args.run.quiet)?;
+    if let Some(bitmap) = &args.bitmap {
+        return super::bitmap::run(args, bitmap, &run);
+    }
     let source = endpoint::open_source(&source_of(args, false))?;
     let target = endpoint::open_target(args, source.disk.as_ref())?;
     let proof = Proof::start(args, &run.stop)?;
@@ -92,7 +95,7 @@ impl Job<'_> {
         let report = self
             .run
             .shown("copy", |progress| copy(&job, progress, &self.run.stop))
-            .map_err(|error| self.failure(error, job.target.as_ref(), journal.is_some()))?;
+            .map_err(|error| failure(error, job.target.as_ref(), journal.is_some()))?;
         report.note.iter().for_each(|note| self.run.say(note));
         self.run.tell_proof(proof)?;
         let check = self.verify(&source, &target.end, &report.leaves)?;
@@ -125,7 +128,7 @@ impl Job<'_> {
                 let found = hash_parts(disk, &self.run.options, progress, &self.run.stop, |_| Ok(()));
                 found.map(|found| (found, progress.snapshot().read))
             })
-            .map_err(|error| self.failure(error, disk, false))?;
+            .map_err(|error| failure(error, disk, false))?;
         self.run.tell_proof(proof)?;
         let rate = Rate::of(bytes, found.elapsed);
         let root = found.root;
@@ -154,7 +157,7 @@ impl Job<'_> {
         let result = self.run.shown("verify", |progress| {
             verify(disk, leaves, how, &self.run.options, progress, &self.run.stop)
         });
-        let found = result.map_err(|error| self.failure(error, disk, true))?;
+        let found = result.map_err(|error| failure(error, disk, true))?;
         Ok(Some(Check::of_leaves(&found, share)))
     }
 
@@ -173,7 +176,7 @@ impl Job<'_> {
             let (options, stop) = (&self.run.options, &self.run.stop);
             compare([source, target], source.size(), Share::Full, options, progress, stop)
         });
-        let found = result.map_err(|error| self.failure(error, target, true))?;
+        let found = result.map_err(|error| failure(error, target, true))?;
         Ok(Check::of_source(&found, leaves))
     }
 
@@ -213,18 +216,17 @@ impl Job<'_> {
             self.run.say(&check.verdict);
         }
     }
+}
 
-    fn failure(&self, error: MoveError, target: &dyn Disk, resumable: bool) -> Failure {
-        let failure = transfer_failure(error, target.name());
-        let advice = match (resumable, failure.exit) {
-            (true, Exit::TargetFull) => {
-                "make room, then run the same command again: it goes on where it stopped"
-            }
-            (true, _) => "run the same command again: it goes on where it stopped",
-            (false, _) => return failure,
-        };
-        failure.advise(advice)
-    }
+/// The failure of a copy, and whether the same command again goes on with it.
+pub fn failure(error: MoveError, target: &dyn Disk, resumable: bool) -> Failure {
+    let failure = transfer_failure(error, target.name());
+    let advice = match (resumable, failure.exit) {
+        (true, Exit::TargetFull) => "make room, then run the same command again: it goes on where it stopped",
+        (true, _) => "run the same command again: it goes on where it stopped",
+        (false, _) => return failure,
+    };
+    failure.advise(advice)
 }
 
 impl Check {
@@ -275,7 +277,7 @@ fn link_text(link: &Way, zero: u64) -> String {
     )
 }
 
-fn verdict(check: &Verification, how: Share) -> String {
+pub fn verdict(check: &Verification, how: Share) -> String {
     let compared = format!("{} of {} blocks compared", check.blocks, check.blocks_total);
     match check.mismatches.first() {
         None if check.blocks == check.blocks_total => format!("verified: equal, {compared}"),

@@ -51,6 +51,7 @@ fn check(args: &CopyArgs) -> Result<(), Failure> {
             no("another format than raw", "an image cannot be written in order")
         }
         () if args.verify != VerifyArg::None => no("--verify", "a stream cannot be read back"),
+        () if args.bitmap.is_some() => no("--bitmap", "a stream has no target that holds the rest"),
         () if args.journal.is_some() => no("--journal", "a stream cannot be resumed"),
         () if args.run.json => no("--json", "standard output carries the disk"),
         () => Ok(()),

@@ -77,6 +77,14 @@ pub fn path_of(text: &str) -> Option<PathBuf> {
     }
 }
 
+/// The NBD export that a text names, if it names one.
+pub fn nbd_uri_of(text: &str) -> Option<NbdUri> {
+    match place(text) {
+        Ok(Place::Nbd(uri)) => Some(uri),
+        _ => None,
+    }
+}
+
 /// Whether a text names standard output.
 pub fn is_stream(text: &str) -> bool {
     matches!(place(text), Ok(Place::Stream))

@@ -242,7 +242,7 @@ pub fn journal_in_state(state: Option<&Path>, tag: &str) -> PathBuf {
 }
 
 /// The file behind a name: symbolic links are followed, so that a target has one journal.
-fn real_path(path: &Path) -> Result<PathBuf, Failure> {
+pub fn real_path(path: &Path) -> Result<PathBuf, Failure> {
     match std::fs::canonicalize(path) {
         Ok(real) => return Ok(real),
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(path, &error)),
@@ -267,7 +267,7 @@ pub fn remove_if_there(path: &Path) -> Result<(), Failure> {
     }
 }
 
-fn unusable(path: &Path, error: &io::Error) -> Failure {
+pub fn unusable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Exit::Target, format!("{}: {error}", path.display()))
 }
 
@@ -288,7 +288,7 @@ fn look_before_going_on(
 }
 
 /// An NBD export has no name of its own beyond its URI and no place for a journal beside it.
-fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
+pub fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     // A server that knows epochs keeps runs out that were given up for dead; others take no notice.
     let options = NbdOptions { fence: Some(drover_mover::new_epoch(0)), ..NbdOptions::default() };
     let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;

@@ -1,0 +1,142 @@
+//! Targets that hold all but a part of the disk already, and are brought up to date in place.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use drover_copy::Header;
+use drover_disk::device::{DeviceNumber, device_identity};
+use drover_disk::{Disk, FileDisk, OpenTarget};
+use drover_mover::{file_tag, journal_path};
+use drover_qcow2::Qcow2Options;
+
+use super::guard::{self, Earlier};
+use super::place::{Place, nbd_uri_of, place};
+use super::source::only_read;
+use super::target::{journal_in_state, open_nbd_target, real_path, target_failure, unusable};
+use super::{End, TargetEnd, format_of};
+use crate::cli::{CopyArgs, Format};
+use crate::exit::{Exit, Failure};
+use crate::qcow2;
+
+/// Opens a target that is there and has the source's size, to be changed where `what` says: the source as a journal
+/// names it. A copy that stopped half-way is none that holds the rest.
+pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> Result<TargetEnd, Failure> {
+    let size = source.size();
+    let mut target = match place(&args.target)? {
+        Place::Nbd(uri) => {
+            if nbd_uri_of(&args.source).as_ref() == Some(&uri) {
+                return Err(Failure::new(Exit::Usage, format!("{} is both source and target", args.target)));
+            }
+            let target = open_nbd_target(&uri)?;
+            check_size(&args.target, target.end.disk.size(), size)?;
+            target
+        }
+        Place::Path(path) => open_path(args, &path, size)?,
+        Place::Agent(_) => {
+            return Err(Failure::new(Exit::Usage, "--bitmap copies to files, devices and NBD servers"));
+        }
+        Place::Web(_)
+        | Place::Ssh(_)
+        | Place::Ova(..)
+        | Place::Vsphere { .. }
+        | Place::Null
+        | Place::Stream => {
+            return Err(Failure::new(Exit::Usage, format!("'{}' cannot be written to", args.target)));
+        }
+    };
+    let beside = target.journal.take();
+    let is_kept = |beside: &Path| match &args.journal {
+        Some(journal) => journal == beside,
+        None => !args.no_journal,
+    };
+    // Of a copy that stopped, or of what the target held before: a lie to the next run.
+    if let Some(beside) = beside.as_deref().filter(|beside| !is_kept(beside)) {
+        check_earlier(args, &target, beside, size, what)?;
+        super::target::remove_if_there(beside)?;
+    }
+    target.journal = args.journal.clone().or(beside.filter(|_| !args.no_journal));
+    if let Some(journal) = &target.journal {
+        guard::check_journal(journal)?;
+        check_earlier(args, &target, journal, size, what)?;
+        if let Some(folder) = journal.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|error| unusable(folder, &error))?;
+        }
+    }
+    Ok(target)
+}
+
+fn check_size(name: &str, there: u64, size: u64) -> Result<(), Failure> {
+    if there == size {
+        return Ok(());
+    }
+    let text = format!("{name} holds {there} bytes and the source {size}, so it is no earlier state of it");
+    Err(Failure::new(Exit::Target, text).advise("copy all of it, without --bitmap"))
+}
+
+/// Refuses what a copy that stopped left, unless it is this very one and the target still holds what it recorded.
+fn check_earlier(
+    args: &CopyArgs,
+    target: &TargetEnd,
+    journal: &Path,
+    size: u64,
+    what: &str,
+) -> Result<(), Failure> {
+    let Earlier::Half(half) = guard::earlier_copy(journal, size, what, &target.tag) else { return Ok(()) };
+    let at = journal.display();
+    if half.header.source != Header::new(size, what, &target.tag, 1).source {
+        if half.complete.is_some() || half.leaves.known_blocks() == 0 {
+            return Ok(());
+        }
+        let text = format!("{} holds a copy that is not finished, by its journal {at}", args.target);
+        return Err(Failure::new(Exit::Target, text).advise(
+            "if it is one of this bitmap, which marks something else by now, remove the journal; else finish that one \
+             first, or copy all of the disk with --force and without --bitmap",
+        ));
+    }
+    if guard::disk_still_holds(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)? {
+        return Ok(());
+    }
+    let text = format!("{} was changed since its journal {at} was made", args.target);
+    Err(Failure::new(Exit::Target, text).advise("remove the journal to copy all that the bitmap marks again"))
+}
+
+fn open_path(args: &CopyArgs, path: &Path, size: u64) -> Result<TargetEnd, Failure> {
+    let format = format_of(path, args.format);
+    if !matches!(format, Format::Raw | Format::Qcow2) {
+        return Err(only_read());
+    }
+    let path = real_path(path)?;
+    let Ok(meta) = std::fs::metadata(&path) else {
+        let text = format!("{} is not there, and a bitmap marks a part of the disk only", path.display());
+        return Err(Failure::new(Exit::Target, text).advise("copy all of it once, without --bitmap"));
+    };
+    guard::check_not_open(&path, &meta)?;
+    if meta.file_type().is_block_device() && format == Format::Raw {
+        return open_device(args, &path, DeviceNumber::of(meta.rdev()), size);
+    }
+    if !meta.is_file() {
+        return Err(Failure::new(Exit::Target, format!("{} is no file that can be changed", path.display())));
+    }
+    if format == Format::Qcow2 {
+        return qcow2::open_target(&path, size, true, false, Qcow2Options::default());
+    }
+    // Before it is opened: that would change its length.
+    check_size(&args.target, meta.len(), size)?;
+    let tag = file_tag(&path).map_err(|error| unusable(&path, &error))?;
+    opened(&path, size, tag, journal_path(&path))
+}
+
+fn open_device(args: &CopyArgs, path: &Path, device: DeviceNumber, size: u64) -> Result<TargetEnd, Failure> {
+    guard::check_unused(path, device)?;
+    let tag = device_identity(Path::new("/"), device);
+    let journal = journal_in_state(args.run.state.as_deref(), &tag);
+    opened(path, size, tag, journal)
+}
+
+fn opened(path: &Path, size: u64, tag: String, journal: PathBuf) -> Result<TargetEnd, Failure> {
+    let how = OpenTarget { size, create: false, resume: true };
+    let disk = FileDisk::open_target(path, how).map_err(target_failure)?;
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
+    Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal: Some(journal), link: None })
+}
