@@ -61,7 +61,7 @@ fn setup() -> (tempfile::TempDir, Drover) {
     (folder, drover)
 }
 
-/// So slow that a copy lasts until the test has done its part: 4 MB/s, of 72 MiB.
+/// So slow that a copy lasts until the test has done its part: 4 MB/s, of 96 MiB.
 const SLOW: &str = "32M";
 
 /// Arguments of a server that reads its rate from this file.

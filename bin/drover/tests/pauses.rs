@@ -179,15 +179,19 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
     let report = std::thread::scope(|scope| {
         let run = scope.spawn(|| copy(&job, &Progress::default(), &StopSignal::default()).unwrap());
         wait_for_records(&path);
+        let had = server.connections();
         server.freeze();
         let recorded = recorded_blocks(&path);
         assert!(recorded < 96 * 16, "it was done before the server slept");
-        let had = server.connections();
         server.go_on();
         std::thread::sleep(4 * patience);
-        // This process may have stood still as well.
-        wait_until("the sleep is noticed", PATIENCE, || server.connections() > had);
+        // This process may have stood still as well. Without a server the copy would wait for ever.
+        let is_noticed = (0..12_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            server.connections() > had
+        });
         server.thaw();
+        assert!(is_noticed, "the server is not dialled again");
         run.join().unwrap()
     });
     assert!(report.snapshot.retries > 0, "the sleep was not noticed");
