@@ -65,7 +65,7 @@ fn one_vm_that_fails_does_not_hold_up_the_others() {
 fn the_report_tells_phases_disks_equality_and_rates() {
     let world = World::with(&[vm("one", PowerState::On, 2)], "start: true");
     // Long enough for several samples of the rate.
-    world.slow_down(Duration::from_millis(150));
+    world.slow_down(Duration::from_millis(500));
     let events = Mutex::new(Vec::new());
     world.run(&Watch(|event: &Event| events.lock().unwrap().push(event.clone())));
     let report = plan_report(&world.store, PLAN).unwrap().unwrap();

@@ -178,13 +178,11 @@ fn a_stop_before_any_phase_undoes_and_can_be_resumed() {
 #[test]
 fn a_stop_in_mid_copy_loses_nothing_that_was_recorded() {
     let world = one();
-    world.slow_down(Duration::from_millis(30));
+    world.slow_down_in_the_middle();
     let stop = StopSignal::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while world.read().values().sum::<u64>() < 8 * 65536 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            world.wait_for_the_middle();
             stop.stop();
         });
         world.run_until(&NoObserver, &stop);
@@ -195,13 +193,14 @@ fn a_stop_in_mid_copy_loses_nothing_that_was_recorded() {
 #[test]
 fn another_process_can_ask_for_the_stop() {
     let world = one();
-    world.slow_down(Duration::from_millis(200));
-    let watch = Watch(|event: &Event| {
-        if enters(event, "on", Phase::Copy) {
+    world.slow_down_in_the_middle();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            world.wait_for_the_middle();
             world.store.ask_cancel(PLAN).unwrap();
-        }
+        });
+        world.run(&NoObserver);
     });
-    world.run(&watch);
     assert_stopped_in_mid_copy(&world);
 }
 
@@ -225,7 +224,7 @@ fn assert_stopped_in_mid_copy(world: &World) {
 #[test]
 fn a_disk_that_fails_does_not_keep_the_source_off_until_the_others_are_copied() {
     let world = World::with(&[vm("on", PowerState::On, 3)], "start: true");
-    world.slow_down(Duration::from_millis(50));
+    world.slow_down_in_the_middle();
     world.set_trouble_at("open source", 3, Trouble::Fails);
     world.run(&NoObserver);
     let row = world.row("vm-on");

@@ -62,7 +62,8 @@ impl Replica {
             pass,
             options: TransferOptions {
                 request_bytes: Some(2 * BLOCK_BYTES),
-                retry: RetryPolicy { give_up_after: Duration::from_millis(200), ..RetryPolicy::default() },
+                // What passes has passed long before on any machine.
+                retry: RetryPolicy { give_up_after: Duration::from_secs(120), ..RetryPolicy::default() },
                 ..TransferOptions::default()
             },
         }
@@ -311,9 +312,12 @@ fn without_a_journal_a_pass_copies_all() {
 fn a_stop_in_the_middle_keeps_what_was_copied() {
     let replica = Replica::with_first_pass();
     let spans: Vec<ByteSpan> = (0..BLOCKS - 1).map(|block| replica.write(block, 0x66)).collect();
-    replica.source.add_fault(DiskOp::Read, Nth::From(1), Effect::Delay(Duration::from_millis(5)));
     let (stop, progress) = (StopSignal::default(), Progress::default());
-    let job = replica.job(Some(pass(2, Areas::Changed(spans.clone()))));
+    let mut job = replica.job(Some(pass(2, Areas::Changed(spans.clone()))));
+    // Few requests in flight, each late from the fourth on: the stop comes in the middle.
+    let late = Nth::From(replica.source.counts().reads + 4);
+    replica.source.add_fault(DiskOp::Read, late, Effect::Delay(Duration::from_millis(400)));
+    (job.options.lanes, job.options.depth) = (Some(2), Some(2));
     let result = std::thread::scope(|scope| {
         let copying = scope.spawn(|| copy(&job, &progress, &stop));
         while progress.snapshot().settled == 0 {

@@ -27,7 +27,8 @@ fn options() -> TransferOptions {
     TransferOptions {
         request_bytes: Some(2 * BLOCK_BYTES),
         memory: MemoryBudget::new(6 * 2 * BLOCK_BYTES),
-        retry: RetryPolicy { give_up_after: Duration::from_millis(100), ..RetryPolicy::default() },
+        // What passes has passed long before on any machine.
+        retry: RetryPolicy { give_up_after: Duration::from_secs(120), ..RetryPolicy::default() },
         ..TransferOptions::default()
     }
 }
@@ -102,7 +103,9 @@ fn what_cannot_be_read_ends_the_run_with_its_error() {
     for kind in [DiskErrorKind::Failed, DiskErrorKind::Transient, DiskErrorKind::Corrupt] {
         let disk = MemDisk::new("disk", content(40 * BLOCK));
         disk.add_fault(DiskOp::Read, Nth::From(9), Effect::Fail(kind));
-        match streamed(&disk, &mut Vec::new(), &options()) {
+        let mut hasty = options();
+        hasty.retry.give_up_after = Duration::from_millis(100);
+        match streamed(&disk, &mut Vec::new(), &hasty) {
             Err(MoveError::Disk(error)) => assert_eq!(error.kind, kind),
             other => panic!("{other:?}"),
         }

@@ -206,6 +206,19 @@ impl World {
             .for_each(|disk| disk.add_fault(DiskOp::Read, Nth::Every(1), Effect::Delay(time)));
     }
 
+    /// Reads of every source disk are late from the sixth on: whoever looks then finds the copy in its middle.
+    pub fn slow_down_in_the_middle(&self) {
+        let late = Effect::Delay(Duration::from_millis(1500));
+        self.sources.values().for_each(|disk| disk.add_fault(DiskOp::Read, Nth::From(6), late));
+    }
+
+    /// Waits until a copy is in its middle.
+    pub fn wait_for_the_middle(&self) {
+        while self.read().values().sum::<u64>() < 8 * 65536 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub fn set_trouble(&self, call: &'static str, trouble: Trouble) {
         self.set_trouble_at(call, 1, trouble);
     }
