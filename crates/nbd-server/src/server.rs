@@ -328,9 +328,10 @@ impl AsFd for Listener {
 }
 
 /// A socket that nobody else can connect to, from its first moment on: a mode set afterwards would
-/// come too late. What another thread makes meanwhile gets fewer rights too, never more.
+/// come too late. What another thread makes meanwhile gets fewer rights too, never more; the owner's own
+/// stay, or a folder made then could not be entered.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let before = rustix::process::umask(Mode::from_raw_mode(0o077));
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
     listener.map_err(|error| match error.kind() {
@@ -340,4 +341,41 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
         ),
         _ => error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_private_and_a_folder_that_is_made_meanwhile_can_be_entered() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (is_over, sockets) = (AtomicBool::new(false), folder.path().join("sockets"));
+        std::fs::create_dir(&sockets).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0.. {
+                    let path = sockets.join(number.to_string());
+                    drop(bind_private(&path).unwrap());
+                    assert_eq!(mode(&path) & 0o077, 0);
+                    std::fs::remove_file(&path).unwrap();
+                    if is_over.load(SeqCst) {
+                        break;
+                    }
+                }
+            });
+            let modes: Vec<u32> = (0..3000)
+                .map(|number| {
+                    let path = folder.path().join(number.to_string());
+                    std::fs::create_dir(&path).unwrap();
+                    mode(&path)
+                })
+                .collect();
+            is_over.store(true, SeqCst);
+            assert!(modes.iter().all(|mode| mode & 0o700 == 0o700), "{modes:?}");
+        });
+    }
 }
