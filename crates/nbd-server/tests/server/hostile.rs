@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use drover_disk::MemDisk;
@@ -19,6 +20,20 @@ fn stage() -> Stage {
 
 fn still_serves(stage: &Stage) {
     assert_eq!(Raw::go(stage, &["base:allocation"]).read(512, 512).data[0].1, [7; 512]);
+}
+
+/// Runs this test in a process of its own, whose memory no other test uses; false in that process.
+fn is_run_alone(name: &str) -> bool {
+    const ALONE: &str = "DROVER_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    let output = alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let told =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    true
 }
 
 /// Resident memory of this process.
@@ -71,6 +86,9 @@ fn options_of_any_content_are_answered_or_end_the_connection() {
 
 #[test]
 fn lengths_beyond_all_bounds_take_no_memory() {
+    if is_run_alone("hostile::lengths_beyond_all_bounds_take_no_memory") {
+        return;
+    }
     let stage = stage();
     let before = resident_bytes();
     for _ in 0..20 {
@@ -102,6 +120,9 @@ fn endless_options_end() {
 
 #[test]
 fn a_client_that_takes_no_replies_is_held_back_and_blocks_nobody() {
+    if is_run_alone("hostile::a_client_that_takes_no_replies_is_held_back_and_blocks_nobody") {
+        return;
+    }
     let stage = Stage::readable(MemDisk::new("a", vec![7; 32 << 20]));
     let before = resident_bytes();
     let mut greedy: Vec<Raw> = (0..4).map(|_| Raw::go(&stage, &[])).collect();

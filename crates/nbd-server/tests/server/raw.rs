@@ -9,7 +9,7 @@ use drover_nbd::wire::{self, FIXED_NEWSTYLE, Fields, NO_ZEROES, answer, info, op
 use crate::Stage;
 
 /// No test waits longer for a byte.
-const WAIT: Duration = Duration::from_secs(40);
+const WAIT: Duration = Duration::from_secs(120);
 
 pub struct Raw {
     pub stream: UnixStream,
