@@ -20,7 +20,8 @@ pub const ACK: u32 = 1;
 pub const INFO: u32 = 3;
 pub const UNSUPPORTED: u32 = 0x8000_0001;
 
-/// Timeout of clients of a fake server: long for a machine under load, short for a test.
+/// Timeout of clients of a fake server that falls silent, and the time by which such servers count: long for a machine
+/// under load, short for a test.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A listening socket; each connection is served by the script, which gets its number from 0.
@@ -55,12 +56,22 @@ impl Fake {
         NbdDisk::open_source(&self.uri(), options()).unwrap()
     }
 
+    pub fn source_that_falls_silent(&self) -> NbdDisk {
+        NbdDisk::open_source(&self.uri(), hasty()).unwrap()
+    }
+
     pub fn target(&self) -> NbdDisk {
         NbdDisk::open_target(&self.uri(), options()).unwrap()
     }
 }
 
+/// For servers that answer.
 pub fn options() -> NbdOptions {
+    NbdOptions { timeout: Duration::from_secs(120), ..NbdOptions::default() }
+}
+
+/// For servers that fall silent.
+pub fn hasty() -> NbdOptions {
     NbdOptions { timeout: PATIENCE, ..NbdOptions::default() }
 }
 

@@ -90,7 +90,7 @@ fn a_handshake_in_drips_ends() {
             std::thread::sleep(PATIENCE / 20);
         }
     });
-    let error = NbdDisk::open_source(&fake.uri(), options()).err().unwrap();
+    let error = NbdDisk::open_source(&fake.uri(), hasty()).err().unwrap();
     assert_eq!(error.kind, DiskErrorKind::Transient, "{}", words(&error));
 }
 

@@ -96,7 +96,7 @@ fn lists_are_bounded() {
             peer.answer(3, 2, &entry(b"again", b""))?;
         }
     });
-    let error = list(&fake.uri(), &options()).unwrap_err();
+    let error = list(&fake.uri(), &hasty()).unwrap_err();
     assert!(matches!(error.kind, DiskErrorKind::Corrupt | DiskErrorKind::Transient), "{}", words(&error));
 }
 

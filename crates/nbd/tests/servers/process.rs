@@ -1,12 +1,16 @@
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_nbd::NbdUri;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Dir, text};
+
+/// Generous: only what never comes runs into it.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running server, ended when dropped.
 pub struct Server {
@@ -30,7 +34,7 @@ impl Server {
         // The signal takes a moment to reach each thread.
         let started = Instant::now();
         while !self.is_frozen() {
-            assert!(started.elapsed() < Duration::from_secs(20), "it does not stop");
+            assert!(started.elapsed() < PATIENCE, "it does not stop");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -105,8 +109,11 @@ impl NbdServer {
     pub fn start(file: &Path, more: &str) -> NbdServer {
         let dir = Dir::new();
         let (config, socket, pid) = (dir.file("config"), dir.file("nbd.sock"), dir.file("pid"));
-        let generic =
-            format!("[generic]\nallowlist = true\nlistenaddr = 127.0.0.1\nport = {}\n", free_port());
+        // It listens on TCP, too: at an address of its own, where nobody can take the port before it does.
+        static NUMBER: AtomicU8 = AtomicU8::new(0);
+        let (number, own) = (NUMBER.fetch_add(1, Ordering::Relaxed), std::process::id());
+        let address = format!("127.{}.{}.{}", 100 + number % 100, own >> 8 & 255, own & 255);
+        let generic = format!("[generic]\nallowlist = true\nlistenaddr = {address}\nport = 10809\n");
         let export = format!("unixsock = {}\n[web]\nexportname = {}\n{more}\n", text(&socket), text(file));
         std::fs::write(&config, generic + &export).unwrap();
         let mut command = Command::new("nbd-server");
@@ -118,7 +125,7 @@ impl NbdServer {
             if let Some(daemon) = number.and_then(Pid::from_raw).filter(|_| is_ready(&socket)) {
                 return NbdServer { dir, daemon };
             }
-            assert!(started.elapsed() < Duration::from_secs(20), "{command:?} never listened");
+            assert!(started.elapsed() < PATIENCE, "{command:?} never listened");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -132,10 +139,6 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         let _ = kill_process(self.daemon, Signal::TERM);
     }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Starts qemu-nbd with these arguments.
@@ -159,7 +162,7 @@ fn wait_until_ready(server: &mut Server, command: &Command) {
     while !is_ready(&server.socket) {
         let ended = server.child.try_wait().unwrap();
         assert!(ended.is_none(), "{command:?} ended: {ended:?}");
-        assert!(started.elapsed() < Duration::from_secs(20), "{command:?} never listened");
+        assert!(started.elapsed() < PATIENCE, "{command:?} never listened");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -8,7 +8,11 @@ use crate::fake::*;
 use crate::{bytes, read, words};
 
 fn refused(fake: &Fake) -> DiskError {
-    match NbdDisk::open_source(&fake.uri(), options()) {
+    refused_with(fake, options())
+}
+
+fn refused_with(fake: &Fake, options: drover_nbd::NbdOptions) -> DiskError {
+    match NbdDisk::open_source(&fake.uri(), options) {
         Err(error) => error,
         Ok(_) => panic!("should have been refused"),
     }
@@ -144,7 +148,7 @@ fn a_server_that_says_nothing_is_given_up() {
         drop(peer);
         Ok(())
     });
-    assert_eq!(refused(&fake).kind, DiskErrorKind::Transient);
+    assert_eq!(refused_with(&fake, hasty()).kind, DiskErrorKind::Transient);
 }
 
 #[test]

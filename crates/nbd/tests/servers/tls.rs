@@ -9,7 +9,7 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri, TlsFiles, UriTls};
 use drover_types::ByteSpan;
 
 use crate::certificates::Authority;
-use crate::fake::{ACK, Fake, UNSUPPORTED, options};
+use crate::fake::{ACK, Fake, UNSUPPORTED, hasty, options};
 use crate::process::{Server, installed, nbdkit, qemu_nbd};
 use crate::{Dir, bytes, read, submit_read, submit_write, text, words};
 
@@ -242,7 +242,7 @@ fn a_server_that_dawdles_in_tls_is_given_up() {
         peer.answer(5, ACK, &[])?;
         peer.hold()
     });
-    let error = NbdDisk::open_source(&fake.uri().with_tls(UriTls::default()), options()).err().unwrap();
+    let error = NbdDisk::open_source(&fake.uri().with_tls(UriTls::default()), hasty()).err().unwrap();
     assert_eq!(error.kind, DiskErrorKind::Transient, "{}", words(&error));
 }
 
