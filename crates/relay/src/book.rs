@@ -50,10 +50,10 @@ impl Book {
         pages.totals.refuse(reason);
     }
 
-    /// The same with words.
+    /// The same with words. Who sees it counted finds the words.
     pub(crate) fn refuse(&self, client: &OwnedFd, meta: &Meta, reason: Refusal, why: String) {
-        self.turn_away(client, reason);
         self.tell(meta, reason, why);
+        self.turn_away(client, reason);
     }
 
     /// Keeps why a connection came to nothing that is counted elsewhere.
@@ -71,5 +71,35 @@ impl Book {
 
     pub(crate) fn take_told(&self) -> Vec<Refused> {
         self.pages().told.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn who_sees_a_refusal_counted_finds_its_words() {
+        let client = OwnedFd::from(UnixStream::pair().unwrap().0);
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let meta =
+            Meta { id: 1, client: address, target: "x:1".into(), rule: None, accepted_at: Instant::now() };
+        for _ in 0..40 {
+            let book = Book::default();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    (0..TOLD_MAX).for_each(|_| book.refuse(&client, &meta, Refusal::Link, "no link".into()));
+                });
+                let mut told = 0;
+                while told < TOLD_MAX {
+                    let counted = book.totals().refused.get(&Refusal::Link).map_or(0, |it| *it as usize);
+                    told += book.take_told().len();
+                    assert!(told >= counted, "{counted} are counted, and {told} told");
+                }
+            });
+        }
     }
 }
