@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 
-use common::{client, listener, noise, options, read_all, relay_to, start, wait_for};
-use drover_relay::{Destination, Line, PIPE_BYTES};
+use common::{client, listener, noise, options, read_all, relay_to, start, stuff, wait_for};
+use drover_relay::{ConnectionStats, Destination, Line, PIPE_BYTES, Snapshot, Waiting};
 
 /// Hands on what is accepted.
 fn accepting(target: TcpListener) -> Receiver<TcpStream> {
@@ -85,7 +85,7 @@ fn five_thousand_idle_and_two_hundred_busy_connections() {
     let connect = || TcpStream::connect(relay.addresses()[1]).unwrap();
     let waiting = waiting_max().min(idle);
     let pairs: Vec<(TcpStream, TcpStream)> =
-        (waiting..idle).map(|_| (connect(), sleepy.accept().unwrap().0)).collect();
+        (waiting..idle).map(|_| (connect(), common::accept(&sleepy))).collect();
     let sleepers: Vec<TcpStream> = (0..waiting).map(|_| connect()).collect();
     let told = wait_for(&relay, "the idle ones", |it| it.totals.connected == idle as u64);
     assert!(told.pipes <= 2, "idle connections hold {} pipes", told.pipes);
@@ -149,6 +149,10 @@ fn a_storm_of_connections_is_taken_in_and_all_are_served() {
     assert_eq!((told.totals.accepted, told.totals.up_bytes, told.live), (1000, 100_000, 0));
 }
 
+fn is_full(told: &ConnectionStats) -> bool {
+    told.up.waiting == Waiting::Target
+}
+
 #[test]
 fn slow_readers_hold_no_more_than_the_budget_and_others_go_on() {
     const BUDGET: usize = 8 * PIPE_BYTES;
@@ -157,34 +161,24 @@ fn slow_readers_hold_no_more_than_the_budget_and_others_go_on() {
     options.pipes_bytes_max = BUDGET;
     let relay = start(&options);
     let streams = accepting(target);
-    let slow: Vec<_> = (0..40)
-        .map(|_| {
+    let slow: Vec<_> = (1..=40)
+        .map(|number| {
             let near = client(&relay);
             let far = streams.recv_timeout(common::PATIENCE).unwrap();
-            near.set_nonblocking(true).unwrap();
-            let content = vec![1; 64 << 10];
-            let mut blocked = 0;
-            while blocked < 20 {
-                // How much went does not matter: all bytes are alike.
-                let written = (&near).write(&content).unwrap_or(0);
-                blocked = if written == 0 { blocked + 1 } else { 0 };
-                if written == 0 {
-                    std::thread::sleep(std::time::Duration::from_millis(2));
-                }
-            }
+            let are_full =
+                |told: &Snapshot| told.connections.iter().filter(|it| is_full(it)).count() == number;
+            stuff(&relay, &near, "a slow reader", are_full);
             (near, far)
         })
         .collect();
     let near = client(&relay);
     echo(streams.recv_timeout(common::PATIENCE).unwrap());
     busy_with(near, 5);
-    let told = relay.snapshot(50);
+    let told =
+        wait_for(&relay, "those who are slow", |it| it.connections.iter().any(|it| it.up.held_bytes > 0));
     assert!(told.pipe_bytes <= BUDGET as u64, "{} bytes of pipes", told.pipe_bytes);
-    let held: u64 = told.connections.iter().map(|it| it.up.held_bytes).sum();
-    assert!(held > 0, "nobody was slow");
     drop(slow);
-    wait_for(&relay, "the end of all", |it| it.live == 0);
-    assert_eq!(relay.snapshot(0).totals.accepted, 41);
+    wait_for(&relay, "the end of all", |it| it.live == 0 && it.totals.accepted == 41);
 }
 
 #[test]
@@ -193,9 +187,9 @@ fn pipes_of_a_burst_are_given_back() {
     let relay = relay_to(&target);
     for number in 0..2 {
         let near = client(&relay);
-        echo(target.accept().unwrap().0);
+        echo(common::accept(&target));
         busy_with(near, number);
-        let told = wait_for(&relay, "the end of its pipes", |it| it.live == 0 && it.pipes == 0);
-        assert_eq!(told.pipe_bytes, 0);
+        let are_gone = |it: &Snapshot| it.live == 0 && it.pipes == 0 && it.pipe_bytes == 0;
+        wait_for(&relay, "the end of its pipes", are_gone);
     }
 }

@@ -37,7 +37,7 @@ impl Scene {
     fn new(allowed: &str) -> Scene {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| format!("unix:{}/{name}", folder.path().display());
-        let ports = Ports::start(vec![at(allowed).parse().unwrap()], Duration::from_secs(10), 100).unwrap();
+        let ports = Ports::start(vec![at(allowed).parse().unwrap()], PATIENCE, 100).unwrap();
         let (ports, sessions) = (Arc::new(ports), Arc::<Mutex<Vec<Session>>>::default());
         let (connecting, kept) = (ports.clone(), sessions.clone());
         let dial = move || {

@@ -5,14 +5,14 @@ mod common;
 #[path = "common/net.rs"]
 mod net;
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{noise, read_all};
+use common::{is_turned_away, noise, read_all};
 use drover_relay::transparent::{Catch, Lease, Method, Rules, clean};
-use drover_relay::{Destination, Line, Refusal, Relay, RelayOptions, Snapshot, any_address};
+use drover_relay::{Destination, Line, Refusal, Relay, RelayOptions, Totals, any_address};
 use net::{Net, SERVERS, server};
 
 const PORT: u16 = 8000;
@@ -123,8 +123,16 @@ struct Running {
 }
 
 impl Running {
-    fn snapshot(&self) -> Snapshot {
-        self.teller.snapshot(100)
+    fn wait_for(&self, what: &str, is_there: impl Fn(&Totals) -> bool) {
+        let until = Instant::now() + common::PATIENCE;
+        loop {
+            let told = self.teller.snapshot(100);
+            if is_there(&told.totals) {
+                return;
+            }
+            assert!(Instant::now() < until, "{what} never came: {told:#?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn stop(self) {
@@ -166,7 +174,7 @@ fn redirected_connections_reach_where_they_were_meant_to_go() {
         let address = SocketAddr::new(server(is_ipv4, 2), OTHER_PORT);
         assert_eq!(visit_from(&net.client, address), direct(is_ipv4, 2, OTHER_PORT));
     }
-    assert_eq!(hop.snapshot().totals.accepted, 4);
+    hop.wait_for("four clients", |it| it.accepted == 4);
     hop.stop();
     assert_clean(&net);
     let address = SocketAddr::new(server(true, 2), PORT);
@@ -184,7 +192,7 @@ fn intercepted_connections_reach_where_they_were_meant_to_go() {
         let address = SocketAddr::new(server(is_ipv4, 2), OTHER_PORT);
         assert_eq!(visit_from(&net.client, address), direct(is_ipv4, 2, OTHER_PORT));
     }
-    assert_eq!(hop.snapshot().totals.accepted, 2);
+    hop.wait_for("two clients", |it| it.accepted == 2);
     hop.stop();
     assert_clean(&net);
 }
@@ -198,8 +206,7 @@ fn a_kept_source_is_what_the_server_sees() {
         let address = SocketAddr::new(server(is_ipv4, 3), PORT);
         assert_eq!(visit_from(&net.client, address), direct(is_ipv4, 3, PORT));
     }
-    let told = hop.snapshot();
-    assert_eq!((told.totals.connected, told.totals.up_bytes), (2, 600_000));
+    hop.wait_for("both visits", |it| (it.connected, it.up_bytes) == (2, 600_000));
     hop.stop();
     assert_clean(&net);
 }
@@ -222,7 +229,7 @@ fn many_destinations_go_at_once() {
         for (visit, expected) in visits {
             assert_eq!(visit.join().unwrap(), expected);
         }
-        assert_eq!(hop.snapshot().totals.connected, 100);
+        hop.wait_for("all visits", |it| it.connected == 100);
         hop.stop();
     }
     assert_clean(&net);
@@ -236,14 +243,10 @@ fn who_calls_the_relay_itself_is_reset_and_makes_no_loop() {
         for (address, port) in [("10.1.0.1", hop.addresses[0].port()), ("fd00:1::1", hop.addresses[1].port())]
         {
             let address = SocketAddr::new(address.parse().unwrap(), port);
-            let error = Net::within(&net.client, move || {
-                let mut stream = TcpStream::connect(address).unwrap();
-                stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
-                stream.read(&mut [0; 8]).unwrap_err()
-            });
-            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{method:?} {address}");
+            let is_reset = Net::within(&net.client, move || is_turned_away(address));
+            assert!(is_reset, "{method:?} {address}");
         }
-        assert_eq!(hop.snapshot().totals.refused[&Refusal::Loop], 2);
+        hop.wait_for("both refusals", |it| it.refused.get(&Refusal::Loop) == Some(&2));
         hop.stop();
     }
 }
@@ -258,7 +261,7 @@ fn what_the_router_itself_connects_to_is_caught_once() {
         assert_eq!(visit_from(&net.router, address), relayed(is_ipv4, 2));
         assert_eq!(visit_from(&net.client, address), relayed(is_ipv4, 2));
     }
-    assert_eq!(hop.snapshot().totals.accepted, 4);
+    hop.wait_for("four clients", |it| it.accepted == 4);
     hop.stop();
     assert_clean(&net);
 }
@@ -278,9 +281,10 @@ fn what_is_meant_for_the_router_itself_is_left_to_it() {
             assert_eq!(visit_from(&net.client, address), format!("{client} {address}"), "{method:?}");
             assert_eq!(visit_from(&net.router, address), format!("{own} {address}"), "{method:?}");
         }
-        assert_eq!(hop.snapshot().totals.accepted, 0, "{method:?}");
         let address = SocketAddr::new(server(true, 2), PORT);
         assert_eq!(visit_from(&net.client, address), relayed(true, 2));
+        hop.wait_for("the one that was caught", |it| it.accepted > 0);
+        assert_eq!(hop.teller.snapshot(0).totals.accepted, 1, "{method:?}");
         hop.stop();
     }
     assert_clean(&net);
@@ -300,7 +304,11 @@ fn cleaning_removes_what_is_dead_and_leaves_what_lives() {
         assert!(clean().unwrap().is_empty());
         let number = dead.number;
         drop(dead);
-        let removed = clean().unwrap();
+        // A program that another test starts holds it, too, until it is its own.
+        let (until, mut removed) = (Instant::now() + common::PATIENCE, Vec::new());
+        while removed.len() < 3 && Instant::now() < until {
+            removed.extend(clean().unwrap());
+        }
         assert_eq!(removed.len(), 3, "{removed:?}");
         assert!(removed[0].ends_with(&format!("drover_relay_{number}")), "{removed:?}");
         assert!(clean().unwrap().is_empty());
@@ -325,9 +333,9 @@ fn rules_that_cannot_be_made_leave_nothing() {
         .unwrap();
     let line = format!("add table inet drover_relay_{number} {{ flags owner; }}\n");
     owner.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
-    let until = std::time::Instant::now() + common::PATIENCE;
+    let until = Instant::now() + common::PATIENCE;
     while !Net::output(&router, "nft list tables").contains("drover_relay_") {
-        assert!(std::time::Instant::now() < until, "the table never came");
+        assert!(Instant::now() < until, "the table never came");
         std::thread::sleep(Duration::from_millis(20));
     }
     let failure = Net::within(&router, move || {

@@ -216,6 +216,8 @@ fn rules(listing: &str) -> impl Iterator<Item = u32> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
@@ -228,8 +230,12 @@ mod tests {
         assert_eq!(rules(listing).collect::<Vec<_>>(), [7]);
     }
 
+    /// The tests of one process count from the same number, and one would take what another gave back.
+    static NUMBERS: Mutex<()> = Mutex::new(());
+
     #[test]
     fn a_number_is_one_relays_for_as_long_as_it_lives() {
+        let _numbers = NUMBERS.lock();
         let (a, b) = (Lease::take().unwrap(), Lease::take().unwrap());
         assert_ne!(a.number, b.number);
         let number = a.number;
@@ -240,6 +246,7 @@ mod tests {
 
     #[test]
     fn a_relay_that_was_asked_too_often_is_alive_and_holds_up_nobody() {
+        let _numbers = NUMBERS.lock();
         let lease = Lease::take().unwrap();
         rustix::net::listen(&lease._held, 0).unwrap();
         let mut asked = Vec::new();

@@ -4,10 +4,12 @@
 
 mod streams;
 
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use drover_relay::{Destination, Line, Relay, RelayOptions, Snapshot};
+use drover_relay::{Destination, Line, Relay, RelayOptions, Snapshot, Waiting};
 
 #[allow(unused_imports)]
 pub use streams::*;
@@ -36,6 +38,19 @@ pub fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
+/// A port that refuses: for as long as this lives it is taken, and nobody listens there.
+pub struct Refusing {
+    pub address: SocketAddr,
+    _socket: OwnedFd,
+}
+
+pub fn refusing() -> Refusing {
+    use rustix::net::{AddressFamily, SocketType, bind, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    Refusing { address: drover_tcp::local_address(&socket).unwrap(), _socket: socket }
+}
+
 pub fn client(relay: &Relay) -> TcpStream {
     connect_to(relay.addresses()[0])
 }
@@ -60,5 +75,42 @@ pub fn wait_for(relay: &Relay, what: &str, is_there: impl Fn(&Snapshot) -> bool)
         }
         assert!(Instant::now() < until, "{what} never came: {snapshot:#?}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a connection waits for its target to take what its client sent.
+pub fn is_full_up(told: &Snapshot) -> bool {
+    told.connections.iter().any(|it| it.up.waiting == Waiting::Target)
+}
+
+/// Whether a connection waits for its client to take what its target sent.
+pub fn is_full_down(told: &Snapshot) -> bool {
+    told.connections.iter().any(|it| it.down.waiting == Waiting::Target)
+}
+
+/// Writes ones until the relay is as it should be and nothing more is taken; gives how much went.
+pub fn stuff(
+    relay: &Relay,
+    mut stream: &TcpStream,
+    what: &str,
+    is_there: impl Fn(&Snapshot) -> bool,
+) -> (usize, Snapshot) {
+    stream.set_nonblocking(true).unwrap();
+    let (until, mut all, mut stuck) = (Instant::now() + PATIENCE, 0, 0);
+    loop {
+        let snapshot = relay.snapshot(50);
+        match stream.write(&[1; 64 << 10]) {
+            Ok(bytes) => (all, stuck) = (all + bytes, 0),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                stuck = if is_there(&snapshot) { stuck + 1 } else { 0 };
+                if stuck == 5 {
+                    stream.set_nonblocking(false).unwrap();
+                    return (all, snapshot);
+                }
+                assert!(Instant::now() < until, "{what} never came: {snapshot:#?}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 }
