@@ -50,7 +50,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/soak scripts/test-workspace .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
