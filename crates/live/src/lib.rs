@@ -9,6 +9,7 @@
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
 //! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
+//! what two libvirt daemons say of a domain ────────────> domain ─> what is in the way, who has it
 //! ```
 //!
 //! Pure: what the monitors said and the time go in. `drover-qemu` asks and tells them.
@@ -17,6 +18,7 @@
 
 mod ability;
 mod choose;
+mod domain;
 mod forecast;
 mod found;
 mod preflight;
@@ -27,6 +29,10 @@ mod watch;
 
 pub use ability::Ability;
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
+pub use domain::{
+    Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, copy_obstacles,
+    domain_found, domain_obstacles,
+};
 pub use forecast::{Facts, Forecast, Promise};
 pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};

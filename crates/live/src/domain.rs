@@ -1,0 +1,397 @@
+//! A libvirt domain that is to move: what both daemons tell of it, and what stands in the way, everything at once.
+//!
+//! libvirt refuses most of this, too, but one at a time, and some of it only when the target has begun to wait.
+
+use crate::preflight::Obstacle;
+use crate::settings::Side;
+
+/// A domain at the source, as its daemon tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domain {
+    /// Its name, of which a daemon has one.
+    pub name: String,
+    /// What the daemons know it by; it keeps it.
+    pub uuid: String,
+    /// `kvm`, `qemu`: what runs it.
+    pub virt: String,
+    /// `x86_64`.
+    pub arch: String,
+    /// `pc-q35-7.2`; of a domain that runs there are no aliases.
+    pub machine: String,
+    /// How its processors were chosen: `custom`, `host-passthrough`.
+    pub processor: String,
+    /// The program that runs it.
+    pub emulator: String,
+    /// Bytes of memory that it may have.
+    pub memory_bytes: u64,
+    /// Its memory is in huge pages.
+    pub has_huge_pages: bool,
+    /// Disks, with and without a medium.
+    pub disks: Vec<DomainDisk>,
+    /// Names of the libvirt networks that it is plugged into.
+    pub networks: Vec<String>,
+    /// Devices of the host that it was given.
+    pub host_devices: Vec<String>,
+    /// Its definition outlasts its run.
+    pub is_persistent: bool,
+    /// It is started with its host.
+    pub starts_with_host: bool,
+    /// A saved state of it lies there.
+    pub has_managed_save: bool,
+    /// Names of its snapshots.
+    pub snapshots: Vec<String>,
+    /// Names of its checkpoints.
+    pub checkpoints: Vec<String>,
+}
+
+/// A disk of a domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainDisk {
+    /// What the guest has it as: `vda`.
+    pub target: String,
+    /// Where its bytes are: `file`, `block`, `network`, in libvirt's words.
+    pub kind: String,
+    /// Its path, where it has one.
+    pub place: String,
+    /// `raw`, `qcow2`.
+    pub format: String,
+    /// What the guest sees of it.
+    pub bytes: u64,
+    /// The guest may only read it.
+    pub is_read_only: bool,
+    /// Several guests may have it at a time.
+    pub is_shareable: bool,
+    /// Another image lies beneath it.
+    pub is_backed: bool,
+    /// A job is at work on it.
+    pub has_job: bool,
+}
+
+impl DomainDisk {
+    /// Whether it would have to be copied where storage is not shared.
+    pub fn is_private(&self) -> bool {
+        let has_medium = !self.place.is_empty();
+        has_medium && self.kind != "network" && !self.is_read_only && !self.is_shareable
+    }
+}
+
+/// The place that a domain is to have at the target, as that daemon tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Another domain with this name.
+    pub namesake: Option<String>,
+    /// A saved state of this very domain lies there.
+    pub has_managed_save: bool,
+    /// Why its machine cannot be there.
+    pub machine_refused: Option<String>,
+    /// Why its processors cannot be there.
+    pub processor_refused: Option<String>,
+    /// Bytes of memory that nobody needs there, caches among them; absent: not told.
+    pub free_bytes: Option<u64>,
+    /// Names of the networks that are up there; absent: not asked.
+    pub networks: Option<Vec<String>>,
+}
+
+/// Where the copy of a disk would lie at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spot {
+    /// Nothing is there, in the pool of this name.
+    Free(String),
+    /// A volume is there.
+    Taken,
+    /// No pool holds it.
+    NoPool,
+}
+
+/// Everything that stands in the way, in the order of a look from the domain to its parts.
+pub fn domain_obstacles(domain: &Domain, room: &Room) -> Vec<Obstacle> {
+    let mut found = Found::default();
+    found.kept_state(domain, room);
+    found.devices(domain);
+    found.room(domain, room);
+    found.0
+}
+
+/// What stands in the way of copying disks. Nothing that is there is written over.
+pub fn copy_obstacles(disks: &[(DomainDisk, Spot)]) -> Vec<Obstacle> {
+    let mut found = Found::default();
+    for (disk, spot) in disks {
+        let DomainDisk { target, kind, place, format, .. } = disk;
+        if kind != "file" {
+            found.add(
+                format!("disk {target} ({place}) is of the kind {kind:?}, and only files are copied"),
+                "put it on storage that both hosts have, and say --disks shared",
+            );
+            continue;
+        }
+        if disk.is_backed {
+            found.add(
+                format!("disk {target} ({place}) lies on another image"),
+                "make it whole first: `virsh blockpull DOMAIN DISK --wait`",
+            );
+        }
+        if format != "raw" && format != "qcow2" {
+            found.add(
+                format!("disk {target} ({place}) has the format {format:?}"),
+                "raw and qcow2 are copied",
+            );
+        }
+        match spot {
+            Spot::Free(_) => {}
+            Spot::Taken => found.add(
+                format!("{place} is there at the target already"),
+                "if that is the same storage, say --disks shared; if an earlier move left it, or nobody needs it, remove it: \
+                 `virsh vol-delete PATH` there",
+            ),
+            Spot::NoPool => found.add(
+                format!("no storage pool at the target holds {place}"),
+                "make one of its folder there: `virsh pool-create-as NAME dir --target FOLDER`",
+            ),
+        }
+    }
+    found.0
+}
+
+#[derive(Default)]
+struct Found(Vec<Obstacle>);
+
+impl Found {
+    fn add(&mut self, what: impl Into<String>, advice: impl Into<String>) {
+        self.0.push(Obstacle { what: what.into(), advice: advice.into() });
+    }
+
+    /// What libvirt keeps of the domain beside its definition, and does not move.
+    fn kept_state(&mut self, domain: &Domain, room: &Room) {
+        for (side, has) in [(Side::Source, domain.has_managed_save), (Side::Target, room.has_managed_save)] {
+            if has {
+                self.add(
+                    format!("a saved state of it lies at the {side}"),
+                    "remove it if nobody needs it: `virsh managedsave-remove DOMAIN` there",
+                );
+            }
+        }
+        if !domain.snapshots.is_empty() {
+            self.add(
+                format!("it has snapshots ({}), which libvirt does not move", list(&domain.snapshots)),
+                "delete them: `virsh snapshot-delete DOMAIN NAME`",
+            );
+        }
+        if !domain.checkpoints.is_empty() {
+            self.add(
+                format!("it has checkpoints ({}), which libvirt does not move", list(&domain.checkpoints)),
+                "delete them: `virsh checkpoint-delete DOMAIN NAME`; the next backup is a full one",
+            );
+        }
+    }
+
+    fn devices(&mut self, domain: &Domain) {
+        for disk in domain.disks.iter().filter(|disk| disk.has_job) {
+            self.add(
+                format!("a job is at work on disk {}", disk.target),
+                format!("wait for its end, or end it: `virsh blockjob DOMAIN {} --abort`", disk.target),
+            );
+        }
+        if !domain.host_devices.is_empty() {
+            self.add(
+                format!("it has devices of its host ({})", list(&domain.host_devices)),
+                "take them out while it runs: `virsh detach-device DOMAIN FILE --live`",
+            );
+        }
+    }
+
+    fn room(&mut self, domain: &Domain, room: &Room) {
+        if let Some(uuid) = &room.namesake {
+            self.add(
+                format!("the target has another domain of the name {} ({uuid})", domain.name),
+                "rename one of them: `virsh domrename`",
+            );
+        }
+        if let Some(why) = &room.machine_refused {
+            self.add(
+                format!("the target cannot have its machine {}: {why}", domain.machine),
+                "install a QEMU there that knows it",
+            );
+        }
+        if let Some(why) = &room.processor_refused {
+            self.add(
+                format!("the target cannot have its processors: {why}"),
+                "choose a CPU model that both hosts have; the guest keeps it until it is switched off and on",
+            );
+        }
+        if let Some(free) =
+            room.free_bytes.filter(|free| *free < domain.memory_bytes && !domain.has_huge_pages)
+        {
+            self.add(
+                format!(
+                    "it has {} MiB of memory, and {} are free at the target",
+                    domain.memory_bytes >> 20,
+                    free >> 20
+                ),
+                "make room there, or take another host",
+            );
+        }
+        let Some(up) = &room.networks else { return };
+        let missing: Vec<String> =
+            domain.networks.iter().filter(|name| !up.contains(name)).cloned().collect();
+        if !missing.is_empty() {
+            self.add(
+                format!("networks that it is plugged into are not up at the target ({})", list(&missing)),
+                "make them there: `virsh net-define`, `virsh net-start`",
+            );
+        }
+    }
+}
+
+/// How one daemon has a domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainStand {
+    /// `running`, `paused`, `shut off`, in libvirt's words; empty: it has none.
+    pub state: String,
+    /// Why, in libvirt's words: `user`, `migrating`.
+    pub reason: String,
+    /// What is done with it.
+    pub job: DomainJob,
+}
+
+/// What a daemon does with a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DomainJob {
+    /// Nothing.
+    #[default]
+    None,
+    /// It leaves.
+    Out,
+    /// It comes.
+    In,
+    /// Something else.
+    Other,
+}
+
+impl DomainStand {
+    /// A process of QEMU is there for it.
+    pub fn is_active(&self) -> bool {
+        !matches!(self.state.as_str(), "" | "shut off")
+    }
+
+    /// It runs.
+    pub fn runs(&self) -> bool {
+        self.state == "running"
+    }
+
+    /// It was stopped by somebody, or by a fault of its own, not by a move.
+    fn stands_for_itself(&self) -> bool {
+        self.state == "paused" && self.reason != "migrating" && !self.reason.starts_with("post-copy")
+    }
+}
+
+/// What both daemons say of a domain, put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DomainFound {
+    /// It is at the source, and may move.
+    AtSource,
+    /// It is on its way between both.
+    Moving,
+    /// It is at the target, and the source has let it go.
+    AtTarget,
+    /// Neither runs it.
+    Nowhere,
+    /// Both have it, and nobody moves it.
+    Unclear(DomainUnclear),
+}
+
+/// Why nothing may be done by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainUnclear {
+    /// Both run it.
+    BothRun,
+    /// It runs at the target, and the source still has it, standing still.
+    LeftAtSource,
+    /// It stands at the source since a move, and the target does not have it.
+    Held,
+    /// It is being moved, and not to this target.
+    OtherMove,
+    /// Something else is being done with it.
+    OtherJob,
+    /// Part of it is at each side.
+    PostCopy,
+    /// Both have it, standing still.
+    BothStand,
+}
+
+impl DomainUnclear {
+    /// What it is, and what to do.
+    pub fn obstacle(self) -> Obstacle {
+        let (what, advice) = match self {
+            DomainUnclear::BothRun => (
+                "both daemons run it",
+                "stop one of them at once (`virsh destroy`) and look at what each has written",
+            ),
+            DomainUnclear::LeftAtSource => (
+                "it runs at the target, and the source still has it, standing still",
+                "never resume it at the source: `virsh destroy DOMAIN` there",
+            ),
+            DomainUnclear::Held => (
+                "it stands still at the source since a move that did not come to its end, and the target does not have it",
+                "see that no other host has it, then `virsh resume DOMAIN` at the source",
+            ),
+            DomainUnclear::OtherMove => (
+                "it is being moved, and not to this target",
+                "give that one with --to, wait for the end, or cancel it: `virsh domjobabort DOMAIN` at the source",
+            ),
+            DomainUnclear::OtherJob => (
+                "something else is being done with it",
+                "wait for its end (`virsh domjobinfo DOMAIN`), or cancel it: `virsh domjobabort DOMAIN`",
+            ),
+            DomainUnclear::PostCopy => (
+                "it went ahead of its memory (post-copy) in a move that drover did not begin",
+                "end neither; if the line broke, `virsh migrate --postcopy-resume` goes on",
+            ),
+            DomainUnclear::BothStand => (
+                "both daemons have it, standing still",
+                "look at both; only one of them may be resumed, and the other has to be destroyed",
+            ),
+        };
+        Obstacle { what: what.into(), advice: advice.into() }
+    }
+}
+
+/// What follows from how both daemons have it.
+pub fn domain_found(source: &DomainStand, target: &DomainStand) -> DomainFound {
+    use DomainUnclear as U;
+    if [source, target].iter().any(|stand| stand.reason.starts_with("post-copy")) {
+        return DomainFound::Unclear(U::PostCopy);
+    }
+    match (source.job, source.is_active(), target.is_active()) {
+        (DomainJob::Out, _, true) => DomainFound::Moving,
+        (DomainJob::Out, _, false) => DomainFound::Unclear(U::OtherMove),
+        (DomainJob::In | DomainJob::Other, _, _) => DomainFound::Unclear(U::OtherJob),
+        (DomainJob::None, false, false) => DomainFound::Nowhere,
+        (DomainJob::None, false, true) if target.job == DomainJob::None => DomainFound::AtTarget,
+        // The source is done and the target is about to be.
+        (DomainJob::None, false, true) => DomainFound::Moving,
+        (DomainJob::None, true, false) if source.runs() || source.stands_for_itself() => {
+            DomainFound::AtSource
+        }
+        (DomainJob::None, true, false) => DomainFound::Unclear(U::Held),
+        (DomainJob::None, true, true) => DomainFound::Unclear(match (source.runs(), target.runs()) {
+            (true, true) => U::BothRun,
+            (false, true) => U::LeftAtSource,
+            // It comes to the target from elsewhere, or is about to go.
+            (true, false) => U::OtherMove,
+            (false, false) => U::BothStand,
+        }),
+    }
+}
+
+/// The first few, and how many more.
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<&str>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        Some(more) if more > 0 => format!("{shown} and {more} more"),
+        _ => shown,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use super::*;
+
+fn disk() -> DomainDisk {
+    let text = str::to_string;
+    DomainDisk {
+        target: text("vda"),
+        kind: text("file"),
+        place: text("/vm/a.raw"),
+        format: text("raw"),
+        bytes: 1 << 30,
+        ..DomainDisk::default()
+    }
+}
+
+fn domain() -> Domain {
+    Domain {
+        name: "web01".into(),
+        machine: "pc-q35-10.0".into(),
+        memory_bytes: 1 << 30,
+        disks: vec![disk()],
+        networks: vec!["lan".into()],
+        is_persistent: true,
+        ..Domain::default()
+    }
+}
+
+fn room() -> Room {
+    Room { free_bytes: Some(2 << 30), networks: Some(vec!["lan".into()]), ..Room::default() }
+}
+
+#[track_caller]
+fn one(domain: &Domain, room: &Room, words: &str) {
+    let found = domain_obstacles(domain, room);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].to_string().contains(words), "{}", found[0]);
+}
+
+#[test]
+fn a_domain_with_room_has_no_obstacle() {
+    assert_eq!(domain_obstacles(&domain(), &room()), []);
+    // What is not told is not held against anybody.
+    assert_eq!(domain_obstacles(&domain(), &Room::default()), []);
+}
+
+#[test]
+fn each_obstacle_is_one_with_what_to_do() {
+    let text = str::to_string;
+    one(&Domain { has_managed_save: true, ..domain() }, &room(), "lies at the source; remove it");
+    one(&domain(), &Room { has_managed_save: true, ..room() }, "lies at the target; remove it");
+    one(&Domain { snapshots: vec![text("s1")], ..domain() }, &room(), "snapshots (s1)");
+    one(&Domain { checkpoints: vec![text("c1")], ..domain() }, &room(), "checkpoints (c1)");
+    let busy = DomainDisk { has_job: true, ..disk() };
+    one(&Domain { disks: vec![busy], ..domain() }, &room(), "blockjob DOMAIN vda --abort");
+    one(&Domain { host_devices: vec![text("pci 0000:01:00.0")], ..domain() }, &room(), "0000:01:00.0");
+    one(&domain(), &Room { namesake: Some(text("another-uuid")), ..room() }, "domrename");
+    one(&domain(), &Room { machine_refused: Some(text("unknown")), ..room() }, "pc-q35-10.0: unknown");
+    one(&domain(), &Room { processor_refused: Some(text("no avx")), ..room() }, "no avx");
+    one(&domain(), &Room { free_bytes: Some(5 << 20), ..room() }, "1024 MiB of memory, and 5 are free");
+    one(&domain(), &Room { networks: Some(vec![]), ..room() }, "(lan)");
+}
+
+#[test]
+fn all_obstacles_are_told_at_once() {
+    let bad = Domain { snapshots: vec!["s".into()], has_managed_save: true, ..domain() };
+    assert_eq!(domain_obstacles(&bad, &Room { namesake: Some("other".into()), ..room() }).len(), 3);
+}
+
+#[test]
+fn memory_in_huge_pages_is_not_held_against_what_is_free() {
+    let huge = Domain { has_huge_pages: true, ..domain() };
+    assert_eq!(domain_obstacles(&huge, &Room { free_bytes: Some(0), ..room() }), []);
+}
+
+#[test]
+fn only_what_has_a_place_of_its_own_is_copied() {
+    assert!(disk().is_private());
+    for shared in [
+        DomainDisk { kind: "network".into(), ..disk() },
+        DomainDisk { is_read_only: true, ..disk() },
+        DomainDisk { is_shareable: true, ..disk() },
+        DomainDisk { place: String::new(), ..disk() },
+    ] {
+        assert!(!shared.is_private(), "{shared:?}");
+    }
+}
+
+#[test]
+fn nothing_is_written_over_at_the_target() {
+    let free = || Spot::Free("vms".into());
+    assert_eq!(copy_obstacles(&[(disk(), free())]), []);
+    let words = |disk: DomainDisk, spot: Spot| copy_obstacles(&[(disk, spot)])[0].to_string();
+    assert!(words(disk(), Spot::Taken).contains("/vm/a.raw is there"));
+    assert!(words(disk(), Spot::NoPool).contains("pool-create-as"));
+    assert!(words(DomainDisk { is_backed: true, ..disk() }, free()).contains("blockpull"));
+    assert!(words(DomainDisk { kind: "block".into(), ..disk() }, free()).contains("only files"));
+    assert!(words(DomainDisk { format: "vmdk".into(), ..disk() }, free()).contains("vmdk"));
+}
+
+fn stand(state: &str, reason: &str, job: DomainJob) -> DomainStand {
+    DomainStand { state: state.into(), reason: reason.into(), job }
+}
+
+#[test]
+fn where_a_domain_is_follows_from_both_daemons() {
+    use DomainFound as F;
+    use DomainUnclear as U;
+    let none = || stand("", "", DomainJob::None);
+    let off = || stand("shut off", "migrated", DomainJob::None);
+    let runs = |job| stand("running", "booted", job);
+    let paused = |reason, job| stand("paused", reason, job);
+    let idle = DomainJob::None;
+    assert_eq!(domain_found(&runs(idle), &none()), F::AtSource);
+    assert_eq!(domain_found(&runs(idle), &off()), F::AtSource);
+    assert_eq!(domain_found(&paused("user", idle), &none()), F::AtSource);
+    assert_eq!(domain_found(&paused("I/O error", idle), &none()), F::AtSource);
+    assert_eq!(domain_found(&runs(DomainJob::Out), &paused("migrating", DomainJob::In)), F::Moving);
+    assert_eq!(domain_found(&paused("migrating", DomainJob::Out), &runs(idle)), F::Moving);
+    assert_eq!(domain_found(&off(), &paused("migrating", DomainJob::In)), F::Moving);
+    assert_eq!(domain_found(&off(), &runs(idle)), F::AtTarget);
+    assert_eq!(domain_found(&none(), &runs(idle)), F::AtTarget);
+    assert_eq!(domain_found(&none(), &paused("user", idle)), F::AtTarget);
+    assert_eq!(domain_found(&off(), &none()), F::Nowhere);
+    let unclear = [
+        (runs(idle), runs(idle), U::BothRun),
+        (paused("migrating", idle), runs(idle), U::LeftAtSource),
+        (paused("migrating", idle), none(), U::Held),
+        (runs(DomainJob::Out), none(), U::OtherMove),
+        (runs(idle), paused("migrating", DomainJob::In), U::OtherMove),
+        (runs(DomainJob::Other), none(), U::OtherJob),
+        (paused("post-copy failed", idle), runs(idle), U::PostCopy),
+        (paused("user", idle), paused("user", idle), U::BothStand),
+    ];
+    for (source, target, why) in unclear {
+        assert_eq!(domain_found(&source, &target), F::Unclear(why), "{source:?} {target:?}");
+    }
+}
+
+#[test]
+fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
+    let states =
+        [("", ""), ("running", "booted"), ("paused", "migrating"), ("paused", "user"), ("shut off", "x")];
+    let jobs = [DomainJob::None, DomainJob::Out, DomainJob::In, DomainJob::Other];
+    let all = || states.iter().flat_map(|(state, reason)| jobs.map(|job| stand(state, reason, job)));
+    for source in all() {
+        for target in all() {
+            match domain_found(&source, &target) {
+                DomainFound::AtTarget => assert!(!source.is_active() && target.is_active()),
+                DomainFound::AtSource => assert!(source.is_active() && !target.is_active()),
+                _ => {}
+            }
+        }
+    }
+}
