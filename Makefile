@@ -38,6 +38,7 @@ lab: $(LAB)/vsphere-sim
 	@$(MAKE) -s -C lab/vddk-standin OUT=$(CURDIR)/$(LAB)/vddk
 	@lab/guests/make-guests --out $(LAB)/guests
 	@scripts/get-qemu $(LAB)/qemu || echo "make: live migration will not be tested"
+	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
 	@echo "building the vSphere simulator"
@@ -50,7 +51,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu scripts/get-libvirt lab/libvirt/hosts lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
 
 check-rust:
 	@echo "tests of the workspace"

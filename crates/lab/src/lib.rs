@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod guests;
+mod libvirt;
 mod program;
 mod pulse;
 mod scene;
@@ -13,8 +14,9 @@ mod sim;
 mod vddk;
 
 pub use guests::{Guest, GuestDisk, Guests};
+pub use libvirt::Hosts;
 pub use program::{Drover, Output, Started, lab_folder, workspace};
-pub use pulse::{Line, Pulse, PulseOptions, Verdict};
+pub use pulse::{Line, Pulse, PulseOptions, Verdict, Voice};
 pub use scene::Scene;
 pub use script::put_script;
 pub use sim::{PASSWORD, Sim, USER};

@@ -3,6 +3,7 @@
 //! `lab/guests/pulse.rs` says what such a guest does and prints.
 
 use std::io::{BufRead, BufReader, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -43,6 +44,12 @@ impl Default for PulseOptions {
 pub struct Pulse {
     child: Child,
     folder: PathBuf,
+    voice: Voice,
+}
+
+/// What a guest says on its serial line.
+#[derive(Debug)]
+pub struct Voice {
     serial: UnixStream,
     lines: Arc<Mutex<Vec<Line>>>,
 }
@@ -141,14 +148,56 @@ impl Pulse {
                 return Err(error.context(log));
             }
         };
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        listen(serial.try_clone()?, lines.clone());
-        Ok(Pulse { child, folder: folder.to_path_buf(), serial, lines })
+        let voice = Voice::of(serial)?;
+        Ok(Pulse { child, folder: folder.to_path_buf(), voice })
     }
 
     /// Its monitor's socket.
     pub fn monitor(&self) -> PathBuf {
         self.folder.join("qmp.sock")
+    }
+
+    /// Its QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether its QEMU runs.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Ends its QEMU at once.
+    pub fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Deref for Pulse {
+    type Target = Voice;
+
+    fn deref(&self) -> &Voice {
+        &self.voice
+    }
+}
+
+impl DerefMut for Pulse {
+    fn deref_mut(&mut self) -> &mut Voice {
+        &mut self.voice
+    }
+}
+
+impl Voice {
+    /// Listens to a guest whose serial line is this socket.
+    ///
+    /// # Errors
+    /// If the socket cannot be had twice.
+    pub fn of(serial: UnixStream) -> Result<Voice> {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        listen(serial.try_clone()?, lines.clone());
+        Ok(Voice { serial, lines })
     }
 
     /// Everything it has said.
@@ -208,23 +257,6 @@ impl Pulse {
             thread::sleep(POLL);
         }
     }
-
-    /// Its QEMU's process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether its QEMU runs.
-    pub fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
-    /// Ends its QEMU at once.
-    pub fn kill(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Drop for Pulse {
@@ -234,8 +266,11 @@ impl Drop for Pulse {
 }
 
 impl PulseOptions {
-    /// The guest, with its settings in it.
-    fn image(&self) -> Result<Vec<u8>> {
+    /// The guest as a file that QEMU loads, with its settings in it.
+    ///
+    /// # Errors
+    /// If it cannot be built, or its pages do not fit its memory.
+    pub fn image(&self) -> Result<Vec<u8>> {
         let mut image = built()?;
         let settings =
             [self.pages, self.pages_per_beat, u32::from(self.at_random), u32::from(self.disk.is_some())];

@@ -1,0 +1,179 @@
+//! Two hosts with a libvirt daemon each, for domains that move between them. `lab/libvirt/hosts` says what they are.
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::program::{lab_folder, workspace};
+use crate::pulse::{Pulse, PulseOptions, Voice};
+
+/// Two hosts, `a` and `b`. They end with their guests when this is dropped.
+#[derive(Debug)]
+pub struct Hosts {
+    child: Child,
+    folder: PathBuf,
+}
+
+/// A daemon looks at QEMU before it answers for the first time.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+
+impl Hosts {
+    /// Starts them in a folder; nothing, after a printed line, where that cannot be done.
+    ///
+    /// # Errors
+    /// If they do not start although they could, or where `DROVER_NEEDS_LIBVIRT` is set and they could not.
+    pub fn start(folder: &Path) -> Result<Option<Hosts>> {
+        let why = if !virsh_folder().join("virsh").is_file() || Pulse::qemu().is_none() {
+            "no libvirt (`make lab`)"
+        } else if std::fs::metadata("/proc/self")?.uid() != 0 {
+            "libvirt's hosts want root"
+        } else {
+            return Hosts::begin(folder).map(Some);
+        };
+        ensure!(std::env::var_os("DROVER_NEEDS_LIBVIRT").is_none(), "{why}");
+        println!("skipped: {why}");
+        Ok(None)
+    }
+
+    fn begin(folder: &Path) -> Result<Hosts> {
+        std::fs::create_dir_all(folder.join("shared"))?;
+        let lab = lab_folder();
+        let log = std::fs::File::create(folder.join("hosts.log"))?;
+        let child = Command::new(workspace().join("lab/libvirt/hosts"))
+            .arg(folder)
+            .args([lab.join("libvirt/root"), lab.join("qemu/root"), folder.join("shared")])
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut hosts = Hosts { child, folder: folder.to_path_buf() };
+        for host in ["a", "b"] {
+            hosts.wait_for(host)?;
+        }
+        Ok(hosts)
+    }
+
+    fn wait_for(&mut self, host: &str) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while let Err(error) = self.virsh(host, &["version"]) {
+            let has_ended = self.child.try_wait()?.is_some();
+            if has_ended || Instant::now() >= until {
+                let log = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+                bail!("{error}; {} {} {}", log("hosts.log"), log("a.log"), log("b.log"));
+            }
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// The address of a host's daemon, from here.
+    pub fn uri(&self, host: &str) -> String {
+        format!("qemu+unix:///system?socket={}", self.run_folder(host).join("libvirt/libvirt-sock").display())
+    }
+
+    /// What that host has as `/run`, which the other has not.
+    pub fn run_folder(&self, host: &str) -> PathBuf {
+        self.folder.join(host).join("run")
+    }
+
+    /// A folder that both take for storage of several hosts.
+    pub fn shared(&self) -> PathBuf {
+        self.folder.join("shared")
+    }
+
+    /// Asks a host's daemon.
+    ///
+    /// # Errors
+    /// If it refuses, in its words.
+    pub fn virsh(&self, host: &str, words: &[&str]) -> Result<String> {
+        let output = Command::new(virsh_folder().join("virsh"))
+            .env("LC_ALL", "C")
+            .args(["-q", "-c", &self.uri(host)])
+            .args(words)
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(output.status.success(), "virsh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+    }
+
+    /// Sets the program `virsh` of these hosts before any other.
+    pub fn equip(&self, command: &mut Command) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(virsh_folder()).chain(std::env::split_paths(&path));
+        if let Ok(path) = std::env::join_paths(folders) {
+            command.env("PATH", path);
+        }
+    }
+
+    /// Defines a guest that beats at a host.
+    ///
+    /// # Errors
+    /// If it cannot be built, or the daemon refuses it.
+    pub fn define(&self, host: &str, name: &str, options: &PulseOptions) -> Result<()> {
+        let xml = self.folder.join(format!("{name}-{host}.xml"));
+        std::fs::write(&xml, self.xml(name, options)?)?;
+        self.virsh(host, &["define", &xml.to_string_lossy()]).map(drop)
+    }
+
+    /// The definition of a guest that beats. Its disk is raw, unless its name says qcow2.
+    fn xml(&self, name: &str, options: &PulseOptions) -> Result<String> {
+        let image = self.folder.join(format!("{name}.bin"));
+        std::fs::write(&image, options.image()?)?;
+        let (image, memory) = (image.display(), options.memory_mib);
+        let disk = match &options.disk {
+            None => String::new(),
+            Some(file) => {
+                let format = if file.extension().is_some_and(|it| it == "qcow2") { "qcow2" } else { "raw" };
+                format!(
+                    "<disk type='file' device='disk'><driver name='qemu' type='{format}' cache='none'/>\
+                     <source file='{}'/><target dev='hda' bus='ide'/></disk>",
+                    file.display()
+                )
+            }
+        };
+        Ok(format!(
+            "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{image}</kernel></os>\
+             <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>\
+             <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}\
+             <serial type='unix'><source mode='bind' path='/run/{name}.sock'/></serial>\
+             <memballoon model='none'/></devices></domain>"
+        ))
+    }
+
+    /// Listens to a guest of [`Hosts::define`] that a host has.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn voice(&self, host: &str, name: &str) -> Result<Voice> {
+        let socket = self.run_folder(host).join(format!("{name}.sock"));
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match UnixStream::connect(&socket) {
+                Ok(serial) => return Voice::of(serial),
+                Err(error) if Instant::now() >= until => {
+                    return Err(error).with_context(|| socket.display().to_string());
+                }
+                Err(_) => thread::sleep(POLL),
+            }
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        // Its end is what they wait for; they may have ended by themselves.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn virsh_folder() -> PathBuf {
+    lab_folder().join("libvirt/bin")
+}
