@@ -31,6 +31,7 @@ mod serial;
 mod server;
 mod spec;
 mod validate;
+mod virsh;
 mod xml;
 
 pub use accel::Detected;
@@ -53,3 +54,4 @@ pub use spec::{
     NicModel, NicSpec,
 };
 pub use validate::{Validation, validate_xml};
+pub use virsh::Virsh;

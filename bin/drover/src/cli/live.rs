@@ -9,30 +9,40 @@ use drover_wan::line::units::{Rate, time};
 const AFTER: &str = "\
 The target's QEMU is started beforehand, like the source's, with `-incoming defer` and disks of the same size. Everything that \
 differs is named before anything is done. Whatever goes wrong, the guest runs on one side only; the last line says on which. \
-See docs/live.md.
+A libvirt domain goes by its name, to a libvirt daemon. See docs/live.md.
 
 Examples:
   drover live /run/vm/qmp.sock --to /run/new/qmp.sock --uri tcp:10.0.0.2:0 --downtime 300ms --deadline 20m
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
   drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror
-  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html";
+  drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html
+  drover live web01 --to qemu+ssh://host-b/system --downtime 300ms --deadline 20m
+  drover live web01 --connect qemu+ssh://host-a/system --to qemu+ssh://host-b/system --disks mirror";
 
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct LiveArgs {
-    /// Socket of the monitor (QMP) of the QEMU whose guest moves
-    #[arg(value_name = "QMP-SOCKET")]
+    /// Socket of the monitor (QMP) of the QEMU whose guest moves; the name of a libvirt domain where --to is a libvirt daemon
+    #[arg(value_name = "QMP-SOCKET|DOMAIN")]
     pub source: PathBuf,
-    /// Socket of the monitor of the QEMU that waits for it; with --via its path at the site
-    #[arg(long, value_name = "QMP-SOCKET")]
+    /// Socket of the monitor of the QEMU that waits for it, with --via its path at the site; or the address of the libvirt
+    /// daemon that is to have the domain (qemu+ssh://host/system)
+    #[arg(long, value_name = "QMP-SOCKET|URI")]
     pub to: PathBuf,
+    /// Address of the libvirt daemon that has the domain [default: LIBVIRT_DEFAULT_URI, else qemu:///system]
+    #[arg(long, value_name = "URI")]
+    pub connect: Option<String>,
+    /// The source's libvirt daemon talks to the target's by itself, so that the move needs nobody else once it has begun;
+    /// it must be able to log in there
+    #[arg(long)]
+    pub p2p: bool,
     /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
     /// Where the target waits for memory: tcp:HOST:PORT (0: a free one) or unix:/PATH [default with --via: the path of
-    /// --to and .memory]
-    #[arg(long, value_name = "URI", value_parser = uri, required_unless_present = "via")]
+    /// --to and .memory; of domains: what the target's libvirt says]
+    #[arg(long, value_name = "URI", value_parser = uri)]
     pub uri: Option<String>,
     /// Longest time for which the guest may stand still
     #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
@@ -84,12 +94,19 @@ pub struct LiveArgs {
     pub json: bool,
 }
 
+impl LiveArgs {
+    /// The address of the libvirt daemon that is to have a domain; nothing where two QEMUs are meant.
+    pub fn daemon(&self) -> Option<&str> {
+        self.to.to_str().filter(|to| to.contains("://"))
+    }
+}
+
 /// How a guest's disks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DisksArg {
     /// Both sides use the same storage
     Shared,
-    /// They are copied into the target's disks while the guest runs
+    /// They are copied into the target's disks while the guest runs; those of domains into new volumes
     Mirror,
 }
 

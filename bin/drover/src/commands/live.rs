@@ -1,5 +1,6 @@
-//! `drover live`: a running guest moves from one QEMU to another.
+//! `drover live`: a running guest moves from one QEMU to another, or a libvirt domain from one daemon to another.
 
+mod domain;
 mod over;
 mod record;
 mod show;
@@ -26,7 +27,10 @@ use show::Shown;
 /// Runs `drover live`.
 pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
     let mut record = Record::begin(args)?;
-    let ended = move_guest(args, &mut record);
+    let ended = match args.daemon() {
+        Some(daemon) => domain::move_domain(args, daemon, &mut record),
+        None => move_guest(args, &mut record),
+    };
     match record {
         Some(record) => record.write(ended),
         None => ended,
@@ -96,6 +100,9 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
 }
 
 fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {
+    if args.p2p || args.connect.is_some() {
+        return Err(Failure::new(Exit::Usage, NO_DAEMON));
+    }
     let allows = |what| args.allow.contains(&what);
     let disks = match (args.disks, over, args.nbd.as_deref()) {
         (DisksArg::Shared, _, _) => DisksBy::Shared { other_paths: args.other_paths },
@@ -108,9 +115,10 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
             ));
         }
     };
-    let uri = match over {
-        Some(over) => over.memory.clone(),
-        None => args.uri.clone().unwrap_or_default(),
+    let uri = match (over, &args.uri) {
+        (Some(over), _) => over.memory.clone(),
+        (None, Some(uri)) => uri.clone(),
+        (None, None) => return Err(Failure::new(Exit::Usage, NO_URI)),
     };
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(LiveOptions {
@@ -124,6 +132,10 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
         carried: over.map(Over::carried),
     })
 }
+
+const NO_DAEMON: &str = "--connect and --p2p are for libvirt domains, where --to is the address of a daemon: qemu+ssh://host/system";
+const NO_URI: &str = "--uri is missing: where the target waits for memory (tcp:HOST:PORT or unix:/PATH). For a libvirt domain \
+                      --to is the address of a daemon: qemu+ssh://host/system";
 
 /// What a line carries of the rate that somebody says it has.
 const LINE_SPREAD: f64 = 0.1;
@@ -198,6 +210,7 @@ fn place(place: &Where) -> &'static str {
         Where::Lost { .. } => "lost",
         Where::Waiting => "waiting",
         Where::Halted => "halted",
+        Where::Held => "held",
         Where::Unknown => "unknown",
     }
 }

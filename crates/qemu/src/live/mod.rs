@@ -6,16 +6,19 @@
 //!                      ├─ mark.rs     which two QEMUs are the ends of one move
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
+//! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
 //! ```
 
 mod ask;
 mod carried;
 mod disks;
+mod domain;
 mod guest;
 mod mark;
 mod run;
 
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
+pub use domain::{DomainOptions, Ends, foresee_domain, live_domain};
 pub use guest::{Guest, Told};
 pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Mending, Moved, Where, foresee, live};

@@ -63,24 +63,24 @@ struct Move<'a> {
 /// Looks at memory on its way.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(100);
 /// For which the guest's writing is watched before it moves.
-const WATCH_S: u64 = 1;
+pub(super) const WATCH_S: u64 = 1;
 /// What ends must have ended.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(60);
 /// A mirror of a guest that stands still has its last writes under way only.
 const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
 /// For which the guest stands still beside the last pass: 26 ms in the median of 72 moves, 46 in the worst tenth.
-const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
+pub(super) const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 /// Of the promised downtime, kept for what QEMU does not count.
-const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
+pub(super) const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
 const LINK_QUEUE: Duration = Duration::from_millis(50);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
-const STILL_TIME_MAX: Duration = Duration::from_secs(30);
-const STILL_DOWNTIMES: u32 = 10;
+pub(super) const STILL_TIME_MAX: Duration = Duration::from_secs(30);
+pub(super) const STILL_DOWNTIMES: u32 = 10;
 /// Connections on a line of which nothing is known.
-const CHANNELS: u8 = 4;
+pub(super) const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
-const LINE_SPREAD: f64 = 0.2;
+pub(super) const LINE_SPREAD: f64 = 0.2;
 
 /// Moves a guest, or leaves it where it was.
 ///
@@ -539,6 +539,6 @@ impl<'a> Move<'a> {
 }
 
 /// How far off a rate is that was measured by looking at some pages for a second.
-const DIRTY_SPREAD: f64 = 0.25;
+pub(super) const DIRTY_SPREAD: f64 = 0.25;
 /// A line of which nothing is known: what a LAN carries, give or take. It is measured by the first second of sending.
-const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
+pub(super) const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };

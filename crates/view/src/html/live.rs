@@ -94,6 +94,7 @@ fn place(word: Option<&str>) -> &'static str {
         Some("between") => "at the target, with part of its memory still at the source: end neither QEMU",
         Some("waiting") => "at the target, standing still until it is started; never start it at the source",
         Some("halted") => "at the target, where it does not run; never start it at the source",
+        Some("held") => "at the source, standing still, and not at the target",
         Some(_) => "where nobody can tell: look at both sides before you start anything",
         None => "where it was: neither side was touched by this run",
     }

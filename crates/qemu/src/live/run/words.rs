@@ -113,6 +113,8 @@ pub enum Where {
     Waiting,
     /// At the target, with all of its memory, where it does not run: QEMU stopped it, or it stopped itself.
     Halted,
+    /// At the source, standing still, and not at the target: a libvirt domain whose move ended halfway.
+    Held,
     /// It cannot be told; nothing was started anywhere.
     Unknown,
 }
@@ -174,8 +176,8 @@ impl fmt::Display for LiveError {
             Where::Source => "the guest is at the source, as it was",
             Where::Target => "the guest runs at the target",
             Where::Both => {
-                "both sides say that they run the guest: stop one of them at once (`stop` at its monitor) and look at what \
-                 each has written"
+                "both sides say that they run the guest: stop one of them at once (`stop` at its monitor, `virsh destroy`) and \
+                 look at what each has written"
             }
             Where::Between => {
                 "the guest is at the target and part of its memory still at the source: end neither QEMU, and say `drover \
@@ -197,6 +199,10 @@ impl fmt::Display for LiveError {
             Where::Halted => {
                 "all of the guest is at the target, where it does not run: mend what stopped it and start it there (`cont`); \
                  never start it at the source"
+            }
+            Where::Held => {
+                "the guest stands still at the source, and the target does not have it: see that no other host has, then \
+                 `virsh resume` it at the source"
             }
             Where::Unknown => {
                 "it cannot be told where the guest is: look at both sides before you start anything"

@@ -1,0 +1,149 @@
+//! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
+
+use drover_copy::converge::Estimate;
+use drover_live::{Allowed, Promise};
+use drover_qemu::Virsh;
+use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, Where, foresee_domain, live_domain};
+use serde_json::json;
+
+use super::record::Record;
+use super::show::Shown;
+use super::{LINE_SPREAD, View, failure, place};
+use crate::cli::{AllowArg, DisksArg, LiveArgs};
+use crate::exit::{Exit, Failure};
+use crate::out::line;
+use crate::signals::{Undo, stop_on_signals};
+
+/// Where a domain is looked for if nobody says.
+const HERE: &str = "qemu:///system";
+/// Where libvirt's own programs let it be said.
+const DEFAULT: &str = "LIBVIRT_DEFAULT_URI";
+/// What libvirt counts rates in.
+const RATE_BYTES_MIN: u64 = 1 << 20;
+
+/// Runs it.
+pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let options = options(args)?;
+    let name = name(args)?;
+    let ends = ends(args, daemon)?;
+    let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
+    let mut tell = |event: Event| {
+        if let Some(record) = record {
+            record.take(&event);
+        }
+        view.tell(&event);
+    };
+    if args.dry_run {
+        return match foresee_domain(&ends, name, &options, &mut tell) {
+            Ok(()) => Ok(Exit::Success),
+            Err(cause) => {
+                let error = LiveError { cause, guest_at: Where::Source };
+                if let Some(record) = record {
+                    record.failed(&error, &[]);
+                }
+                Err(failure(&error))
+            }
+        };
+    }
+    // Ended in its midst, nobody would see to it that the promise is kept.
+    let _undo = Undo::begin();
+    match live_domain(&ends, name, &options, &stop.flag(), &mut tell) {
+        Ok(moved) => {
+            if let Some(record) = record {
+                record.moved(&moved, &[], &[], None);
+            }
+            view.moved(&moved, None);
+            Ok(Exit::Success)
+        }
+        Err(error) => {
+            if let Some(record) = record {
+                record.failed(&error, &[]);
+            }
+            if args.json {
+                line(
+                    json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
+                );
+            }
+            Err(failure(&error))
+        }
+    }
+}
+
+fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
+    let default = || std::env::var(DEFAULT).ok().filter(|uri| !uri.is_empty());
+    let source = args.connect.clone().or_else(default).unwrap_or_else(|| HERE.to_string());
+    let ends = Ends { source: Virsh::new(source), target: Virsh::new(daemon) };
+    for (virsh, exit) in [(&ends.source, Exit::Source), (&ends.target, Exit::Target)] {
+        virsh.reach().map_err(|error| {
+            let advice = error.advice().unwrap_or_else(|| {
+                format!("try `virsh -c {} list`: it must work without asking for anything", virsh.uri())
+            });
+            Failure::new(exit, error.chain()).advise(advice)
+        })?;
+    }
+    Ok(ends)
+}
+
+fn name(args: &LiveArgs) -> Result<&str, Failure> {
+    let name = args.source.to_str().filter(|name| !name.is_empty() && !name.contains('/'));
+    name.ok_or_else(|| {
+        let what = format!(
+            "{} is no name of a domain: where --to is a libvirt daemon, what moves is a domain of libvirt",
+            args.source.display()
+        );
+        Failure::new(Exit::Usage, what).advise("libvirt would not know of a guest that came from elsewhere")
+    })
+}
+
+fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
+    let unfit = [
+        (args.via.is_some(), "--via"),
+        (args.nbd.is_some(), "--nbd"),
+        (args.other_paths, "--other-paths"),
+        (args.allow.contains(&AllowArg::Postcopy), "--allow postcopy"),
+    ];
+    if let Some((_, option)) = unfit.iter().find(|(is_given, _)| *is_given) {
+        let what = format!("{option} is not for domains of libvirt (--to is a libvirt daemon)");
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let rate_max = args.rate_max.map(|rate| rate.bits_per_s() / 8);
+    if rate_max.is_some_and(|rate| rate < RATE_BYTES_MIN) {
+        return Err(Failure::new(
+            Exit::Usage,
+            "--rate-max: libvirt counts in MiB a second, 8.4m is the least",
+        ));
+    }
+    let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
+    Ok(DomainOptions {
+        promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
+        allowed: Allowed { throttle: args.allow.contains(&AllowArg::Throttle), postcopy: false },
+        copies_disks: args.disks == DisksArg::Mirror,
+        uri: args.uri.as_deref().map(memory_at),
+        channels: args.channels,
+        line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
+        rate_max,
+        p2p: args.p2p,
+    })
+}
+
+/// In libvirt's form, which wants two slashes, and no port where it is to choose one.
+fn memory_at(uri: &str) -> String {
+    match (uri.strip_prefix("tcp:"), uri.strip_prefix("unix:")) {
+        (Some(place), _) => format!("tcp://{}", place.strip_suffix(":0").unwrap_or(place)),
+        (None, Some(path)) => format!("unix://{path}"),
+        (None, None) => uri.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::memory_at;
+
+    #[test]
+    fn places_for_memory_in_the_form_of_libvirt() {
+        assert_eq!(memory_at("tcp:10.0.0.2:0"), "tcp://10.0.0.2");
+        assert_eq!(memory_at("tcp:[::1]:4444"), "tcp://[::1]:4444");
+        assert_eq!(memory_at("unix:/run/x.sock"), "unix:///run/x.sock");
+    }
+}

@@ -1,0 +1,369 @@
+//! `drover live DOMAIN --to URI`: domains of libvirt move between two daemons, stay where they were, or are refused.
+//!
+//! The daemons are true ones, in namespaces of their own (`lab/libvirt/hosts`); guests run under software emulation.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use common::MIB;
+use common::moves::{self, events, is_sending};
+use drover_lab::{Drover, Hosts, Output, PulseOptions, Voice, put_script};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const NAME: &str = "beat";
+
+/// A guest that writes less than what is sent of it by [`Pair::begin`], 2 MiB a second: a page of 4 KiB, 100 times a second.
+fn calm() -> PulseOptions {
+    PulseOptions { pages_per_beat: 1, ..PulseOptions::default() }
+}
+
+/// Two hosts, the first with a guest that beats.
+struct Pair {
+    hosts: Hosts,
+    voice: Voice,
+    drover: Drover,
+    folder: TempDir,
+}
+
+impl Pair {
+    /// A busy guest with a disk that both hosts have.
+    fn shared() -> Option<Pair> {
+        Pair::new(|hosts| {
+            let disk = hosts.shared().join("disk.raw");
+            std::fs::write(&disk, vec![0x5a; 8 * MIB as usize]).unwrap();
+            PulseOptions { disk: Some(disk), ..calm() }
+        })
+    }
+
+    /// A busy guest with a disk that only the first host has, in a folder that is a storage pool of the second.
+    fn apart() -> Option<Pair> {
+        Pair::new(|hosts| {
+            for host in ["a", "b"] {
+                std::fs::create_dir_all(hosts.run_folder(host).join("vms")).unwrap();
+            }
+            hosts.virsh("b", &["pool-create-as", "vms", "dir", "--target", "/run/vms"]).unwrap();
+            std::fs::write(hosts.run_folder("a").join("vms/disk.raw"), vec![0x5a; 8 * MIB as usize]).unwrap();
+            PulseOptions { disk: Some(PathBuf::from("/run/vms/disk.raw")), ..calm() }
+        })
+    }
+
+    fn new(options: impl FnOnce(&Hosts) -> PulseOptions) -> Option<Pair> {
+        let folder = tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap();
+        let hosts = Hosts::start(folder.path()).unwrap()?;
+        hosts.define("a", NAME, &options(&hosts)).unwrap();
+        hosts.virsh("a", &["start", NAME]).unwrap();
+        let voice = hosts.voice("a", NAME).unwrap();
+        voice.beat(3).unwrap();
+        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+        Some(Pair { hosts, voice, drover, folder })
+    }
+
+    fn command(&self, from: &str, to: &str, more: &[&str]) -> Command {
+        let (from, to) = (self.hosts.uri(from), self.hosts.uri(to));
+        let mut command = self.drover.command(&["live", NAME, "--connect", &from, "--to", &to, "--json"]);
+        command.args(["--deadline", "10m"]).args(more);
+        self.hosts.equip(&mut command);
+        command
+    }
+
+    fn live(&self, more: &[&str]) -> Output {
+        moves::run(self.command("a", "b", more))
+    }
+
+    fn told(&self) -> PathBuf {
+        self.folder.path().join("out")
+    }
+
+    /// Begins a slow move and waits until this is told of it.
+    fn begin(&self, more: &[&str], is_it: impl Fn(&Value) -> bool) -> Child {
+        let more = [&["--rate-max", "17m", "--channels", "1"][..], more].concat();
+        let child = moves::spawn(self.command("a", "b", &more), &self.told());
+        assert!(moves::is_told(&self.told(), is_it), "nothing is sent");
+        child
+    }
+
+    fn state(&self, host: &str) -> String {
+        // A daemon that does not have it says so by failing.
+        self.hosts.virsh(host, &["domstate", NAME, "--reason"]).unwrap_or_default()
+    }
+
+    fn job(&self, host: &str) -> String {
+        self.hosts.virsh(host, &["domjobinfo", NAME]).unwrap()
+    }
+
+    fn uuid(&self, host: &str) -> String {
+        self.hosts.virsh(host, &["domuuid", NAME]).unwrap()
+    }
+
+    /// It runs at the other host and nowhere else, is what it was, and both daemons say so.
+    #[track_caller]
+    fn has_moved(&mut self, from: &str, to: &str) {
+        assert_eq!(self.state(to), "running (migrated)");
+        assert_eq!(self.state(from), "shut off (migrated)");
+        assert_eq!(self.uuid(from), self.uuid(to));
+        assert!(self.hosts.virsh(to, &["dominfo", NAME]).unwrap().contains("Persistent:     yes"));
+        let mut there = self.hosts.voice(to, NAME).unwrap();
+        there.beat(20).unwrap();
+        let (last, first) = (self.voice.beats().last().unwrap().1, there.beats()[0].1);
+        assert!(first > last, "beat {last}, then {first}");
+        let verdict = there.verify().unwrap();
+        assert!(verdict.is_sound(), "{verdict:?}");
+        self.voice = there;
+    }
+
+    /// It runs at the first host, and the second knows nothing of it.
+    #[track_caller]
+    fn runs_on(&mut self) {
+        assert!(self.state("a").starts_with("running"), "{}", self.state("a"));
+        assert_eq!(self.state("b"), "");
+        self.voice.beat(20).unwrap();
+        let verdict = self.voice.verify().unwrap();
+        assert!(verdict.is_sound(), "{verdict:?}");
+    }
+
+    /// The same, as if nothing had been.
+    #[track_caller]
+    fn has_stayed(&mut self) {
+        self.runs_on();
+        assert_eq!(self.hosts.virsh("a", &["migrate-getmaxdowntime", NAME]).unwrap(), "300");
+    }
+
+    /// Refused before anything was done, for all of these reasons.
+    #[track_caller]
+    fn is_refused(&mut self, output: &Output, reasons: &[&str]) {
+        assert_eq!(output.code, Some(3), "{output:?}");
+        for reason in reasons {
+            assert!(output.err.contains(reason), "{reason:?} in {}", output.err);
+        }
+        self.voice.beat(3).unwrap();
+        assert!(self.state("a").starts_with("running"), "{}", self.state("a"));
+    }
+}
+
+#[test]
+fn a_domain_moves_with_its_definition_and_comes_back() {
+    let Some(mut pair) = Pair::shared() else { return };
+    pair.hosts.virsh("a", &["autostart", NAME]).unwrap();
+    let looked = pair.live(&["--dry-run", "--downtime", "2s"]);
+    assert_eq!(looked.code, Some(0), "{looked:?}");
+    pair.has_stayed();
+    let report = pair.folder.path().join("move.json");
+    let output = pair.live(&["--downtime", "2s", "--report", report.to_str().unwrap()]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.has_moved("a", "b");
+    let moved = moves::moved(&output);
+    assert!(moved["sent_bytes"].as_u64().unwrap() > 32 << 20, "{moved}");
+    assert!(moved["downtime_ms_by_qemu"].is_u64(), "{moved}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    assert_eq!(report["outcome"]["result"], "moved", "{report}");
+    let starts =
+        |host| pair.hosts.virsh(host, &["dominfo", NAME]).unwrap().contains("Autostart:      enable");
+    assert!(starts("b") && !starts("a"), "only the host that has it starts it");
+    // Said again, it has nothing to do.
+    let again = pair.live(&["--downtime", "2s"]);
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert!(again.out.contains("it has moved already"), "{}", again.out);
+    // And back, by the daemons alone.
+    let back = moves::run(pair.command("b", "a", &["--downtime", "2s", "--p2p"]));
+    assert_eq!(back.code, Some(0), "{back:?}");
+    pair.has_moved("b", "a");
+}
+
+#[test]
+fn disks_are_copied_into_new_volumes_and_nothing_is_written_over() {
+    let Some(mut pair) = Pair::apart() else { return };
+    let there = pair.hosts.run_folder("b").join("vms/disk.raw");
+    std::fs::write(&there, "somebody's").unwrap();
+    let refused = pair.live(&["--disks", "mirror"]);
+    pair.is_refused(&refused, &["/run/vms/disk.raw is there at the target already", "vol-delete"]);
+    assert_eq!(std::fs::read(&there).unwrap(), b"somebody's");
+    std::fs::remove_file(&there).unwrap();
+    // Stopped on its way, it takes along what it made.
+    let child = pair.begin(&["--disks", "mirror", "--downtime", "2s"], |event| event["event"] == "disk");
+    assert!(there.exists());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let stopped = moves::ended(child, &pair.told());
+    assert_eq!(stopped.code, Some(130), "{stopped:?}");
+    assert!(!there.exists(), "the volume is left");
+    assert!(pair.hosts.virsh("a", &["domstate", NAME]).unwrap() == "running");
+    let output = pair.live(&["--disks", "mirror", "--downtime", "2s"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.has_moved("a", "b");
+    assert!(events(&output).iter().any(|event| event["event"] == "disk"), "{}", output.out);
+    // Sectors hold the number of the beat that wrote them: what the guest had written before is there.
+    let bytes = |path: &Path| std::fs::read(path).unwrap();
+    let (ours, theirs) = (bytes(&pair.hosts.run_folder("a").join("vms/disk.raw")), bytes(&there));
+    assert_eq!(ours.len(), theirs.len());
+    assert!(ours[1025 * 512..] == theirs[1025 * 512..]);
+    let number =
+        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
+    let fill = u32::from_le_bytes([0x5a; 4]);
+    for sector in 0..=1024 {
+        let (one, other) = (number(&ours, sector), number(&theirs, sector));
+        assert!(one == other || one == fill || other > one, "sector {sector}: {one:x}, {other:x}");
+    }
+}
+
+#[test]
+fn all_that_stands_in_the_way_is_told_at_once_and_nothing_is_begun() {
+    let Some(mut pair) = Pair::new(|_| PulseOptions::default()) else { return };
+    let here = moves::run(pair.command("a", "a", &[]));
+    pair.is_refused(&here, &["both addresses lead to the same host"]);
+    // Another domain of this name, and a snapshot.
+    pair.hosts.define("b", NAME, &PulseOptions::default()).unwrap();
+    pair.hosts.virsh("a", &["snapshot-create", NAME, &snapshot(&pair), "--redefine"]).unwrap();
+    let refused = pair.live(&["--dry-run"]);
+    pair.is_refused(&refused, &["another domain of the name beat", "snapshots (old)", "snapshot-delete"]);
+    let refused = pair.live(&[]);
+    pair.is_refused(&refused, &["another domain of the name beat", "snapshots (old)"]);
+    // With both gone it moves.
+    pair.hosts.virsh("b", &["undefine", NAME]).unwrap();
+    pair.hosts.virsh("a", &["snapshot-delete", NAME, "old", "--metadata"]).unwrap();
+    assert_eq!(pair.live(&["--downtime", "2s"]).code, Some(0));
+    pair.has_moved("a", "b");
+}
+
+/// A snapshot that the daemon is told of.
+fn snapshot(pair: &Pair) -> String {
+    let domain = pair.hosts.virsh("a", &["dumpxml", NAME, "--inactive"]).unwrap();
+    let xml = format!(
+        "<domainsnapshot><name>old</name><state>shutoff</state><creationTime>1</creationTime>\
+         <memory snapshot='no'/>{domain}</domainsnapshot>"
+    );
+    let file = pair.folder.path().join("snapshot.xml");
+    std::fs::write(&file, xml).unwrap();
+    file.to_str().unwrap().to_string()
+}
+
+#[test]
+fn storage_that_hosts_do_not_share_is_refused_by_libvirt_and_the_guest_runs_on() {
+    let Some(mut pair) = Pair::apart() else { return };
+    let output = pair.live(&["--downtime", "2s"]);
+    pair.is_refused(
+        &output,
+        &["without shared storage is unsafe", "--disks mirror", "the guest is at the source"],
+    );
+    pair.has_stayed();
+}
+
+#[test]
+fn a_guest_that_does_not_converge_is_given_up_and_runs_on() {
+    let options =
+        || PulseOptions { memory_mib: 128, pages: 16384, pages_per_beat: 100, ..PulseOptions::default() };
+    let Some(mut pair) = Pair::new(|_| options()) else { return };
+    // It writes 40 MB/s, and half of that may be sent.
+    let output = pair.live(&["--rate-max", "160m", "--channels", "1"]);
+    assert!(matches!(output.code, Some(3 | 6)), "{output:?}");
+    assert!(output.err.contains("the guest is at the source"), "{}", output.err);
+    pair.has_stayed();
+}
+
+#[test]
+fn a_killed_drover_leaves_the_move_to_libvirt_and_said_again_sees_it_to_its_end() {
+    let Some(mut pair) = Pair::shared() else { return };
+    let mut child = pair.begin(&["--downtime", "2s"], is_sending);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let again = pair.live(&["--downtime", "2s"]);
+    assert_eq!(again.code, Some(0), "{again:?}");
+    pair.has_moved("a", "b");
+}
+
+#[test]
+fn with_virsh_killed_too_libvirt_cancels_and_the_next_try_moves_it() {
+    let Some(mut pair) = Pair::shared() else { return };
+    let mut child = pair.begin(&["--downtime", "2s"], is_sending);
+    let virsh = moves_by(child.id());
+    assert_eq!(virsh.len(), 1, "{virsh:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    kill_process(virsh[0], Signal::KILL).unwrap();
+    let is_over = || pair.state("b").is_empty() && pair.job("a").contains("None");
+    common::process::wait_until("libvirt cancels", Duration::from_secs(120), is_over);
+    pair.runs_on();
+    let again = pair.live(&["--downtime", "2s"]);
+    assert_eq!(again.code, Some(0), "{again:?}");
+    pair.has_moved("a", "b");
+}
+
+/// Children of a process that have libvirt move a domain.
+fn moves_by(parent: u32) -> Vec<Pid> {
+    let numbers = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+    let read = |number: i32, what: &str| std::fs::read(format!("/proc/{number}/{what}")).unwrap_or_default();
+    let is_child = |number: &i32| {
+        let stat = String::from_utf8_lossy(&read(*number, "stat")).into_owned();
+        let parent = parent.to_string();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(parent.as_str()))
+    };
+    let moves =
+        |number: &i32| read(*number, "cmdline").split(|byte| *byte == 0).any(|word| word == b"migrate");
+    numbers.filter(is_child).filter(moves).filter_map(Pid::from_raw).collect()
+}
+
+#[test]
+fn a_target_that_ends_on_the_way_costs_nothing_and_the_second_try_works() {
+    let Some(mut pair) = Pair::shared() else { return };
+    let child = pair.begin(&["--downtime", "2s"], is_sending);
+    pair.hosts.virsh("b", &["destroy", NAME]).unwrap();
+    let output = moves::ended(child, &pair.told());
+    assert_eq!(output.code, Some(7), "{output:?}");
+    let failed = events(&output).into_iter().find(|event| event["event"] == "failed").unwrap();
+    assert_eq!(failed["guest_at"], "source", "{failed}");
+    pair.has_stayed();
+    assert_eq!(pair.live(&["--downtime", "2s"]).code, Some(0));
+    pair.has_moved("a", "b");
+}
+
+/// `drover live` with this in the place of `virsh`.
+fn with_standin(body: &str, more: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    put_script(&folder.path().join("virsh"), body).unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    let mut command = drover.command(&["live", "web01", "--to", "qemu+ssh://other/system"]);
+    command.args(more).env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+    moves::run(command)
+}
+
+#[test]
+fn daemons_that_cannot_be_asked_are_named_with_what_to_try() {
+    let output = with_standin("#!/bin/sh\necho 'error: no route' >&2\nexit 1\n", &[]);
+    assert_eq!(output.code, Some(6), "{output:?}");
+    assert!(output.err.contains("`virsh uri` at qemu:///system: no route"), "{}", output.err);
+    assert!(output.err.contains("virsh -c qemu:///system list"), "{}", output.err);
+    let only_here = "#!/bin/sh\ncase \"$*\" in *other*) echo 'error: no login' >&2; exit 1;; esac\n";
+    let output = with_standin(only_here, &[]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("qemu+ssh://other/system: no login"), "{}", output.err);
+    // Both answer, and neither has it.
+    let empty = "#!/bin/sh\ncase \"$*\" in *other*) host=b;; *) host=a;; esac\n\
+                 case \"$*\" in *capabilities) echo \"<capabilities><host><uuid>$host</uuid></host></capabilities>\";; esac\n";
+    let output = with_standin(empty, &[]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("no domain web01 is at"), "{}", output.err);
+}
+
+#[test]
+fn what_is_not_for_domains_is_told_before_anybody_is_asked() {
+    for more in [&["--via", "site"][..], &["--allow", "postcopy"], &["--rate-max", "1m"], &["--other-paths"]]
+    {
+        let output = with_standin("#!/bin/sh\nexit 99\n", more);
+        assert_eq!(output.code, Some(2), "{more:?}: {output:?}");
+        assert!(output.err.contains(more[0]), "{}", output.err);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    let socket = drover.run(&["live", "/run/a.sock", "--to", "qemu:///system"]).unwrap();
+    assert_eq!(socket.code, Some(2), "{socket:?}");
+    assert!(socket.err.contains("no name of a domain"), "{}", socket.err);
+    let lonely = drover.run(&["live", "web01", "--to", "host-b"]).unwrap();
+    assert_eq!(lonely.code, Some(2), "{lonely:?}");
+    assert!(lonely.err.contains("qemu+ssh://host/system"), "{}", lonely.err);
+}

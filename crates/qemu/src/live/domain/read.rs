@@ -1,0 +1,265 @@
+//! What libvirt writes, read: XML of domains, pools and hosts, and figures of jobs.
+
+use std::collections::BTreeMap;
+
+use drover_live::{Domain, DomainDisk, DomainJob, Phase, Sample};
+use roxmltree::{Document, Node};
+
+use crate::error::{QemuError, QemuErrorKind};
+use crate::live::guest::Told;
+
+/// A domain, as far as its XML tells.
+pub(super) fn domain(xml: &str) -> Result<Domain, QemuError> {
+    let document = parsed(xml, "the domain's XML")?;
+    let root = document.root_element();
+    let machine = at(root, &["os", "type"]);
+    let attribute = |name| machine.and_then(|it| it.attribute(name)).unwrap_or_default().to_string();
+    let devices = child(root, "devices");
+    let devices = || devices.into_iter().flat_map(|it| it.children().filter(Node::is_element));
+    let interfaces = || devices().filter(|device| device.has_tag_name("interface"));
+    let is_network = |device: &Node<'_, '_>| device.attribute("type") == Some("network");
+    let networks = interfaces().filter(is_network).filter_map(|it| child(it, "source")?.attribute("network"));
+    Ok(Domain {
+        name: text_at(root, &["name"]),
+        uuid: text_at(root, &["uuid"]),
+        virt: root.attribute("type").unwrap_or_default().into(),
+        arch: attribute("arch"),
+        machine: attribute("machine"),
+        processor: child(root, "cpu").and_then(|cpu| cpu.attribute("mode")).unwrap_or_default().into(),
+        emulator: text_at(root, &["devices", "emulator"]),
+        memory_bytes: at(root, &["memory"]).and_then(bytes).unwrap_or_default(),
+        has_huge_pages: at(root, &["memoryBacking", "hugepages"]).is_some(),
+        disks: devices().filter(|device| device.has_tag_name("disk")).map(disk).collect(),
+        networks: networks.map(str::to_string).collect(),
+        host_devices: devices().filter_map(host_device).collect(),
+        ..Domain::default()
+    })
+}
+
+fn disk(node: Node<'_, '_>) -> DomainDisk {
+    let source = child(node, "source");
+    let kind = node.attribute("type").unwrap_or_default();
+    let places = ["file", "dev", "dir", "name", "volume", "path"];
+    let place = source.and_then(|source| places.iter().find_map(|name| source.attribute(*name)));
+    let format = child(node, "driver").and_then(|driver| driver.attribute("type"));
+    let target = child(node, "target").and_then(|target| target.attribute("dev"));
+    DomainDisk {
+        target: target.unwrap_or_default().into(),
+        kind: kind.into(),
+        place: place.unwrap_or_default().into(),
+        format: format.unwrap_or("raw").into(),
+        bytes: 0,
+        is_read_only: child(node, "readonly").is_some(),
+        is_shareable: child(node, "shareable").is_some(),
+        // Empty, it says that nothing lies beneath.
+        is_backed: child(node, "backingStore").is_some_and(|store| store.has_children()),
+        has_job: child(node, "mirror").is_some(),
+    }
+}
+
+/// A device of the host that the domain was given, in words.
+fn host_device(node: Node<'_, '_>) -> Option<String> {
+    let kind = node.attribute("type").unwrap_or_default();
+    let is_given = match node.tag_name().name() {
+        "hostdev" => true,
+        // One that leaves before a move, and comes back after it.
+        "interface" => kind == "hostdev" && child(node, "teaming").is_none(),
+        _ => false,
+    };
+    let address = at(node, &["source", "address"]);
+    let part = |name| address.and_then(|it| it.attribute(name)).map(|text| text.trim_start_matches("0x"));
+    let place = match (part("domain"), part("bus"), part("slot"), part("function")) {
+        (Some(domain), Some(bus), Some(slot), Some(function)) => format!(" {domain}:{bus}:{slot}.{function}"),
+        _ => String::new(),
+    };
+    is_given.then(|| format!("{kind}{place}"))
+}
+
+/// The UUID by which a daemon tells its host from others.
+pub(super) fn host_uuid(capabilities: &str) -> Result<String, QemuError> {
+    let document = parsed(capabilities, "the daemon's capabilities")?;
+    Ok(text_at(document.root_element(), &["host", "uuid"]))
+}
+
+/// The folder of a storage pool, where it is one of files.
+pub(super) fn pool_folder(xml: &str) -> Result<Option<String>, QemuError> {
+    let document = parsed(xml, "a storage pool's XML")?;
+    let root = document.root_element();
+    let has_files = matches!(root.attribute("type"), Some("dir" | "fs" | "netfs"));
+    let folder = text_at(root, &["target", "path"]);
+    Ok((has_files && !folder.is_empty()).then_some(folder))
+}
+
+fn parsed<'a>(xml: &'a str, what: &str) -> Result<Document<'a>, QemuError> {
+    Document::parse(xml)
+        .map_err(|error| QemuError::new(QemuErrorKind::Failed, format!("reading {what}")).because(error))
+}
+
+fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
+    node.children().find(|it| it.has_tag_name(name))
+}
+
+fn at<'a, 'i>(node: Node<'a, 'i>, path: &[&str]) -> Option<Node<'a, 'i>> {
+    path.iter().try_fold(node, |node, name| child(node, name))
+}
+
+fn text_at(node: Node<'_, '_>, path: &[&str]) -> String {
+    at(node, path).and_then(|it| it.text()).unwrap_or_default().trim().to_string()
+}
+
+/// An amount with its unit, KiB where none is said.
+fn bytes(node: Node<'_, '_>) -> Option<u64> {
+    let number: u64 = node.text()?.trim().parse().ok()?;
+    let unit = match node.attribute("unit").unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1000,
+        "k" | "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "M" | "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "G" | "GiB" => 1 << 30,
+        "TB" => 1_000_000_000_000,
+        "T" | "TiB" => 1 << 40,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+type Values = BTreeMap<String, String>;
+
+/// Figures of a domain's job (`domjobinfo --rawstats`).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Job {
+    /// What is done.
+    pub kind: DomainJob,
+    /// Memory, as far as it has come.
+    pub sample: Sample,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of disks that were copied, and that are to be.
+    pub disks: [u64; 2],
+    /// Milliseconds for which the guest stood still.
+    pub downtime_ms: Option<u64>,
+}
+
+impl Job {
+    /// What is not told is zero; what is told besides is passed over.
+    pub(super) fn of(values: &Values, at_ms: u64) -> Job {
+        let told = |name: &str| values.get(name).and_then(|value| value.parse::<u64>().ok());
+        let number = |name: &str| told(name).unwrap_or_default();
+        let page_bytes = told("memory_page_size").unwrap_or(PAGE_BYTES);
+        let kind = match (number("Job type"), number("operation")) {
+            // 3 to 5: it has ended, one way or another.
+            (0 | 3..=5, _) => DomainJob::None,
+            (_, OPERATION_IN) => DomainJob::In,
+            (_, OPERATION_OUT) => DomainJob::Out,
+            _ => DomainJob::Other,
+        };
+        let sample = Sample {
+            at_ms,
+            phase: if number("memory_total") == 0 { Phase::Setup } else { Phase::Precopy },
+            sent_bytes: number("memory_processed"),
+            left_bytes: number("memory_remaining"),
+            dirty_bytes_per_s: number("memory_dirty_rate").saturating_mul(page_bytes),
+            passes: number("memory_iteration"),
+            throttle_percent: u8::try_from(number("auto_converge_throttle")).unwrap_or(100),
+        };
+        Job {
+            kind,
+            sample,
+            memory_bytes: number("memory_total"),
+            disks: [number("disk_processed"), number("disk_total")],
+            downtime_ms: told("downtime"),
+        }
+    }
+
+    /// In the form that moves are told in; a guest that stands still for its move is being handed over.
+    pub(super) fn told(&self, stands_for_it: bool) -> Told {
+        let phase = if stands_for_it { Phase::Switchover } else { self.sample.phase };
+        let status = match phase {
+            Phase::Setup => "setup",
+            Phase::Switchover => "device",
+            _ => "active",
+        };
+        let sample = Sample { phase, ..self.sample };
+        let (downtime_ms, total_bytes) = (self.downtime_ms, self.memory_bytes);
+        Told { sample, status: status.into(), error: None, downtime_ms, total_bytes }
+    }
+}
+
+/// As libvirt numbers them (virDomainJobOperation).
+const OPERATION_IN: u64 = 4;
+const OPERATION_OUT: u64 = 5;
+/// What x86 has, should libvirt not say.
+const PAGE_BYTES: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virsh::values;
+
+    const XML: &str = "<domain type='kvm' id='3'><name>web01</name><uuid>aa-bb</uuid>
+        <memory unit='GiB'>2</memory><memoryBacking><hugepages/></memoryBacking>
+        <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type></os>
+        <devices><emulator>/usr/bin/qemu</emulator>
+        <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/vm/a.qcow2' index='1'/>
+          <backingStore type='file'><source file='/vm/base.qcow2'/><backingStore/></backingStore><target dev='vda'/>
+          <mirror type='file' job='copy'/></disk>
+        <disk type='network' device='disk'><source protocol='rbd' name='pool/b'/><backingStore/><target dev='vdb'/><shareable/></disk>
+        <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
+        <interface type='network'><source network='lan' portid='x'/></interface>
+        <interface type='bridge'><source bridge='br0'/></interface>
+        <interface type='hostdev'><source><address type='pci' domain='0x0000' bus='0x02' slot='0x00' function='0x1'/></source></interface>
+        <hostdev mode='subsystem' type='usb'><source><vendor id='1'/></source></hostdev>
+        </devices></domain>";
+
+    #[test]
+    fn a_domain_of_many_parts() {
+        let domain = domain(XML).unwrap();
+        assert_eq!(
+            (domain.name.as_str(), domain.uuid.as_str(), domain.virt.as_str()),
+            ("web01", "aa-bb", "kvm")
+        );
+        assert_eq!((domain.machine.as_str(), domain.memory_bytes), ("pc-q35-10.0", 2 << 30));
+        assert!(domain.has_huge_pages);
+        assert_eq!(domain.networks, ["lan"]);
+        assert_eq!(domain.host_devices, ["hostdev 0000:02:00.1", "usb"]);
+        let [one, two, three] = &domain.disks[..] else { panic!("{:?}", domain.disks) };
+        assert_eq!((one.place.as_str(), one.format.as_str()), ("/vm/a.qcow2", "qcow2"));
+        assert!(one.is_backed && one.has_job && one.is_private());
+        assert!(!two.is_backed && two.is_shareable && !two.is_private());
+        assert!(three.is_read_only && three.place.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_xml_is_refused() {
+        assert!(domain("virsh: something went wrong").is_err());
+        assert!(host_uuid("").is_err());
+    }
+
+    #[test]
+    fn pools_of_files_have_a_folder() {
+        let pool = |kind: &str| {
+            format!("<pool type='{kind}'><name>p</name><target><path>/vms</path></target></pool>")
+        };
+        assert_eq!(pool_folder(&pool("dir")).unwrap().as_deref(), Some("/vms"));
+        assert_eq!(pool_folder(&pool("logical")).unwrap(), None);
+    }
+
+    #[test]
+    fn figures_of_a_move() {
+        let text = "Job type: 2\noperation: 5\nmemory_total: 1000\nmemory_processed: 400\nmemory_remaining: 600\n\
+                    memory_dirty_rate: 2\nmemory_iteration: 3\nmemory_page_size: 4096\ndisk_total: 9\ndisk_processed: 4\nnew: x\n";
+        let job = Job::of(&values(text), 7);
+        assert_eq!((job.kind, job.sample.phase, job.sample.passes), (DomainJob::Out, Phase::Precopy, 3));
+        assert_eq!(
+            (job.sample.sent_bytes, job.sample.left_bytes, job.sample.dirty_bytes_per_s),
+            (400, 600, 8192)
+        );
+        assert_eq!((job.disks, job.downtime_ms), ([4, 9], None));
+        assert_eq!(job.told(true).sample.phase, Phase::Switchover);
+        let none = Job::of(&values("Job type: 0\n"), 0);
+        assert_eq!((none.kind, none.sample.phase), (DomainJob::None, Phase::Setup));
+        assert_eq!(Job::of(&values("Job type: 1\noperation: 6\n"), 0).kind, DomainJob::Other);
+    }
+}

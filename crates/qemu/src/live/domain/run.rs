@@ -1,0 +1,581 @@
+//! A domain's move, from a look at both daemons to a look at both daemons. libvirt moves it; drover looks, sets, watches and
+//! gives up in time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use drover_copy::converge::Estimate;
+use drover_live::{
+    Choice, Deed, Domain, DomainDisk, DomainFound, DomainUnclear, Facts, Forecast, Phase, Spot, Watch, Way,
+    Why, choose, copy_obstacles, domain_found, domain_obstacles,
+};
+
+use super::ask::{Known, Processor};
+use super::{DomainOptions, Ends};
+use crate::error::{QemuError, QemuErrorKind};
+use crate::live::disks::MirrorState;
+use crate::live::guest::Told;
+use crate::live::run::{
+    CHANNELS, DIRTY_SPREAD, LINE_ASSUMED, LINE_SPREAD, OVERHEAD, STILL_DOWNTIMES, STILL_TIME_MAX, WATCH_S,
+};
+use crate::live::{Ending, Event, LiveError, Moved, Where};
+use crate::virsh::Lasting;
+
+/// Both daemons, and a domain that moves from one to the other.
+pub(super) struct Move<'a> {
+    ends: &'a Ends,
+    options: &'a DomainOptions,
+    stop: &'a AtomicBool,
+    tell: &'a mut dyn FnMut(Event),
+    known: Known,
+    /// Disks that are copied, with the pool of each at the target.
+    copied: Vec<(DomainDisk, String)>,
+    /// Volumes that this run made at the target, as pool and name.
+    made: Vec<(String, String)>,
+    /// Milliseconds of downtime that were set before.
+    downtime_before: Option<u64>,
+    was_running: bool,
+    was_persistent: bool,
+    foreseen: Forecast,
+    deeds: Vec<(Deed, Why)>,
+    last: Told,
+    still_since: Option<Instant>,
+}
+
+/// What is begun, and from what it was chosen.
+struct Plan {
+    choice: Choice,
+    facts: Facts,
+}
+
+/// Between two looks at a move; each is a program that starts and connects.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// What does not become clear by itself so often is not clear.
+const UNCLEAR_LOOKS: u32 = 6;
+const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
+/// A move that was cancelled has ended, and one that broke is known to both sides.
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(120);
+
+impl<'a> Move<'a> {
+    pub(super) fn new(
+        ends: &'a Ends,
+        known: Known,
+        options: &'a DomainOptions,
+        stop: &'a AtomicBool,
+        tell: &'a mut dyn FnMut(Event),
+    ) -> Move<'a> {
+        Move {
+            ends,
+            options,
+            stop,
+            tell,
+            known,
+            copied: Vec::new(),
+            made: Vec::new(),
+            downtime_before: None,
+            was_running: true,
+            was_persistent: true,
+            foreseen: Forecast::default(),
+            deeds: Vec::new(),
+            last: Told::default(),
+            still_since: None,
+        }
+    }
+
+    /// Moves it, or sees an earlier move to its end.
+    pub(super) fn run(&mut self) -> Result<Moved, LiveError> {
+        let at_source = |cause| LiveError { cause, guest_at: Where::Source };
+        match self.found() {
+            Err(error) => Err(LiveError { cause: error.into(), guest_at: Where::Unknown }),
+            Ok(DomainFound::AtSource) => {
+                let plan = self.look().map_err(at_source)?;
+                let began = Instant::now();
+                match self.go(&plan, began) {
+                    Ok(()) => self.settle(None, began),
+                    Err(cause) => self.settle(Some(cause), began),
+                }
+            }
+            Ok(DomainFound::Moving) => {
+                self.note("it is on its way: that is watched to its end; Ctrl-C cancels it");
+                let began = Instant::now();
+                let ended = self.watched(began);
+                self.settle(ended.err(), began)
+            }
+            Ok(DomainFound::AtTarget) => {
+                self.note("it has moved already");
+                self.settle(None, Instant::now())
+            }
+            Ok(DomainFound::Nowhere) => Err(at_source(nowhere(&self.known.name))),
+            Ok(DomainFound::Unclear(why)) => {
+                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: place(why) })
+            }
+        }
+    }
+
+    /// Looks, and says what a move would take.
+    pub(super) fn foresee(&mut self) -> Result<(), Ending> {
+        match self.found()? {
+            DomainFound::AtSource => self.look().map(drop),
+            DomainFound::Moving => {
+                self.note("it is on its way: that would be watched to its end");
+                Ok(())
+            }
+            DomainFound::AtTarget => {
+                self.note("it has moved already");
+                Ok(())
+            }
+            DomainFound::Nowhere => Err(nowhere(&self.known.name)),
+            DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
+        }
+    }
+
+    /// Who has it. What two daemons say one after the other may be of two moments of one move: what is unclear is looked
+    /// at again.
+    fn found(&self) -> Result<DomainFound, QemuError> {
+        let mut looks = 0;
+        loop {
+            // The source first: what it has let go by then the target has.
+            let here = self.ends.source.stand(&self.known.uuid)?;
+            let there = self.ends.target.stand(&self.known.uuid)?;
+            let found = domain_found(&here, &there);
+            looks += 1;
+            if !matches!(found, DomainFound::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
+                return Ok(found);
+            }
+            std::thread::sleep(UNCLEAR_PAUSE);
+        }
+    }
+
+    /// Looks at both daemons, measures, chooses. Changes nothing but the target's knowledge of its own pools.
+    fn look(&mut self) -> Result<Plan, Ending> {
+        let (source, target) = (&self.ends.source, &self.ends.target);
+        let uuid = self.known.uuid.clone();
+        let domain = source.domain(&uuid)?;
+        let mut room = target.room(&domain)?;
+        let xml = source.ask(&["dumpxml", &uuid, "--migratable"])?;
+        match target.compare_processor(&domain, &xml)? {
+            Processor::Fits => {}
+            Processor::Refused(why) => room.processor_refused = Some(why),
+            Processor::NotCompared(why) => self.note(format!(
+                "its processors are not compared with the target's ({why}): see that both hosts have the same"
+            )),
+        }
+        let mut found = domain_obstacles(&domain, &room);
+        let private: Vec<&DomainDisk> = domain.disks.iter().filter(|disk| disk.is_private()).collect();
+        if self.options.copies_disks {
+            let spots = target.spots(&private)?;
+            let pairs: Vec<(DomainDisk, Spot)> =
+                private.iter().map(|disk| (*disk).clone()).zip(spots).collect();
+            found.extend(copy_obstacles(&pairs));
+            let pooled = |(disk, spot): (DomainDisk, Spot)| match spot {
+                Spot::Free(pool) => Some((disk, pool)),
+                Spot::Taken | Spot::NoPool => None,
+            };
+            self.copied = pairs.into_iter().filter_map(pooled).collect();
+        }
+        if !found.is_empty() {
+            return Err(Ending::Obstacles(found));
+        }
+        if !self.options.copies_disks && !private.is_empty() {
+            self.note(format!(
+                "disks are taken to be shared ({}): libvirt sees whether they lie where that can be, not whether the target \
+                 finds the same there",
+                private.iter().map(|disk| disk.place.as_str()).collect::<Vec<_>>().join(", ")
+            ));
+        }
+        if domain.is_persistent && target.stand(&uuid)?.state == "shut off" {
+            self.note("the target has a definition of it, which is replaced by the source's");
+        }
+        self.was_running = source.stand(&uuid)?.runs();
+        self.was_persistent = domain.is_persistent;
+        if !domain.is_persistent {
+            self.note("it has no definition that outlasts its run, and gets none at the target");
+        }
+        let facts = self.facts(&domain);
+        let choice = self.choose(&facts);
+        match &choice.course {
+            Some(_) => Ok(Plan { choice, facts }),
+            None => Err(Ending::Promise(Box::new(choice))),
+        }
+    }
+
+    fn facts(&mut self, domain: &Domain) -> Facts {
+        let told = match self.was_running {
+            true => self.ends.source.dirty_rate(&self.known.uuid, WATCH_S),
+            false => Some(0.0),
+        };
+        if told.is_none() {
+            self.note("this libvirt does not tell how fast the guest writes: it is seen on the way");
+        }
+        let dirty = told.map(|rate| Estimate { likely: rate, spread: rate * DIRTY_SPREAD });
+        Facts {
+            used_bytes: domain.memory_bytes,
+            memory_bytes: domain.memory_bytes,
+            dirty: dirty.unwrap_or_default(),
+            working_set_bytes: domain.memory_bytes,
+            rate: self.options.line.unwrap_or(LINE_ASSUMED),
+            overhead: OVERHEAD,
+        }
+    }
+
+    fn choose(&mut self, facts: &Facts) -> Choice {
+        let channels = self.options.channels.unwrap_or(CHANNELS);
+        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
+        let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
+        (self.tell)(Event::Chosen(Box::new(choice.clone())));
+        choice
+    }
+
+    fn go(&mut self, plan: &Plan, began: Instant) -> Result<(), Ending> {
+        let Some(course) = &plan.choice.course else {
+            return Err(Ending::Promise(Box::new(plan.choice.clone())));
+        };
+        self.foreseen = plan.choice.forecast;
+        self.halt_if_stopped()?;
+        self.make_volumes()?;
+        self.promise_downtime()?;
+        let words = self.words(course.channels);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.note(format!("virsh {}", words.join(" ")));
+        let mut moving = self.ends.source.begin(&words)?;
+        let facts = self.options.line.is_none().then_some(&plan.facts);
+        let ended = self.follow(&mut moving, began, &course.deeds, facts);
+        let Err(cause) = ended else { return Ok(()) };
+        self.cancel(Some(&mut moving));
+        Err(cause)
+    }
+
+    /// What `virsh` is told.
+    fn words(&self, channels: u8) -> Vec<String> {
+        let mut words: Vec<String> =
+            ["migrate", &self.known.uuid, self.ends.target.uri(), "--live", "--abort-on-error"]
+                .map(str::to_string)
+                .to_vec();
+        let mut add = |more: &[&str]| words.extend(more.iter().map(|word| word.to_string()));
+        if self.was_persistent {
+            add(&["--persistent"]);
+        }
+        if self.options.p2p {
+            add(&["--p2p"]);
+        }
+        if let Some(uri) = &self.options.uri {
+            add(&["--migrateuri", uri]);
+        }
+        if channels > 1 {
+            add(&["--parallel", "--parallel-connections", &channels.to_string()]);
+        }
+        if self.options.allowed.throttle {
+            add(&["--auto-converge"]);
+        }
+        if let Some(rate) = self.options.rate_max {
+            add(&["--bandwidth", &(rate >> 20).max(1).to_string()]);
+        }
+        if !self.copied.is_empty() {
+            let disks: Vec<&str> = self.copied.iter().map(|(disk, _)| disk.target.as_str()).collect();
+            add(&["--copy-storage-all", "--migrate-disks", &disks.join(",")]);
+        }
+        words
+    }
+
+    /// Makes what disks are copied into. libvirt would do so by itself, and take what is there for its own.
+    fn make_volumes(&mut self) -> Result<(), QemuError> {
+        for (disk, pool) in self.copied.clone() {
+            let name = disk.place.rsplit('/').next().unwrap_or_default().to_string();
+            let bytes = disk.bytes.to_string();
+            let volume = ["--pool", &pool, "--name", &name, "--capacity", &bytes, "--allocation", "0"];
+            let words = [&["vol-create-as"], &volume[..], &["--format", &disk.format]].concat();
+            self.ends.target.ask(&words)?;
+            self.made.push((pool, name));
+        }
+        Ok(())
+    }
+
+    fn promise_downtime(&mut self) -> Result<(), QemuError> {
+        let uuid = &self.known.uuid;
+        self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
+        let downtime = self.options.promise.downtime_max;
+        let counted = downtime.saturating_sub(crate::live::run::DOWNTIME_KEPT).max(downtime / 2);
+        self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
+    }
+
+    /// Watches it to the end of `virsh`.
+    fn follow(
+        &mut self,
+        moving: &mut Lasting,
+        began: Instant,
+        deeds: &[Deed],
+        mut facts: Option<&Facts>,
+    ) -> Result<(), Ending> {
+        let mut watch = Watch::new(self.options.promise, deeds);
+        loop {
+            if let Some(ended) = moving.ended() {
+                return ended.map_err(refused);
+            }
+            self.look_on(&mut watch, began)?;
+            if let (Some(known), Some(rate)) = (facts, watch.rate()) {
+                facts = None;
+                self.look_again(known, rate.likely)?;
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    /// Watches a move that an earlier run began, to its end.
+    fn watched(&mut self, began: Instant) -> Result<(), Ending> {
+        self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
+        let mut watch = Watch::new(self.options.promise, &[]);
+        while self.found()? == DomainFound::Moving {
+            if let Err(cause) = self.look_on(&mut watch, began) {
+                self.cancel(None);
+                return Err(cause);
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// One look at a move: tells, and says if it has to end.
+    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<(), Ending> {
+        self.halt_if_stopped()?;
+        let uuid = &self.known.uuid;
+        let job = self.ends.source.job(uuid, millis(began.elapsed()))?;
+        // A domain that has no definition is gone when it has moved.
+        let stands = self.was_running && self.ends.source.stands_for_move(uuid).unwrap_or_default();
+        let told = job.told(stands);
+        if job.disks[1] > 0 {
+            let [done_bytes, all_bytes] = job.disks;
+            let state = MirrorState { done_bytes, all_bytes, is_ready: done_bytes == all_bytes };
+            (self.tell)(Event::Disk { name: "all together".into(), state });
+        }
+        (self.tell)(Event::Memory(told.clone()));
+        // What the last looks of a move tell is nothing at all.
+        if told.total_bytes > 0 {
+            self.last = told.clone();
+        }
+        self.halt_if_still_for_long(told.sample.phase)?;
+        let has_begun = told.sample.sent_bytes > 0;
+        let advised = if has_begun { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
+        match advised {
+            None | Some((Deed::PostCopy, _)) => Ok(()),
+            Some((deed, why)) => self.act(deed, why),
+        }
+    }
+
+    fn act(&mut self, deed: Deed, why: Why) -> Result<(), Ending> {
+        (self.tell)(Event::Did(deed, why));
+        self.deeds.push((deed, why));
+        match deed {
+            Deed::GiveUp => Err(Ending::GivenUp(why)),
+            // QEMU does so by itself, as it was let when it began.
+            Deed::Throttle | Deed::PostCopy => Ok(()),
+        }
+    }
+
+    /// The line is known now: is the promise still one?
+    fn look_again(&mut self, facts: &Facts, rate: f64) -> Result<(), Ending> {
+        let dirty = match facts.dirty.likely > 0.0 {
+            true => facts.dirty,
+            false => Estimate { likely: self.last.sample.dirty_bytes_per_s as f64, spread: 0.0 },
+        };
+        let rate = Estimate { likely: rate, spread: rate * LINE_SPREAD };
+        let choice = self.choose(&Facts { rate, dirty, ..*facts });
+        self.foreseen = choice.forecast;
+        match choice.course {
+            Some(_) => Ok(()),
+            None => Err(Ending::Promise(Box::new(choice))),
+        }
+    }
+
+    /// A guest that stands still and does not arrive is better off where it was.
+    fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
+        if phase != Phase::Switchover {
+            self.still_since = None;
+            return Ok(());
+        }
+        let still = self.still_since.get_or_insert_with(Instant::now).elapsed();
+        let time_max = STILL_TIME_MAX.max(self.options.promise.downtime_max * STILL_DOWNTIMES);
+        match still > time_max {
+            true => Err(Ending::Failed(failed("the guest stood still for too long to be handed over"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Cancels it, and waits for its end.
+    fn cancel(&mut self, mut moving: Option<&mut Lasting>) {
+        let until = Instant::now() + SETTLE_TIME_MAX;
+        let is_over =
+            |moving: &mut Option<&mut Lasting>| moving.as_mut().is_none_or(|it| it.ended().is_some());
+        loop {
+            // Refused where there is nothing to cancel: not yet, or no more.
+            let _ = self.ends.source.ask(&["domjobabort", &self.known.uuid]);
+            let is_moving = self.found().map_or(true, |found| is_moving(&found));
+            if (is_over(&mut moving) && !is_moving) || Instant::now() >= until {
+                return;
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    fn halt_if_stopped(&self) -> Result<(), Ending> {
+        if self.stop.load(Ordering::Relaxed) { Err(Ending::Stopped) } else { Ok(()) }
+    }
+
+    /// Sees where it is, whatever was told of its move, and tidies up there.
+    fn settle(&mut self, cause: Option<Ending>, began: Instant) -> Result<Moved, LiveError> {
+        let until = Instant::now() + SETTLE_TIME_MAX;
+        let found = loop {
+            match self.found() {
+                Ok(found) if !is_moving(&found) => break Ok(found),
+                found if Instant::now() >= until => break found,
+                _ => std::thread::sleep(LOOK_PAUSE),
+            }
+        };
+        let cause = |text: &str| cause.unwrap_or_else(|| Ending::Failed(failed(text)));
+        let at = |cause, guest_at| Err(LiveError { cause, guest_at });
+        match found {
+            Ok(DomainFound::AtTarget) => self.arrived(began),
+            Ok(DomainFound::AtSource) => {
+                let cause = cause("the move ended, and the guest is still at the source");
+                self.tidy_source();
+                self.remove_volumes();
+                at(cause, Where::Source)
+            }
+            Ok(DomainFound::Nowhere) => {
+                at(cause("neither daemon runs the domain any more: it ended on its way"), Where::Unknown)
+            }
+            Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
+            Ok(DomainFound::Unclear(why)) => {
+                self.note(why.obstacle().to_string());
+                at(cause("the move ended halfway"), place(why))
+            }
+            Err(error) => {
+                self.note(error.chain());
+                at(cause("a daemon cannot be asked any more"), Where::Unknown)
+            }
+        }
+    }
+
+    /// It is at the target, and the source has let it go.
+    fn arrived(&mut self, began: Instant) -> Result<Moved, LiveError> {
+        let (source, target) = (&self.ends.source, &self.ends.target);
+        let uuid = self.known.uuid.clone();
+        let total = began.elapsed();
+        let halted = |error: QemuError| LiveError { cause: Ending::Failed(error), guest_at: Where::Target };
+        let there = target.stand(&uuid).map_err(halted)?;
+        if self.was_running && !there.runs() {
+            let cause = failed(&format!("the guest is {:?} ({}) at the target", there.state, there.reason));
+            return Err(LiveError { cause: Ending::Failed(cause), guest_at: Where::Halted });
+        }
+        let here = source.stand(&uuid).map_err(halted)?;
+        if !here.state.is_empty() {
+            self.keep_off(&uuid).map_err(halted)?;
+        }
+        // What it was is told for a while; a move that nobody asked about in time has no figures.
+        let job = self.completed();
+        let mut last = self.last.clone();
+        if let Some(job) = job {
+            last = job.told(false);
+        }
+        last.status = "completed".into();
+        last.sample.phase = Phase::Done;
+        last.sample.at_ms = millis(total);
+        (self.tell)(Event::Memory(last.clone()));
+        Ok(Moved {
+            foreseen: self.foreseen,
+            total,
+            downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
+            stood_still: None,
+            last,
+            deeds: std::mem::take(&mut self.deeds),
+        })
+    }
+
+    /// What the daemons tell of a move that is over.
+    fn completed(&self) -> Option<super::read::Job> {
+        let words = ["domjobinfo", &self.known.uuid, "--completed", "--rawstats"];
+        let values = self.ends.target.values(&words).ok()?;
+        values.contains_key("downtime").then(|| super::read::Job::of(&values, 0))
+    }
+
+    /// The source's definition is kept, and must not be started with its host any more: the target's is.
+    fn keep_off(&mut self, uuid: &str) -> Result<(), QemuError> {
+        if !self.ends.source.info(uuid)?.starts_with_host {
+            return Ok(());
+        }
+        if self.ends.target.info(uuid)?.is_persistent {
+            self.ends.target.ask(&["autostart", uuid])?;
+        }
+        self.ends.source.ask(&["autostart", uuid, "--disable"])?;
+        self.note("it is started with the target's host from now on, and with the source's no more");
+        Ok(())
+    }
+
+    /// What was set at the source is as it was.
+    fn tidy_source(&mut self) {
+        let Some(ms) = self.downtime_before.take() else { return };
+        if let Err(error) = self.ends.source.set_downtime_max(&self.known.uuid, ms) {
+            self.note(format!("the longest downtime is not what it was before, {ms} ms: {}", error.chain()));
+        }
+    }
+
+    /// What this run made at the target for a guest that did not come.
+    fn remove_volumes(&mut self) {
+        for (pool, name) in std::mem::take(&mut self.made) {
+            let removed = self.ends.target.ask(&["vol-delete", "--pool", &pool, "--vol", &name]);
+            if let Err(error) = removed {
+                self.note(format!(
+                    "the volume {name} of pool {pool} is left at the target: {}",
+                    error.chain()
+                ));
+            }
+        }
+    }
+
+    fn note(&mut self, text: impl Into<String>) {
+        (self.tell)(Event::Note(text.into()));
+    }
+}
+
+/// Whether more is to come by itself.
+fn is_moving(found: &DomainFound) -> bool {
+    // In the first moment the target has not begun to wait, and a daemon that cleans up has a job that is over soon.
+    matches!(
+        found,
+        DomainFound::Moving | DomainFound::Unclear(DomainUnclear::OtherMove | DomainUnclear::OtherJob)
+    )
+}
+
+fn place(why: DomainUnclear) -> Where {
+    match why {
+        DomainUnclear::BothRun => Where::Both,
+        DomainUnclear::LeftAtSource => Where::Target,
+        DomainUnclear::Held => Where::Held,
+        DomainUnclear::OtherMove | DomainUnclear::OtherJob => Where::Source,
+        DomainUnclear::PostCopy => Where::Between,
+        DomainUnclear::BothStand => Where::Unknown,
+    }
+}
+
+/// What libvirt says at once of disks is a reason that was found before anything was done.
+fn refused(error: QemuError) -> Ending {
+    let what = error.chain();
+    if !what.contains("Unsafe migration") {
+        return error.into();
+    }
+    let advice = "copy disks with --disks mirror, or put them where both hosts have them (and mend the cache mode that it names)";
+    Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
+}
+
+fn nowhere(name: &str) -> Ending {
+    let advice = "start it first; a domain that is switched off needs no live move";
+    let what = format!("{name} runs at neither daemon");
+    Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
+}
+
+fn failed(why: &str) -> QemuError {
+    QemuError::new(QemuErrorKind::Failed, "the move of the domain").because(why.to_string())
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
