@@ -3,8 +3,9 @@
 
 mod common;
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::nbdkit::start_at;
@@ -185,11 +186,7 @@ impl Bitmaps {
         command.args(["--persistent", "--read-only", "--shared=8", "--format=qcow2", "-k"]).arg(&socket);
         command.args(names.iter().flat_map(|name| ["-B", name]));
         let child = command.arg(image).spawn().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        while !socket.exists() {
-            assert!(Instant::now() < until, "qemu-nbd did not start");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("qemu-nbd takes clients", PATIENCE, || UnixStream::connect(&socket).is_ok());
         Bitmaps(child, socket)
     }
 
