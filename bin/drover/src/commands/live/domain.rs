@@ -51,7 +51,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     match live_domain(&ends, name, &options, &stop.flag(), &mut tell) {
         Ok(moved) => {
             if let Some(record) = record {
-                record.moved(&moved, &[], &[], None);
+                record.moved(&moved, &[], &[]);
             }
             view.moved(&moved, None);
             Ok(Exit::Success)
