@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, busy, events, gentle, is_sending, say, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, busy, events, idle, is_sending, say, with_disks, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -247,7 +247,7 @@ fn a_dry_run_moves_nothing_and_tells_what_would_happen() {
 
 #[test]
 fn a_target_that_dies_in_mid_move_leaves_the_guest_where_it_was() {
-    let Some(mut pair) = Pair::new(&gentle()) else { return };
+    let Some(mut pair) = Pair::new(&idle()) else { return };
     let file = pair.path("report.json");
     let child = pair.spawn(&[&SLOWLY[..], &["--report", file.to_str().unwrap()]].concat());
     pair.wait_until_sending();
@@ -263,7 +263,7 @@ fn a_target_that_dies_in_mid_move_leaves_the_guest_where_it_was() {
 
 #[test]
 fn ctrl_c_leaves_the_guest_where_it_was() {
-    let Some(mut pair) = Pair::new(&gentle()) else { return };
+    let Some(mut pair) = Pair::new(&idle()) else { return };
     let child = pair.spawn(&SLOWLY);
     pair.wait_until_sending();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());

@@ -6,7 +6,7 @@ mod common;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, gentle, is_sending, say, written_sectors};
+use common::moves::{self, SLOWLY, idle, is_sending, say, written_sectors};
 use drover_lab::{Drover, Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Option<Pair> {
-        Pair::unlike(&gentle(), &gentle())
+        Pair::unlike(&idle(), &idle())
     }
 
     fn unlike(here: &PulseOptions, there: &PulseOptions) -> Option<Pair> {
@@ -38,7 +38,7 @@ impl Pair {
 
     fn with_disks() -> Option<(Pair, TempDir)> {
         let folder = tempfile::tempdir().unwrap();
-        let [here, there] = moves::with_disks(folder.path(), &gentle());
+        let [here, there] = moves::with_disks(folder.path(), &idle());
         let pair = Pair::unlike(&here, &there)?;
         Some((pair, folder))
     }
@@ -163,7 +163,7 @@ fn a_source_that_was_started_again_keeps_the_guest() {
 #[test]
 fn a_target_that_is_not_the_end_of_the_move_is_left_alone() {
     let Some(pair) = Pair::new() else { return };
-    let other = Pulse::waiting(&pair.folder.path().join("c"), &gentle()).unwrap();
+    let other = Pulse::waiting(&pair.folder.path().join("c"), &idle()).unwrap();
     pair.killed_when(&SLOWLY, is_sending);
     let output = pair.live_to(&other, &[]);
     assert_eq!(output.code, Some(3), "{output:?}");

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::line::Line;
-use common::moves::{self, SLOWLY, busy, events, gentle, is_sending, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, busy, events, idle, is_sending, with_disks, written_sectors};
 use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
@@ -136,7 +136,7 @@ fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
 
 #[test]
 fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
-    let Some(mut scene) = Scene::new(&gentle()) else { return };
+    let Some(mut scene) = Scene::new(&idle()) else { return };
     let child = scene.spawn(&SLOWLY);
     scene.wait_until_sending();
     scene.sites.kill();
@@ -152,7 +152,7 @@ fn an_agent_that_is_killed_in_mid_move_leaves_the_guest_where_it_was() {
 
 #[test]
 fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() {
-    let Some(mut scene) = Scene::new(&gentle()) else { return };
+    let Some(mut scene) = Scene::new(&idle()) else { return };
     let mut child = scene.spawn(&SLOWLY);
     scene.wait_until_sending();
     child.kill().unwrap();
@@ -164,7 +164,7 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
     wait_until("the target ends", PATIENCE, || !scene.target.is_alive());
     scene.sites.start();
     std::fs::remove_dir_all(scene.sites.path("b")).unwrap();
-    scene.target = Pulse::waiting(&scene.sites.path("b"), &gentle()).unwrap();
+    scene.target = Pulse::waiting(&scene.sites.path("b"), &idle()).unwrap();
     let output = scene.live(&[]);
     scene.has_moved(&output);
 }

@@ -360,7 +360,8 @@ fn ctrl_c_ends_cleanly_also_while_the_link_is_down_and_resume_finishes() {
     }) else {
         return;
     };
-    let plan = far.plan("far", &[SLOWLY]);
+    // It is stopped twice before it is over.
+    let plan = far.plan("far", &[("via: site-b\n", "via: site-b\n  rate_limit: [12MiB]\n")]);
     let run = |far: &Far| far.start(&["migrate", &plan]);
     let mut started = run(&far);
     far.wait_for_records(&mut started.0);

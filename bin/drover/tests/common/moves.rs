@@ -19,9 +19,9 @@ pub fn busy() -> PulseOptions {
     PulseOptions { pages_per_beat: 20, ..PulseOptions::default() }
 }
 
-/// 0.4 MB/s, of which a move that is held to [`SLOWLY`] comes to an end.
-pub fn gentle() -> PulseOptions {
-    PulseOptions { pages_per_beat: 1, ..PulseOptions::default() }
+/// Beats and writes nothing, so that a move comes to an end however slow it is, and is not given up before.
+pub fn idle() -> PulseOptions {
+    PulseOptions::default()
 }
 
 /// 33 MiB at a megabyte a second: there is time to kill somebody, and to look at what is left. One connection, since
