@@ -408,8 +408,8 @@ impl<'a> Move<'a> {
         loop {
             // Refused where there is nothing to cancel: not yet, or no more.
             let _ = self.ends.source.ask(&["domjobabort", &self.known.uuid]);
-            let is_moving = self.found().map_or(true, |found| is_moving(&found));
-            if (is_over(&mut moving) && !is_moving) || Instant::now() >= until {
+            let is_settled = matches!(self.found(), Ok(found) if !is_moving(&found));
+            if (is_over(&mut moving) && is_settled) || Instant::now() >= until {
                 return;
             }
             std::thread::sleep(LOOK_PAUSE);
