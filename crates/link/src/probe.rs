@@ -192,16 +192,21 @@ mod tests {
         let (one, two) = Session::pair();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let incoming = two.accept().unwrap();
-                assert_eq!(incoming.opening, SINK);
-                let (sender, mut receiver) = incoming.channel.split();
-                let mut piece = vec![0; 100_000];
-                while receiver.read(&mut piece).unwrap() > 0 {}
-                sender.write_all(b"{}").unwrap();
-                sender.finish().unwrap();
+                while let Ok(incoming) = two.accept() {
+                    assert_eq!(incoming.opening, SINK);
+                    let (sender, mut receiver) = incoming.channel.split();
+                    let mut piece = vec![0; 100_000];
+                    while receiver.read(&mut piece).unwrap() > 0 {}
+                    sender.write_all(b"{}").unwrap();
+                    sender.finish().unwrap();
+                }
             });
-            let found = probe(&one, Duration::from_millis(50), Duration::from_millis(200)).unwrap();
-            assert!(found.goodput > 0.0 && found.stripes == 2, "{found:?}");
+            // On a machine that is busy with others, nothing may have arrived in so short a time.
+            let times = (0..9).map(|doubled| Duration::from_millis(200 << doubled));
+            let found = times.map(|time| probe(&one, Duration::from_millis(50), time).unwrap());
+            let found = found.inspect(|it| assert_eq!(it.stripes, 2)).find(|it| it.goodput > 0.0);
+            one.close();
+            assert!(found.is_some(), "nothing ever arrived");
         });
     }
 }

@@ -286,14 +286,14 @@ fn small_bounds_only_slow_it_down() {
     });
 }
 
-/// Runs something that must come to its end.
-fn within_a_minute(what: &str, run: impl FnOnce() + Send + 'static) {
+/// Runs something that must come to its end, which takes a second or two where nobody is in the way.
+fn in_the_end(what: &str, run: impl FnOnce() + Send + 'static) {
     let (done, ended) = std::sync::mpsc::channel();
     let thread = thread::spawn(move || {
         run();
         done.send(()).unwrap();
     });
-    match ended.recv_timeout(std::time::Duration::from_secs(60)) {
+    match ended.recv_timeout(std::time::Duration::from_secs(300)) {
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what}: it hangs"),
         _ => thread.join().unwrap(),
     }
@@ -301,7 +301,7 @@ fn within_a_minute(what: &str, run: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn channels_that_come_together_go_to_all_who_accept() {
-    within_a_minute("accept", || {
+    in_the_end("accept", || {
         let (one, two) = Session::pair();
         let all = std::sync::Barrier::new(5);
         thread::scope(|scope| {
@@ -326,7 +326,7 @@ fn channels_that_come_together_go_to_all_who_accept() {
 
 #[test]
 fn channels_that_were_given_up_leave_credit_for_others() {
-    within_a_minute("credit", || {
+    in_the_end("credit", || {
         let mut limits = Limits { channel_credit_max: 1 << 20, ..Limits::default() };
         (limits.credits.messages, limits.credits.session) = (4 << 20, 8 << 20);
         let (one, two) = Session::pair_with(limits);

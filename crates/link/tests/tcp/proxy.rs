@@ -44,11 +44,13 @@ impl Proxy {
         Proxy { address, state }
     }
 
-    /// Ends all connections that there are.
-    pub fn kill_all(&self) {
-        for (socket, _) in self.state.sockets.lock().unwrap().drain(..) {
+    /// Ends all connections that there are; whether there were any.
+    pub fn kill_all(&self) -> bool {
+        let sockets: Vec<_> = self.state.sockets.lock().unwrap().drain(..).collect();
+        for (socket, _) in &sockets {
             let _ = socket.shutdown(Shutdown::Both);
         }
+        !sockets.is_empty()
     }
 
     /// From now on a connection takes bytes and carries none. Gives false if there is none.
