@@ -45,11 +45,14 @@ mod tests {
         let (first, second) = (open(), open());
         lock_file(&first).unwrap();
         assert_eq!(lock_file(&second), Err(Errno::WOULDBLOCK));
-        let release = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(30));
-            drop(first);
-        });
-        lock_file(&second).unwrap();
-        release.join().unwrap();
+        // Let go of while somebody waits.
+        let (mut first, mut attempts) = (Some(first), 0);
+        let attempt = || {
+            attempts += 1;
+            first = first.take().filter(|_| attempts < 3);
+            flock(&second, FlockOperation::NonBlockingLockExclusive)
+        };
+        patiently(attempt, |errno| *errno == Errno::WOULDBLOCK).unwrap();
+        assert_eq!(attempts, 3);
     }
 }

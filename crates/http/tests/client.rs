@@ -45,13 +45,19 @@ fn tls_server(name: &str, until: i32) -> (Server, Trust) {
     (Server::start_tls(config, |_, _| (answer("200 OK", "", b"hello"), After::KeepOpen)), Trust::CaFile(path))
 }
 
-/// Gives up soon, but not so soon that a good answer on a busy machine is late.
-fn short() -> Timeouts {
-    Timeouts {
-        connect: Duration::from_secs(20),
-        stall: Duration::from_secs(3),
-        answer: Duration::from_secs(6),
-    }
+/// Gives up what says nothing.
+fn soon_stalled() -> Timeouts {
+    Timeouts { stall: Duration::from_secs(3), ..patient() }
+}
+
+/// Gives up what never ends, however it goes on.
+fn soon_endless() -> Timeouts {
+    Timeouts { answer: Duration::from_secs(4), ..patient() }
+}
+
+fn patient() -> Timeouts {
+    let minutes = Duration::from_secs(120);
+    Timeouts { connect: minutes, stall: minutes, answer: minutes }
 }
 
 fn ask(server: &Server, https: bool, trust: &Trust) -> Result<Vec<u8>, HttpErrorKind> {
@@ -104,7 +110,7 @@ fn a_thumbprint_pins_the_one_certificate_that_a_mismatch_shows() {
 fn plain_text_on_a_tls_port_is_a_tls_error() {
     let server = Server::start(|_, _| (answer("400 Bad Request", "", b""), After::Close));
     let endpoint = Endpoint { https: true, host: "127.0.0.1".to_string(), port: server.address.port() };
-    let error = Client::new(endpoint, &Trust::Insecure, short()).unwrap().connect().err().unwrap();
+    let error = Client::new(endpoint, &Trust::Insecure, soon_stalled()).unwrap().connect().err().unwrap();
     // The server waits for a line end that a TLS hello has not.
     assert!(
         matches!(error.kind, HttpErrorKind::Tls | HttpErrorKind::Unreachable | HttpErrorKind::Closed),
@@ -140,16 +146,18 @@ fn kept_alive_connections_are_used_again() {
 fn an_answer_that_never_ends_is_ended() {
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n";
     let endless = Server::start(|_, _| (head.to_vec(), After::Trickle));
-    assert!(matches!(ask_within(short(), &endless, false, &Trust::System), Err(HttpErrorKind::Endless(_))));
+    let ended = ask_within(soon_endless(), &endless, false, &Trust::System);
+    assert!(matches!(ended, Err(HttpErrorKind::Endless(_))), "{ended:?}");
     let silent = Server::start(|_, _| (head.to_vec(), After::Hang));
-    assert!(matches!(ask_within(short(), &silent, false, &Trust::System), Err(HttpErrorKind::Stalled(_))));
+    let stalled = ask_within(soon_stalled(), &silent, false, &Trust::System);
+    assert!(matches!(stalled, Err(HttpErrorKind::Stalled(_))), "{stalled:?}");
 }
 
 #[test]
 fn names_without_address_and_ports_without_listener_are_told_apart() {
     let ask = |host: &str, port| {
         let endpoint = Endpoint { https: false, host: host.to_string(), port };
-        Client::new(endpoint, &Trust::System, short()).unwrap().connect().err().unwrap().kind
+        Client::new(endpoint, &Trust::System, patient()).unwrap().connect().err().unwrap().kind
     };
     assert_eq!(ask("127.0.0.1", 1), HttpErrorKind::Refused);
     assert_eq!(ask("no-such-host.invalid", 443), HttpErrorKind::UnknownHost);

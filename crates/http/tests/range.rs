@@ -40,7 +40,7 @@ fn open(server: &Server) -> RangeDisk {
 fn open_impatiently(server: &Server) -> RangeDisk {
     let mut options = RangeOptions::new(server.url("/disk").parse().unwrap(), Trust::System);
     options.timeouts =
-        Timeouts { stall: Duration::from_secs(3), answer: Duration::from_secs(5), ..options.timeouts };
+        Timeouts { stall: Duration::from_secs(8), answer: Duration::from_secs(10), ..options.timeouts };
     RangeDisk::open_with(options).unwrap()
 }
 

@@ -238,7 +238,7 @@ mod tests {
     fn a_failed_child_is_quoted() {
         let ended = run(
             Command::new("sh").args(["-c", "echo one >&2; echo two >&2; exit 3"]),
-            Duration::from_secs(10),
+            Duration::from_secs(60),
         )
         .unwrap();
         let error = ended.check("doing it").unwrap_err();
@@ -259,7 +259,7 @@ mod tests {
         command.args(["-c", "echo $$ > \"$1\"; exec sleep 600", "x"]).arg(&pid_file);
         let log = tempfile::tempfile().unwrap();
         let guarded = Guarded::spawn(&command, folder.path(), log).unwrap();
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while fs::read_to_string(&pid_file).unwrap_or_default().trim().is_empty() && Instant::now() < until {
             thread::sleep(POLL);
         }

@@ -338,7 +338,7 @@ mod tests {
             let mut command = Command::new("qemu-io");
             command.args(["-f", "qcow2", "-c", &read]).arg(&self.spec.disks[1].path);
             // qemu-io tells a differing pattern only in words.
-            let ended = child::run(&mut command, Duration::from_secs(30)).unwrap();
+            let ended = child::run(&mut command, Duration::from_secs(60)).unwrap();
             let differs = String::from_utf8_lossy(&ended.stdout).contains("failed");
             fs::read(&self.spec.disks[0].path).unwrap()[0] == first && ended.success && !differs
         }

@@ -330,7 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let texts = [READY].iter().chain(texts).map(|text| text.to_string()).collect();
         let socket = monitor(folder.path(), texts);
-        let qmp = Qmp::connect(&socket, Duration::from_secs(4)).unwrap();
+        let qmp = Qmp::connect(&socket, Duration::from_secs(60)).unwrap();
         (folder, qmp)
     }
 
@@ -388,7 +388,6 @@ mod tests {
         let answers = "{\"return\": 7, \"id\": 2}\n{\"event\": \"NEWS\"}\n\
              {\"error\": {\"class\": \"X\", \"desc\": \"can only be written\"}, \"id\": 3}\n{\"return\": true, \"id\": 4}\n";
         let (_folder, mut qmp) = connected(&["", "", answers]);
-        qmp.answer_time_max = Duration::from_secs(60);
         let found =
             qmp.execute_each("qom-get", &[json!({"a": 1}), json!({"a": 2}), json!({"a": 3})]).unwrap();
         let found: Vec<Option<Value>> = found.into_iter().map(Result::ok).collect();
@@ -403,7 +402,6 @@ mod tests {
             (0..count).map(|n| format!("{{\"return\": {n}, \"id\": {}}}\n", n + 2)).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let (_folder, mut qmp) = connected(&texts);
-        qmp.answer_time_max = Duration::from_secs(60);
         let asked: Vec<Value> = (0..count).map(|n| json!({ "n": n })).collect();
         let found = qmp.execute_each("qom-get", &asked).unwrap();
         let found: Vec<u64> = found.into_iter().map(|answer| answer.unwrap().as_u64().unwrap()).collect();
@@ -413,6 +411,7 @@ mod tests {
     #[test]
     fn an_answer_that_is_missing_among_many_is_an_error() {
         let (_folder, mut qmp) = connected(&["", "{\"return\": 7, \"id\": 2}\n"]);
+        qmp.answer_time_max = Duration::from_secs(2);
         assert!(
             qmp.execute_each("qom-get", &[json!({}), json!({})]).unwrap_err().kind == QemuErrorKind::Timeout
         );
@@ -421,6 +420,7 @@ mod tests {
     #[test]
     fn silence_ends_in_time() {
         let (_folder, mut qmp) = connected(&["{\"ret"]);
+        qmp.answer_time_max = Duration::from_secs(2);
         assert_eq!(qmp.status().unwrap_err().kind, QemuErrorKind::Timeout);
     }
 
@@ -428,7 +428,6 @@ mod tests {
     fn an_answer_that_never_ends_is_an_error() {
         let endless = "x".repeat(LINE_BYTES_MAX + (1 << 20));
         let (_folder, mut qmp) = connected(&[&endless]);
-        qmp.answer_time_max = Duration::from_secs(20);
         assert!(qmp.status().unwrap_err().chain().contains("does not end"));
     }
 
@@ -464,6 +463,6 @@ mod tests {
         std::os::unix::fs::symlink(&deep, &short).unwrap();
         let socket = monitor(&short, vec![READY.to_string()]);
         drop(socket);
-        Qmp::connect(&deep.join("qmp.sock"), Duration::from_secs(5)).unwrap();
+        Qmp::connect(&deep.join("qmp.sock"), Duration::from_secs(60)).unwrap();
     }
 }

@@ -112,7 +112,7 @@ mod tests {
                 file.write_all(part.as_bytes()).unwrap();
             }
         });
-        let line = wait_for_line(&log, "GUEST", Duration::from_secs(10), || true).unwrap();
+        let line = wait_for_line(&log, "GUEST", Duration::from_secs(60), || true).unwrap();
         assert_eq!(line, "DROVER-GUEST name=web01");
         writer.join().unwrap();
     }

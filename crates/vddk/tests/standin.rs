@@ -228,7 +228,7 @@ fn a_child_that_dies_is_replaced_and_the_copy_goes_on() {
 #[test]
 fn a_read_that_shows_no_sign_of_life_is_given_up_with_its_child() {
     let Some(stage) = stage(94, 4 * MIB) else { return };
-    let disk = VddkDisk::open(Settings { timeout: Duration::from_secs(4), ..stage.settings() }).unwrap();
+    let disk = VddkDisk::open(Settings { timeout: Duration::from_secs(10), ..stage.settings() }).unwrap();
     stage.stand_in.order("a", &format!("read stall at={MIB}")).unwrap();
     let (bytes, lost) = read_all(&disk);
     assert!(bytes == stage.content && lost == 1, "lost {lost}");

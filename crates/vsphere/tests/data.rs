@@ -139,7 +139,9 @@ fn a_burst_of_503_is_transient_and_leaves_the_lane_whole() {
 #[test]
 fn cuts_and_stalls_break_the_lane_and_another_goes_on() {
     let sim = simulator!();
-    let session = sim.session();
+    let mut options = sim.options();
+    options.timeouts.stall = Duration::from_secs(8);
+    let session = Session::connect(options).unwrap();
     let vm = full_vm(&sim, &session);
     let opened = open(&session, &vm, &Route::Provider).unwrap();
     let wanted = truth(&sim, &vm);
@@ -245,8 +247,8 @@ fn a_vm_is_shut_down_and_switched_on_and_off() {
     let session = sim.session();
     let id = sim::vm(&session, "prod/web", "web01").id;
     session.power_on(&id).unwrap();
-    session.shutdown_guest(&id, Duration::from_secs(20)).unwrap();
-    session.shutdown_guest(&id, Duration::from_secs(20)).unwrap();
+    session.shutdown_guest(&id, Duration::from_secs(120)).unwrap();
+    session.shutdown_guest(&id, Duration::from_secs(120)).unwrap();
     session.power_off(&id).unwrap();
     let off = session.vm(&id).unwrap();
     assert!(off.nics[0].connected && !off.nics[1].connected, "what will be at power on");

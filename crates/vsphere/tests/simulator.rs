@@ -61,7 +61,7 @@ fn servers_that_talk_nonsense_are_no_vsphere() {
     assert_eq!(connect_error(&sim, |_| ()).kind, VsphereErrorKind::NotVsphere);
     sim.post("/fault/clear", json!({}));
     sim.post("/fault/http", json!({"path": "/sdk", "endless": true, "count": -1}));
-    let endless = connect_error(&sim, |o| o.timeouts.answer = Duration::from_secs(2));
+    let endless = connect_error(&sim, |o| o.timeouts.answer = Duration::from_secs(5));
     assert_eq!(endless.kind, VsphereErrorKind::NotVsphere, "{}", causes(&endless));
 }
 

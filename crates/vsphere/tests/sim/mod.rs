@@ -87,7 +87,7 @@ impl Sim {
             user: USER.to_string(),
             password: Secret::new(PASSWORD),
             trust: self.trust(),
-            timeouts: Timeouts { stall: Duration::from_secs(10), ..Timeouts::default() },
+            timeouts: Timeouts { stall: Duration::from_secs(60), ..Timeouts::default() },
         }
     }
 
