@@ -110,8 +110,9 @@ fn a_thumbprint_pins_the_one_certificate_that_a_mismatch_shows() {
 fn plain_text_on_a_tls_port_is_a_tls_error() {
     let server = Server::start(|_, _| (answer("400 Bad Request", "", b""), After::Close));
     let endpoint = Endpoint { https: true, host: "127.0.0.1".to_string(), port: server.address.port() };
-    let error = Client::new(endpoint, &Trust::Insecure, soon_stalled()).unwrap().connect().err().unwrap();
     // The server waits for a line end that a TLS hello has not.
+    let timeouts = Timeouts { connect: Duration::from_secs(3), ..patient() };
+    let error = Client::new(endpoint, &Trust::Insecure, timeouts).unwrap().connect().err().unwrap();
     assert!(
         matches!(error.kind, HttpErrorKind::Tls | HttpErrorKind::Unreachable | HttpErrorKind::Closed),
         "{error}"

@@ -78,9 +78,14 @@ const LINK_QUEUE: Duration = Duration::from_millis(50);
 pub(super) const STILL_TIME_MAX: Duration = Duration::from_secs(30);
 pub(super) const STILL_DOWNTIMES: u32 = 10;
 /// Connections on a line of which nothing is known.
-pub(super) const CHANNELS: u8 = 4;
+const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
 pub(super) const LINE_SPREAD: f64 = 0.2;
+
+/// Connections, where so many are asked for or none is named, and so much may be sent in a second.
+pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
+    asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
+}
 
 /// Moves a guest, or leaves it where it was.
 ///
@@ -245,10 +250,7 @@ impl<'a> Move<'a> {
 
     fn choose(&mut self, facts: &Facts) -> Choice {
         let both = |name: &str| self.can.iter().all(|can| can.has(name));
-        let wanted = self.options.channels.unwrap_or_else(|| match self.options.rate_max {
-            Some(rate) => channels_within(rate, CHANNELS),
-            None => CHANNELS,
-        });
+        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
         // Carried connections may arrive in another order than they were made.
         let in_order = self.options.carried.is_none() || self.can[1].tells_connections_apart();
         let channels = if both("multifd") && in_order { wanted } else { 1 };

@@ -16,7 +16,8 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    CHANNELS, DIRTY_SPREAD, LINE_ASSUMED, LINE_SPREAD, OVERHEAD, STILL_DOWNTIMES, STILL_TIME_MAX, WATCH_S,
+    DIRTY_SPREAD, LINE_ASSUMED, LINE_SPREAD, OVERHEAD, STILL_DOWNTIMES, STILL_TIME_MAX, WATCH_S,
+    channels_wanted,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -219,7 +220,7 @@ impl<'a> Move<'a> {
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
-        let channels = self.options.channels.unwrap_or(CHANNELS);
+        let channels = channels_wanted(self.options.channels, self.options.rate_max);
         let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
         let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
