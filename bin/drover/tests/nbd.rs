@@ -175,6 +175,16 @@ fn run(program: &str, args: &[&str]) {
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// False, after a printed line, where a program of it is missing.
+fn has_qemu_utils() -> bool {
+    let is_there = |it: &&str| Command::new(it).arg("--version").output().is_ok();
+    let has_all = ["qemu-img", "qemu-io", "qemu-nbd"].iter().all(is_there);
+    if !has_all {
+        println!("skipped: qemu-utils is not installed");
+    }
+    has_all
+}
+
 /// qemu-nbd with an image's bitmaps, until it is dropped.
 struct Bitmaps(Child, PathBuf);
 
@@ -204,11 +214,7 @@ impl Drop for Bitmaps {
 
 #[test]
 fn a_bitmap_copies_what_it_marks_onto_a_target_that_holds_the_rest() {
-    if ["qemu-img", "qemu-io", "qemu-nbd"]
-        .iter()
-        .any(|it| Command::new(it).arg("--version").output().is_err())
-    {
-        println!("skipped: qemu-utils is not installed");
+    if !has_qemu_utils() {
         return;
     }
     let (folder, drover) = setup();
@@ -272,11 +278,7 @@ fn a_bitmap_copies_what_it_marks_onto_a_target_that_holds_the_rest() {
 
 #[test]
 fn a_copy_of_a_bitmap_and_one_of_the_whole_disk_are_never_taken_for_each_other() {
-    if ["qemu-img", "qemu-io", "qemu-nbd"]
-        .iter()
-        .any(|it| Command::new(it).arg("--version").output().is_err())
-    {
-        println!("skipped: qemu-utils is not installed");
+    if !has_qemu_utils() {
         return;
     }
     let (folder, drover) = setup();

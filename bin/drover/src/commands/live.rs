@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Choice, Deed, Phase, Promise, Side};
+use drover_live::{Allowed, Choice, Deed, Moment, Phase, Promise, Side};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, Told, Where, foresee, live,
@@ -58,16 +58,8 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
         view.tell(&event);
     };
     if args.dry_run {
-        return match foresee(&mut source, &mut target, &options, &mut tell) {
-            Ok(_) => Ok(Exit::Success),
-            Err(cause) => {
-                let error = LiveError { cause, guest_at: Where::Source };
-                if let Some(record) = record {
-                    record.failed(&error, &[]);
-                }
-                Err(failure(&error))
-            }
-        };
+        let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
+        return foreseen(looked, record);
     }
     let flag: Arc<_> = stop.flag();
     // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
@@ -85,18 +77,29 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
             view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
         }
-        Err(error) => {
-            if let Some(record) = record {
-                record.failed(&error, &source.moments());
-            }
-            if args.json {
-                line(
-                    json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
-                );
-            }
-            Err(failure(&error))
-        }
+        Err(error) => Err(not_moved(args, &error, record, &source.moments())),
     }
+}
+
+/// What a look ends in that moves nothing.
+fn foreseen(looked: Result<(), Ending>, record: &mut Option<Record>) -> Result<Exit, Failure> {
+    let Err(cause) = looked else { return Ok(Exit::Success) };
+    let error = LiveError { cause, guest_at: Where::Source };
+    if let Some(record) = record {
+        record.failed(&error, &[]);
+    }
+    Err(failure(&error))
+}
+
+/// Tells that a guest did not move, or not as it should.
+fn not_moved(args: &LiveArgs, error: &LiveError, record: &mut Option<Record>, source: &[Moment]) -> Failure {
+    if let Some(record) = record {
+        record.failed(error, source);
+    }
+    if args.json {
+        line(json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}));
+    }
+    failure(error)
 }
 
 fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {

@@ -75,16 +75,41 @@ pub(super) const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
 const LINK_QUEUE: Duration = Duration::from_millis(50);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
-pub(super) const STILL_TIME_MAX: Duration = Duration::from_secs(30);
-pub(super) const STILL_DOWNTIMES: u32 = 10;
+const STILL_TIME_MAX: Duration = Duration::from_secs(30);
+const STILL_DOWNTIMES: u32 = 10;
 /// Connections on a line of which nothing is known.
 const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
-pub(super) const LINE_SPREAD: f64 = 0.2;
+const LINE_SPREAD: f64 = 0.2;
 
 /// Connections, where so many are asked for or none is named, and so much may be sent in a second.
 pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
     asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
+}
+
+/// What is known of a move once its line was measured, and how fast the guest writes was seen, if it was not before.
+pub(super) fn known_on_the_way(facts: &Facts, rate: f64, told: &Told) -> Facts {
+    let dirty = match facts.dirty.likely > 0.0 {
+        true => facts.dirty,
+        false => Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
+    };
+    Facts { rate: Estimate { likely: rate, spread: rate * LINE_SPREAD }, dirty, ..*facts }
+}
+
+/// Fails with a choice that keeps no promise.
+pub(super) fn kept(choice: Choice) -> Result<Choice, Ending> {
+    match choice.course {
+        Some(_) => Ok(choice),
+        None => Err(Ending::Promise(Box::new(choice))),
+    }
+}
+
+/// Fails if a guest that stands still since then has not been handed over and should have been.
+pub(super) fn still_in_time(since: Instant, downtime_max: Duration) -> Result<(), &'static str> {
+    match since.elapsed() > STILL_TIME_MAX.max(downtime_max * STILL_DOWNTIMES) {
+        true => Err("the guest stood still for too long to be handed over"),
+        false => Ok(()),
+    }
 }
 
 /// Moves a guest, or leaves it where it was.
@@ -186,10 +211,7 @@ impl<'a> Move<'a> {
         self.was_running = from.status == "running";
         let facts = self.facts(&from)?;
         let choice = self.choose(&facts);
-        match &choice.course {
-            Some(_) => Ok((choice, facts)),
-            None => Err(Ending::Promise(Box::new(choice))),
-        }
+        Ok((kept(choice)?, facts))
     }
 
     /// Disks that have to be mirrored.
@@ -372,12 +394,8 @@ impl<'a> Move<'a> {
             self.still_since = None;
             return Ok(());
         }
-        let still = self.still_since.get_or_insert_with(Instant::now).elapsed();
-        let time_max = STILL_TIME_MAX.max(self.options.promise.downtime_max * STILL_DOWNTIMES);
-        match still > time_max {
-            true => Err(Ending::Failed(self.error("the guest stood still for too long to be handed over"))),
-            false => Ok(()),
-        }
+        let since = *self.still_since.get_or_insert_with(Instant::now);
+        still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(self.error(why)))
     }
 
     /// Until the next look. While the guest stands still each millisecond counts, so whatever QEMU says ends the wait.
@@ -392,17 +410,9 @@ impl<'a> Move<'a> {
 
     /// The line is known now: is the promise still one?
     fn look_again(&mut self, facts: &Facts, rate: f64, told: &Told) -> Result<(), Ending> {
-        let dirty = match facts.dirty.likely > 0.0 {
-            true => facts.dirty,
-            false => Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
-        };
-        let rate = Estimate { likely: rate, spread: rate * LINE_SPREAD };
-        let choice = self.choose(&Facts { rate, dirty, ..*facts });
+        let choice = self.choose(&known_on_the_way(facts, rate, told));
         self.foreseen = choice.forecast;
-        match choice.course {
-            Some(_) => Ok(()),
-            None => Err(Ending::Promise(Box::new(choice))),
-        }
+        kept(choice).map(drop)
     }
 
     fn set(&mut self, channels: u8) -> Result<(), Ending> {

@@ -3,15 +3,13 @@
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Promise};
 use drover_qemu::Virsh;
-use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, Where, foresee_domain, live_domain};
-use serde_json::json;
+use drover_qemu::live::{DomainOptions, Ends, Event, foresee_domain, live_domain};
 
 use super::record::Record;
 use super::show::Shown;
-use super::{LINE_SPREAD, View, failure, place};
+use super::{LINE_SPREAD, View, foreseen, not_moved};
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
-use crate::out::line;
 use crate::signals::{Undo, stop_on_signals};
 
 /// Where a domain is looked for if nobody says.
@@ -35,16 +33,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
         view.tell(&event);
     };
     if args.dry_run {
-        return match foresee_domain(&ends, name, &options, &mut tell) {
-            Ok(()) => Ok(Exit::Success),
-            Err(cause) => {
-                let error = LiveError { cause, guest_at: Where::Source };
-                if let Some(record) = record {
-                    record.failed(&error, &[]);
-                }
-                Err(failure(&error))
-            }
-        };
+        return foreseen(foresee_domain(&ends, name, &options, &mut tell), record);
     }
     // Ended in its midst, nobody would see to it that the promise is kept.
     let _undo = Undo::begin();
@@ -56,17 +45,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
             view.moved(&moved, None);
             Ok(Exit::Success)
         }
-        Err(error) => {
-            if let Some(record) = record {
-                record.failed(&error, &[]);
-            }
-            if args.json {
-                line(
-                    json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}),
-                );
-            }
-            Err(failure(&error))
-        }
+        Err(error) => Err(not_moved(args, &error, record, &[])),
     }
 }
 

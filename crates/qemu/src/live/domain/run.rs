@@ -16,8 +16,7 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, LINE_SPREAD, OVERHEAD, STILL_DOWNTIMES, STILL_TIME_MAX, WATCH_S,
-    channels_wanted,
+    DIRTY_SPREAD, LINE_ASSUMED, OVERHEAD, WATCH_S, channels_wanted, kept, known_on_the_way, still_in_time,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -194,10 +193,7 @@ impl<'a> Move<'a> {
         }
         let facts = self.facts(&domain);
         let choice = self.choose(&facts);
-        match &choice.course {
-            Some(_) => Ok(Plan { choice, facts }),
-            None => Err(Ending::Promise(Box::new(choice))),
-        }
+        Ok(Plan { choice: kept(choice)?, facts })
     }
 
     fn facts(&mut self, domain: &Domain) -> Facts {
@@ -374,17 +370,9 @@ impl<'a> Move<'a> {
 
     /// The line is known now: is the promise still one?
     fn look_again(&mut self, facts: &Facts, rate: f64) -> Result<(), Ending> {
-        let dirty = match facts.dirty.likely > 0.0 {
-            true => facts.dirty,
-            false => Estimate { likely: self.last.sample.dirty_bytes_per_s as f64, spread: 0.0 },
-        };
-        let rate = Estimate { likely: rate, spread: rate * LINE_SPREAD };
-        let choice = self.choose(&Facts { rate, dirty, ..*facts });
+        let choice = self.choose(&known_on_the_way(facts, rate, &self.last));
         self.foreseen = choice.forecast;
-        match choice.course {
-            Some(_) => Ok(()),
-            None => Err(Ending::Promise(Box::new(choice))),
-        }
+        kept(choice).map(drop)
     }
 
     /// A guest that stands still and does not arrive is better off where it was.
@@ -393,12 +381,8 @@ impl<'a> Move<'a> {
             self.still_since = None;
             return Ok(());
         }
-        let still = self.still_since.get_or_insert_with(Instant::now).elapsed();
-        let time_max = STILL_TIME_MAX.max(self.options.promise.downtime_max * STILL_DOWNTIMES);
-        match still > time_max {
-            true => Err(Ending::Failed(failed("the guest stood still for too long to be handed over"))),
-            false => Ok(()),
-        }
+        let since = *self.still_since.get_or_insert_with(Instant::now);
+        still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(failed(why)))
     }
 
     /// Cancels it, and waits for its end.
