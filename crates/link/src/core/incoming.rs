@@ -202,7 +202,7 @@ impl Core {
             self.count_flying(flying.stripe, -1);
             // Of one that was carried twice nobody knows which one arrived.
             if !flying.is_again {
-                self.usual.take(now.saturating_sub(flying.sent));
+                self.usual.take(flying.header.payload_bytes, now.saturating_sub(flying.sent));
             }
             if matches!(flying.header.kind, Kind::Data | Kind::Message) {
                 self.held -= cost(flying.header.payload_bytes as usize);

@@ -14,46 +14,77 @@ use super::{Core, Flying, Moment, Outgoing, StripeId};
 /// the kernel itself waits for 200 ms before it tries again without a sign.
 const OVERDUE_MIN: Duration = Duration::from_millis(150);
 
-/// Frames that are looked at, the oldest first: those are what others wait for. 2 MiB of a stream.
+/// What is looked at, the oldest first, in frames and in bytes, of which the last frame may take more: those are what
+/// others wait for.
 const LOOK_AT: usize = 16;
+const LOOK_AT_BYTES: u64 = 2 << 20;
 
 /// Credit, ends, openings and other small frames are carried once more in any case: they cost nothing, and much may
 /// wait for them.
-const CHEAP_BYTES_MAX: u32 = 4 << 10;
+const SMALL_BYTES_MAX: u32 = 4 << 10;
 
-/// How long it usually takes until a frame is acknowledged: the median, as far as one number can follow it.
+/// How long it usually takes until a frame is acknowledged: small ones need a round trip, others as many as it takes a new
+/// connection to carry so much.
 #[derive(Debug, Default)]
-pub struct Usual(Option<Duration>);
+pub struct Usual {
+    small: Median,
+    large: Median,
+}
 
 impl Usual {
-    /// Takes in how long it took once. Half of the times are longer than what this comes to.
-    pub fn take(&mut self, time: Duration) {
+    /// Takes in how long it took a frame of so many bytes.
+    pub fn take(&mut self, bytes: u32, time: Duration) {
+        if bytes <= SMALL_BYTES_MAX { self.small.take(time) } else { self.large.take(time) }
+    }
+
+    /// How old a frame of so many bytes is that takes longer than usual. `None`: nothing is known yet.
+    fn limit(&self, bytes: u32) -> Option<Duration> {
+        let usual = if bytes <= SMALL_BYTES_MAX { self.small.0 } else { self.large.0 };
+        usual.map(|usual| (usual + usual / 4 + Duration::from_millis(10)).max(OVERDUE_MIN))
+    }
+}
+
+/// A median, as far as one number can follow it.
+#[derive(Debug, Default)]
+struct Median(Option<Duration>);
+
+impl Median {
+    /// Half of what is taken in is longer than what this comes to.
+    fn take(&mut self, time: Duration) {
         self.0 = Some(match self.0 {
             None => time,
             Some(usual) if time > usual => usual + (usual / 16).min(time - usual),
             Some(usual) => usual - (usual / 16).min(usual - time),
         });
     }
-
-    /// How old a frame is that takes longer than usual. `None`: nothing is known yet.
-    fn limit(&self) -> Option<Duration> {
-        self.0.map(|usual| (usual + usual / 4 + Duration::from_millis(10)).max(OVERDUE_MIN))
-    }
 }
 
 impl Core {
-    /// The frames that are overdue, the oldest first, with the connections that carry them. Only small
-    /// ones as long as there is something new to send.
+    /// The frames that others may wait for.
+    fn oldest(&self) -> impl Iterator<Item = (u64, &Flying)> {
+        let mut bytes = 0;
+        let looked_at = self.flying.iter().take(LOOK_AT).take_while(move |(_, flying)| {
+            let is_looked_at = bytes < LOOK_AT_BYTES;
+            bytes += u64::from(flying.header.payload_bytes);
+            is_looked_at
+        });
+        looked_at.map(|(sequence, flying)| (*sequence, flying))
+    }
+
+    /// When a frame is overdue: one that is not small is not as long as there is something new to send.
+    fn overdue_since(&self, flying: &Flying) -> Option<Moment> {
+        let is_small = flying.header.payload_bytes <= SMALL_BYTES_MAX;
+        let begin = if self.lacks_credit || is_small { flying.sent } else { flying.sent.max(self.sent_new) };
+        Some(begin + self.usual.limit(flying.header.payload_bytes)?)
+    }
+
+    /// The frames that are overdue, the oldest first, with the connections that carry them.
     fn overdue(&self, now: Moment) -> impl Iterator<Item = (u64, StripeId)> {
-        let limit = self.usual.limit().unwrap_or(Duration::MAX);
-        let is_held_up = self.lacks_credit || now.saturating_sub(self.sent_new) >= limit;
-        let is_late = move |flying: &Flying| now.saturating_sub(flying.sent) >= limit;
-        let oldest = self.flying.iter().take(LOOK_AT);
-        // What was sent once is younger from frame to frame.
-        let looked_at = oldest.take_while(move |(_, flying)| is_late(flying) || flying.is_again);
-        let matters = move |flying: &Flying| is_held_up || flying.header.payload_bytes <= CHEAP_BYTES_MAX;
-        let late = looked_at.filter(move |(_, flying)| is_late(flying) && matters(flying));
-        late.map(|(sequence, flying)| (*sequence, flying.stripe))
+        let late = move |(sequence, flying): (u64, &Flying)| {
+            let is_late = self.overdue_since(flying).is_some_and(|since| now >= since);
+            is_late.then_some((sequence, flying.stripe))
+        };
+        self.oldest().filter_map(late)
     }
 
     /// A frame that another connection should have carried by now.
@@ -72,8 +103,7 @@ impl Core {
     pub(super) fn overdue_at(&self) -> Option<Moment> {
         let (_, oldest) = self.flying.first_key_value()?;
         self.stripes.best_idle(Some(oldest.stripe))?;
-        let begin = if self.lacks_credit { oldest.sent } else { oldest.sent.max(self.sent_new) };
-        Some(begin + self.usual.limit()?)
+        self.oldest().filter_map(|(_, flying)| self.overdue_since(flying)).min()
     }
 }
 
@@ -87,14 +117,24 @@ mod tests {
 
     #[test]
     fn a_few_that_take_long_do_not_change_what_is_usual() {
+        const SMALL: u32 = 100;
         let mut usual = Usual::default();
-        assert_eq!(usual.limit(), None);
-        (0..1000u64).for_each(|at| usual.take(ms(if at % 5 == 0 { 3000 } else { 200 + at % 10 })));
-        let limit = usual.limit().unwrap();
+        assert_eq!(usual.limit(SMALL), None);
+        (0..1000u64).for_each(|at| usual.take(SMALL, ms(if at % 5 == 0 { 3000 } else { 200 + at % 10 })));
+        let limit = usual.limit(SMALL).unwrap();
         assert!((ms(260)..ms(300)).contains(&limit), "{limit:?}");
-        (0..1000).for_each(|_| usual.take(ms(120)));
-        assert_eq!(usual.limit(), Some(ms(160)));
-        (0..1000).for_each(|_| usual.take(Duration::from_micros(200)));
-        assert_eq!(usual.limit(), Some(OVERDUE_MIN));
+        (0..1000).for_each(|_| usual.take(SMALL, ms(120)));
+        assert_eq!(usual.limit(SMALL), Some(ms(160)));
+        (0..1000).for_each(|_| usual.take(SMALL, Duration::from_micros(200)));
+        assert_eq!(usual.limit(SMALL), Some(OVERDUE_MIN));
+    }
+
+    #[test]
+    fn what_is_usual_for_small_frames_is_not_for_large_ones() {
+        let mut usual = Usual::default();
+        usual.take(100, ms(55));
+        assert_eq!((usual.limit(100), usual.limit(1 << 20)), (Some(OVERDUE_MIN), None));
+        usual.take(1 << 20, ms(240));
+        assert_eq!(usual.limit(1 << 20), Some(ms(310)));
     }
 }
