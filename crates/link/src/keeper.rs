@@ -112,6 +112,7 @@ impl Keeper {
             is_backlogged: inner.core.is_backlogged() || inner.core.is_peer_backlogged(),
             healthy: inner.core.healthy(),
             rtt: inner.core.rtt().unwrap_or_default(),
+            is_full: self.pacer.is_full(),
         });
         inner.stripes_wanted = controller.wanted();
         inner.core.retire_down_to(controller.wanted(), now);

@@ -4,6 +4,10 @@
 //! others are filled by one, and more would only compete with each other. So twice as many are tried, and
 //! kept for a gain of 8 %; else it goes back, and waits longer each time before it tries again. Only times
 //! in which frames waited for a connection count: what the line could carry is not known otherwise.
+//!
+//! A try has its price: new connections drown a line that is full, and when they go again those that stay have half
+//! of it and need seconds to take the rest. So where the line seems full a quarter more is tried; what they bring tells
+//! a line that gives each connection a share, with a queue for each of them, from one that is full indeed.
 
 use std::time::Duration;
 
@@ -20,6 +24,9 @@ pub const STRIPES_MAX: usize = 32;
 
 /// What more connections have to bring to be kept.
 const GAIN: f64 = 1.08;
+
+/// What a quarter more bring where each has a share of its own.
+const GAIN_OF_SHARES: f64 = 1.15;
 
 /// New connections take so long until they show what they can, at least; and so many round trips.
 const SETTLE_MIN: Duration = Duration::from_secs(1);
@@ -78,6 +85,8 @@ pub struct Step {
     pub healthy: usize,
     /// Round-trip time.
     pub rtt: Duration,
+    /// The line carries all it can, as far as its round trips and losses tell.
+    pub is_full: bool,
 }
 
 /// Finds the number of connections.
@@ -145,9 +154,11 @@ impl Controller {
                 self.phase = Phase::Hold { until: step.now + self.hold };
                 self.hold = (self.hold * 2).min(HOLD_MAX);
             }
-            _ if self.wanted < self.bounds.max => {
+            before if self.wanted < self.bounds.max => {
+                let is_shared = before.is_some_and(|(_, before)| rate >= before * GAIN_OF_SHARES);
+                let more = if step.is_full && !is_shared { self.wanted.div_ceil(4) } else { self.wanted };
                 self.before = Some((self.wanted, rate));
-                self.wanted = (self.wanted * 2).min(self.bounds.max);
+                self.wanted = (self.wanted + more).min(self.bounds.max);
                 let settle = SETTLE_MIN.max(step.rtt * SETTLE_ROUND_TRIPS);
                 self.phase = Phase::Settle { until: step.now + settle };
             }
@@ -162,6 +173,16 @@ mod tests {
 
     /// Runs a line that carries `rate(connections)` for that long; gives the number wanted at each look.
     fn run(controller: &mut Controller, seconds: u64, busy: bool, rate: impl Fn(usize) -> f64) -> Vec<usize> {
+        run_on(controller, seconds, busy, false, rate)
+    }
+
+    fn run_on(
+        controller: &mut Controller,
+        seconds: u64,
+        busy: bool,
+        is_full: bool,
+        rate: impl Fn(usize) -> f64,
+    ) -> Vec<usize> {
         let (mut bytes, mut wanted) = (0.0, Vec::new());
         for look in 0..seconds * 2 {
             bytes += rate(controller.wanted()) / 2.0;
@@ -171,6 +192,7 @@ mod tests {
                 is_backlogged: busy,
                 healthy: controller.wanted(),
                 rtt: Duration::from_millis(55),
+                is_full,
             });
             wanted.push(controller.wanted());
         }
@@ -213,6 +235,21 @@ mod tests {
         assert!(wanted.iter().all(|it| *it == 4 || *it == 8));
         let many = wanted.iter().filter(|it| **it > 4).count();
         assert!(many * 50 < wanted.len(), "{many} of {}", wanted.len());
+    }
+
+    #[test]
+    fn a_full_line_is_tried_with_few_more() {
+        let mut controller = Controller::new(StripeBounds { start: 8, ..StripeBounds::default() });
+        let wanted = run_on(&mut controller, 60, true, true, |_| 115e6);
+        assert!(wanted.contains(&10) && wanted.iter().all(|it| [8, 10].contains(it)), "{wanted:?}");
+        assert_eq!(*wanted.last().unwrap(), 8);
+    }
+
+    #[test]
+    fn a_line_with_a_queue_for_each_connection_gets_many_though_it_seems_full() {
+        let mut controller = Controller::new(StripeBounds { start: 8, ..StripeBounds::default() });
+        let wanted = run_on(&mut controller, 12, true, true, |count| (count as f64 * 5e6).min(125e6));
+        assert_eq!((wanted.contains(&10), *wanted.last().unwrap()), (true, 32), "{wanted:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::stripes::{PING_EVERY, Retiring, StripeId, Stripes};
+use super::stripes::{PING_EVERY, RETIRE_SHARE, Retiring, StripeId, Stripes};
 use super::{Core, Moment, State};
 use crate::error::{LinkError, LinkErrorKind};
 
@@ -53,12 +53,13 @@ impl Core {
         }
     }
 
-    /// Begins to give up connections in good order, the ones with the longest round trips first, until
-    /// `count` are left.
+    /// Begins to give up connections in good order, the ones with the longest round trips first, until `count` are
+    /// left: an eighth of them with each call, so that those that stay can take over what the others carried.
     pub fn retire_down_to(&mut self, count: usize, now: Moment) {
         let mut healthy: Vec<_> = self.stripes.all.iter_mut().filter(|(_, it)| it.is_healthy()).collect();
         healthy.sort_by_key(|(_, it)| it.rtt);
-        for (_, stripe) in healthy.into_iter().skip(count.max(1)) {
+        let stay = healthy.len() - healthy.len().div_ceil(RETIRE_SHARE);
+        for (_, stripe) in healthy.into_iter().skip(stay.max(count).max(1)) {
             stripe.retiring = Some(Retiring { since: now, is_told: false, is_heard: false });
         }
     }

@@ -28,8 +28,10 @@ const GAIN_STEP: f64 = 0.015;
 const GAIN_MAX: f64 = 1.04;
 
 /// Round trips so little longer than the shortest ones mean that there is no queue: the line may carry more than it
-/// was seen to, and that is found in larger steps, each too small to fill a queue until the next look.
+/// was seen to, and that is found in larger steps, each too small to fill a queue until the next look. So it is with
+/// somewhat longer ones, as on a busy host, if so much of what connections may send arrives.
 const CALM: f64 = 1.12;
+const ROOM: f64 = 0.97;
 const CALM_STEP: f64 = 0.04;
 const CALM_MAX: f64 = 1.25;
 
@@ -67,8 +69,10 @@ pub struct Pacer {
     /// What all of them carried when it was most.
     best: f64,
     drowned: u32,
-    /// Round trips are as short as they can be.
+    /// There is no queue in front of the line.
     is_calm: bool,
+    /// What all connections may carry; 0: as much as they can.
+    allowed: f64,
     /// `None`: nobody is held back.
     gain: Option<f64>,
     drowned_at: Moment,
@@ -89,7 +93,14 @@ impl Pacer {
             let (step, most) = if self.is_calm { (CALM_STEP, CALM_MAX) } else { (GAIN_STEP, GAIN_MAX) };
             self.gain = self.gain.map(|gain| (gain + step).min(most));
         }
-        (was_held || self.gain.is_some()).then(|| seen.iter().map(|it| (it.id, self.limit(it.id))).collect())
+        let limits: Vec<_> = seen.iter().map(|it| (it.id, self.limit(it.id))).collect();
+        self.allowed = limits.iter().filter_map(|(_, limit)| *limit).sum::<u64>() as f64;
+        (was_held || self.gain.is_some()).then_some(limits)
+    }
+
+    /// The line carries all it can, as far as anybody knows: connections are held back, and round trips are longer all the same.
+    pub fn is_full(&self) -> bool {
+        self.gain.is_some() && !self.is_calm
     }
 
     /// An equal share, or what it carries by itself where lines are not alike.
@@ -103,12 +114,14 @@ impl Pacer {
     fn measure(&mut self, now: Moment, seen: &[Seen]) -> bool {
         let time = now.saturating_sub(self.looked).as_secs_f64().max(0.001);
         let (mut sent, mut again, mut rtt, mut rtt_min) = (0, 0, Duration::ZERO, Duration::ZERO);
+        let mut now_carried = 0.0;
         let mut rates = BTreeMap::new();
         for it in seen {
             let Some(before) = self.before.get(&it.id) else { continue };
             let rate = it.delivered.saturating_sub(before.delivered) as f64 / time;
             let smooth = self.rates.get(&it.id).map_or(rate, |was| (was + rate) / 2.0);
             rates.insert(it.id, smooth);
+            now_carried += rate;
             sent += it.sent.saturating_sub(before.sent);
             again += it.again.saturating_sub(before.again);
             rtt += it.rtt;
@@ -120,7 +133,8 @@ impl Pacer {
         let carried: f64 = self.rates.values().sum();
         self.best = if self.drowned >= DISBELIEF { carried } else { carried.max(self.best * FADES) };
         let longer = rtt.as_secs_f64() / rtt_min.as_secs_f64().max(1e-6);
-        self.is_calm = longer < CALM;
+        self.is_calm =
+            longer < CALM || (longer < LONGER && self.allowed > 0.0 && now_carried > ROOM * self.allowed);
         again as f64 > AGAIN * sent as f64 && longer > LONGER
     }
 }
@@ -147,6 +161,11 @@ mod tests {
 
         /// A look at connections that try to carry so much each, over a line that carries `line` in all.
         fn look(&mut self, wants: &[f64], line: f64) {
+            self.look_with(wants, line, 1.0);
+        }
+
+        /// Where round trips are so many times the shortest although there is no queue.
+        fn look_with(&mut self, wants: &[f64], line: f64, idle: f64) {
             let held = |id: StripeId, wants: f64| match self.limits.get(&id) {
                 Some(Some(limit)) => wants.min(*limit as f64),
                 _ => wants,
@@ -157,7 +176,7 @@ mod tests {
                 it.sent += (rate / 4.0) as u64;
                 it.delivered += (rate * through / 4.0) as u64;
                 it.again += (rate * (1.0 - through) / 4.0) as u64;
-                it.rtt = it.rtt_min.mul_f64(if through < 1.0 { 2.0 } else { 1.0 });
+                it.rtt = it.rtt_min.mul_f64(if through < 1.0 { 2.0 } else { idle });
             }
             self.now += PACE_EVERY;
             let limits = self.pacer.step(self.now, &self.seen);
@@ -216,6 +235,25 @@ mod tests {
         (0..20).for_each(|_| world.look(&[6e7, 1e7, 1e7, 1e7], 6e7));
         let limit = |id| world.limits[&id].unwrap();
         assert!(limit(1) > 2 * limit(2), "{:?}", world.limits);
+    }
+
+    #[test]
+    fn round_trips_of_a_busy_host_do_not_keep_it_from_finding_a_faster_line() {
+        let mut world = World::new(8);
+        (0..20).for_each(|_| world.look(&[1e8; 8], 0.6e8));
+        (0..18).for_each(|_| world.look_with(&[1e8; 8], 1.2e8, 1.2));
+        assert!(world.sum() > 1.15e8, "{:?}", world.limits);
+    }
+
+    #[test]
+    fn a_line_is_full_while_its_connections_are_held_back_and_a_queue_stands_before_it() {
+        let mut world = World::new(8);
+        (0..3).for_each(|_| world.look(&[1e7; 8], 1.2e8));
+        assert!(!world.pacer.is_full());
+        (0..10).for_each(|_| world.look(&[3e7; 8], 1.2e8));
+        assert!(world.pacer.is_full());
+        (0..10).for_each(|_| world.look(&[1e6; 8], 1.2e8));
+        assert!(!world.pacer.is_full());
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub const DEAD_AFTER: Duration = Duration::from_secs(15);
 /// A connection that is given up in good order ends after so long, whatever it still carries.
 pub const RETIRE_WITHIN: Duration = Duration::from_secs(10);
 
+/// Of so many connections one is given up at a time.
+pub const RETIRE_SHARE: usize = 8;
+
 /// Pings of the peer that wait to be answered, at most; older ones are forgotten.
 const PONGS_MAX: usize = 4;
 

@@ -202,3 +202,17 @@ fn a_pull_of_nothing_gives_what_connections_need_and_no_bytes() {
     assert_eq!(cores[0].pull(1, 1, NOW, &mut frames), Pull::Frames);
     assert_eq!(frames[0].header.kind, Kind::Message);
 }
+
+#[test]
+fn connections_go_an_eighth_at_a_time_until_as_many_are_left_as_there_should_be() {
+    let [mut core, _] = cores(small_limits());
+    (2..=16).for_each(|id| core.stripe_up(id, NOW));
+    let mut left = vec![core.healthy()];
+    for _ in 0..6 {
+        core.retire_down_to(8, NOW);
+        left.push(core.healthy());
+    }
+    assert_eq!(left, [16, 14, 12, 10, 8, 8, 8]);
+    (0..20).for_each(|_| core.retire_down_to(0, NOW));
+    assert_eq!(core.healthy(), 1);
+}
