@@ -38,6 +38,8 @@ lab: $(LAB)/vsphere-sim
 	@$(MAKE) -s -C lab/vddk-standin OUT=$(CURDIR)/$(LAB)/vddk
 	@lab/guests/make-guests --out $(LAB)/guests
 	@scripts/get-qemu $(LAB)/qemu || echo "make: live migration will not be tested"
+	@scripts/get-qemu $(LAB)/qemu-7.2 7.2 || echo "make: live migration from QEMU 7.2 will not be tested"
+	@scripts/get-qemu $(LAB)/qemu-11.1 11.1 || echo "make: live migration to QEMU 11.1 will not be tested"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
