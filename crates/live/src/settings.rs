@@ -16,8 +16,11 @@ use crate::Ability;
 pub struct Wish {
     /// Connections for memory; 1 is QEMU's classic single stream.
     pub channels: u8,
-    /// Pages are compressed by the channels.
-    pub zstd: bool,
+    /// How the connections pack pages.
+    pub compression: Compression,
+    /// Bytes of memory in which the source keeps pages that it sent, to send only what changed in them when they come again
+    /// (`xbzrle`).
+    pub xbzrle_bytes: Option<u64>,
     /// Longest time for which the guest may stand still.
     pub downtime_max: Duration,
     /// Bytes a second that may be sent; absent: as fast as it goes.
@@ -35,10 +38,40 @@ pub struct Wish {
     /// Something between both sides takes bytes before the target has them: the source must hear of the target itself
     /// that all is there.
     pub is_carried: bool,
-    /// Name of a TLS credentials object that is there on both sides, and the target's name in its certificate.
-    pub tls: Option<(String, String)>,
-    /// RDMA, with the size of its chunks in bytes where it is chosen.
-    pub rdma: Option<Option<u64>>,
+    /// QEMU's own encryption.
+    pub tls: Option<Tls>,
+    /// Memory goes past both kernels.
+    pub rdma: Option<Rdma>,
+}
+
+/// How pages are packed on their way, with the effort in the compressor's own levels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// They are not.
+    #[default]
+    None,
+    /// Level 0 to 9.
+    Zlib(u8),
+    /// Level 0 to 20.
+    Zstd(u8),
+}
+
+/// Encryption by both QEMUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Name of the credentials, an object in both.
+    pub credentials: String,
+    /// The target's name in its certificate; empty: QEMU takes it from the address.
+    pub hostname: String,
+}
+
+/// How RDMA is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rdma {
+    /// All of the guest's memory is held in place on both hosts from the begin on.
+    pub pin_all: bool,
+    /// Size of the pieces in which memory is registered, in bytes, where it is chosen.
+    pub chunk_bytes: Option<u64>,
 }
 
 /// How a guest is slowed down that writes too fast.
@@ -49,18 +82,16 @@ pub enum Throttle {
     None,
     /// All its processors get less time (`auto-converge`), from [`slow_down`] on.
     AutoConverge,
-    /// Each processor may write to so many bytes a second (`dirty-limit`; KVM with a dirty ring).
-    DirtyLimit {
-        /// In MiB/s of a processor.
-        mib_per_s: u64,
-    },
+    /// Each processor may write to so much in a second, from [`slow_down`] on (`dirty-limit`; KVM with a dirty ring).
+    DirtyLimit,
 }
 
 impl Default for Wish {
     fn default() -> Self {
         Wish {
             channels: 1,
-            zstd: false,
+            compression: Compression::None,
+            xbzrle_bytes: None,
             downtime_max: Duration::from_millis(300),
             rate_max: None,
             switchover_rate: None,
@@ -100,15 +131,59 @@ pub struct Settings {
     pub capabilities: BTreeMap<String, bool>,
     /// Parameters of both sides.
     pub parameters: Map<String, Value>,
+    /// What concerns the source alone, which a target may not be able to take.
+    pub of_source: Own,
     /// What was wished for and left out, because it only helps and one side does not know it.
     pub left_out: Vec<String>,
 }
 
+/// Settings of one side beyond those of both.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Own {
+    /// Capabilities.
+    pub capabilities: BTreeMap<String, bool>,
+    /// Parameters.
+    pub parameters: Map<String, Value>,
+}
+
 impl Settings {
-    /// The argument of `migrate-set-capabilities`.
-    pub fn capabilities_json(&self) -> Value {
-        let one = |(name, state): (&String, &bool)| json!({"capability": name, "state": state});
-        json!({"capabilities": self.capabilities.iter().map(one).collect::<Vec<Value>>()})
+    /// The argument of `migrate-set-capabilities` for one side.
+    pub fn capabilities_json(&self, side: Side) -> Value {
+        let one = |(name, state)| json!({"capability": name, "state": state});
+        json!({"capabilities": self.capabilities_of(side).into_iter().map(one).collect::<Vec<Value>>()})
+    }
+
+    /// The argument of `migrate-set-parameters` for one side.
+    pub fn parameters_of(&self, side: Side) -> Map<String, Value> {
+        let mut all = self.parameters.clone();
+        all.extend(self.own(side).into_iter().flat_map(|own| own.parameters.clone()));
+        all
+    }
+
+    /// What one side says now of all that these settings would change there: to have it back later.
+    pub fn as_found(&self, side: Side, capabilities: &Value, parameters: &Value) -> Settings {
+        let found = |name: String| Some((listed(capabilities, &name).as_bool()?, name));
+        let before = self.capabilities_of(side).into_keys().filter_map(found);
+        let capabilities = before.map(|(state, name)| (name, state)).collect();
+        let names = self.parameters_of(side).into_iter().map(|(name, _)| name);
+        let told = |name: String| Some((parameters.get(&name)?.clone(), name));
+        let parameters = names.filter_map(told).map(|(value, name)| (name, value)).collect();
+        Settings { capabilities, parameters, ..Settings::default() }
+    }
+
+    /// Whether there is nothing to set.
+    pub fn is_empty(&self) -> bool {
+        *self == Settings::default()
+    }
+
+    fn capabilities_of(&self, side: Side) -> BTreeMap<String, bool> {
+        let mut all = self.capabilities.clone();
+        all.extend(self.own(side).into_iter().flat_map(|own| own.capabilities.clone()));
+        all
+    }
+
+    fn own(&self, side: Side) -> Option<&Own> {
+        (side == Side::Source).then_some(&self.of_source)
     }
 }
 
@@ -161,10 +236,23 @@ const THROTTLE_IDLE: [(&str, u64); 3] =
 const THROTTLE_HARD: [(&str, u64); 3] =
     [("cpu-throttle-initial", 40), ("cpu-throttle-increment", 20), ("throttle-trigger-threshold", 50)];
 
-/// What to set at the source, in a move under way, to slow the guest down from now on.
-pub fn slow_down(source: &Ability) -> Map<String, Value> {
+/// What a processor may write to before it must be slowed down: no bound that any reaches.
+const DIRTY_LIMIT_IDLE_MIB_PER_S: u64 = 1 << 20;
+/// Share of what is sent that a guest may write to meanwhile: each pass is half as long as the one before.
+const DIRTY_LIMIT_SHARE: f64 = 0.5;
+
+/// What to set at the source, in a move under way, to slow the guest down from now on: one of so many processors, where so
+/// many bytes a second are sent.
+pub fn slow_down(throttle: Throttle, source: &Ability, rate: f64, processors: usize) -> Map<String, Value> {
     let known = THROTTLE_HARD.into_iter().filter(|(name, _)| source.takes(name));
-    known.map(|(name, value)| (name.to_string(), value.into())).collect()
+    let mut parameters: Map<String, Value> =
+        known.map(|(name, value)| (name.to_string(), value.into())).collect();
+    if throttle == Throttle::DirtyLimit {
+        let each = rate * DIRTY_LIMIT_SHARE / processors.max(1) as f64 / f64::from(1 << 20);
+        // QEMU takes no less.
+        parameters.insert("vcpu-dirty-limit".into(), (each as u64).max(1).into());
+    }
+    parameters
 }
 
 /// What to set on both sides.
@@ -190,11 +278,10 @@ pub fn settings(wish: &Wish, source: &Ability, target: &Ability) -> Result<Setti
     if !wish.postcopy {
         made.helps("switchover-ack");
     }
-    if wish.channels > 1 {
-        made.needs("multifd", "move over a single channel")?;
-        made.set("multifd-channels", wish.channels, "move over a single channel")?;
-        made.word("multifd-compression", if wish.zstd { "zstd" } else { "none" })?;
-        made.helpful_word("zero-page-detection", "multifd");
+    made.connections(wish)?;
+    if let Some(bytes) = wish.xbzrle_bytes {
+        made.needs("xbzrle", "move without it")?;
+        made.set("xbzrle-cache-size", bytes, "move without xbzrle")?;
     }
     if wish.postcopy {
         made.needs("postcopy-ram", "move without post-copy")?;
@@ -208,13 +295,15 @@ pub fn settings(wish: &Wish, source: &Ability, target: &Ability) -> Result<Setti
     }
     made.throttle(wish.throttle)?;
     made.rates(wish)?;
-    if let Some((credentials, name)) = &wish.tls {
-        made.set("tls-creds", credentials.as_str(), "send through drover's link, which is encrypted")?;
-        made.set("tls-hostname", name.as_str(), "send through drover's link, which is encrypted")?;
+    if let Some(tls) = &wish.tls {
+        made.set("tls-creds", tls.credentials.as_str(), NO_TLS)?;
+        made.set("tls-hostname", tls.hostname.as_str(), NO_TLS)?;
     }
     made.rdma(wish.rdma)?;
     Ok(made.settings)
 }
+
+const NO_TLS: &str = "send through drover's link, which is encrypted";
 
 struct Maker<'a> {
     source: &'a Ability,
@@ -285,11 +374,47 @@ impl Maker<'_> {
                 }
                 Ok(())
             }
-            Throttle::DirtyLimit { mib_per_s } => {
-                self.needs("dirty-limit", "slow the guest down by auto-converge")?;
-                self.set("vcpu-dirty-limit", mib_per_s, "slow the guest down by auto-converge")
+            Throttle::DirtyLimit => self.dirty_limit(),
+        }
+    }
+
+    /// It concerns the source only. QEMU wants KVM with a dirty ring wherever it is switched on, which a target need not have.
+    fn dirty_limit(&mut self) -> Result<(), SettingsError> {
+        let lacks = !self.source.has("dirty-limit") || !self.source.takes("vcpu-dirty-limit");
+        let lacking = lacks.then_some((Side::Source, self.source));
+        self.refuse("the capability dirty-limit".into(), lacking, "slow the guest down by auto-converge")?;
+        let own = &mut self.settings.of_source;
+        own.capabilities.insert("dirty-limit".into(), true);
+        own.parameters.insert("vcpu-dirty-limit".into(), DIRTY_LIMIT_IDLE_MIB_PER_S.into());
+        let [_, _, (threshold, idle)] = THROTTLE_IDLE;
+        own.parameters.insert(threshold.into(), idle.into());
+        Ok(())
+    }
+
+    /// Packing is done by the connections of multifd, be it one.
+    fn connections(&mut self, wish: &Wish) -> Result<(), SettingsError> {
+        if wish.channels <= 1 && wish.compression == Compression::None {
+            return Ok(());
+        }
+        let advice = match wish.compression {
+            Compression::None => "move over a single channel",
+            Compression::Zlib(_) | Compression::Zstd(_) => "move without compression",
+        };
+        self.needs("multifd", advice)?;
+        self.set("multifd-channels", wish.channels.max(1), advice)?;
+        match wish.compression {
+            Compression::None => self.word("multifd-compression", "none")?,
+            Compression::Zlib(level) => {
+                self.word("multifd-compression", "zlib")?;
+                self.set("multifd-zlib-level", level, advice)?;
+            }
+            Compression::Zstd(level) => {
+                self.word("multifd-compression", "zstd")?;
+                self.set("multifd-zstd-level", level, advice)?;
             }
         }
+        self.helpful_word("zero-page-detection", "multifd");
+        Ok(())
     }
 
     fn rates(&mut self, wish: &Wish) -> Result<(), SettingsError> {
@@ -310,11 +435,13 @@ impl Maker<'_> {
     }
 
     /// A chunk size that only one side knows fails in mid-move; one that both know is set on both.
-    fn rdma(&mut self, rdma: Option<Option<u64>>) -> Result<(), SettingsError> {
-        let Some(chunk) = rdma else { return Ok(()) };
-        self.helps("rdma-pin-all");
+    fn rdma(&mut self, rdma: Option<Rdma>) -> Result<(), SettingsError> {
+        let Some(rdma) = rdma else { return Ok(()) };
+        if rdma.pin_all {
+            self.needs("rdma-pin-all", "move without pinning")?;
+        }
         let one_knows = self.source.takes(CHUNK) || self.target.takes(CHUNK);
-        match chunk {
+        match rdma.chunk_bytes {
             Some(bytes) => self.set(CHUNK, bytes, "use QEMU 11.1 or later on both sides, or no chunk size"),
             // What it comes with on one side is not what the other has built in.
             None if one_knows => {
@@ -356,166 +483,21 @@ pub fn differences(
     capabilities: &Value,
     parameters: &Value,
 ) -> Vec<Difference> {
-    let listed = |name: &str| {
-        let mut all = capabilities.as_array().into_iter().flatten();
-        all.find(|entry| entry["capability"] == name).map(|entry| entry["state"].clone()).unwrap_or_default()
-    };
-    let capabilities = settings.capabilities.iter().map(|(name, state)| (name, json!(state), listed(name)));
-    let parameters =
-        settings.parameters.iter().map(|(name, set)| (name, set.clone(), parameters[name].clone()));
-    capabilities
-        .chain(parameters)
-        .filter(|(_, set, found)| set != found)
-        .map(|(name, set, found)| Difference { side, name: name.clone(), set, found })
+    let set = settings.capabilities_of(side).into_iter().map(|(name, state)| (name, json!(state)));
+    let set = set.map(|(name, state)| (listed(capabilities, &name), name, state));
+    let values = settings.parameters_of(side).into_iter();
+    let values = values.map(|(name, value)| (parameters[&name].clone(), name, value));
+    set.chain(values)
+        .filter(|(found, _, set)| set != found)
+        .map(|(found, name, set)| Difference { side, name, set, found })
         .collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ability::tests::qemu;
-
-    const OLD: [&str; 11] = [
-        "events",
-        "late-block-activate",
-        "multifd",
-        "postcopy-ram",
-        "return-path",
-        "pause-before-switchover",
-        "auto-converge",
-        "xbzrle",
-        "compress",
-        "dirty-bitmaps",
-        "rdma-pin-all",
-    ];
-    const PARAMETERS: [&str; 8] = [
-        "multifd-channels",
-        "multifd-compression=none|zlib|zstd",
-        "downtime-limit",
-        "max-bandwidth",
-        "cpu-throttle-initial",
-        "cpu-throttle-increment",
-        "tls-creds",
-        "tls-hostname",
-    ];
-
-    fn old() -> Ability {
-        qemu((7, 2), &OLD, &PARAMETERS)
-    }
-
-    fn new() -> Ability {
-        let gone = ["compress"];
-        let more = ["switchover-ack", "postcopy-preempt", "dirty-limit"];
-        let capabilities: Vec<&str> =
-            OLD.iter().filter(|name| !gone.contains(name)).chain(&more).copied().collect();
-        let more = [
-            "zero-page-detection=none|legacy|multifd",
-            "avail-switchover-bandwidth",
-            CHUNK,
-            "vcpu-dirty-limit",
-        ];
-        qemu((11, 1), &capabilities, &[&PARAMETERS[..], &more].concat())
-    }
-
-    fn many() -> Wish {
-        Wish { channels: 4, switchover_rate: Some(1 << 30), ..Wish::default() }
-    }
-
-    #[test]
-    fn what_only_helps_is_left_out_where_one_side_lacks_it() {
-        let settings = settings(&many(), &old(), &new()).unwrap();
-        assert!(settings.capabilities["multifd"]);
-        assert_eq!(settings.parameters["multifd-channels"], 4);
-        assert!(!settings.parameters.contains_key("zero-page-detection"));
-        assert!(!settings.capabilities.contains_key("switchover-ack"));
-        assert_eq!(
-            settings.left_out,
-            ["switchover-ack", "zero-page-detection=multifd", "avail-switchover-bandwidth"]
-        );
-    }
-
-    #[test]
-    fn what_somebody_left_switched_on_is_switched_off() {
-        let settings = settings(&Wish::default(), &old(), &old()).unwrap();
-        for name in ["multifd", "postcopy-ram", "auto-converge", "compress", "xbzrle"] {
-            assert!(!settings.capabilities[name], "{name}");
-        }
-        assert_eq!(settings.parameters["max-bandwidth"], RATE_UNLIMITED);
-        assert_eq!(settings.parameters["downtime-limit"], 300);
-    }
-
-    #[test]
-    fn two_new_ones_get_all_that_helps() {
-        let settings = settings(&many(), &new(), &new()).unwrap();
-        assert!(settings.capabilities["switchover-ack"]);
-        assert_eq!(settings.parameters["zero-page-detection"], "multifd");
-        assert_eq!(settings.parameters["avail-switchover-bandwidth"], 1 << 30);
-        assert!(settings.left_out.is_empty(), "{:?}", settings.left_out);
-    }
-
-    #[test]
-    fn what_was_wished_for_is_refused_by_name_and_side() {
-        let wish = Wish { postcopy: true, ..Wish::default() };
-        let without = qemu((10, 0), &["multifd"], &PARAMETERS);
-        let error = settings(&wish, &new(), &without).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the capability postcopy-ram is not known to the target's QEMU 10.0.0; move without post-copy"
-        );
-        let limit = Wish { throttle: Throttle::DirtyLimit { mib_per_s: 10 }, ..Wish::default() };
-        assert_eq!(settings(&limit, &old(), &new()).unwrap_err().side, Side::Source);
-    }
-
-    #[test]
-    fn a_move_over_a_link_needs_the_way_back() {
-        let carried = Wish { is_carried: true, ..Wish::default() };
-        assert!(settings(&carried, &new(), &new()).unwrap().capabilities["return-path"]);
-        let without = qemu((10, 0), &["multifd"], &PARAMETERS);
-        let error = settings(&carried, &new(), &without).unwrap_err();
-        assert!(error.side == Side::Target && error.what.contains("return-path"), "{error}");
-        assert!(settings(&Wish::default(), &new(), &without).is_ok());
-    }
-
-    #[test]
-    fn compression_that_one_side_lacks_is_refused() {
-        let wish = Wish { zstd: true, ..many() };
-        let without = qemu(
-            (7, 2),
-            &OLD,
-            &["multifd-channels", "multifd-compression=none|zlib", "max-bandwidth", "downtime-limit"],
-        );
-        assert!(settings(&wish, &old(), &without).unwrap_err().what.contains("zstd"));
-        assert_eq!(settings(&wish, &old(), &old()).unwrap().parameters["multifd-compression"], "zstd");
-    }
-
-    #[test]
-    fn chunks_of_rdma_are_the_same_on_both_sides_or_it_is_refused() {
-        let rdma = |chunk| Wish { rdma: Some(chunk), ..Wish::default() };
-        let both = settings(&rdma(Some(1 << 30)), &new(), &new()).unwrap();
-        assert_eq!(both.parameters[CHUNK], 1 << 30);
-        assert_eq!(settings(&rdma(None), &new(), &new()).unwrap().parameters[CHUNK], 1 << 20);
-        assert!(!settings(&rdma(None), &old(), &old()).unwrap().parameters.contains_key(CHUNK));
-        for chunk in [None, Some(32 << 20)] {
-            let error = settings(&rdma(chunk), &new(), &old()).unwrap_err();
-            assert!(error.side == Side::Target && error.what.contains(CHUNK), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_is_read_back_is_held_against_what_was_set() {
-        let settings = settings(&many(), &old(), &old()).unwrap();
-        let mut states: Vec<Value> = settings
-            .capabilities
-            .iter()
-            .map(|(name, state)| json!({"capability": name, "state": state}))
-            .collect();
-        let mut parameters = Value::Object(settings.parameters.clone());
-        assert_eq!(differences(&settings, Side::Target, &json!(states), &parameters), []);
-        parameters["multifd-channels"] = json!(2);
-        states.retain(|entry| entry["capability"] != "return-path");
-        let found = differences(&settings, Side::Target, &json!(states), &parameters);
-        let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
-        assert_eq!(names, ["return-path", "multifd-channels"]);
-        assert_eq!(found[1].to_string(), "multifd-channels of the target was set to 4 and is 2");
-    }
+/// The state of a capability in the answer to `query-migrate-capabilities`; `null` where it is not in it.
+fn listed(capabilities: &Value, name: &str) -> Value {
+    let mut all = capabilities.as_array().into_iter().flatten();
+    all.find(|entry| entry["capability"] == name).map(|entry| entry["state"].clone()).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,9 +63,9 @@ impl Guest {
     /// Names of what a processor has switched on; nothing where they are not told.
     fn features(&mut self, processor: &str) -> Result<Option<Vec<String>>, QemuError> {
         let properties = self.qmp.execute("qom-list", json!({ "path": processor }))?;
-        let is_feature = |entry: &&Value| entry["type"] == "bool";
-        let names = texts_of(properties.as_array().into_iter().flatten().filter(is_feature), "name");
-        let names = names.into_iter().filter(|name| !NO_FEATURES.contains(&name.as_str())).take(FEATURES_MAX);
+        let is_switch = |entry: &&Value| entry["type"] == "bool";
+        let names = texts_of(properties.as_array().into_iter().flatten().filter(is_switch), "name");
+        let names = names.into_iter().filter(|name| is_feature(name)).take(FEATURES_MAX);
         let names: Vec<String> = names.collect();
         let asked: Vec<Value> =
             names.iter().map(|name| json!({"path": processor, "property": name})).collect();
@@ -130,8 +130,20 @@ impl Guest {
 const MEASURE_TIME_MAX: Duration = Duration::from_secs(30);
 /// A processor has some 250 properties.
 const FEATURES_MAX: usize = 2000;
-/// Of the object, not of the processor.
-const NO_FEATURES: [&str; 8] = [
+/// Whether a switch of a processor is something that it has, and not how QEMU makes it: those come and go with QEMU's
+/// versions, while the machine type keeps what the guest sees.
+fn is_feature(name: &str) -> bool {
+    !name.starts_with("x-") && !NO_FEATURES.contains(&name)
+}
+
+/// Of the object, or of how QEMU describes it.
+const NO_FEATURES: [&str; 14] = [
+    "fill-mtrr-mask",
+    "full-cpuid-auto-level",
+    "kvm",
+    "legacy-cache",
+    "legacy-multi-node",
+    "tcg-cpuid",
     "realized",
     "hotplugged",
     "hotpluggable",
@@ -178,6 +190,16 @@ fn texts_of<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_qemu_makes_a_processor_is_none_of_its_features() {
+        for name in ["sse", "x2apic", "xsave", "legacy", "pmu"] {
+            assert!(is_feature(name), "{name}");
+        }
+        for name in ["x-pdcm-on-even-without-pmu", "full-cpuid-auto-level", "realized"] {
+            assert!(!is_feature(name), "{name}");
+        }
+    }
 
     #[test]
     fn drives_old_and_new_and_empty_ones() {
