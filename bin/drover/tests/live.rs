@@ -3,83 +3,14 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, busy, events, idle, is_sending, say, with_disks, written_sectors};
-use drover_lab::{Drover, Output, Pulse, PulseOptions};
+use common::moves::{self, SLOWLY, busy, events, idle, say, with_disks, written_sectors};
+use common::pair::Pair;
+use drover_lab::{Drover, Output, PulseOptions};
 use serde_json::{Value, json};
-use tempfile::TempDir;
-
-/// A guest that beats, and a QEMU that waits for it.
-struct Pair {
-    source: Pulse,
-    target: Pulse,
-    drover: Drover,
-    folder: TempDir,
-}
-
-impl Pair {
-    fn new(options: &PulseOptions) -> Option<Pair> {
-        Pair::unlike(options, options)
-    }
-
-    fn unlike(here: &PulseOptions, there: &PulseOptions) -> Option<Pair> {
-        Pulse::qemu()?;
-        let folder = tempfile::Builder::new().prefix("drover-live-").tempdir().unwrap();
-        let source = Pulse::start(&folder.path().join("a"), here).unwrap();
-        let target = Pulse::waiting(&folder.path().join("b"), there).unwrap();
-        source.beat(3).unwrap();
-        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
-        Some(Pair { source, target, drover, folder })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, more: &[&str]) -> Command {
-        let (from, to) = (self.source.monitor(), self.target.monitor());
-        let memory = format!("unix:{}", self.path("memory.sock").display());
-        let mut command = self.drover.command(&["live"]);
-        command
-            .arg(from)
-            .arg("--to")
-            .arg(to)
-            .args(["--uri", &memory, "--deadline", "10m", "--json"])
-            .args(more);
-        command
-    }
-
-    fn live(&self, more: &[&str]) -> Output {
-        moves::run(self.command(more))
-    }
-
-    fn spawn(&self, more: &[&str]) -> Child {
-        moves::spawn(self.command(more), &self.path("out"))
-    }
-
-    /// Waits until drover says that memory is on its way.
-    fn wait_until_sending(&self) {
-        assert!(moves::is_told(&self.path("out"), is_sending), "nothing is sent");
-    }
-
-    fn ended(&self, child: Child) -> Output {
-        moves::ended(child, &self.path("out"))
-    }
-
-    #[track_caller]
-    fn has_moved(&mut self, output: &Output) -> Value {
-        moves::has_moved(&mut self.source, &mut self.target, output);
-        moves::moved(output)
-    }
-
-    #[track_caller]
-    fn has_stayed(&mut self) {
-        moves::has_stayed(&mut self.source, &self.target);
-    }
-}
 
 #[test]
 fn an_idle_guest_moves() {

@@ -28,6 +28,10 @@ pub struct PulseOptions {
     pub at_random: bool,
     /// Its IDE disk, which it writes to; raw.
     pub disk: Option<PathBuf>,
+    /// Its QEMU: `7.2`, `11.1`; empty: the one that tests judge by.
+    pub version: &'static str,
+    /// `pc-q35-10.0`; what every version has the same of.
+    pub machine: &'static str,
     /// Arguments for QEMU besides.
     pub more: Vec<String>,
 }
@@ -35,7 +39,9 @@ pub struct PulseOptions {
 impl Default for PulseOptions {
     fn default() -> Self {
         let (pages, pages_per_beat) = (8192, 0);
-        PulseOptions { memory_mib: 64, pages, pages_per_beat, at_random: true, disk: None, more: Vec::new() }
+        let (version, machine) = ("", "pc");
+        let (disk, more) = (None, Vec::new());
+        PulseOptions { memory_mib: 64, pages, pages_per_beat, at_random: true, disk, version, machine, more }
     }
 }
 
@@ -88,9 +94,15 @@ const POLL: Duration = Duration::from_millis(5);
 impl Pulse {
     /// The QEMU that `scripts/get-qemu` found; nothing, after a printed line, where there is none.
     pub fn qemu() -> Option<PathBuf> {
-        let program = lab_folder().join("qemu/qemu-system-x86_64");
+        Pulse::qemu_of("")
+    }
+
+    /// The same for a version that it was told to find ([`PulseOptions::version`]).
+    pub fn qemu_of(version: &str) -> Option<PathBuf> {
+        let name = if version.is_empty() { "qemu".to_string() } else { format!("qemu-{version}") };
+        let program = lab_folder().join(name).join("qemu-system-x86_64");
         if !program.is_file() {
-            println!("skipped: no QEMU for live migration (`make lab`)");
+            println!("skipped: no QEMU {version} for live migration (`make lab`)");
             return None;
         }
         Some(program)
@@ -116,12 +128,22 @@ impl Pulse {
         std::fs::create_dir_all(folder)?;
         let image = folder.join("pulse.bin");
         std::fs::write(&image, options.image()?)?;
-        let program = Pulse::qemu().context("no QEMU")?;
+        let program = Pulse::qemu_of(options.version).context("no QEMU")?;
         let (monitor, serial) = (folder.join("qmp.sock"), folder.join("serial.sock"));
         let socket = |path: &Path| format!("unix:{},server=on,wait=off", path.display());
         let mut command = Command::new(program);
         command
-            .args(["-machine", "pc", "-accel", "tcg", "-cpu", "qemu64", "-nodefaults", "-display", "none"])
+            .args([
+                "-machine",
+                options.machine,
+                "-accel",
+                "tcg",
+                "-cpu",
+                "qemu64",
+                "-nodefaults",
+                "-display",
+                "none",
+            ])
             .args(["-m", &options.memory_mib.to_string(), "-mem-prealloc", "-no-reboot"])
             .args(["-qmp", &socket(&monitor), "-serial", &socket(&serial)])
             .arg("-kernel")
@@ -266,6 +288,13 @@ impl Drop for Pulse {
 }
 
 impl PulseOptions {
+    /// The same, whose QEMU writes into its log what its monitor is told.
+    #[must_use]
+    pub fn traced(mut self) -> PulseOptions {
+        self.more.extend(["-trace", "handle_qmp_command"].map(String::from));
+        self
+    }
+
     /// The guest as a file that QEMU loads, with its settings in it.
     ///
     /// # Errors

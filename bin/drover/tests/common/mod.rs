@@ -8,6 +8,7 @@ pub mod line;
 pub mod loops;
 pub mod moves;
 pub mod nbdkit;
+pub mod pair;
 pub mod process;
 #[path = "../../../../crates/link/tests/tcp/proxy.rs"]
 pub mod proxy;

@@ -131,6 +131,16 @@ pub fn moved(output: &Output) -> Value {
 
 /// Says a word to a monitor, in a connection of its own.
 pub fn say(guest: &Pulse, word: &str) {
+    say_with(guest, word, Value::Null);
+}
+
+/// The same with arguments.
+pub fn say_with(guest: &Pulse, word: &str, arguments: Value) {
+    ask(guest, word, arguments);
+}
+
+/// Says a word to a monitor, in a connection of its own, and gives what it answers.
+pub fn ask(guest: &Pulse, word: &str, arguments: Value) -> Value {
     let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
-    qmp.execute(word, Value::Null).unwrap();
+    qmp.execute(word, arguments).unwrap()
 }
