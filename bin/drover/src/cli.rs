@@ -5,6 +5,7 @@ mod disks;
 mod lab;
 mod link;
 mod live;
+mod memory;
 mod nbd;
 mod relay;
 mod vddk;
@@ -19,6 +20,7 @@ pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, Veri
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DisksArg, LiveArgs};
+pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};

@@ -18,6 +18,8 @@
 
 mod ability;
 mod choose;
+mod conflicts;
+mod credentials;
 mod domain;
 mod forecast;
 mod found;
@@ -29,6 +31,8 @@ mod watch;
 
 pub use ability::Ability;
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
+pub use conflicts::conflicts;
+pub use credentials::{Credentials, tls_left_set, tls_name_obstacle, tls_obstacles};
 pub use domain::{
     Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, copy_obstacles,
     domain_found, domain_obstacles,
@@ -38,7 +42,8 @@ pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
 pub use settings::{
-    Difference, Settings, SettingsError, Side, Throttle, Wish, differences, settings, slow_down,
+    Compression, Difference, Own, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish, differences,
+    settings, slow_down,
 };
 pub use still::{Happened, Moment, Part, parts, stood_at_source};
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

@@ -38,6 +38,8 @@ pub struct Wish {
     /// Something between both sides takes bytes before the target has them: the source must hear of the target itself
     /// that all is there.
     pub is_carried: bool,
+    /// Connections may come in another order than they were made, and the target cannot tell them apart.
+    pub is_unordered: bool,
     /// QEMU's own encryption.
     pub tls: Option<Tls>,
     /// Memory goes past both kernels.
@@ -100,6 +102,7 @@ impl Default for Wish {
             pause_before_switchover: false,
             dirty_bitmaps: false,
             is_carried: false,
+            is_unordered: false,
             tls: None,
             rdma: None,
         }

@@ -18,6 +18,8 @@ pub struct Sample {
     pub phase: Phase,
     /// Bytes sent so far.
     pub sent_bytes: u64,
+    /// Bytes of memory that these were, where they were packed; no less than [`Sample::sent_bytes`].
+    pub gone_bytes: u64,
     /// Bytes of memory that are still to be sent in this pass.
     pub left_bytes: u64,
     /// Bytes of pages that were written to in the last second, by QEMU's count.
@@ -213,7 +215,7 @@ impl Watch {
         is_due.then(|| (Deed::GiveUp, self.why(Cause::Deadline, &sample)))
     }
 
-    /// Bytes a second that are sent, smoothed; nothing before the first second.
+    /// Bytes of memory a second that are sent, before they are packed, smoothed; nothing before the first second.
     pub fn rate(&self) -> Option<Estimate> {
         self.rate
     }
@@ -249,7 +251,7 @@ impl Watch {
         let from = *self.span_from.get_or_insert(sample);
         let span_ms = sample.at_ms.saturating_sub(from.at_ms);
         if span_ms >= RATE_SPAN_MS {
-            let rate = sample.sent_bytes.saturating_sub(from.sent_bytes) as f64 * 1000.0 / span_ms as f64;
+            let rate = sample.gone_bytes.saturating_sub(from.gone_bytes) as f64 * 1000.0 / span_ms as f64;
             let known = self.rate.map(|rate| rate.likely);
             self.rate = Estimate::smoothed(known.into_iter().chain([rate]));
             self.span_from = Some(sample);

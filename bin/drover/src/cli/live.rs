@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use drover_wan::line::units::{Rate, time};
 
+use super::memory::{MEMORY, MemoryArgs};
+
 const AFTER: &str = "\
 The target's QEMU is started beforehand, like the source's, with `-incoming defer` and disks of the same size. Everything that \
 differs is named before anything is done. Whatever goes wrong, the guest runs on one side only; the last line says on which. \
@@ -17,6 +19,7 @@ Examples:
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
   drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html
+  drover live A.sock --to B.sock --uri tcp:host-b:0 --tls-x509 /etc/pki/qemu --compress zstd
   drover live web01 --to qemu+ssh://host-b/system --downtime 300ms --deadline 20m
   drover live web01 --connect qemu+ssh://host-a/system --to qemu+ssh://host-b/system --disks mirror";
 
@@ -40,7 +43,7 @@ pub struct LiveArgs {
     /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
-    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one) or unix:/PATH [default with --via: the path of
+    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
     /// --to and .memory; of domains: what the target's libvirt says]
     #[arg(long, value_name = "URI", value_parser = uri)]
     pub uri: Option<String>,
@@ -63,14 +66,14 @@ pub struct LiveArgs {
     /// What may be done to keep the promise
     #[arg(long, value_enum, value_delimiter = ',')]
     pub allow: Vec<AllowArg>,
-    /// Connections for memory [default: 4, fewer with a low --rate-max]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
+    /// Connections for memory [default: 4, fewer with a low --rate-max, 1 with --xbzrle and rdma:]
+    #[arg(long, help_heading = MEMORY, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
     pub channels: Option<u8>,
     /// What the line carries, in bits a second; without it, it is measured by the first second of sending
     #[arg(long, value_name = "RATE")]
     pub line: Option<Rate>,
     /// Most that may be sent, in bits a second; each of many --channels may go 5 MB/s beyond it
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, help_heading = MEMORY, value_name = "RATE")]
     pub rate_max: Option<Rate>,
     /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;
     /// an older one is replaced
@@ -92,6 +95,8 @@ pub struct LiveArgs {
     /// Print what happens as JSON, a line each
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
 }
 
 impl LiveArgs {
@@ -143,10 +148,14 @@ fn uri(text: &str) -> Result<String, String> {
     let is_tcp = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':'));
     let is_port = is_tcp.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
     let is_unix = text.strip_prefix("unix:").is_some_and(|path| path.starts_with('/'));
-    if is_port || is_unix {
+    let is_rdma = text.strip_prefix("rdma:").and_then(|rest| rest.rsplit_once(':'));
+    // Where RDMA waits QEMU does not tell, so its port is named.
+    let is_rdma = is_rdma
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
+    if is_port || is_unix || is_rdma {
         Ok(text.to_string())
     } else {
-        Err("want tcp:HOST:PORT or unix:/PATH".to_string())
+        Err("want tcp:HOST:PORT, unix:/PATH, or rdma:HOST:PORT with a port".to_string())
     }
 }
 
@@ -174,10 +183,22 @@ mod tests {
 
     #[test]
     fn places_for_memory() {
-        for good in ["tcp:10.0.0.2:0", "tcp:[::1]:4444", "tcp:host:1", "unix:/run/x.sock"] {
+        for good in
+            ["tcp:10.0.0.2:0", "tcp:[::1]:4444", "tcp:host:1", "unix:/run/x.sock", "rdma:10.0.0.2:4444"]
+        {
             assert_eq!(uri(good).as_deref(), Ok(good));
         }
-        for bad in ["tcp:host", "tcp::1", "unix:x", "exec:cat", "tcp:host:70000", ""] {
+        for bad in [
+            "tcp:host",
+            "tcp::1",
+            "unix:x",
+            "exec:cat",
+            "tcp:host:70000",
+            "",
+            "rdma:host",
+            "rdma:host:0",
+            "rdma::4444",
+        ] {
             assert!(uri(bad).is_err(), "{bad}");
         }
     }

@@ -1,6 +1,7 @@
 //! `drover live`: a running guest moves from one QEMU to another, or a libvirt domain from one daemon to another.
 
 mod domain;
+mod memory;
 mod over;
 mod record;
 mod show;
@@ -132,12 +133,13 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
+        memory: memory::options(args)?,
         carried: over.map(Over::carried),
     })
 }
 
 const NO_DAEMON: &str = "--connect and --p2p are for libvirt domains, where --to is the address of a daemon: qemu+ssh://host/system";
-const NO_URI: &str = "--uri is missing: where the target waits for memory (tcp:HOST:PORT or unix:/PATH). For a libvirt domain \
+const NO_URI: &str = "--uri is missing: where the target waits for memory (tcp:HOST:PORT, unix:/PATH or rdma:HOST:PORT). For a libvirt domain \
                       --to is the address of a daemon: qemu+ssh://host/system";
 
 /// What a line carries of the rate that somebody says it has.

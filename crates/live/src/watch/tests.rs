@@ -12,6 +12,8 @@ struct World {
     /// Dirtied since the pass began.
     next: f64,
     working_set: f64,
+    /// Share of memory that goes over the line.
+    packs_to: f64,
     sample: Sample,
 }
 
@@ -20,7 +22,15 @@ impl World {
         let left = memory_mib * MIB;
         let sample =
             Sample { phase: Phase::Precopy, passes: 1, left_bytes: left as u64, ..Sample::default() };
-        World { rate: rate_mib * MIB, dirty: dirty_mib * MIB, left, next: 0.0, working_set: left, sample }
+        World {
+            rate: rate_mib * MIB,
+            dirty: dirty_mib * MIB,
+            left,
+            next: 0.0,
+            working_set: left,
+            packs_to: 1.0,
+            sample,
+        }
     }
 
     /// Lets 100 ms pass.
@@ -32,7 +42,8 @@ impl World {
         let sent = (self.rate * 0.1).min(self.left);
         self.left -= sent;
         self.next = (self.next + self.dirty * 0.1).min(self.working_set);
-        self.sample.sent_bytes += sent as u64;
+        self.sample.sent_bytes += (sent * self.packs_to) as u64;
+        self.sample.gone_bytes += sent as u64;
         if self.left <= self.rate * downtime_ms / 1000.0 && self.rate > 0.0 {
             self.left = std::mem::take(&mut self.next);
             self.sample.passes += 1;
@@ -81,6 +92,14 @@ fn a_move_that_converges_is_left_alone() {
         assert_eq!(done, [], "{dirty}");
         assert_eq!(end.phase, Phase::Done, "{dirty}");
     }
+}
+
+#[test]
+fn memory_that_is_packed_on_its_way_goes_faster_than_what_is_sent() {
+    let world = World { packs_to: 0.25, ..World::new(1024.0, 100.0, 50.0) };
+    let (done, end) = run(world, 30, &ALL);
+    assert_eq!(done, []);
+    assert_eq!(end.phase, Phase::Done);
 }
 
 #[test]

@@ -108,6 +108,10 @@ impl Guest {
         if self.qmp.execute("calc-dirty-rate", json!({ "calc-time": seconds })).is_err() {
             return Ok(None);
         }
+        self.measured(seconds)
+    }
+
+    fn measured(&mut self, seconds: u64) -> Result<Option<f64>, QemuError> {
         let until = Instant::now() + Duration::from_secs(seconds) + MEASURE_TIME_MAX;
         loop {
             let answer = self.qmp.execute("query-dirty-rate", Value::Null)?;
@@ -122,6 +126,21 @@ impl Guest {
                 return Err(QemuError::new(QemuErrorKind::Timeout, what));
             }
             std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Guest {
+    /// Whether KVM writes down in a ring which pages the guest writes to. Takes a second where it does.
+    pub(super) fn has_dirty_ring(&mut self) -> Result<bool, QemuError> {
+        // Asked for the ring without KVM, QEMU 7.2 ends.
+        if self.qmp.execute("query-kvm", Value::Null)?["enabled"] != true {
+            return Ok(false);
+        }
+        match self.qmp.execute("calc-dirty-rate", json!({"calc-time": 1, "mode": "dirty-ring"})) {
+            Ok(_) => self.measured(1).map(|_| true),
+            Err(error) if error.is_of_connection() => Err(error),
+            Err(_) => Ok(false),
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drover_live::{Ability, Disk};
+use drover_live::{Ability, Disk, Tls};
 use serde_json::{Value, json};
 
 use super::guest::{Guest, POLL};
@@ -80,8 +80,12 @@ pub struct MirrorState {
 
 impl Guest {
     /// Offers the disks for writing (target).
-    pub(super) fn offer(&mut self, pairs: &[Pair], at: &NbdAt) -> Result<(), QemuError> {
-        self.qmp.execute("nbd-server-start", json!({"addr": at.json()}))?;
+    pub(super) fn offer(&mut self, pairs: &[Pair], at: &NbdAt, tls: Option<&Tls>) -> Result<(), QemuError> {
+        let mut server = json!({"addr": at.json()});
+        if let Some(tls) = tls {
+            server["tls-creds"] = json!(tls.credentials);
+        }
+        self.qmp.execute("nbd-server-start", server)?;
         for pair in pairs {
             let export = json!({"type": "nbd", "id": pair.export(), "name": pair.export(),
                 "node-name": pair.target.node, "writable": true});
@@ -96,9 +100,21 @@ impl Guest {
     }
 
     /// Begins to mirror a disk (source).
-    pub(super) fn mirror(&mut self, pair: &Pair, at: &NbdAt, ability: &Ability) -> Result<(), QemuError> {
-        let node =
+    pub(super) fn mirror(
+        &mut self,
+        pair: &Pair,
+        at: &NbdAt,
+        ability: &Ability,
+        tls: Option<&Tls>,
+    ) -> Result<(), QemuError> {
+        let mut node =
             json!({"driver": "nbd", "node-name": pair.node(), "export": pair.export(), "server": at.flat()});
+        if let Some(tls) = tls {
+            node["tls-creds"] = json!(tls.credentials);
+            if !tls.hostname.is_empty() {
+                node["tls-hostname"] = json!(tls.hostname);
+            }
+        }
         self.qmp.execute("blockdev-add", node)?;
         let mut job =
             json!({"job-id": pair.job(), "device": pair.source.node, "target": pair.node(), "sync": "full"});

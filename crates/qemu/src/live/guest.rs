@@ -96,14 +96,20 @@ impl Guest {
     /// # Errors
     /// As [`Qmp::execute`]; [`QemuErrorKind::Failed`] with what is not as it was set.
     pub fn set(&mut self, settings: &Settings) -> Result<(), QemuError> {
-        self.qmp.execute("migrate-set-capabilities", settings.capabilities_json())?;
-        self.qmp.execute("migrate-set-parameters", Value::Object(settings.parameters.clone()))?;
-        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
-        let parameters = self.qmp.execute("query-migrate-parameters", Value::Null)?;
+        self.qmp.execute("migrate-set-capabilities", settings.capabilities_json(self.side))?;
+        let parameters = Value::Object(settings.parameters_of(self.side));
+        self.qmp.execute("migrate-set-parameters", parameters)?;
+        let [capabilities, parameters] = self.settings_now()?;
         match differences(settings, self.side, &capabilities, &parameters).first() {
             None => Ok(()),
             Some(difference) => Err(self.not_as_set(difference)),
         }
+    }
+
+    /// Capabilities and parameters as they are.
+    pub(super) fn settings_now(&mut self) -> Result<[Value; 2], QemuError> {
+        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
+        Ok([capabilities, self.qmp.execute("query-migrate-parameters", Value::Null)?])
     }
 
     fn not_as_set(&self, difference: &Difference) -> QemuError {
@@ -268,10 +274,14 @@ impl Told {
         let number = |value: &Value| value.as_u64().unwrap_or_default();
         let page_bytes = ram["page-size"].as_u64().unwrap_or(PAGE_BYTES);
         let status = answer["status"].as_str().unwrap_or("none").to_string();
+        let sent_bytes = number(&ram["transferred"]);
+        // Pages that were packed, and those of which only the change was sent.
+        let changed_bytes = number(&answer["xbzrle-cache"]["pages"]).saturating_mul(page_bytes);
         let sample = Sample {
             at_ms,
             phase: Phase::of(&status),
-            sent_bytes: number(&ram["transferred"]),
+            sent_bytes,
+            gone_bytes: number(&ram["normal-bytes"]).saturating_add(changed_bytes).max(sent_bytes),
             left_bytes: number(&ram["remaining"]),
             dirty_bytes_per_s: number(&ram["dirty-pages-rate"]).saturating_mul(page_bytes),
             passes: number(&ram["dirty-sync-count"]),
@@ -303,6 +313,16 @@ mod tests {
         assert_eq!((told.sample.sent_bytes, told.sample.left_bytes, told.sample.passes), (1000, 50, 2));
         assert_eq!((told.sample.dirty_bytes_per_s, told.sample.throttle_percent), (12288, 20));
         assert_eq!(told.total_bytes, 4096);
+        assert_eq!(told.sample.gone_bytes, 1000);
+    }
+
+    #[test]
+    fn memory_that_was_packed_counts_as_what_it_was() {
+        let mut answer = json!({"status": "active", "ram": {"transferred": 1000, "normal-bytes": 8192, "page-size": 4096}});
+        assert_eq!(Told::of(&answer, 0).sample.gone_bytes, 8192);
+        answer["xbzrle-cache"] = json!({"pages": 2});
+        assert_eq!(Told::of(&answer, 0).sample.gone_bytes, 16384);
+        assert_eq!(Told::of(&answer, 0).sample.sent_bytes, 1000);
     }
 
     #[test]

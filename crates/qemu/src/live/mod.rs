@@ -4,6 +4,7 @@
 //! Guest (one monitor) ─┬─ ask.rs      what it can do, what it is, what it measures
 //!                      ├─ disks.rs    exports at the target, mirrors at the source
 //!                      ├─ mark.rs     which two QEMUs are the ends of one move
+//!                      ├─ tls.rs      credentials for QEMU's own encryption
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
@@ -16,9 +17,13 @@ mod domain;
 mod guest;
 mod mark;
 mod run;
+mod tls;
 
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
 pub use domain::{DomainOptions, Ends, foresee_domain, live_domain};
 pub use guest::{Guest, Told};
-pub use run::{DisksBy, Ending, Event, LiveError, LiveOptions, Mending, Moved, Where, foresee, live};
+pub use run::{
+    DisksBy, Ending, Event, LiveError, LiveOptions, MemoryOptions, Mending, Moved, TlsBy, TlsOptions, Where,
+    foresee, live,
+};

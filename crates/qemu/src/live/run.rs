@@ -3,6 +3,7 @@
 mod again;
 mod ahead;
 mod arrive;
+mod memory;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -13,13 +14,14 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Throttle, Watch, Way,
-    Why, Wish, channels_within, choose, excess, obstacles, settings, slow_down, unshared,
+    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Side, Watch, Way, Why,
+    channels_within, choose, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
 use ahead::Ahead;
 pub use ahead::Mending;
+pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
 use super::disks::Pair;
@@ -38,6 +40,10 @@ struct Move<'a> {
     pairs: Vec<Pair>,
     /// As it was at the source.
     was_running: bool,
+    /// So many the guest has.
+    processors: usize,
+    /// What was set on both sides before drover did.
+    before: [Settings; 2],
     foreseen: Forecast,
     deeds: Vec<(Deed, Why)>,
     /// The source was told to send the guest's memory. Until then what it says of a move is of an earlier one, perhaps of
@@ -131,10 +137,12 @@ pub fn live(
         Ok(found) => found,
         Err(cause) => return Err(LiveError { cause, guest_at: Where::Source }),
     };
-    match one.go(&choice, &facts) {
+    let ended = match one.go(&choice, &facts) {
         Ok(moved) => Ok(moved),
         Err(cause) => one.settle(cause),
-    }
+    };
+    one.put_back(&ended);
+    ended
 }
 
 /// Looks at both sides and says what a move would take, or what an earlier run left to do (nothing is given then); moves
@@ -177,6 +185,8 @@ impl<'a> Move<'a> {
             can: [Ability::default(), Ability::default()],
             pairs: Vec::new(),
             was_running: true,
+            processors: 1,
+            before: [Settings::default(), Settings::default()],
             foreseen: Forecast::default(),
             deeds: Vec::new(),
             has_sent: false,
@@ -205,10 +215,13 @@ impl<'a> Move<'a> {
             });
         }
         self.pairs = self.pairs_of(&from, &to, &mut found);
+        found.extend(self.memory_obstacles()?);
         if !found.is_empty() {
             return Err(Ending::Obstacles(found));
         }
         self.was_running = from.status == "running";
+        self.processors = from.processors.len();
+        self.settings(self.channels())?;
         let facts = self.facts(&from)?;
         let choice = self.choose(&facts);
         Ok((kept(choice)?, facts))
@@ -271,11 +284,7 @@ impl<'a> Move<'a> {
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
-        let both = |name: &str| self.can.iter().all(|can| can.has(name));
-        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
-        // Carried connections may arrive in another order than they were made.
-        let in_order = self.options.carried.is_none() || self.can[1].tells_connections_apart();
-        let channels = if both("multifd") && in_order { wanted } else { 1 };
+        let channels = self.channels();
         let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
         let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
@@ -289,12 +298,14 @@ impl<'a> Move<'a> {
         let mark = new_mark()?;
         self.target.mark(&mark)?;
         self.source.mark(&mark)?;
+        self.make_credentials()?;
         self.set(course.channels)?;
         self.mirror()?;
         // It starts the guest when drover says so, not when it thinks that all is there: the source might think otherwise
         // and go on, too.
         self.target.order("stop")?;
-        let uri = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX)?;
+        let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
+        let uri = waits.map_err(|error| self.with_rdma(Side::Target, error))?;
         self.note(match &self.options.carried {
             None => format!("memory goes to {uri}"),
             Some(carried) => format!("memory goes over the link to {}, {uri} there", carried.by.site()),
@@ -306,11 +317,11 @@ impl<'a> Move<'a> {
         if let Err(error) = self.source.send_to(to) {
             // What QEMU refuses it does not begin; without an answer nobody knows.
             self.has_sent = error.kind == QemuErrorKind::Timeout || error.is_of_connection();
-            return Err(error.into());
+            return Err(self.with_rdma(Side::Source, error).into());
         }
         let mut at_once = course.at_once;
         if at_once == Some(Deed::Throttle) {
-            self.slow_down()?;
+            self.slow_down(choice.facts.rate.likely)?;
             at_once = None;
         }
         let facts = self.options.line.is_none().then_some(facts);
@@ -415,64 +426,17 @@ impl<'a> Move<'a> {
         kept(choice).map(drop)
     }
 
-    fn set(&mut self, channels: u8) -> Result<(), Ending> {
-        let promise = self.options.promise;
-        let allowed = self.options.allowed;
-        let kept = DOWNTIME_KEPT + self.lag();
-        let least = promise.downtime_max / if self.options.carried.is_some() { 6 } else { 2 };
-        self.warn_of_excess(channels);
-        let wish = Wish {
-            channels,
-            downtime_max: promise.downtime_max.saturating_sub(kept).max(least),
-            rate_max: self.options.rate_max,
-            switchover_rate: self.options.line.map(|line| line.likely as u64),
-            throttle: if allowed.throttle { Throttle::AutoConverge } else { Throttle::None },
-            postcopy: allowed.postcopy,
-            pause_before_switchover: !self.pairs.is_empty(),
-            is_carried: self.options.carried.is_some(),
-            ..Wish::default()
-        };
-        let found = settings(&wish, &self.can[0], &self.can[1]).map_err(Ending::Settings)?;
-        match self.set_both(&found) {
-            // Together they came late, and the schema does not tell when.
-            Err(error) if wish.channels > 1 && wish.postcopy => {
-                self.note(format!(
-                    "one connection, since these QEMUs do not take many with post-copy ({})",
-                    error.chain()
-                ));
-                let wish = Wish { channels: 1, ..wish };
-                let found = settings(&wish, &self.can[0], &self.can[1]).map_err(Ending::Settings)?;
-                Ok(self.set_both(&found)?)
-            }
-            other => Ok(other?),
-        }
-    }
-
-    fn warn_of_excess(&mut self, channels: u8) {
-        let Some(rate) = self.options.rate_max else { return };
-        let more = excess(channels) / 1_000_000;
-        if channels_within(rate, channels) < channels {
-            self.note(format!(
-                "{channels} connections may go up to {more} MB/s beyond --rate-max, since QEMU sends whole packets; one keeps it"
-            ));
-        }
-    }
-
-    fn set_both(&mut self, found: &Settings) -> Result<(), QemuError> {
-        self.target.set(found)?;
-        self.source.set(found)
-    }
-
     /// Copies all disks once; from then on writes go to both sides.
     fn mirror(&mut self) -> Result<(), Ending> {
         let DisksBy::Mirror(at) = &self.options.disks else { return Ok(()) };
         if self.pairs.is_empty() {
             return Ok(());
         }
-        self.target.offer(&self.pairs, at)?;
+        let tls = self.tls();
+        self.target.offer(&self.pairs, at, tls.as_ref())?;
         let from_here = self.options.carried.as_ref().map_or(at, |carried| &carried.disks);
         for pair in &self.pairs {
-            self.source.mirror(pair, from_here, &self.can[0])?;
+            self.source.mirror(pair, from_here, &self.can[0], tls.as_ref())?;
         }
         loop {
             let mut ready = 0;
@@ -503,7 +467,7 @@ impl<'a> Move<'a> {
         (self.tell)(Event::Did(deed, why));
         self.deeds.push((deed, why));
         match deed {
-            Deed::Throttle => self.slow_down(),
+            Deed::Throttle => self.slow_down(why.rate),
             Deed::PostCopy => self.start_postcopy(),
             Deed::GiveUp => Err(Ending::GivenUp(why)),
         }
@@ -526,8 +490,10 @@ impl<'a> Move<'a> {
         Ok(())
     }
 
-    fn slow_down(&mut self) -> Result<(), Ending> {
-        let parameters = Value::Object(slow_down(&self.can[0]));
+    /// From now on, where so many bytes a second are sent.
+    fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
+        let throttle = self.throttle();
+        let parameters = Value::Object(slow_down(throttle, &self.can[0], rate, self.processors));
         self.source.qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }

@@ -5,6 +5,7 @@ use drover_live::{Allowed, Promise};
 use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, foresee_domain, live_domain};
 
+use super::memory::RDMA;
 use super::record::Record;
 use super::show::Shown;
 use super::{LINE_SPREAD, View, foreseen, not_moved};
@@ -76,11 +77,14 @@ fn name(args: &LiveArgs) -> Result<&str, Failure> {
 }
 
 fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
+    let by_rdma = args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA));
     let unfit = [
         (args.via.is_some(), "--via"),
         (args.nbd.is_some(), "--nbd"),
         (args.other_paths, "--other-paths"),
         (args.allow.contains(&AllowArg::Postcopy), "--allow postcopy"),
+        (by_rdma, "--uri rdma:"),
+        (args.memory.given().is_some(), args.memory.given().unwrap_or_default()),
     ];
     if let Some((_, option)) = unfit.iter().find(|(is_given, _)| *is_given) {
         let what = format!("{option} is not for domains of libvirt (--to is a libvirt daemon)");

@@ -12,6 +12,7 @@ use drover_relay::{Door, Doors, Probed, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::memory::RDMA;
 use super::nbd_at;
 use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
@@ -158,6 +159,10 @@ fn places(args: &LiveArgs) -> Result<(String, NbdAt), Failure> {
     if !args.to.is_absolute() {
         let text = format!("--to {}: with --via it is a path at the site, from / on", args.to.display());
         return Err(Failure::new(Exit::Usage, text));
+    }
+    if args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA)) {
+        let what = "RDMA goes from host to host, not over a link: leave --via out, or go by unix:";
+        return Err(Failure::new(Exit::Usage, what));
     }
     let beside = |what: &str| format!("unix:{}.{what}", args.to.display());
     let memory = args.uri.clone().unwrap_or_else(|| beside(MEMORY));

@@ -159,6 +159,7 @@ impl Job {
             at_ms,
             phase: if number("memory_total") == 0 { Phase::Setup } else { Phase::Precopy },
             sent_bytes: number("memory_processed"),
+            gone_bytes: number("memory_processed"),
             left_bytes: number("memory_remaining"),
             dirty_bytes_per_s: number("memory_dirty_rate").saturating_mul(page_bytes),
             passes: number("memory_iteration"),

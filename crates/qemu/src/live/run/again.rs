@@ -107,7 +107,8 @@ impl Move<'_> {
         if self.target.has_offers()? {
             self.target.withdraw()?;
         }
-        Ok(())
+        self.target.drop_credentials()?;
+        self.source.drop_credentials()
     }
 }
 

@@ -126,6 +126,7 @@ fn options() -> LiveOptions {
         channels: None,
         line: None,
         rate_max: None,
+        memory: MemoryOptions::default(),
         carried: None,
     }
 }

@@ -8,6 +8,7 @@ use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Choice, Deed, Forecast, Obstacle, Promise, SettingsError, Unclear, Why};
 
 use super::ahead::Mending;
+use super::memory::MemoryOptions;
 use crate::error::QemuError;
 use crate::live::carried::Carried;
 use crate::live::disks::{MirrorState, NbdAt};
@@ -30,6 +31,8 @@ pub struct LiveOptions {
     pub line: Option<Estimate>,
     /// Most bytes a second that may be sent.
     pub rate_max: Option<u64>,
+    /// How memory goes beyond that.
+    pub memory: MemoryOptions,
     /// What carries it, and where that begins, if the source does not reach the target itself.
     pub carried: Option<Carried>,
 }

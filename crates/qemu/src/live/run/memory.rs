@@ -1,0 +1,268 @@
+//! How memory is to go: what is in the way of it, what is set on both sides for it, and set back after.
+
+use std::path::PathBuf;
+
+use drover_live::{
+    Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, channels_within, conflicts, excess,
+    settings, tls_left_set, tls_name_obstacle, tls_obstacles,
+};
+
+use super::{DOWNTIME_KEPT, Ending, LiveError, Move, Moved, Where, channels_wanted};
+use crate::error::QemuError;
+use crate::live::tls::OWN;
+
+/// How memory goes, where that was said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryOptions {
+    /// How the connections pack pages.
+    pub compression: Compression,
+    /// Bytes of memory for pages that the source sent, of which it then sends only what changed.
+    pub xbzrle_bytes: Option<u64>,
+    /// A guest that must be slowed down has its processors' writes bounded, not their time.
+    pub limits_writes: bool,
+    /// QEMU's own encryption, also of disks that are mirrored.
+    pub tls: Option<TlsOptions>,
+    /// How RDMA is used, where memory goes by it.
+    pub rdma: Option<Rdma>,
+}
+
+/// Encryption by both QEMUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// What proves who both are.
+    pub by: TlsBy,
+    /// The target's name in its certificate; empty: QEMU takes it from the address.
+    pub hostname: String,
+}
+
+/// What proves to both sides who the other is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsBy {
+    /// An object of this name that both have.
+    Object(String),
+    /// Certificates and keys in this folder of each host, by the names that QEMU gives them.
+    X509(PathBuf),
+    /// A key that both have, in `keys.psk` in this folder of each host.
+    Psk {
+        /// The folder.
+        folder: PathBuf,
+        /// Whose key it is.
+        username: String,
+    },
+}
+
+impl Move<'_> {
+    /// What of the way that was asked for cannot be: it does not go together, or a side is not prepared for it.
+    pub(super) fn memory_obstacles(&mut self) -> Result<Vec<Obstacle>, QemuError> {
+        let mut found = conflicts(&self.wish(self.channels()));
+        let memory = &self.options.memory;
+        if memory.limits_writes && self.options.allowed.throttle && !self.source.has_dirty_ring()? {
+            found.push(Obstacle {
+                what: "writes are bounded by a dirty ring of KVM, which the source's QEMU does not have".into(),
+                advice: "start it with -accel kvm,dirty-ring-size=4096 the next time; for now leave --throttle-by out".into(),
+            });
+        }
+        found.extend(self.credentials_obstacles()?);
+        Ok(found)
+    }
+
+    fn credentials_obstacles(&mut self) -> Result<Vec<Obstacle>, QemuError> {
+        let Some(tls) = &self.options.memory.tls else {
+            let set = [
+                (Side::Source, self.source.credentials_set()?),
+                (Side::Target, self.target.credentials_set()?),
+            ];
+            let by_others = set.iter().filter(|(_, name)| !name.is_empty() && name != OWN);
+            return Ok(by_others.map(|(side, name)| tls_left_set(*side, name)).collect());
+        };
+        let mut found = Vec::new();
+        let kind = match &tls.by {
+            TlsBy::X509(_) => "tls-creds-x509".to_string(),
+            TlsBy::Psk { .. } => "tls-creds-psk".to_string(),
+            TlsBy::Object(name) => {
+                let (here, there) = (self.source.credentials(name)?, self.target.credentials(name)?);
+                found.extend(tls_obstacles(name, here.as_ref(), there.as_ref()));
+                here.map(|here| here.kind).unwrap_or_default()
+            }
+        };
+        let goes_to = self.options.carried.as_ref().map_or(&self.options.uri, |carried| &carried.memory);
+        found.extend(tls_name_obstacle(&kind, &tls.hostname, goes_to));
+        Ok(found)
+    }
+
+    /// Connections that are wished for and can be had.
+    pub(super) fn channels(&self) -> u8 {
+        let both_have = self.can.iter().all(|can| can.has("multifd"));
+        let goes_alone = self.options.memory.rdma.is_some() || self.options.memory.xbzrle_bytes.is_some();
+        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
+        match () {
+            () if goes_alone => self.options.channels.unwrap_or(1),
+            () if both_have && !self.is_unordered() => wanted,
+            () => 1,
+        }
+    }
+
+    /// Carried connections may arrive in another order than they were made. Under TLS none says what it is before its
+    /// handshake, and QEMU goes by their order again.
+    fn is_unordered(&self) -> bool {
+        let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
+        self.options.carried.is_some() && !can_tell
+    }
+
+    fn wish(&self, channels: u8) -> Wish {
+        let (promise, memory) = (self.options.promise, &self.options.memory);
+        let kept = DOWNTIME_KEPT + self.lag();
+        let least = promise.downtime_max / if self.options.carried.is_some() { 6 } else { 2 };
+        Wish {
+            channels,
+            compression: memory.compression,
+            xbzrle_bytes: memory.xbzrle_bytes,
+            downtime_max: promise.downtime_max.saturating_sub(kept).max(least),
+            rate_max: self.options.rate_max,
+            switchover_rate: self.options.line.map(|line| line.likely as u64),
+            throttle: self.throttle(),
+            postcopy: self.options.allowed.postcopy,
+            pause_before_switchover: !self.pairs.is_empty(),
+            dirty_bitmaps: false,
+            is_carried: self.options.carried.is_some(),
+            is_unordered: self.is_unordered(),
+            tls: self.tls(),
+            rdma: memory.rdma,
+        }
+    }
+
+    /// How a guest is slowed down that must be.
+    pub(super) fn throttle(&self) -> Throttle {
+        match (self.options.allowed.throttle, self.options.memory.limits_writes) {
+            (false, _) => Throttle::None,
+            (true, false) => Throttle::AutoConverge,
+            (true, true) => Throttle::DirtyLimit,
+        }
+    }
+
+    /// QEMU's own encryption, of memory and of disks.
+    pub(super) fn tls(&self) -> Option<Tls> {
+        let tls = self.options.memory.tls.as_ref()?;
+        let credentials = match &tls.by {
+            TlsBy::Object(name) => name.clone(),
+            TlsBy::X509(_) | TlsBy::Psk { .. } => OWN.to_string(),
+        };
+        Some(Tls { credentials, hostname: tls.hostname.clone() })
+    }
+
+    /// What is set on both sides for so many connections.
+    pub(super) fn settings(&self, channels: u8) -> Result<Settings, Ending> {
+        settings(&self.wish(channels), &self.can[0], &self.can[1]).map_err(Ending::Settings)
+    }
+
+    /// Makes credentials of the files that were named. What a host lacks for that is in the way, and no failure.
+    pub(super) fn make_credentials(&mut self) -> Result<(), Ending> {
+        let Some(tls) = &self.options.memory.tls else { return Ok(()) };
+        let made = [self.target.make_credentials(&tls.by), self.source.make_credentials(&tls.by)];
+        let sides = [Side::Target, Side::Source].into_iter().zip(made);
+        let mut found = Vec::new();
+        for (side, made) in sides {
+            match made {
+                Ok(()) => {}
+                Err(error) if error.is_of_connection() => return Err(error.into()),
+                Err(error) => found.push(Obstacle {
+                    what: format!("the {side}'s QEMU cannot make TLS credentials: {}", error.chain()),
+                    advice: "each host has its own files in that folder, which its QEMU must be able to read"
+                        .into(),
+                }),
+            }
+        }
+        if found.is_empty() { Ok(()) } else { Err(Ending::Obstacles(found)) }
+    }
+
+    /// QEMU names the call that failed, and not what the host lacks for it.
+    pub(super) fn with_rdma(&self, side: Side, error: QemuError) -> QemuError {
+        if self.options.memory.rdma.is_none() || error.is_of_connection() {
+            return error;
+        }
+        let what = format!(
+            "RDMA at the {side}, whose host has no RDMA device, or one that its QEMU may not use (`rdma link` there tells)"
+        );
+        QemuError::new(error.kind, what).because(error.chain())
+    }
+
+    /// Sets what was chosen on both sides.
+    pub(super) fn set(&mut self, channels: u8) -> Result<(), Ending> {
+        self.warn_of_excess(channels);
+        let found = self.settings(channels)?;
+        self.before = [self.now(Side::Source, &found)?, self.now(Side::Target, &found)?];
+        let packs = self.options.memory.compression != Compression::None;
+        match self.set_both(&found) {
+            // Together they came late, and the schema does not tell when.
+            Err(error) if channels > 1 && self.options.allowed.postcopy && !packs => {
+                self.note(format!(
+                    "one connection, since these QEMUs do not take many with post-copy ({})",
+                    error.chain()
+                ));
+                let found = self.settings(1)?;
+                Ok(self.set_both(&found)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn warn_of_excess(&mut self, channels: u8) {
+        let Some(rate) = self.options.rate_max else { return };
+        let more = excess(channels) / 1_000_000;
+        if channels_within(rate, channels) < channels {
+            self.note(format!(
+                "{channels} connections may go up to {more} MB/s beyond --rate-max, since QEMU sends whole packets; one keeps it"
+            ));
+        }
+    }
+
+    fn set_both(&mut self, found: &Settings) -> Result<(), QemuError> {
+        self.target.set(found)?;
+        self.source.set(found)
+    }
+
+    fn now(&mut self, side: Side, found: &Settings) -> Result<Settings, QemuError> {
+        let [capabilities, parameters] = match side {
+            Side::Source => self.source.settings_now()?,
+            Side::Target => self.target.settings_now()?,
+        };
+        Ok(found.as_found(side, &capabilities, &parameters))
+    }
+
+    /// The side that has the guest is set as it was before, so that the next move of it, whoever makes it, is not made as this
+    /// one. Where the guest is on neither for sure, nothing is touched.
+    pub(super) fn put_back(&mut self, ended: &Result<Moved, LiveError>) {
+        let done = match ended {
+            Ok(_) => self.put_target_back(),
+            Err(LiveError { guest_at: Where::Source, .. }) => self.put_source_back(),
+            Err(_) => return,
+        };
+        if let Err(error) = done {
+            self.note(format!("what was set for this move stays set where the guest is: {}", error.chain()));
+        }
+    }
+
+    fn put_target_back(&mut self) -> Result<(), QemuError> {
+        if self.options.memory.tls.is_some() {
+            // The source's QEMU has no guest any more, and is mostly ended next.
+            let _ = self.source.drop_credentials();
+        }
+        let [_, before] = std::mem::take(&mut self.before);
+        if !before.is_empty() {
+            self.target.set(&before)?;
+        }
+        self.target.drop_credentials()
+    }
+
+    fn put_source_back(&mut self) -> Result<(), QemuError> {
+        let [before, of_target] = std::mem::take(&mut self.before);
+        if !self.is_link_away() && (!of_target.is_empty() || self.options.memory.tls.is_some()) {
+            // A target whose guest did not come has mostly ended by itself.
+            let _ = self.target.set(&of_target).and_then(|()| self.target.drop_credentials());
+        }
+        if !before.is_empty() {
+            self.source.set(&before)?;
+        }
+        self.source.drop_credentials()
+    }
+}
