@@ -2,6 +2,8 @@
 //!
 //! libvirt refuses most of this, too, but one at a time, and some of it only when the target has begun to wait.
 
+use std::collections::BTreeMap;
+
 use crate::preflight::Obstacle;
 use crate::settings::Side;
 
@@ -24,12 +26,14 @@ pub struct Domain {
     pub emulator: String,
     /// Bytes of memory that it may have.
     pub memory_bytes: u64,
-    /// Its memory is in huge pages.
-    pub has_huge_pages: bool,
+    /// Its memory is in huge pages, of these sizes in bytes; none of them: of the host's usual size.
+    pub huge_pages: Option<Vec<u64>>,
     /// Disks, with and without a medium.
     pub disks: Vec<DomainDisk>,
     /// Names of the libvirt networks that it is plugged into.
     pub networks: Vec<String>,
+    /// Names of the host's bridges and cards that it is plugged into.
+    pub links: Vec<String>,
     /// Devices of the host that it was given.
     pub host_devices: Vec<String>,
     /// Its definition outlasts its run.
@@ -57,6 +61,8 @@ pub struct DomainDisk {
     pub format: String,
     /// What the guest sees of it.
     pub bytes: u64,
+    /// What it takes at the source.
+    pub taken_bytes: u64,
     /// The guest may only read it.
     pub is_read_only: bool,
     /// Several guests may have it at a time.
@@ -88,8 +94,12 @@ pub struct Room {
     pub processor_refused: Option<String>,
     /// Bytes of memory that nobody needs there, caches among them; absent: not told.
     pub free_bytes: Option<u64>,
+    /// Free huge pages there, by their size in bytes; absent: not told.
+    pub free_pages: Option<BTreeMap<u64, u64>>,
     /// Names of the networks that are up there; absent: not asked.
     pub networks: Option<Vec<String>>,
+    /// Names of the bridges and cards that are there; absent: not told.
+    pub links: Option<Vec<String>>,
 }
 
 /// Where the copy of a disk would lie at the target.
@@ -112,9 +122,22 @@ pub fn domain_obstacles(domain: &Domain, room: &Room) -> Vec<Obstacle> {
     found.0
 }
 
-/// What stands in the way of copying disks. Nothing that is there is written over.
-pub fn copy_obstacles(disks: &[(DomainDisk, Spot)]) -> Vec<Obstacle> {
+/// What stands in the way of copying disks. Nothing that is there is written over. `free_bytes` is what pools have left, by
+/// their names, where that is told.
+pub fn copy_obstacles(disks: &[(DomainDisk, Spot)], free_bytes: &BTreeMap<String, u64>) -> Vec<Obstacle> {
     let mut found = Found::default();
+    for (pool, needed) in needed_bytes(disks, |disk| disk.taken_bytes) {
+        if let Some(free) = free_bytes.get(pool).filter(|free| **free < needed) {
+            found.add(
+                format!(
+                    "its disks take {} MiB, and {} are free in pool {pool} at the target",
+                    needed >> 20,
+                    free >> 20
+                ),
+                "make room there",
+            );
+        }
+    }
     for (disk, spot) in disks {
         let DomainDisk { target, kind, place, format, .. } = disk;
         if kind != "file" {
@@ -150,6 +173,32 @@ pub fn copy_obstacles(disks: &[(DomainDisk, Spot)]) -> Vec<Obstacle> {
         }
     }
     found.0
+}
+
+/// Pools that have room for what disks take now, and not for all that they may come to take: with what they need and what
+/// is free, in bytes.
+pub fn tight_pools(
+    disks: &[(DomainDisk, Spot)],
+    free_bytes: &BTreeMap<String, u64>,
+) -> Vec<(String, u64, u64)> {
+    let needed = needed_bytes(disks, |disk| disk.bytes.max(disk.taken_bytes)).into_iter();
+    let tight = needed.filter_map(|(pool, needed)| {
+        let free = free_bytes.get(pool).copied().filter(|free| *free < needed)?;
+        Some((pool.to_string(), needed, free))
+    });
+    tight.collect()
+}
+
+/// What disks need in each pool.
+fn needed_bytes(disks: &[(DomainDisk, Spot)], of: impl Fn(&DomainDisk) -> u64) -> BTreeMap<&str, u64> {
+    let mut needed = BTreeMap::<&str, u64>::new();
+    for (disk, spot) in disks {
+        if let Spot::Free(pool) = spot {
+            let sum = needed.entry(pool).or_default();
+            *sum = sum.saturating_add(of(disk));
+        }
+    }
+    needed
 }
 
 #[derive(Default)]
@@ -218,25 +267,67 @@ impl Found {
                 "choose a CPU model that both hosts have; the guest keeps it until it is switched off and on",
             );
         }
-        if let Some(free) =
-            room.free_bytes.filter(|free| *free < domain.memory_bytes && !domain.has_huge_pages)
-        {
+        self.memory(domain, room);
+        self.plugs(domain, room);
+    }
+
+    fn memory(&mut self, domain: &Domain, room: &Room) {
+        let needed = domain.memory_bytes;
+        let Some(sizes) = &domain.huge_pages else {
+            if let Some(free) = room.free_bytes.filter(|free| *free < needed) {
+                self.add(
+                    format!(
+                        "it has {} MiB of memory, and {} are free at the target",
+                        needed >> 20,
+                        free >> 20
+                    ),
+                    "make room there, or take another host",
+                );
+            }
+            return;
+        };
+        let Some(free) = &room.free_pages else { return };
+        // Which size a host usually takes is not told: any may be it.
+        let is_meant = |size: &u64| sizes.is_empty() || sizes.contains(size);
+        let bytes =
+            free.iter().filter(|(size, _)| is_meant(size)).map(|(size, count)| size.saturating_mul(*count));
+        let bytes = if sizes.is_empty() { bytes.max().unwrap_or_default() } else { bytes.sum() };
+        if bytes < needed {
+            let of = match &sizes[..] {
+                [] => String::new(),
+                sizes => format!(
+                    " of {} KiB",
+                    list(&sizes.iter().map(|size| (size >> 10).to_string()).collect::<Vec<_>>())
+                ),
+            };
             self.add(
                 format!(
-                    "it has {} MiB of memory, and {} are free at the target",
-                    domain.memory_bytes >> 20,
-                    free >> 20
+                    "it has {} MiB of memory in huge pages{of}, and {} MiB of such are free at the target",
+                    needed >> 20,
+                    bytes >> 20
                 ),
-                "make room there, or take another host",
+                "make some there: `virsh allocpages --pagesize SIZE --pagecount COUNT --add`",
             );
         }
-        let Some(up) = &room.networks else { return };
-        let missing: Vec<String> =
-            domain.networks.iter().filter(|name| !up.contains(name)).cloned().collect();
-        if !missing.is_empty() {
+    }
+
+    /// What its network cards are plugged into.
+    fn plugs(&mut self, domain: &Domain, room: &Room) {
+        let missing = |wanted: &[String], there: &Option<Vec<String>>| {
+            let there = there.as_ref()?;
+            let missing: Vec<String> = wanted.iter().filter(|name| !there.contains(name)).cloned().collect();
+            (!missing.is_empty()).then(|| list(&missing))
+        };
+        if let Some(missing) = missing(&domain.networks, &room.networks) {
             self.add(
-                format!("networks that it is plugged into are not up at the target ({})", list(&missing)),
+                format!("networks that it is plugged into are not up at the target ({missing})"),
                 "make them there: `virsh net-define`, `virsh net-start`",
+            );
+        }
+        if let Some(missing) = missing(&domain.links, &room.links) {
+            self.add(
+                format!("bridges or cards that it is plugged into are not at the target ({missing})"),
+                "make them there under these names, or plug it into a libvirt network that both hosts have",
             );
         }
     }
@@ -280,7 +371,17 @@ impl DomainStand {
 
     /// It was stopped by somebody, or by a fault of its own, not by a move.
     fn stands_for_itself(&self) -> bool {
-        self.state == "paused" && self.reason != "migrating" && !self.reason.starts_with("post-copy")
+        self.state == "paused" && self.reason != "migrating" && !self.is_ahead()
+    }
+
+    /// It has gone ahead of its memory, or was sent ahead.
+    fn is_ahead(&self) -> bool {
+        self.reason.starts_with("post-copy")
+    }
+
+    /// Its line broke then.
+    fn is_broken(&self) -> bool {
+        self.reason == "post-copy failed"
     }
 }
 
@@ -291,6 +392,10 @@ pub enum DomainFound {
     AtSource,
     /// It is on its way between both.
     Moving,
+    /// It went ahead to the target, and the rest of its memory follows (post-copy).
+    Ahead,
+    /// The same, and the line is gone: it may be made anew.
+    Broken,
     /// It is at the target, and the source has let it go.
     AtTarget,
     /// Neither runs it.
@@ -312,8 +417,10 @@ pub enum DomainUnclear {
     OtherMove,
     /// Something else is being done with it.
     OtherJob,
-    /// Part of it is at each side.
-    PostCopy,
+    /// It went ahead to the target, and the source has taken it back.
+    TakenBack,
+    /// It went ahead, and this side has it no more: part of its memory is nowhere.
+    Lost(Side),
     /// Both have it, standing still.
     BothStand,
 }
@@ -342,9 +449,18 @@ impl DomainUnclear {
                 "something else is being done with it",
                 "wait for its end (`virsh domjobinfo DOMAIN`), or cancel it: `virsh domjobabort DOMAIN`",
             ),
-            DomainUnclear::PostCopy => (
-                "it went ahead of its memory (post-copy) in a move that drover did not begin",
-                "end neither; if the line broke, `virsh migrate --postcopy-resume` goes on",
+            DomainUnclear::TakenBack => (
+                "it went ahead of its memory (post-copy), and runs at the source all the same",
+                "`virsh destroy DOMAIN` at the target",
+            ),
+            DomainUnclear::Lost(Side::Source) => (
+                "it went ahead of its memory (post-copy), and the source, which had the rest of that, has it no more",
+                "`virsh destroy DOMAIN` at the target, and start it there from its disks: they are as after a power cut",
+            ),
+            DomainUnclear::Lost(Side::Target) => (
+                "it went ahead of its memory (post-copy), and the target has it no more",
+                "never resume it at the source, whose memory is older than its disks: `virsh destroy DOMAIN` there, and start \
+                 it from its disks, as the target left them: they are as after a power cut",
             ),
             DomainUnclear::BothStand => (
                 "both daemons have it, standing still",
@@ -358,8 +474,8 @@ impl DomainUnclear {
 /// What follows from how both daemons have it.
 pub fn domain_found(source: &DomainStand, target: &DomainStand) -> DomainFound {
     use DomainUnclear as U;
-    if [source, target].iter().any(|stand| stand.reason.starts_with("post-copy")) {
-        return DomainFound::Unclear(U::PostCopy);
+    if source.is_ahead() || target.is_ahead() {
+        return ahead(source, target);
     }
     match (source.job, source.is_active(), target.is_active()) {
         (DomainJob::Out, _, true) => DomainFound::Moving,
@@ -380,6 +496,23 @@ pub fn domain_found(source: &DomainStand, target: &DomainStand) -> DomainFound {
             (true, false) => U::OtherMove,
             (false, false) => U::BothStand,
         }),
+    }
+}
+
+/// The same of a domain that at least one daemon says to have gone ahead.
+fn ahead(source: &DomainStand, target: &DomainStand) -> DomainFound {
+    use DomainUnclear as U;
+    match (source.is_active(), target.is_active()) {
+        (true, true) if source.runs() => {
+            DomainFound::Unclear(if target.runs() { U::BothRun } else { U::TakenBack })
+        }
+        (true, true) if source.is_broken() || target.is_broken() => DomainFound::Broken,
+        (true, true) => DomainFound::Ahead,
+        (true, false) => DomainFound::Unclear(U::Lost(Side::Target)),
+        (false, true) if target.is_broken() => DomainFound::Unclear(U::Lost(Side::Source)),
+        // The source is done and the target is about to be.
+        (false, true) => DomainFound::Ahead,
+        (false, false) => DomainFound::Nowhere,
     }
 }
 

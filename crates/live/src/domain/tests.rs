@@ -67,8 +67,46 @@ fn all_obstacles_are_told_at_once() {
 
 #[test]
 fn memory_in_huge_pages_is_not_held_against_what_is_free() {
-    let huge = Domain { has_huge_pages: true, ..domain() };
+    let huge = Domain { huge_pages: Some(Vec::new()), ..domain() };
     assert_eq!(domain_obstacles(&huge, &Room { free_bytes: Some(0), ..room() }), []);
+}
+
+#[test]
+fn huge_pages_are_held_against_those_that_are_free_there() {
+    let huge = |sizes: &[u64]| Domain { huge_pages: Some(sizes.to_vec()), ..domain() };
+    let free = |pages: &[(u64, u64)]| Room { free_pages: Some(pages.iter().copied().collect()), ..room() };
+    let (small, large) = (2 << 20, 1 << 30);
+    assert_eq!(domain_obstacles(&huge(&[small]), &free(&[(small, 512)])), []);
+    one(&huge(&[small]), &free(&[(small, 511), (large, 4)]), "huge pages of 2048 KiB, and 1022 MiB of such");
+    // Of the usual size, which may be either: not half of each.
+    assert_eq!(domain_obstacles(&huge(&[]), &free(&[(small, 0), (large, 1)])), []);
+    one(&huge(&[]), &free(&[(small, 511), (large, 0)]), "in huge pages, and 1022 MiB");
+    assert_eq!(domain_obstacles(&huge(&[small, large]), &free(&[(small, 256), (large, 1)])), []);
+    one(&huge(&[small]), &free(&[]), "allocpages");
+}
+
+#[test]
+fn bridges_and_cards_have_to_be_there_by_their_names() {
+    let plugged = Domain { links: vec!["br0".into(), "eth1".into()], ..domain() };
+    let there =
+        |names: &[&str]| Room { links: Some(names.iter().map(|name| name.to_string()).collect()), ..room() };
+    assert_eq!(domain_obstacles(&plugged, &there(&["eth0", "br0", "eth1"])), []);
+    one(&plugged, &there(&["eth0", "br0"]), "not at the target (eth1)");
+    assert_eq!(domain_obstacles(&plugged, &room()), [], "not told");
+}
+
+#[test]
+fn pools_have_room_for_what_disks_take_and_may_have_too_little_for_what_they_may_take() {
+    let free = || Spot::Free("vms".into());
+    let disk = || DomainDisk { bytes: 10 << 20, taken_bytes: 4 << 20, ..disk() };
+    let disks = [(disk(), free()), (disk(), free()), (disk(), Spot::Free("other".into()))];
+    let pool = |bytes: u64| BTreeMap::from([("vms".to_string(), bytes)]);
+    assert_eq!(copy_obstacles(&disks, &pool(8 << 20)), []);
+    let found = copy_obstacles(&disks, &pool((8 << 20) - 1));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].to_string().contains("take 8 MiB, and 7 are free in pool vms"), "{}", found[0]);
+    assert_eq!(tight_pools(&disks, &pool(20 << 20)), []);
+    assert_eq!(tight_pools(&disks, &pool(19 << 20)), [("vms".to_string(), 20 << 20, 19 << 20)]);
 }
 
 #[test]
@@ -87,8 +125,9 @@ fn only_what_has_a_place_of_its_own_is_copied() {
 #[test]
 fn nothing_is_written_over_at_the_target() {
     let free = || Spot::Free("vms".into());
-    assert_eq!(copy_obstacles(&[(disk(), free())]), []);
-    let words = |disk: DomainDisk, spot: Spot| copy_obstacles(&[(disk, spot)])[0].to_string();
+    assert_eq!(copy_obstacles(&[(disk(), free())], &BTreeMap::new()), []);
+    let words =
+        |disk: DomainDisk, spot: Spot| copy_obstacles(&[(disk, spot)], &BTreeMap::new())[0].to_string();
     assert!(words(disk(), Spot::Taken).contains("/vm/a.raw is there"));
     assert!(words(disk(), Spot::NoPool).contains("pool-create-as"));
     assert!(words(DomainDisk { is_backed: true, ..disk() }, free()).contains("blockpull"));
@@ -127,7 +166,6 @@ fn where_a_domain_is_follows_from_both_daemons() {
         (runs(DomainJob::Out), none(), U::OtherMove),
         (runs(idle), paused("migrating", DomainJob::In), U::OtherMove),
         (runs(DomainJob::Other), none(), U::OtherJob),
-        (paused("post-copy failed", idle), runs(idle), U::PostCopy),
         (paused("user", idle), paused("user", idle), U::BothStand),
     ];
     for (source, target, why) in unclear {
@@ -136,9 +174,50 @@ fn where_a_domain_is_follows_from_both_daemons() {
 }
 
 #[test]
+fn where_a_domain_is_that_went_ahead_of_its_memory() {
+    use DomainFound as F;
+    use DomainUnclear as U;
+    let (out, coming, idle) = (DomainJob::Out, DomainJob::In, DomainJob::None);
+    let (none, off) = (stand("", "", idle), stand("shut off", "migrated", idle));
+    let here = |reason| stand("paused", reason, out);
+    let there = |reason| stand("running", reason, coming);
+    assert_eq!(domain_found(&here("post-copy"), &there("post-copy")), F::Ahead);
+    // The target is not started yet, or is done before the source is.
+    assert_eq!(domain_found(&here("post-copy"), &stand("paused", "migrating", coming)), F::Ahead);
+    assert_eq!(domain_found(&here("post-copy"), &stand("running", "migrated", idle)), F::Ahead);
+    assert_eq!(domain_found(&off, &there("post-copy")), F::Ahead);
+    // Either sees first that the line is gone; the guest runs until it wants a page.
+    assert_eq!(domain_found(&here("post-copy failed"), &there("post-copy")), F::Broken);
+    assert_eq!(domain_found(&here("post-copy"), &there("post-copy failed")), F::Broken);
+    let failed = stand("paused", "post-copy failed", coming);
+    assert_eq!(domain_found(&here("post-copy failed"), &failed), F::Broken);
+    assert_eq!(domain_found(&off, &none), F::Nowhere);
+    let unclear = [
+        (stand("running", "unpaused", idle), there("post-copy"), U::BothRun),
+        (stand("running", "unpaused", idle), failed.clone(), U::TakenBack),
+        (here("post-copy failed"), none.clone(), U::Lost(Side::Target)),
+        (here("post-copy"), off.clone(), U::Lost(Side::Target)),
+        (off, there("post-copy failed"), U::Lost(Side::Source)),
+        (none, failed, U::Lost(Side::Source)),
+    ];
+    for (source, target, why) in unclear {
+        assert_eq!(domain_found(&source, &target), F::Unclear(why), "{source:?} {target:?}");
+    }
+}
+
+#[test]
 fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
-    let states =
-        [("", ""), ("running", "booted"), ("paused", "migrating"), ("paused", "user"), ("shut off", "x")];
+    let states = [
+        ("", ""),
+        ("running", "booted"),
+        ("running", "post-copy"),
+        ("running", "post-copy failed"),
+        ("paused", "migrating"),
+        ("paused", "user"),
+        ("paused", "post-copy"),
+        ("paused", "post-copy failed"),
+        ("shut off", "x"),
+    ];
     let jobs = [DomainJob::None, DomainJob::Out, DomainJob::In, DomainJob::Other];
     let all = || states.iter().flat_map(|(state, reason)| jobs.map(|job| stand(state, reason, job)));
     for source in all() {
@@ -146,6 +225,7 @@ fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
             match domain_found(&source, &target) {
                 DomainFound::AtTarget => assert!(!source.is_active() && target.is_active()),
                 DomainFound::AtSource => assert!(source.is_active() && !target.is_active()),
+                DomainFound::Ahead | DomainFound::Broken => assert!(!source.runs() && target.is_active()),
                 _ => {}
             }
         }

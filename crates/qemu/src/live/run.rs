@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::{
     Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Side, Watch, Way, Why,
-    channels_within, choose, obstacles, slow_down, unshared,
+    channels_within, choose, excess, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -91,6 +91,16 @@ const LINE_SPREAD: f64 = 0.2;
 /// Connections, where so many are asked for or none is named, and so much may be sent in a second.
 pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
     asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
+}
+
+/// What so many connections may send beyond a bound, where they do not keep it.
+pub(super) fn excess_words(channels: u8, rate_max: u64) -> Option<String> {
+    let more = excess(channels) / 1_000_000;
+    (channels_within(rate_max, channels) < channels).then(|| {
+        format!(
+            "{channels} connections may go up to {more} MB/s beyond --rate-max, since QEMU sends whole packets; one keeps it"
+        )
+    })
 }
 
 /// What is known of a move once its line was measured, and how fast the guest writes was seen, if it was not before.

@@ -1,5 +1,6 @@
 //! What daemons are asked about a domain before and after its move.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -84,7 +85,8 @@ impl Virsh {
         domain.checkpoints = self.lines(&["checkpoint-list", uuid, "--name"]).unwrap_or_default();
         let sizes = self.values(&["domstats", "--block", "--raw", uuid])?;
         for disk in domain.disks.iter_mut().filter(|disk| !disk.place.is_empty()) {
-            disk.bytes = capacity(&sizes, &disk.target);
+            disk.bytes = told_of(&sizes, &disk.target, "capacity").unwrap_or_default();
+            disk.taken_bytes = told_of(&sizes, &disk.target, "physical").unwrap_or_default();
             disk.has_job |= !self.ask(&["blockjob", uuid, &disk.target, "--raw"])?.trim().is_empty();
         }
         Ok(domain)
@@ -113,13 +115,24 @@ impl Virsh {
             true => None,
             false => Some(self.lines(&["net-list", "--name"])?),
         };
+        // Daemons without the part that knows of these tell nothing: no reason not to move.
+        let links = match domain.links.is_empty() {
+            true => None,
+            false => self.lines(&["iface-list", "--all"]).ok(),
+        };
+        let free_pages = match domain.huge_pages {
+            None => None,
+            Some(_) => self.ask(&["freepages", "--all"]).ok(),
+        };
         Ok(Room {
             namesake: namesake.map(|(uuid, _)| uuid.clone()),
             has_managed_save: is_known && self.info(&domain.uuid)?.has_managed_save,
             machine_refused: self.ask(&words).err().map(|error| error.chain()),
             processor_refused: None,
             free_bytes: self.free_bytes()?,
+            free_pages: free_pages.map(|told| read::free_pages(&told)),
             networks,
+            links: links.map(|lines| read::first_column(&lines)),
         })
     }
 
@@ -185,6 +198,18 @@ impl Virsh {
         Ok(spots)
     }
 
+    /// What pools have left, in bytes; those that do not tell are left out.
+    pub(super) fn pool_space(&self, spots: &[(DomainDisk, Spot)]) -> BTreeMap<String, u64> {
+        let mut space = BTreeMap::new();
+        for (_, spot) in spots {
+            let Spot::Free(pool) = spot else { continue };
+            let told = self.values(&["pool-info", "--bytes", "--pool", pool]);
+            let free = told.ok().and_then(|values| values.get("Available")?.parse().ok());
+            space.extend(free.map(|free: u64| (pool.clone(), free)));
+        }
+        space
+    }
+
     /// Bytes of pages that the guest writes to in a second; nothing where that cannot be told.
     pub(super) fn dirty_rate(&self, uuid: &str, seconds: u64) -> Option<f64> {
         // An older daemon does not know how: no reason not to move.
@@ -240,14 +265,13 @@ pub(super) struct Info {
     pub has_managed_save: bool,
 }
 
-/// What the guest sees of a disk, as `domstats` tells.
-fn capacity(values: &std::collections::BTreeMap<String, String>, target: &str) -> u64 {
+/// A figure of a disk, as `domstats` tells.
+fn told_of(values: &BTreeMap<String, String>, target: &str, what: &str) -> Option<u64> {
     let number = values.iter().find_map(|(name, value)| {
         let number = name.strip_prefix("block.")?.strip_suffix(".name")?;
         (value == target).then_some(number)
     });
-    let told = number.and_then(|number| values.get(&format!("block.{number}.capacity")));
-    told.and_then(|bytes| bytes.parse().ok()).unwrap_or_default()
+    values.get(&format!("block.{}.{what}", number?))?.parse().ok()
 }
 
 /// libvirt's words for a domain that is coming (`qemuDomainGetJobInfoMigrationStats`).
@@ -269,6 +293,8 @@ mod tests {
         let told = values(
             "block.count=2\nblock.0.name=vda\nblock.0.capacity=5\nblock.1.name=vdb\nblock.1.capacity=7\n",
         );
-        assert_eq!((capacity(&told, "vda"), capacity(&told, "vdb"), capacity(&told, "vdc")), (5, 7, 0));
+        let capacity = |target: &str| told_of(&told, target, "capacity");
+        assert_eq!((capacity("vda"), capacity("vdb"), capacity("vdc")), (Some(5), Some(7), None));
+        assert_eq!(told_of(&told, "vda", "physical"), None);
     }
 }

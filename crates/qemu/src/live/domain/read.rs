@@ -19,6 +19,7 @@ pub(super) fn domain(xml: &str) -> Result<Domain, QemuError> {
     let interfaces = || devices().filter(|device| device.has_tag_name("interface"));
     let is_network = |device: &Node<'_, '_>| device.attribute("type") == Some("network");
     let networks = interfaces().filter(is_network).filter_map(|it| child(it, "source")?.attribute("network"));
+    let links = interfaces().filter_map(link);
     Ok(Domain {
         name: text_at(root, &["name"]),
         uuid: text_at(root, &["uuid"]),
@@ -28,9 +29,10 @@ pub(super) fn domain(xml: &str) -> Result<Domain, QemuError> {
         processor: child(root, "cpu").and_then(|cpu| cpu.attribute("mode")).unwrap_or_default().into(),
         emulator: text_at(root, &["devices", "emulator"]),
         memory_bytes: at(root, &["memory"]).and_then(bytes).unwrap_or_default(),
-        has_huge_pages: at(root, &["memoryBacking", "hugepages"]).is_some(),
+        huge_pages: at(root, &["memoryBacking", "hugepages"]).map(huge_pages),
         disks: devices().filter(|device| device.has_tag_name("disk")).map(disk).collect(),
         networks: networks.map(str::to_string).collect(),
+        links: links.map(str::to_string).collect(),
         host_devices: devices().filter_map(host_device).collect(),
         ..Domain::default()
     })
@@ -49,12 +51,54 @@ fn disk(node: Node<'_, '_>) -> DomainDisk {
         place: place.unwrap_or_default().into(),
         format: format.unwrap_or("raw").into(),
         bytes: 0,
+        taken_bytes: 0,
         is_read_only: child(node, "readonly").is_some(),
         is_shareable: child(node, "shareable").is_some(),
         // Empty, it says that nothing lies beneath.
         is_backed: child(node, "backingStore").is_some_and(|store| store.has_children()),
         has_job: child(node, "mirror").is_some(),
     }
+}
+
+/// What of the host a network card is plugged into: a bridge, or another card.
+fn link<'a>(interface: Node<'a, '_>) -> Option<&'a str> {
+    let name = match interface.attribute("type")? {
+        "bridge" => "bridge",
+        "direct" => "dev",
+        _ => return None,
+    };
+    child(interface, "source")?.attribute(name)
+}
+
+/// Sizes of the pages that memory is in; none where the host's usual ones are meant.
+fn huge_pages(node: Node<'_, '_>) -> Vec<u64> {
+    let pages = node.children().filter(|page| page.has_tag_name("page"));
+    let size = |page: Node<'_, '_>| {
+        amount(page.attribute("size")?.parse().ok()?, page.attribute("unit").unwrap_or("KiB"))
+    };
+    pages.filter_map(size).collect()
+}
+
+/// Free huge pages by their size, as `freepages --all` tells of each node; the smallest size is no huge one.
+pub(super) fn free_pages(text: &str) -> BTreeMap<u64, u64> {
+    let mut free = BTreeMap::<u64, u64>::new();
+    for line in text.lines() {
+        let told = line.split_once(':').and_then(|(size, count)| {
+            let size: u64 = size.trim().strip_suffix("KiB")?.parse().ok()?;
+            Some((size.checked_mul(1024)?, count.trim().parse::<u64>().ok()?))
+        });
+        if let Some((size, count)) = told {
+            let sum = free.entry(size).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+    free.pop_first();
+    free
+}
+
+/// Names in the first column of a table.
+pub(super) fn first_column(lines: &[String]) -> Vec<String> {
+    lines.iter().filter_map(|line| line.split_whitespace().next()).map(str::to_string).collect()
 }
 
 /// A device of the host that the domain was given, in words.
@@ -109,8 +153,11 @@ fn text_at(node: Node<'_, '_>, path: &[&str]) -> String {
 
 /// An amount with its unit, KiB where none is said.
 fn bytes(node: Node<'_, '_>) -> Option<u64> {
-    let number: u64 = node.text()?.trim().parse().ok()?;
-    let unit = match node.attribute("unit").unwrap_or("KiB") {
+    amount(node.text()?.trim().parse().ok()?, node.attribute("unit").unwrap_or("KiB"))
+}
+
+fn amount(number: u64, unit: &str) -> Option<u64> {
+    let unit = match unit {
         "b" | "bytes" => 1,
         "KB" => 1000,
         "k" | "KiB" => 1 << 10,
@@ -200,7 +247,8 @@ mod tests {
     use crate::virsh::values;
 
     const XML: &str = "<domain type='kvm' id='3'><name>web01</name><uuid>aa-bb</uuid>
-        <memory unit='GiB'>2</memory><memoryBacking><hugepages/></memoryBacking>
+        <memory unit='GiB'>2</memory>
+        <memoryBacking><hugepages><page size='2048' unit='KiB'/><page size='1' unit='G'/></hugepages></memoryBacking>
         <os><type arch='x86_64' machine='pc-q35-10.0'>hvm</type></os>
         <devices><emulator>/usr/bin/qemu</emulator>
         <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='/vm/a.qcow2' index='1'/>
@@ -210,6 +258,8 @@ mod tests {
         <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
         <interface type='network'><source network='lan' portid='x'/></interface>
         <interface type='bridge'><source bridge='br0'/></interface>
+        <interface type='direct'><source dev='eth1' mode='bridge'/></interface>
+        <interface type='user'/>
         <interface type='hostdev'><source><address type='pci' domain='0x0000' bus='0x02' slot='0x00' function='0x1'/></source></interface>
         <hostdev mode='subsystem' type='usb'><source><vendor id='1'/></source></hostdev>
         </devices></domain>";
@@ -222,7 +272,8 @@ mod tests {
             ("web01", "aa-bb", "kvm")
         );
         assert_eq!((domain.machine.as_str(), domain.memory_bytes), ("pc-q35-10.0", 2 << 30));
-        assert!(domain.has_huge_pages);
+        assert_eq!(domain.huge_pages, Some(vec![2 << 20, 1 << 30]));
+        assert_eq!(domain.links, ["br0", "eth1"]);
         assert_eq!(domain.networks, ["lan"]);
         assert_eq!(domain.host_devices, ["hostdev 0000:02:00.1", "usb"]);
         let [one, two, three] = &domain.disks[..] else { panic!("{:?}", domain.disks) };
@@ -230,6 +281,22 @@ mod tests {
         assert!(one.is_backed && one.has_job && one.is_private());
         assert!(!two.is_backed && two.is_shareable && !two.is_private());
         assert!(three.is_read_only && three.place.is_empty());
+    }
+
+    #[test]
+    fn huge_pages_are_of_the_usual_size_or_none() {
+        let of = |backing: &str| {
+            domain(&format!("<domain><memoryBacking>{backing}</memoryBacking></domain>")).unwrap().huge_pages
+        };
+        assert_eq!((of("<hugepages/>"), of("<locked/>")), (Some(Vec::new()), None));
+    }
+
+    #[test]
+    fn free_pages_of_all_nodes() {
+        let told = "Node 0:\n4KiB: 1571152\n2048KiB: 3\n1048576KiB: 0\n\nNode 1:\n4KiB: 9\n2048KiB: 4\n1048576KiB: 1\n";
+        assert_eq!(free_pages(told), BTreeMap::from([(2 << 20, 7), (1 << 30, 1)]));
+        assert_eq!(free_pages("Node 0:\n4KiB: 5\n"), BTreeMap::new());
+        assert_eq!(free_pages("nothing"), BTreeMap::new());
     }
 
     #[test]

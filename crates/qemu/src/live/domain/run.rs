@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Choice, Deed, Domain, DomainDisk, DomainFound, DomainUnclear, Facts, Forecast, Phase, Spot, Watch, Way,
-    Why, choose, copy_obstacles, domain_found, domain_obstacles,
+    Choice, Deed, Domain, DomainDisk, DomainFound, DomainUnclear, Facts, Forecast, Phase, Room, Spot, Watch,
+    Way, Why, choose, copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 
 use super::ask::{Known, Processor};
@@ -16,7 +16,8 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, OVERHEAD, WATCH_S, channels_wanted, kept, known_on_the_way, still_in_time,
+    DIRTY_SPREAD, LINE_ASSUMED, OVERHEAD, WATCH_S, channels_wanted, excess_words, kept, known_on_the_way,
+    still_in_time,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -53,6 +54,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// What does not become clear by itself so often is not clear.
 const UNCLEAR_LOOKS: u32 = 6;
 const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
+/// Of a guest that went ahead.
+const BROKEN: &str =
+    "the line broke in post-copy: `virsh migrate --postcopy --postcopy-resume` makes it anew";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
 const SETTLE_TIME_MAX: Duration = Duration::from_secs(120);
 
@@ -95,7 +99,10 @@ impl<'a> Move<'a> {
                     Err(cause) => self.settle(Some(cause), began),
                 }
             }
-            Ok(DomainFound::Moving) => {
+            Ok(DomainFound::Broken) => {
+                Err(LiveError { cause: Ending::Failed(failed(BROKEN)), guest_at: Where::Between })
+            }
+            Ok(DomainFound::Moving | DomainFound::Ahead) => {
                 self.note("it is on its way: that is watched to its end; Ctrl-C cancels it");
                 let began = Instant::now();
                 let ended = self.watched(began);
@@ -116,7 +123,8 @@ impl<'a> Move<'a> {
     pub(super) fn foresee(&mut self) -> Result<(), Ending> {
         match self.found()? {
             DomainFound::AtSource => self.look().map(drop),
-            DomainFound::Moving => {
+            DomainFound::Broken => Err(Ending::Failed(failed(BROKEN))),
+            DomainFound::Moving | DomainFound::Ahead => {
                 self.note("it is on its way: that would be watched to its end");
                 Ok(())
             }
@@ -160,13 +168,21 @@ impl<'a> Move<'a> {
                 "its processors are not compared with the target's ({why}): see that both hosts have the same"
             )),
         }
+        self.note_untold(&domain, &room);
         let mut found = domain_obstacles(&domain, &room);
         let private: Vec<&DomainDisk> = domain.disks.iter().filter(|disk| disk.is_private()).collect();
         if self.options.copies_disks {
             let spots = target.spots(&private)?;
             let pairs: Vec<(DomainDisk, Spot)> =
                 private.iter().map(|disk| (*disk).clone()).zip(spots).collect();
-            found.extend(copy_obstacles(&pairs));
+            let free_bytes = target.pool_space(&pairs);
+            found.extend(copy_obstacles(&pairs, &free_bytes));
+            for (pool, needed, free) in tight_pools(&pairs, &free_bytes) {
+                let (needed, free) = (needed >> 20, free >> 20);
+                self.note(format!(
+                    "its disks may come to take {needed} MiB, and {free} are free in pool {pool} at the target"
+                ));
+            }
             let pooled = |(disk, spot): (DomainDisk, Spot)| match spot {
                 Spot::Free(pool) => Some((disk, pool)),
                 Spot::Taken | Spot::NoPool => None,
@@ -194,6 +210,19 @@ impl<'a> Move<'a> {
         let facts = self.facts(&domain);
         let choice = self.choose(&facts);
         Ok(Plan { choice: kept(choice)?, facts })
+    }
+
+    /// What the target's libvirt does not tell, somebody else has to see to.
+    fn note_untold(&mut self, domain: &Domain, room: &Room) {
+        if !domain.links.is_empty() && room.links.is_none() {
+            self.note(format!(
+                "the target's libvirt does not tell its bridges and cards: see that it has {}",
+                domain.links.join(", ")
+            ));
+        }
+        if domain.huge_pages.is_some() && room.free_pages.is_none() {
+            self.note("the target's libvirt does not tell its free huge pages: see that there are enough");
+        }
     }
 
     fn facts(&mut self, domain: &Domain) -> Facts {
@@ -231,6 +260,8 @@ impl<'a> Move<'a> {
         self.halt_if_stopped()?;
         self.make_volumes()?;
         self.promise_downtime()?;
+        let excess = self.options.rate_max.and_then(|rate| excess_words(course.channels, rate));
+        excess.into_iter().for_each(|words| self.note(words));
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
@@ -321,7 +352,7 @@ impl<'a> Move<'a> {
     fn watched(&mut self, began: Instant) -> Result<(), Ending> {
         self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
         let mut watch = Watch::new(self.options.promise, &[]);
-        while self.found()? == DomainFound::Moving {
+        while matches!(self.found()?, DomainFound::Moving | DomainFound::Ahead) {
             if let Err(cause) = self.look_on(&mut watch, began) {
                 self.cancel(None);
                 return Err(cause);
@@ -429,6 +460,7 @@ impl<'a> Move<'a> {
                 at(cause("neither daemon runs the domain any more: it ended on its way"), Where::Unknown)
             }
             Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
+            Ok(DomainFound::Ahead | DomainFound::Broken) => at(cause(BROKEN), Where::Between),
             Ok(DomainFound::Unclear(why)) => {
                 self.note(why.obstacle().to_string());
                 at(cause("the move ended halfway"), place(why))
@@ -526,7 +558,9 @@ fn is_moving(found: &DomainFound) -> bool {
     // In the first moment the target has not begun to wait, and a daemon that cleans up has a job that is over soon.
     matches!(
         found,
-        DomainFound::Moving | DomainFound::Unclear(DomainUnclear::OtherMove | DomainUnclear::OtherJob)
+        DomainFound::Moving
+            | DomainFound::Ahead
+            | DomainFound::Unclear(DomainUnclear::OtherMove | DomainUnclear::OtherJob)
     )
 }
 
@@ -536,7 +570,8 @@ fn place(why: DomainUnclear) -> Where {
         DomainUnclear::LeftAtSource => Where::Target,
         DomainUnclear::Held => Where::Held,
         DomainUnclear::OtherMove | DomainUnclear::OtherJob => Where::Source,
-        DomainUnclear::PostCopy => Where::Between,
+        DomainUnclear::TakenBack => Where::Source,
+        DomainUnclear::Lost(_) => Where::Lost { had_leave: true },
         DomainUnclear::BothStand => Where::Unknown,
     }
 }

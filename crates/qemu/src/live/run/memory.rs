@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use drover_live::{
-    Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, channels_within, conflicts, excess,
-    settings, tls_left_set, tls_name_obstacle, tls_obstacles,
+    Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, conflicts, settings, tls_left_set,
+    tls_name_obstacle, tls_obstacles,
 };
 
-use super::{DOWNTIME_KEPT, Ending, LiveError, Move, Moved, Where, channels_wanted};
+use super::{DOWNTIME_KEPT, Ending, LiveError, Move, Moved, Where, channels_wanted, excess_words};
 use crate::error::QemuError;
 use crate::live::tls::OWN;
 
@@ -188,7 +188,8 @@ impl Move<'_> {
 
     /// Sets what was chosen on both sides.
     pub(super) fn set(&mut self, channels: u8) -> Result<(), Ending> {
-        self.warn_of_excess(channels);
+        let excess = self.options.rate_max.and_then(|rate| excess_words(channels, rate));
+        excess.into_iter().for_each(|words| self.note(words));
         let found = self.settings(channels)?;
         self.before = [self.now(Side::Source, &found)?, self.now(Side::Target, &found)?];
         let packs = self.options.memory.compression != Compression::None;
@@ -203,16 +204,6 @@ impl Move<'_> {
                 Ok(self.set_both(&found)?)
             }
             other => Ok(other?),
-        }
-    }
-
-    fn warn_of_excess(&mut self, channels: u8) {
-        let Some(rate) = self.options.rate_max else { return };
-        let more = excess(channels) / 1_000_000;
-        if channels_within(rate, channels) < channels {
-            self.note(format!(
-                "{channels} connections may go up to {more} MB/s beyond --rate-max, since QEMU sends whole packets; one keeps it"
-            ));
         }
     }
 

@@ -322,3 +322,10 @@ fn disks_are_handed_over_once_however_long_the_source_takes_to_go_on() {
         assert_eq!(said.orders.iter().filter(|told| *told == order).count(), 1, "{:?}", said.orders);
     }
 }
+
+#[test]
+fn connections_that_do_not_keep_a_bound_are_told_with_what_they_may_send() {
+    assert_eq!((excess_words(1, 1 << 20), excess_words(4, 500_000_000)), (None, None));
+    let words = excess_words(4, 37_500_000).unwrap();
+    assert!(words.contains("4 connections may go up to 20 MB/s beyond --rate-max"), "{words}");
+}
