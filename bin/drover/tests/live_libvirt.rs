@@ -5,146 +5,13 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::MIB;
+use common::domains::{NAME, Pair};
 use common::moves::{self, events, is_sending};
-use drover_lab::{Drover, Hosts, Output, PulseOptions, Voice, put_script};
+use drover_lab::{Drover, Output, PulseOptions, put_script};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
-
-const NAME: &str = "beat";
-
-/// A guest that writes less than what is sent of it by [`Pair::begin`], 2 MiB a second: a page of 4 KiB, 100 times a second.
-fn calm() -> PulseOptions {
-    PulseOptions { pages_per_beat: 1, ..PulseOptions::default() }
-}
-
-/// Two hosts, the first with a guest that beats.
-struct Pair {
-    hosts: Hosts,
-    voice: Voice,
-    drover: Drover,
-    folder: TempDir,
-}
-
-impl Pair {
-    /// A busy guest with a disk that both hosts have.
-    fn shared() -> Option<Pair> {
-        Pair::new(|hosts| {
-            let disk = hosts.shared().join("disk.raw");
-            std::fs::write(&disk, vec![0x5a; 8 * MIB as usize]).unwrap();
-            PulseOptions { disk: Some(disk), ..calm() }
-        })
-    }
-
-    /// A busy guest with a disk that only the first host has, in a folder that is a storage pool of the second.
-    fn apart() -> Option<Pair> {
-        Pair::new(|hosts| {
-            for host in ["a", "b"] {
-                std::fs::create_dir_all(hosts.run_folder(host).join("vms")).unwrap();
-            }
-            hosts.virsh("b", &["pool-create-as", "vms", "dir", "--target", "/run/vms"]).unwrap();
-            std::fs::write(hosts.run_folder("a").join("vms/disk.raw"), vec![0x5a; 8 * MIB as usize]).unwrap();
-            PulseOptions { disk: Some(PathBuf::from("/run/vms/disk.raw")), ..calm() }
-        })
-    }
-
-    fn new(options: impl FnOnce(&Hosts) -> PulseOptions) -> Option<Pair> {
-        let folder = tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap();
-        let hosts = Hosts::start(folder.path()).unwrap()?;
-        hosts.define("a", NAME, &options(&hosts)).unwrap();
-        hosts.virsh("a", &["start", NAME]).unwrap();
-        let voice = hosts.voice("a", NAME).unwrap();
-        voice.beat(3).unwrap();
-        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
-        Some(Pair { hosts, voice, drover, folder })
-    }
-
-    fn command(&self, from: &str, to: &str, more: &[&str]) -> Command {
-        let (from, to) = (self.hosts.uri(from), self.hosts.uri(to));
-        let mut command = self.drover.command(&["live", NAME, "--connect", &from, "--to", &to, "--json"]);
-        command.args(["--deadline", "10m"]).args(more);
-        self.hosts.equip(&mut command);
-        command
-    }
-
-    fn live(&self, more: &[&str]) -> Output {
-        moves::run(self.command("a", "b", more))
-    }
-
-    fn told(&self) -> PathBuf {
-        self.folder.path().join("out")
-    }
-
-    /// Begins a slow move and waits until this is told of it.
-    fn begin(&self, more: &[&str], is_it: impl Fn(&Value) -> bool) -> Child {
-        let more = [&["--rate-max", "17m", "--channels", "1"][..], more].concat();
-        let child = moves::spawn(self.command("a", "b", &more), &self.told());
-        assert!(moves::is_told(&self.told(), is_it), "nothing is sent");
-        child
-    }
-
-    fn state(&self, host: &str) -> String {
-        // A daemon that does not have it says so by failing.
-        self.hosts.virsh(host, &["domstate", NAME, "--reason"]).unwrap_or_default()
-    }
-
-    fn job(&self, host: &str) -> String {
-        self.hosts.virsh(host, &["domjobinfo", NAME]).unwrap()
-    }
-
-    fn uuid(&self, host: &str) -> String {
-        self.hosts.virsh(host, &["domuuid", NAME]).unwrap()
-    }
-
-    /// It runs at the other host and nowhere else, is what it was, and both daemons say so.
-    #[track_caller]
-    fn has_moved(&mut self, from: &str, to: &str) {
-        assert_eq!(self.state(to), "running (migrated)");
-        assert_eq!(self.state(from), "shut off (migrated)");
-        assert_eq!(self.uuid(from), self.uuid(to));
-        assert!(self.hosts.virsh(to, &["dominfo", NAME]).unwrap().contains("Persistent:     yes"));
-        let mut there = self.hosts.voice(to, NAME).unwrap();
-        there.beat(20).unwrap();
-        let (last, first) = (self.voice.beats().last().unwrap().1, there.beats()[0].1);
-        assert!(first > last, "beat {last}, then {first}");
-        let verdict = there.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-        self.voice = there;
-    }
-
-    /// It runs at the first host, and the second knows nothing of it.
-    #[track_caller]
-    fn runs_on(&mut self) {
-        assert!(self.state("a").starts_with("running"), "{}", self.state("a"));
-        assert_eq!(self.state("b"), "");
-        self.voice.beat(20).unwrap();
-        let verdict = self.voice.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
-    }
-
-    /// The same, as if nothing had been.
-    #[track_caller]
-    fn has_stayed(&mut self) {
-        self.runs_on();
-        assert_eq!(self.hosts.virsh("a", &["migrate-getmaxdowntime", NAME]).unwrap(), "300");
-    }
-
-    /// Refused before anything was done, for all of these reasons.
-    #[track_caller]
-    fn is_refused(&mut self, output: &Output, reasons: &[&str]) {
-        assert_eq!(output.code, Some(3), "{output:?}");
-        for reason in reasons {
-            assert!(output.err.contains(reason), "{reason:?} in {}", output.err);
-        }
-        self.voice.beat(3).unwrap();
-        assert!(self.state("a").starts_with("running"), "{}", self.state("a"));
-    }
-}
 
 #[test]
 fn a_domain_moves_with_its_definition_and_comes_back() {
@@ -195,18 +62,7 @@ fn disks_are_copied_into_new_volumes_and_nothing_is_written_over() {
     let output = pair.live(&["--disks", "mirror", "--downtime", "2s"]);
     assert_eq!(output.code, Some(0), "{output:?}");
     pair.has_moved("a", "b");
-    // Sectors hold the number of the beat that wrote them: what the guest had written before is there.
-    let bytes = |path: &Path| std::fs::read(path).unwrap();
-    let (ours, theirs) = (bytes(&pair.hosts.run_folder("a").join("vms/disk.raw")), bytes(&there));
-    assert_eq!(ours.len(), theirs.len());
-    assert!(ours[1025 * 512..] == theirs[1025 * 512..]);
-    let number =
-        |bytes: &[u8], sector: usize| u32::from_le_bytes(bytes[sector * 512..][..4].try_into().unwrap());
-    let fill = u32::from_le_bytes([0x5a; 4]);
-    for sector in 0..=1024 {
-        let (one, other) = (number(&ours, sector), number(&theirs, sector));
-        assert!(one == other || one == fill || other > one, "sector {sector}: {one:x}, {other:x}");
-    }
+    pair.has_the_disk_of_the_source();
 }
 
 #[test]
@@ -351,7 +207,8 @@ fn daemons_that_cannot_be_asked_are_named_with_what_to_try() {
 
 #[test]
 fn what_is_not_for_domains_is_told_before_anybody_is_asked() {
-    for more in [&["--via", "site"][..], &["--allow", "postcopy"], &["--rate-max", "1m"], &["--other-paths"]]
+    for more in
+        [&["--nbd", "10.0.0.2:1"][..], &["--allow", "postcopy"], &["--rate-max", "1m"], &["--other-paths"]]
     {
         let output = with_standin("#!/bin/sh\nexit 99\n", more);
         assert_eq!(output.code, Some(2), "{more:?}: {output:?}");

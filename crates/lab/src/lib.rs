@@ -15,7 +15,7 @@ mod vddk;
 
 pub use guests::{Guest, GuestDisk, Guests};
 pub use libvirt::Hosts;
-pub use program::{Drover, Output, Started, lab_folder, workspace};
+pub use program::{Drover, Output, Started, lab_folder, run_by, workspace};
 pub use pulse::{Line, Pulse, PulseOptions, Verdict, Voice};
 pub use scene::Scene;
 pub use script::put_script;

@@ -87,6 +87,29 @@ impl Hosts {
         self.folder.join("shared")
     }
 
+    /// What is set before a command so that it has the files and the name of a host, in the network of who runs it.
+    ///
+    /// # Errors
+    /// If its daemon is not found.
+    pub fn inside(&self, host: &str) -> Result<Vec<String>> {
+        let socket = std::fs::metadata(self.run_folder(host).join("libvirt/libvirt-sock"))?;
+        let is_daemon = |process: &Path| {
+            let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+            let its = std::fs::metadata(process.join("root/run/libvirt/libvirt-sock"));
+            name.trim() == "libvirtd"
+                && its.is_ok_and(|its| its.ino() == socket.ino() && its.dev() == socket.dev())
+        };
+        let processes = std::fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));
+        let daemon = processes.into_iter().find(|process| is_daemon(process));
+        let spaces = daemon.context("no libvirtd has that host's files")?.join("ns");
+        let space = |option: &str, name: &str| format!("{option}={}", spaces.join(name).display());
+        let mut words = vec!["nsenter".to_string(), space("--mount", "mnt"), space("--uts", "uts")];
+        // That host's /proc knows of its own processes only.
+        let own_proc = "mount -t proc proc /proc && exec \"$@\"";
+        words.extend(["unshare", "--mount", "sh", "-c", own_proc, "sh"].map(str::to_string));
+        Ok(words)
+    }
+
     /// Asks a host's daemon.
     ///
     /// # Errors

@@ -99,3 +99,16 @@ impl Started {
         Ok(())
     }
 }
+
+/// A command, run by words that are set before it.
+pub fn run_by(before: &[String], command: &Command) -> Command {
+    let mut whole = Command::new("env");
+    whole.args(before).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => whole.env(name, value),
+            None => whole.env_remove(name),
+        };
+    }
+    whole
+}

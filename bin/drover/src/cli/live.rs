@@ -40,11 +40,12 @@ pub struct LiveArgs {
     /// it must be able to log in there
     #[arg(long)]
     pub p2p: bool,
-    /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there
+    /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there;
+    /// of a domain, memory and disks go so, and drover runs on the source's host
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
     /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
-    /// --to and .memory; of domains: what the target's libvirt says]
+    /// --to and .memory; of domains: what the target's libvirt says, with --via /var/lib/libvirt/qemu/drover-UUID.memory]
     #[arg(long, value_name = "URI", value_parser = uri)]
     pub uri: Option<String>,
     /// Longest time for which the guest may stand still
@@ -60,7 +61,7 @@ pub struct LiveArgs {
     #[arg(long)]
     pub other_paths: bool,
     /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH [default with --via: the path of
-    /// --to and .disks]
+    /// --to and .disks; of domains /var/lib/libvirt/qemu/drover-UUID.disks]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<String>,
     /// What may be done to keep the promise

@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod cgroup;
+pub mod domains;
 pub mod gate;
 pub mod line;
 pub mod loops;

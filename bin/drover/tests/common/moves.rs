@@ -144,3 +144,16 @@ pub fn ask(guest: &Pulse, word: &str, arguments: Value) -> Value {
     let mut qmp = Qmp::connect(&guest.monitor(), Duration::from_secs(60)).unwrap();
     qmp.execute(word, arguments).unwrap()
 }
+
+/// Does something again and again until it is so; the last that came of it otherwise.
+pub fn retried(mut again: impl FnMut() -> Output, is_it: impl Fn(&Output) -> bool) -> Output {
+    let mut output = again();
+    for _ in 0..60 {
+        if is_it(&output) {
+            break;
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        output = again();
+    }
+    output
+}

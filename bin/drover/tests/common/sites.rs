@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use drover_lab::{Drover, Output};
+use drover_lab::{Drover, Output, run_by};
 use serde_json::Value;
 
 /// Two hosts on one: each has its own state; the second one has a pool.
@@ -18,6 +18,8 @@ pub struct Sites {
     pub address: String,
     /// What the agent is told beside its pool.
     pub more: Vec<String>,
+    /// What is set before it to run it.
+    pub run_by: Vec<String>,
     /// Variables that it sees.
     pub env: Vec<(String, String)>,
 }
@@ -36,7 +38,16 @@ impl Sites {
         let (here, there) = (host("here"), host("there"));
         std::fs::create_dir(folder.path().join("pool")).unwrap();
         let address = own_address();
-        Sites { folder, here, there, agent: None, address, more: Vec::new(), env: Vec::new() }
+        Sites {
+            folder,
+            here,
+            there,
+            agent: None,
+            address,
+            more: Vec::new(),
+            run_by: Vec::new(),
+            env: Vec::new(),
+        }
     }
 
     /// Two sites that are paired: the other one is `site-b` here.
@@ -67,7 +78,7 @@ impl Sites {
     pub fn start(&mut self) {
         let pool = format!("vms={}", self.path("pool").display());
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool, "--name", "west"];
-        let mut command = self.there.command(&args);
+        let mut command = run_by(&self.run_by, &self.there.command(&args));
         command.args(&self.more).envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();

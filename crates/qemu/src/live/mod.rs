@@ -21,7 +21,7 @@ mod tls;
 
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
-pub use domain::{DomainOptions, Ends, foresee_domain, live_domain};
+pub use domain::{DomainOptions, Ends, Passage, foresee_domain, live_domain, passage};
 pub use guest::{Guest, Told};
 pub use run::{
     DisksBy, Ending, Event, LiveError, LiveOptions, MemoryOptions, Mending, Moved, TlsBy, TlsOptions, Where,

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Settings, Side, Watch, Way, Why,
-    channels_within, choose, excess, obstacles, slow_down, unshared,
+    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings, Side, Watch,
+    Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -24,6 +24,7 @@ pub use ahead::Mending;
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
+use super::carried::Carried;
 use super::disks::Pair;
 use super::guest::{Guest, POLL, Told};
 use super::mark::new_mark;
@@ -75,9 +76,9 @@ const SETTLE_TIME_MAX: Duration = Duration::from_secs(60);
 /// A mirror of a guest that stands still has its last writes under way only.
 const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
 /// For which the guest stands still beside the last pass: 26 ms in the median of 72 moves, 46 in the worst tenth.
-pub(super) const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
+const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 /// Of the promised downtime, kept for what QEMU does not count.
-pub(super) const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
+const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
 const LINK_QUEUE: Duration = Duration::from_millis(50);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
@@ -91,6 +92,27 @@ const LINE_SPREAD: f64 = 0.2;
 /// Connections, where so many are asked for or none is named, and so much may be sent in a second.
 pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
     asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
+}
+
+/// Of a downtime, what a link takes whatever its rate: the last of memory goes there, word of it comes back, the order to
+/// start goes there, and something of that may be lost and go again.
+fn lag(carried: Option<&Carried>, promise: &Promise) -> Duration {
+    let Some(carried) = carried else { return Duration::ZERO };
+    // A round trip that was measured on a busy line is no reason to refuse a promise.
+    (carried.by.round_trip() * 2 + LINK_QUEUE).min(promise.downtime_max / 2)
+}
+
+/// For which the guest stands still beside the last pass.
+pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise) -> Estimate {
+    let lag = lag(carried, promise).as_secs_f64();
+    Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
+}
+
+/// What QEMU may use of a promised downtime.
+pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise) -> Duration {
+    let kept = DOWNTIME_KEPT + lag(carried, promise);
+    let least = promise.downtime_max / if carried.is_some() { 6 } else { 2 };
+    promise.downtime_max.saturating_sub(kept).max(least)
 }
 
 /// What so many connections may send beyond a bound, where they do not keep it.
@@ -276,21 +298,8 @@ impl<'a> Move<'a> {
             dirty,
             working_set_bytes: from.memory_bytes,
             rate: self.options.line.unwrap_or(LINE_ASSUMED),
-            overhead: self.overhead(),
+            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
         })
-    }
-
-    /// Of a downtime, what a link takes whatever its rate: the last of memory goes there, word of it comes back, the order to
-    /// start goes there, and something of that may be lost and go again.
-    fn lag(&self) -> Duration {
-        let Some(carried) = &self.options.carried else { return Duration::ZERO };
-        // A round trip that was measured on a busy line is no reason to refuse a promise.
-        (carried.by.round_trip() * 2 + LINK_QUEUE).min(self.options.promise.downtime_max / 2)
-    }
-
-    fn overhead(&self) -> Estimate {
-        let lag = self.lag().as_secs_f64();
-        Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {

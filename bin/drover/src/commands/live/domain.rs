@@ -3,9 +3,10 @@
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Promise};
 use drover_qemu::Virsh;
-use drover_qemu::live::{DomainOptions, Ends, Event, foresee_domain, live_domain};
+use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, Where, foresee_domain, live_domain, passage};
 
 use super::memory::RDMA;
+use super::over::Over;
 use super::record::Record;
 use super::show::Shown;
 use super::{LINE_SPREAD, View, foreseen, not_moved};
@@ -23,9 +24,11 @@ const RATE_BYTES_MIN: u64 = 1 << 20;
 /// Runs it.
 pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let options = options(args)?;
+    let mut options = options(args)?;
     let name = name(args)?;
     let ends = ends(args, daemon)?;
+    let over = args.via.as_ref().map(|site| over(args, site, &ends, name)).transpose()?.flatten();
+    options.carried = over.as_ref().map(Over::carried);
     let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -38,16 +41,47 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     }
     // Ended in its midst, nobody would see to it that the promise is kept.
     let _undo = Undo::begin();
-    match live_domain(&ends, name, &options, &stop.flag(), &mut tell) {
+    let ended = live_domain(&ends, name, &options, &stop.flag(), &mut tell);
+    if let Some(over) = &over {
+        // libvirt knows only that a connection ended.
+        over.refused().into_iter().for_each(|why| tell(Event::Note(why)));
+        if let Some(record) = record.as_mut() {
+            record.went_over(over.told());
+        }
+    }
+    match ended {
         Ok(moved) => {
             if let Some(record) = record {
                 record.moved(&moved, &[], &[]);
             }
-            view.moved(&moved, None);
+            view.moved(&moved, over.as_ref());
             Ok(Exit::Success)
         }
         Err(error) => Err(not_moved(args, &error, record, &[])),
     }
+}
+
+/// What leads to a site, where the domain still needs it. The source's daemon is asked whether it sees the sockets, and the
+/// site whether they may lead where they are to; nothing is changed at either daemon.
+fn over(args: &LiveArgs, site: &str, ends: &Ends, name: &str) -> Result<Option<Over>, Failure> {
+    let passage =
+        passage(ends, name).map_err(|cause| super::failure(&LiveError { cause, guest_at: Where::Source }))?;
+    if !passage.is_needed {
+        return Ok(None);
+    }
+    let over = Over::open_for_domain(args, site, &passage)?;
+    let is_seen = ends.source.sees(over.memory_here());
+    if !is_seen.map_err(|error| Failure::new(Exit::Source, error.chain()))? {
+        let what = format!(
+            "the source's daemon ({}) does not see {}: its QEMU could not connect to the link",
+            ends.source.uri(),
+            over.memory_here().display()
+        );
+        return Err(Failure::new(Exit::Plan, what)
+            .advise("run drover on the source's host, with that host's files: --via begins there"));
+    }
+    over.ask_if(passage.waits)?;
+    Ok(Some(over))
 }
 
 fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
@@ -79,8 +113,7 @@ fn name(args: &LiveArgs) -> Result<&str, Failure> {
 fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let by_rdma = args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA));
     let unfit = [
-        (args.via.is_some(), "--via"),
-        (args.nbd.is_some(), "--nbd"),
+        (args.nbd.is_some() && args.via.is_none(), "--nbd"),
         (args.other_paths, "--other-paths"),
         (args.allow.contains(&AllowArg::Postcopy), "--allow postcopy"),
         (by_rdma, "--uri rdma:"),
@@ -103,6 +136,7 @@ fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         allowed: Allowed { throttle: args.allow.contains(&AllowArg::Throttle), postcopy: false },
         copies_disks: args.disks == DisksArg::Mirror,
         uri: args.uri.as_deref().map(memory_at),
+        carried: None,
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max,

@@ -1,13 +1,15 @@
 //! A move over the link to another site: what QEMU connects to here, and what that leads to there.
 
-use std::os::unix::fs::{MetadataExt, chown};
+use std::fs::Permissions;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use drover_link::Session;
 use drover_live::Side;
-use drover_qemu::live::{Carried, Carrier, Guest, NbdAt};
+use drover_qemu::live::{Carried, Carrier, Guest, NbdAt, Passage};
 use drover_relay::{Door, Doors, Probed, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -25,8 +27,17 @@ pub struct Over {
     pub memory: String,
     /// Where the target offers its disks.
     pub disks: NbdAt,
-    folder: TempDir,
+    here: Here,
     asking: Asking,
+    /// Where sockets of QEMU's moves lie.
+    _folder: Option<TempDir>,
+}
+
+/// Sockets on this side.
+struct Here {
+    monitor: PathBuf,
+    memory: PathBuf,
+    disks: PathBuf,
 }
 
 /// What is asked of the site's agent before a move, and how.
@@ -38,11 +49,18 @@ struct Asking {
     is_own: bool,
 }
 
+/// Where a domain's sockets lie on both sides: libvirt takes one path for the source's end and the target's.
+const DOMAIN_FOLDER: &str = "/var/lib/libvirt/qemu";
+/// Whoever may connect to it is in the guest's move.
+const SOCKET_MODE: u32 = 0o600;
+
 struct Link {
     site: String,
     doors: Doors,
-    /// What the agent is asked to connect to for the target's monitor.
-    monitor: String,
+    /// The round trip when the site was asked first; the sockets' own session begins with the first connection.
+    first_round_trip: Duration,
+    /// What the agent is asked to connect to for the target's monitor, where there is one.
+    monitor: Option<String>,
 }
 
 impl Carrier for Link {
@@ -51,7 +69,10 @@ impl Carrier for Link {
     }
 
     fn round_trip(&self) -> Duration {
-        Duration::from_micros(self.doors.link().rtt_us)
+        match self.doors.link().rtt_us {
+            0 => self.first_round_trip,
+            told => Duration::from_micros(told),
+        }
     }
 
     fn is_up(&self) -> bool {
@@ -67,7 +88,7 @@ impl Carrier for Link {
         let is_nobody =
             |reason: &Refusal| matches!(reason, Refusal::TargetRefused | Refusal::TargetUnreachable);
         let refused = self.doors.take_refused();
-        refused.iter().any(|one| one.target == self.monitor && is_nobody(&one.reason))
+        refused.iter().any(|one| Some(&one.target) == self.monitor.as_ref() && is_nobody(&one.reason))
     }
 }
 
@@ -80,31 +101,83 @@ impl Over {
     /// Sees whether the site is there, and makes the sockets. QEMU is not touched.
     pub fn open(args: &LiveArgs, site: &str) -> Result<Over, Failure> {
         let (memory, disks) = places(args)?;
+        let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
+        let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
+        let path = |name: &str| folder.path().join(name);
+        let here = Here { monitor: path(MONITOR), memory: path(MEMORY), disks: path(DISKS) };
+        let monitor = format!("unix:{}", args.to.display());
+        let mut over = Over::dial(args, site, here, (memory, disks), Some(monitor))?;
+        over.asking.is_own = args.uri.is_none() && args.nbd.is_none();
+        let Here { monitor, memory, disks } = &over.here;
+        give_to_qemu(&args.source, &[monitor, memory, disks, folder.path()]);
+        over._folder = Some(folder);
+        Ok(over)
+    }
+
+    /// The same for a libvirt domain: sockets of the same path as those that its QEMU will listen at there.
+    pub fn open_for_domain(args: &LiveArgs, site: &str, passage: &Passage) -> Result<Over, Failure> {
+        let place = |given: &Option<String>, option: &str, name: &str| {
+            let otherwise = format!("unix:{DOMAIN_FOLDER}/drover-{}.{name}", passage.uuid);
+            let given = given.clone().unwrap_or(otherwise);
+            given.strip_prefix("unix:").filter(|path| path.starts_with('/')).map(PathBuf::from).ok_or_else(|| {
+                let text = format!("{option} {given}: with --via a domain goes by unix:/PATH, the same path on both hosts");
+                Failure::new(Exit::Usage, text)
+            })
+        };
+        let (memory, disks) = (place(&args.uri, "--uri", MEMORY)?, place(&args.nbd, "--nbd", DISKS)?);
+        let there = (format!("unix:{}", memory.display()), NbdAt::Unix(disks.clone()));
+        for path in [&memory, &disks] {
+            make_room(path)?;
+        }
+        let here = Here { monitor: PathBuf::new(), memory, disks };
+        let over = Over::dial(args, site, here, there, None)?;
+        for path in [&over.here.memory, &over.here.disks] {
+            give(path, passage.owner)?;
+        }
+        Ok(over)
+    }
+
+    /// Makes what leads there. Without a monitor there nobody is connected to it.
+    fn dial(
+        args: &LiveArgs,
+        site: &str,
+        here: Here,
+        (memory, disks): (String, NbdAt),
+        monitor: Option<String>,
+    ) -> Result<Over, Failure> {
         let dial = Arc::new(sites::dialler(args.state.as_deref(), site, None, &[], None)?);
         let memory_to = address_of(&memory)?;
         let mut wanted = vec![memory_to.clone()];
         wanted.extend((args.disks == DisksArg::Mirror).then(|| nbd_text(&disks)));
         let session = dial().map_err(|refusal| away(site, &refusal.to_string()))?;
-        let asking = Asking { session, wanted, is_own: args.uri.is_none() && args.nbd.is_none() };
-        let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
-        let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
-        let door = |name: &str, to: String| Door { path: folder.path().join(name), to };
-        let monitor = format!("unix:{}", args.to.display());
-        let doors = [door(MONITOR, monitor.clone()), door(MEMORY, memory_to), door(DISKS, nbd_text(&disks))];
+        let stripes = session.stats().stripes;
+        let round_trips = stripes.iter().filter_map(|stripe| stripe.rtt.or(stripe.rtt_min));
+        let first_round_trip = round_trips.min().unwrap_or_default();
+        let asking = Asking { session, wanted, is_own: false };
+        let door = |path: &Path, to: String| Door { path: path.to_path_buf(), to };
+        let mut doors = vec![door(&here.memory, memory_to), door(&here.disks, nbd_text(&disks))];
+        doors.extend(monitor.iter().map(|to| door(&here.monitor, to.clone())));
         let packs = !args.no_link_compression;
         let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs };
-        let opened = Doors::open(via, &doors).map_err(|error| internal("sockets of the link", &error))?;
-        give_to_qemu(&args.source, folder.path(), &doors);
-        let link = Arc::new(Link { site: site.to_string(), doors: opened, monitor });
-        Ok(Over { link, memory, disks, folder, asking })
+        let opened = Doors::open(via, &doors).map_err(|error| match &monitor {
+            Some(_) => internal("sockets of the link", &error),
+            None => no_socket(&here.memory, &error.to_string()),
+        })?;
+        let link = Arc::new(Link { site: site.to_string(), doors: opened, first_round_trip, monitor });
+        Ok(Over { link, memory, disks, here, asking, _folder: None })
     }
 
     /// Asks the site whether all that the move needs may be connected to. The agent connects to see it, which a QEMU that
     /// listens there would take for its move: so only a target that does not listen yet is asked about.
     pub fn ask(&self, target: &mut Guest) -> Result<(), Failure> {
-        let Asking { session, wanted, is_own } = &self.asking;
         let waits = target.waits_deferred();
         let waits = waits.map_err(|error| Failure::new(Exit::Target, error.chain()))?;
+        self.ask_if(waits)
+    }
+
+    /// The same, if nobody can be listening there yet.
+    pub fn ask_if(&self, waits: bool) -> Result<(), Failure> {
+        let Asking { session, wanted, is_own } = &self.asking;
         let asked = match waits {
             true => wanted.iter().try_for_each(|to| free(self.site(), to, *is_own, probe(session, to))),
             false => Ok(()),
@@ -115,7 +188,7 @@ impl Over {
 
     /// Connects to the target's monitor.
     pub fn connect(&self) -> Result<Guest, Failure> {
-        Guest::connect(&self.path(MONITOR), Side::Target).map_err(|error| {
+        Guest::connect(&self.here.monitor, Side::Target).map_err(|error| {
             let site = self.site();
             match self.link.doors.take_refused().pop() {
                 Some(refused) => {
@@ -131,13 +204,24 @@ impl Over {
 
     /// What a move over it is told.
     pub fn carried(&self) -> Carried {
-        let memory = format!("unix:{}", self.path(MEMORY).display());
-        Carried { by: self.link.clone(), memory, disks: NbdAt::Unix(self.path(DISKS)) }
+        let memory = format!("unix:{}", self.here.memory.display());
+        Carried { by: self.link.clone(), memory, disks: NbdAt::Unix(self.here.disks.clone()) }
+    }
+
+    /// Where the source connects to for memory.
+    pub fn memory_here(&self) -> &Path {
+        &self.here.memory
     }
 
     /// What the site is called.
     pub fn site(&self) -> &str {
         &self.link.site
+    }
+
+    /// Why connections came to nothing at the site, since this was asked last.
+    pub fn refused(&self) -> Vec<String> {
+        let refused = self.link.doors.take_refused();
+        refused.iter().map(|one| format!("{}: {}: {}", self.site(), one.target, one.why)).collect()
     }
 
     /// What went over it, for reports.
@@ -147,10 +231,6 @@ impl Over {
             "site": told.site, "connections": told.connections, "rtt_us": told.rtt_us,
             "up_bytes": told.up_bytes, "down_bytes": told.down_bytes, "bytes_again": told.bytes_again,
         })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
     }
 }
 
@@ -219,9 +299,49 @@ fn internal(what: &str, error: &std::io::Error) -> Failure {
 }
 
 /// QEMU may run as another user, who must reach the sockets; nobody else does. Where that cannot be, QEMU says so.
-fn give_to_qemu(monitor: &Path, folder: &Path, doors: &[Door]) {
+fn give_to_qemu(monitor: &Path, paths: &[&Path]) {
     let Ok(owner) = std::fs::metadata(monitor).map(|file| file.uid()) else { return };
-    for path in doors.iter().map(|door| door.path.as_path()).chain([folder]) {
+    for path in paths {
         let _ = chown(path, Some(owner), None);
+    }
+}
+
+/// The same of a domain's, whose QEMU libvirt runs as the user that it tells.
+fn give(path: &Path, owner: Option<u32>) -> Result<(), Failure> {
+    let given =
+        std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).and_then(|()| match owner {
+            Some(owner) if std::fs::metadata(path)?.uid() != owner => chown(path, Some(owner), None),
+            _ => Ok(()),
+        });
+    given.map_err(|error| {
+        let owner = owner.map_or_else(|| "QEMU".to_string(), |owner| format!("user {owner}"));
+        Failure::new(
+            Exit::Plan,
+            format!(
+                "{}: it cannot be given to {owner}, as which libvirt runs the guest: {error}",
+                path.display()
+            ),
+        )
+        .advise("run drover as root")
+    })
+}
+
+fn no_socket(path: &Path, why: &str) -> Failure {
+    Failure::new(Exit::Plan, format!("{}: no socket can be there: {why}", path.display())).advise(
+        "name other places with --uri and --nbd (unix:/PATH): folders that are there on both hosts, and in which drover may \
+         write here, and QEMU there",
+    )
+}
+
+/// A drover that was killed leaves its sockets. No other kind of file is removed.
+fn make_room(path: &Path) -> Result<(), Failure> {
+    let failed = |why: &str| no_socket(path, why);
+    match path.symlink_metadata() {
+        Ok(there) if there.file_type().is_socket() => {
+            std::fs::remove_file(path).map_err(|error| failed(&error.to_string()))
+        }
+        Ok(_) => Err(failed("something else is")),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(&error.to_string())),
     }
 }

@@ -136,6 +136,33 @@ impl Virsh {
         })
     }
 
+    /// Whether this daemon finds a file of this path: by its answer to who asks what that would be as a QEMU, which
+    /// differs from the answer for a path that nobody has.
+    ///
+    /// # Errors
+    /// If the daemon cannot be asked.
+    pub fn sees(&self, path: &Path) -> Result<bool, QemuError> {
+        let path = path.to_string_lossy();
+        let nowhere = format!("{path}.nowhere");
+        let answer = |place: &str| {
+            let asked = self.ask(&["domcapabilities", "--emulatorbin", place]);
+            asked.err().map(|error| error.chain().replace(place, ""))
+        };
+        self.reach()?;
+        Ok(answer(&path) != answer(&nowhere))
+    }
+
+    /// The user as which a domain's QEMU runs; nothing where libvirt does not tell.
+    pub(super) fn owner(&self, uuid: &str) -> Result<Option<u32>, QemuError> {
+        read::owner(&self.ask(&["dumpxml", uuid])?)
+    }
+
+    /// Whether QEMU here knows what a connection is for by what it says, not by the order in which it came.
+    pub(super) fn tells_connections_apart(&self) -> bool {
+        let told = self.ask(&["version"]).unwrap_or_default();
+        read::hypervisor(&told).is_some_and(|version| version >= TELLS_APART)
+    }
+
     /// What this daemon calls its host.
     pub(super) fn host(&self) -> Result<String, QemuError> {
         read::host_uuid(&self.ask(&["capabilities"])?)
@@ -278,6 +305,8 @@ fn told_of(values: &BTreeMap<String, String>, target: &str, what: &str) -> Optio
 const ONLY_AT_SOURCE: &str = "available only on the source host";
 /// Storage pools that are looked at.
 const POOLS_MAX: usize = 64;
+/// QEMU of this version and later, see [`Virsh::tells_connections_apart`].
+const TELLS_APART: (u32, u32) = (8, 1);
 const MEASURED: &str = "2";
 /// Beyond the time measured: looking at a sample of some thousand pages, on a busy host.
 const MEASURE_TIME_MAX: Duration = Duration::from_secs(30);

@@ -13,9 +13,9 @@ mod run;
 use std::sync::atomic::AtomicBool;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Obstacle, Promise};
+use drover_live::{Allowed, DomainFound, Obstacle, Promise};
 
-use super::{Ending, Event, LiveError, Moved, Where};
+use super::{Carried, Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Virsh;
 use run::Move;
 
@@ -39,6 +39,8 @@ pub struct DomainOptions {
     pub copies_disks: bool,
     /// Where the source's QEMU finds the target's, if not where the target's daemon says.
     pub uri: Option<String>,
+    /// What carries it, and the sockets that lead there: of the same paths at the target, where its QEMU listens.
+    pub carried: Option<Carried>,
     /// Connections for memory, where it was said how many.
     pub channels: Option<u8>,
     /// Bytes a second that the line carries, where that is known.
@@ -78,6 +80,33 @@ pub fn foresee_domain(
     let stop = AtomicBool::new(false);
     let known = known(ends, name)?;
     Move::new(ends, known, options, &stop, tell).foresee()
+}
+
+/// What has to be known of a domain before something carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// What the daemons know it by.
+    pub uuid: String,
+    /// The user as which its QEMU runs at the source, where libvirt tells.
+    pub owner: Option<u32>,
+    /// Something has to lead to the target: it is to move, or the rest of its memory.
+    pub is_needed: bool,
+    /// Nothing of a move has begun, so that nobody listens at the target yet.
+    pub waits: bool,
+}
+
+/// Looks at both daemons for what has to be known before a domain is carried; changes nothing.
+///
+/// # Errors
+/// If they cannot be asked, or neither has it.
+pub fn passage(ends: &Ends, name: &str) -> Result<Passage, Ending> {
+    let known = known(ends, name)?;
+    let found = run::found(ends, &known.uuid)?;
+    let is_at_source = !ends.source.stand(&known.uuid)?.state.is_empty();
+    let owner = if is_at_source { ends.source.owner(&known.uuid)? } else { None };
+    let waits = found == DomainFound::AtSource;
+    let is_needed = waits || matches!(found, DomainFound::Ahead | DomainFound::Broken);
+    Ok(Passage { uuid: known.uuid, owner, is_needed, waits })
 }
 
 /// The domain of this name, at the source or, once it has moved, at the target.

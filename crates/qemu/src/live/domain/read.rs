@@ -119,6 +119,22 @@ fn host_device(node: Node<'_, '_>) -> Option<String> {
     is_given.then(|| format!("{kind}{place}"))
 }
 
+/// The user as which a domain's QEMU runs: of the label that libvirt gave it, `+64055:+64055`.
+pub(super) fn owner(xml: &str) -> Result<Option<u32>, QemuError> {
+    let document = parsed(xml, "the domain's XML")?;
+    let labels = document.root_element().children().filter(|node| node.has_tag_name("seclabel"));
+    let mut of_files = labels.filter(|node| node.attribute("model") == Some("dac"));
+    let label = of_files.find_map(|node| child(node, "label")?.text());
+    Ok(label.and_then(|label| label.split(':').next()?.trim().trim_start_matches('+').parse().ok()))
+}
+
+/// The version of the hypervisor, as `version` tells: `Running hypervisor: QEMU 10.0.2`.
+pub(super) fn hypervisor(told: &str) -> Option<(u32, u32)> {
+    let line = told.lines().find(|line| line.starts_with("Running hypervisor:"))?;
+    let mut parts = line.rsplit(' ').next()?.split('.').map(|part| part.parse::<u32>());
+    Some((parts.next()?.ok()?, parts.next()?.ok()?))
+}
+
 /// The UUID by which a daemon tells its host from others.
 pub(super) fn host_uuid(capabilities: &str) -> Result<String, QemuError> {
     let document = parsed(capabilities, "the daemon's capabilities")?;
@@ -297,6 +313,24 @@ mod tests {
         assert_eq!(free_pages(told), BTreeMap::from([(2 << 20, 7), (1 << 30, 1)]));
         assert_eq!(free_pages("Node 0:\n4KiB: 5\n"), BTreeMap::new());
         assert_eq!(free_pages("nothing"), BTreeMap::new());
+    }
+
+    #[test]
+    fn the_user_of_a_domain_is_that_of_its_label() {
+        let of = |labels: &str| owner(&format!("<domain>{labels}</domain>")).unwrap();
+        let dac =
+            "<seclabel type='dynamic' model='dac' relabel='yes'><label>+64055:+64055</label></seclabel>";
+        let other = "<seclabel type='dynamic' model='apparmor'><label>libvirt-1</label></seclabel>";
+        assert_eq!(of(&format!("{other}{dac}")), Some(64055));
+        assert_eq!((of(other), of(""), of("<seclabel type='none' model='dac'/>")), (None, None, None));
+    }
+
+    #[test]
+    fn the_version_of_the_hypervisor() {
+        let told = "Compiled against library: libvirt 11.3.0\nRunning hypervisor: QEMU 10.0.2\n";
+        assert_eq!(hypervisor(told), Some((10, 0)));
+        assert!(hypervisor("Running hypervisor: QEMU 8.1.0").unwrap() >= (8, 1));
+        assert_eq!((hypervisor(""), hypervisor("Running hypervisor: QEMU")), (None, None));
     }
 
     #[test]

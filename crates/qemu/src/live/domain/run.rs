@@ -13,11 +13,11 @@ use drover_live::{
 use super::ask::{Known, Processor};
 use super::{DomainOptions, Ends};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::disks::MirrorState;
+use crate::live::disks::{MirrorState, NbdAt};
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, OVERHEAD, WATCH_S, channels_wanted, excess_words, kept, known_on_the_way,
-    still_in_time,
+    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, downtime_of_qemu, excess_words, kept,
+    known_on_the_way, overhead, still_in_time,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -41,6 +41,9 @@ pub(super) struct Move<'a> {
     deeds: Vec<(Deed, Why)>,
     last: Told,
     still_since: Option<Instant>,
+    /// Whether what carries the move did when it was looked at last.
+    was_up: bool,
+    has_been_up: bool,
 }
 
 /// What is begun, and from what it was chosen.
@@ -83,6 +86,8 @@ impl<'a> Move<'a> {
             deeds: Vec::new(),
             last: Told::default(),
             still_since: None,
+            was_up: true,
+            has_been_up: false,
         }
     }
 
@@ -137,21 +142,8 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// Who has it. What two daemons say one after the other may be of two moments of one move: what is unclear is looked
-    /// at again.
     fn found(&self) -> Result<DomainFound, QemuError> {
-        let mut looks = 0;
-        loop {
-            // The source first: what it has let go by then the target has.
-            let here = self.ends.source.stand(&self.known.uuid)?;
-            let there = self.ends.target.stand(&self.known.uuid)?;
-            let found = domain_found(&here, &there);
-            looks += 1;
-            if !matches!(found, DomainFound::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
-                return Ok(found);
-            }
-            std::thread::sleep(UNCLEAR_PAUSE);
-        }
+        found(self.ends, &self.known.uuid)
     }
 
     /// Looks at both daemons, measures, chooses. Changes nothing but the target's knowledge of its own pools.
@@ -240,12 +232,15 @@ impl<'a> Move<'a> {
             dirty: dirty.unwrap_or_default(),
             working_set_bytes: domain.memory_bytes,
             rate: self.options.line.unwrap_or(LINE_ASSUMED),
-            overhead: OVERHEAD,
+            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
         }
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
-        let channels = channels_wanted(self.options.channels, self.options.rate_max);
+        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
+        // Carried connections may arrive in another order than they were made.
+        let in_order = self.options.carried.is_none() || self.ends.target.tells_connections_apart();
+        let channels = if in_order { wanted } else { 1 };
         let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
         let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
@@ -286,8 +281,15 @@ impl<'a> Move<'a> {
         if self.options.p2p {
             add(&["--p2p"]);
         }
-        if let Some(uri) = &self.options.uri {
-            add(&["--migrateuri", uri]);
+        match (&self.options.carried, &self.options.uri) {
+            (Some(carried), _) => {
+                add(&["--migrateuri", &carried.memory.replacen("unix:", "unix://", 1)]);
+                if let (NbdAt::Unix(path), false) = (&carried.disks, self.copied.is_empty()) {
+                    add(&["--disks-uri", &format!("unix://{}", path.display())]);
+                }
+            }
+            (None, Some(uri)) => add(&["--migrateuri", uri]),
+            (None, None) => {}
         }
         if channels > 1 {
             add(&["--parallel", "--parallel-connections", &channels.to_string()]);
@@ -321,8 +323,7 @@ impl<'a> Move<'a> {
     fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
-        let downtime = self.options.promise.downtime_max;
-        let counted = downtime.saturating_sub(crate::live::run::DOWNTIME_KEPT).max(downtime / 2);
+        let counted = downtime_of_qemu(self.options.carried.as_ref(), &self.options.promise);
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
     }
 
@@ -381,12 +382,29 @@ impl<'a> Move<'a> {
             self.last = told.clone();
         }
         self.halt_if_still_for_long(told.sample.phase)?;
+        let is_up = self.look_at_link();
         let has_begun = told.sample.sent_bytes > 0;
-        let advised = if has_begun { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
+        let advised =
+            if has_begun && is_up { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
         match advised {
             None | Some((Deed::PostCopy, _)) => Ok(()),
             Some((deed, why)) => self.act(deed, why),
         }
+    }
+
+    /// Whether what carries the move does; tells when that changes.
+    fn look_at_link(&mut self) -> bool {
+        let Some(carried) = &self.options.carried else { return true };
+        let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
+        self.has_been_up |= is_up;
+        if !self.has_been_up {
+            // It begins with the first connection.
+            return true;
+        }
+        if std::mem::replace(&mut self.was_up, is_up) != is_up {
+            (self.tell)(Event::Link { site, is_up });
+        }
+        is_up
     }
 
     fn act(&mut self, deed: Deed, why: Why) -> Result<(), Ending> {
@@ -550,6 +568,23 @@ impl<'a> Move<'a> {
 
     fn note(&mut self, text: impl Into<String>) {
         (self.tell)(Event::Note(text.into()));
+    }
+}
+
+/// Who has a domain. What two daemons say one after the other may be of two moments of one move: what is unclear is looked at
+/// again.
+pub(super) fn found(ends: &Ends, uuid: &str) -> Result<DomainFound, QemuError> {
+    let mut looks = 0;
+    loop {
+        // The source first: what it has let go by then the target has.
+        let here = ends.source.stand(uuid)?;
+        let there = ends.target.stand(uuid)?;
+        let found = domain_found(&here, &there);
+        looks += 1;
+        if !matches!(found, DomainFound::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
+            return Ok(found);
+        }
+        std::thread::sleep(UNCLEAR_PAUSE);
     }
 }
 

@@ -7,7 +7,7 @@ use drover_live::{
     tls_name_obstacle, tls_obstacles,
 };
 
-use super::{DOWNTIME_KEPT, Ending, LiveError, Move, Moved, Where, channels_wanted, excess_words};
+use super::{Ending, LiveError, Move, Moved, Where, channels_wanted, downtime_of_qemu, excess_words};
 use crate::error::QemuError;
 use crate::live::tls::OWN;
 
@@ -111,13 +111,11 @@ impl Move<'_> {
 
     fn wish(&self, channels: u8) -> Wish {
         let (promise, memory) = (self.options.promise, &self.options.memory);
-        let kept = DOWNTIME_KEPT + self.lag();
-        let least = promise.downtime_max / if self.options.carried.is_some() { 6 } else { 2 };
         Wish {
             channels,
             compression: memory.compression,
             xbzrle_bytes: memory.xbzrle_bytes,
-            downtime_max: promise.downtime_max.saturating_sub(kept).max(least),
+            downtime_max: downtime_of_qemu(self.options.carried.as_ref(), &promise),
             rate_max: self.options.rate_max,
             switchover_rate: self.options.line.map(|line| line.likely as u64),
             throttle: self.throttle(),
