@@ -10,6 +10,7 @@
 //! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
 //! what two libvirt daemons say of a domain ────────────> domain ─> what is in the way, who has it
+//! several guests, one line, one budget ────────────────> together > how many at once, in which order, with what shares
 //! ```
 //!
 //! Pure: what the monitors said and the time go in. `drover-qemu` asks and tells them.
@@ -27,6 +28,7 @@ mod preflight;
 mod recovery;
 mod settings;
 mod still;
+pub mod together;
 mod watch;
 
 pub use ability::Ability;
