@@ -59,8 +59,9 @@ enum State {
     Goes {
         /// Bytes a second that it was given last.
         share: u64,
-        /// That it may send until it says that it keeps its share.
-        most: u64,
+        /// That it may send until it says that it keeps its share. Until then it is given no other, so that nobody takes
+        /// its word about one for its word about another.
+        until_kept: Option<u64>,
     },
     Over,
 }
@@ -97,30 +98,32 @@ impl Together {
         let mut steps = Vec::new();
         // What is taken away comes first, and is not free before it is given back.
         for (one, share) in due.iter().copied() {
-            if self.share(one).is_some_and(|now| now > share) {
+            if self.settled(one).is_some_and(|now| now > share) {
                 steps.push(self.give(one, share));
             }
         }
         for (one, share) in due {
-            match self.share(one) {
-                None if self.free(budget) >= share => steps.push(self.begin(one, Some(share))),
+            match self.moves[one].state {
+                State::Waits if self.free(budget) >= share => steps.push(self.begin(one, Some(share))),
                 // The next ones wait behind it.
-                None => break,
-                Some(now) if now < share && self.free(budget) >= share - now => {
-                    steps.push(self.give(one, share))
+                State::Waits => break,
+                State::Goes { share: now, until_kept: None }
+                    if now < share && self.free(budget) >= share - now =>
+                {
+                    steps.push(self.give(one, share));
                 }
-                Some(_) => {}
+                State::Goes { .. } | State::Over => {}
             }
         }
         steps
     }
 
-    /// A move sends no more than its share from now on. What it says of an older share counts for nothing.
+    /// A move sends no more than this share from now on. What it says of an older one counts for nothing.
     pub fn keeps(&mut self, one: usize, kept: u64) {
-        if let State::Goes { share, most } = &mut self.moves[one].state
+        if let State::Goes { share, until_kept } = &mut self.moves[one].state
             && *share == kept
         {
-            *most = kept;
+            *until_kept = None;
         }
     }
 
@@ -150,11 +153,11 @@ impl Together {
         self.going().is_empty() && (self.is_stopped || self.waiting().is_empty())
     }
 
-    /// Bytes a second that a move has been given; nothing if it does not go.
-    pub fn share(&self, one: usize) -> Option<u64> {
+    /// Bytes a second that a move has, and knows of.
+    fn settled(&self, one: usize) -> Option<u64> {
         match self.moves[one].state {
-            State::Goes { share, .. } => Some(share),
-            State::Waits | State::Over => None,
+            State::Goes { share, until_kept: None } => Some(share),
+            State::Goes { .. } | State::Waits | State::Over => None,
         }
     }
 
@@ -175,7 +178,7 @@ impl Together {
     /// Bytes a second that nobody may send.
     fn free(&self, budget: u64) -> u64 {
         let most = |one: &One| match one.state {
-            State::Goes { most, .. } => most,
+            State::Goes { share, until_kept } => until_kept.unwrap_or(share),
             State::Waits | State::Over => 0,
         };
         budget.saturating_sub(self.moves.iter().map(most).sum())
@@ -183,14 +186,14 @@ impl Together {
 
     fn begin(&mut self, one: usize, share: Option<u64>) -> Step {
         let given = share.unwrap_or(self.moves[one].cap);
-        self.moves[one].state = State::Goes { share: given, most: given };
+        self.moves[one].state = State::Goes { share: given, until_kept: None };
         Step::Begin(one, share)
     }
 
     fn give(&mut self, one: usize, share: u64) -> Step {
-        if let State::Goes { share: old, most } = &mut self.moves[one].state {
-            *old = share;
-            *most = share.max(*most);
+        if let State::Goes { share: now, until_kept } = &mut self.moves[one].state {
+            *until_kept = Some(share.max(*now));
+            *now = share;
         }
         Step::Share(one, share)
     }

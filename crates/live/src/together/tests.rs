@@ -164,7 +164,7 @@ fn a_share_is_free_when_the_one_that_had_it_says_so() {
     assert_eq!(together.steps(), [Step::Share(2, 90)]);
     // A fourth could not begin yet.
     let mut together = Together::new(Some(100), 2, vec![0, 1], &[100, 100], &[false, true]);
-    together.moves[0].state = State::Goes { share: 100, most: 100 };
+    together.moves[0].state = State::Goes { share: 100, until_kept: None };
     assert_eq!(together.steps(), [Step::Share(0, 50)]);
     together.keeps(0, 100);
     assert_eq!(together.steps(), [], "it still sends as much as before");
