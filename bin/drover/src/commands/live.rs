@@ -134,6 +134,7 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
         memory: memory::options(args)?,
+        share: None,
         carried: over.map(Over::carried),
     })
 }
@@ -264,6 +265,7 @@ impl View {
                 self.progress(Some(sample.at_ms), text);
             }
             Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
+            Event::Share(rate) => self.say(share_words(*rate)),
             Event::Mending(mending) => self.say(mending_words(mending)),
             Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
@@ -359,9 +361,14 @@ fn document(event: &Event) -> Value {
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
         Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
+        Event::Share(rate) => json!({"event": "share", "rate_bytes_per_s": rate}),
         Event::Mending(mending) => mending_document(mending),
         Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),
     }
+}
+
+fn share_words(rate: u64) -> String {
+    format!("its share is {:.1} MB/s from now on", rate as f64 / 1e6)
 }
 
 fn mending_words(mending: &Mending) -> String {

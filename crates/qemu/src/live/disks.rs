@@ -58,7 +58,7 @@ impl Pair {
         format!("drover-{}", self.number)
     }
 
-    fn job(&self) -> String {
+    pub(super) fn job(&self) -> String {
         format!("drover-mirror-{}", self.number)
     }
 

@@ -5,6 +5,7 @@
 //!                      ├─ disks.rs    exports at the target, mirrors at the source
 //!                      ├─ mark.rs     which two QEMUs are the ends of one move
 //!                      ├─ tls.rs      credentials for QEMU's own encryption
+//!                      ├─ share.rs    what it may send of what several moves may
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
@@ -17,13 +18,17 @@ mod domain;
 mod guest;
 mod mark;
 mod run;
+mod share;
 mod tls;
 
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
-pub use domain::{DomainOptions, Ends, Passage, foresee_domain, live_domain, passage};
+pub use domain::{
+    DomainOptions, Ends, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
+};
 pub use guest::{Guest, Told};
 pub use run::{
-    DisksBy, Ending, Event, LiveError, LiveOptions, MemoryOptions, Mending, Moved, TlsBy, TlsOptions, Where,
-    foresee, live,
+    Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, MemoryOptions, Mending, Moved, TlsBy,
+    TlsOptions, Where, foresee, live, look_beforehand,
 };
+pub use share::Share;

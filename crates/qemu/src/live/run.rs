@@ -3,6 +3,7 @@
 mod again;
 mod ahead;
 mod arrive;
+mod beforehand;
 mod memory;
 mod settle;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use serde_json::Value;
 
 use ahead::Ahead;
 pub use ahead::Mending;
+pub use beforehand::{Beforehand, look_beforehand};
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
@@ -65,6 +67,8 @@ struct Move<'a> {
     still_since: Option<Instant>,
     /// Its disks were handed over and the source was told to go on, which it may take a while to do.
     has_handed_over: bool,
+    /// Bytes a second that it keeps, of those that it shares with others.
+    keeps: Option<u64>,
 }
 
 /// Looks at memory on its way.
@@ -76,7 +80,7 @@ const SETTLE_TIME_MAX: Duration = Duration::from_secs(60);
 /// A mirror of a guest that stands still has its last writes under way only.
 const MIRROR_END_TIME_MAX: Duration = Duration::from_secs(60);
 /// For which the guest stands still beside the last pass: 26 ms in the median of 72 moves, 46 in the worst tenth.
-const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
+pub(super) const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 /// Of the promised downtime, kept for what QEMU does not count.
 const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
@@ -230,11 +234,19 @@ impl<'a> Move<'a> {
             has_asked: false,
             still_since: None,
             has_handed_over: false,
+            keeps: None,
         }
     }
 
     /// Looks at both sides, measures, chooses. Changes nothing.
     fn look(&mut self) -> Result<(Choice, Facts), Ending> {
+        let facts = self.inspect()?;
+        let choice = self.choose(&facts);
+        Ok((kept(choice)?, facts))
+    }
+
+    /// Looks at both sides and measures.
+    fn inspect(&mut self) -> Result<Facts, Ending> {
         self.can = [self.source.ability()?, self.target.ability()?];
         let (from, to) = (self.source.machine()?, self.target.machine()?);
         let mut found = obstacles(&from, &to);
@@ -254,9 +266,7 @@ impl<'a> Move<'a> {
         self.was_running = from.status == "running";
         self.processors = from.processors.len();
         self.settings(self.channels())?;
-        let facts = self.facts(&from)?;
-        let choice = self.choose(&facts);
-        Ok((kept(choice)?, facts))
+        self.facts(&from)
     }
 
     /// Disks that have to be mirrored.
@@ -297,7 +307,7 @@ impl<'a> Move<'a> {
             memory_bytes: from.memory_bytes,
             dirty,
             working_set_bytes: from.memory_bytes,
-            rate: self.options.line.unwrap_or(LINE_ASSUMED),
+            rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
             overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
         })
     }
@@ -364,6 +374,7 @@ impl<'a> Move<'a> {
             (self.tell)(Event::Memory(told.clone()));
             let is_up = self.look_at_link();
             self.halt_if_still_for_long(told.sample.phase)?;
+            self.keep_share(told.sample.phase)?;
             match told.sample.phase {
                 Phase::Done => return self.arrived(began, told, self.patience()),
                 Phase::Failed => return Err(self.failed(&told)),
@@ -457,7 +468,9 @@ impl<'a> Move<'a> {
         for pair in &self.pairs {
             self.source.mirror(pair, from_here, &self.can[0], tls.as_ref())?;
         }
+        let mut bounded = None;
         loop {
+            self.keep_share_of_mirrors(&mut bounded)?;
             let mut ready = 0;
             for pair in &self.pairs {
                 let state = self.source.mirror_state(pair)?;

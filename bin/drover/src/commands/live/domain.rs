@@ -140,6 +140,7 @@ fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max,
+        share: None,
         p2p: args.p2p,
     })
 }

@@ -75,6 +75,7 @@ impl Record {
                 });
             }
             Event::Did(what, why) => self.report.deeds.push(deed(at_s, *what, why)),
+            Event::Share(rate) => self.report.add_note(at_s, super::share_words(*rate)),
             Event::Mending(mending) => self.report.add_note(at_s, super::mending_words(mending)),
             Event::Link { site, is_up } => {
                 let word = if *is_up { "is back" } else { "is away" };

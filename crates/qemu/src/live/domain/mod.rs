@@ -3,10 +3,12 @@
 //! ```text
 //! ask.rs    what daemons are asked, by `virsh`
 //! read.rs   what they answer
+//! beforehand.rs  what is known of one that moves with others, and its share of what all may send
 //! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
 //! ```
 
 mod ask;
+mod beforehand;
 mod read;
 mod run;
 
@@ -15,8 +17,9 @@ use std::sync::atomic::AtomicBool;
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, DomainFound, Obstacle, Promise};
 
-use super::{Carried, Ending, Event, LiveError, Moved, Where};
+use super::{Carried, Ending, Event, LiveError, Moved, Share, Where};
 use crate::virsh::Virsh;
+pub use beforehand::look_domain_beforehand;
 use run::Move;
 
 /// The daemons that a domain moves between.
@@ -47,6 +50,8 @@ pub struct DomainOptions {
     pub line: Option<Estimate>,
     /// Most bytes a second that may be sent; whole MiB of it are used.
     pub rate_max: Option<u64>,
+    /// What it may send of a budget that it shares with other moves, instead of `rate_max`.
+    pub share: Option<Share>,
     /// The source's daemon talks to the target's by itself.
     pub p2p: bool,
 }

@@ -11,6 +11,7 @@ use drover_live::{
 };
 
 use super::ask::{Known, Processor};
+use super::beforehand::Sharing;
 use super::{DomainOptions, Ends};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::{MirrorState, NbdAt};
@@ -24,13 +25,13 @@ use crate::virsh::Lasting;
 
 /// Both daemons, and a domain that moves from one to the other.
 pub(super) struct Move<'a> {
-    ends: &'a Ends,
-    options: &'a DomainOptions,
+    pub(super) ends: &'a Ends,
+    pub(super) options: &'a DomainOptions,
     stop: &'a AtomicBool,
-    tell: &'a mut dyn FnMut(Event),
-    known: Known,
+    pub(super) tell: &'a mut dyn FnMut(Event),
+    pub(super) known: Known,
     /// Disks that are copied, with the pool of each at the target.
-    copied: Vec<(DomainDisk, String)>,
+    pub(super) copied: Vec<(DomainDisk, String)>,
     /// Volumes that this run made at the target, as pool and name.
     made: Vec<(String, String)>,
     /// Milliseconds of downtime that were set before.
@@ -44,6 +45,9 @@ pub(super) struct Move<'a> {
     /// Whether what carries the move did when it was looked at last.
     was_up: bool,
     has_been_up: bool,
+    /// Bytes of memory that are free at the target.
+    pub(super) free_bytes: Option<u64>,
+    pub(super) sharing: Sharing,
 }
 
 /// What is begun, and from what it was chosen.
@@ -88,6 +92,8 @@ impl<'a> Move<'a> {
             still_since: None,
             was_up: true,
             has_been_up: false,
+            free_bytes: None,
+            sharing: Sharing::default(),
         }
     }
 
@@ -142,12 +148,19 @@ impl<'a> Move<'a> {
         }
     }
 
-    fn found(&self) -> Result<DomainFound, QemuError> {
+    pub(super) fn found(&self) -> Result<DomainFound, QemuError> {
         found(self.ends, &self.known.uuid)
     }
 
     /// Looks at both daemons, measures, chooses. Changes nothing but the target's knowledge of its own pools.
     fn look(&mut self) -> Result<Plan, Ending> {
+        let facts = self.inspect()?;
+        let choice = self.choose(&facts);
+        Ok(Plan { choice: kept(choice)?, facts })
+    }
+
+    /// Looks at both daemons, and measures.
+    pub(super) fn inspect(&mut self) -> Result<Facts, Ending> {
         let (source, target) = (&self.ends.source, &self.ends.target);
         let uuid = self.known.uuid.clone();
         let domain = source.domain(&uuid)?;
@@ -161,6 +174,7 @@ impl<'a> Move<'a> {
             )),
         }
         self.note_untold(&domain, &room);
+        self.free_bytes = room.free_bytes;
         let mut found = domain_obstacles(&domain, &room);
         let private: Vec<&DomainDisk> = domain.disks.iter().filter(|disk| disk.is_private()).collect();
         if self.options.copies_disks {
@@ -199,9 +213,7 @@ impl<'a> Move<'a> {
         if !domain.is_persistent {
             self.note("it has no definition that outlasts its run, and gets none at the target");
         }
-        let facts = self.facts(&domain);
-        let choice = self.choose(&facts);
-        Ok(Plan { choice: kept(choice)?, facts })
+        Ok(self.facts(&domain))
     }
 
     /// What the target's libvirt does not tell, somebody else has to see to.
@@ -231,16 +243,21 @@ impl<'a> Move<'a> {
             memory_bytes: domain.memory_bytes,
             dirty: dirty.unwrap_or_default(),
             working_set_bytes: domain.memory_bytes,
-            rate: self.options.line.unwrap_or(LINE_ASSUMED),
+            rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
             overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
         }
     }
 
-    fn choose(&mut self, facts: &Facts) -> Choice {
-        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
+    /// Connections for its memory.
+    pub(super) fn channels(&self) -> u8 {
+        let wanted = channels_wanted(self.options.channels, self.rate_max());
         // Carried connections may arrive in another order than they were made.
         let in_order = self.options.carried.is_none() || self.ends.target.tells_connections_apart();
-        let channels = if in_order { wanted } else { 1 };
+        if in_order { wanted } else { 1 }
+    }
+
+    fn choose(&mut self, facts: &Facts) -> Choice {
+        let channels = self.channels();
         let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
         let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
@@ -255,8 +272,9 @@ impl<'a> Move<'a> {
         self.halt_if_stopped()?;
         self.make_volumes()?;
         self.promise_downtime()?;
-        let excess = self.options.rate_max.and_then(|rate| excess_words(course.channels, rate));
+        let excess = self.rate_max().and_then(|rate| excess_words(course.channels, rate));
         excess.into_iter().for_each(|words| self.note(words));
+        self.take_share();
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
@@ -297,7 +315,7 @@ impl<'a> Move<'a> {
         if self.options.allowed.throttle {
             add(&["--auto-converge"]);
         }
-        if let Some(rate) = self.options.rate_max {
+        if let Some(rate) = self.rate_max() {
             add(&["--bandwidth", &(rate >> 20).max(1).to_string()]);
         }
         if !self.copied.is_empty() {
@@ -366,6 +384,7 @@ impl<'a> Move<'a> {
     /// One look at a move: tells, and says if it has to end.
     fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<(), Ending> {
         self.halt_if_stopped()?;
+        self.keep_share()?;
         let uuid = &self.known.uuid;
         let job = self.ends.source.job(uuid, millis(began.elapsed()))?;
         // A domain that has no definition is gone when it has moved.
@@ -471,6 +490,7 @@ impl<'a> Move<'a> {
             Ok(DomainFound::AtSource) => {
                 let cause = cause("the move ended, and the guest is still at the source");
                 self.tidy_source();
+                self.put_speed_back();
                 self.remove_volumes();
                 at(cause, Where::Source)
             }
@@ -566,7 +586,7 @@ impl<'a> Move<'a> {
         }
     }
 
-    fn note(&mut self, text: impl Into<String>) {
+    pub(super) fn note(&mut self, text: impl Into<String>) {
         (self.tell)(Event::Note(text.into()));
     }
 }
@@ -621,7 +641,7 @@ fn refused(error: QemuError) -> Ending {
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
 }
 
-fn nowhere(name: &str) -> Ending {
+pub(super) fn nowhere(name: &str) -> Ending {
     let advice = "start it first; a domain that is switched off needs no live move";
     let what = format!("{name} runs at neither daemon");
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])

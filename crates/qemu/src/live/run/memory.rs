@@ -94,7 +94,7 @@ impl Move<'_> {
     pub(super) fn channels(&self) -> u8 {
         let both_have = self.can.iter().all(|can| can.has("multifd"));
         let goes_alone = self.options.memory.rdma.is_some() || self.options.memory.xbzrle_bytes.is_some();
-        let wanted = channels_wanted(self.options.channels, self.options.rate_max);
+        let wanted = channels_wanted(self.options.channels, self.rate_max());
         match () {
             () if goes_alone => self.options.channels.unwrap_or(1),
             () if both_have && !self.is_unordered() => wanted,
@@ -116,8 +116,8 @@ impl Move<'_> {
             compression: memory.compression,
             xbzrle_bytes: memory.xbzrle_bytes,
             downtime_max: downtime_of_qemu(self.options.carried.as_ref(), &promise),
-            rate_max: self.options.rate_max,
-            switchover_rate: self.options.line.map(|line| line.likely as u64),
+            rate_max: self.rate_max(),
+            switchover_rate: self.options.line.map(|line| self.within_share(line).likely as u64),
             throttle: self.throttle(),
             postcopy: self.options.allowed.postcopy,
             pause_before_switchover: !self.pairs.is_empty(),
@@ -186,8 +186,9 @@ impl Move<'_> {
 
     /// Sets what was chosen on both sides.
     pub(super) fn set(&mut self, channels: u8) -> Result<(), Ending> {
-        let excess = self.options.rate_max.and_then(|rate| excess_words(channels, rate));
+        let excess = self.rate_max().and_then(|rate| excess_words(channels, rate));
         excess.into_iter().for_each(|words| self.note(words));
+        let rate_max = self.rate_max();
         let found = self.settings(channels)?;
         self.before = [self.now(Side::Source, &found)?, self.now(Side::Target, &found)?];
         let packs = self.options.memory.compression != Compression::None;
@@ -199,10 +200,12 @@ impl Move<'_> {
                     error.chain()
                 ));
                 let found = self.settings(1)?;
-                Ok(self.set_both(&found)?)
+                self.set_both(&found)?;
             }
-            other => Ok(other?),
+            other => other?,
         }
+        self.tell_share(rate_max);
+        Ok(())
     }
 
     fn set_both(&mut self, found: &Settings) -> Result<(), QemuError> {

@@ -11,6 +11,8 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod share;
+
 /// A monitor that keeps what it is told, and answers with what was set.
 #[derive(Default)]
 struct Said {
@@ -127,6 +129,7 @@ fn options() -> LiveOptions {
         line: None,
         rate_max: None,
         memory: MemoryOptions::default(),
+        share: None,
         carried: None,
     }
 }

@@ -13,6 +13,7 @@ use crate::error::QemuError;
 use crate::live::carried::Carried;
 use crate::live::disks::{MirrorState, NbdAt};
 use crate::live::guest::Told;
+use crate::live::share::Share;
 
 /// How a move is wanted.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct LiveOptions {
     pub rate_max: Option<u64>,
     /// How memory goes beyond that.
     pub memory: MemoryOptions,
+    /// What it may send of a budget that it shares with other moves, instead of `rate_max`; it may change on the way.
+    pub share: Option<Share>,
     /// What carries it, and where that begins, if the source does not reach the target itself.
     pub carried: Option<Carried>,
 }
@@ -67,6 +70,8 @@ pub enum Event {
     Memory(Told),
     /// Something was done, and why.
     Did(Deed, Why),
+    /// It sends so many bytes a second at most from now on, its share of what several moves may.
+    Share(u64),
     /// The line broke in post-copy, or is made anew.
     Mending(Mending),
     /// What carries the move went away, or came back.

@@ -1,0 +1,161 @@
+//! A domain that moves with others: what is known of it before any of them begins, and its share of what all may send.
+
+use std::sync::atomic::AtomicBool;
+
+use drover_copy::converge::Estimate;
+use drover_live::{DomainFound, Facts};
+
+use super::run::{Move, nowhere};
+use super::{DomainOptions, Ends, known};
+use crate::error::{QemuError, QemuErrorKind};
+use crate::live::run::{LINE_ASSUMED, OVERHEAD};
+use crate::live::{Beforehand, Ending, Event};
+use crate::virsh::Virsh;
+
+/// Looks at both daemons and measures; changes nothing. Whether the promise can be kept depends on what may be sent, which is
+/// not asked here.
+///
+/// # Errors
+/// What stands in the way.
+pub fn look_domain_beforehand(
+    ends: &Ends,
+    name: &str,
+    options: &DomainOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Beforehand, Ending> {
+    let stop = AtomicBool::new(false);
+    let mut one = Move::new(ends, known(ends, name)?, options, &stop, tell);
+    match one.found()? {
+        DomainFound::AtSource => one.beforehand(),
+        DomainFound::Moving | DomainFound::Ahead => Ok(one.left_to_do("it is on its way")?),
+        DomainFound::Broken => Ok(one.left_to_do("its line broke after it went ahead")?),
+        DomainFound::AtTarget => Ok(nothing("it has moved already")),
+        DomainFound::Nowhere => Err(nowhere(name)),
+        DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
+    }
+}
+
+/// Nothing of its memory is to be sent.
+fn nothing(under_way: &'static str) -> Beforehand {
+    let none = Estimate::default();
+    let facts = Facts {
+        used_bytes: 0,
+        memory_bytes: 0,
+        dirty: none,
+        working_set_bytes: 0,
+        rate: LINE_ASSUMED,
+        overhead: OVERHEAD,
+    };
+    Beforehand { facts, channels: 1, disk_bytes: 0, under_way: Some(under_way), free_bytes: None }
+}
+
+/// What a move has of a budget, by libvirt's count, which is in whole MiB a second.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    /// Bytes a second that it keeps.
+    keeps: Option<u64>,
+    /// MiB a second that were the most at the source's daemon before.
+    speed_before: Option<u64>,
+}
+
+impl Move<'_> {
+    fn beforehand(&mut self) -> Result<Beforehand, Ending> {
+        let facts = self.inspect()?;
+        let disk_bytes = self.copied.iter().map(|(disk, _)| disk.bytes).sum();
+        let channels = self.channels();
+        Ok(Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: self.free_bytes })
+    }
+
+    fn left_to_do(&mut self, under_way: &'static str) -> Result<Beforehand, QemuError> {
+        let sample = self.ends.source.job(&self.known.uuid, 0)?.sample;
+        let mut found = nothing(under_way);
+        found.facts.used_bytes = sample.left_bytes;
+        found.facts.memory_bytes = sample.left_bytes;
+        found.facts.working_set_bytes = sample.left_bytes;
+        found.facts.dirty = Estimate { likely: sample.dirty_bytes_per_s as f64, spread: 0.0 };
+        Ok(found)
+    }
+
+    /// Bytes a second that may be sent, now.
+    pub(super) fn rate_max(&self) -> Option<u64> {
+        self.options.share.as_ref().map_or(self.options.rate_max, |share| Some(share.rate()))
+    }
+
+    /// Of a line, what the share lets through.
+    pub(super) fn within_share(&self, line: Estimate) -> Estimate {
+        match &self.options.share {
+            Some(share) if (share.rate() as f64) < line.likely => {
+                Estimate { likely: share.rate() as f64, spread: 0.0 }
+            }
+            Some(_) | None => line,
+        }
+    }
+
+    /// It begins with the share that it has now.
+    pub(super) fn take_share(&mut self) {
+        if let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) {
+            self.tell_share(rate);
+        }
+    }
+
+    /// Sends no more than its share, which may be another than it was.
+    pub(super) fn keep_share(&mut self) -> Result<(), QemuError> {
+        let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
+        if self.sharing.keeps == Some(rate) {
+            return Ok(());
+        }
+        let uuid = &self.known.uuid;
+        // There is no job yet that could be slower, or none any more.
+        if self.ends.source.job(uuid, 0)?.sample.sent_bytes == 0 {
+            return Ok(());
+        }
+        if self.sharing.speed_before.is_none() {
+            self.sharing.speed_before = Some(self.ends.source.speed_max(uuid)?);
+        }
+        self.ends.source.set_speed_max(uuid, (rate >> 20).max(1))?;
+        self.tell_share(rate);
+        Ok(())
+    }
+
+    fn tell_share(&mut self, rate: u64) {
+        self.sharing.keeps = Some(rate);
+        (self.tell)(Event::Share(rate));
+    }
+
+    /// What was set at the source's daemon is as it was.
+    pub(super) fn put_speed_back(&mut self) {
+        let Some(mib) = self.sharing.speed_before.take() else { return };
+        if let Err(error) = self.ends.source.set_speed_max(&self.known.uuid, mib) {
+            self.note(format!(
+                "the most that it may send is not what it was before, {mib} MiB/s: {}",
+                error.chain()
+            ));
+        }
+    }
+}
+
+impl Virsh {
+    /// MiB a second that a move of the domain may send.
+    fn speed_max(&self, uuid: &str) -> Result<u64, QemuError> {
+        let said = self.ask(&["migrate-getspeed", uuid])?;
+        said.trim().parse().map_err(|_| {
+            let what =
+                format!("reading {:?} as the most that a move may send at {}", said.trim(), self.uri());
+            QemuError::new(QemuErrorKind::Failed, what)
+        })
+    }
+
+    /// Sets it, and reads it back.
+    fn set_speed_max(&self, uuid: &str, mib: u64) -> Result<(), QemuError> {
+        self.ask(&["migrate-setspeed", uuid, &mib.to_string()])?;
+        let set = self.speed_max(uuid)?;
+        if set != mib {
+            let what = format!(
+                "the most that a move may send at {} is {set} MiB/s after it was set to {mib}",
+                self.uri()
+            );
+            return Err(QemuError::new(QemuErrorKind::Failed, what));
+        }
+        Ok(())
+    }
+}

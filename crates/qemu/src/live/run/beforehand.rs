@@ -1,0 +1,131 @@
+//! A guest that moves with others: what is known of it before any of them begins, and its share of what all may send.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use drover_copy::converge::Estimate;
+use drover_live::{Facts, Found, Phase};
+
+use super::{Ending, Event, LINE_ASSUMED, LiveOptions, Move, again, overhead};
+use crate::error::QemuError;
+use crate::live::guest::Guest;
+
+/// What is known of a guest before it moves with others.
+#[derive(Clone, Debug)]
+pub struct Beforehand {
+    /// Memory, and how fast it is written to; of one that is on its way what is left.
+    pub facts: Facts,
+    /// Connections for its memory.
+    pub channels: u8,
+    /// Bytes of disks that are copied.
+    pub disk_bytes: u64,
+    /// What an earlier run left to do; such a move goes on whatever the others do.
+    pub under_way: Option<&'static str>,
+    /// Bytes of memory that are free where it goes to, if that is told.
+    pub free_bytes: Option<u64>,
+}
+
+/// Looks at both sides of a move and measures; changes nothing. Whether its promise can be kept depends on what it may send,
+/// which is not asked here.
+///
+/// # Errors
+/// What stands in the way.
+pub fn look_beforehand(
+    source: &mut Guest,
+    target: &mut Guest,
+    options: &LiveOptions,
+    tell: &mut dyn FnMut(Event),
+) -> Result<Beforehand, Ending> {
+    let stop = AtomicBool::new(false);
+    let mut one = Move::new(source, target, options, &stop, tell);
+    match one.find()? {
+        Found::Nothing => one.beforehand(),
+        Found::Unclear(unclear) => Err(Ending::Unclear(unclear)),
+        found => Ok(one.left_to_do(&found)?),
+    }
+}
+
+impl Move<'_> {
+    fn beforehand(&mut self) -> Result<Beforehand, Ending> {
+        let facts = self.inspect()?;
+        let disk_bytes = self.pairs.iter().map(|pair| pair.source.bytes).sum();
+        let channels = self.channels();
+        Ok(Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None })
+    }
+
+    fn left_to_do(&mut self, found: &Found) -> Result<Beforehand, QemuError> {
+        let told = self.source.sample(Instant::now())?;
+        let facts = Facts {
+            used_bytes: told.sample.left_bytes,
+            memory_bytes: told.sample.left_bytes,
+            dirty: Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
+            working_set_bytes: told.sample.left_bytes,
+            rate: LINE_ASSUMED,
+            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+        };
+        let under_way = Some(again::words(found));
+        Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None })
+    }
+
+    /// Bytes a second that may be sent, now.
+    pub(super) fn rate_max(&self) -> Option<u64> {
+        self.options.share.as_ref().map_or(self.options.rate_max, |share| Some(share.rate()))
+    }
+
+    /// Of a line, what the share lets through.
+    pub(super) fn within_share(&self, line: Estimate) -> Estimate {
+        match &self.options.share {
+            Some(share) if (share.rate() as f64) < line.likely => {
+                Estimate { likely: share.rate() as f64, spread: 0.0 }
+            }
+            Some(_) | None => line,
+        }
+    }
+
+    /// Sends no more than its share, which may be another than it was.
+    pub(super) fn keep_share(&mut self, phase: Phase) -> Result<(), Ending> {
+        let Some(rate) = self.new_share() else { return Ok(()) };
+        if !matches!(phase, Phase::Setup | Phase::Precopy | Phase::PostCopy) {
+            return Ok(());
+        }
+        let is_ahead = phase == Phase::PostCopy;
+        match self.source.bound_rate(rate, is_ahead || self.options.allowed.postcopy) {
+            Ok(()) => self.tell_share(Some(rate)),
+            // There is no way back: it goes on with what it has, which nobody else is given then.
+            Err(error) if is_ahead => {
+                self.keeps = Some(rate);
+                self.note(format!("it goes on with the share that it has: {}", error.chain()));
+            }
+            Err(error) => return Err(self.source_failed(error)),
+        }
+        Ok(())
+    }
+
+    /// The same while disks are copied. `bounded` is what was set last: the share, and how many follow each write.
+    pub(super) fn keep_share_of_mirrors(&mut self, bounded: &mut Option<(u64, usize)>) -> Result<(), Ending> {
+        let Some(share) = &self.options.share else { return Ok(()) };
+        let rate = share.rate();
+        let mut ready = 0;
+        for pair in &self.pairs {
+            ready += usize::from(self.source.mirror_state(pair)?.is_ready);
+        }
+        if *bounded != Some((rate, ready)) {
+            self.source.bound_mirrors(&self.pairs, rate)?;
+            *bounded = Some((rate, ready));
+        }
+        self.keep_share(Phase::Setup)
+    }
+
+    /// A share that is not kept yet.
+    fn new_share(&self) -> Option<u64> {
+        let rate = self.options.share.as_ref()?.rate();
+        (self.keeps != Some(rate)).then_some(rate)
+    }
+
+    /// Tells that a share is kept.
+    pub(super) fn tell_share(&mut self, rate: Option<u64>) {
+        let (Some(rate), Some(_)) = (rate, &self.options.share) else { return };
+        self.keeps = Some(rate);
+        (self.tell)(Event::Share(rate));
+    }
+}

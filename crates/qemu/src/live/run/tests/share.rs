@@ -1,0 +1,76 @@
+//! Moves that share what may be sent with others.
+
+use super::*;
+use crate::live::{Share, look_beforehand};
+
+/// A source that sends until it is told otherwise, and a target that has the guest as soon as it is asked.
+fn sends_on() -> (Fake, Fake) {
+    let (source, target) = sent_at_once("running");
+    source.said().turns = vec![("migrate", "running", "active")];
+    (source, target)
+}
+
+#[test]
+fn another_share_is_set_on_the_way_and_told_when_it_is_kept() {
+    let (source, target) = sends_on();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let share = Share::new(1_000_000);
+    let shared = LiveOptions { share: Some(share.clone()), rate_max: Some(9), ..options() };
+    let mut kept = Vec::new();
+    let mut tell = |event| match event {
+        Event::Memory(told) if told.status == "active" => share.set(3_000_000),
+        Event::Share(rate) => {
+            kept.push((rate, source.said().parameters["max-bandwidth"].as_u64()));
+            if rate == 3_000_000 {
+                let mut said = source.said();
+                (said.status, said.migration) = ("postmigrate".to_string(), "completed".to_string());
+            }
+        }
+        _ => {}
+    };
+    live(&mut from, &mut to, &shared, &AtomicBool::new(false), &mut tell).unwrap();
+    assert_eq!(kept, [(1_000_000, Some(1_000_000)), (3_000_000, Some(3_000_000))]);
+}
+
+#[test]
+fn a_share_that_qemu_does_not_take_ends_the_move_with_the_guest_at_the_source() {
+    let (source, target) = sends_on();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let share = Share::new(1_000_000);
+    let shared = LiveOptions { share: Some(share.clone()), ..options() };
+    source.said().turns.push(("migrate_cancel", "running", "cancelled"));
+    let mut tell = |event| {
+        if matches!(event, Event::Memory(told) if told.status == "active") {
+            source.said().refuses = Some("migrate-set-parameters");
+            share.set(3_000_000);
+        }
+    };
+    let error = live(&mut from, &mut to, &shared, &AtomicBool::new(false), &mut tell).unwrap_err();
+    assert_eq!(error.guest_at, Where::Source, "{error}");
+    assert!(error.to_string().contains("not now"), "{error}");
+}
+
+#[test]
+fn a_look_beforehand_changes_nothing() {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let found = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
+    assert_eq!((found.channels, found.disk_bytes, found.under_way), (1, 0, None));
+    for side in [&source, &target] {
+        let changes = ["migrate", "migrate-incoming", "object-add", "stop", "cont", "migrate-set-parameters"];
+        assert!(!changes.iter().any(|order| side.was_told(order)), "{:?}", side.said().orders);
+    }
+}
+
+#[test]
+fn what_an_earlier_run_left_unclear_is_told_beforehand() {
+    let (source, target) = (Fake::new("postmigrate", "completed"), Fake::new("paused", "completed"));
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    // Without the mark of one move they are no ends of one.
+    let found = look_beforehand(&mut from, &mut to, &options(), &mut |_| {});
+    assert!(matches!(found, Err(Ending::Unclear(_))), "{found:?}");
+}
