@@ -7,6 +7,7 @@
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
+//! - [`Moves::parse`] reads a file of live moves.
 //! - [`schedule`] decides which VM goes next; [`draft`] writes a first plan from an inventory.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -16,6 +17,7 @@ mod draft;
 mod glob;
 mod keys;
 mod model;
+mod moves;
 mod near;
 pub mod nfc;
 mod node;
@@ -30,6 +32,7 @@ pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
 pub use draft::{DraftOptions, DraftSource, draft};
 pub use keys::schema;
 pub use model::*;
+pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
 pub use problem::{At, Problem, Severity};
 pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
