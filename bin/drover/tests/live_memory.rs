@@ -5,7 +5,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::moves::{self, ask, busy, events, say_with, with_disks, written_sectors};
+use common::moves::{self, ask, busy, events, say, say_with, with_disks, written_sectors};
 use common::pair::Pair;
 use drover_lab::{Output, Pulse, PulseOptions};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -223,6 +223,19 @@ fn memory_goes_compressed() {
 }
 
 #[test]
+fn compressed_memory_does_not_go_with_postcopy_where_qemu_says_so() {
+    let Some(mut pair) = Pair::new(&busy()) else { return };
+    let output = pair.live(&["--compress", "zstd", "--allow", "postcopy"]);
+    // 10.1 and later can.
+    if output.code != Some(0) {
+        is_refused(&output, &["do not compress with post-copy", "--compress"]);
+        pair.has_stayed();
+        is_as_before(&pair.source);
+        is_as_before(&pair.target);
+    }
+}
+
+#[test]
 fn memory_goes_by_what_changed_in_it() {
     let Some(mut pair) = Pair::new(&busy().traced()) else { return };
     is_refused(&pair.live(&["--xbzrle", "32m", "--channels", "4"]), &["one plain connection"]);
@@ -288,4 +301,23 @@ fn a_move_that_is_cancelled_leaves_the_source_as_it_was() {
     assert_eq!(output.code, Some(130), "{output:?}");
     pair.has_stayed();
     is_as_before(&pair.source);
+}
+
+/// KVM may be there and not run this guest, so it stands still: what is judged is what both QEMUs take, and that the guest
+/// arrives.
+#[test]
+fn a_guest_of_kvm_has_its_writes_bounded_at_the_source_alone() {
+    let under = |accel| PulseOptions { accel, ..busy() }.traced();
+    // The target has no ring, and needs none.
+    let Some(pair) = Pair::silent(&under("kvm,dirty-ring-size=4096"), &under("kvm")) else {
+        println!("skipped: no KVM with a dirty ring");
+        return;
+    };
+    say(&pair.source, "stop");
+    let output = pair.live(&["--allow", "throttle", "--throttle-by", "dirty-limit"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(pair.was_told("a", "vcpu-dirty-limit")[0], 1 << 20, "no bound that is reached");
+    assert_eq!(pair.was_told("b", "vcpu-dirty-limit"), [] as [Value; 0]);
+    assert_eq!(ask(&pair.target, "query-status", Value::Null)["status"], "paused");
+    assert_eq!(ask(&pair.source, "query-status", Value::Null)["status"], "postmigrate");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::moves::{SLOWLY, ask, busy, idle};
+use common::moves::{SLOWLY, ask, busy, events, idle};
 use common::pair::Pair;
 use drover_lab::{Output, PulseOptions};
 use serde_json::{Value, json};
@@ -52,7 +52,24 @@ fn a_guest_of_7_2_moves_to_10_0_and_to_7_2() {
             let Some(pair) = Pair::unlike(&here, &there) else { return };
             let output = pair.live(&["--channels", channels]);
             is_at_target(&pair, &output);
+            assert!(output.out.contains("does not know it: switchover-ack"), "{}", output.out);
         }
+    }
+}
+
+#[test]
+fn old_and_new_do_not_go_ahead_of_many_connections() {
+    for (here, there) in [(OLD, OLD), (OLD, "")] {
+        let [here, there] = [here, there].map(|version| of(version, "pc-q35-7.2", &idle()));
+        let Some(mut pair) = Pair::unlike(&here, &there) else { return };
+        let output = pair.live(&["--allow", "postcopy", "--channels", "4", "--dry-run"]);
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let chosen = events(&output).into_iter().find(|event| event["event"] == "chosen").unwrap();
+        assert_eq!(chosen["channels"], 1, "{chosen}");
+        let output = pair.live(&["--allow", "postcopy", "--compress", "zstd"]);
+        assert_eq!(output.code, Some(3), "{output:?}");
+        assert!(output.err.contains("--compress"), "{}", output.err);
+        pair.has_stayed();
     }
 }
 

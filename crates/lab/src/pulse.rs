@@ -32,6 +32,8 @@ pub struct PulseOptions {
     pub version: &'static str,
     /// `pc-q35-10.0`; what every version has the same of.
     pub machine: &'static str,
+    /// `tcg`, or `kvm` with what it takes.
+    pub accel: &'static str,
     /// Arguments for QEMU besides.
     pub more: Vec<String>,
 }
@@ -39,9 +41,19 @@ pub struct PulseOptions {
 impl Default for PulseOptions {
     fn default() -> Self {
         let (pages, pages_per_beat) = (8192, 0);
-        let (version, machine) = ("", "pc");
+        let (version, machine, accel) = ("", "pc", "tcg");
         let (disk, more) = (None, Vec::new());
-        PulseOptions { memory_mib: 64, pages, pages_per_beat, at_random: true, disk, version, machine, more }
+        PulseOptions {
+            memory_mib: 64,
+            pages,
+            pages_per_beat,
+            at_random: true,
+            disk,
+            version,
+            machine,
+            accel,
+            more,
+        }
     }
 }
 
@@ -137,7 +149,7 @@ impl Pulse {
                 "-machine",
                 options.machine,
                 "-accel",
-                "tcg",
+                options.accel,
                 "-cpu",
                 "qemu64",
                 "-nodefaults",

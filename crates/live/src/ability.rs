@@ -61,6 +61,12 @@ impl Ability {
         self.has("switchover-ack")
     }
 
+    /// Whether it says so where it cannot do post-copy after many connections: then both may be asked for. 7.2 takes both without
+    /// a word, though they did not work together before 10.1; 8.1, which is told as above, refuses.
+    pub fn judges_postcopy_after_many(&self) -> bool {
+        self.has("switchover-ack")
+    }
+
     /// Whether it makes a new line for a move whose line broke in post-copy, as its source and as its target.
     pub fn recovers(&self) -> bool {
         self.migrate.contains("resume") && self.knows("migrate-recover")

@@ -54,6 +54,12 @@ pub fn conflicts(wish: &Wish) -> Vec<Obstacle> {
             "leave --compress out (a link compresses by itself)",
         );
     }
+    if wish.postcopy && wish.postcopy_goes_alone && packs {
+        add(
+            "memory is compressed by connections which one of these QEMUs does not know how to end for post-copy",
+            "leave --compress or --allow postcopy out",
+        );
+    }
     let (level, level_max) = match wish.compression {
         Compression::None => (0, 0),
         Compression::Zlib(level) => (level, 9),
@@ -137,6 +143,14 @@ mod tests {
         let packed = Wish { compression: Compression::Zstd(1), ..Wish::default() };
         one(&Wish { is_carried: true, is_unordered: true, ..packed.clone() }, "link");
         assert_eq!(conflicts(&Wish { is_carried: true, ..packed }), []);
+    }
+
+    #[test]
+    fn old_ones_do_not_go_ahead_of_what_is_compressed() {
+        let packed = Wish { compression: Compression::Zstd(1), postcopy_goes_alone: true, ..Wish::default() };
+        assert_eq!(conflicts(&packed), []);
+        one(&Wish { postcopy: true, ..packed.clone() }, "post-copy");
+        assert_eq!(conflicts(&Wish { postcopy: true, postcopy_goes_alone: false, ..packed }), []);
     }
 
     #[test]

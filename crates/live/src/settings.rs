@@ -31,6 +31,8 @@ pub struct Wish {
     pub throttle: Throttle,
     /// The guest may run at the target before all of its memory is there.
     pub postcopy: bool,
+    /// A side takes post-copy together with many connections, and cannot do it.
+    pub postcopy_goes_alone: bool,
     /// The guest stands at the source until drover says so: disks are handed over in between.
     pub pause_before_switchover: bool,
     /// Bitmaps of changed blocks go along.
@@ -99,6 +101,7 @@ impl Default for Wish {
             switchover_rate: None,
             throttle: Throttle::None,
             postcopy: false,
+            postcopy_goes_alone: false,
             pause_before_switchover: false,
             dirty_bitmaps: false,
             is_carried: false,

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use drover_live::{
-    Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, conflicts, settings, tls_left_set,
-    tls_name_obstacle, tls_obstacles,
+    Ability, Compression, Obstacle, Rdma, Settings, Side, Throttle, Tls, Wish, conflicts, settings,
+    tls_left_set, tls_name_obstacle, tls_obstacles,
 };
 
 use super::{Ending, LiveError, Move, Moved, Where, channels_wanted, downtime_of_qemu, excess_words};
@@ -97,7 +97,7 @@ impl Move<'_> {
         let wanted = channels_wanted(self.options.channels, self.rate_max());
         match () {
             () if goes_alone => self.options.channels.unwrap_or(1),
-            () if both_have && !self.is_unordered() => wanted,
+            () if both_have && !self.is_unordered() && !self.postcopy_goes_alone() => wanted,
             () => 1,
         }
     }
@@ -107,6 +107,10 @@ impl Move<'_> {
     fn is_unordered(&self) -> bool {
         let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
         self.options.carried.is_some() && !can_tell
+    }
+
+    fn postcopy_goes_alone(&self) -> bool {
+        self.options.allowed.postcopy && !self.can.iter().all(Ability::judges_postcopy_after_many)
     }
 
     fn wish(&self, channels: u8) -> Wish {
@@ -120,6 +124,7 @@ impl Move<'_> {
             switchover_rate: self.options.line.map(|line| self.within_share(line).likely as u64),
             throttle: self.throttle(),
             postcopy: self.options.allowed.postcopy,
+            postcopy_goes_alone: self.postcopy_goes_alone(),
             pause_before_switchover: !self.pairs.is_empty(),
             dirty_bitmaps: false,
             is_carried: self.options.carried.is_some(),
@@ -190,11 +195,22 @@ impl Move<'_> {
         excess.into_iter().for_each(|words| self.note(words));
         let rate_max = self.rate_max();
         let found = self.settings(channels)?;
+        if !found.left_out.is_empty() {
+            self.note(format!(
+                "left out, since one of these QEMUs does not know it: {}",
+                found.left_out.join(", ")
+            ));
+        }
         self.before = [self.now(Side::Source, &found)?, self.now(Side::Target, &found)?];
         let packs = self.options.memory.compression != Compression::None;
         match self.set_both(&found) {
+            Err(error) if packs && self.options.allowed.postcopy && !error.is_of_connection() => {
+                let what = format!("these QEMUs do not compress with post-copy ({})", error.chain());
+                let advice = "leave --compress or --allow postcopy out".to_string();
+                return Err(Ending::Obstacles(vec![Obstacle { what, advice }]));
+            }
             // Together they came late, and the schema does not tell when.
-            Err(error) if channels > 1 && self.options.allowed.postcopy && !packs => {
+            Err(error) if channels > 1 && self.options.allowed.postcopy => {
                 self.note(format!(
                     "one connection, since these QEMUs do not take many with post-copy ({})",
                     error.chain()
