@@ -25,11 +25,11 @@ pub const STRIPES_MAX: usize = 32;
 /// What more connections have to bring to be kept.
 const GAIN: f64 = 1.08;
 
-/// What a quarter more bring where each has a share of its own.
-const GAIN_OF_SHARES: f64 = 1.15;
+/// Where each has a share of its own more bring more, nearly in proportion: so much of it at least.
+const PROPORTION: f64 = 0.6;
 
 /// New connections take so long until they show what they can, at least; and so many round trips.
-const SETTLE_MIN: Duration = Duration::from_secs(1);
+const SETTLE_MIN: Duration = Duration::from_millis(1500);
 const SETTLE_ROUND_TRIPS: u32 = 10;
 
 /// How long is measured, likewise.
@@ -155,7 +155,10 @@ impl Controller {
                 self.hold = (self.hold * 2).min(HOLD_MAX);
             }
             before if self.wanted < self.bounds.max => {
-                let is_shared = before.is_some_and(|(_, before)| rate >= before * GAIN_OF_SHARES);
+                let is_shared = before.is_some_and(|(count, before)| {
+                    let more = self.wanted as f64 / count as f64 - 1.0;
+                    rate >= before * (1.0 + PROPORTION * more)
+                });
                 let more = if step.is_full && !is_shared { self.wanted.div_ceil(4) } else { self.wanted };
                 self.before = Some((self.wanted, rate));
                 self.wanted = (self.wanted + more).min(self.bounds.max);
@@ -250,6 +253,17 @@ mod tests {
         let mut controller = Controller::new(StripeBounds { start: 8, ..StripeBounds::default() });
         let wanted = run_on(&mut controller, 12, true, true, |count| (count as f64 * 5e6).min(125e6));
         assert_eq!((wanted.contains(&10), *wanted.last().unwrap()), (true, 32), "{wanted:?}");
+    }
+
+    #[test]
+    fn more_that_bring_little_do_not_make_a_full_line_one_of_shares() {
+        let mut controller = Controller::new(StripeBounds { start: 8, ..StripeBounds::default() });
+        let mut wanted = run(&mut controller, 4, true, |_| 90e6);
+        assert_eq!(controller.wanted(), 16, "{wanted:?}");
+        // It began badly: twice as many carry a third more, and the line is full.
+        controller.phase = Phase::Settle { until: Duration::ZERO };
+        wanted = run_on(&mut controller, 8, true, true, |_| 120e6);
+        assert!(wanted.contains(&20) && !wanted.contains(&32), "{wanted:?}");
     }
 
     #[test]
