@@ -15,9 +15,8 @@ impl Copier {
         let whole = ByteSpan::from_bounds(first * BLOCK_BYTES, last.end());
         self.totals.settled -= whole.length;
         self.totals.changed -= whole.length;
-        // What was set aside in vain by then is made a hole again.
-        let reserved = self.config.reserve_bytes > 0;
-        self.queue.push(Job { reserved, ..Job::new(task, whole) });
+        // Of what is read again every block was written to, so its zeros are made holes whatever was set aside.
+        self.queue.push(Job::new(task, whole));
     }
 
     /// What has landed and is not recorded is done again, unless nothing was written for it.

@@ -9,6 +9,7 @@ use crate::retry::RetryPolicy;
 
 mod details;
 mod passes;
+mod turns;
 
 /// A seeded generator, so that a failure is repeated by its seed.
 struct Dice(u64);

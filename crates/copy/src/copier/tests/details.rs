@@ -9,9 +9,9 @@ use crate::sample::Sample;
 
 const MIB: u64 = 1 << 20;
 const COPY: Mode = Mode::Copy { target_zeroed: true };
-const DATA: Leaf = Leaf::Data(Digest([1; 32]));
+pub(super) const DATA: Leaf = Leaf::Data(Digest([1; 32]));
 
-fn config() -> CopierConfig {
+pub(super) fn config() -> CopierConfig {
     CopierConfig::new(COPY)
 }
 
