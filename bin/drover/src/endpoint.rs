@@ -26,7 +26,7 @@ use drover_disk::Disk;
 pub use existing::open_existing_target;
 pub use place::{appliance_of, is_stream, nbd_uri_of, path_of};
 pub use source::{Named, open_in_place, open_source};
-pub use target::{open_raw_target, open_target};
+pub use target::{holds_nothing, open_raw_target, open_target};
 
 use crate::cli::Format;
 

@@ -1,6 +1,7 @@
 //! QEMU and libvirt as the engine's target: on this machine, or at another site through its agent.
 
 mod here;
+mod ours;
 mod there;
 
 use std::collections::HashMap;
@@ -146,4 +147,13 @@ impl TargetProvider for QemuTarget {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.remove_images(vm)
     }
+}
+
+/// What was left of a VM's images because it may be somebody else's is told, and looked at again by the next `cancel`.
+fn all_removed(left: &[String]) -> Result<(), ProviderError> {
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(ProviderError::new(Cause::Target, left.join("; "))
+        .advise("remove it if it may go, or move it away if not; then the same command again"))
 }

@@ -211,3 +211,54 @@ fn cancel_stops_a_running_plan_and_undoes_what_it_left() {
     assert!(!stage.image("one", 0).exists(), "nothing is left at the target");
     assert_eq!(stage.run(&["resume", &plan]).code, Some(3), "what was cancelled is not resumed");
 }
+
+/// A plan whose copy failed half-way: its image and its journal lie there.
+fn left_half_way(stage: &Stage, name: &str) -> String {
+    stage.sim.spoil_data(json!({"match": "flat", "status": 503, "count": -1, "skip": 6})).unwrap();
+    let limits = "mode: cold\nlimits: {retry_for: 1s, retries: 1, request: 1MiB}\n";
+    let plan = stage.plan(name, &[("mode: cold\n", limits)]);
+    assert_eq!(stage.run(&["migrate", &plan]).code, Some(6));
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    plan
+}
+
+#[test]
+fn an_image_whose_journal_cannot_be_read_is_not_written_over() {
+    let Some(stage) = stage(44, 24) else { return };
+    let plan = left_half_way(&stage, "unread");
+    let image = stage.image("one", 0);
+    let journal = drover_mover::journal_path(&image);
+    let (held, mut recorded) = (std::fs::read(&image).unwrap(), std::fs::read(&journal).unwrap());
+    recorded[20] ^= 1;
+    std::fs::write(&journal, recorded).unwrap();
+    let before = stage.source_state();
+    let refused = stage.run(&["resume", &plan]);
+    assert_eq!(refused.code, Some(7), "{}", refused.err);
+    for words in ["may be somebody else's", "header is damaged", "remove"] {
+        assert!(refused.err.contains(words), "'{words}' is not in: {}", refused.err);
+    }
+    assert!(std::fs::read(&image).unwrap() == held, "it was written over");
+    assert_eq!(stage.source_state(), before, "nothing was switched off for it");
+    std::fs::remove_file(&image).unwrap();
+    std::fs::remove_file(&journal).unwrap();
+    let resumed = stage.run(&["resume", &plan]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+    stage.assert_equal("one", 0, &stage.path("a"));
+}
+
+#[test]
+fn cancel_leaves_what_somebody_put_in_an_images_place() {
+    let Some(stage) = stage(45, 24) else { return };
+    let plan = left_half_way(&stage, "replaced");
+    let (image, other) = (stage.image("one", 0), stage.path("other"));
+    std::fs::write(&other, b"somebody's work").unwrap();
+    std::fs::rename(&other, &image).unwrap();
+    let cancelled = stage.run(&["cancel", &plan]);
+    assert!(cancelled.code != Some(0), "{}", cancelled.err);
+    assert!(cancelled.err.contains("stays, for it may be somebody else's"), "{}", cancelled.err);
+    assert_eq!(std::fs::read(&image).unwrap(), b"somebody's work");
+    std::fs::remove_file(&image).unwrap();
+    let cancelled = stage.run(&["cancel", &plan]);
+    assert_eq!(cancelled.code, Some(0), "{}", cancelled.err);
+    assert!(!drover_mover::journal_path(&image).exists());
+}

@@ -290,6 +290,30 @@ fn drover_killed_in_mid_copy_goes_on_where_it_stopped() {
 }
 
 #[test]
+fn what_somebody_put_in_an_images_place_there_is_neither_gone_on_with_nor_removed() {
+    let Some(far) = Far::new(70, &[], |folder| {
+        let a = disk_file(folder, "a", 256 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let mut started = far.start(&["migrate", &far.plan("far", &[SLOWLY])]);
+    far.wait_for_records(&mut started.0);
+    started.kill();
+    let other = far.in_pool("other");
+    std::fs::write(&other, b"somebody's work").unwrap();
+    std::fs::rename(&other, far.image("one")).unwrap();
+    let refused = far.stage.run(&["resume", "far"]);
+    assert!(refused.code == Some(3) && refused.err.contains("did not write"), "{}", refused.err);
+    let cancelled = far.stage.run(&["cancel", "far"]);
+    assert!(cancelled.code != Some(0) && cancelled.err.contains("stays"), "{}", cancelled.err);
+    assert_eq!(std::fs::read(far.image("one")).unwrap(), b"somebody's work");
+    std::fs::remove_file(far.image("one")).unwrap();
+    succeeds(&far.stage.run(&["cancel", "far"]));
+    assert_eq!(far.recorded(), 0, "its journal went with the last");
+}
+
+#[test]
 fn an_agent_killed_in_mid_plan_and_started_again_costs_nothing() {
     let Some(mut far) = Far::new(63, &[], |folder| {
         let a = disk_file(folder, "a", 256 * MIB);

@@ -330,7 +330,7 @@ fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
 
 /// Whether a file has no byte but zeros, and no room taken for any: an earlier try made it and ended
 /// before its journal. Some file systems keep tiny files without a block, so those are read.
-fn holds_nothing(path: &Path, meta: &Metadata) -> bool {
+pub fn holds_nothing(path: &Path, meta: &Metadata) -> bool {
     let is_blank = || std::fs::read(path).is_ok_and(|bytes| drover_copy::is_zero(&bytes));
     meta.is_file() && meta.blocks() == 0 && (meta.len() > TINY_BYTES_MAX || is_blank())
 }

@@ -19,6 +19,8 @@ use crate::exit::Failure;
 use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
+use crate::target::all_removed;
+use crate::target::ours::{Image, holds_another, image_at};
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
@@ -45,6 +47,26 @@ impl Here {
         spec_of(&home, self.target.uefi.as_ref()).map_err(qemu_error)
     }
 
+    /// Refuses an image beside a journal that does not prove it to be this plan's own.
+    fn check_ours(disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let journal = journal_path(&disk.path);
+        if !journal.exists() {
+            return Ok(());
+        }
+        match image_of(disk, vm)? {
+            Image::Missing | Image::Blank | Image::Ours => Ok(()),
+            Image::Others(why) => {
+                let path = disk.path.display();
+                let what = format!("{path} may be somebody else's: {why}");
+                Err(ProviderError::new(Cause::Target, what).advise(format!(
+                    "if it may go, remove {path} and {}, and `drover resume` copies it anew; else choose another folder \
+                     or target_name",
+                    journal.display()
+                )))
+            }
+        }
+    }
+
     fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
         let disks = vm.disks.iter().filter_map(|disk| disk.path.parent());
         std::iter::once(vm.folder.as_path()).chain(disks)
@@ -61,6 +83,7 @@ impl TargetProvider for Here {
                     .advise("choose a folder that this user may write to")
             })?;
         }
+        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm))?;
         self.spec(vm)?.check().map_err(qemu_error)
     }
 
@@ -70,6 +93,7 @@ impl TargetProvider for Here {
         vm: &PlannedVm,
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
+        Here::check_ours(disk, vm)?;
         let opened = match vm.format {
             ImageFormat::Raw => open_raw_target(&disk.path, size),
             ImageFormat::Qcow2 => {
@@ -144,21 +168,37 @@ impl TargetProvider for Here {
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
-        for disk in &vm.disks {
-            // Only what drover made: an image without a journal is somebody else's.
-            let journal = journal_path(&disk.path);
-            if journal.exists() {
-                remove(&disk.path)?;
-                remove(&journal)?;
-                remove(&crate::vddk::log_path(&disk.path))?;
+        let mut left = Vec::new();
+        // Only what drover made: an image without a journal is somebody else's.
+        for disk in vm.disks.iter().filter(|disk| journal_path(&disk.path).exists()) {
+            if let Some(why) = why_it_stays(disk, vm)? {
+                left.push(format!("{} stays, for it may be somebody else's: {why}", disk.path.display()));
+                continue;
             }
+            remove(&disk.path)?;
+            remove(&journal_path(&disk.path))?;
+            remove(&crate::vddk::log_path(&disk.path))?;
         }
         for folder in Here::folders(vm) {
             // Folders that hold something else stay.
             let _ = std::fs::remove_dir(folder);
         }
-        Ok(())
+        all_removed(&left)
     }
+}
+
+fn why_it_stays(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
+    Ok(match image_of(disk, vm)? {
+        Image::Others(why) => Some(why),
+        Image::Ours if holds_another(&disk.path, vm.format) => {
+            Some("nothing that was looked at in it is as its journal recorded it".to_string())
+        }
+        Image::Missing | Image::Blank | Image::Ours => None,
+    })
+}
+
+fn image_of(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Image, ProviderError> {
+    image_at(&disk.path, vm.format).map_err(|error| io_error("looking at", &disk.path, error))
 }
 
 fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {

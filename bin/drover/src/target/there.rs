@@ -15,7 +15,7 @@ use drover_mover::StopSignal;
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
-use super::Setting;
+use super::{Setting, all_removed};
 use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::endpoint::guard;
 use crate::exit::Failure;
@@ -364,8 +364,15 @@ impl TargetProvider for There {
             }
         }
         self.insist(vm, &What::Clear { images })?;
+        let mut left = Vec::new();
         for disk in &vm.disks {
             let journal = self.journal(disk, vm);
+            // The agent removed what still was this plan's own when it looked.
+            if journal.exists() && self.has_image(disk, vm)? {
+                let place = vm.place_of(disk);
+                left.push(format!("{} stays: it is not what this plan wrote there", place.display()));
+                continue;
+            }
             match std::fs::remove_file(&journal) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     let what = format!("removing {}", journal.display());
@@ -374,6 +381,6 @@ impl TargetProvider for There {
                 _ => {}
             }
         }
-        Ok(())
+        all_removed(&left)
     }
 }
