@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::nbdkit::start_at;
 use common::process::{PATIENCE, recorded_by, wait_until};
+use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
 
@@ -311,4 +312,46 @@ fn a_copy_of_a_bitmap_and_one_of_the_whole_disk_are_never_taken_for_each_other()
         "{}",
         refused.err
     );
+}
+
+#[test]
+fn a_bitmap_brings_a_disk_of_another_site_up_to_date() {
+    if !has_qemu_utils() {
+        return;
+    }
+    let sites = Sites::paired();
+    let image = sites.path("disk.qcow2").to_str().unwrap().to_string();
+    let place = "agent://site-b/vms/disk.raw";
+    let copy = |source: &str, target: &str, more: &[&str]| {
+        sites.here.run(&[&["copy", "--json", source, target], more].concat()).unwrap()
+    };
+    run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "16M"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 4M", &image]);
+    done(&copy(&image, place, &[]));
+    run("qemu-img", &["bitmap", "--add", &image, "monday"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 2 1M 100k", "-c", "write -z 2M 64k", &image]);
+    let server = Bitmaps::serve(Path::new(&image), &["monday"]);
+    let at_site = sites.in_pool("disk.raw");
+    let mut expected = std::fs::read(&at_site).unwrap();
+    expected[3 << 20..][..5].copy_from_slice(b"local");
+    std::fs::write(&at_site, &expected).unwrap();
+    expected[1 << 20..][..100 << 10].fill(2);
+    expected[2 << 20..][..64 << 10].fill(0);
+    let bitmap = ["--bitmap", "monday"];
+    let report = done(&copy(&server.uri(), place, &[&bitmap[..], &["--verify", "full"]].concat()));
+    assert!(std::fs::read(&at_site).unwrap() == expected, "not what the bitmap marks, and only that");
+    assert_eq!((report["bytes_marked"].as_u64(), &report["equal"]), (Some(3 << 16), &true.into()));
+    assert!(report["link"]["bytes_sent"].as_u64().unwrap() > 0, "{report}");
+
+    std::fs::write(sites.in_pool("small.raw"), b"small").unwrap();
+    for (target, more, code, words) in [
+        ("agent://site-b/vms/none.raw", &[][..], 7, "is not there"),
+        ("agent://site-b/vms/small.raw", &[], 7, "holds 5 bytes and the source 16777216"),
+        (place, &["--format", "qcow2"], 2, "an agent writes raw disks"),
+    ] {
+        let refused = copy(&server.uri(), target, &[&bitmap, more].concat());
+        assert!(refused.code == Some(code) && refused.err.contains(words), "{target}: {}", refused.err);
+    }
+    assert_eq!(std::fs::read(sites.in_pool("small.raw")).unwrap(), b"small");
+    assert!(!sites.in_pool("none.raw").exists());
 }

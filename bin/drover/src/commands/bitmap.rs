@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use drover_agent::Way;
 use drover_copy::{Leaf, Mismatch};
 use drover_disk::Disk;
 use drover_engine::chain;
@@ -10,7 +11,7 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_types::{BLOCK_BYTES, ByteSpan, Bytes, Rate};
 use serde_json::json;
 
-use super::copy::{failure, verdict};
+use super::copy::{failure, link_json, link_text, verdict};
 use super::disk_run::DiskRun;
 use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::{self, TargetEnd};
@@ -76,6 +77,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn copy(&self, source: NbdDisk, target: TargetEnd) -> Result<Exit, Failure> {
         let journal = target.journal.clone();
+        let link = target.link;
         let job = CopyJob {
             source: Arc::new(source),
             target: target.end.disk.clone(),
@@ -95,13 +97,13 @@ impl Job<'_> {
             VerifyArg::Full => Some(self.verify(job.target.as_ref(), &report)?),
             VerifyArg::None | VerifyArg::Sampled | VerifyArg::Source => None,
         };
-        self.tell(&report, check.as_ref());
+        self.tell(&report, check.as_ref(), link.as_ref().map(|disk| disk.sent()));
         if check.is_some_and(|check| !check.is_equal()) {
             return Ok(Exit::Verification);
         }
         if let Some(path) = journal.filter(|_| self.args.journal.is_none()) {
             // Its work is done; a failure to remove it costs nothing but a file.
-            drop(job);
+            drop((job, link));
             let _ = std::fs::remove_file(path);
         }
         Ok(Exit::Success)
@@ -118,7 +120,7 @@ impl Job<'_> {
         Ok(Verification { blocks_total: blocks.len() as u64, ..found })
     }
 
-    fn tell(&self, report: &AreasReport, check: Option<&Verification>) {
+    fn tell(&self, report: &AreasReport, check: Option<&Verification>, link: Option<Way>) {
         let (now, size) = (&report.snapshot, report.leaves.size());
         let marked: u64 = self.areas.spans.iter().map(|span| span.length).sum();
         if self.args.run.json {
@@ -128,6 +130,7 @@ impl Job<'_> {
                 "retries": now.retries, "seconds": report.elapsed.as_secs_f64(), "attribution": now.attribution,
                 "equal": check.map(Verification::is_equal),
                 "blocks_compared": check.map(|check| check.blocks),
+                "link": link.map(|link| link_json(&link, now.zero)),
             }));
             return;
         }
@@ -140,6 +143,7 @@ impl Job<'_> {
             report.elapsed.as_secs_f64(),
             Rate::of(now.read, report.elapsed),
         ));
+        link.iter().for_each(|link| self.run.say(&link_text(link, now.zero)));
         check.iter().for_each(|check| self.run.say(&verdict(check, Share::Full)));
     }
 }

@@ -191,10 +191,7 @@ impl Job<'_> {
                 "target_root": check.and_then(|check| check.target_root).map(|root| root.to_hex()),
                 "blocks_compared": check.map(|check| check.blocks),
                 "escape_probability": check.map(|check| check.escape),
-                "link": link.map(|link| json!({
-                    "bytes_zero": now.zero, "bytes_sent": link.sent, "bytes_sent_packed": link.sent_packed,
-                    "bytes_had": link.had, "reopened": link.reopened,
-                })),
+                "link": link.map(|link| link_json(&link, now.zero)),
             });
             crate::out::line(line);
             return;
@@ -262,8 +259,15 @@ impl Check {
     }
 }
 
+pub fn link_json(link: &Way, zero: u64) -> serde_json::Value {
+    json!({
+        "bytes_zero": zero, "bytes_sent": link.sent, "bytes_sent_packed": link.sent_packed, "bytes_had": link.had,
+        "reopened": link.reopened,
+    })
+}
+
 /// Which way the bytes went, and which did not have to.
-fn link_text(link: &Way, zero: u64) -> String {
+pub fn link_text(link: &Way, zero: u64) -> String {
     let again = match link.reopened {
         0 => String::new(),
         times => format!(", opened again {times} times after its link was lost"),

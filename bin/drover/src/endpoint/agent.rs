@@ -7,9 +7,10 @@ use std::time::Duration;
 use drover_agent::opening::{How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
 use drover_copy::Replay;
-use drover_disk::{Disk, DiskErrorKind};
+use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_engine::chain;
 
+use super::existing::{check_size, not_there};
 use super::guard::{self, Earlier};
 use super::target::{journal_in_state, remove_if_there, target_failure};
 use super::{End, TargetEnd};
@@ -76,6 +77,20 @@ pub fn open_target(args: &CopyArgs, source: &dyn Disk, place: &AgentPlace) -> Re
     Wanted { args, source, place, site }.open()
 }
 
+/// Opens a disk of a site that holds all but a part of the source already.
+pub fn open_existing_target(
+    args: &CopyArgs,
+    source: &dyn Disk,
+    place: &AgentPlace,
+) -> Result<TargetEnd, Failure> {
+    let site = connected(place, args.run.state.as_deref(), args.rate_limit.map(|rate| rate.0))?;
+    Wanted { args, source, place, site }.open_existing()
+}
+
+fn not_opened(error: &DiskError) -> Failure {
+    Failure::new(disk_exit(error, &error.disk), chain(error))
+}
+
 struct Wanted<'a> {
     args: &'a CopyArgs,
     source: &'a dyn Disk,
@@ -104,6 +119,21 @@ impl Wanted<'_> {
         Ok(self.end(disk, &tag, journal))
     }
 
+    fn open_existing(&self) -> Result<TargetEnd, Failure> {
+        let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
+        let Some(there) = stat.size else { return Err(not_there(&self.args.target)) };
+        // A device may be larger than what is copied to it, as here.
+        if self.place.disk.contains('/') {
+            check_size(&self.args.target, there, self.source.size())?;
+        }
+        let beside = journal_of_place(self.args.run.state.as_deref(), self.place);
+        let journal = self.args.journal.as_ref().unwrap_or(&beside);
+        let before = guard::journal_of(journal, &self.tag(&stat.tag)).map_or(0, |found| found.epoch);
+        let disk = self.open_as(How::Resume, before)?;
+        let tag = self.tag(&disk.opened().tag);
+        Ok(self.end(disk, &tag, Some(beside)))
+    }
+
     /// Opens it without a look at what is there, which is a round trip less, if no journal tells of an earlier copy. The
     /// agent itself refuses a new disk where something is; `None` then, and the look tells what it is.
     fn open_unseen(&self, journal: Option<&Path>) -> Result<Option<AgentDisk>, Failure> {
@@ -113,7 +143,7 @@ impl Wanted<'_> {
         if self.args.force {
             return self.open_as(How::Force, 0).map(Some);
         }
-        Ok(self.open_as(How::New, 0).ok())
+        Ok(self.try_open_as(How::New, 0).ok())
     }
 
     /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded.
@@ -167,6 +197,10 @@ impl Wanted<'_> {
     }
 
     fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {
+        self.try_open_as(how, epoch_before).map_err(|error| not_opened(&error))
+    }
+
+    fn try_open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, DiskError> {
         let epoch = drover_mover::new_epoch(epoch_before);
         let target = Target { size: self.source.size(), how, epoch };
         let options = AgentOptions {
@@ -175,7 +209,6 @@ impl Wanted<'_> {
             ..options(&self.args.tune)
         };
         AgentDisk::open_target(&self.site, &self.place.disk, &target, options)
-            .map_err(|error| Failure::new(disk_exit(&error, &error.disk), chain(&error)))
     }
 
     fn refused(&self, refusal: &Refusal) -> Failure {

@@ -10,10 +10,11 @@ use drover_disk::{Disk, FileDisk, OpenTarget};
 use drover_mover::{file_tag, journal_path};
 use drover_qcow2::Qcow2Options;
 
+use super::agent;
 use super::guard::{self, Earlier};
 use super::place::{Place, nbd_uri_of, place};
 use super::source::only_read;
-use super::target::{journal_in_state, open_nbd_target, real_path, target_failure, unusable};
+use super::target::{check_raw, journal_in_state, open_nbd_target, real_path, target_failure, unusable};
 use super::{End, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure};
@@ -33,8 +34,9 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
             target
         }
         Place::Path(path) => open_path(args, &path, size)?,
-        Place::Agent(_) => {
-            return Err(Failure::new(Exit::Usage, "--bitmap copies to files, devices and NBD servers"));
+        Place::Agent(to) => {
+            check_raw(args)?;
+            agent::open_existing_target(args, source, &to)?
         }
         Place::Web(_)
         | Place::Ssh(_)
@@ -66,7 +68,12 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
     Ok(target)
 }
 
-fn check_size(name: &str, there: u64, size: u64) -> Result<(), Failure> {
+pub(super) fn not_there(name: &str) -> Failure {
+    let text = format!("{name} is not there, and a bitmap marks a part of the disk only");
+    Failure::new(Exit::Target, text).advise("copy all of it once, without --bitmap")
+}
+
+pub(super) fn check_size(name: &str, there: u64, size: u64) -> Result<(), Failure> {
     if there == size {
         return Ok(());
     }
@@ -108,8 +115,7 @@ fn open_path(args: &CopyArgs, path: &Path, size: u64) -> Result<TargetEnd, Failu
     }
     let path = real_path(path)?;
     let Ok(meta) = std::fs::metadata(&path) else {
-        let text = format!("{} is not there, and a bitmap marks a part of the disk only", path.display());
-        return Err(Failure::new(Exit::Target, text).advise("copy all of it once, without --bitmap"));
+        return Err(not_there(&path.display().to_string()));
     };
     guard::check_not_open(&path, &meta)?;
     if meta.file_type().is_block_device() && format == Format::Raw {

@@ -59,7 +59,7 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
 }
 
 /// Other sites write raw disks only.
-fn check_raw(args: &CopyArgs) -> Result<(), Failure> {
+pub(super) fn check_raw(args: &CopyArgs) -> Result<(), Failure> {
     if args.format.is_some_and(|format| format != Format::Raw) || args.compress || !args.options.is_empty() {
         return Err(Failure::new(Exit::Usage, "an agent writes raw disks: no --format, -o and --compress"));
     }
