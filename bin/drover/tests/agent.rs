@@ -176,3 +176,48 @@ fn addresses_to_go_out_from_are_used_from_the_pairing_on() {
     done(&sites.copy(&source, &[]));
     assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
 }
+
+#[test]
+fn a_target_that_was_changed_is_refused_also_for_a_source_of_another_size() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 4 * MIB);
+    let journal = sites.path("journal");
+    let kept = ["--journal", journal.to_str().unwrap()];
+    done(&sites.copy(&source, &kept));
+    // As if it had been killed right before its end.
+    let file = std::fs::File::options().write(true).open(&journal).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 8).unwrap();
+    let image = sites.in_pool("disk.raw");
+    let held = std::fs::read(&image).unwrap();
+    for size in [3 * MIB, 5 * MIB] {
+        let other = disk_file(sites.folder.path(), "other", size);
+        let changed = [b"somebody's", &held[10..]].concat();
+        std::fs::write(&image, &changed).unwrap();
+        let refused = sites.copy(&other, &kept);
+        assert_eq!(refused.code, Some(7), "{}", refused.err);
+        assert!(refused.err.contains("changed since its journal was made"), "{}", refused.err);
+        assert!(std::fs::read(&image).unwrap() == changed, "it was written over");
+    }
+    std::fs::write(&image, &held).unwrap();
+    let grown = disk_file(sites.folder.path(), "grown", 5 * MIB);
+    done(&sites.copy(&grown, &kept));
+    assert!(same_bytes(&grown, &image), "its own half copy is made anew");
+}
+
+#[test]
+fn a_new_disk_that_another_run_is_writing_is_refused_as_such() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 320 * MIB);
+    let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw", "--rate-limit", "1MiB"];
+    let mut command = sites.here.command(&args);
+    let mut first = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the first run has begun", PATIENCE, || sites.in_pool("disk.raw").exists());
+    let other = disk_file(sites.folder.path(), "other", MIB);
+    let second = sites.copy(&other, &["--no-journal"]);
+    assert!(first.try_wait().unwrap().is_none(), "the first ended before the second came");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(second.code, Some(7), "{}", second.err);
+    assert!(second.err.contains("another run is writing this disk"), "{}", second.err);
+    assert_eq!(std::fs::metadata(sites.in_pool("disk.raw")).unwrap().len(), 320 * MIB, "nothing was emptied");
+}

@@ -135,7 +135,8 @@ impl Wanted<'_> {
     }
 
     /// Opens it without a look at what is there, which is a round trip less, if no journal tells of an earlier copy. The
-    /// agent itself refuses a new disk where something is; `None` then, and the look tells what it is.
+    /// agent itself refuses a new disk where something is; `None` then, and the look tells what it is. One that another
+    /// run is writing needs no look.
     fn open_unseen(&self, journal: Option<&Path>) -> Result<Option<AgentDisk>, Failure> {
         if journal.is_some_and(Path::exists) {
             return Ok(None);
@@ -143,7 +144,13 @@ impl Wanted<'_> {
         if self.args.force {
             return self.open_as(How::Force, 0).map(Some);
         }
-        Ok(self.try_open_as(How::New, 0).ok())
+        match self.try_open_as(How::New, 0) {
+            Ok(disk) => Ok(Some(disk)),
+            Err(error) if matches!(error.kind, DiskErrorKind::Failed | DiskErrorKind::Transient) => {
+                Err(not_opened(&error))
+            }
+            Err(_) => Ok(None),
+        }
     }
 
     /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded.

@@ -10,7 +10,7 @@ use drover_disk::DiskErrorKind;
 
 use super::refused;
 use crate::error::Refusal;
-use crate::opening::Writer;
+use crate::opening::{How, Writer};
 
 /// How long the writes of an attempt that was ended may take to come to their end.
 const END_WAIT: Duration = Duration::from_secs(60);
@@ -46,8 +46,8 @@ impl Claims {
     /// Takes a disk for a run.
     ///
     /// # Errors
-    /// Transient while another run is there or an attempt that was ended is not at its end; denied when a later run
-    /// or attempt has it.
+    /// Transient while another run is there or an attempt that was ended is not at its end; failed when another run is
+    /// there and a new disk is wanted; denied when a later run or attempt has it.
     pub(super) fn take(&self, disk: &str, writer: &Writer, run: Box<dyn Run>) -> Result<Taken<'_>, Refusal> {
         let until = Instant::now() + END_WAIT;
         let mut held = self.held();
@@ -79,7 +79,10 @@ fn may_follow(claim: &Claim, writer: &Writer) -> Result<(), Refusal> {
         return Err(refused(DiskErrorKind::Denied, why));
     }
     if claim.run.is_there() {
-        return Err(refused(DiskErrorKind::Transient, "another run is writing this disk"));
+        // Whoever goes on with a disk may have to wait for its own run before, which has just ended. What another run
+        // has made meanwhile will not be new again.
+        let kind = if writer.how == How::New { DiskErrorKind::Failed } else { DiskErrorKind::Transient };
+        return Err(refused(kind, "another run is writing this disk"));
     }
     Ok(())
 }
@@ -94,7 +97,6 @@ impl Drop for Taken<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::opening::How;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -130,6 +132,9 @@ mod tests {
         let taken = claims.take("a", &writer("one", 5, 0), Box::new(peer.clone())).unwrap();
         let second = || claims.take("a", &writer("two", 6, 0), Box::new(Peer::default()));
         assert_eq!(kind(second()), Some(DiskErrorKind::Transient));
+        let new = Writer { how: How::New, ..writer("two", 6, 0) };
+        let new = claims.take("a", &new, Box::new(Peer::default()));
+        assert_eq!(kind(new), Some(DiskErrorKind::Failed), "waiting does not make it new");
         assert!(!peer.ended.load(SeqCst), "it is not disturbed");
         let older = claims.take("a", &writer("old", 4, 9), Box::new(Peer::default()));
         assert_eq!(kind(older), Some(DiskErrorKind::Denied));
