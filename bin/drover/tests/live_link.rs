@@ -114,6 +114,22 @@ fn memory_and_disks_go_over_the_link() {
     assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
 }
 
+/// Under TLS no connection says what it is, and the link may bring them in another order.
+#[test]
+fn memory_that_qemu_encrypts_goes_over_the_link_by_one_connection() {
+    let keys = tempfile::tempdir().unwrap();
+    std::fs::write(keys.path().join("keys.psk"), format!("qemu:{}\n", "a5".repeat(32))).unwrap();
+    let key = keys.path().to_str().unwrap();
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    let refused = scene.live(&["--tls-psk", key, "--compress", "zstd"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.err.contains("two connections"), "{}", refused.err);
+    let output = scene.live(&["--tls-psk", key, "--channels", "4"]);
+    let chosen = events(&output).into_iter().find(|event| event["event"] == "chosen").unwrap();
+    assert_eq!(chosen["channels"], 1, "{chosen}");
+    scene.has_moved(&output);
+}
+
 #[test]
 fn many_connections_go_over_one_link_that_is_cut_meanwhile() {
     let Some(mut scene) = Scene::new(&busy()) else { return };

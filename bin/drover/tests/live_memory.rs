@@ -284,6 +284,41 @@ fn writes_are_not_bounded_where_nobody_counts_them() {
 }
 
 #[test]
+fn a_guest_goes_ahead_of_memory_that_is_encrypted() {
+    let keys = folder();
+    let key = shared_key(keys.path(), "a5");
+    let hot = PulseOptions { pages_per_beat: 200, ..PulseOptions::default() };
+    let Some(mut pair) = Pair::new(&hot) else { return };
+    // 80 MB/s written to, 25 MB/s carried: nothing but post-copy ends.
+    let ways = ["--line", "200m", "--rate-max", "200m", "--allow", "postcopy", "--tls-psk", &key];
+    let output = pair.live(&ways);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.target.beat(20).unwrap();
+    moves::is_silent(&pair.source);
+    let verdict = pair.target.verify().unwrap();
+    assert!(verdict.is_sound(), "{verdict:?}");
+    is_as_before(&pair.target);
+}
+
+#[test]
+fn a_run_that_takes_over_removes_the_credentials_of_the_one_that_was_killed() {
+    let keys = folder();
+    let key = shared_key(keys.path(), "a5");
+    let Some(mut pair) = Pair::new(&moves::idle()) else { return };
+    let mut child = pair.spawn(&[&moves::SLOWLY[..], &["--tls-psk", &key]].concat());
+    pair.wait_until_sending();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    say_with(&pair.source, "migrate-set-parameters", json!({"max-bandwidth": 1 << 30}));
+    let output = pair.live(&["--tls-psk", &key]);
+    pair.has_moved(&output);
+    assert_eq!(parameters(&pair.target)["tls-creds"], "");
+    for guest in [&pair.source, &pair.target] {
+        assert!(!names_in_objects(guest).contains(&json!("drover-tls")));
+    }
+}
+
+#[test]
 fn a_move_that_is_cancelled_leaves_the_source_as_it_was() {
     let keys = folder();
     let key: PathBuf = shared_key(keys.path(), "a5").into();

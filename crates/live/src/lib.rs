@@ -5,6 +5,7 @@
 //! answers of both monitors ──> Ability ──┐
 //! measured line and memory ──> Facts ────┼──> choose ──> Course ──> settings (the same on both sides)
 //! the promise ───────────────────────────┘                 │
+//! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
 //! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up

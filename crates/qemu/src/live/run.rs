@@ -167,6 +167,9 @@ pub fn live(
 ) -> Result<Moved, LiveError> {
     let mut one = Move::new(source, target, options, stop, tell);
     if let Some(ended) = one.again() {
+        if ended.is_ok() {
+            one.put_back(&ended);
+        }
         return ended;
     }
     let (choice, facts) = match one.look() {
