@@ -95,6 +95,7 @@ fn memory_goes_by_a_key_that_both_have() {
         let Some(mut pair) = Pair::new(&guest) else { return };
         let output = pair.live(&["--channels", channels, "--tls-psk", &key]);
         pair.has_moved(&output);
+        assert!(output.out.contains("memory goes encrypted by QEMU"), "{}", output.out);
         for side in ["a", "b"] {
             assert!(pair.was_told(side, "tls-creds").contains(&json!("drover-tls")), "{side}");
         }

@@ -48,6 +48,25 @@ pub struct Wish {
     pub rdma: Option<Rdma>,
 }
 
+impl Wish {
+    /// What of it is out of the ordinary, in words for people.
+    pub fn words(&self) -> Vec<String> {
+        let compression = match self.compression {
+            Compression::None => None,
+            Compression::Zlib(level) => Some(format!("compressed by zlib (level {level})")),
+            Compression::Zstd(level) => Some(format!("compressed by zstd (level {level})")),
+        };
+        let xbzrle =
+            self.xbzrle_bytes.map(|bytes| format!("by what changed in {} MiB of pages", bytes >> 20));
+        let tls = self.tls.as_ref().map(|tls| format!("encrypted by QEMU ({})", tls.credentials));
+        let rdma = self.rdma.map(|rdma| match rdma.pin_all {
+            true => "by RDMA, with all of it held in place".to_string(),
+            false => "by RDMA".to_string(),
+        });
+        [compression, xbzrle, tls, rdma].into_iter().flatten().collect()
+    }
+}
+
 /// How pages are packed on their way, with the effort in the compressor's own levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {

@@ -132,6 +132,18 @@ fn one_connection_that_packs_is_one_of_many() {
 }
 
 #[test]
+fn what_is_out_of_the_ordinary_is_told_in_words() {
+    assert!(Wish::default().words().is_empty());
+    let tls = Some(Tls { credentials: "tls0".into(), hostname: String::new() });
+    let wish = Wish { compression: Compression::Zstd(3), tls, ..Wish::default() };
+    assert_eq!(wish.words(), ["compressed by zstd (level 3)", "encrypted by QEMU (tls0)"]);
+    let wish = Wish { xbzrle_bytes: Some(32 << 20), ..Wish::default() };
+    assert_eq!(wish.words(), ["by what changed in 32 MiB of pages"]);
+    let wish = Wish { rdma: Some(Rdma { pin_all: true, chunk_bytes: None }), ..Wish::default() };
+    assert_eq!(wish.words(), ["by RDMA, with all of it held in place"]);
+}
+
+#[test]
 fn a_cache_of_pages_is_as_large_on_both_sides() {
     let wish = Wish { xbzrle_bytes: Some(1 << 30), ..Wish::default() };
     let found = settings(&wish, &old(), &new()).unwrap();

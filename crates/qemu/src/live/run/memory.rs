@@ -195,6 +195,10 @@ impl Move<'_> {
         excess.into_iter().for_each(|words| self.note(words));
         let rate_max = self.rate_max();
         let found = self.settings(channels)?;
+        let ways = self.wish(channels).words();
+        if !ways.is_empty() {
+            self.note(format!("memory goes {}", ways.join(", ")));
+        }
         if !found.left_out.is_empty() {
             self.note(format!(
                 "left out, since one of these QEMUs does not know it: {}",
