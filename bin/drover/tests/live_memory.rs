@@ -261,6 +261,9 @@ fn what_differs_at_the_target_is_made_the_same() {
     );
     let output = pair.live(&["--channels", "1"]);
     pair.has_moved(&output);
+    let capabilities = ask(&pair.target, "query-migrate-capabilities", Value::Null);
+    let is_on = json!({"capability": "multifd", "state": true});
+    assert!(capabilities.as_array().unwrap().contains(&is_on), "it was so before");
 
     let Some(mut pair) = Pair::new(&busy()) else { return };
     say_with(

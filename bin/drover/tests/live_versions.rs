@@ -15,6 +15,11 @@ fn of(version: &'static str, machine: &'static str, guest: &PulseOptions) -> Pul
     PulseOptions { version, machine, ..guest.clone() }
 }
 
+#[track_caller]
+fn is_set_back(output: &Output) {
+    assert!(!output.out.contains("stays set where the guest is"), "{}", output.out);
+}
+
 /// The guest is at the target and nowhere else, by both monitors' word. What became of its memory is not judged: QEMU 7.2
 /// loses writes under software emulation.
 #[track_caller]
@@ -22,6 +27,7 @@ fn is_at_target(pair: &Pair, output: &Output) {
     assert_eq!(output.code, Some(0), "{output:?}");
     assert_eq!(ask(&pair.target, "query-status", Value::Null)["status"], "running");
     assert_eq!(ask(&pair.source, "query-status", Value::Null)["status"], "postmigrate");
+    is_set_back(output);
 }
 
 #[test]
@@ -31,6 +37,7 @@ fn a_guest_of_11_1_moves_to_11_1() {
         let Some(mut pair) = Pair::new(&guest) else { return };
         let output = pair.live(&["--channels", channels]);
         pair.has_moved(&output);
+        is_set_back(&output);
     }
 }
 
@@ -41,6 +48,7 @@ fn a_guest_of_10_0_moves_to_11_1_and_back() {
         let Some(mut pair) = Pair::unlike(&here, &there) else { return };
         let output = pair.live(&[]);
         pair.has_moved(&output);
+        is_set_back(&output);
     }
 }
 
