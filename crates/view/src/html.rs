@@ -5,8 +5,10 @@
 
 mod charts;
 mod live;
+mod live_several;
 
 pub use live::live_report_html;
+pub use live_several::live_several_html;
 
 use std::fmt::{self, Write};
 

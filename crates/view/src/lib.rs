@@ -16,6 +16,7 @@ mod html;
 mod inventory;
 mod live;
 mod live_display;
+mod live_several;
 mod meter;
 mod mode;
 mod now;
@@ -33,13 +34,17 @@ mod warm;
 
 pub use copy_display::CopyDisplay;
 pub use display::Display;
-pub use html::{live_report_html, report_html};
+pub use html::{live_report_html, live_several_html, report_html};
 pub use inventory::{inventory_json, inventory_text};
 pub use live::{
     LiveAsked, LiveDeed, LiveDisk, LiveForecast, LiveLook, LiveNote, LiveOutcome, LivePart, LiveReal,
     LiveReport, LiveSample, LiveWay, live_report_json,
 };
 pub use live_display::{LiveDiskNow, LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
+pub use live_several::{
+    LiveGuestNow, LiveOfSeveral, LiveSchedule, LiveSeveralDisplay, LiveSeveralReport, LiveSeveralWay,
+    LiveSums, LiveTurn, live_several_json,
+};
 pub use mode::DisplayMode;
 pub use problems::problems_text;
 pub use report::{report_json, report_text};

@@ -29,6 +29,12 @@ pub fn live_report_html(report: &LiveReport) -> String {
 fn write_page(page: &mut String, report: &LiveReport) -> fmt::Result {
     write_head(page, "live move")?;
     write_header(page, report)?;
+    write_move(page, report)?;
+    write_foot(page)
+}
+
+/// All that is told of a move.
+pub(super) fn write_move(page: &mut String, report: &LiveReport) -> fmt::Result {
     write_verdict(page, report)?;
     write_facts(page, &facts(report))?;
     write_comparison(page, report)?;
@@ -38,8 +44,7 @@ fn write_page(page: &mut String, report: &LiveReport) -> fmt::Result {
     write_decisions(page, report)?;
     write_ways(page, report)?;
     write_disks(page, report)?;
-    write_notes(page, report)?;
-    write_foot(page)
+    write_notes(page, report)
 }
 
 fn write_header(page: &mut String, report: &LiveReport) -> fmt::Result {
