@@ -99,13 +99,14 @@ impl Guest {
         self.order("nbd-server-stop")
     }
 
-    /// Begins to mirror a disk (source).
+    /// Begins to mirror a disk (source), so many bytes a second where that is said.
     pub(super) fn mirror(
         &mut self,
         pair: &Pair,
         at: &NbdAt,
         ability: &Ability,
         tls: Option<&Tls>,
+        speed: Option<u64>,
     ) -> Result<(), QemuError> {
         let mut node =
             json!({"driver": "nbd", "node-name": pair.node(), "export": pair.export(), "server": at.flat()});
@@ -118,6 +119,9 @@ impl Guest {
         self.qmp.execute("blockdev-add", node)?;
         let mut job =
             json!({"job-id": pair.job(), "device": pair.source.node, "target": pair.node(), "sync": "full"});
+        if let Some(speed) = speed {
+            job["speed"] = json!(speed);
+        }
         if ability.mirror_takes("auto-dismiss") {
             job["auto-dismiss"] = json!(true);
         }

@@ -469,7 +469,7 @@ impl<'a> Move<'a> {
         self.target.offer(&self.pairs, at, tls.as_ref())?;
         let from_here = self.options.carried.as_ref().map_or(at, |carried| &carried.disks);
         for pair in &self.pairs {
-            self.source.mirror(pair, from_here, &self.can[0], tls.as_ref())?;
+            self.source.mirror(pair, from_here, &self.can[0], tls.as_ref(), self.share_of_mirror())?;
         }
         let mut bounded = None;
         loop {
@@ -481,7 +481,7 @@ impl<'a> Move<'a> {
                 ready += usize::from(state.is_ready);
             }
             if ready == self.pairs.len() {
-                return Ok(());
+                return self.keep_share_of_mirrors(&mut bounded);
             }
             self.halt_if_stopped()?;
             self.look_at_link();

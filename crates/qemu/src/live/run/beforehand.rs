@@ -101,6 +101,12 @@ impl Move<'_> {
         Ok(())
     }
 
+    /// Bytes a second of its share for each of its disks.
+    pub(super) fn share_of_mirror(&self) -> Option<u64> {
+        let share = self.options.share.as_ref()?;
+        Some((share.rate() / self.pairs.len().max(1) as u64).max(1))
+    }
+
     /// The same while disks are copied. `bounded` is what was set last: the share, and how many follow each write.
     pub(super) fn keep_share_of_mirrors(&mut self, bounded: &mut Option<(u64, usize)>) -> Result<(), Ending> {
         let Some(share) = &self.options.share else { return Ok(()) };

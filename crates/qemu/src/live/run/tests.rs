@@ -30,6 +30,10 @@ struct Said {
     refuses: Option<&'static str>,
     /// A mirror that is ready, until it is ended.
     mirror: Option<&'static str>,
+    /// Looks at mirrors before one is ready.
+    looks_until_ready: u32,
+    /// Bounds on mirrors, in the order in which they were set.
+    speeds: Vec<Value>,
 }
 
 impl Said {
@@ -56,7 +60,13 @@ impl Said {
                 json!({})
             }
             "query-block-jobs" => {
-                self.mirror.map_or(json!([]), |name| json!([{"device": name, "ready": true}]))
+                let is_ready = self.looks_until_ready == 0;
+                self.looks_until_ready = self.looks_until_ready.saturating_sub(1);
+                self.mirror.map_or(json!([]), |name| json!([{"device": name, "ready": is_ready}]))
+            }
+            "blockdev-mirror" | "block-job-set-speed" => {
+                self.speeds.push(arguments["speed"].clone());
+                json!({})
             }
             "block-job-cancel" => {
                 self.mirror = None;

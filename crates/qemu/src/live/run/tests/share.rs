@@ -74,3 +74,26 @@ fn what_an_earlier_run_left_unclear_is_told_beforehand() {
     let found = look_beforehand(&mut from, &mut to, &options(), &mut |_| {});
     assert!(matches!(found, Err(Ending::Unclear(_))), "{found:?}");
 }
+
+/// Bounds on the mirror of a guest that has one disk.
+fn speeds(share: Option<Share>) -> Vec<Value> {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    (source.said().mirror, source.said().looks_until_ready) = (Some("drover-mirror-0"), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let at = crate::live::NbdAt::Unix("/nowhere".into());
+    let (shared, stop) =
+        (LiveOptions { share, disks: DisksBy::Mirror(at), ..options() }, AtomicBool::new(false));
+    let mut tell = |_| {};
+    let mut one = Move::new(&mut from, &mut to, &shared, &stop, &mut tell);
+    one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
+    one.mirror().unwrap();
+    let speeds = source.said().speeds.clone();
+    speeds
+}
+
+#[test]
+fn a_mirror_has_its_share_while_it_copies_and_no_bound_when_it_follows_each_write() {
+    assert_eq!(speeds(Some(Share::new(5_000_000))), [json!(5_000_000), json!(5_000_000), json!(0)]);
+    assert_eq!(speeds(None), [Value::Null], "without others nothing is bounded");
+}
