@@ -19,7 +19,7 @@ pub use agent::AgentCommand;
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
-pub use live::{AllowArg, DisksArg, LiveArgs};
+pub use live::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
 pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
@@ -73,8 +73,8 @@ pub enum Command {
     },
     /// Carry TCP connections on to their target, with a congestion control that loss does not slow down
     Relay(Box<RelayArgs>),
-    /// Move a running guest from one QEMU to another, with a promise about its downtime
-    Live(Box<LiveArgs>),
+    /// Move running guests from one QEMU to another, with a promise about their downtime
+    Live(Box<LiveCommand>),
     /// Look at VMware's disk library: whether it works, and what its logs tell
     Vddk {
         #[command(subcommand)]

@@ -21,17 +21,53 @@ Examples:
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html
   drover live A.sock --to B.sock --uri tcp:host-b:0 --tls-x509 /etc/pki/qemu --compress zstd
   drover live web01 --to qemu+ssh://host-b/system --downtime 300ms --deadline 20m
-  drover live web01 --connect qemu+ssh://host-a/system --to qemu+ssh://host-b/system --disks mirror";
+  drover live web01 --connect qemu+ssh://host-a/system --to qemu+ssh://host-b/system --disks mirror
+  drover live web01 web02 db01 --to qemu+ssh://host-b/system --rate-max 8g
+  drover live --moves tonight.yaml --rate-max 8g --dry-run";
 
+/// One guest, or several.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
-pub struct LiveArgs {
-    /// Socket of the monitor (QMP) of the QEMU whose guest moves; the name of a libvirt domain where --to is a libvirt daemon
-    #[arg(value_name = "QMP-SOCKET|DOMAIN")]
-    pub source: PathBuf,
+pub struct LiveCommand {
+    /// Socket of the monitor (QMP) of the QEMU whose guest moves; the name of a libvirt domain where --to is a libvirt
+    /// daemon, or several names
+    #[arg(value_name = "QMP-SOCKET|DOMAIN", required_unless_present = "moves")]
+    pub sources: Vec<PathBuf>,
     /// Socket of the monitor of the QEMU that waits for it, with --via its path at the site; or the address of the libvirt
     /// daemon that is to have the domain (qemu+ssh://host/system)
-    #[arg(long, value_name = "QMP-SOCKET|URI")]
+    #[arg(long, value_name = "QMP-SOCKET|URI", required_unless_present = "moves")]
+    pub to: Option<PathBuf>,
+    /// Several moves: a YAML file that lists them, each with the options of one as its keys (`from`, `to`, `uri`, ...), and
+    /// what holds for all at its top
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sources", "to"])]
+    pub moves: Option<PathBuf>,
+    /// Of several guests: what one connection carries, in bits a second, where that is less than the line
+    #[arg(long, value_name = "RATE")]
+    pub connection: Option<Rate>,
+    #[command(flatten)]
+    pub args: LiveArgs,
+}
+
+impl LiveCommand {
+    /// The move of one guest; nothing where several are meant.
+    pub fn one(&self) -> Option<LiveArgs> {
+        match (self.sources.as_slice(), &self.to, &self.moves, self.connection) {
+            ([source], Some(to), None, None) => {
+                Some(LiveArgs { source: source.clone(), to: to.clone(), ..self.args.clone() })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How one guest moves.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct LiveArgs {
+    /// Where it is: a monitor's socket, or a domain's name.
+    #[arg(skip)]
+    pub source: PathBuf,
+    /// Where it goes to: a monitor's socket, or a daemon's address.
+    #[arg(skip)]
     pub to: PathBuf,
     /// Address of the libvirt daemon that has the domain [default: LIBVIRT_DEFAULT_URI, else qemu:///system]
     #[arg(long, value_name = "URI")]
@@ -70,10 +106,11 @@ pub struct LiveArgs {
     /// Connections for memory [default: 4, fewer with a low --rate-max, 1 with --xbzrle and rdma:]
     #[arg(long, help_heading = MEMORY, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
     pub channels: Option<u8>,
-    /// What the line carries, in bits a second; without it, it is measured by the first second of sending
+    /// What the line carries, in bits a second, for several guests together; without it, it is measured by the first second
+    /// of sending
     #[arg(long, value_name = "RATE")]
     pub line: Option<Rate>,
-    /// Most that may be sent, in bits a second; each of many --channels may go 5 MB/s beyond it
+    /// Most that may be sent, in bits a second, by several guests together; each of many --channels may go 5 MB/s beyond it
     #[arg(long, help_heading = MEMORY, value_name = "RATE")]
     pub rate_max: Option<Rate>,
     /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;

@@ -8,7 +8,7 @@ use drover_wan::line::units::size;
 /// The heading of these options in the help.
 pub const MEMORY: &str = "How memory goes";
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, PartialEq, Args)]
 #[command(next_help_heading = MEMORY)]
 pub struct MemoryArgs {
     /// Let both QEMUs compress memory on its way, on their processors; a link does so by itself, unasked
@@ -34,7 +34,7 @@ pub struct MemoryArgs {
     pub tls: TlsArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, PartialEq, Args)]
 #[command(next_help_heading = "QEMU's own encryption, of memory and of mirrored disks")]
 pub struct TlsArgs {
     /// Encrypt by this object, tls-creds-x509 or tls-creds-psk, which both QEMUs have: endpoint=client at the source,

@@ -4,6 +4,7 @@ mod domain;
 mod memory;
 mod over;
 mod record;
+mod several;
 mod show;
 
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use drover_qemu::live::{
 };
 use serde_json::{Value, json};
 
-use crate::cli::{AllowArg, DisksArg, LiveArgs};
+use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
@@ -26,7 +27,14 @@ use record::Record;
 use show::Shown;
 
 /// Runs `drover live`.
-pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
+pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
+    match command.one() {
+        Some(args) => move_one(&args),
+        None => several::run(command),
+    }
+}
+
+fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
     let mut record = Record::begin(args)?;
     let ended = match args.daemon() {
         Some(daemon) => domain::move_domain(args, daemon, &mut record),
@@ -40,18 +48,8 @@ pub fn run(args: &LiveArgs) -> Result<Exit, Failure> {
 
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
-    let options = options(args, over.as_ref())?;
-    let mut source = connect(&args.source, Side::Source)?;
-    let target = match &over {
-        None => connect(&args.to, Side::Target),
-        Some(over) => over.connect(),
-    };
-    let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-    if let Some(over) = &over {
-        over.ask(&mut target)?;
-    }
-    let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
+    let Sides { mut source, mut target, over, options } = open(args)?;
+    let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
             record.take(&event);
@@ -82,6 +80,29 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
     }
 }
 
+/// Both monitors, and what is between them.
+struct Sides {
+    source: Guest,
+    target: Guest,
+    over: Option<Over>,
+    options: LiveOptions,
+}
+
+fn open(args: &LiveArgs) -> Result<Sides, Failure> {
+    let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
+    let options = options(args, over.as_ref())?;
+    let mut source = connect(&args.source, Side::Source)?;
+    let target = match &over {
+        None => connect(&args.to, Side::Target),
+        Some(over) => over.connect(),
+    };
+    let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
+    if let Some(over) = &over {
+        over.ask(&mut target)?;
+    }
+    Ok(Sides { source, target, over, options })
+}
+
 /// What a look ends in that moves nothing.
 fn foreseen(looked: Result<(), Ending>, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let Err(cause) = looked else { return Ok(Exit::Success) };
@@ -98,9 +119,13 @@ fn not_moved(args: &LiveArgs, error: &LiveError, record: &mut Option<Record>, so
         record.failed(error, source);
     }
     if args.json {
-        line(json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)}));
+        line(failed_document(error));
     }
     failure(error)
+}
+
+fn failed_document(error: &LiveError) -> Value {
+    json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)})
 }
 
 fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {
@@ -223,6 +248,8 @@ fn place(place: &Where) -> &'static str {
 
 /// What happens, for people or machines.
 struct View {
+    /// The guest, where there are several.
+    who: Option<String>,
     json: bool,
     /// When memory's progress was told last.
     said_ms: Option<u64>,
@@ -236,7 +263,7 @@ const SAY_EVERY_MS: u64 = 1000;
 impl View {
     fn tell(&mut self, event: &Event) {
         if self.json {
-            return line(document(event));
+            return self.print(document(event));
         }
         if let Some(shown) = &mut self.shown {
             shown.take(event);
@@ -276,10 +303,23 @@ impl View {
 
     /// Says something that stays.
     fn say(&self, text: impl std::fmt::Display) {
+        let text = self.named(text);
         match &self.shown {
-            Some(shown) => shown.say(&text.to_string()),
+            Some(shown) => shown.say(&text),
             None => say(text),
         }
+    }
+
+    /// Prints a document, which tells whose it is.
+    fn print(&self, mut document: Value) {
+        if let Some(who) = &self.who {
+            document["guest"] = json!(who);
+        }
+        line(document);
+    }
+
+    fn named(&self, text: impl std::fmt::Display) -> String {
+        self.who.as_ref().map_or_else(|| text.to_string(), |who| format!("{who}: {text}"))
     }
 
     /// At most one line a second; those of disks have no time of their own and come as they change.
@@ -291,13 +331,13 @@ impl View {
         };
         if is_due {
             self.said_ms = at_ms.or(self.said_ms);
-            say(text);
+            self.say(text);
         }
     }
 
     fn moved(&mut self, moved: &Moved, over: Option<&Over>) {
         if self.json {
-            return line(json!({
+            return self.print(json!({
                 "event": "moved",
                 "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
@@ -310,8 +350,12 @@ impl View {
                 "deeds": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
             }));
         }
-        // What moved on the terminal goes before what stays is written below.
-        self.shown = None;
+        // What moved on the terminal goes before what stays is written below; of several the others go on moving there.
+        let shown = self.shown.take().filter(|_| self.who.is_some());
+        let line = |text: String| match &shown {
+            Some(shown) => shown.say(&self.named(text)),
+            None => line(self.named(text)),
+        };
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(

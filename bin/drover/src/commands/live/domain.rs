@@ -19,7 +19,7 @@ const HERE: &str = "qemu:///system";
 /// Where libvirt's own programs let it be said.
 const DEFAULT: &str = "LIBVIRT_DEFAULT_URI";
 /// What libvirt counts rates in.
-const RATE_BYTES_MIN: u64 = 1 << 20;
+pub(super) const RATE_BYTES_MIN: u64 = 1 << 20;
 
 /// Runs it.
 pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -> Result<Exit, Failure> {
@@ -27,9 +27,9 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     let mut options = options(args)?;
     let name = name(args)?;
     let ends = ends(args, daemon)?;
-    let over = args.via.as_ref().map(|site| over(args, site, &ends, name)).transpose()?.flatten();
+    let over = over(args, &ends, name)?;
     options.carried = over.as_ref().map(Over::carried);
-    let mut view = View { json: args.json, said_ms: None, shown: Shown::begin(args) };
+    let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
             record.take(&event);
@@ -63,7 +63,8 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
 
 /// What leads to a site, where the domain still needs it. The source's daemon is asked whether it sees the sockets, and the
 /// site whether they may lead where they are to; nothing is changed at either daemon.
-fn over(args: &LiveArgs, site: &str, ends: &Ends, name: &str) -> Result<Option<Over>, Failure> {
+pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str) -> Result<Option<Over>, Failure> {
+    let Some(site) = &args.via else { return Ok(None) };
     let passage =
         passage(ends, name).map_err(|cause| super::failure(&LiveError { cause, guest_at: Where::Source }))?;
     if !passage.is_needed {
@@ -84,10 +85,8 @@ fn over(args: &LiveArgs, site: &str, ends: &Ends, name: &str) -> Result<Option<O
     Ok(Some(over))
 }
 
-fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
-    let default = || std::env::var(DEFAULT).ok().filter(|uri| !uri.is_empty());
-    let source = args.connect.clone().or_else(default).unwrap_or_else(|| HERE.to_string());
-    let ends = Ends { source: Virsh::new(source), target: Virsh::new(daemon) };
+pub(super) fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
+    let ends = Ends { source: Virsh::new(source(args)), target: Virsh::new(daemon) };
     for (virsh, exit) in [(&ends.source, Exit::Source), (&ends.target, Exit::Target)] {
         virsh.reach().map_err(|error| {
             let advice = error.advice().unwrap_or_else(|| {
@@ -99,7 +98,13 @@ fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
     Ok(ends)
 }
 
-fn name(args: &LiveArgs) -> Result<&str, Failure> {
+/// Address of the daemon that has it.
+pub(super) fn source(args: &LiveArgs) -> String {
+    let default = || std::env::var(DEFAULT).ok().filter(|uri| !uri.is_empty());
+    args.connect.clone().or_else(default).unwrap_or_else(|| HERE.to_string())
+}
+
+pub(super) fn name(args: &LiveArgs) -> Result<&str, Failure> {
     let name = args.source.to_str().filter(|name| !name.is_empty() && !name.contains('/'));
     name.ok_or_else(|| {
         let what = format!(
@@ -110,7 +115,7 @@ fn name(args: &LiveArgs) -> Result<&str, Failure> {
     })
 }
 
-fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
+pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let by_rdma = args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA));
     let unfit = [
         (args.nbd.is_some() && args.via.is_none(), "--nbd"),

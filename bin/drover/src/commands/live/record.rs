@@ -31,20 +31,28 @@ impl Record {
     /// Begins one, if it is wanted: looks whether it can be written, so that it does not show after the move.
     pub fn begin(args: &LiveArgs) -> Result<Option<Record>, Failure> {
         let Some(path) = &args.report else { return Ok(None) };
-        let unfit = |why: String| Failure::new(Exit::Usage, format!("--report {}: {why}", path.display()));
-        // What is put in its place would take a device or a folder away.
-        if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
-            return Err(unfit("what is there is no plain file".into()));
-        }
-        fresh(path).map_err(|error| unfit(error.to_string()))?;
+        fits(path)?;
+        Ok(Some(Record::new(args, path.clone())))
+    }
+
+    /// Begins one that is to be written there.
+    pub fn new(args: &LiveArgs, path: PathBuf) -> Record {
         let mut report = LiveReport::default();
         report.began_ms = now_ms();
         report.source = args.source.display().to_string();
         report.target = args.to.display().to_string();
         report.site.clone_from(&args.via);
         report.asked = asked(args);
-        let (path, line_is_known) = (path.clone(), args.line.is_some());
-        Ok(Some(Record { path, began: Instant::now(), line_is_known, report }))
+        Record { path, began: Instant::now(), line_is_known: args.line.is_some(), report }
+    }
+
+    /// The report, with what the move ended in.
+    pub fn ended(mut self, failure: Option<&Failure>) -> LiveReport {
+        self.report.ended_ms = now_ms();
+        if let Some(failure) = failure {
+            self.told(failure);
+        }
+        self.report
     }
 
     /// Takes in what happened.
@@ -164,6 +172,16 @@ impl Record {
     }
 }
 
+/// Looks whether a report can be written there, so that it does not show after the move.
+pub fn fits(path: &Path) -> Result<(), Failure> {
+    let unfit = |why: String| Failure::new(Exit::Usage, format!("--report {}: {why}", path.display()));
+    // What is put in its place would take a device or a folder away.
+    if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+        return Err(unfit("what is there is no plain file".into()));
+    }
+    fresh(path).map(drop).map_err(|error| unfit(error.to_string()))
+}
+
 fn asked(args: &LiveArgs) -> LiveAsked {
     let word = |allow: &AllowArg| match allow {
         AllowArg::Throttle => "throttle".to_string(),
@@ -238,7 +256,7 @@ fn deed(at_s: f64, what: Deed, why: &Why) -> LiveDeed {
     }
 }
 
-fn now_ms() -> i64 {
+pub fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
@@ -253,7 +271,7 @@ fn fresh(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
 }
 
 /// Puts a whole file in the place of an older one, or leaves that.
-fn put(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub fn put(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = fresh(path)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;

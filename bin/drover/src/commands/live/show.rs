@@ -1,17 +1,21 @@
 //! `drover live --watch`: the move in place on a terminal.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_live::{Phase, Promise, Watch};
 use drover_qemu::live::{Event, Told};
-use drover_view::{DisplayMode, LiveDiskNow, LiveDisplay, LiveForeseen, LiveMemoryNow, LiveNow};
+use drover_view::{
+    DisplayMode, LiveDiskNow, LiveDisplay, LiveForeseen, LiveGuestNow, LiveMemoryNow, LiveNow,
+    LiveSeveralDisplay,
+};
 
 use super::millis;
 use crate::cli::LiveArgs;
 
 /// What is on the terminal.
 pub struct Shown {
-    display: LiveDisplay,
+    screen: Screen,
     now: LiveNow,
     /// Looks at the same samples as the move's own does; what it would do is of no interest.
     watch: Watch,
@@ -19,25 +23,72 @@ pub struct Shown {
     link_is_away: bool,
 }
 
+/// Where it is shown.
+enum Screen {
+    /// It has all of it.
+    Own(LiveDisplay),
+    /// It has a line, of this number.
+    Line(Arc<Lines>, usize),
+}
+
+/// Several moves on one terminal, a line each.
+pub struct Lines {
+    display: LiveSeveralDisplay,
+    guests: Mutex<Vec<LiveGuestNow>>,
+}
+
+impl Lines {
+    /// Begins to show them, if that is wanted and standard error is a terminal.
+    pub fn begin(args: &LiveArgs, names: &[String]) -> Option<Arc<Lines>> {
+        let guest = |name: &String| LiveGuestNow { name: name.clone(), state: "waits".into(), now: None };
+        let guests = Mutex::new(names.iter().map(guest).collect());
+        is_wanted(args).then(|| Arc::new(Lines { display: LiveSeveralDisplay::start(), guests }))
+    }
+
+    /// What is to be said of a guest instead of figures.
+    pub fn state(&self, guest: usize, state: impl Into<String>) {
+        self.set(guest, |line| (line.state, line.now) = (state.into(), None));
+    }
+
+    fn set(&self, guest: usize, change: impl FnOnce(&mut LiveGuestNow)) {
+        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut guests[guest]);
+        self.display.show(guests.clone());
+    }
+}
+
+fn is_wanted(args: &LiveArgs) -> bool {
+    args.watch && DisplayMode::choose(args.json, false) == DisplayMode::Terminal
+}
+
 impl Shown {
     /// Begins to show it, if that is wanted and standard error is a terminal.
     pub fn begin(args: &LiveArgs) -> Option<Shown> {
-        if !args.watch || DisplayMode::choose(args.json, false) != DisplayMode::Terminal {
-            return None;
-        }
+        is_wanted(args).then(|| Shown::on(Screen::Own(LiveDisplay::start()), args))
+    }
+
+    /// Shows it as one of several.
+    pub fn of_several(lines: Arc<Lines>, guest: usize, args: &LiveArgs) -> Shown {
+        Shown::on(Screen::Line(lines, guest), args)
+    }
+
+    fn on(screen: Screen, args: &LiveArgs) -> Shown {
         let promise = Promise { downtime_max: args.downtime, deadline: args.deadline };
-        Some(Shown {
-            display: LiveDisplay::start(),
+        Shown {
+            screen,
             now: LiveNow::default(),
             watch: Watch::new(promise, &[]),
             promised_ms: millis(args.downtime),
             link_is_away: false,
-        })
+        }
     }
 
     /// Says something that stays.
     pub fn say(&self, text: &str) {
-        self.display.say(text);
+        match &self.screen {
+            Screen::Own(display) => display.say(text),
+            Screen::Line(lines, _) => lines.display.say(text),
+        }
     }
 
     /// Takes in what happened; what is to be said of it, too, is said by others.
@@ -67,7 +118,11 @@ impl Shown {
             Event::Link { is_up, .. } => self.link_is_away = !is_up,
             Event::Note(_) | Event::Did(..) | Event::Share(_) | Event::Mending(_) => return,
         }
-        self.display.show(self.now.clone());
+        let now = self.now.clone();
+        match &self.screen {
+            Screen::Own(display) => display.show(now),
+            Screen::Line(lines, guest) => lines.set(*guest, |line| line.now = Some(now)),
+        }
     }
 
     fn memory(&mut self, told: &Told) -> LiveMemoryNow {

@@ -1,0 +1,350 @@
+//! `drover live` for several guests: all are looked at before any begins, and those between the same two hosts share a line
+//! and a budget. How many go at once `drover_live::together` decides; each moves as one alone would.
+
+mod place;
+mod tell;
+mod wanted;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use drover_copy::converge::Estimate;
+use drover_live::together::{self, Pipe, Schedule, Step, Together, room_obstacle, schedule};
+use drover_qemu::live::{Ending, Event, LiveError, Share, Where};
+
+use super::{LINE_SPREAD, failure};
+use crate::cli::LiveCommand;
+use crate::exit::{Exit, Failure};
+use crate::signals::{Undo, stop_on_signals};
+use place::{Ended, Place, Ready, between, not_begun};
+use tell::Teller;
+use wanted::{All, Wanted, wanted};
+
+/// A line of which nothing is known, as for one guest.
+const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
+/// Below it a bound is more noise than bound; libvirt counts in it.
+const SHARE_MIN: u64 = 1 << 20;
+/// Between two looks whether somebody wants them to stop.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs it.
+pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
+    let all = wanted(command)?;
+    if let Some(path) = &command.args.report {
+        super::record::fits(path)?;
+    }
+    let mut teller = Teller::begin(command, &all.guests);
+    let ended = move_all(command, &all, &mut teller);
+    teller.ended(ended)
+}
+
+fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let ready = look(&all.guests, teller)?;
+    let mut pairs = pairs(all, &ready);
+    for pair in &pairs {
+        teller.schedule(pair);
+    }
+    refuse(&pairs, &all.guests, teller)?;
+    if command.args.dry_run {
+        return Ok(Exit::Success);
+    }
+    let places = ready.into_iter().map(|ready| Some(ready.place)).collect();
+    // Ended in its midst, guests could be left on neither side: further signals, and readers that have gone, ask for the
+    // same clean stop.
+    let _undo = Undo::begin();
+    let flag = stop.flag();
+    let (news, heard) = channel();
+    let causes = thread::scope(|scope| {
+        let mut moves =
+            Moves { scope, news, flag: &flag, places, shares: BTreeMap::new(), threads: BTreeMap::new() };
+        moves.run(&mut pairs, &heard, teller)
+    });
+    teller.sums(causes)
+}
+
+/// Looks at all guests; changes nothing. All that stands in the way of any is told at once.
+fn look(guests: &[Wanted], teller: &mut Teller) -> Result<Vec<Ready>, Failure> {
+    let looks: Vec<(Result<Ready, Failure>, Vec<Event>)> = thread::scope(|scope| {
+        let look = |wanted: &Wanted| {
+            let mut told = Vec::new();
+            let ready = Ready::look(&wanted.args, &mut |event| told.push(event));
+            (ready, told)
+        };
+        let threads: Vec<_> = guests.iter().map(|wanted| scope.spawn(move || look(wanted))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| (Err(panicked()), Vec::new())))
+            .collect()
+    });
+    let mut ready = Vec::new();
+    let mut failures = Vec::new();
+    for (number, (looked, told)) in looks.into_iter().enumerate() {
+        told.iter().for_each(|event| teller.event(number, event));
+        match looked {
+            Ok(one) => {
+                if let Some(words) = one.known.under_way {
+                    teller.event(number, &Event::Note(words.into()));
+                }
+                ready.push(one);
+            }
+            Err(failure) => failures.push((number, failure)),
+        }
+    }
+    failures.extend(rooms(guests, &ready));
+    refused(guests, failures, teller)?;
+    Ok(ready)
+}
+
+fn panicked() -> Failure {
+    Failure::new(Exit::Internal, "a defect of drover's: a thread ended that looked at it")
+}
+
+/// Hosts that have room for each guest, and not for all. Asked only where each can move.
+fn rooms(guests: &[Wanted], ready: &[Ready]) -> Vec<(usize, Failure)> {
+    if ready.len() < guests.len() {
+        return Vec::new();
+    }
+    let mut hosts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (number, wanted) in
+        guests.iter().enumerate().filter(|(number, _)| ready[*number].known.under_way.is_none())
+    {
+        hosts.entry(between(&wanted.args).1).or_default().push(number);
+    }
+    let mut found = Vec::new();
+    for (host, numbers) in hosts {
+        let free = numbers.iter().filter_map(|number| ready[*number].known.free_bytes).min();
+        let need = |number: &usize| (guests[*number].name.as_str(), ready[*number].known.facts.memory_bytes);
+        let needs: Vec<(&str, u64)> = numbers.iter().map(need).collect();
+        if let Some(obstacle) = free.and_then(|free| room_obstacle(&host, &needs, free)) {
+            let error = LiveError { cause: Ending::Obstacles(vec![obstacle]), guest_at: Where::Source };
+            found.push((numbers[0], failure(&error)));
+        }
+    }
+    found
+}
+
+/// Fails with all that stands in the way, by its worst cause.
+fn refused(guests: &[Wanted], failures: Vec<(usize, Failure)>, teller: &mut Teller) -> Result<(), Failure> {
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let exit = worst(failures.iter().map(|(_, failure)| failure.exit));
+    let mut text = "no guest was moved, since not all can be:".to_string();
+    for (number, failure) in &failures {
+        text.push_str(&format!("\n  {}: {}", guests[*number].name, failure.message));
+        if let Some(advice) = &failure.advice {
+            text.push_str(&format!("\n    try: {advice}"));
+        }
+        teller.refused(*number, failure);
+    }
+    Err(Failure::new(exit, text))
+}
+
+/// Guests between the same two hosts.
+pub struct Pair {
+    /// Both hosts, in words.
+    pub between: String,
+    /// Numbers of the guests among all.
+    pub numbers: Vec<usize>,
+    pub guests: Vec<together::Guest>,
+    pub pipe: Pipe,
+    pub line_is_known: bool,
+    pub schedule: Schedule,
+    together: Together,
+}
+
+fn pairs(all: &All, ready: &[Ready]) -> Vec<Pair> {
+    let mut hosts: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
+    for (number, wanted) in all.guests.iter().enumerate() {
+        hosts.entry(between(&wanted.args)).or_default().push(number);
+    }
+    let bytes = |rate: drover_wan::line::units::Rate| rate.bits_per_s() / 8;
+    let line = all.line.map(|rate| bytes(rate) as f64);
+    let pipe = Pipe {
+        line: line.map_or(LINE_ASSUMED, |likely| Estimate { likely, spread: likely * LINE_SPREAD }),
+        rate_max: all.rate_max.map(bytes),
+        connection: all.connection.map(bytes),
+        share_min: SHARE_MIN,
+    };
+    let pair = |((from, to), numbers): ((String, String), Vec<usize>)| {
+        let guest = |number: &usize| ready[*number].guest(&all.guests[*number]);
+        let guests: Vec<together::Guest> = numbers.iter().map(guest).collect();
+        let schedule = schedule(&guests, &pipe);
+        let together = schedule.together(&guests);
+        let between = format!("{from} to {to}");
+        Pair { between, numbers, guests, pipe, line_is_known: line.is_some(), schedule, together }
+    };
+    hosts.into_iter().map(pair).collect()
+}
+
+/// Fails if a promise cannot be kept, even by a guest that goes alone.
+fn refuse(pairs: &[Pair], wanted: &[Wanted], teller: &mut Teller) -> Result<(), Failure> {
+    let mut failures = Vec::new();
+    for pair in pairs.iter().filter(|pair| pair.schedule.chosen.is_none()) {
+        for (one, choice) in pair.schedule.alone.iter().enumerate() {
+            if choice.course.is_none() && !pair.guests[one].is_under_way {
+                let cause = Ending::Promise(Box::new(choice.clone()));
+                failures.push((pair.numbers[one], failure(&LiveError { cause, guest_at: Where::Source })));
+            }
+        }
+    }
+    refused(wanted, failures, teller)
+}
+
+/// What is heard of a move.
+enum News {
+    Event(Event),
+    Ended(Box<Ended>),
+}
+
+/// Moves, each in a thread of its own.
+struct Moves<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    news: Sender<(usize, News)>,
+    flag: &'env AtomicBool,
+    places: Vec<Option<Place>>,
+    shares: BTreeMap<usize, Share>,
+    threads: BTreeMap<usize, ScopedJoinHandle<'scope, ()>>,
+}
+
+impl Moves<'_, '_> {
+    /// Sees all to their ends; gives what those that did not move ended in.
+    fn run(
+        &mut self,
+        pairs: &mut [Pair],
+        heard: &Receiver<(usize, News)>,
+        teller: &mut Teller,
+    ) -> Vec<(usize, Failure)> {
+        let mut failures = Vec::new();
+        loop {
+            for pair in pairs.iter_mut() {
+                if self.flag.load(Ordering::Relaxed) {
+                    pair.together.stop();
+                }
+                for step in pair.together.steps() {
+                    self.take(pair, step, teller);
+                }
+            }
+            if pairs.iter().all(|pair| pair.together.is_over()) {
+                break;
+            }
+            let (number, news) = match heard.recv_timeout(LOOK_PAUSE) {
+                Ok((number, news)) => (number, Some(news)),
+                // Its own sender is there as long as it is.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => match self.died() {
+                    Some(number) => (number, None),
+                    None => continue,
+                },
+            };
+            let Some((pair, one)) = find(pairs, number) else { continue };
+            match news {
+                Some(News::Event(event)) => {
+                    if let Event::Share(rate) = event {
+                        pair.together.keeps(one, rate);
+                    }
+                    teller.event(number, &event);
+                }
+                Some(News::Ended(ended)) => {
+                    self.threads.remove(&number);
+                    pair.together.ended(one);
+                    failures.extend(teller.moved(number, *ended).map(|failure| (number, failure)));
+                }
+                None => {
+                    pair.together.ended(one);
+                    failures.push((number, teller.died(number)));
+                }
+            }
+        }
+        for pair in pairs.iter() {
+            for one in pair.together.waiting() {
+                let number = pair.numbers[one];
+                failures.push((number, teller.failed(number, &not_begun(), &[])));
+            }
+        }
+        failures
+    }
+
+    fn take(&mut self, pair: &Pair, step: Step, teller: &mut Teller) {
+        match step {
+            Step::Share(one, rate) => {
+                if let Some(share) = self.shares.get(&pair.numbers[one]) {
+                    share.set(rate);
+                }
+            }
+            Step::Begin(one, rate) => {
+                let number = pair.numbers[one];
+                let Some(place) = self.places[number].take() else { return };
+                teller.begins(number);
+                let share = rate.map(Share::new);
+                self.shares.extend(share.clone().map(|share| (number, share)));
+                let line = pair.line_of(one);
+                let (news, flag) = (self.news.clone(), self.flag);
+                let thread = self.scope.spawn(move || {
+                    // Nobody listens any more only when all is over.
+                    let mut tell = |event| drop(news.send((number, News::Event(event))));
+                    let ended = place.go(share, line, flag, &mut tell);
+                    let _ = news.send((number, News::Ended(Box::new(ended))));
+                });
+                self.threads.insert(number, thread);
+            }
+        }
+    }
+
+    /// A thread that ended without a word.
+    fn died(&mut self) -> Option<usize> {
+        let number =
+            self.threads.iter().find(|(_, thread)| thread.is_finished()).map(|(number, _)| *number)?;
+        let thread = self.threads.remove(&number)?;
+        // One that ended well has told so, and is taken off when that is heard.
+        thread.join().is_err().then_some(number)
+    }
+}
+
+fn find(pairs: &mut [Pair], number: usize) -> Option<(&mut Pair, usize)> {
+    pairs.iter_mut().find_map(|pair| {
+        let one = pair.numbers.iter().position(|other| *other == number)?;
+        Some((pair, one))
+    })
+}
+
+impl Pair {
+    /// What of the line a guest has, at least, where that is known.
+    fn line_of(&self, one: usize) -> Option<Estimate> {
+        let turns = &self.schedule.chosen.as_ref().filter(|_| self.line_is_known)?.turns;
+        let likely = turns.iter().find(|turn| turn.guest == one)?.rate_least;
+        Some(Estimate { likely, spread: likely * LINE_SPREAD })
+    }
+}
+
+/// The exit code of the worst of several causes: what may have touched a guest before what did not.
+fn worst(exits: impl Iterator<Item = Exit>) -> Exit {
+    let order = [
+        Exit::Target,
+        Exit::Source,
+        Exit::Connection,
+        Exit::Access,
+        Exit::Internal,
+        Exit::Interrupted,
+        Exit::Plan,
+    ];
+    let rank = |exit: &Exit| order.iter().position(|other| other == exit).unwrap_or(order.len());
+    exits.min_by_key(rank).unwrap_or(Exit::Success)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_cause_gives_the_exit_code() {
+        let of = |exits: &[Exit]| worst(exits.iter().copied());
+        assert_eq!(of(&[]), Exit::Success);
+        assert_eq!(of(&[Exit::Interrupted, Exit::Target, Exit::Source]), Exit::Target);
+        assert_eq!(of(&[Exit::Plan, Exit::Interrupted]), Exit::Interrupted);
+        assert_eq!(of(&[Exit::Usage, Exit::Plan]), Exit::Plan);
+    }
+}

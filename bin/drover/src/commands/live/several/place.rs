@@ -1,0 +1,162 @@
+//! Where one of several guests is and goes to: two monitors, or two daemons of libvirt.
+
+use std::sync::atomic::AtomicBool;
+
+use drover_copy::converge::Estimate;
+use drover_live::{Moment, Promise, together};
+use drover_qemu::live::{
+    Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Where, live, live_domain,
+    look_beforehand, look_domain_beforehand,
+};
+
+use super::wanted::Wanted;
+use crate::cli::LiveArgs;
+use crate::commands::live::over::Over;
+use crate::commands::live::{Sides, domain, failure, open};
+use crate::exit::Failure;
+
+/// Both sides of a move.
+pub enum Place {
+    Qemu(Box<Sides>),
+    Domain { ends: Ends, name: String, options: Box<DomainOptions>, over: Option<Box<Over>> },
+}
+
+/// A guest that can move.
+pub struct Ready {
+    pub place: Place,
+    pub known: Beforehand,
+}
+
+/// How its move ended.
+pub struct Ended {
+    pub result: Result<Moved, LiveError>,
+    /// What the source and the target told.
+    pub moments: [Vec<Moment>; 2],
+    pub place: Place,
+}
+
+impl Ready {
+    /// Looks at both sides; changes nothing.
+    pub fn look(args: &LiveArgs, tell: &mut dyn FnMut(Event)) -> Result<Ready, Failure> {
+        let mut place = Place::open(args)?;
+        let known = match &mut place {
+            Place::Qemu(sides) => look_beforehand(&mut sides.source, &mut sides.target, &sides.options, tell),
+            Place::Domain { ends, name, options, .. } => look_domain_beforehand(ends, name, options, tell),
+        };
+        let failed = |cause| failure(&LiveError { cause, guest_at: Where::Source });
+        Ok(Ready { place, known: known.map_err(failed)? })
+    }
+
+    /// What it is for the schedule.
+    pub fn guest(&self, wanted: &Wanted) -> together::Guest {
+        let args = &wanted.args;
+        together::Guest {
+            name: wanted.name.clone(),
+            facts: self.known.facts,
+            promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
+            allowed: self.place.allowed(),
+            channels: self.known.channels,
+            disk_bytes: self.known.disk_bytes,
+            rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
+            is_under_way: self.known.under_way.is_some(),
+        }
+    }
+}
+
+impl Place {
+    fn open(args: &LiveArgs) -> Result<Place, Failure> {
+        let Some(daemon) = args.daemon() else { return Ok(Place::Qemu(Box::new(open(args)?))) };
+        let (mut options, name) = (domain::options(args)?, domain::name(args)?.to_string());
+        let ends = domain::ends(args, daemon)?;
+        let over = domain::over(args, &ends, &name)?.map(Box::new);
+        options.carried = over.as_deref().map(Over::carried);
+        Ok(Place::Domain { ends, name, options: Box::new(options), over })
+    }
+
+    fn allowed(&self) -> drover_live::Allowed {
+        match self {
+            Place::Qemu(sides) => sides.options.allowed,
+            Place::Domain { options, .. } => options.allowed,
+        }
+    }
+
+    /// Moves it, with its share of a budget if there is one, over a line that gives it so much where that is known.
+    pub fn go(
+        mut self,
+        share: Option<Share>,
+        line: Option<Estimate>,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(Event),
+    ) -> Ended {
+        let result = match &mut self {
+            Place::Qemu(sides) => {
+                (sides.options.share, sides.options.line) = (share, line);
+                live(&mut sides.source, &mut sides.target, &sides.options, stop, tell)
+            }
+            Place::Domain { ends, name, options, .. } => {
+                (options.share, options.line) = (share, line);
+                live_domain(ends, name, options, stop, tell)
+            }
+        };
+        let moments = match &mut self {
+            Place::Qemu(sides) => [sides.source.moments(), sides.target.moments()],
+            Place::Domain { .. } => [Vec::new(), Vec::new()],
+        };
+        Ended { result, moments, place: self }
+    }
+
+    /// What carries it, if something does.
+    pub fn over(&self) -> Option<&Over> {
+        match self {
+            Place::Qemu(sides) => sides.over.as_ref(),
+            Place::Domain { over, .. } => over.as_deref(),
+        }
+    }
+}
+
+/// It did not begin, and will not.
+pub fn not_begun() -> LiveError {
+    LiveError { cause: Ending::Stopped, guest_at: Where::Source }
+}
+
+/// The two hosts that a move is between: moves between the same two share a line.
+pub fn between(args: &LiveArgs) -> (String, String) {
+    if let Some(daemon) = args.daemon() {
+        return (domain::source(args), daemon.to_string());
+    }
+    let address = args.uri.as_ref().and_then(|uri| uri.strip_prefix("tcp:"));
+    let host = address.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host.to_string());
+    (HERE.into(), args.via.clone().or(host).unwrap_or_else(|| HERE.into()))
+}
+
+const HERE: &str = "this host";
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Options {
+        #[command(flatten)]
+        args: LiveArgs,
+    }
+
+    #[test]
+    fn moves_between_the_same_hosts_share_a_line() {
+        let pair = |to: &str, more: &[&str]| {
+            let args = Options::parse_from([&["live"], more].concat()).args;
+            between(&LiveArgs { to: PathBuf::from(to), ..args })
+        };
+        let here = |to: &str| ("this host".to_string(), to.to_string());
+        assert_eq!(pair("/b", &["--uri", "tcp:10.0.0.2:0"]), here("10.0.0.2"));
+        assert_eq!(pair("/b", &["--uri", "tcp:[fe80::2]:4444"]), here("[fe80::2]"));
+        assert_eq!(pair("/b", &["--uri", "unix:/x"]), here("this host"));
+        assert_eq!(pair("/b", &["--via", "site-b"]), here("site-b"));
+        let (from, to) = pair("qemu+ssh://b/system", &["--connect", "qemu+ssh://a/system"]);
+        assert_eq!((from.as_str(), to.as_str()), ("qemu+ssh://a/system", "qemu+ssh://b/system"));
+    }
+}

@@ -1,0 +1,323 @@
+//! `drover live` for several guests: they share one budget, and each is where it should be, whatever becomes of the others.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use common::moves::{self, events, idle};
+use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Guests that beat, each with a QEMU that waits for it.
+struct Fleet {
+    pairs: Vec<(Pulse, Pulse)>,
+    drover: Drover,
+    folder: TempDir,
+}
+
+/// Bytes a second for all: three have a share that libvirt could count, too, and there is time to kill somebody.
+const BUDGET: u64 = 4_000_000;
+const SLOWLY: [&str; 2] = ["--rate-max", "32m"];
+
+impl Fleet {
+    fn new(guests: usize) -> Option<Fleet> {
+        Fleet::of(&vec![[idle(), idle()]; guests])
+    }
+
+    fn of(guests: &[[PulseOptions; 2]]) -> Option<Fleet> {
+        Pulse::qemu()?;
+        let folder = tempfile::Builder::new().prefix("drover-several-").tempdir().unwrap();
+        let start = |(number, [here, there]): (usize, &[PulseOptions; 2])| {
+            let path = |side: &str| folder.path().join(format!("{side}{number}"));
+            let source = Pulse::start(&path("a"), here).unwrap();
+            (source, Pulse::waiting(&path("b"), there).unwrap())
+        };
+        let pairs: Vec<(Pulse, Pulse)> = guests.iter().enumerate().map(start).collect();
+        pairs.iter().for_each(|(source, _)| source.beat(3).map(drop).unwrap());
+        let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+        Some(Fleet { pairs, drover, folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file of the moves of all, `vm0`, `vm1`, and so on.
+    fn command(&self, top: &str, more: &[&str]) -> Command {
+        let mut text = format!("deadline: 10m\nchannels: 1\n{top}moves:\n");
+        for (number, (source, target)) in self.pairs.iter().enumerate() {
+            let place = |what: &str| self.path(&format!("{what}{number}.sock"));
+            text.push_str(&format!(
+                "  - name: vm{number}\n    from: {}\n    to: {}\n    uri: unix:{}\n    nbd: unix:{}\n",
+                source.monitor().display(),
+                target.monitor().display(),
+                place("memory").display(),
+                place("nbd").display()
+            ));
+        }
+        std::fs::write(self.path("moves.yaml"), text).unwrap();
+        let mut command = self.drover.command(&["live", "--moves"]);
+        command.arg(self.path("moves.yaml")).args(more);
+        command
+    }
+
+    fn live(&self, top: &str, more: &[&str]) -> Output {
+        moves::run(self.command(top, &[&["--json"], more].concat()))
+    }
+
+    fn spawn(&self, more: &[&str]) -> Child {
+        moves::spawn(self.command("", &[&["--json"], more].concat()), &self.path("out"))
+    }
+
+    /// Waits until memory of each of these is on its way.
+    fn wait_until_sending(&self, guests: &[&str]) {
+        for guest in guests {
+            let is_it = |event: &Value| event["guest"] == **guest && moves::is_sending(event);
+            assert!(moves::is_told(&self.path("out"), is_it), "nothing of {guest} is sent");
+        }
+    }
+
+    fn ended(&self, child: Child) -> Output {
+        moves::ended(child, &self.path("out"))
+    }
+
+    #[track_caller]
+    fn has_moved(&mut self, number: usize) {
+        let (source, target) = &mut self.pairs[number];
+        moves::has_arrived(source, target);
+    }
+
+    #[track_caller]
+    fn has_stayed(&mut self, number: usize) {
+        let (source, target) = &mut self.pairs[number];
+        moves::has_stayed(source, target);
+    }
+}
+
+/// Events of this kind, by guest.
+fn of<'a>(events: &'a [Value], kind: &str) -> BTreeMap<&'a str, &'a Value> {
+    let events = events.iter().filter(|event| event["event"] == kind);
+    events.map(|event| (event["guest"].as_str().unwrap(), event)).collect()
+}
+
+#[test]
+fn guests_move_together_within_one_budget_and_those_that_are_left_have_more_of_it() {
+    let small = PulseOptions { pages: 512, ..idle() };
+    let Some(mut fleet) = Fleet::of(&[[idle(), idle()], [idle(), idle()], [small.clone(), small]]) else {
+        return;
+    };
+    let file = fleet.path("report.json");
+    let output = fleet.live("", &[&SLOWLY[..], &["--report", file.to_str().unwrap()]].concat());
+    assert_eq!(output.code, Some(0), "{output:?}");
+    (0..3).for_each(|number| fleet.has_moved(number));
+    let events = events(&output);
+    let schedule = events.iter().find(|event| event["event"] == "schedule").unwrap();
+    assert_eq!(
+        (&schedule["chosen"], &schedule["between"]),
+        (&json!("all at once"), &json!("this host to this host"))
+    );
+    assert_eq!(of(&events, "moved").len(), 3);
+    keep_the_budget(&events);
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(report["kind"], "drover-live-several-report");
+    assert_eq!((&report["sums"]["moved"], &report["sums"]["failed"]), (&json!(3), &json!(0)));
+    assert_eq!(report["moves"][2]["report"]["outcome"]["result"], "moved");
+}
+
+#[test]
+fn copies_of_disks_keep_to_the_budget_too() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let guests = folders.each_ref().map(|folder| moves::with_disks(folder.path(), &idle()));
+    let Some(mut fleet) = Fleet::of(&guests) else { return };
+    let file = fleet.path("report.json");
+    let output =
+        fleet.live("disks: mirror\n", &[&SLOWLY[..], &["--report", file.to_str().unwrap()]].concat());
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    for number in 0..2 {
+        fleet.has_moved(number);
+        fleet.pairs[number].1.kill();
+        moves::written_sectors(folders[number].path());
+        // 8 MiB, and half of 4 MB/s: nothing but the bound holds up a file in memory.
+        let told = &report["moves"][number];
+        let ready_s = told["report"]["disks"][0]["ready_s"].as_f64().unwrap();
+        assert!(ready_s - told["began_s"].as_f64().unwrap() > 2.0, "{told}");
+    }
+}
+
+/// Shares that are kept never come to more than the budget, and grow when one has ended.
+#[track_caller]
+fn keep_the_budget(events: &[Value]) {
+    let mut shares: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut has_ended = false;
+    for event in events {
+        let Some(guest) = event["guest"].as_str() else { continue };
+        match event["event"].as_str().unwrap() {
+            "share" => {
+                let rate = event["rate_bytes_per_s"].as_u64().unwrap();
+                let before = shares.insert(guest, rate);
+                assert!(before.is_none_or(|before| has_ended && rate > before), "{event}, {before:?} before");
+            }
+            "moved" => {
+                shares.remove(guest);
+                has_ended = true;
+            }
+            // A sample may have been on its way when the other ended.
+            _ => {}
+        }
+        let sum: u64 = shares.values().sum();
+        assert!(sum <= BUDGET, "{sum} at {event}");
+    }
+    let grown = |guest: &str| {
+        events.iter().filter(|event| event["event"] == "share" && event["guest"] == guest).count() > 1
+    };
+    assert!(grown("vm0") && grown("vm1"), "what vm2 had nobody got");
+}
+
+#[test]
+fn one_that_cannot_move_keeps_all_from_beginning() {
+    let other = PulseOptions { memory_mib: 128, ..idle() };
+    let third = PulseOptions { memory_mib: 96, ..idle() };
+    let Some(mut fleet) = Fleet::of(&[[idle(), idle()], [idle(), other], [idle(), third]]) else { return };
+    let file = fleet.path("report.html");
+    let output = fleet.live("", &["--report", file.to_str().unwrap()]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    // Of both all is told, at once.
+    for words in
+        ["vm1: the guest cannot move", "vm2: the guest cannot move", "the target 128", "the target 96"]
+    {
+        assert!(output.err.contains(words), "{words}: {}", output.err);
+    }
+    assert!(!output.err.contains("vm0: "), "{}", output.err);
+    let events = events(&output);
+    assert!(of(&events, "begins").is_empty());
+    let failed: Vec<&str> = of(&events, "failed").into_keys().collect();
+    assert_eq!(failed, ["vm1", "vm2"]);
+    (0..3).for_each(|number| fleet.has_stayed(number));
+    let page = std::fs::read_to_string(file).unwrap();
+    assert!(page.contains("0 of 3 guests run at their targets") && page.contains("the target 128"), "{page}");
+}
+
+#[test]
+fn a_schedule_is_told_and_a_promise_that_one_cannot_keep_refused() {
+    let Some(mut fleet) = Fleet::new(2) else { return };
+    let output = moves::run(fleet.command("line: 1g\n", &["--dry-run"]));
+    assert_eq!(output.code, Some(0), "{output:?}");
+    for words in
+        ["this host to this host: 2 guests", "one after the other: ", "all at once: ", "  vm1: begins after "]
+    {
+        assert!(output.err.contains(words), "{words}: {}", output.err);
+    }
+    let output = fleet.live("line: 1g\n", &["--rate-max", "8k"]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("vm0: the promise cannot be kept"), "{}", output.err);
+    (0..2).for_each(|number| fleet.has_stayed(number));
+}
+
+#[test]
+fn a_target_that_dies_on_the_way_costs_the_others_nothing() {
+    let Some(mut fleet) = Fleet::new(3) else { return };
+    let child = fleet.spawn(&SLOWLY);
+    fleet.wait_until_sending(&["vm0", "vm1", "vm2"]);
+    fleet.pairs[1].1.kill();
+    let output = fleet.ended(child);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("1 of 3 guests did not move"), "{}", output.err);
+    let events = events(&output);
+    assert_eq!(of(&events, "failed")["vm1"]["guest_at"], "source");
+    assert_eq!(of(&events, "moved").into_keys().collect::<Vec<_>>(), ["vm0", "vm2"]);
+    fleet.has_stayed(1);
+    fleet.has_moved(0);
+    fleet.has_moved(2);
+}
+
+#[test]
+fn ctrl_c_leaves_all_where_they_were_and_begins_no_more() {
+    let Some(mut fleet) = Fleet::new(3) else { return };
+    // What one connection carries leaves room for another; two shares can be set, so that the third waits.
+    let child = fleet.spawn(&["--rate-max", "18m", "--connection", "8m"]);
+    fleet.wait_until_sending(&["vm0", "vm1"]);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = fleet.ended(child);
+    assert_eq!(output.code, Some(130), "{output:?}");
+    let events = events(&output);
+    assert_eq!(of(&events, "begins").into_keys().collect::<Vec<_>>(), ["vm0", "vm1"]);
+    let failed = of(&events, "failed");
+    assert_eq!(failed.len(), 3, "{output:?}");
+    assert!(failed.values().all(|event| event["guest_at"] == "source"), "{failed:?}");
+    (0..3).for_each(|number| fleet.has_stayed(number));
+}
+
+#[test]
+fn moves_of_a_killed_drover_are_gone_on_with() {
+    let Some(mut fleet) = Fleet::new(2) else { return };
+    let mut child = fleet.spawn(&SLOWLY);
+    fleet.wait_until_sending(&["vm0", "vm1"]);
+    child.kill().unwrap();
+    fleet.ended(child);
+    let output = fleet.live("", &["--rate-max", "800m"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(
+        output.out.matches("a move is under way: it is watched to its end").count(),
+        4,
+        "{}",
+        output.out
+    );
+    (0..2).for_each(|number| fleet.has_moved(number));
+}
+
+#[test]
+fn domains_move_by_their_names_within_one_budget() {
+    let folder = tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap();
+    let Some(hosts) = Hosts::start(folder.path()).unwrap() else { return };
+    let small = PulseOptions { pages: 512, ..idle() };
+    for (name, options) in [("large", idle()), ("small", small)] {
+        hosts.define("a", name, &options).unwrap();
+        hosts.virsh("a", &["start", name]).unwrap();
+        hosts.voice("a", name).unwrap().beat(3).unwrap();
+    }
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    let (from, to) = (hosts.uri("a"), hosts.uri("b"));
+    let mut command = drover.command(&["live", "large", "small", "--connect", &from, "--to", &to, "--json"]);
+    command.args(["--rate-max", "34m", "--channels", "1", "--downtime", "2s", "--deadline", "10m"]);
+    hosts.equip(&mut command);
+    let output = moves::run(command);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    for name in ["large", "small"] {
+        let state = |host: &str| hosts.virsh(host, &["domstate", name, "--reason"]).unwrap();
+        assert_eq!((state("a").as_str(), state("b").as_str()), ("shut off (migrated)", "running (migrated)"));
+        let mut there = hosts.voice("b", name).unwrap();
+        there.beat(20).unwrap();
+        assert!(there.verify().unwrap().is_sound());
+    }
+    let events = events(&output);
+    assert_eq!(of(&events, "moved").len(), 2);
+    let share = |event: &Value| (event["event"] == "share").then(|| event["rate_bytes_per_s"].as_u64())?;
+    let of_large = events.iter().filter(|event| event["guest"] == "large");
+    assert_eq!(of_large.filter_map(share).collect::<Vec<_>>(), [2_125_000, 4_250_000], "{output:?}");
+}
+
+#[test]
+fn what_is_said_wrong_is_told_before_anybody_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
+    let file = folder.path().join("moves.yaml");
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "moves:\n  - {from: /a, to: /b, uri: 'tcp:h:0', colour: red}\n").unwrap();
+    let told = |code, words: &str, args: &[&str]| {
+        let output = drover.run(&[&["live"], args].concat()).unwrap();
+        assert_eq!(output.code, Some(code), "{output:?}");
+        assert!(output.err.contains(words), "{words}: {}", output.err);
+    };
+    told(3, "moves.yaml:2:40: error: moves[0].colour", &["--moves", path]);
+    told(2, "go into the file", &["--moves", path, "--downtime", "1s"]);
+    told(2, "cannot be used with", &["--moves", path, "--to", "/x"]);
+    told(2, "want --moves FILE", &["/a", "/c", "--to", "/b", "--uri", "tcp:h:0"]);
+    told(2, "--moves", &["--moves", "/nowhere/moves.yaml"]);
+    std::fs::write(&file, "moves:\n  - {from: /a, to: /b}\n  - {name: b, from: /a, to: /c}\n").unwrap();
+    told(3, "both have the source /a", &["--moves", path]);
+}
