@@ -88,8 +88,7 @@ fn speeds(share: Option<Share>) -> Vec<Value> {
     let mut one = Move::new(&mut from, &mut to, &shared, &stop, &mut tell);
     one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
     one.mirror().unwrap();
-    let speeds = source.said().speeds.clone();
-    speeds
+    source.said().speeds.clone()
 }
 
 #[test]
