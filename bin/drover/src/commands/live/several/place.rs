@@ -114,6 +114,16 @@ impl Place {
     }
 }
 
+impl Ended {
+    /// What the site refused, which a libvirt does not know: to it a connection ended.
+    pub fn refused(&self) -> Vec<String> {
+        match &self.place {
+            Place::Domain { over: Some(over), .. } => over.refused(),
+            Place::Domain { .. } | Place::Qemu(_) => Vec::new(),
+        }
+    }
+}
+
 /// It did not begin, and will not.
 pub fn not_begun() -> LiveError {
     LiveError { cause: Ending::Stopped, guest_at: Where::Source }

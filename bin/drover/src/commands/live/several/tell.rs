@@ -116,6 +116,7 @@ impl Teller {
 
     /// A guest's move ended; the failure if it did not move.
     pub fn moved(&mut self, number: usize, ended: Ended) -> Option<Failure> {
+        ended.refused().into_iter().for_each(|why| self.event(number, &Event::Note(why)));
         let Ended { result, moments: [source, target], place } = ended;
         if let Some(over) = place.over() {
             self.guests[number].record.went_over(over.told());
