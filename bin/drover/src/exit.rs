@@ -5,8 +5,10 @@ use std::process::ExitCode;
 
 use drover_disk::{DiskError, DiskErrorKind};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
+use drover_http::{HttpError, HttpErrorKind};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
+use drover_nbd::HandshakeError;
 use drover_vsphere::{VsphereError, VsphereErrorKind};
 
 /// Why the program ends as it does.
@@ -164,11 +166,22 @@ pub fn transfer_failure(error: MoveError, target: &str) -> Failure {
     Failure::new(exit, chain(&error))
 }
 
+/// Whether it is we who deny: the server did not show that it is the one that was named.
+fn is_not_trusted(error: &DiskError) -> bool {
+    use HttpErrorKind as K;
+    let Some(why) = error.source.get_ref() else { return false };
+    let web = why.downcast_ref::<HttpError>().map(|error| &error.kind);
+    let nbd = why.downcast_ref::<HandshakeError>();
+    matches!(web, Some(K::Untrusted(_) | K::ThumbprintMismatch(_) | K::Expired(_) | K::WrongName(_)))
+        || matches!(nbd, Some(HandshakeError::Tls(_)))
+}
+
 /// The exit for a disk's error.
 pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
     match error.kind {
         DiskErrorKind::OutOfSpace => Exit::TargetFull,
         _ if error.disk == target => Exit::Target,
+        DiskErrorKind::Denied if is_not_trusted(error) => Exit::Connection,
         DiskErrorKind::Denied => Exit::Access,
         DiskErrorKind::Transient => Exit::Connection,
         DiskErrorKind::Corrupt

@@ -302,6 +302,17 @@ fn images_are_made_as_the_plan_says() {
     bench.command("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", "a", &image]);
 }
 
+#[test]
+fn a_folder_is_imported_as_its_archive_is() {
+    let Some(bench) = Bench::new() else { return };
+    let disk = disk_file(bench.folder.path(), "a", 3 * MIB);
+    bench.appliance(&disk);
+    let imported = bench.fine(&["import", &bench.text("web"), "--folder", &bench.text("vms")]);
+    assert!(std::fs::read(bench.image()).unwrap() == std::fs::read(&disk).unwrap(), "{}", imported.out);
+    let report = bench.report("import-web-01");
+    assert_eq!(report["vms"][0]["disks"][0]["equal"], true, "{report:#}");
+}
+
 /// C1 control characters and turned writing are fine in XML.
 #[test]
 fn names_of_appliances_drive_no_terminal() {
