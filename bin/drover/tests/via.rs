@@ -300,14 +300,22 @@ fn what_somebody_put_in_an_images_place_there_is_neither_gone_on_with_nor_remove
     let mut started = far.start(&["migrate", &far.plan("far", &[SLOWLY])]);
     far.wait_for_records(&mut started.0);
     started.kill();
-    let other = far.in_pool("other");
+    let (other, own) = (far.in_pool("other"), far.in_pool("own"));
     std::fs::write(&other, b"somebody's work").unwrap();
+    std::fs::rename(far.image("one"), &own).unwrap();
     std::fs::rename(&other, far.image("one")).unwrap();
     let refused = far.stage.run(&["resume", "far"]);
     assert!(refused.code == Some(3) && refused.err.contains("did not write"), "{}", refused.err);
     let cancelled = far.stage.run(&["cancel", "far"]);
     assert!(cancelled.code != Some(0) && cancelled.err.contains("stays"), "{}", cancelled.err);
     assert_eq!(std::fs::read(far.image("one")).unwrap(), b"somebody's work");
+    // The plan's own file again, with something else in it.
+    let length = std::fs::metadata(&own).unwrap().len() as usize;
+    std::fs::write(&own, vec![0xee; length]).unwrap();
+    std::fs::rename(&own, far.image("one")).unwrap();
+    let cancelled = far.stage.run(&["cancel", "far"]);
+    assert!(cancelled.code != Some(0) && cancelled.err.contains("stays"), "{}", cancelled.err);
+    assert_eq!(std::fs::read(far.image("one")).unwrap(), vec![0xee; length]);
     std::fs::remove_file(far.image("one")).unwrap();
     succeeds(&far.stage.run(&["cancel", "far"]));
     assert_eq!(far.recorded(), 0, "its journal went with the last");

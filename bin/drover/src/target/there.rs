@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use drover_agent::machine::{Image, Machine, Order, Told, What};
 use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
+use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
-use drover_mover::StopSignal;
+use drover_mover::{StopSignal, look};
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
@@ -91,7 +92,7 @@ impl There {
         self.site.order(&self.order_of(vm, What::Look, 0))
     }
 
-    fn recorded(&self, disk: &PlannedDisk, stat: &Stat) -> Option<Box<drover_copy::Replay>> {
+    fn recorded(&self, disk: &PlannedDisk, stat: &Stat) -> Option<Box<Replay>> {
         let journal = journal(self.about.state.as_deref(), self.name(), disk);
         stat.size.and_then(|_| guard::journal_of(&journal, &tag_of(self.name(), &stat.tag)))
     }
@@ -167,6 +168,12 @@ impl There {
                     .advise("choose another folder or target_name, or remove it at the site"))
             }
         }
+    }
+
+    /// Whether somebody put something else into the same file, as far as some blocks tell.
+    fn holds_another(&self, disk: &PlannedDisk, vm: &PlannedVm, found: &Replay) -> bool {
+        let image = self.open_for_verify(disk, vm).ok();
+        image.and_then(|image| look(image.as_ref(), &found.leaves).ok()).is_some_and(|held| held.is_another())
     }
 
     fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
@@ -359,7 +366,7 @@ impl TargetProvider for There {
                 stat => stat.map_err(|refusal| self.refused(refusal))?,
             };
             // Only what drover made: an image without a journal is somebody else's.
-            if self.is_ours(disk, &stat) {
+            if self.recorded(disk, &stat).is_some_and(|found| !self.holds_another(disk, vm, &found)) {
                 images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
             }
         }
