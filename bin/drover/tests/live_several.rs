@@ -120,6 +120,7 @@ fn guests_move_together_within_one_budget_and_those_that_are_left_have_more_of_i
         (&schedule["chosen"], &schedule["between"]),
         (&json!("all at once"), &json!("this host to this host"))
     );
+    assert_eq!(schedule["excess_bytes_per_s"], json!(3 * 2_621_440));
     assert_eq!(of(&events, "moved").len(), 3);
     keep_the_budget(&events);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();

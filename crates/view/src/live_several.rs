@@ -170,6 +170,8 @@ pub struct LiveSchedule {
     pub line_is_known: bool,
     /// Bytes a second that all together may send.
     pub rate_max_bytes_per_s: Option<u64>,
+    /// Bytes a second by which they may go beyond it, where that is much.
+    pub excess_bytes_per_s: Option<u64>,
     /// The way that was taken; nothing where none keeps each promise.
     pub chosen: Option<String>,
     /// Each way that was looked at.
@@ -301,6 +303,7 @@ pub(crate) mod tests {
                 line_bytes_per_s: 125e6,
                 line_is_known: true,
                 rate_max_bytes_per_s: Some(100_000_000),
+                excess_bytes_per_s: None,
                 chosen: Some("one after the other".into()),
                 ways: vec![
                     way("one after the other", 1, None),

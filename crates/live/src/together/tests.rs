@@ -124,9 +124,16 @@ fn a_budget_bounds_the_sum_and_the_number() {
     let budget = Pipe { rate_max: Some(3 * MIB), ..pipe(1000.0 * MB) };
     let schedule = schedule(&alike(8, 16, 0.0), &budget);
     assert_eq!(schedule.looked_at.len(), 3, "a share of a MiB/s each");
+    assert_eq!(schedule.excess(), Some(3 * 2_621_440), "QEMU bounds in steps");
     let all_s = 8.0 * 16.0 / 3.0;
     let chosen = schedule.chosen.unwrap();
     assert!(chosen.total.likely >= all_s && chosen.total.likely < all_s + 6.0, "{chosen}");
+}
+
+#[test]
+fn steps_that_are_little_beside_the_budget_are_not_told() {
+    let budget = Pipe { rate_max: Some(1_000_000_000), ..pipe(1000.0 * MB) };
+    assert_eq!(schedule(&alike(8, 64, 0.0), &budget).excess(), None);
 }
 
 #[test]
@@ -135,7 +142,7 @@ fn disks_and_bounds_of_a_guests_own_count() {
     guests[0].disk_bytes = 1000 * 1_000_000;
     guests[1].rate_max = Some(10_000_000);
     let schedule = schedule(&guests, &pipe(100.0 * MB));
-    assert_eq!(schedule.caps[1], 10_000_000);
+    assert_eq!((schedule.caps[1], schedule.excess()), (10_000_000, None));
     let chosen = schedule.chosen.unwrap();
     assert_eq!(chosen.way, "all at once");
     let disk = chosen.turns.iter().find(|turn| turn.guest == 0).unwrap();

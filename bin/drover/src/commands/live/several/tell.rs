@@ -88,6 +88,12 @@ impl Teller {
                 self.say(&format!("{}:", chosen.way));
                 chosen.turns.iter().for_each(|turn| self.say(&turn_words(pair, turn)));
             }
+            if let Some(excess) = pair.schedule.excess() {
+                let excess = excess as f64 / 1e6;
+                self.say(&format!(
+                    "they may go up to {excess:.1} MB/s beyond --rate-max, since QEMU sends 64 pages at once"
+                ));
+            }
         }
         let foreseen_s = pair.schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely);
         self.foreseen_s = self.foreseen_s.max(foreseen_s);
@@ -282,6 +288,7 @@ fn told(pair: &Pair) -> LiveSchedule {
         line_bytes_per_s: pair.pipe.line.likely,
         line_is_known: pair.line_is_known,
         rate_max_bytes_per_s: pair.pipe.rate_max,
+        excess_bytes_per_s: pair.schedule.excess(),
         chosen: chosen.map(|chosen| chosen.way.clone()),
         ways: pair.schedule.looked_at.iter().map(way).collect(),
         turns: chosen.map(|chosen| chosen.turns.iter().map(turn).collect()).unwrap_or_default(),
