@@ -134,8 +134,10 @@ pub fn between(args: &LiveArgs) -> (String, String) {
     if let Some(daemon) = args.daemon() {
         return (domain::source(args), daemon.to_string());
     }
-    let address = args.uri.as_ref().and_then(|uri| uri.strip_prefix("tcp:"));
-    let host = address.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host.to_string());
+    // `tcp:HOST:PORT` and its like; a unix socket is here.
+    let address =
+        args.uri.as_ref().and_then(|uri| uri.split_once(':')).filter(|(scheme, _)| *scheme != "unix");
+    let host = address.and_then(|(_, address)| address.rsplit_once(':')).map(|(host, _)| host.to_string());
     (HERE.into(), args.via.clone().or(host).unwrap_or_else(|| HERE.into()))
 }
 

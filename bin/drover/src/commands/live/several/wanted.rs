@@ -145,6 +145,7 @@ fn all(moves: &Moves, command: &LiveArgs) -> Result<All, Vec<Problem>> {
         known.push(place);
         is_new
     });
+    problems.sort_by_key(|problem| (problem.line, problem.column));
     if problems.is_empty() { Ok(All { guests, line, rate_max, connection }) } else { Err(problems) }
 }
 
@@ -302,7 +303,7 @@ mod tests {
         ] {
             assert!(told.contains(words), "{words}: {told}");
         }
-        assert_eq!(told.matches("soon").count(), 1, "{told}");
+        assert_eq!(told.matches("1:1: ").count(), 1, "{told}");
         assert!(
             read("rate_max: fast\nmoves: [{from: a, to: b}]\n").unwrap_err()[0]
                 .contains("1:1: error: rate_max")
