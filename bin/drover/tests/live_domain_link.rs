@@ -12,7 +12,7 @@ use common::domains::Pair;
 use common::line::Line;
 use common::moves::{self, events, is_sending};
 use common::sites::Sites;
-use drover_lab::{Output, run_by};
+use drover_lab::{Output, PulseOptions, run_by};
 use serde_json::Value;
 
 /// What libvirt's QEMUs may write to, on either host.
@@ -183,4 +183,33 @@ fn a_drover_whose_sockets_the_source_does_not_see_is_refused() {
     assert!(!output.err.contains("does not see"), "{}", output.err);
     scene.pair.has_stayed();
     assert_eq!(scene.pair.state("a"), "running (booted)");
+}
+
+#[test]
+fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
+    let guest = PulseOptions { pages: 4096, pages_per_beat: 200, ..PulseOptions::default() };
+    let Some(mut scene) = Scene::new(Pair::new(|_| guest)) else { return };
+    if !scene.pair.can_resume() {
+        return;
+    }
+    // Should the source be told so late, the line itself has become narrow.
+    scene.line.narrow_after(24 << 20);
+    let child = moves::spawn(
+        scene.command(&["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"]),
+        &scene.pair.told(),
+    );
+    scene.wait_for("memory is sent", is_sending);
+    scene.pair.send_ahead(4096);
+    scene.wait_for("post-copy", |event| event["phase"] == "postcopy");
+    scene.sites.kill();
+    scene.wait_for("the link is away", is_away);
+    assert!(!scene.pair.state("a").starts_with("running"), "{}", scene.pair.state("a"));
+    scene.line.narrow_after(u64::MAX);
+    scene.pair.send_ahead(0);
+    scene.sites.start();
+    let output = scene.ended(child);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("--postcopy-resume"), "{}", output.out);
+    // The link tells of its last session only.
+    scene.pair.has_moved("a", "b");
 }

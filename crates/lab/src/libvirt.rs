@@ -162,7 +162,7 @@ impl Hosts {
         };
         Ok(format!(
             "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{memory}</memory><vcpu>1</vcpu>\
-             <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{image}</kernel></os>\
+             <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{image}</kernel></os><features><acpi/></features>\
              <cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disk}\
              <serial type='unix'><source mode='bind' path='/run/{name}.sock'/></serial>\

@@ -380,7 +380,7 @@ impl DomainStand {
     }
 
     /// Its line broke then.
-    fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         self.reason == "post-copy failed"
     }
 }
@@ -497,6 +497,21 @@ pub fn domain_found(source: &DomainStand, target: &DomainStand) -> DomainFound {
             (false, false) => U::BothStand,
         }),
     }
+}
+
+/// Why a libvirt of this version at the target cannot make the line of post-copy anew, if so.
+///
+/// Source: libvirt's `NEWS.rst`, 8.5.0 (`VIR_MIGRATE_POSTCOPY_RESUME`) and 11.4.0 (a regression of 11.2.0).
+pub fn cannot_resume(version: (u32, u32)) -> Option<String> {
+    let why = match version {
+        version if version < (8, 5) => "does not know how to make the line of post-copy anew",
+        (11, 2 | 3) => "crashes when it is to make the line of post-copy anew",
+        _ => return None,
+    };
+    let (major, minor) = version;
+    Some(format!(
+        "the target's libvirt {major}.{minor} {why}: 11.4 is the first of those after 11.1 that does it well"
+    ))
 }
 
 /// The same of a domain that at least one daemon says to have gone ahead.

@@ -37,8 +37,8 @@ pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, 
 pub use conflicts::conflicts;
 pub use credentials::{Credentials, tls_left_set, tls_name_obstacle, tls_obstacles};
 pub use domain::{
-    Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, copy_obstacles,
-    domain_found, domain_obstacles, tight_pools,
+    Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, cannot_resume,
+    copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 pub use forecast::{Facts, Forecast, Promise};
 pub use found::{Found, Stand, Unclear, found};

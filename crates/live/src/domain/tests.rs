@@ -206,6 +206,16 @@ fn where_a_domain_is_that_went_ahead_of_its_memory() {
 }
 
 #[test]
+fn daemons_that_cannot_make_a_line_anew_are_known() {
+    for able in [(8, 5), (9, 0), (10, 10), (11, 0), (11, 1), (11, 4), (12, 2)] {
+        assert_eq!(cannot_resume(able), None, "{able:?}");
+    }
+    assert!(cannot_resume((8, 4)).unwrap().contains("8.4 does not know"));
+    assert!(cannot_resume((7, 9)).is_some());
+    assert!([(11, 2), (11, 3)].iter().all(|bad| cannot_resume(*bad).unwrap().contains("crashes")));
+}
+
+#[test]
 fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
     let states = [
         ("", ""),

@@ -120,7 +120,6 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let unfit = [
         (args.nbd.is_some() && args.via.is_none(), "--nbd"),
         (args.other_paths, "--other-paths"),
-        (args.allow.contains(&AllowArg::Postcopy), "--allow postcopy"),
         (by_rdma, "--uri rdma:"),
         (args.memory.given().is_some(), args.memory.given().unwrap_or_default()),
     ];
@@ -135,10 +134,11 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
             "--rate-max: libvirt counts in MiB a second, 8.4m is the least",
         ));
     }
+    let allows = |what| args.allow.contains(&what);
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(DomainOptions {
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
-        allowed: Allowed { throttle: args.allow.contains(&AllowArg::Throttle), postcopy: false },
+        allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
         copies_disks: args.disks == DisksArg::Mirror,
         uri: args.uri.as_deref().map(memory_at),
         carried: None,

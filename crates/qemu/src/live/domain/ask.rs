@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use drover_live::{Domain, DomainDisk, DomainJob, DomainStand, Room, Spot};
+use drover_live::{Domain, DomainDisk, DomainJob, DomainStand, Phase, Room, Spot, cannot_resume};
 
 use super::read::{self, Job};
 use crate::child::private_folder;
@@ -68,9 +68,14 @@ impl Virsh {
         }
     }
 
-    /// Whether the guest stands still because it is being moved.
-    pub(super) fn stands_for_move(&self, uuid: &str) -> Result<bool, QemuError> {
-        Ok(self.ask(&["domstate", uuid, "--reason"])?.trim() == "paused (migrating)")
+    /// Where a move is by how the guest stands, if it stands still for that.
+    pub(super) fn phase(&self, uuid: &str) -> Result<Option<Phase>, QemuError> {
+        Ok(match self.ask(&["domstate", uuid, "--reason"])?.trim() {
+            "paused (migrating)" => Some(Phase::Switchover),
+            "paused (post-copy)" => Some(Phase::PostCopy),
+            "paused (post-copy failed)" => Some(Phase::Broken),
+            _ => None,
+        })
     }
 
     /// All that the source tells of a domain.
@@ -161,6 +166,12 @@ impl Virsh {
     pub(super) fn tells_connections_apart(&self) -> bool {
         let told = self.ask(&["version"]).unwrap_or_default();
         read::hypervisor(&told).is_some_and(|version| version >= TELLS_APART)
+    }
+
+    /// Why a line of post-copy that comes here cannot be made anew; nothing if it can, or if nobody knows.
+    pub(super) fn cannot_resume(&self) -> Option<String> {
+        let told = self.ask(&["version", "--daemon"]).unwrap_or_default();
+        cannot_resume(read::daemon(&told)?)
     }
 
     /// What this daemon calls its host.

@@ -5,12 +5,16 @@
 //! read.rs   what they answer
 //! beforehand.rs  what is known of one that moves with others, and its share of what all may send
 //! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
+//! words.rs  what `virsh` is told
+//! ahead.rs  post-copy: the rest of its memory, and a line that breaks
 //! ```
 
+mod ahead;
 mod ask;
 mod beforehand;
 mod read;
 mod run;
+mod words;
 
 use std::sync::atomic::AtomicBool;
 

@@ -130,7 +130,16 @@ pub(super) fn owner(xml: &str) -> Result<Option<u32>, QemuError> {
 
 /// The version of the hypervisor, as `version` tells: `Running hypervisor: QEMU 10.0.2`.
 pub(super) fn hypervisor(told: &str) -> Option<(u32, u32)> {
-    let line = told.lines().find(|line| line.starts_with("Running hypervisor:"))?;
+    version(told, "Running hypervisor:")
+}
+
+/// The version of the daemon, as `version --daemon` tells: `Running against daemon: 11.3.0`.
+pub(super) fn daemon(told: &str) -> Option<(u32, u32)> {
+    version(told, "Running against daemon:")
+}
+
+fn version(told: &str, what: &str) -> Option<(u32, u32)> {
+    let line = told.lines().find(|line| line.starts_with(what))?;
     let mut parts = line.rsplit(' ').next()?.split('.').map(|part| part.parse::<u32>());
     Some((parts.next()?.ok()?, parts.next()?.ok()?))
 }
@@ -237,13 +246,15 @@ impl Job {
         }
     }
 
-    /// In the form that moves are told in; a guest that stands still for its move is being handed over.
-    pub(super) fn told(&self, stands_for_it: bool) -> Told {
-        let phase = if stands_for_it { Phase::Switchover } else { self.sample.phase };
+    /// In the form that moves are told in; with the phase, where that is known by how the guest stands.
+    pub(super) fn told(&self, phase: Option<Phase>) -> Told {
+        let phase = phase.unwrap_or(self.sample.phase);
         let status = match phase {
             Phase::Setup => "setup",
             Phase::Switchover => "device",
-            _ => "active",
+            Phase::PostCopy => "postcopy-active",
+            Phase::Broken => "postcopy-paused",
+            Phase::Precopy | Phase::Done | Phase::Failed => "active",
         };
         let sample = Sample { phase, ..self.sample };
         let (downtime_ms, total_bytes) = (self.downtime_ms, self.memory_bytes);
@@ -326,9 +337,10 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_the_hypervisor() {
-        let told = "Compiled against library: libvirt 11.3.0\nRunning hypervisor: QEMU 10.0.2\n";
-        assert_eq!(hypervisor(told), Some((10, 0)));
+    fn versions_of_the_hypervisor_and_the_daemon() {
+        let told = "Compiled against library: libvirt 11.4.0\nRunning hypervisor: QEMU 10.0.2\nRunning against daemon: 11.3.0\n";
+        assert_eq!((hypervisor(told), daemon(told)), (Some((10, 0)), Some((11, 3))));
+        assert_eq!(daemon("Running hypervisor: QEMU 10.0.2"), None);
         assert!(hypervisor("Running hypervisor: QEMU 8.1.0").unwrap() >= (8, 1));
         assert_eq!((hypervisor(""), hypervisor("Running hypervisor: QEMU")), (None, None));
     }
@@ -359,7 +371,8 @@ mod tests {
             (400, 600, 8192)
         );
         assert_eq!((job.disks, job.downtime_ms), ([4, 9], None));
-        assert_eq!(job.told(true).sample.phase, Phase::Switchover);
+        assert_eq!(job.told(Some(Phase::Switchover)).status, "device");
+        assert_eq!(job.told(None).sample.phase, Phase::Precopy);
         let none = Job::of(&values("Job type: 0\n"), 0);
         assert_eq!((none.kind, none.sample.phase), (DomainJob::None, Phase::Setup));
         assert_eq!(Job::of(&values("Job type: 1\noperation: 6\n"), 0).kind, DomainJob::Other);

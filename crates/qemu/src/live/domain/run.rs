@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Choice, Deed, Domain, DomainDisk, DomainFound, DomainUnclear, Facts, Forecast, Phase, Room, Spot, Watch,
-    Way, Why, choose, copy_obstacles, domain_found, domain_obstacles, tight_pools,
+    Choice, Course, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Facts, Forecast,
+    Phase, Room, Spot, Watch, Way, Why, choose, copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 
 use super::ask::{Known, Processor};
 use super::beforehand::Sharing;
 use super::{DomainOptions, Ends};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::disks::{MirrorState, NbdAt};
+use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
     DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, downtime_of_qemu, excess_words, kept,
@@ -27,7 +27,7 @@ use crate::virsh::Lasting;
 pub(super) struct Move<'a> {
     pub(super) ends: &'a Ends,
     pub(super) options: &'a DomainOptions,
-    stop: &'a AtomicBool,
+    pub(super) stop: &'a AtomicBool,
     pub(super) tell: &'a mut dyn FnMut(Event),
     pub(super) known: Known,
     /// Disks that are copied, with the pool of each at the target.
@@ -36,11 +36,11 @@ pub(super) struct Move<'a> {
     made: Vec<(String, String)>,
     /// Milliseconds of downtime that were set before.
     downtime_before: Option<u64>,
-    was_running: bool,
-    was_persistent: bool,
+    pub(super) was_running: bool,
+    pub(super) was_persistent: bool,
     foreseen: Forecast,
     deeds: Vec<(Deed, Why)>,
-    last: Told,
+    pub(super) last: Told,
     still_since: Option<Instant>,
     /// Whether what carries the move did when it was looked at last.
     was_up: bool,
@@ -48,6 +48,8 @@ pub(super) struct Move<'a> {
     /// Bytes of memory that are free at the target.
     pub(super) free_bytes: Option<u64>,
     pub(super) sharing: Sharing,
+    /// The `virsh` that moves it.
+    pub(super) moving: Option<Lasting>,
 }
 
 /// What is begun, and from what it was chosen.
@@ -57,15 +59,15 @@ struct Plan {
 }
 
 /// Between two looks at a move; each is a program that starts and connects.
-const LOOK_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// What does not become clear by itself so often is not clear.
 const UNCLEAR_LOOKS: u32 = 6;
 const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
-/// Of a guest that went ahead.
-const BROKEN: &str =
-    "the line broke in post-copy: `virsh migrate --postcopy --postcopy-resume` makes it anew";
+/// Of a move that an earlier run began.
+const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
+const AHEAD: &str = "it went ahead of its memory in an earlier run: the rest is seen after it";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
-const SETTLE_TIME_MAX: Duration = Duration::from_secs(120);
+pub(super) const SETTLE_TIME_MAX: Duration = Duration::from_secs(120);
 
 impl<'a> Move<'a> {
     pub(super) fn new(
@@ -94,6 +96,7 @@ impl<'a> Move<'a> {
             has_been_up: false,
             free_bytes: None,
             sharing: Sharing::default(),
+            moving: None,
         }
     }
 
@@ -110,11 +113,8 @@ impl<'a> Move<'a> {
                     Err(cause) => self.settle(Some(cause), began),
                 }
             }
-            Ok(DomainFound::Broken) => {
-                Err(LiveError { cause: Ending::Failed(failed(BROKEN)), guest_at: Where::Between })
-            }
-            Ok(DomainFound::Moving | DomainFound::Ahead) => {
-                self.note("it is on its way: that is watched to its end; Ctrl-C cancels it");
+            Ok(found @ (DomainFound::Moving | DomainFound::Ahead | DomainFound::Broken)) => {
+                self.note(if found == DomainFound::Moving { MOVING } else { AHEAD });
                 let began = Instant::now();
                 let ended = self.watched(began);
                 self.settle(ended.err(), began)
@@ -134,9 +134,12 @@ impl<'a> Move<'a> {
     pub(super) fn foresee(&mut self) -> Result<(), Ending> {
         match self.found()? {
             DomainFound::AtSource => self.look().map(drop),
-            DomainFound::Broken => Err(Ending::Failed(failed(BROKEN))),
-            DomainFound::Moving | DomainFound::Ahead => {
+            DomainFound::Moving => {
                 self.note("it is on its way: that would be watched to its end");
+                Ok(())
+            }
+            DomainFound::Ahead | DomainFound::Broken => {
+                self.note("it went ahead of its memory: the rest would be seen after it");
                 Ok(())
             }
             DomainFound::AtTarget => {
@@ -250,7 +253,9 @@ impl<'a> Move<'a> {
 
     /// Connections for its memory.
     pub(super) fn channels(&self) -> u8 {
-        let wanted = channels_wanted(self.options.channels, self.rate_max());
+        // QEMU 10.0 does not take several with post-copy.
+        let otherwise = self.options.allowed.postcopy.then_some(1);
+        let wanted = channels_wanted(self.options.channels.or(otherwise), self.rate_max());
         // Carried connections may arrive in another order than they were made.
         let in_order = self.options.carried.is_none() || self.ends.target.tells_connections_apart();
         if in_order { wanted } else { 1 }
@@ -278,51 +283,12 @@ impl<'a> Move<'a> {
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
-        let mut moving = self.ends.source.begin(&words)?;
+        self.moving = Some(self.ends.source.begin(&words)?);
         let facts = self.options.line.is_none().then_some(&plan.facts);
-        let ended = self.follow(&mut moving, began, &course.deeds, facts);
+        let ended = self.follow(began, course, facts);
         let Err(cause) = ended else { return Ok(()) };
-        self.cancel(Some(&mut moving));
+        self.cancel();
         Err(cause)
-    }
-
-    /// What `virsh` is told.
-    fn words(&self, channels: u8) -> Vec<String> {
-        let mut words: Vec<String> =
-            ["migrate", &self.known.uuid, self.ends.target.uri(), "--live", "--abort-on-error"]
-                .map(str::to_string)
-                .to_vec();
-        let mut add = |more: &[&str]| words.extend(more.iter().map(|word| word.to_string()));
-        if self.was_persistent {
-            add(&["--persistent"]);
-        }
-        if self.options.p2p {
-            add(&["--p2p"]);
-        }
-        match (&self.options.carried, &self.options.uri) {
-            (Some(carried), _) => {
-                add(&["--migrateuri", &carried.memory.replacen("unix:", "unix://", 1)]);
-                if let (NbdAt::Unix(path), false) = (&carried.disks, self.copied.is_empty()) {
-                    add(&["--disks-uri", &format!("unix://{}", path.display())]);
-                }
-            }
-            (None, Some(uri)) => add(&["--migrateuri", uri]),
-            (None, None) => {}
-        }
-        if channels > 1 {
-            add(&["--parallel", "--parallel-connections", &channels.to_string()]);
-        }
-        if self.options.allowed.throttle {
-            add(&["--auto-converge"]);
-        }
-        if let Some(rate) = self.rate_max() {
-            add(&["--bandwidth", &(rate >> 20).max(1).to_string()]);
-        }
-        if !self.copied.is_empty() {
-            let disks: Vec<&str> = self.copied.iter().map(|(disk, _)| disk.target.as_str()).collect();
-            add(&["--copy-storage-all", "--migrate-disks", &disks.join(",")]);
-        }
-        words
     }
 
     /// Makes what disks are copied into. libvirt would do so by itself, and take what is there for its own.
@@ -346,19 +312,24 @@ impl<'a> Move<'a> {
     }
 
     /// Watches it to the end of `virsh`.
-    fn follow(
-        &mut self,
-        moving: &mut Lasting,
-        began: Instant,
-        deeds: &[Deed],
-        mut facts: Option<&Facts>,
-    ) -> Result<(), Ending> {
-        let mut watch = Watch::new(self.options.promise, deeds);
+    fn follow(&mut self, began: Instant, course: &Course, mut facts: Option<&Facts>) -> Result<(), Ending> {
+        let mut watch = Watch::new(self.options.promise, &course.deeds);
+        let mut goes_at_once = course.at_once == Some(Deed::PostCopy);
         loop {
-            if let Some(ended) = moving.ended() {
-                return ended.map_err(refused);
+            match self.moving.as_mut().and_then(Lasting::ended) {
+                None => {}
+                // In post-copy a line that breaks ends `virsh`, and is made anew.
+                Some(Err(_)) if self.went_ahead() => return self.see_after(began),
+                Some(ended) => return ended.map_err(refused),
             }
-            self.look_on(&mut watch, began)?;
+            let phase = self.look_on(&mut watch, began)?;
+            if matches!(phase, Phase::PostCopy | Phase::Broken) {
+                return self.see_after(began);
+            }
+            if goes_at_once && phase == Phase::Precopy && self.last.sample.passes > 1 {
+                goes_at_once = false;
+                self.start_postcopy()?;
+            }
             if let (Some(known), Some(rate)) = (facts, watch.rate()) {
                 facts = None;
                 self.look_again(known, rate.likely)?;
@@ -367,29 +338,41 @@ impl<'a> Move<'a> {
         }
     }
 
+    fn went_ahead(&self) -> bool {
+        matches!(self.found(), Ok(DomainFound::Ahead | DomainFound::Broken))
+    }
+
     /// Watches a move that an earlier run began, to its end.
     fn watched(&mut self, began: Instant) -> Result<(), Ending> {
         self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
         let mut watch = Watch::new(self.options.promise, &[]);
-        while matches!(self.found()?, DomainFound::Moving | DomainFound::Ahead) {
+        loop {
+            match self.found()? {
+                DomainFound::Moving => {}
+                DomainFound::Ahead | DomainFound::Broken => return self.see_after(began),
+                _ => return Ok(()),
+            }
             if let Err(cause) = self.look_on(&mut watch, began) {
-                self.cancel(None);
+                self.cancel();
                 return Err(cause);
             }
             std::thread::sleep(LOOK_PAUSE);
         }
-        Ok(())
     }
 
-    /// One look at a move: tells, and says if it has to end.
-    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<(), Ending> {
-        self.halt_if_stopped()?;
-        self.keep_share()?;
+    /// One look at a move: tells, and says if it has to end, else where it is.
+    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Phase, Ending> {
         let uuid = &self.known.uuid;
         let job = self.ends.source.job(uuid, millis(began.elapsed()))?;
         // A domain that has no definition is gone when it has moved.
-        let stands = self.was_running && self.ends.source.stands_for_move(uuid).unwrap_or_default();
+        let stands = self.ends.source.phase(uuid).unwrap_or_default().filter(|_| self.was_running);
         let told = job.told(stands);
+        let phase = told.sample.phase;
+        if matches!(phase, Phase::PostCopy | Phase::Broken) {
+            return Ok(phase);
+        }
+        self.halt_if_stopped()?;
+        self.keep_share()?;
         if job.disks[1] > 0 {
             let [done_bytes, all_bytes] = job.disks;
             let state = MirrorState { done_bytes, all_bytes, is_ready: done_bytes == all_bytes };
@@ -400,19 +383,19 @@ impl<'a> Move<'a> {
         if told.total_bytes > 0 {
             self.last = told.clone();
         }
-        self.halt_if_still_for_long(told.sample.phase)?;
+        self.halt_if_still_for_long(phase)?;
         let is_up = self.look_at_link();
         let has_begun = told.sample.sent_bytes > 0;
         let advised =
             if has_begun && is_up { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
-        match advised {
-            None | Some((Deed::PostCopy, _)) => Ok(()),
-            Some((deed, why)) => self.act(deed, why),
+        if let Some((deed, why)) = advised {
+            self.act(deed, why)?;
         }
+        Ok(phase)
     }
 
     /// Whether what carries the move does; tells when that changes.
-    fn look_at_link(&mut self) -> bool {
+    pub(super) fn look_at_link(&mut self) -> bool {
         let Some(carried) = &self.options.carried else { return true };
         let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
         self.has_been_up |= is_up;
@@ -431,8 +414,9 @@ impl<'a> Move<'a> {
         self.deeds.push((deed, why));
         match deed {
             Deed::GiveUp => Err(Ending::GivenUp(why)),
+            Deed::PostCopy => self.start_postcopy(),
             // QEMU does so by itself, as it was let when it began.
-            Deed::Throttle | Deed::PostCopy => Ok(()),
+            Deed::Throttle => Ok(()),
         }
     }
 
@@ -453,18 +437,21 @@ impl<'a> Move<'a> {
         still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(failed(why)))
     }
 
-    /// Cancels it, and waits for its end.
-    fn cancel(&mut self, mut moving: Option<&mut Lasting>) {
+    /// Cancels it, and waits for its end. Nobody cancels for a guest that went ahead.
+    fn cancel(&mut self) {
         let until = Instant::now() + SETTLE_TIME_MAX;
-        let is_over =
-            |moving: &mut Option<&mut Lasting>| moving.as_mut().is_none_or(|it| it.ended().is_some());
         loop {
-            // Refused where there is nothing to cancel: not yet, or no more.
-            let _ = self.ends.source.ask(&["domjobabort", &self.known.uuid]);
-            let is_settled = matches!(self.found(), Ok(found) if !is_moving(&found));
-            if (is_over(&mut moving) && is_settled) || Instant::now() >= until {
+            let found = self.found();
+            if matches!(found, Ok(DomainFound::Ahead | DomainFound::Broken)) {
                 return;
             }
+            let is_over = self.moving.as_mut().is_none_or(|moving| moving.ended().is_some());
+            let is_settled = matches!(found, Ok(found) if !is_moving(&found));
+            if (is_over && is_settled) || Instant::now() >= until {
+                return;
+            }
+            // Refused where there is nothing to cancel: not yet, or no more.
+            let _ = self.ends.source.ask(&["domjobabort", &self.known.uuid]);
             std::thread::sleep(LOOK_PAUSE);
         }
     }
@@ -498,7 +485,9 @@ impl<'a> Move<'a> {
                 at(cause("neither daemon runs the domain any more: it ended on its way"), Where::Unknown)
             }
             Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
-            Ok(DomainFound::Ahead | DomainFound::Broken) => at(cause(BROKEN), Where::Between),
+            Ok(DomainFound::Ahead | DomainFound::Broken) => {
+                at(cause("the guest went ahead, and the rest of its memory does not follow"), Where::Between)
+            }
             Ok(DomainFound::Unclear(why)) => {
                 self.note(why.obstacle().to_string());
                 at(cause("the move ended halfway"), place(why))
@@ -529,7 +518,7 @@ impl<'a> Move<'a> {
         let job = self.completed();
         let mut last = self.last.clone();
         if let Some(job) = job {
-            last = job.told(false);
+            last = job.told(None);
         }
         last.status = "completed".into();
         last.sample.phase = Phase::Done;
@@ -596,9 +585,7 @@ impl<'a> Move<'a> {
 pub(super) fn found(ends: &Ends, uuid: &str) -> Result<DomainFound, QemuError> {
     let mut looks = 0;
     loop {
-        // The source first: what it has let go by then the target has.
-        let here = ends.source.stand(uuid)?;
-        let there = ends.target.stand(uuid)?;
+        let [here, there] = stands(ends, uuid)?;
         let found = domain_found(&here, &there);
         looks += 1;
         if !matches!(found, DomainFound::Unclear(_)) || is_moving(&found) || looks >= UNCLEAR_LOOKS {
@@ -606,6 +593,12 @@ pub(super) fn found(ends: &Ends, uuid: &str) -> Result<DomainFound, QemuError> {
         }
         std::thread::sleep(UNCLEAR_PAUSE);
     }
+}
+
+/// How both daemons have a domain. The source first: what it has let go by then the target has.
+pub(super) fn stands(ends: &Ends, uuid: &str) -> Result<[DomainStand; 2], QemuError> {
+    let here = ends.source.stand(uuid)?;
+    Ok([here, ends.target.stand(uuid)?])
 }
 
 /// Whether more is to come by itself.
@@ -647,10 +640,10 @@ pub(super) fn nowhere(name: &str) -> Ending {
     Ending::Obstacles(vec![drover_live::Obstacle { what, advice: advice.into() }])
 }
 
-fn failed(why: &str) -> QemuError {
+pub(super) fn failed(why: &str) -> QemuError {
     QemuError::new(QemuErrorKind::Failed, "the move of the domain").because(why.to_string())
 }
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,0 +1,175 @@
+//! A domain that goes ahead of its memory (post-copy): it is sent, seen after, and its line made anew where it breaks.
+//!
+//! What is done when is decided in [`Recovery`], as for guests without libvirt. libvirt starts the guest at the target when
+//! the source says that post-copy is on, and takes nobody back from there.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use drover_live::{DomainFound, DomainStand, Half, Look, Phase, Recovery, Sample, Side, Step, domain_found};
+
+use super::run::{LOOK_PAUSE, Move, SETTLE_TIME_MAX, failed, millis, stands};
+use crate::error::QemuError;
+use crate::live::{Ending, Event, Mending};
+use crate::virsh::Lasting;
+
+impl Move<'_> {
+    /// Sends the guest ahead.
+    pub(super) fn start_postcopy(&mut self) -> Result<(), Ending> {
+        if let Some(why) = self.ends.target.cannot_resume() {
+            self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
+        }
+        let uuid = &self.known.uuid;
+        // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks before
+        // it has the target's word, although it runs there. One that stood is left standing; if the move is given up before
+        // post-copy begins, libvirt starts it again. One child for both, since the guest stands still meanwhile.
+        let words = match self.was_running {
+            true => format!("suspend {uuid}; migrate-postcopy {uuid}"),
+            false => format!("migrate-postcopy {uuid}"),
+        };
+        Ok(self.ends.source.ask(&[&words]).map(drop)?)
+    }
+
+    /// Sees the rest of its memory after a guest that went ahead, over as many lines as it takes; what came of it the
+    /// daemons tell.
+    pub(super) fn see_after(&mut self, began: Instant) -> Result<(), Ending> {
+        let mut recovery = Recovery::new(self.options.promise.deadline);
+        let cannot = self.ends.target.cannot_resume();
+        let (mut has_said, mut try_number, mut why) = (false, None, "no try was made".to_string());
+        // The last time that both daemons told what is of use, and since when it is over.
+        let (mut told, mut over) = (Instant::now(), None);
+        loop {
+            let is_stopped = self.stop.load(Ordering::Relaxed);
+            if is_stopped && !std::mem::replace(&mut has_said, true) {
+                self.note(TOO_LATE);
+            }
+            self.look_at_link();
+            let ended = self.ended();
+            let looked = stands(self.ends, &self.known.uuid);
+            if let Ok([here, there]) = &looked {
+                told = Instant::now();
+                let found = domain_found(here, there);
+                if !matches!(found, DomainFound::Ahead | DomainFound::Broken) {
+                    let since = *over.get_or_insert_with(Instant::now);
+                    if self.moving.is_none() || since.elapsed() >= SETTLE_TIME_MAX {
+                        return Ok(());
+                    }
+                } else {
+                    over = None;
+                }
+            }
+            let halves = match &looked {
+                Ok([here, there]) => self.halves(here, there),
+                Err(error) if told.elapsed() >= SETTLE_TIME_MAX => return Err(repeated(error).into()),
+                Err(_) => [Half::Silent, Half::Silent],
+            };
+            let look = self.ahead_look(began, halves, is_stopped);
+            if let (Some(number), Some(Err(error))) = (try_number.take_if(|_| ended.is_some()), ended) {
+                why = error.chain();
+                let next = recovery.refused(look.at_ms);
+                self.tell_mending(Mending::Failed { number, why: why.clone(), next });
+            }
+            match recovery.see(look) {
+                Step::Wait | Step::Lost(_) => {}
+                Step::Broke => self.tell_mending(Mending::Broke { why: "by the daemons' word".into() }),
+                Step::Pause(side) => self.pause_line(side),
+                Step::Try(_) if cannot.is_some() => {
+                    let why = cannot.unwrap_or_default();
+                    return Err(Ending::Failed(failed(&format!(
+                        "the line broke in post-copy; {why}. {UPDATE}"
+                    ))));
+                }
+                Step::Try(number) => {
+                    self.tell_mending(Mending::Tries { number });
+                    match self.resume() {
+                        Ok(()) => try_number = Some(number),
+                        Err(error) => {
+                            why = error.chain();
+                            let next = recovery.refused(look.at_ms);
+                            self.tell_mending(Mending::Failed { number, why: why.clone(), next });
+                        }
+                    }
+                }
+                Step::Failed(number, next) => {
+                    self.tell_mending(Mending::Failed { number, why: why.clone(), next });
+                }
+                Step::Back(tries) => self.tell_mending(Mending::Back { tries }),
+                Step::GiveUp(_) if is_stopped => return Err(Ending::Stopped),
+                Step::GiveUp(tries) => {
+                    return Err(Ending::Failed(failed(&format!(
+                        "the line broke in post-copy and was not back after {tries} tries, the last: {why}"
+                    ))));
+                }
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    /// What came of `virsh`, once.
+    fn ended(&mut self) -> Option<Result<(), QemuError>> {
+        let ended = self.moving.as_mut().and_then(Lasting::ended);
+        if ended.is_some() {
+            self.moving = None;
+        }
+        ended
+    }
+
+    fn halves(&self, here: &DomainStand, there: &DomainStand) -> [Half; 2] {
+        let broken = if self.moving.is_some() { Half::Recovering } else { Half::Paused };
+        match (here.is_broken(), there.is_broken()) {
+            (true, true) => [broken, broken],
+            // libvirt has no word by which a target that has not noticed could be told: the next try tells.
+            (true, false) => [broken, Half::Silent],
+            (false, true) => [Half::Active, Half::Paused],
+            (false, false) => [Half::Active, Half::Active],
+        }
+    }
+
+    fn ahead_look(&mut self, began: Instant, [source, target]: [Half; 2], is_stopped: bool) -> Look {
+        let at_ms = millis(began.elapsed());
+        // One that broke has no figures.
+        let job = self.ends.source.job(&self.known.uuid, at_ms).unwrap_or_default();
+        let is_broken = source != Half::Active || target != Half::Active;
+        let mut told = job.told(Some(if is_broken { Phase::Broken } else { Phase::PostCopy }));
+        if job.sample.sent_bytes == 0 {
+            told.sample = Sample { at_ms, phase: told.sample.phase, ..self.last.sample };
+            told.total_bytes = self.last.total_bytes;
+        }
+        let Sample { sent_bytes, left_bytes, .. } = told.sample;
+        self.last = told.clone();
+        (self.tell)(Event::Memory(told));
+        let is_away = self.options.carried.as_ref().is_some_and(|carried| carried.by.is_waited_for());
+        Look { at_ms, source, target, sent_bytes, left_bytes, is_away, is_stopped }
+    }
+
+    /// Has the source see that its line is gone. One that has seen it meanwhile refuses; it is looked at again.
+    fn pause_line(&mut self, side: Side) {
+        let words = ["domjobabort", &self.known.uuid, "--postcopy"];
+        if side == Side::Source && self.ends.source.ask(&words).is_ok() {
+            self.tell_mending(Mending::Told(side));
+        }
+    }
+
+    /// Has libvirt make another line.
+    fn resume(&mut self) -> Result<(), QemuError> {
+        let words = self.resume_words();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.note(format!("virsh {}", words.join(" ")));
+        self.moving = Some(self.ends.source.begin(&words)?);
+        Ok(())
+    }
+
+    fn tell_mending(&mut self, mending: Mending) {
+        (self.tell)(Event::Mending(mending));
+    }
+}
+
+const TOO_LATE: &str =
+    "the guest has gone ahead to the target, which cannot be undone: the rest of its memory is seen after it";
+
+const UPDATE: &str = "update it (its guests go on meanwhile), then say `drover live` again";
+
+/// The same error once more.
+fn repeated(error: &QemuError) -> QemuError {
+    QemuError::new(error.kind, "asking both daemons").because(error.chain())
+}

@@ -1,0 +1,64 @@
+//! What `virsh migrate` is told.
+
+use super::run::Move;
+use crate::live::disks::NbdAt;
+
+impl Move<'_> {
+    /// For a move of so many connections.
+    pub(super) fn words(&self, channels: u8) -> Vec<String> {
+        let mut words = self.begin_words();
+        let mut add = |more: &[&str]| words.extend(more.iter().map(|word| word.to_string()));
+        add(&["--abort-on-error"]);
+        if let (Some(carried), false) = (&self.options.carried, self.copied.is_empty())
+            && let NbdAt::Unix(path) = &carried.disks
+        {
+            add(&["--disks-uri", &format!("unix://{}", path.display())]);
+        }
+        if channels > 1 {
+            add(&["--parallel", "--parallel-connections", &channels.to_string()]);
+        }
+        if self.options.allowed.throttle {
+            add(&["--auto-converge"]);
+        }
+        if self.options.allowed.postcopy {
+            add(&["--postcopy"]);
+        }
+        if !self.copied.is_empty() {
+            let disks: Vec<&str> = self.copied.iter().map(|(disk, _)| disk.target.as_str()).collect();
+            add(&["--copy-storage-all", "--migrate-disks", &disks.join(",")]);
+        }
+        words
+    }
+
+    /// For another line of one that went ahead.
+    pub(super) fn resume_words(&self) -> Vec<String> {
+        let mut words = self.begin_words();
+        words.extend(["--postcopy", "--postcopy-resume"].map(str::to_string));
+        words
+    }
+
+    fn begin_words(&self) -> Vec<String> {
+        let mut words =
+            ["migrate", &self.known.uuid, self.ends.target.uri(), "--live"].map(str::to_string).to_vec();
+        let mut add = |more: &[&str]| words.extend(more.iter().map(|word| word.to_string()));
+        if self.was_persistent {
+            add(&["--persistent"]);
+        }
+        if self.options.p2p {
+            add(&["--p2p"]);
+        }
+        match (&self.options.carried, &self.options.uri) {
+            (Some(carried), _) => add(&["--migrateuri", &carried.memory.replacen("unix:", "unix://", 1)]),
+            (None, Some(uri)) => add(&["--migrateuri", uri]),
+            (None, None) => {}
+        }
+        if let Some(rate) = self.rate_max() {
+            let mib = (rate >> 20).max(1).to_string();
+            add(&["--bandwidth", &mib]);
+            if self.options.allowed.postcopy {
+                add(&["--postcopy-bandwidth", &mib]);
+            }
+        }
+        words
+    }
+}
