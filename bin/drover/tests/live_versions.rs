@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::moves::{SLOWLY, ask, busy, events, idle, is_silent};
+use common::moves::{SLOWLY, ask, busy, events, idle};
 use common::pair::Pair;
 use drover_lab::{Output, PulseOptions};
 use serde_json::{Value, json};
@@ -20,8 +20,8 @@ fn is_set_back(output: &Output) {
     assert!(!output.out.contains("stays set where the guest is"), "{}", output.out);
 }
 
-/// The guest is at the target and nowhere else, by both monitors' word. What became of its memory is not judged: QEMU 7.2
-/// loses writes under software emulation.
+/// The guest is at the target and nowhere else, by both monitors' word. What became of its memory is not judged: under
+/// software emulation QEMU 7.2 loses writes, and 11.1 does in post-copy.
 #[track_caller]
 fn is_at_target(pair: &Pair, output: &Output) {
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -69,17 +69,14 @@ fn a_guest_of_7_2_moves_to_10_0_and_to_7_2() {
 fn a_guest_of_11_1_goes_ahead_of_many_connections_plain_or_compressed() {
     let hot = PulseOptions { pages_per_beat: 400, ..busy() };
     for more in [&[][..], &["--compress", "zstd"]] {
-        let Some(mut pair) = Pair::new(&of(NEW, "q35", &hot)) else { return };
+        let Some(pair) = Pair::new(&of(NEW, "q35", &hot)) else { return };
         // 160 MB/s written to, 25 to 45 carried: nothing but post-copy ends.
         let ways = ["--line", "200m", "--rate-max", "200m", "--allow", "postcopy", "--channels", "4"];
         let output = pair.live(&[&ways[..], more].concat());
-        assert_eq!(output.code, Some(0), "{output:?}");
         let has_gone_ahead = events(&output).iter().any(|event| event["phase"] == "postcopy");
         assert!(has_gone_ahead && !output.out.contains("one connection, since"), "{output:?}");
-        pair.target.beat(20).unwrap();
-        is_silent(&pair.source);
-        let verdict = pair.target.verify().unwrap();
-        assert!(verdict.is_sound(), "{verdict:?}");
+        assert!(output.out.contains("seen to lose a guest's latest writes"), "{}", output.out);
+        is_at_target(&pair, &output);
     }
 }
 

@@ -199,6 +199,9 @@ impl Move<'_> {
         if !ways.is_empty() {
             self.note(format!("memory goes {}", ways.join(", ")));
         }
+        if self.options.allowed.postcopy && self.can.iter().any(Ability::was_seen_to_lose_writes_ahead) {
+            self.note("QEMU 11.1 was seen to lose a guest's latest writes in post-copy, under software emulation; see docs/live.md");
+        }
         if !found.left_out.is_empty() {
             self.note(format!(
                 "left out, since one of these QEMUs does not know it: {}",
