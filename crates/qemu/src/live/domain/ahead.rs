@@ -13,6 +13,43 @@ use crate::error::QemuError;
 use crate::live::{Ending, Event, Mending};
 use crate::virsh::Lasting;
 
+/// What is known of a guest that went ahead.
+struct After {
+    recovery: Recovery,
+    /// Why libvirt cannot make the line anew.
+    cannot: Option<String>,
+    /// The try under way.
+    try_number: Option<u32>,
+    /// Why the last try failed.
+    why: String,
+    /// When both daemons were asked last and answered.
+    told: Instant,
+    /// Since when it is neither on its way nor broken.
+    over: Option<Instant>,
+}
+
+impl After {
+    /// Whether it has come to an end, after a look at both daemons; `virsh` may have its last words to say.
+    fn is_over(
+        &mut self,
+        looked: &Result<[DomainStand; 2], QemuError>,
+        has_virsh_ended: bool,
+    ) -> Result<bool, QemuError> {
+        let [here, there] = match looked {
+            Ok(stands) => stands,
+            Err(error) if self.told.elapsed() >= SETTLE_TIME_MAX => return Err(repeated(error)),
+            Err(_) => return Ok(false),
+        };
+        self.told = Instant::now();
+        if matches!(domain_found(here, there), DomainFound::Ahead | DomainFound::Broken) {
+            self.over = None;
+            return Ok(false);
+        }
+        let since = *self.over.get_or_insert_with(Instant::now);
+        Ok(has_virsh_ended || since.elapsed() >= SETTLE_TIME_MAX)
+    }
+}
+
 impl Move<'_> {
     /// Sends the guest ahead.
     pub(super) fn start_postcopy(&mut self) -> Result<(), Ending> {
@@ -33,11 +70,15 @@ impl Move<'_> {
     /// Sees the rest of its memory after a guest that went ahead, over as many lines as it takes; what came of it the
     /// daemons tell.
     pub(super) fn see_after(&mut self, began: Instant) -> Result<(), Ending> {
-        let mut recovery = Recovery::new(self.options.promise.deadline);
-        let cannot = self.ends.target.cannot_resume();
-        let (mut has_said, mut try_number, mut why) = (false, None, "no try was made".to_string());
-        // The last time that both daemons told what is of use, and since when it is over.
-        let (mut told, mut over) = (Instant::now(), None);
+        let mut after = After {
+            recovery: Recovery::new(self.options.promise.deadline),
+            cannot: self.ends.target.cannot_resume(),
+            try_number: None,
+            why: "no try was made".into(),
+            told: Instant::now(),
+            over: None,
+        };
+        let mut has_said = false;
         loop {
             let is_stopped = self.stop.load(Ordering::Relaxed);
             if is_stopped && !std::mem::replace(&mut has_said, true) {
@@ -46,63 +87,58 @@ impl Move<'_> {
             self.look_at_link();
             let ended = self.ended();
             let looked = stands(self.ends, &self.known.uuid);
-            if let Ok([here, there]) = &looked {
-                told = Instant::now();
-                let found = domain_found(here, there);
-                if !matches!(found, DomainFound::Ahead | DomainFound::Broken) {
-                    let since = *over.get_or_insert_with(Instant::now);
-                    if self.moving.is_none() || since.elapsed() >= SETTLE_TIME_MAX {
-                        return Ok(());
-                    }
-                } else {
-                    over = None;
-                }
+            if after.is_over(&looked, self.moving.is_none())? {
+                return Ok(());
             }
-            let halves = match &looked {
-                Ok([here, there]) => self.halves(here, there),
-                Err(error) if told.elapsed() >= SETTLE_TIME_MAX => return Err(repeated(error).into()),
-                Err(_) => [Half::Silent, Half::Silent],
-            };
+            let halves = looked.map_or([Half::Silent; 2], |[here, there]| self.halves(&here, &there));
             let look = self.ahead_look(began, halves, is_stopped);
-            if let (Some(number), Some(Err(error))) = (try_number.take_if(|_| ended.is_some()), ended) {
-                why = error.chain();
-                let next = recovery.refused(look.at_ms);
-                self.tell_mending(Mending::Failed { number, why: why.clone(), next });
+            if let (Some(number), Some(Err(error))) = (after.try_number.take_if(|_| ended.is_some()), ended) {
+                self.tell_failed(&mut after, number, &error, look.at_ms);
             }
-            match recovery.see(look) {
-                Step::Wait | Step::Lost(_) => {}
-                Step::Broke => self.tell_mending(Mending::Broke { why: "by the daemons' word".into() }),
-                Step::Pause(side) => self.pause_line(side),
-                Step::Try(_) if cannot.is_some() => {
-                    let why = cannot.unwrap_or_default();
-                    return Err(Ending::Failed(failed(&format!(
-                        "the line broke in post-copy; {why}. {UPDATE}"
-                    ))));
-                }
-                Step::Try(number) => {
-                    self.tell_mending(Mending::Tries { number });
-                    match self.resume() {
-                        Ok(()) => try_number = Some(number),
-                        Err(error) => {
-                            why = error.chain();
-                            let next = recovery.refused(look.at_ms);
-                            self.tell_mending(Mending::Failed { number, why: why.clone(), next });
-                        }
-                    }
-                }
-                Step::Failed(number, next) => {
-                    self.tell_mending(Mending::Failed { number, why: why.clone(), next });
-                }
-                Step::Back(tries) => self.tell_mending(Mending::Back { tries }),
-                Step::GiveUp(_) if is_stopped => return Err(Ending::Stopped),
-                Step::GiveUp(tries) => {
-                    return Err(Ending::Failed(failed(&format!(
-                        "the line broke in post-copy and was not back after {tries} tries, the last: {why}"
-                    ))));
-                }
-            }
+            let step = after.recovery.see(look);
+            self.take_step(&mut after, step, &look)?;
             std::thread::sleep(LOOK_PAUSE);
         }
+    }
+
+    fn take_step(&mut self, after: &mut After, step: Step, look: &Look) -> Result<(), Ending> {
+        match step {
+            Step::Wait | Step::Lost(_) => {}
+            Step::Broke => self.tell_mending(Mending::Broke { why: "by the daemons' word".into() }),
+            Step::Pause(side) => self.pause_line(side),
+            Step::Try(number) => self.try_line(after, number, look.at_ms)?,
+            Step::Failed(number, next) => {
+                self.tell_mending(Mending::Failed { number, why: after.why.clone(), next });
+            }
+            Step::Back(tries) => self.tell_mending(Mending::Back { tries }),
+            Step::GiveUp(_) if look.is_stopped => return Err(Ending::Stopped),
+            Step::GiveUp(tries) => {
+                let why = &after.why;
+                return Err(Ending::Failed(failed(&format!(
+                    "the line broke in post-copy and was not back after {tries} tries, the last: {why}"
+                ))));
+            }
+        }
+        Ok(())
+    }
+
+    fn try_line(&mut self, after: &mut After, number: u32, at_ms: u64) -> Result<(), Ending> {
+        if let Some(why) = &after.cannot {
+            let why = format!("the line broke in post-copy; {why}. {UPDATE}");
+            return Err(Ending::Failed(failed(&why)));
+        }
+        self.tell_mending(Mending::Tries { number });
+        match self.resume() {
+            Ok(()) => after.try_number = Some(number),
+            Err(error) => self.tell_failed(after, number, &error, at_ms),
+        }
+        Ok(())
+    }
+
+    fn tell_failed(&mut self, after: &mut After, number: u32, error: &QemuError, at_ms: u64) {
+        after.why = error.chain();
+        let next = after.recovery.refused(at_ms);
+        self.tell_mending(Mending::Failed { number, why: after.why.clone(), next });
     }
 
     /// What came of `virsh`, once.
