@@ -13,6 +13,7 @@ mod copy_display;
 mod display;
 mod frame;
 mod html;
+mod in_place;
 mod inventory;
 mod live;
 mod live_display;
@@ -35,6 +36,7 @@ mod warm;
 pub use copy_display::CopyDisplay;
 pub use display::Display;
 pub use html::{live_report_html, live_several_html, report_html};
+pub use in_place::{InLines, InPlace};
 pub use inventory::{inventory_json, inventory_text};
 pub use live::{
     LiveAsked, LiveDeed, LiveDisk, LiveForecast, LiveLook, LiveNote, LiveOutcome, LivePart, LiveReal,

@@ -1,15 +1,10 @@
-use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drover_types::{Bytes, Rate};
 
 use crate::frame::bar;
-use crate::mode::DisplayMode;
-use crate::now::{DiskNow, TotalNow};
-use crate::stage::{Scene, Stage, shows_blocks};
-use crate::tally::Line;
-use crate::text::{clean, estimate, percent};
+use crate::in_place::{InLines, InPlace};
+use crate::text::{estimate, percent};
 
 /// A live move, as of its latest news.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,58 +66,12 @@ pub struct LiveForeseen {
     pub converges: bool,
 }
 
-/// Shows a live move in place on a terminal. Whoever tells it something never waits for the terminal.
-#[derive(Debug)]
-pub struct LiveDisplay {
-    now: Arc<Mutex<LiveNow>>,
-    stage: Stage,
-}
+/// Shows a live move in place on a terminal.
+pub type LiveDisplay = InPlace<LiveNow>;
 
-impl LiveDisplay {
-    /// Begins to show it on standard error, which is a terminal. A drop leaves that clean.
-    pub fn start() -> LiveDisplay {
-        LiveDisplay::start_on(Box::new(std::io::stderr()))
-    }
-
-    fn start_on(out: Box<dyn Write + Send>) -> LiveDisplay {
-        let now = Arc::new(Mutex::new(LiveNow::default()));
-        let view = View { now: now.clone(), blocks: shows_blocks() };
-        LiveDisplay { now, stage: Stage::open_on(DisplayMode::Terminal, view, out) }
-    }
-
-    /// Says something that stays.
-    pub fn say(&self, text: &str) {
-        self.stage.tell([Line { text: clean(text).into_owned(), bad: false }]);
-    }
-
-    /// What it shows from now on.
-    pub fn show(&self, now: LiveNow) {
-        *lock(&self.now) = now;
-    }
-}
-
-fn lock(now: &Mutex<LiveNow>) -> MutexGuard<'_, LiveNow> {
-    now.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct View {
-    now: Arc<Mutex<LiveNow>>,
-    blocks: bool,
-}
-
-impl Scene for View {
-    fn look(&mut self, _: Instant) {}
-
-    fn disks(&self) -> Vec<DiskNow> {
-        Vec::new()
-    }
-
-    fn others(&self, _: Instant) -> Vec<String> {
-        lines(&lock(&self.now), self.blocks)
-    }
-
-    fn total(&self) -> Option<TotalNow> {
-        None
+impl InLines for LiveNow {
+    fn lines(&self, blocks: bool) -> Vec<String> {
+        lines(self, blocks)
     }
 }
 
@@ -191,6 +140,8 @@ fn foreseen_line(foreseen: LiveForeseen) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::canvas::tests::{Paper, shown};
 

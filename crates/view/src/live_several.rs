@@ -1,20 +1,15 @@
 //! Several guests that move at once: their lines on a terminal, and the report of all. Pure but for the display itself.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drover_types::{Bytes, Rate};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::frame::bar;
+use crate::in_place::{InLines, InPlace};
 use crate::live::{LiveOutcome, LiveReport, live_report_json};
 use crate::live_display::LiveNow;
-use crate::mode::DisplayMode;
-use crate::now::{DiskNow, TotalNow};
-use crate::stage::{Scene, Stage, shows_blocks};
-use crate::tally::Line;
 use crate::text::{clean, estimate, percent};
 
 /// Of the JSON document; it grows when a field's meaning changes or one goes.
@@ -31,58 +26,12 @@ pub struct LiveGuestNow {
     pub now: Option<LiveNow>,
 }
 
-/// Shows several moves in place on a terminal, a line each. Whoever tells it something never waits for the terminal.
-#[derive(Debug)]
-pub struct LiveSeveralDisplay {
-    now: Arc<Mutex<Vec<LiveGuestNow>>>,
-    stage: Stage,
-}
+/// Shows several moves in place on a terminal, a line each.
+pub type LiveSeveralDisplay = InPlace<Vec<LiveGuestNow>>;
 
-impl LiveSeveralDisplay {
-    /// Begins to show them on standard error, which is a terminal. A drop leaves that clean.
-    pub fn start() -> LiveSeveralDisplay {
-        LiveSeveralDisplay::start_on(Box::new(std::io::stderr()))
-    }
-
-    fn start_on(out: Box<dyn Write + Send>) -> LiveSeveralDisplay {
-        let now = Arc::new(Mutex::new(Vec::new()));
-        let view = View { now: now.clone(), blocks: shows_blocks() };
-        LiveSeveralDisplay { now, stage: Stage::open_on(DisplayMode::Terminal, view, out) }
-    }
-
-    /// Says something that stays.
-    pub fn say(&self, text: &str) {
-        self.stage.tell([Line { text: clean(text).into_owned(), bad: false }]);
-    }
-
-    /// What it shows from now on.
-    pub fn show(&self, now: Vec<LiveGuestNow>) {
-        *lock(&self.now) = now;
-    }
-}
-
-fn lock(now: &Mutex<Vec<LiveGuestNow>>) -> MutexGuard<'_, Vec<LiveGuestNow>> {
-    now.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct View {
-    now: Arc<Mutex<Vec<LiveGuestNow>>>,
-    blocks: bool,
-}
-
-impl Scene for View {
-    fn look(&mut self, _: Instant) {}
-
-    fn disks(&self) -> Vec<DiskNow> {
-        Vec::new()
-    }
-
-    fn others(&self, _: Instant) -> Vec<String> {
-        lines(&lock(&self.now), self.blocks)
-    }
-
-    fn total(&self) -> Option<TotalNow> {
-        None
+impl InLines for Vec<LiveGuestNow> {
+    fn lines(&self, blocks: bool) -> Vec<String> {
+        lines(self, blocks)
     }
 }
 

@@ -9,7 +9,7 @@ use super::run::{Move, nowhere};
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::run::{LINE_ASSUMED, OVERHEAD};
-use crate::live::{Beforehand, Ending, Event};
+use crate::live::{Beforehand, Ending, Event, share};
 use crate::virsh::Virsh;
 
 /// Looks at both daemons and measures; changes nothing. Whether the promise can be kept depends on what may be sent, which is
@@ -78,17 +78,12 @@ impl Move<'_> {
 
     /// Bytes a second that may be sent, now.
     pub(super) fn rate_max(&self) -> Option<u64> {
-        self.options.share.as_ref().map_or(self.options.rate_max, |share| Some(share.rate()))
+        share::bound(self.options.share.as_ref(), self.options.rate_max)
     }
 
     /// Of a line, what the share lets through.
     pub(super) fn within_share(&self, line: Estimate) -> Estimate {
-        match &self.options.share {
-            Some(share) if (share.rate() as f64) < line.likely => {
-                Estimate { likely: share.rate() as f64, spread: 0.0 }
-            }
-            Some(_) | None => line,
-        }
+        share::within(self.options.share.as_ref(), line)
     }
 
     /// It begins with the share that it has now.

@@ -9,6 +9,7 @@ use drover_live::{Facts, Found, Phase};
 use super::{Ending, Event, LINE_ASSUMED, LiveOptions, Move, again, overhead};
 use crate::error::QemuError;
 use crate::live::guest::Guest;
+use crate::live::share;
 
 /// What is known of a guest before it moves with others.
 #[derive(Clone, Debug)]
@@ -69,17 +70,12 @@ impl Move<'_> {
 
     /// Bytes a second that may be sent, now.
     pub(super) fn rate_max(&self) -> Option<u64> {
-        self.options.share.as_ref().map_or(self.options.rate_max, |share| Some(share.rate()))
+        share::bound(self.options.share.as_ref(), self.options.rate_max)
     }
 
     /// Of a line, what the share lets through.
     pub(super) fn within_share(&self, line: Estimate) -> Estimate {
-        match &self.options.share {
-            Some(share) if (share.rate() as f64) < line.likely => {
-                Estimate { likely: share.rate() as f64, spread: 0.0 }
-            }
-            Some(_) | None => line,
-        }
+        share::within(self.options.share.as_ref(), line)
     }
 
     /// Sends no more than its share, which may be another than it was.
