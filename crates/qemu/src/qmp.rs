@@ -187,15 +187,26 @@ impl Qmp {
         }
     }
 
-    /// Gives whether it offers to take commands out of band.
+    /// Gives whether it offers to take commands out of band. What QEMU had not sent yet to somebody who went away comes
+    /// first, and may begin in its middle.
     fn read_greeting(&mut self) -> Result<bool, QemuError> {
-        let greeting = self.read_message("greeting", Instant::now() + self.answer_time_max)?;
-        match greeting.get("QMP") {
-            Some(words) => {
-                Ok(words["capabilities"].as_array().is_some_and(|all| all.contains(&json!("oob"))))
+        let until = Instant::now() + self.answer_time_max;
+        let mut left_over = 0;
+        loop {
+            let line = match self.read_line("greeting", until) {
+                Err(_) if left_over > 0 => break,
+                line => line?,
+            };
+            let message: Value = serde_json::from_slice(&line).unwrap_or_default();
+            if let Some(words) = message.get("QMP") {
+                return Ok(words["capabilities"].as_array().is_some_and(|all| all.contains(&json!("oob"))));
             }
-            None => Err(self.error(QemuErrorKind::Failed, "greeting", "this is no QEMU monitor")),
+            left_over += 1;
+            if left_over > LEFT_OVER_MAX {
+                break;
+            }
         }
+        Err(self.error(QemuErrorKind::Failed, "greeting", "this is no QEMU monitor"))
     }
 
     fn answer(&self, command: &str, mut message: Value) -> Result<Value, QemuError> {
@@ -294,6 +305,8 @@ const AT_A_TIME: usize = 64;
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The schema of QEMU 10 takes 250 KB.
 const LINE_BYTES_MAX: usize = 4 << 20;
+/// Messages for somebody else before a greeting, at most.
+const LEFT_OVER_MAX: usize = 64;
 /// A migration sends some hundred; older ones have lost their meaning.
 const EVENTS_MAX: usize = 1024;
 
@@ -367,6 +380,35 @@ mod tests {
             let told = monitor.join().unwrap();
             assert_eq!(told[1][how], "migrate-pause", "{told:?}");
             assert_eq!(told[0]["arguments"]["enable"] == json!(["oob"]), how == "exec-oob", "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_meant_for_somebody_who_went_away_is_no_greeting() {
+        let greeting = "{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\n";
+        let left = "us\": \"active\"}, \"id\": 9}\n{\"event\": \"STOP\"}\n{\"return\": 5, \"id\": 2}\n";
+        let noise = "{\"event\": \"STOP\"}\n".repeat(LEFT_OVER_MAX + 1);
+        for (said, is_one) in
+            [(left.to_string() + greeting, true), (noise, false), ("SSH-2.0\n".into(), false)]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            let socket = folder.path().join("qmp.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let serving = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(said.as_bytes()).unwrap();
+                if is_one {
+                    BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+                    stream.write_all(READY.as_bytes()).unwrap();
+                }
+            });
+            match Qmp::connect(&socket, Duration::from_secs(60)) {
+                Ok(_) => assert!(is_one),
+                Err(error) => {
+                    assert!(!is_one && error.chain().contains("no QEMU monitor"), "{}", error.chain())
+                }
+            }
+            serving.join().unwrap();
         }
     }
 
