@@ -97,6 +97,8 @@ pub struct Controller {
     phase: Phase,
     /// The number before the one that is being tried, and what it carried in bytes a second.
     before: Option<(usize, f64)>,
+    /// The line seemed full at some moment of what is being measured.
+    was_full: bool,
     hold: Duration,
 }
 
@@ -117,6 +119,7 @@ impl Controller {
             bounds,
             phase: Phase::Settle { until: SETTLE_MIN },
             before: None,
+            was_full: false,
             hold: HOLD_FIRST,
         }
     }
@@ -132,19 +135,21 @@ impl Controller {
         match self.phase {
             Phase::Hold { until } if step.now < until => {}
             Phase::Settle { until } if step.now < until => {}
-            Phase::Hold { .. } | Phase::Settle { .. } => {
-                self.phase = Phase::Measure { since: step.now, bytes: step.bytes };
-            }
-            Phase::Measure { .. } if !is_telling => {
-                self.phase = Phase::Measure { since: step.now, bytes: step.bytes };
-            }
+            Phase::Hold { .. } | Phase::Settle { .. } => self.begin(step),
+            Phase::Measure { .. } if !is_telling => self.begin(step),
             Phase::Measure { since, bytes } => {
+                self.was_full |= step.is_full;
                 let time = step.now - since;
                 if time >= MEASURE_MIN.max(step.rtt * MEASURE_ROUND_TRIPS) {
                     self.measured((step.bytes - bytes) as f64 / time.as_secs_f64(), step);
                 }
             }
         }
+    }
+
+    fn begin(&mut self, step: Step) {
+        self.was_full = step.is_full;
+        self.phase = Phase::Measure { since: step.now, bytes: step.bytes };
     }
 
     fn measured(&mut self, rate: f64, step: Step) {
@@ -159,7 +164,7 @@ impl Controller {
                     let more = self.wanted as f64 / count as f64 - 1.0;
                     rate >= before * (1.0 + PROPORTION * more)
                 });
-                let more = if step.is_full && !is_shared { self.wanted.div_ceil(4) } else { self.wanted };
+                let more = if self.was_full && !is_shared { self.wanted.div_ceil(4) } else { self.wanted };
                 self.before = Some((self.wanted, rate));
                 self.wanted = (self.wanted + more).min(self.bounds.max);
                 let settle = SETTLE_MIN.max(step.rtt * SETTLE_ROUND_TRIPS);
