@@ -56,15 +56,15 @@ impl Move<'_> {
         if let Some(why) = self.ends.target.cannot_resume() {
             self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
         }
-        let uuid = &self.known.uuid;
-        // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks before
-        // it has the target's word, although it runs there. One that stood is left standing; if the move is given up before
-        // post-copy begins, libvirt starts it again. One child for both, since the guest stands still meanwhile.
-        let words = match self.was_running {
-            true => format!("suspend {uuid}; migrate-postcopy {uuid}"),
-            false => format!("migrate-postcopy {uuid}"),
-        };
-        Ok(self.ends.source.ask(&[&words]).map(drop)?)
+        let (source, uuid) = (&self.ends.source, &self.known.uuid);
+        if self.was_running {
+            // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks
+            // before it has the target's word, although it runs there. One that stood is left standing; if the move is given
+            // up before post-copy begins, libvirt starts it again. Two children, though the guest stands still meanwhile:
+            // one `virsh` for both would go on after the first had failed.
+            source.ask(&["suspend", uuid])?;
+        }
+        Ok(source.ask(&["migrate-postcopy", uuid]).map(drop)?)
     }
 
     /// Sees the rest of its memory after a guest that went ahead, over as many lines as it takes; what came of it the
