@@ -143,9 +143,10 @@ impl JournalFile {
             Old::StartAgain { note, .. } => {
                 let header = Header { epoch, ..wanted };
                 if file.metadata().map_err(wrap("reading"))?.len() > 0 {
-                    file = replace(path).map_err(wrap("replacing"))?;
+                    file = replace(path, &header).map_err(wrap("replacing"))?;
+                } else {
+                    file.write_all(&header.encode()).map_err(wrap("writing"))?;
                 }
-                file.write_all(&header.encode()).map_err(wrap("writing"))?;
                 let journal = JournalFile::opened(file, path, header, epoch, Bases::default())?;
                 let leaves = LeafTable::new(size);
                 Ok(JournalStart { journal, leaves, complete: None, pass: None, resumed: None, note })
@@ -345,12 +346,21 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).create(true).open(path)
 }
 
-/// Puts an empty, locked file in the journal's place. The old one is not emptied, so that the run that
+/// Puts a locked file that begins a journal in the place of another. The old one is not emptied, so that the run that
 /// made it, should it still live, sees that its journal is gone.
-fn replace(path: &Path) -> io::Result<File> {
-    let (file, new) = open_beside(path)?;
+fn replace(path: &Path, header: &Header) -> io::Result<File> {
+    let (file, new) = begin_beside(path, header)?;
     std::fs::rename(&new, path)?;
     Ok(file)
+}
+
+/// The beginning of a journal beside the one at `path`, durable, so that whenever this run dies a journal that can be read
+/// lies there: the target has data, and without one nobody could tell whose.
+fn begin_beside(path: &Path, header: &Header) -> io::Result<(File, PathBuf)> {
+    let (mut file, new) = open_beside(path)?;
+    file.write_all(&header.encode())?;
+    file.sync_all()?;
+    Ok((file, new))
 }
 
 /// An empty, locked file that is to take the place of the journal at `path`, and where it lies until then.
@@ -494,6 +504,23 @@ mod tests {
         new.claim().check().unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(new.claim().check().is_err());
+    }
+
+    #[test]
+    fn a_journal_that_takes_anothers_place_can_be_read_before_it_is_there() {
+        let path = path("whole");
+        drop(start(&path));
+        let before = std::fs::read(&path).unwrap();
+        let header = Header::new(1 << 20, "other source", "target", 7);
+        let (file, new) = begin_beside(&path, &header).unwrap();
+        // As if the run died here, and then an instant later.
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(Header::read(&mut File::open(&new).unwrap()).unwrap(), header);
+        drop(file);
+        drop(replace(&path, &header).unwrap());
+        assert!(!new.exists(), "what a run that died left beside it is taken");
+        assert_eq!(Header::read(&mut File::open(&path).unwrap()).unwrap(), header);
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
