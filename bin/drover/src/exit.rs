@@ -180,8 +180,9 @@ fn is_not_trusted(error: &DiskError) -> bool {
 pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
     match error.kind {
         DiskErrorKind::OutOfSpace => Exit::TargetFull,
-        _ if error.disk == target => Exit::Target,
+        // On whichever side: it was not asked for anything yet.
         DiskErrorKind::Denied if is_not_trusted(error) => Exit::Connection,
+        _ if error.disk == target => Exit::Target,
         DiskErrorKind::Denied => Exit::Access,
         DiskErrorKind::Transient => Exit::Connection,
         DiskErrorKind::Corrupt

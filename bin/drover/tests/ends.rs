@@ -112,7 +112,10 @@ fn servers_behind_tls_are_read_and_written() {
     let plain = format!("nbd://localhost:{port}");
     let said = copy(&drover, &plain, &folder.path().join("plain"), &[], 5);
     assert!(said.contains("nbds://"), "{said}");
-    copy(&drover, &format!("nbds://localhost:{port}"), &folder.path().join("untrusted"), &[], 5);
+    let untrusted = format!("nbds://localhost:{port}");
+    copy(&drover, &untrusted, &folder.path().join("untrusted"), &[], 5);
+    let refused = drover.run(&["copy", text(&source), &untrusted]).unwrap();
+    assert_eq!(refused.code, Some(5), "as a target: {}", refused.err);
     assert!(!folder.path().join("untrusted").exists() && !folder.path().join("plain").exists());
 }
 

@@ -87,8 +87,13 @@ pub fn open_existing_target(
     Wanted { args, source, place, site }.open_existing()
 }
 
-fn not_opened(error: &DiskError) -> Failure {
-    Failure::new(disk_exit(error, &error.disk), chain(error))
+/// How it ends that a target was not opened: by an agent that is away, or one that refused.
+fn not_opened(error: &DiskError, is_up: bool) -> Failure {
+    let exit = match error.kind {
+        DiskErrorKind::Transient if !is_up => Exit::Connection,
+        _ => disk_exit(error, &error.disk),
+    };
+    Failure::new(exit, chain(error))
 }
 
 struct Wanted<'a> {
@@ -147,7 +152,7 @@ impl Wanted<'_> {
         match self.try_open_as(How::New, 0) {
             Ok(disk) => Ok(Some(disk)),
             Err(error) if matches!(error.kind, DiskErrorKind::Failed | DiskErrorKind::Transient) => {
-                Err(not_opened(&error))
+                Err(self.not_opened(&error))
             }
             Err(_) => Ok(None),
         }
@@ -199,12 +204,16 @@ impl Wanted<'_> {
     /// Whether what is there still is what was recorded of it.
     fn holds(&self, half: &Replay) -> Result<bool, Failure> {
         let opened = AgentDisk::open_source(&self.site, &self.place.disk, options(&self.args.tune));
-        let disk = opened.map_err(target_failure)?;
+        let disk = opened.map_err(|error| self.not_opened(&error))?;
         guard::disk_still_holds(&disk, &half.leaves).map_err(target_failure)
     }
 
     fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {
-        self.try_open_as(how, epoch_before).map_err(|error| not_opened(&error))
+        self.try_open_as(how, epoch_before).map_err(|error| self.not_opened(&error))
+    }
+
+    fn not_opened(&self, error: &DiskError) -> Failure {
+        not_opened(error, self.site.is_up())
     }
 
     fn try_open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, DiskError> {
@@ -264,7 +273,23 @@ impl Wanted<'_> {
 
 #[cfg(test)]
 mod tests {
+    use drover_disk::DiskOp;
+    use drover_types::ByteSpan;
+
     use super::*;
+
+    #[test]
+    fn an_agent_that_is_away_ends_an_opening_otherwise_than_one_that_refuses() {
+        let exit = |kind, is_up| {
+            let why = std::io::Error::other("why");
+            let error = DiskError::with_kind(kind, DiskOp::Open, ByteSpan::new(0, 0), "agent://b/vms/a", why);
+            not_opened(&error, is_up).exit
+        };
+        assert_eq!(exit(DiskErrorKind::Transient, false), Exit::Connection);
+        assert_eq!(exit(DiskErrorKind::Transient, true), Exit::Target, "busy with another run");
+        assert_eq!(exit(DiskErrorKind::Failed, false), Exit::Target);
+        assert_eq!(exit(DiskErrorKind::OutOfSpace, true), Exit::TargetFull);
+    }
 
     #[test]
     fn places_of_agents_are_a_site_and_a_name() {
