@@ -153,6 +153,11 @@ fn the_page_cache_keeps_what_others_have_in_it_and_takes_nothing_of_a_target() {
         println!("skipped: this file system takes no direct I/O");
         return;
     }
-    assert!(before > 0 && cached(&source) >= before, "pages of the source were dropped");
+    // The kernel may take single pages back whenever it wants to; a program that drops what it has read leaves none.
+    let after = cached(&source);
+    assert!(
+        before > 0 && after > before / 2,
+        "pages of the source were dropped: {after} of {before} are left"
+    );
     assert_eq!(cached(&target), 0, "the target was written through the page cache");
 }
