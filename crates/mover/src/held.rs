@@ -23,6 +23,9 @@ const LOOK_DEPTH: usize = 16;
 /// So many blocks of data that all differ are no work of a converter or a guest: the image is another one.
 const ANOTHER_MIN: u64 = 16;
 
+/// So many blocks of data that are all as recorded are in no other image by chance.
+const KNOWN_BY_MIN: u64 = 16;
+
 /// What a look at a target found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
@@ -39,6 +42,11 @@ impl Held {
     /// Whether every block that was looked at is as recorded.
     pub fn is_all(&self) -> bool {
         self.differing == 0
+    }
+
+    /// Whether enough is as recorded, and nothing else, to know the image by its content.
+    pub fn is_surely_it(&self) -> bool {
+        self.is_all() && self.data >= KNOWN_BY_MIN
     }
 
     /// Whether so little is as recorded that this is not even what became of the disk that was recorded.
@@ -166,6 +174,7 @@ mod tests {
         let (disk, leaves) = recorded();
         let held = look(&disk, &leaves).unwrap();
         assert!(held.is_all() && held.data == LOOKED_AT_MAX && held.blocks < 2 * LOOKED_AT_MAX, "{held:?}");
+        assert!(held.is_surely_it() && !Held { data: KNOWN_BY_MIN - 1, ..held }.is_surely_it());
         assert_eq!(disk.counts().bytes_read, held.blocks * BLOCK_BYTES);
         let places = looked_at(&leaves);
         for block in [places[0], places[LOOKED_AT_MAX as usize - 1], *places.last().unwrap()] {
@@ -173,6 +182,7 @@ mod tests {
             disk.overwrite(block * BLOCK_BYTES + 7, b"x");
             let held = look(&disk, &leaves).unwrap();
             assert_eq!((held.differing, held.is_all(), held.is_another()), (1, false, false));
+            assert!(!held.is_surely_it());
         }
         let blank = look(&MemDisk::blank("t", leaves.size()), &leaves).unwrap();
         assert!(!blank.is_all() && blank.is_another() && blank.differing == LOOKED_AT_MAX, "{blank:?}");

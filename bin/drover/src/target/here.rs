@@ -20,7 +20,7 @@ use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
 use crate::target::all_removed;
-use crate::target::ours::{Image, holds_another, image_at};
+use crate::target::ours::{Image, image_at, is_known_by_content, why_another};
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
@@ -47,24 +47,30 @@ impl Here {
         spec_of(&home, self.target.uefi.as_ref()).map_err(qemu_error)
     }
 
-    /// Refuses an image beside a journal that does not prove it to be this plan's own.
-    fn check_ours(disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+    /// What is at an image's place, if a journal lies beside it; refused if that does not prove it to be this plan's own.
+    fn check_ours(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Image>, ProviderError> {
         let journal = journal_path(&disk.path);
         if !journal.exists() {
-            return Ok(());
+            return Ok(None);
         }
-        match image_of(disk, vm)? {
-            Image::Missing | Image::Blank | Image::Ours => Ok(()),
-            Image::Others(why) => {
-                let path = disk.path.display();
-                let what = format!("{path} may be somebody else's: {why}");
-                Err(ProviderError::new(Cause::Target, what).advise(format!(
-                    "if it may go, remove {path} and {}, and `drover resume` copies it anew; else choose another folder \
-                     or target_name",
-                    journal.display()
-                )))
+        let image = image_of(disk, vm)?;
+        let why = match image {
+            Image::Missing | Image::Blank | Image::Ours => return Ok(Some(image)),
+            Image::Unnamed if is_known_by_content(&disk.path, vm.format)? => return Ok(Some(image)),
+            Image::Unnamed => {
+                "its journal names another file, and what it holds does not show that only its device's number has changed, \
+                 as by a reboot or a remount"
+                    .to_string()
             }
-        }
+            Image::Others(why) => why,
+        };
+        let path = disk.path.display();
+        let what = format!("{path} may be somebody else's: {why}");
+        Err(ProviderError::new(Cause::Target, what).advise(format!(
+            "if it may go, remove {path} and {}, and `drover resume` copies it anew; else choose another folder or \
+             target_name",
+            journal.display()
+        )))
     }
 
     fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
@@ -83,7 +89,7 @@ impl TargetProvider for Here {
                     .advise("choose a folder that this user may write to")
             })?;
         }
-        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm))?;
+        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm).map(drop))?;
         self.spec(vm)?.check().map_err(qemu_error)
     }
 
@@ -93,16 +99,24 @@ impl TargetProvider for Here {
         vm: &PlannedVm,
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
-        Here::check_ours(disk, vm)?;
+        let beside = Here::check_ours(disk, vm)?;
+        // The journal is that of an image that was removed.
+        let is_blank = beside == Some(Image::Blank);
         let opened = match vm.format {
             ImageFormat::Raw => open_raw_target(&disk.path, size),
             ImageFormat::Qcow2 => {
-                let earlier = journal_path(&disk.path).exists();
+                let earlier = beside.is_some() && !is_blank;
                 qcow2::open_target(&disk.path, size, earlier, false, qcow2::planned(&self.target.qcow2))
             }
         };
         let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
-        Ok(OpenedTarget { disk: end.disk, tag, is_new, zeroed, link: None })
+        Ok(OpenedTarget { disk: end.disk, tag, is_new: is_new || is_blank, zeroed, link: None })
+    }
+
+    fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        // One that holds nothing of what the journal beside it tells is as good as none.
+        let is_told = journal_path(&disk.path).exists();
+        Ok(disk.path.exists() && !(is_told && image_of(disk, vm)? == Image::Blank))
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
@@ -168,10 +182,13 @@ impl TargetProvider for Here {
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
-        let mut left = Vec::new();
         // Only what drover made: an image without a journal is somebody else's.
-        for disk in vm.disks.iter().filter(|disk| journal_path(&disk.path).exists()) {
-            if let Some(why) = why_it_stays(disk, vm)? {
+        let recorded = vm.disks.iter().filter(|disk| journal_path(&disk.path).exists());
+        // All are looked at before the first goes: where that fails, nothing is removed.
+        let judged = recorded.map(|disk| Ok((disk, why_it_stays(disk, vm)?)));
+        let mut left = Vec::new();
+        for (disk, why) in judged.collect::<Result<Vec<_>, ProviderError>>()? {
+            if let Some(why) = why {
                 left.push(format!("{} stays, for it may be somebody else's: {why}", disk.path.display()));
                 continue;
             }
@@ -190,10 +207,13 @@ impl TargetProvider for Here {
 fn why_it_stays(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
     Ok(match image_of(disk, vm)? {
         Image::Others(why) => Some(why),
-        Image::Ours if holds_another(&disk.path, vm.format) => {
-            Some("nothing that was looked at in it is as its journal recorded it".to_string())
+        // The same bytes may be somebody's own copy: what is removed must be named.
+        Image::Unnamed => {
+            let why = "its journal names another file, or a reboot or a remount changed its device's number";
+            Some(why.to_string())
         }
-        Image::Missing | Image::Blank | Image::Ours => None,
+        Image::Ours => why_another(&disk.path, vm.format)?.map(str::to_string),
+        Image::Missing | Image::Blank => None,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Whose an image at a plan's place is. Nothing but its journal proves that this plan made it: the journal names the file
-//! by device and inode, and a file that got the number of one that was removed was made after that journal.
+//! by device and inode, and a file that got the number of one that was removed was made after that journal. A device may
+//! itself get another number, by a reboot or a remount; then the content shows whether it is the image that is gone on with.
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -8,10 +9,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_copy::{Header, JournalError};
-use drover_disk::{Disk, FileDisk};
-use drover_mover::{journal_path, look, recorded_leaves};
+use drover_disk::{Disk, DiskError, DiskErrorKind, FileDisk};
+use drover_engine::{Cause, ProviderError};
+use drover_mover::{Held, journal_path, look, recorded_leaves};
 use drover_plan::ImageFormat;
-use drover_qcow2::{Qcow2Disk, Qcow2Options};
+use drover_qcow2::Qcow2Disk;
 
 use crate::endpoint::holds_nothing;
 
@@ -20,16 +22,22 @@ use crate::endpoint::holds_nothing;
 pub enum Image {
     /// No file.
     Missing,
-    /// An image that holds nothing, as one does that was made right before its run died.
+    /// An image that holds nothing, and of which no journal tells: its run died right after it was made, perhaps beside the
+    /// journal of one that was removed.
     Blank,
     /// What this plan made, perhaps changed since.
     Ours,
+    /// Another file than its journal names: somebody else's, or this plan's on a device whose number has changed.
+    Unnamed,
     /// Something else, and why it counts as that.
     Others(String),
 }
 
 /// A file may look so much younger than its journal: clocks of file servers are a little ahead.
 const BORN_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// Epochs from here on are microseconds since 1970, of 2001 and later. In format 1 they counted runs.
+const EPOCH_TIME_MIN: u64 = 1_000_000_000_000_000;
 
 /// Judges the file at `path`, which a journal lies beside.
 pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
@@ -38,25 +46,80 @@ pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Image::Missing),
         Err(error) => return Err(error),
     };
-    let header = match header_of(&journal_path(path)) {
-        Ok(header) => header,
-        // Nothing is written to an image before its journal has a beginning that can be read.
-        Err(_) if is_blank(path, &meta, format) => return Ok(Image::Blank),
-        Err(why) => return Ok(Image::Others(why)),
+    let journal = journal_path(path);
+    let image = match header_of(&journal) {
+        Ok(header) => judge(&meta, &header, std::fs::metadata(&journal)?.created().ok()),
+        Err(why) => Image::Others(why),
     };
-    Ok(why_not(&meta, &header).map_or(Image::Ours, Image::Others))
+    Ok(match image {
+        // Nothing is written to an image before it has a journal of its own, with a beginning that can be read.
+        Image::Unnamed | Image::Others(_) if is_blank(path, &meta, format) => Image::Blank,
+        judged => judged,
+    })
 }
 
-/// Whether nothing of what the journal recorded is in the image any more, as far as some blocks tell: somebody put
-/// something else into the same file. A converter and a guest leave much of it as it was copied.
-pub fn holds_another(path: &Path, format: ImageFormat) -> bool {
-    let disk: Option<Box<dyn Disk>> = match format {
-        ImageFormat::Raw => FileDisk::open_for_verify(path).ok().map(|disk| Box::new(disk) as _),
-        ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(path).ok().map(|disk| Box::new(disk) as _),
+fn judge(image: &Metadata, header: &Header, journal_born: Option<SystemTime>) -> Image {
+    if !is_named(image, header) {
+        return Image::Unnamed;
+    }
+    let began = began(journal_born, header.epoch);
+    match image.created().is_ok_and(|born| is_younger(born, began)) {
+        true => Image::Others("it was made after its journal".to_string()),
+        false => Image::Ours,
+    }
+}
+
+/// Whether a file that its journal does not name is this plan's all the same: many blocks of data were recorded, and
+/// all that are looked at are so.
+///
+/// # Errors
+/// As [`why_another`].
+pub fn is_known_by_content(path: &Path, format: ImageFormat) -> Result<bool, ProviderError> {
+    Ok(held(path, format)?.is_some_and(|held| held.is_surely_it()))
+}
+
+/// Why an image is not what the journal recorded, as far as some blocks tell: somebody put something else into the same
+/// file. A converter and a guest leave much of it as it was copied.
+///
+/// # Errors
+/// When the journal or the image cannot be read, which tells nothing of the kind.
+pub fn why_another(path: &Path, format: ImageFormat) -> Result<Option<&'static str>, ProviderError> {
+    Ok(match held(path, format)? {
+        None => Some("it can no longer be read as an image that drover made"),
+        Some(held) => held.is_another().then_some(NOTHING_AS_RECORDED),
+    })
+}
+
+/// How a look at some blocks of an image ends whose content is another's.
+pub const NOTHING_AS_RECORDED: &str = "nothing that was looked at in it is as its journal recorded it";
+
+/// What some blocks of an image hold of what its journal recorded; nothing if it is no image of the kind that drover makes.
+fn held(path: &Path, format: ImageFormat) -> Result<Option<Held>, ProviderError> {
+    let disk = match open(path, format) {
+        Ok(disk) => disk,
+        Err(error) if format == ImageFormat::Qcow2 && is_no_image(&error) => return Ok(None),
+        Err(error) => return Err(not_looked_at(path, error)),
     };
-    let leaves = recorded_leaves(&journal_path(path)).ok();
-    let held = disk.zip(leaves).and_then(|(disk, leaves)| look(disk.as_ref(), &leaves).ok());
-    held.is_some_and(|held| held.is_another())
+    let leaves = recorded_leaves(&journal_path(path)).map_err(|error| not_looked_at(path, error))?;
+    look(disk.as_ref(), &leaves).map(Some).map_err(|error| not_looked_at(path, error))
+}
+
+fn open(path: &Path, format: ImageFormat) -> Result<Box<dyn Disk>, DiskError> {
+    Ok(match format {
+        ImageFormat::Raw => Box::new(FileDisk::open_for_verify(path)?),
+        ImageFormat::Qcow2 => Box::new(Qcow2Disk::open_for_verify(path)?),
+    })
+}
+
+/// Whether it is the bytes of a file that are in the way, and not the reading of them.
+fn is_no_image(error: &DiskError) -> bool {
+    matches!(error.kind, DiskErrorKind::Corrupt | DiskErrorKind::Unsupported)
+}
+
+fn not_looked_at(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> ProviderError {
+    ProviderError::new(Cause::Target, format!("looking at what {} holds", path.display()))
+        .because(error)
+        .advise("see why it or its journal cannot be read, then the same command again")
 }
 
 fn header_of(journal: &Path) -> Result<Header, String> {
@@ -68,27 +131,29 @@ fn header_of(journal: &Path) -> Result<Header, String> {
     })
 }
 
-fn why_not(meta: &Metadata, header: &Header) -> Option<String> {
+fn is_named(meta: &Metadata, header: &Header) -> bool {
     let tag = format!("file dev={} ino={}", meta.dev(), meta.ino());
-    if header.target != Header::new(header.size, "", &tag, 1).target {
-        return Some("its journal names another file".to_string());
-    }
-    let is_younger = meta.created().is_ok_and(|born| is_younger(born, header.epoch));
-    is_younger.then(|| "it was made after its journal".to_string())
+    header.target == Header::new(header.size, "", &tag, 1).target
 }
 
-/// Whether a file was made after the run with this epoch began its journal; it made its image before.
-fn is_younger(born: SystemTime, epoch: u64) -> bool {
-    let began = UNIX_EPOCH + Duration::from_micros(epoch);
-    born > began + BORN_AFTER_MAX
+/// When a journal was begun, as far as its file and its epoch tell. The file's time is that of the image's own clock, which
+/// may be another than this host's; it is later than the epoch also where the journal was rewritten, and the image was this
+/// plan's then.
+fn began(journal_born: Option<SystemTime>, epoch: u64) -> Option<SystemTime> {
+    let told = (epoch >= EPOCH_TIME_MIN).then(|| UNIX_EPOCH + Duration::from_micros(epoch));
+    journal_born.max(told)
+}
+
+/// Whether a file was made after a run began its journal; it made its image before.
+fn is_younger(born: SystemTime, began: Option<SystemTime>) -> bool {
+    began.is_some_and(|began| born > began + BORN_AFTER_MAX)
 }
 
 fn is_blank(path: &Path, meta: &Metadata, format: ImageFormat) -> bool {
     match format {
         ImageFormat::Raw => holds_nothing(path, meta),
-        ImageFormat::Qcow2 => {
-            Qcow2Disk::open(path, Qcow2Options::default()).is_ok_and(|disk| disk.was_empty())
-        }
+        // Opened to be written it would be mended, and it may be somebody else's.
+        ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(path).is_ok_and(|disk| disk.was_empty()),
     }
 }
 
@@ -100,6 +165,7 @@ mod tests {
 
     use drover_copy::{Entry, Leaf};
     use drover_mover::{JournalFile, file_tag};
+    use drover_qcow2::Qcow2Options;
     use drover_types::BLOCK_BYTES;
 
     use super::*;
@@ -141,39 +207,85 @@ mod tests {
         assert_eq!(raw(&path), Image::Ours);
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(&vec![9; 4 * BLOCK_BYTES as usize], 0).unwrap();
-        assert!(raw(&path) == Image::Ours && !holds_another(&path, ImageFormat::Raw));
+        assert!(raw(&path) == Image::Ours && why_another(&path, ImageFormat::Raw).unwrap().is_none());
         file.write_all_at(&vec![9; (BLOCKS * BLOCK_BYTES) as usize], 0).unwrap();
-        assert!(holds_another(&path, ImageFormat::Raw), "something else in the same file");
+        assert_eq!(why_another(&path, ImageFormat::Raw).unwrap(), Some(NOTHING_AS_RECORDED));
         std::fs::remove_file(&path).unwrap();
         assert_eq!(raw(&path), Image::Missing);
     }
 
     #[test]
-    fn another_file_in_its_place_is_somebody_elses_also_with_its_bytes() {
+    fn what_is_no_image_any_more_is_somebody_elses_and_what_cannot_be_read_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = image(folder.path());
+        // Its bytes are those of a raw image: somebody wrote one over the same file.
+        let why = why_another(&path, ImageFormat::Qcow2).unwrap();
+        assert!(why.is_some_and(|why| why.contains("no longer be read as an image")), "{why:?}");
+        std::fs::remove_file(&path).unwrap();
+        Qcow2Disk::create(&path, BLOCKS * BLOCK_BYTES, Qcow2Options::default()).unwrap();
+        assert_eq!(why_another(&path, ImageFormat::Qcow2).unwrap(), Some(NOTHING_AS_RECORDED));
+        let journal = journal_path(&path);
+        std::fs::write(&journal, &std::fs::read(&journal).unwrap()[..100]).unwrap();
+        assert!(
+            why_another(&path, ImageFormat::Qcow2).is_err(),
+            "a journal that cannot be read proves nothing"
+        );
+        std::fs::remove_file(&path).unwrap();
+        assert!(why_another(&path, ImageFormat::Raw).is_err(), "nor does what cannot be opened");
+    }
+
+    #[test]
+    fn another_file_in_its_place_is_unnamed_and_known_by_what_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path());
+        // As after a reboot: the bytes are the same, the numbers are not.
         let copy = folder.path().join("copy");
         std::fs::copy(&path, &copy).unwrap();
         std::fs::rename(&copy, &path).unwrap();
-        assert!(why(&path).contains("names another file"), "{}", why(&path));
+        assert_eq!(raw(&path), Image::Unnamed);
+        assert!(is_known_by_content(&path, ImageFormat::Raw).unwrap());
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&[9; BLOCK_BYTES as usize], 3 * BLOCK_BYTES).unwrap();
+        assert!(!is_known_by_content(&path, ImageFormat::Raw).unwrap(), "one block is somebody's");
+        assert!(!is_known_by_content(&path, ImageFormat::Qcow2).unwrap(), "nor is it an image of that kind");
     }
 
     #[test]
     fn a_file_with_the_number_of_the_one_that_was_removed_is_younger_than_the_journal() {
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let epoch = 1000 * 1_000_000;
-        assert!(!is_younger(at(0), epoch) && !is_younger(at(1010), epoch));
-        assert!(is_younger(at(1011), epoch));
+        let (journal, born) = (2_000_000_000, |after: u64| at(2_000_000_000 + after));
+        for began in [began(None, journal * 1_000_000), began(Some(at(journal)), 7)] {
+            assert!(!is_younger(at(0), began) && !is_younger(born(10), began));
+            assert!(is_younger(born(11), began));
+        }
         let folder = tempfile::tempdir().unwrap();
         let path = image(folder.path());
-        if std::fs::metadata(&path).unwrap().created().is_err() {
+        let meta = std::fs::metadata(&path).unwrap();
+        if meta.created().is_err() {
             println!("skipped in part: files here do not tell when they were made");
             return;
         }
         // As if the journal had been begun long ago.
-        let header = Header { epoch: 1, ..header_of(&journal_path(&path)).unwrap() };
-        let why = why_not(&std::fs::metadata(&path).unwrap(), &header);
-        assert_eq!(why.as_deref(), Some("it was made after its journal"));
+        let header = Header { epoch: EPOCH_TIME_MIN, ..header_of(&journal_path(&path)).unwrap() };
+        let younger = Image::Others("it was made after its journal".to_string());
+        assert_eq!(judge(&meta, &header, None), younger);
+    }
+
+    #[test]
+    fn a_journal_that_tells_no_time_and_a_clock_that_is_ahead_make_no_image_younger() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(began(None, 7), None, "an epoch of format 1 counts runs");
+        assert!(!is_younger(at(2_000_000_000), began(None, 7)));
+        // A file server's clock, an hour ahead of this host's: of both files.
+        let (host, server) = (2_000_000_000, 2_000_003_600);
+        assert!(!is_younger(at(server), began(Some(at(server)), host * 1_000_000)));
+        assert!(is_younger(at(server), began(None, host * 1_000_000)), "what the epoch alone would say");
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path());
+        let journal = journal_path(&path);
+        let header = Header { epoch: 7, ..header_of(&journal).unwrap() };
+        std::fs::write(&journal, header.encode()).unwrap();
+        assert_eq!(raw(&path), Image::Ours);
     }
 
     #[test]
@@ -193,5 +305,39 @@ mod tests {
         let blank = File::create(&path).unwrap();
         blank.set_len(BLOCKS * BLOCK_BYTES).unwrap();
         assert_eq!(raw(&path), Image::Blank);
+    }
+
+    #[test]
+    fn looking_at_somebodys_image_changes_nothing_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path());
+        std::fs::rename(&path, folder.path().join("removed")).unwrap();
+        drop(Qcow2Disk::create(&path, BLOCKS * BLOCK_BYTES, Qcow2Options::default()).unwrap());
+        // Room behind its last cluster, as whoever writes it may have taken; a writer of ours would cut it off.
+        let length = std::fs::metadata(&path).unwrap().len() + 5 * BLOCK_BYTES + 512;
+        File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let before = std::fs::read(&path).unwrap();
+        assert_eq!(image_at(&path, ImageFormat::Qcow2).unwrap(), Image::Blank);
+        assert!(std::fs::read(&path).unwrap() == before, "it was written to");
+    }
+
+    #[test]
+    fn a_blank_image_beside_the_journal_of_a_removed_one_may_be_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path());
+        // Kept, so that its number is not given out again.
+        std::fs::rename(&path, folder.path().join("removed")).unwrap();
+        File::create(&path).unwrap().set_len(BLOCKS * BLOCK_BYTES).unwrap();
+        assert_eq!(raw(&path), Image::Blank);
+        std::fs::remove_file(&path).unwrap();
+        drop(Qcow2Disk::create(&path, BLOCKS * BLOCK_BYTES, Qcow2Options::default()).unwrap());
+        assert_eq!(image_at(&path, ImageFormat::Qcow2).unwrap(), Image::Blank);
+        // Or its number was given out again.
+        let journal = journal_path(&path);
+        let header = header_of(&journal).unwrap();
+        let tag = file_tag(&path).unwrap();
+        let named = Header { epoch: EPOCH_TIME_MIN, ..Header::new(header.size, "source", &tag, 1) };
+        let meta = std::fs::metadata(&path).unwrap();
+        assert!(meta.created().is_err() || judge(&meta, &named, None) != Image::Ours);
     }
 }

@@ -171,9 +171,15 @@ impl There {
     }
 
     /// Whether somebody put something else into the same file, as far as some blocks tell.
-    fn holds_another(&self, disk: &PlannedDisk, vm: &PlannedVm, found: &Replay) -> bool {
-        let image = self.open_for_verify(disk, vm).ok();
-        image.and_then(|image| look(image.as_ref(), &found.leaves).ok()).is_some_and(|held| held.is_another())
+    fn holds_another(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+        found: &Replay,
+    ) -> Result<bool, ProviderError> {
+        let image = self.open_for_verify(disk, vm)?;
+        let held = look(image.as_ref(), &found.leaves).map_err(|error| self.failed(&error))?;
+        Ok(held.is_another())
     }
 
     fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
@@ -366,7 +372,8 @@ impl TargetProvider for There {
                 stat => stat.map_err(|refusal| self.refused(refusal))?,
             };
             // Only what drover made: an image without a journal is somebody else's.
-            if self.recorded(disk, &stat).is_some_and(|found| !self.holds_another(disk, vm, &found)) {
+            let Some(found) = self.recorded(disk, &stat) else { continue };
+            if !self.holds_another(disk, vm, &found)? {
                 images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
             }
         }
