@@ -6,6 +6,8 @@
 
 mod common;
 
+use std::io::ErrorKind;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
 use common::domains::Pair;
@@ -183,6 +185,26 @@ fn a_drover_whose_sockets_the_source_does_not_see_is_refused() {
     assert!(!output.err.contains("does not see"), "{}", output.err);
     scene.pair.has_stayed();
     assert_eq!(scene.pair.state("a"), "running (booted)");
+}
+
+#[test]
+fn sockets_at_which_another_drover_listens_are_left_to_it_and_a_look_needs_none_of_them() {
+    let Some(pair) = Pair::shared() else { return };
+    let Some(mut scene) = Scene::allowing(pair, "unix:/run/*") else { return };
+    let place = scene.pair.hosts.run_folder("a").join("drover-taken.memory");
+    let another = UnixListener::bind(&place).unwrap();
+    another.set_nonblocking(true).unwrap();
+    let at = ["--uri", "unix:/run/drover-taken.memory", "--nbd", "unix:/run/drover-taken.disks"];
+    let looked = scene.live(&[&at[..], &["--downtime", "2s", "--dry-run"]].concat());
+    assert_eq!(looked.code, Some(0), "{looked:?}");
+    let output = scene.live(&[&at[..], &["--downtime", "2s"]].concat());
+    scene.pair.is_refused(&output, &["/run/drover-taken.memory: another drover listens there"]);
+    assert_eq!(another.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody connected");
+    UnixStream::connect(&place).unwrap();
+    drop(another);
+    // What nobody listens at is in nobody's way.
+    let output = scene.live(&[&at[..], &["--downtime", "2s"]].concat());
+    scene.has_moved(&output);
 }
 
 #[test]

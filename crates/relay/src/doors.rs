@@ -17,6 +17,7 @@ use crate::answer::{Read, Reading, Word, opening};
 use crate::book::{Book, Refused};
 use crate::connecting::Settings;
 use crate::connection::Meta;
+use crate::doorway::Doorway;
 use crate::linked::Form;
 use crate::options::{Via, any_address};
 use crate::pipes::Budget;
@@ -35,10 +36,50 @@ const WORKERS_MAX: usize = 4;
 /// A socket here that leads to a place there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Door {
-    /// Where it is made; nothing may be there.
+    /// Where it is made.
     pub path: PathBuf,
+    /// Who may connect.
+    pub reach: Reach,
     /// What the agent is asked to connect to: `unix:/PATH` or `HOST:PORT`.
     pub to: String,
+}
+
+/// Who may connect to a door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Whoever reaches its folder, in which nothing of its name may be yet.
+    Folder,
+    /// This user, or else only the one who makes it. The folder may be another's. A socket at which nobody listens is replaced.
+    User(Option<u32>),
+}
+
+/// Why a door cannot be there.
+#[derive(Debug, thiserror::Error)]
+pub enum DoorError {
+    /// Somebody listens there.
+    #[error("{}: somebody listens there", .0.display())]
+    Taken(PathBuf),
+    /// Only root gives files away.
+    #[error("{}: it cannot be given to user {user}", .path.display())]
+    NotGiven {
+        /// Where it was to be.
+        path: PathBuf,
+        /// Whom it was to be given to.
+        user: u32,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel refuses it.
+    #[error("{}: no socket can be there", .path.display())]
+    Failed {
+        /// Where it was to be.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// What serves them does not start.
+    #[error("threads of the doors")]
+    Threads(#[from] io::Error),
 }
 
 /// Sockets that lead over a link. Dropped, they go, and what they carry ends.
@@ -46,7 +87,7 @@ pub struct Door {
 /// A unix socket knows no reset: a program here sees the end of what came when the other side was reset. What must not
 /// be taken for whole has to say so itself, as the streams of QEMU do.
 pub struct Doors {
-    paths: Vec<PathBuf>,
+    ways: Vec<Doorway>,
     uplink: Arc<Uplink>,
     book: Arc<Book>,
     inboxes: Vec<Arc<Inbox>>,
@@ -58,25 +99,25 @@ impl Doors {
     /// Makes the sockets, and the link when the first client comes.
     ///
     /// # Errors
-    /// Those of the kernel.
-    pub fn open(via: Via, doors: &[Door]) -> io::Result<Doors> {
+    /// Those of the kernel, and where somebody else is.
+    pub fn open(via: Via, doors: &[Door]) -> Result<Doors, DoorError> {
         let count = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, WORKERS_MAX);
         let inboxes = (0..count).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
         let book: Arc<Book> = Arc::default();
         let uplink = Uplink::new(via, inboxes.clone(), book.clone());
-        let (paths, threads, is_stopping) = (Vec::new(), Vec::new(), Arc::default());
-        let mut made = Doors { paths, uplink, book, inboxes, is_stopping, threads };
+        let (ways, threads, is_stopping) = (Vec::new(), Vec::new(), Arc::default());
+        let mut made = Doors { ways, uplink, book, inboxes, is_stopping, threads };
         made.start(doors)?;
         Ok(made)
     }
 
-    fn start(&mut self, doors: &[Door]) -> io::Result<()> {
+    fn start(&mut self, doors: &[Door]) -> Result<(), DoorError> {
         // They hold no bytes in pipes.
         start_all(&self.inboxes, "doors", (&Budget::new(0), &self.book), &mut self.threads)?;
         let mut listeners = Vec::new();
         for door in doors {
-            let listener = UnixListener::bind(&door.path)?;
-            self.paths.push(door.path.clone());
+            let (listener, way) = Doorway::open(&door.path, door.reach)?;
+            self.ways.push(way);
             listener.set_nonblocking(true)?;
             listeners.push((listener, door.to.clone()));
         }
@@ -112,8 +153,7 @@ impl Drop for Doors {
             let _ = thread.join();
         }
         self.uplink.end();
-        // Whoever made their folder may have removed it.
-        self.paths.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        self.ways.clear();
     }
 }
 

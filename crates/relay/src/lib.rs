@@ -12,7 +12,7 @@
 //! hop, pipes      bytes from socket to socket
 //! uplink, ports   the two ends of a link: its session and what is asked for; ports behind the agent
 //! turns           pure: which of those who wait for the link is next
-//! doors, sockets  unix sockets at the near end, and at the far end
+//! doors, doorway, sockets   unix sockets at the near end, how they come to their place, and at the far end
 //! linked, answer  a connection of which one side is a channel of a link, and how that begins
 //! packing         what goes into a channel in pieces, packed where that pays
 //! book            what no worker knows: refusals
@@ -31,6 +31,7 @@ mod connection;
 pub mod control;
 mod direction;
 mod doors;
+mod doorway;
 mod entrance;
 pub mod flow;
 mod gate;
@@ -54,7 +55,7 @@ mod worker;
 
 pub use answer::announcement;
 pub use book::Refused;
-pub use doors::{Door, Doors, Probed, probe};
+pub use doors::{Door, DoorError, Doors, Probed, Reach, probe};
 pub use linked::Form;
 pub use options::{
     ADDRESSES_MAX, CONNECTIONS_MAX, Congestion, Destination, Dial, DialError, Line, RelayOptions, Via,

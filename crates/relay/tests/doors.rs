@@ -1,15 +1,17 @@
 //! Doors: local unix sockets that lead over a link to unix sockets behind the other end.
 #![allow(clippy::unwrap_used)]
 
+use std::fs::DirEntry;
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drover_link::Session;
-use drover_relay::{Door, Doors, Form, Ports, Probed, Refusal, Via, probe};
+use drover_relay::{Door, DoorError, Doors, Form, Ports, Probed, Reach, Refusal, Via, probe};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -36,10 +38,23 @@ fn attend(session: Session, ports: Arc<Ports>) {
 impl Scene {
     fn new(allowed: &str) -> Scene {
         let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| format!("unix:{}/{name}", folder.path().display());
-        let ports = Ports::start(vec![at(allowed).parse().unwrap()], PATIENCE, 100).unwrap();
-        let (ports, sessions) = (Arc::new(ports), Arc::<Mutex<Vec<Session>>>::default());
-        let (connecting, kept) = (ports.clone(), sessions.clone());
+        let at = format!("unix:{}/{allowed}", folder.path().display());
+        let ports = Ports::start(vec![at.parse().unwrap()], PATIENCE, 100).unwrap();
+        let mut scene = Scene { folder, doors: None, ports: Arc::new(ports), sessions: Arc::default() };
+        scene.doors = Some(scene.open(Reach::Folder).unwrap());
+        scene
+    }
+
+    /// Nobody but this user may connect, and the folder may be another's.
+    fn guarded() -> Scene {
+        let mut scene = Scene::new("*");
+        scene.doors = None;
+        scene.doors = Some(scene.open(Reach::User(None)).unwrap());
+        scene
+    }
+
+    fn open(&self, reach: Reach) -> Result<Doors, DoorError> {
+        let (connecting, kept) = (self.ports.clone(), self.sessions.clone());
         let dial = move || {
             let (near, far) = Session::pair();
             kept.lock().unwrap().push(far.clone());
@@ -47,9 +62,14 @@ impl Scene {
             Ok(near)
         };
         let via = Via { site: "b".to_string(), dial: Arc::new(dial), packs: true };
-        let door = Door { path: folder.path().join("near"), to: at("far") };
-        let doors = Some(Doors::open(via, &[door]).unwrap());
-        Scene { folder, doors, ports, sessions }
+        let to = format!("unix:{}", self.path("far").display());
+        Doors::open(via, &[Door { path: self.path("near"), reach, to }])
+    }
+
+    /// What is in the folder.
+    fn names(&self) -> Vec<String> {
+        let name = |entry: std::io::Result<DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        self.folder.path().read_dir().unwrap().map(name).collect()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -177,4 +197,59 @@ fn doors_that_are_closed_end_what_they_carry_and_leave_nothing() {
     assert_eq!(near.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(far.read(&mut [0; 1]).unwrap_or(0), 0);
     assert!(!scene.path("near").exists());
+}
+
+/// A client's bytes come out at the other end, of the first connection that was made there.
+#[track_caller]
+fn leads_to(scene: &Scene, listener: &UnixListener) {
+    scene.near().write_all(b"x").unwrap();
+    let (mut far, mut byte) = (patient(listener.accept().unwrap().0), [0; 1]);
+    assert_eq!((far.read(&mut byte).unwrap(), byte), (1, *b"x"), "somebody else was connected first");
+}
+
+#[test]
+fn a_door_at_which_somebody_listens_is_refused_and_nobody_there_learns_of_it() {
+    let scene = Scene::guarded();
+    let listener = UnixListener::bind(scene.path("far")).unwrap();
+    let refused = scene.open(Reach::User(None)).err();
+    assert!(matches!(refused, Some(DoorError::Taken(path)) if path == scene.path("near")));
+    leads_to(&scene, &listener);
+}
+
+#[test]
+fn a_door_takes_the_place_of_a_socket_that_nobody_listens_at_and_of_no_other_file() {
+    let mut scene = Scene::guarded();
+    scene.doors = None;
+    drop(UnixListener::bind(scene.path("near")).unwrap());
+    scene.doors = Some(scene.open(Reach::User(None)).unwrap());
+    let listener = UnixListener::bind(scene.path("far")).unwrap();
+    leads_to(&scene, &listener);
+    assert_eq!(scene.path("near").metadata().unwrap().mode() & 0o777, 0o600);
+    assert_eq!(scene.names().len(), 2, "{:?}", scene.names());
+    scene.doors = None;
+    symlink(scene.path("far"), scene.path("near")).unwrap();
+    assert!(matches!(scene.open(Reach::User(None)).err(), Some(DoorError::Failed { .. })));
+    assert!(scene.path("near").is_symlink());
+}
+
+#[test]
+fn a_door_is_given_to_its_user_and_where_it_cannot_be_nothing_is_left() {
+    let mut scene = Scene::guarded();
+    scene.doors = None;
+    let user = 4711;
+    match scene.open(Reach::User(Some(user))) {
+        Ok(_doors) => assert_eq!(scene.path("near").metadata().unwrap().uid(), user),
+        Err(DoorError::NotGiven { .. }) => println!("not root: nothing can be given away"),
+        Err(error) => panic!("{error}"),
+    }
+    assert!(scene.names().is_empty(), "{:?}", scene.names());
+}
+
+#[test]
+fn a_door_that_is_closed_leaves_what_another_put_in_its_place() {
+    let mut scene = Scene::guarded();
+    std::fs::remove_file(scene.path("near")).unwrap();
+    let _another = UnixListener::bind(scene.path("near")).unwrap();
+    scene.doors = None;
+    UnixStream::connect(scene.path("near")).unwrap();
 }

@@ -1,8 +1,7 @@
 //! A move over the link to another site: what QEMU connects to here, and what that leads to there.
 
-use std::fs::Permissions;
-use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::error::Error;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use drover_link::Session;
 use drover_live::Side;
 use drover_qemu::live::{Carried, Carrier, Guest, NbdAt, Passage};
-use drover_relay::{Door, Doors, Probed, Refusal, Via, probe};
+use drover_relay::{Door, DoorError, Doors, Probed, Reach, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -51,8 +50,6 @@ struct Asking {
 
 /// Where a domain's sockets lie on both sides: libvirt takes one path for the source's end and the target's.
 const DOMAIN_FOLDER: &str = "/var/lib/libvirt/qemu";
-/// Whoever may connect to it is in the guest's move.
-const SOCKET_MODE: u32 = 0o600;
 
 struct Link {
     site: String,
@@ -106,7 +103,7 @@ impl Over {
         let path = |name: &str| folder.path().join(name);
         let here = Here { monitor: path(MONITOR), memory: path(MEMORY), disks: path(DISKS) };
         let monitor = format!("unix:{}", args.to.display());
-        let mut over = Over::dial(args, site, here, (memory, disks), Some(monitor))?;
+        let mut over = Over::dial(args, site, here, (memory, disks), Reach::Folder, Some(monitor))?;
         over.asking.is_own = args.uri.is_none() && args.nbd.is_none();
         let Here { monitor, memory, disks } = &over.here;
         give_to_qemu(&args.source, &[monitor, memory, disks, folder.path()]);
@@ -126,15 +123,11 @@ impl Over {
         };
         let (memory, disks) = (place(&args.uri, "--uri", MEMORY)?, place(&args.nbd, "--nbd", DISKS)?);
         let there = (format!("unix:{}", memory.display()), NbdAt::Unix(disks.clone()));
-        for path in [&memory, &disks] {
-            make_room(path)?;
-        }
+        // A look takes no place from a move.
+        let here = |path: PathBuf, name: &str| if args.dry_run { to_look(&path, name) } else { path };
+        let (memory, disks) = (here(memory, MEMORY), here(disks, DISKS));
         let here = Here { monitor: PathBuf::new(), memory, disks };
-        let over = Over::dial(args, site, here, there, None)?;
-        for path in [&over.here.memory, &over.here.disks] {
-            give(path, passage.owner)?;
-        }
-        Ok(over)
+        Over::dial(args, site, here, there, Reach::User(passage.owner), None)
     }
 
     /// Makes what leads there. Without a monitor there nobody is connected to it.
@@ -143,6 +136,7 @@ impl Over {
         site: &str,
         here: Here,
         (memory, disks): (String, NbdAt),
+        reach: Reach,
         monitor: Option<String>,
     ) -> Result<Over, Failure> {
         let dial = Arc::new(sites::dialler(args.state.as_deref(), site, None, &[], None)?);
@@ -154,14 +148,14 @@ impl Over {
         let round_trips = stripes.iter().filter_map(|stripe| stripe.rtt.or(stripe.rtt_min));
         let first_round_trip = round_trips.min().unwrap_or_default();
         let asking = Asking { session, wanted, is_own: false };
-        let door = |path: &Path, to: String| Door { path: path.to_path_buf(), to };
+        let door = |path: &Path, to: String| Door { path: path.to_path_buf(), reach, to };
         let mut doors = vec![door(&here.memory, memory_to), door(&here.disks, nbd_text(&disks))];
         doors.extend(monitor.iter().map(|to| door(&here.monitor, to.clone())));
         let packs = !args.no_link_compression;
         let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs };
         let opened = Doors::open(via, &doors).map_err(|error| match &monitor {
-            Some(_) => internal("sockets of the link", &error),
-            None => no_socket(&here.memory, &error.to_string()),
+            Some(_) => unmade(&error),
+            None => no_door(error),
         })?;
         let link = Arc::new(Link { site: site.to_string(), doors: opened, first_round_trip, monitor });
         Ok(Over { link, memory, disks, here, asking, _folder: None })
@@ -298,32 +292,22 @@ fn internal(what: &str, error: &std::io::Error) -> Failure {
     Failure::new(Exit::Internal, format!("{what}: {error}"))
 }
 
+fn unmade(error: &DoorError) -> Failure {
+    let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
+    Failure::new(Exit::Internal, format!("sockets of the link: {error}{why}"))
+}
+
+/// Beside the place of a move's socket, where a look has its own.
+fn to_look(path: &Path, name: &str) -> PathBuf {
+    path.with_file_name(format!("drover-look-{}.{name}", std::process::id()))
+}
+
 /// QEMU may run as another user, who must reach the sockets; nobody else does. Where that cannot be, QEMU says so.
 fn give_to_qemu(monitor: &Path, paths: &[&Path]) {
     let Ok(owner) = std::fs::metadata(monitor).map(|file| file.uid()) else { return };
     for path in paths {
         let _ = chown(path, Some(owner), None);
     }
-}
-
-/// The same of a domain's, whose QEMU libvirt runs as the user that it tells.
-fn give(path: &Path, owner: Option<u32>) -> Result<(), Failure> {
-    let given =
-        std::fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).and_then(|()| match owner {
-            Some(owner) if std::fs::metadata(path)?.uid() != owner => chown(path, Some(owner), None),
-            _ => Ok(()),
-        });
-    given.map_err(|error| {
-        let owner = owner.map_or_else(|| "QEMU".to_string(), |owner| format!("user {owner}"));
-        Failure::new(
-            Exit::Plan,
-            format!(
-                "{}: it cannot be given to {owner}, as which libvirt runs the guest: {error}",
-                path.display()
-            ),
-        )
-        .advise("run drover as root")
-    })
 }
 
 fn no_socket(path: &Path, why: &str) -> Failure {
@@ -333,15 +317,22 @@ fn no_socket(path: &Path, why: &str) -> Failure {
     )
 }
 
-/// A drover that was killed leaves its sockets. No other kind of file is removed.
-fn make_room(path: &Path) -> Result<(), Failure> {
-    let failed = |why: &str| no_socket(path, why);
-    match path.symlink_metadata() {
-        Ok(there) if there.file_type().is_socket() => {
-            std::fs::remove_file(path).map_err(|error| failed(&error.to_string()))
+/// Why a domain's sockets cannot be where they are wanted.
+fn no_door(error: DoorError) -> Failure {
+    match error {
+        DoorError::Taken(path) => {
+            let what = format!("{}: another drover listens there, and moves this domain", path.display());
+            Failure::new(Exit::Plan, what).advise("wait for its end, or end it there by Ctrl-C")
         }
-        Ok(_) => Err(failed("something else is")),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(failed(&error.to_string())),
+        DoorError::NotGiven { path, user, source } => Failure::new(
+            Exit::Plan,
+            format!(
+                "{}: it cannot be given to user {user}, as which libvirt runs the guest: {source}",
+                path.display()
+            ),
+        )
+        .advise("run drover as root"),
+        DoorError::Failed { path, source } => no_socket(&path, &source.to_string()),
+        DoorError::Threads(error) => internal("sockets of the link", &error),
     }
 }
