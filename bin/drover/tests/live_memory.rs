@@ -9,6 +9,7 @@ use common::moves::{self, ask, busy, events, say, say_with, with_disks, written_
 use common::pair::Pair;
 use drover_lab::{Output, Pulse, PulseOptions};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -340,6 +341,27 @@ fn a_move_that_is_cancelled_leaves_the_source_as_it_was() {
     assert_eq!(output.code, Some(130), "{output:?}");
     pair.has_stayed();
     is_as_before(&pair.source);
+}
+
+#[test]
+fn a_move_that_is_taken_over_and_stopped_leaves_no_credentials() {
+    let keys = folder();
+    let key = shared_key(keys.path(), "a5");
+    let Some(mut pair) = Pair::new(&busy()) else { return };
+    let wish = [&moves::SLOWLY[..], &["--tls-psk", &key]].concat();
+    let mut child = pair.spawn(&wish);
+    pair.wait_until_sending();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let child = pair.spawn(&wish);
+    pair.wait_until_sending();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = pair.ended(child);
+    assert_eq!(output.code, Some(130), "{output:?}");
+    assert!(output.out.contains("it is watched to its end"), "{}", output.out);
+    pair.has_stayed();
+    assert!(!names_in_objects(&pair.source).contains(&json!("drover-tls")), "credentials are left");
+    assert_eq!(parameters(&pair.source)["tls-creds"], "");
 }
 
 /// KVM may be there and not run this guest, so it stands still: what is judged is what both QEMUs take, and that the guest

@@ -180,16 +180,35 @@ fn a_bound_on_writes_is_set_at_the_source_alone_and_does_nothing_until_it_must()
     assert!(names(Side::Source) && !names(Side::Target));
 }
 
+/// What the source says of all that is set for a move that may slow the guest down so.
+fn before(throttle: Throttle) -> Settings {
+    let settings = settings(&Wish { throttle, ..Wish::default() }, &new(), &new()).unwrap();
+    let told = json!({
+        "cpu-throttle-initial": 20, "cpu-throttle-increment": 10, "throttle-trigger-threshold": 50, "vcpu-dirty-limit": 1,
+    });
+    settings.as_found(Side::Source, &json!(null), &told)
+}
+
 #[test]
 fn a_guest_is_slowed_down_to_half_of_what_is_sent() {
     let mib = f64::from(1 << 20);
-    let limit = |rate, processors| {
-        slow_down(Throttle::DirtyLimit, &new(), rate, processors)["vcpu-dirty-limit"].clone()
-    };
+    let limits =
+        |rate, processors| slow_down(Throttle::DirtyLimit, &before(Throttle::DirtyLimit), rate, processors);
+    let limit = |rate, processors| limits(rate, processors)["vcpu-dirty-limit"].clone();
     assert_eq!(limit(400.0 * mib, 4), json!(50));
     assert_eq!(limit(1.0 * mib, 8), json!(1));
-    let harder = slow_down(Throttle::AutoConverge, &new(), 400.0 * mib, 4);
+    let harder = slow_down(Throttle::AutoConverge, &before(Throttle::AutoConverge), 400.0 * mib, 4);
     assert_eq!((harder.get("vcpu-dirty-limit"), &harder["cpu-throttle-initial"]), (None, &json!(40)));
+}
+
+#[test]
+fn a_guest_is_slowed_down_by_nothing_that_is_not_set_back() {
+    for throttle in [Throttle::AutoConverge, Throttle::DirtyLimit] {
+        let before = before(throttle);
+        for name in slow_down(throttle, &before, 1e9, 4).keys() {
+            assert!(before.parameters.contains_key(name), "{name} stays as it is set");
+        }
+    }
 }
 
 #[test]

@@ -167,7 +167,8 @@ pub fn live(
 ) -> Result<Moved, LiveError> {
     let mut one = Move::new(source, target, options, stop, tell);
     if let Some(ended) = one.again() {
-        if ended.is_ok() {
+        // What was set before the first run nobody knows, but credentials of drover's own are removed.
+        if ended.is_ok() || one.has_sent {
             one.put_back(&ended);
         }
         return ended;
@@ -528,7 +529,7 @@ impl<'a> Move<'a> {
     /// From now on, where so many bytes a second are sent.
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
         let throttle = self.throttle();
-        let parameters = Value::Object(slow_down(throttle, &self.can[0], rate, self.processors));
+        let parameters = Value::Object(slow_down(throttle, &self.before[0], rate, self.processors));
         self.source.qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }
