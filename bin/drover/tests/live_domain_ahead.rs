@@ -116,6 +116,31 @@ fn a_guest_that_does_not_converge_goes_ahead_and_arrives() {
     assert_eq!(pair.state("b"), "running (migrated)");
 }
 
+#[test]
+fn a_domain_that_cannot_be_suspended_is_not_sent_ahead() {
+    let Some(mut pair) = Pair::new(|_| never_ends()) else { return };
+    let refuses = "case \"$*\" in *suspend*) echo 'error: not now' >&2; exit 1;; esac";
+    let output = moves::run(pair.command_by(refuses, &["--allow", "postcopy", "--rate-max", "40m"]));
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.err.contains("`virsh suspend`") && output.err.contains("not now"), "{}", output.err);
+    assert_eq!(guest_at(&output), "source");
+    pair.has_stayed();
+}
+
+#[test]
+fn a_guest_that_went_ahead_though_the_order_failed_is_seen_after() {
+    let Some(mut pair) = Pair::new(|_| never_ends()) else { return };
+    // It is heard, and its answer is not.
+    let fails = "case \"$*\" in *migrate-postcopy*)\n\
+                 virsh \"$@\"\n\
+                 until virsh -c \"$3\" domstate beat --reason | grep -q 'post-copy\\|shut'; do :; done\n\
+                 echo 'error: no answer' >&2; exit 1;; esac";
+    let output = moves::run(pair.command_by(fails, &["--allow", "postcopy", "--rate-max", "17m"]));
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(events(&output).iter().any(|event| event["phase"] == "postcopy"), "{}", output.out);
+    pair.has_moved("a", "b");
+}
+
 /// The line broke, and this libvirt is not asked to make it anew.
 #[track_caller]
 fn is_left_to_another_libvirt(scene: &Scene, output: &Output) {

@@ -177,6 +177,24 @@ fn a_target_that_ends_on_the_way_costs_nothing_and_the_second_try_works() {
     pair.has_moved("a", "b");
 }
 
+#[test]
+fn a_daemon_that_does_not_answer_for_a_moment_costs_nothing() {
+    let Some(mut pair) = Pair::shared() else { return };
+    let silent = "case \"$*\" in *domjobinfo*) if [ -e silent ]; then echo 1 >> asked; echo 'error: no route' >&2; exit 1; fi;; esac";
+    let slowly = ["--downtime", "2s", "--rate-max", "17m", "--channels", "1"];
+    let child = moves::spawn(pair.command_by(silent, &slowly), &pair.told());
+    assert!(moves::is_told(&pair.told(), is_sending), "nothing is sent");
+    let place = |name: &str| pair.folder.path().join(name);
+    std::fs::write(place("silent"), "").unwrap();
+    common::process::wait_until("it is asked again", Duration::from_secs(120), || {
+        std::fs::read(place("asked")).is_ok_and(|asked| asked.len() >= 8)
+    });
+    std::fs::remove_file(place("silent")).unwrap();
+    let output = moves::ended(child, &pair.told());
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.has_moved("a", "b");
+}
+
 /// `drover live` with this in the place of `virsh`.
 fn with_standin(body: &str, more: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();

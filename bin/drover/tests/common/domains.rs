@@ -1,9 +1,10 @@
 //! Two hosts with a libvirt daemon each, and a guest that beats at the first of them.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-use drover_lab::{Drover, Hosts, Output, PulseOptions, Voice};
+use drover_lab::{Drover, Hosts, Output, PulseOptions, Voice, put_script};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -63,6 +64,20 @@ impl Pair {
         let mut command = self.drover.command(&["live", NAME, "--connect", &from, "--to", &to, "--json"]);
         command.args(["--deadline", "10m"]).args(more);
         self.hosts.equip(&mut command);
+        command
+    }
+
+    /// With a `virsh` that does this first (shell), in this pair's folder, and then what `virsh` does.
+    pub fn command_by(&self, first: &str, more: &[&str]) -> Command {
+        let mut command = self.command("a", "b", more);
+        let folder = self.folder.path().join("bin");
+        std::fs::create_dir(&folder).unwrap();
+        let here = self.folder.path().display();
+        let script = format!("#!/bin/sh\nPATH=${{PATH#*:}}\ncd {here}\n{first}\nexec virsh \"$@\"\n");
+        put_script(&folder.join("virsh"), &script).unwrap();
+        let path = command.get_envs().find_map(|(name, value)| value.filter(|_| name == "PATH")).unwrap();
+        let path = [folder.as_os_str(), path].join(OsStr::new(":"));
+        command.env("PATH", path);
         command
     }
 

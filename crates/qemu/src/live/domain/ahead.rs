@@ -4,7 +4,7 @@
 //! the source says that post-copy is on, and takes nobody back from there.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drover_live::{DomainFound, DomainStand, Half, Look, Phase, Recovery, Sample, Side, Step, domain_found};
 
@@ -24,6 +24,8 @@ struct After {
     why: String,
     /// When both daemons were asked last and answered.
     told: Instant,
+    /// It was said that they do not answer.
+    is_silence_told: bool,
     /// Since when it is neither on its way nor broken.
     over: Option<Instant>,
 }
@@ -34,13 +36,14 @@ impl After {
         &mut self,
         looked: &Result<[DomainStand; 2], QemuError>,
         has_virsh_ended: bool,
+        silence_max: Duration,
     ) -> Result<bool, QemuError> {
         let [here, there] = match looked {
             Ok(stands) => stands,
-            Err(error) if self.told.elapsed() >= SETTLE_TIME_MAX => return Err(repeated(error)),
+            Err(error) if self.told.elapsed() >= silence_max => return Err(repeated(error)),
             Err(_) => return Ok(false),
         };
-        self.told = Instant::now();
+        (self.told, self.is_silence_told) = (Instant::now(), false);
         if matches!(domain_found(here, there), DomainFound::Ahead | DomainFound::Broken) {
             self.over = None;
             return Ok(false);
@@ -76,8 +79,10 @@ impl Move<'_> {
             try_number: None,
             why: "no try was made".into(),
             told: Instant::now(),
+            is_silence_told: false,
             over: None,
         };
+        self.is_seen_after = true;
         let mut has_said = false;
         loop {
             let is_stopped = self.stop.load(Ordering::Relaxed);
@@ -87,9 +92,15 @@ impl Move<'_> {
             self.look_at_link();
             let ended = self.ended();
             let looked = stands(self.ends, &self.known.uuid);
-            if after.is_over(&looked, self.moving.is_none())? {
+            if after.is_over(&looked, self.moving.is_none(), self.silence_max(is_stopped))? {
                 return Ok(());
             }
+            if after.told.elapsed() >= SETTLE_TIME_MAX && !std::mem::replace(&mut after.is_silence_told, true)
+            {
+                self.note(HELD_OPEN);
+            }
+            // Nothing is given up for a share: it goes on with that which it had.
+            let _ = self.keep_share();
             let halves = looked.map_or([Half::Silent; 2], |[here, there]| self.halves(&here, &there));
             let look = self.ahead_look(began, halves, is_stopped);
             if let (Some(number), Some(Err(error))) = (after.try_number.take_if(|_| ended.is_some()), ended) {
@@ -99,6 +110,11 @@ impl Move<'_> {
             self.take_step(&mut after, step, &look)?;
             std::thread::sleep(LOOK_PAUSE);
         }
+    }
+
+    /// For how long daemons may be silent. What carries the guest's memory would end with this run, whose guest needs no daemon.
+    fn silence_max(&self, is_stopped: bool) -> Duration {
+        if self.options.carried.is_some() && !is_stopped { CARRIED_SILENCE_MAX } else { SETTLE_TIME_MAX }
     }
 
     fn take_step(&mut self, after: &mut After, step: Step, look: &Look) -> Result<(), Ending> {
@@ -202,6 +218,11 @@ impl Move<'_> {
 
 const TOO_LATE: &str =
     "the guest has gone ahead to the target, which cannot be undone: the rest of its memory is seen after it";
+
+const HELD_OPEN: &str = "the daemons do not answer: the link is held open for the rest of the guest's memory; Ctrl-C ends it, and the guest waits then until you say `drover live` again";
+
+/// A guest of terabytes needs hours on a long line.
+const CARRIED_SILENCE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 const UPDATE: &str = "update it (its guests go on meanwhile), then say `drover live` again";
 

@@ -53,7 +53,7 @@ impl Virsh {
         Ok(DomainStand { state: state.into(), reason: reason.trim_end_matches(')').into(), job })
     }
 
-    /// What is being done with a domain; a domain that does not run has no job.
+    /// What is being done with a domain; one that does not run, or that the daemon does not have, has no job.
     pub(super) fn job(&self, uuid: &str, at_ms: u64) -> Result<Job, QemuError> {
         match self.values(&["domjobinfo", uuid, "--rawstats"]) {
             Ok(values) => Ok(Job::of(&values, at_ms)),
@@ -62,8 +62,9 @@ impl Virsh {
                 Ok(Job { kind: DomainJob::In, ..Job::default() })
             }
             Err(error) => match self.ask(&["domstate", uuid]) {
-                Ok(state) if state.trim() != "shut off" => Err(error),
-                _ => Ok(Job::default()),
+                Ok(state) if state.trim() == "shut off" => Ok(Job::default()),
+                Err(_) if !self.domains()?.iter().any(|(other, _)| other == uuid) => Ok(Job::default()),
+                Ok(_) | Err(_) => Err(error),
             },
         }
     }

@@ -1,11 +1,13 @@
 //! A domain that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use drover_copy::converge::Estimate;
 use drover_live::{DomainFound, Facts};
 
 use super::run::{Move, nowhere};
+use super::silence::Silence;
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::run::{LINE_ASSUMED, OVERHEAD};
@@ -56,6 +58,8 @@ pub(super) struct Sharing {
     keeps: Option<u64>,
     /// MiB a second that were the most at the source's daemon before.
     speed_before: Option<u64>,
+    /// Of what was to be set.
+    silence: Silence,
 }
 
 impl Move<'_> {
@@ -93,8 +97,17 @@ impl Move<'_> {
         }
     }
 
-    /// Sends no more than its share, which may be another than it was.
+    /// Sends no more than its share, which may be another than it was. One that cannot be set is tried again for a while; the
+    /// others have nothing of it before this one says that it keeps it.
     pub(super) fn keep_share(&mut self) -> Result<(), QemuError> {
+        let kept = self.set_share();
+        if let (Err(error), false) = (&kept, self.sharing.silence.is_on()) {
+            self.note(format!("its share is tried to be set again: {}", error.chain()));
+        }
+        self.sharing.silence.outlast(kept, Instant::now()).map(drop)
+    }
+
+    fn set_share(&mut self) -> Result<(), QemuError> {
         let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
         if self.sharing.keeps == Some(rate) {
             return Ok(());
@@ -105,9 +118,14 @@ impl Move<'_> {
             return Ok(());
         }
         if self.sharing.speed_before.is_none() {
-            self.sharing.speed_before = Some(self.ends.source.speed_max(uuid)?);
+            self.sharing.speed_before = Some(self.ends.source.speed_max(uuid, &[])?);
         }
-        self.ends.source.set_speed_max(uuid, (rate >> 20).max(1))?;
+        let mib = (rate >> 20).max(1);
+        self.ends.source.set_speed_max(uuid, mib, &[])?;
+        if self.options.allowed.postcopy || self.is_seen_after {
+            // libvirt sets it back with the end of the move.
+            self.ends.source.set_speed_max(uuid, mib, &AHEAD)?;
+        }
         self.tell_share(rate);
         Ok(())
     }
@@ -120,7 +138,7 @@ impl Move<'_> {
     /// What was set at the source's daemon is as it was.
     pub(super) fn put_speed_back(&mut self) {
         let Some(mib) = self.sharing.speed_before.take() else { return };
-        if let Err(error) = self.ends.source.set_speed_max(&self.known.uuid, mib) {
+        if let Err(error) = self.ends.source.set_speed_max(&self.known.uuid, mib, &[]) {
             self.note(format!(
                 "the most that it may send is not what it was before, {mib} MiB/s: {}",
                 error.chain()
@@ -129,10 +147,13 @@ impl Move<'_> {
     }
 }
 
+/// Of what goes in post-copy and nobody waits for.
+const AHEAD: [&str; 1] = ["--postcopy"];
+
 impl Virsh {
-    /// MiB a second that a move of the domain may send.
-    fn speed_max(&self, uuid: &str) -> Result<u64, QemuError> {
-        let said = self.ask(&["migrate-getspeed", uuid])?;
+    /// MiB a second that a move of the domain may send; of what is left when it went ahead, with that word.
+    fn speed_max(&self, uuid: &str, more: &[&str]) -> Result<u64, QemuError> {
+        let said = self.ask(&[&["migrate-getspeed", uuid], more].concat())?;
         said.trim().parse().map_err(|_| {
             let what =
                 format!("reading {:?} as the most that a move may send at {}", said.trim(), self.uri());
@@ -141,9 +162,9 @@ impl Virsh {
     }
 
     /// Sets it, and reads it back.
-    fn set_speed_max(&self, uuid: &str, mib: u64) -> Result<(), QemuError> {
-        self.ask(&["migrate-setspeed", uuid, &mib.to_string()])?;
-        let set = self.speed_max(uuid)?;
+    fn set_speed_max(&self, uuid: &str, mib: u64, more: &[&str]) -> Result<(), QemuError> {
+        self.ask(&[&["migrate-setspeed", uuid, &mib.to_string()], more].concat())?;
+        let set = self.speed_max(uuid, more)?;
         if set != mib {
             let what = format!(
                 "the most that a move may send at {} is {set} MiB/s after it was set to {mib}",

@@ -7,13 +7,17 @@
 //! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
 //! words.rs  what `virsh` is told
 //! ahead.rs  post-copy: the rest of its memory, and a line that breaks
+//! cancel.rs  the end of a move that is not to go on
+//! silence.rs  daemons that do not answer for a while
 //! ```
 
 mod ahead;
 mod ask;
 mod beforehand;
+mod cancel;
 mod read;
 mod run;
+mod silence;
 mod words;
 
 use std::sync::atomic::AtomicBool;

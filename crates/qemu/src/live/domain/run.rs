@@ -12,6 +12,7 @@ use drover_live::{
 
 use super::ask::{Known, Processor};
 use super::beforehand::Sharing;
+use super::silence::{SILENCE_TIME_MAX, Silence};
 use super::{DomainOptions, Ends};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
@@ -48,6 +49,10 @@ pub(super) struct Move<'a> {
     /// Bytes of memory that are free at the target.
     pub(super) free_bytes: Option<u64>,
     pub(super) sharing: Sharing,
+    /// Of the source's daemon, while the guest's memory is sent.
+    silence: Silence,
+    /// It went ahead of its memory, and this run has begun to see after it.
+    pub(super) is_seen_after: bool,
     /// The `virsh` that moves it.
     pub(super) moving: Option<Lasting>,
 }
@@ -67,7 +72,7 @@ const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
 const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
 const AHEAD: &str = "it went ahead of its memory in an earlier run: the rest is seen after it";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
-pub(super) const SETTLE_TIME_MAX: Duration = Duration::from_secs(120);
+pub(super) const SETTLE_TIME_MAX: Duration = SILENCE_TIME_MAX;
 
 impl<'a> Move<'a> {
     pub(super) fn new(
@@ -96,6 +101,8 @@ impl<'a> Move<'a> {
             has_been_up: false,
             free_bytes: None,
             sharing: Sharing::default(),
+            silence: Silence::default(),
+            is_seen_after: false,
             moving: None,
         }
     }
@@ -323,10 +330,10 @@ impl<'a> Move<'a> {
                 Some(ended) => return ended.map_err(refused),
             }
             let phase = self.look_on(&mut watch, began)?;
-            if matches!(phase, Phase::PostCopy | Phase::Broken) {
+            if matches!(phase, Some(Phase::PostCopy | Phase::Broken)) {
                 return self.see_after(began);
             }
-            if goes_at_once && phase == Phase::Precopy && self.last.sample.passes > 1 {
+            if goes_at_once && phase == Some(Phase::Precopy) && self.last.sample.passes > 1 {
                 goes_at_once = false;
                 self.start_postcopy()?;
             }
@@ -360,16 +367,20 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// One look at a move: tells, and says if it has to end, else where it is.
-    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Phase, Ending> {
+    /// One look at a move: tells, and says if it has to end, else where it is; nothing where the daemon does not answer.
+    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Option<Phase>, Ending> {
         let uuid = &self.known.uuid;
-        let job = self.ends.source.job(uuid, millis(began.elapsed()))?;
+        let job = self.ends.source.job(uuid, millis(began.elapsed()));
+        let Some(job) = self.silence.outlast(job, Instant::now())? else {
+            self.halt_if_stopped()?;
+            return Ok(None);
+        };
         // A domain that has no definition is gone when it has moved.
         let stands = self.ends.source.phase(uuid).unwrap_or_default().filter(|_| self.was_running);
         let told = job.told(stands);
         let phase = told.sample.phase;
         if matches!(phase, Phase::PostCopy | Phase::Broken) {
-            return Ok(phase);
+            return Ok(Some(phase));
         }
         self.halt_if_stopped()?;
         self.keep_share()?;
@@ -391,7 +402,7 @@ impl<'a> Move<'a> {
         if let Some((deed, why)) = advised {
             self.act(deed, why)?;
         }
-        Ok(phase)
+        Ok(Some(phase))
     }
 
     /// Whether what carries the move does; tells when that changes.
@@ -437,39 +448,18 @@ impl<'a> Move<'a> {
         still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(failed(why)))
     }
 
-    /// Cancels it, and waits for its end. Nobody cancels for a guest that went ahead.
-    fn cancel(&mut self) {
-        let until = Instant::now() + SETTLE_TIME_MAX;
-        loop {
-            let found = self.found();
-            if matches!(found, Ok(DomainFound::Ahead | DomainFound::Broken)) {
-                return;
-            }
-            let is_over = self.moving.as_mut().is_none_or(|moving| moving.ended().is_some());
-            let is_settled = matches!(found, Ok(found) if !is_moving(&found));
-            if (is_over && is_settled) || Instant::now() >= until {
-                return;
-            }
-            // Refused where there is nothing to cancel: not yet, or no more.
-            let _ = self.ends.source.ask(&["domjobabort", &self.known.uuid]);
-            std::thread::sleep(LOOK_PAUSE);
-        }
-    }
-
     fn halt_if_stopped(&self) -> Result<(), Ending> {
         if self.stop.load(Ordering::Relaxed) { Err(Ending::Stopped) } else { Ok(()) }
     }
 
     /// Sees where it is, whatever was told of its move, and tidies up there.
     fn settle(&mut self, cause: Option<Ending>, began: Instant) -> Result<Moved, LiveError> {
-        let until = Instant::now() + SETTLE_TIME_MAX;
-        let found = loop {
-            match self.found() {
-                Ok(found) if !is_moving(&found) => break Ok(found),
-                found if Instant::now() >= until => break found,
-                _ => std::thread::sleep(LOOK_PAUSE),
-            }
-        };
+        let found = self.settled();
+        if self.is_to_be_seen_after(&found) {
+            // It went before anybody looked, or while it was to be cancelled.
+            let ended = self.see_after(began);
+            return self.settle(ended.err().or(cause), began);
+        }
         let cause = |text: &str| cause.unwrap_or_else(|| Ending::Failed(failed(text)));
         let at = |cause, guest_at| Err(LiveError { cause, guest_at });
         match found {
@@ -477,7 +467,6 @@ impl<'a> Move<'a> {
             Ok(DomainFound::AtSource) => {
                 let cause = cause("the move ended, and the guest is still at the source");
                 self.tidy_source();
-                self.put_speed_back();
                 self.remove_volumes();
                 at(cause, Where::Source)
             }
@@ -485,11 +474,19 @@ impl<'a> Move<'a> {
                 at(cause("neither daemon runs the domain any more: it ended on its way"), Where::Unknown)
             }
             Ok(DomainFound::Moving) => at(cause("the move does not come to its end"), Where::Unknown),
-            Ok(DomainFound::Ahead | DomainFound::Broken) => {
-                at(cause("the guest went ahead, and the rest of its memory does not follow"), Where::Between)
+            Ok(DomainFound::Ahead) => {
+                self.note("the rest of its memory follows, and nobody sees after it any more: say `drover live` again");
+                at(cause("the guest went ahead, and the move does not come to its end"), Where::Between)
             }
+            Ok(DomainFound::Broken) => at(
+                cause("the guest went ahead, and the line to the rest of its memory is gone"),
+                Where::Between,
+            ),
             Ok(DomainFound::Unclear(why)) => {
                 self.note(why.obstacle().to_string());
+                if place(why) == Where::Source {
+                    self.tidy_source();
+                }
                 at(cause("the move ended halfway"), place(why))
             }
             Err(error) => {
@@ -497,6 +494,23 @@ impl<'a> Move<'a> {
                 at(cause("a daemon cannot be asked any more"), Where::Unknown)
             }
         }
+    }
+
+    /// Who has it when nothing more comes by itself, or what only comes if it is seen after.
+    fn settled(&self) -> Result<DomainFound, QemuError> {
+        let until = Instant::now() + SETTLE_TIME_MAX;
+        loop {
+            let found = self.found();
+            let is_settled = matches!(&found, Ok(found) if !is_moving(found));
+            if is_settled || self.is_to_be_seen_after(&found) || Instant::now() >= until {
+                return found;
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    fn is_to_be_seen_after(&self, found: &Result<DomainFound, QemuError>) -> bool {
+        !self.is_seen_after && matches!(found, Ok(DomainFound::Ahead | DomainFound::Broken))
     }
 
     /// It is at the target, and the source has let it go.
@@ -556,6 +570,7 @@ impl<'a> Move<'a> {
 
     /// What was set at the source is as it was.
     fn tidy_source(&mut self) {
+        self.put_speed_back();
         let Some(ms) = self.downtime_before.take() else { return };
         if let Err(error) = self.ends.source.set_downtime_max(&self.known.uuid, ms) {
             self.note(format!("the longest downtime is not what it was before, {ms} ms: {}", error.chain()));

@@ -9,6 +9,10 @@ impl Move<'_> {
         let mut words = self.begin_words();
         let mut add = |more: &[&str]| words.extend(more.iter().map(|word| word.to_string()));
         add(&["--abort-on-error"]);
+        if self.rate_max().is_none() {
+            // Else the daemon takes what was set for this domain last, perhaps the share of a run that was killed.
+            add(&["--bandwidth", MIB_UNLIMITED]);
+        }
         if let (Some(carried), false) = (&self.options.carried, self.copied.is_empty())
             && let NbdAt::Unix(path) = &carried.disks
         {
@@ -62,3 +66,6 @@ impl Move<'_> {
         words
     }
 }
+
+/// What no line carries, in MiB a second.
+const MIB_UNLIMITED: &str = "100000";
