@@ -272,6 +272,29 @@ fn moves_of_a_killed_drover_are_gone_on_with() {
 }
 
 #[test]
+fn moves_of_a_killed_drover_are_gone_on_with_though_another_guest_cannot_move() {
+    let Some(mut fleet) = Fleet::new(3) else { return };
+    // Two shares can be set, so that the third guest waits.
+    let mut child = fleet.spawn(&["--rate-max", "18m", "--connection", "8m"]);
+    fleet.wait_until_sending(&["vm0", "vm1"]);
+    child.kill().unwrap();
+    fleet.ended(child);
+    fleet.pairs[1].1.kill();
+    let output = fleet.live("", &["--rate-max", "800m"]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    let events = events(&output);
+    assert_eq!(of(&events, "begins").into_keys().collect::<Vec<_>>(), ["vm0"], "{output:?}");
+    assert_eq!(of(&events, "moved").into_keys().collect::<Vec<_>>(), ["vm0"], "{output:?}");
+    let failed = of(&events, "failed");
+    assert_eq!(failed.keys().copied().collect::<Vec<_>>(), ["vm1", "vm2"]);
+    assert!(failed["vm2"]["message"].as_str().unwrap().contains("another cannot move"), "{failed:?}");
+    assert!(output.err.contains("2 of 3 guests did not move"), "{}", output.err);
+    fleet.has_moved(0);
+    fleet.has_stayed(1);
+    fleet.has_stayed(2);
+}
+
+#[test]
 fn domains_move_by_their_names_within_one_budget() {
     let folder = tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap();
     let Some(hosts) = Hosts::start(folder.path()).unwrap() else { return };

@@ -1,5 +1,6 @@
 //! `drover live` for several guests: all are looked at before any begins, and those between the same two hosts share a line
-//! and a budget. How many go at once `drover_live::together` decides; each moves as one alone would.
+//! and a budget. How many go at once `drover_live::together` decides; each moves as one alone would. None begins if one
+//! cannot; those that an earlier run began go on all the same.
 
 mod place;
 mod tell;
@@ -43,31 +44,42 @@ pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
 
 fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let ready = look(&all.guests, teller)?;
-    let mut pairs = pairs(all, &ready);
-    for pair in &pairs {
-        teller.schedule(pair);
+    let (mut ready, mut failures) = look(&all.guests, teller);
+    let mut pairs = Vec::new();
+    if failures.is_empty() {
+        pairs = self::pairs(all, &ready);
+        teller.schedules(&pairs);
+        failures = promises(&pairs);
     }
-    refuse(&pairs, &all.guests, teller)?;
+    let is_under_way = |ready: &Ready| ready.known.under_way.is_some();
+    if !failures.is_empty() && (command.args.dry_run || !ready.values().any(is_under_way)) {
+        return Err(refused(&all.guests, &failures, teller));
+    }
     if command.args.dry_run {
         return Ok(Exit::Success);
     }
-    let places = ready.into_iter().map(|ready| Some(ready.place)).collect();
+    if !failures.is_empty() {
+        ready.retain(|_, ready| is_under_way(ready));
+        failures = held_back(&all.guests, &ready, failures, teller);
+        pairs = self::pairs(all, &ready);
+        teller.schedules(&pairs);
+    }
+    let places = ready.into_iter().map(|(number, ready)| (number, ready.place)).collect();
     // Ended in its midst, guests could be left on neither side: further signals, and readers that have gone, ask for the
     // same clean stop.
     let _undo = Undo::begin();
     let flag = stop.flag();
     let (news, heard) = channel();
-    let causes = thread::scope(|scope| {
+    failures.extend(thread::scope(|scope| {
         let mut moves =
             Moves { scope, news, flag: &flag, places, shares: BTreeMap::new(), threads: BTreeMap::new() };
         moves.run(&mut pairs, &heard, teller)
-    });
-    teller.sums(causes)
+    }));
+    teller.sums(failures)
 }
 
-/// Looks at all guests; changes nothing. All that stands in the way of any is told at once.
-fn look(guests: &[Wanted], teller: &mut Teller) -> Result<Vec<Ready>, Failure> {
+/// Looks at all guests; changes nothing. Gives those that can move, by their numbers, and all that stands in the way of any.
+fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Failure)>) {
     let looks: Vec<(Result<Ready, Failure>, Vec<Event>)> = thread::scope(|scope| {
         let look = |wanted: &Wanted| {
             let mut told = Vec::new();
@@ -80,7 +92,7 @@ fn look(guests: &[Wanted], teller: &mut Teller) -> Result<Vec<Ready>, Failure> {
             .map(|thread| thread.join().unwrap_or_else(|_| (Err(panicked()), Vec::new())))
             .collect()
     });
-    let mut ready = Vec::new();
+    let mut ready = BTreeMap::new();
     let mut failures = Vec::new();
     for (number, (looked, told)) in looks.into_iter().enumerate() {
         told.iter().for_each(|event| teller.event(number, event));
@@ -89,14 +101,13 @@ fn look(guests: &[Wanted], teller: &mut Teller) -> Result<Vec<Ready>, Failure> {
                 if let Some(words) = one.known.under_way {
                     teller.event(number, &Event::Note(words.into()));
                 }
-                ready.push(one);
+                ready.insert(number, one);
             }
             Err(failure) => failures.push((number, failure)),
         }
     }
     failures.extend(rooms(guests, &ready));
-    refused(guests, failures, teller)?;
-    Ok(ready)
+    (ready, failures)
 }
 
 fn panicked() -> Failure {
@@ -104,20 +115,18 @@ fn panicked() -> Failure {
 }
 
 /// Hosts that have room for each guest, and not for all. Asked only where each can move.
-fn rooms(guests: &[Wanted], ready: &[Ready]) -> Vec<(usize, Failure)> {
+fn rooms(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Failure)> {
     if ready.len() < guests.len() {
         return Vec::new();
     }
     let mut hosts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (number, wanted) in
-        guests.iter().enumerate().filter(|(number, _)| ready[*number].known.under_way.is_none())
-    {
-        hosts.entry(between(&wanted.args).1).or_default().push(number);
+    for (number, _) in ready.iter().filter(|(_, ready)| ready.known.under_way.is_none()) {
+        hosts.entry(between(&guests[*number].args).1).or_default().push(*number);
     }
     let mut found = Vec::new();
     for (host, numbers) in hosts {
-        let free = numbers.iter().filter_map(|number| ready[*number].known.free_bytes).min();
-        let need = |number: &usize| (guests[*number].name.as_str(), ready[*number].known.facts.memory_bytes);
+        let free = numbers.iter().filter_map(|number| ready[number].known.free_bytes).min();
+        let need = |number: &usize| (guests[*number].name.as_str(), ready[number].known.facts.memory_bytes);
         let needs: Vec<(&str, u64)> = numbers.iter().map(need).collect();
         if let Some(obstacle) = free.and_then(|free| room_obstacle(&host, &needs, free)) {
             let error = LiveError { cause: Ending::Obstacles(vec![obstacle]), guest_at: Where::Source };
@@ -127,22 +136,41 @@ fn rooms(guests: &[Wanted], ready: &[Ready]) -> Vec<(usize, Failure)> {
     found
 }
 
-/// Fails with all that stands in the way, by its worst cause.
-fn refused(guests: &[Wanted], failures: Vec<(usize, Failure)>, teller: &mut Teller) -> Result<(), Failure> {
-    if failures.is_empty() {
-        return Ok(());
-    }
+/// All that stands in the way, by its worst cause.
+fn refused(guests: &[Wanted], failures: &[(usize, Failure)], teller: &mut Teller) -> Failure {
     let exit = worst(failures.iter().map(|(_, failure)| failure.exit));
     let mut text = "no guest was moved, since not all can be:".to_string();
-    for (number, failure) in &failures {
+    for (number, failure) in failures {
         text.push_str(&format!("\n  {}: {}", guests[*number].name, failure.message));
         if let Some(advice) = &failure.advice {
             text.push_str(&format!("\n    try: {advice}"));
         }
         teller.refused(*number, failure);
     }
-    Err(Failure::new(exit, text))
+    Failure::new(exit, text)
 }
+
+/// Tells of all but those that are under way that they are not begun, and why: what stands in their own way, or in another's.
+fn held_back(
+    guests: &[Wanted],
+    under_way: &BTreeMap<usize, Ready>,
+    mut failures: Vec<(usize, Failure)>,
+    teller: &mut Teller,
+) -> Vec<(usize, Failure)> {
+    for number in 0..guests.len() {
+        let is_told = failures.iter().any(|(other, _)| *other == number);
+        if !is_told && !under_way.contains_key(&number) {
+            failures.push((number, Failure::new(Exit::Plan, HELD_BACK)));
+        }
+    }
+    for (number, failure) in &failures {
+        teller.refused(*number, failure);
+        teller.tell_failure(*number, failure);
+    }
+    failures
+}
+
+const HELD_BACK: &str = "it is not begun, since another cannot move; the guest is at the source, as it was";
 
 /// Guests between the same two hosts.
 pub struct Pair {
@@ -157,10 +185,10 @@ pub struct Pair {
     together: Together,
 }
 
-fn pairs(all: &All, ready: &[Ready]) -> Vec<Pair> {
+fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
     let mut hosts: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
-    for (number, wanted) in all.guests.iter().enumerate() {
-        hosts.entry(between(&wanted.args)).or_default().push(number);
+    for number in ready.keys() {
+        hosts.entry(between(&all.guests[*number].args)).or_default().push(*number);
     }
     let bytes = |rate: drover_wan::line::units::Rate| rate.bits_per_s() / 8;
     let line = all.line.map(|rate| bytes(rate) as f64);
@@ -171,7 +199,7 @@ fn pairs(all: &All, ready: &[Ready]) -> Vec<Pair> {
         share_min: SHARE_MIN,
     };
     let pair = |((from, to), numbers): ((String, String), Vec<usize>)| {
-        let guest = |number: &usize| ready[*number].guest(&all.guests[*number]);
+        let guest = |number: &usize| ready[number].guest(&all.guests[*number]);
         let guests: Vec<together::Guest> = numbers.iter().map(guest).collect();
         let schedule = schedule(&guests, &pipe);
         let together = schedule.together(&guests);
@@ -181,8 +209,8 @@ fn pairs(all: &All, ready: &[Ready]) -> Vec<Pair> {
     hosts.into_iter().map(pair).collect()
 }
 
-/// Fails if a promise cannot be kept, even by a guest that goes alone.
-fn refuse(pairs: &[Pair], wanted: &[Wanted], teller: &mut Teller) -> Result<(), Failure> {
+/// Promises that cannot be kept, even by a guest that goes alone.
+fn promises(pairs: &[Pair]) -> Vec<(usize, Failure)> {
     let mut failures = Vec::new();
     for pair in pairs.iter().filter(|pair| pair.schedule.chosen.is_none()) {
         for (one, choice) in pair.schedule.alone.iter().enumerate() {
@@ -192,7 +220,7 @@ fn refuse(pairs: &[Pair], wanted: &[Wanted], teller: &mut Teller) -> Result<(), 
             }
         }
     }
-    refused(wanted, failures, teller)
+    failures
 }
 
 /// What is heard of a move.
@@ -206,7 +234,7 @@ struct Moves<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     news: Sender<(usize, News)>,
     flag: &'env AtomicBool,
-    places: Vec<Option<Place>>,
+    places: BTreeMap<usize, Place>,
     shares: BTreeMap<usize, Share>,
     threads: BTreeMap<usize, ScopedJoinHandle<'scope, ()>>,
 }
@@ -277,7 +305,7 @@ impl Moves<'_, '_> {
             }
             Step::Begin(one, rate) => {
                 let number = pair.numbers[one];
-                let Some(place) = self.places[number].take() else { return };
+                let Some(place) = self.places.remove(&number) else { return };
                 teller.begins(number);
                 let share = rate.map(Share::new);
                 self.shares.extend(share.clone().map(|share| (number, share)));

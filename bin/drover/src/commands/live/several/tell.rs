@@ -73,8 +73,13 @@ impl Teller {
         guest.view.tell(event);
     }
 
-    /// How guests between two hosts will go, and what else was looked at.
-    pub fn schedule(&mut self, pair: &Pair) {
+    /// How guests will go, between each two hosts, and what else was looked at; counts instead of what was told before.
+    pub fn schedules(&mut self, pairs: &[Pair]) {
+        (self.foreseen_s, self.report.schedules) = (0.0, Vec::new());
+        pairs.iter().for_each(|pair| self.schedule(pair));
+    }
+
+    fn schedule(&mut self, pair: &Pair) {
         let schedule = told(pair);
         if self.json {
             let mut document = json!({ "event": "schedule" });
@@ -168,7 +173,13 @@ impl Teller {
         failure
     }
 
-    /// A guest cannot move, so none is moved.
+    /// Says of a guest why it did not move.
+    pub fn tell_failure(&self, number: usize, failure: &Failure) {
+        self.guests[number].view.say(failure);
+        self.state(number, &failure.message);
+    }
+
+    /// A guest cannot move, so none that has not begun is moved.
     pub fn refused(&mut self, number: usize, failure: &Failure) {
         let guest = &mut self.guests[number];
         if self.json {
