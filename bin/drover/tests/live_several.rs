@@ -287,6 +287,10 @@ fn moves_of_a_killed_drover_are_gone_on_with_though_another_guest_cannot_move() 
     assert_eq!(of(&events, "moved").into_keys().collect::<Vec<_>>(), ["vm0"], "{output:?}");
     let failed = of(&events, "failed");
     assert_eq!(failed.keys().copied().collect::<Vec<_>>(), ["vm1", "vm2"]);
+    assert_eq!(
+        (&failed["vm1"]["guest_at"], &failed["vm2"]["guest_at"]),
+        (&json!("unknown"), &json!("source"))
+    );
     assert!(failed["vm2"]["message"].as_str().unwrap().contains("another cannot move"), "{failed:?}");
     assert!(output.err.contains("2 of 3 guests did not move"), "{}", output.err);
     fleet.has_moved(0);

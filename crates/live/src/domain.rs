@@ -426,6 +426,23 @@ pub enum DomainUnclear {
 }
 
 impl DomainUnclear {
+    const ALL: [DomainUnclear; 9] = [
+        DomainUnclear::BothRun,
+        DomainUnclear::LeftAtSource,
+        DomainUnclear::Held,
+        DomainUnclear::OtherMove,
+        DomainUnclear::OtherJob,
+        DomainUnclear::TakenBack,
+        DomainUnclear::Lost(Side::Source),
+        DomainUnclear::Lost(Side::Target),
+        DomainUnclear::BothStand,
+    ];
+
+    /// The one of which this is what stands in the way, if it is of one.
+    pub fn of(obstacle: &Obstacle) -> Option<DomainUnclear> {
+        DomainUnclear::ALL.into_iter().find(|why| why.obstacle() == *obstacle)
+    }
+
     /// What it is, and what to do.
     pub fn obstacle(self) -> Obstacle {
         let (what, advice) = match self {

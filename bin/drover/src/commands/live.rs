@@ -58,7 +58,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
     };
     if args.dry_run {
         let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
-        return foreseen(looked, record);
+        return looked_at(looked, record);
     }
     let flag: Arc<_> = stop.flag();
     // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
@@ -103,10 +103,14 @@ fn open(args: &LiveArgs) -> Result<Sides, Failure> {
     Ok(Sides { source, target, over, options })
 }
 
-/// What a look ends in that moves nothing.
+/// What a look at a domain ends in that moves nothing.
 fn foreseen(looked: Result<(), Ending>, record: &mut Option<Record>) -> Result<Exit, Failure> {
-    let Err(cause) = looked else { return Ok(Exit::Success) };
-    let error = LiveError { cause, guest_at: Where::Source };
+    looked_at(looked.map_err(LiveError::of_look), record)
+}
+
+/// What a look ends in that moves nothing.
+fn looked_at(looked: Result<(), LiveError>, record: &mut Option<Record>) -> Result<Exit, Failure> {
+    let Err(error) = looked else { return Ok(Exit::Success) };
     if let Some(record) = record {
         record.failed(&error, &[]);
     }

@@ -241,3 +241,11 @@ fn a_domain_that_runs_at_both_is_never_taken_for_moved() {
         }
     }
 }
+
+#[test]
+fn what_is_unclear_is_known_by_what_stands_in_the_way() {
+    for why in DomainUnclear::ALL {
+        assert_eq!(DomainUnclear::of(&why.obstacle()), Some(why));
+    }
+    assert_eq!(DomainUnclear::of(&Obstacle { what: "no room".into(), advice: "make some".into() }), None);
+}

@@ -189,18 +189,21 @@ pub fn live(
 /// nothing.
 ///
 /// # Errors
-/// What stands in the way.
+/// [`LiveError`]: what stands in the way, and where the guest is.
 pub fn foresee(
     source: &mut Guest,
     target: &mut Guest,
     options: &LiveOptions,
     tell: &mut dyn FnMut(Event),
-) -> Result<Option<Choice>, Ending> {
+) -> Result<Option<Choice>, LiveError> {
     let stop = AtomicBool::new(false);
     let mut one = Move::new(source, target, options, &stop, tell);
-    match one.find()? {
-        Found::Nothing => one.look().map(|(choice, _)| Some(choice)),
-        Found::Unclear(unclear) => Err(Ending::Unclear(unclear)),
+    match one.find().map_err(|error| LiveError::of_look(error.into()))? {
+        Found::Nothing => {
+            let looked = one.look().map(|(choice, _)| Some(choice));
+            looked.map_err(|cause| LiveError { cause, guest_at: Where::Source })
+        }
+        Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
         found => {
             one.note(again::words(&found));
             Ok(None)

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use drover_copy::converge::Estimate;
 use drover_live::{Choice, Deed, Forecast, Moment, Phase, Why, parts, stood_at_source};
-use drover_qemu::live::{Event, LiveError, Moved};
+use drover_qemu::live::{Event, LiveError, Moved, Where};
 use drover_view::{
     LiveAsked, LiveDeed, LiveForecast, LiveLook, LiveOutcome, LivePart, LiveReal, LiveReport, LiveSample,
     LiveWay, live_report_html, live_report_json,
@@ -125,6 +125,16 @@ impl Record {
             advice: None,
             guest_at: Some(place(&error.guest_at).into()),
             stood_at_source_ms: stood.map(|time| time.as_secs_f64() * 1000.0),
+        };
+    }
+
+    /// It was not begun, and is there.
+    pub fn refused(&mut self, message: &str, guest_at: &Where) {
+        self.report.outcome = LiveOutcome::Failed {
+            message: message.to_string(),
+            advice: None,
+            guest_at: Some(place(guest_at).into()),
+            stood_at_source_ms: None,
         };
     }
 

@@ -16,11 +16,11 @@ use drover_copy::converge::Estimate;
 use drover_live::together::{self, Pipe, Schedule, Step, Together, room_obstacle, schedule};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Where};
 
-use super::{LINE_SPREAD, failure};
+use super::LINE_SPREAD;
 use crate::cli::LiveCommand;
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
-use place::{Ended, Place, Ready, between, not_begun};
+use place::{Ended, Place, Ready, Refusal, between, not_begun};
 use tell::Teller;
 use wanted::{All, Wanted, wanted};
 
@@ -28,6 +28,8 @@ use wanted::{All, Wanted, wanted};
 const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
 /// Below it a bound is more noise than bound; libvirt counts in it.
 const SHARE_MIN: u64 = 1 << 20;
+/// Of a move that an earlier run began.
+const LEFT: &str = "it is on its way, and was not gone on with: say the same again";
 /// Between two looks whether somebody wants them to stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,23 +46,24 @@ pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
 
 fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let (mut ready, mut failures) = look(&all.guests, teller);
+    let (mut ready, mut refusals) = look(&all.guests, teller);
     let mut pairs = Vec::new();
-    if failures.is_empty() {
+    if refusals.is_empty() {
         pairs = self::pairs(all, &ready);
         teller.schedules(&pairs);
-        failures = promises(&pairs);
+        refusals = promises(&pairs);
     }
     let is_under_way = |ready: &Ready| ready.known.under_way.is_some();
-    if !failures.is_empty() && (command.args.dry_run || !ready.values().any(is_under_way)) {
-        return Err(refused(&all.guests, &failures, teller));
+    if !refusals.is_empty() && (command.args.dry_run || !ready.values().any(is_under_way)) {
+        return Err(refused(&all.guests, &refusals, teller));
     }
     if command.args.dry_run {
         return Ok(Exit::Success);
     }
-    if !failures.is_empty() {
+    let mut failures = Vec::new();
+    if !refusals.is_empty() {
         ready.retain(|_, ready| is_under_way(ready));
-        failures = held_back(&all.guests, &ready, failures, teller);
+        failures = held_back(&all.guests, &ready, refusals, teller);
         pairs = self::pairs(all, &ready);
         teller.schedules(&pairs);
     }
@@ -79,8 +82,8 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
 }
 
 /// Looks at all guests; changes nothing. Gives those that can move, by their numbers, and all that stands in the way of any.
-fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Failure)>) {
-    let looks: Vec<(Result<Ready, Failure>, Vec<Event>)> = thread::scope(|scope| {
+fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Refusal)>) {
+    let looks: Vec<(Result<Ready, Refusal>, Vec<Event>)> = thread::scope(|scope| {
         let look = |wanted: &Wanted| {
             let mut told = Vec::new();
             let ready = Ready::look(&wanted.args, &mut |event| told.push(event));
@@ -103,19 +106,20 @@ fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<
                 }
                 ready.insert(number, one);
             }
-            Err(failure) => failures.push((number, failure)),
+            Err(refusal) => failures.push((number, refusal)),
         }
     }
     failures.extend(rooms(guests, &ready));
     (ready, failures)
 }
 
-fn panicked() -> Failure {
-    Failure::new(Exit::Internal, "a defect of drover's: a thread ended that looked at it")
+fn panicked() -> Refusal {
+    let failure = Failure::new(Exit::Internal, "a defect of drover's: a thread ended that looked at it");
+    Refusal { failure, guest_at: None }
 }
 
 /// Hosts that have room for each guest, and not for all. Asked only where each can move.
-fn rooms(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Failure)> {
+fn rooms(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Refusal)> {
     if ready.len() < guests.len() {
         return Vec::new();
     }
@@ -130,22 +134,23 @@ fn rooms(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Failu
         let needs: Vec<(&str, u64)> = numbers.iter().map(need).collect();
         if let Some(obstacle) = free.and_then(|free| room_obstacle(&host, &needs, free)) {
             let error = LiveError { cause: Ending::Obstacles(vec![obstacle]), guest_at: Where::Source };
-            found.push((numbers[0], failure(&error)));
+            found.push((numbers[0], error.into()));
         }
     }
     found
 }
 
 /// All that stands in the way, by its worst cause.
-fn refused(guests: &[Wanted], failures: &[(usize, Failure)], teller: &mut Teller) -> Failure {
-    let exit = worst(failures.iter().map(|(_, failure)| failure.exit));
+fn refused(guests: &[Wanted], refusals: &[(usize, Refusal)], teller: &mut Teller) -> Failure {
+    let exit = worst(refusals.iter().map(|(_, refusal)| refusal.failure.exit));
     let mut text = "no guest was moved, since not all can be:".to_string();
-    for (number, failure) in failures {
+    for (number, refusal) in refusals {
+        let failure = &refusal.failure;
         text.push_str(&format!("\n  {}: {}", guests[*number].name, failure.message));
         if let Some(advice) = &failure.advice {
             text.push_str(&format!("\n    try: {advice}"));
         }
-        teller.refused(*number, failure);
+        teller.refused(*number, refusal);
     }
     Failure::new(exit, text)
 }
@@ -154,20 +159,21 @@ fn refused(guests: &[Wanted], failures: &[(usize, Failure)], teller: &mut Teller
 fn held_back(
     guests: &[Wanted],
     under_way: &BTreeMap<usize, Ready>,
-    mut failures: Vec<(usize, Failure)>,
+    mut refusals: Vec<(usize, Refusal)>,
     teller: &mut Teller,
 ) -> Vec<(usize, Failure)> {
     for number in 0..guests.len() {
-        let is_told = failures.iter().any(|(other, _)| *other == number);
+        let is_told = refusals.iter().any(|(other, _)| *other == number);
         if !is_told && !under_way.contains_key(&number) {
-            failures.push((number, Failure::new(Exit::Plan, HELD_BACK)));
+            let failure = Failure::new(Exit::Plan, HELD_BACK);
+            refusals.push((number, Refusal { failure, guest_at: Some(Where::Source) }));
         }
     }
-    for (number, failure) in &failures {
-        teller.refused(*number, failure);
-        teller.tell_failure(*number, failure);
+    for (number, refusal) in &refusals {
+        teller.refused(*number, refusal);
+        teller.tell_refusal(*number, refusal);
     }
-    failures
+    refusals.into_iter().map(|(number, refusal)| (number, refusal.failure)).collect()
 }
 
 const HELD_BACK: &str = "it is not begun, since another cannot move; the guest is at the source, as it was";
@@ -210,13 +216,13 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
 }
 
 /// Promises that cannot be kept, even by a guest that goes alone.
-fn promises(pairs: &[Pair]) -> Vec<(usize, Failure)> {
+fn promises(pairs: &[Pair]) -> Vec<(usize, Refusal)> {
     let mut failures = Vec::new();
     for pair in pairs.iter().filter(|pair| pair.schedule.chosen.is_none()) {
         for (one, choice) in pair.schedule.alone.iter().enumerate() {
             if choice.course.is_none() && !pair.guests[one].is_under_way {
                 let cause = Ending::Promise(Box::new(choice.clone()));
-                failures.push((pair.numbers[one], failure(&LiveError { cause, guest_at: Where::Source })));
+                failures.push((pair.numbers[one], LiveError { cause, guest_at: Where::Source }.into()));
             }
         }
     }
@@ -289,8 +295,11 @@ impl Moves<'_, '_> {
         }
         for pair in pairs.iter() {
             for one in pair.together.waiting() {
-                let number = pair.numbers[one];
-                failures.push((number, teller.failed(number, &not_begun(), &[])));
+                let (number, is_under_way) = (pair.numbers[one], pair.guests[one].is_under_way);
+                if is_under_way {
+                    teller.event(number, &Event::Note(LEFT.into()));
+                }
+                failures.push((number, teller.failed(number, &not_begun(is_under_way), &[])));
             }
         }
         failures

@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
-use drover_live::{Found, Unclear, found};
+use drover_live::{Found, found};
 
 use super::arrive::is_to_be_started;
+use super::words::unclear_at;
 use super::{DisksBy, Ending, LiveError, Move, Moved, Where};
 use crate::error::QemuError;
 use crate::live::mark::{are_ends, unclear};
@@ -30,7 +31,7 @@ impl Move<'_> {
         match &found {
             Found::Nothing => return None,
             Found::Unclear(unclear) => {
-                let guest_at = where_if(*unclear);
+                let guest_at = unclear_at(*unclear);
                 return Some(Err(LiveError { cause: Ending::Unclear(*unclear), guest_at }));
             }
             Found::Sending | Found::Ahead | Found::Broken | Found::Arrived | Found::Moved => {
@@ -128,13 +129,5 @@ pub(super) fn words(found: &Found) -> &'static str {
         }
         Found::Moved => "the guest has moved already",
         Found::Unclear(unclear) => unclear.words().0,
-    }
-}
-
-fn where_if(unclear: Unclear) -> Where {
-    match unclear {
-        Unclear::Copy | Unclear::StartedAgain | Unclear::OtherMove => Where::Source,
-        Unclear::BothRun | Unclear::Elsewhere => Where::Unknown,
-        Unclear::Lost => Where::Lost { had_leave: true },
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use drover_copy::converge::Estimate;
 use drover_live::{Facts, Found, Phase};
 
-use super::{Ending, Event, LINE_ASSUMED, LiveOptions, Move, again, overhead};
+use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Where, again, overhead};
 use crate::error::QemuError;
 use crate::live::guest::Guest;
 use crate::live::share;
@@ -30,19 +30,20 @@ pub struct Beforehand {
 /// which is not asked here.
 ///
 /// # Errors
-/// What stands in the way.
+/// [`LiveError`]: what stands in the way, and where the guest is.
 pub fn look_beforehand(
     source: &mut Guest,
     target: &mut Guest,
     options: &LiveOptions,
     tell: &mut dyn FnMut(Event),
-) -> Result<Beforehand, Ending> {
+) -> Result<Beforehand, LiveError> {
     let stop = AtomicBool::new(false);
     let mut one = Move::new(source, target, options, &stop, tell);
-    match one.find()? {
-        Found::Nothing => one.beforehand(),
-        Found::Unclear(unclear) => Err(Ending::Unclear(unclear)),
-        found => Ok(one.left_to_do(&found)?),
+    let unknown = |error: QemuError| LiveError::of_look(error.into());
+    match one.find().map_err(unknown)? {
+        Found::Nothing => one.beforehand().map_err(|cause| LiveError { cause, guest_at: Where::Source }),
+        Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
+        found => one.left_to_do(&found).map_err(unknown),
     }
 }
 

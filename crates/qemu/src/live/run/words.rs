@@ -5,7 +5,9 @@ use std::fmt;
 use std::time::Duration;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Choice, Deed, Forecast, Obstacle, Promise, SettingsError, Unclear, Why};
+use drover_live::{
+    Allowed, Choice, Deed, DomainUnclear, Forecast, Obstacle, Promise, SettingsError, Unclear, Why,
+};
 
 use super::ahead::Mending;
 use super::memory::MemoryOptions;
@@ -153,6 +155,42 @@ pub enum Ending {
     Stopped,
     /// A monitor, or the move itself, failed.
     Failed(QemuError),
+}
+
+impl LiveError {
+    /// What a look ended in that changed nothing. A side that does not answer does not tell where the guest is.
+    pub fn of_look(cause: Ending) -> LiveError {
+        let guest_at = match &cause {
+            Ending::Obstacles(found) => {
+                found.iter().find_map(DomainUnclear::of).map_or(Where::Source, domain_at)
+            }
+            Ending::Unclear(unclear) => unclear_at(*unclear),
+            Ending::Settings(_) | Ending::Promise(_) => Where::Source,
+            Ending::GivenUp(_) | Ending::Stopped | Ending::Failed(_) => Where::Unknown,
+        };
+        LiveError { cause, guest_at }
+    }
+}
+
+/// Where a guest is if two QEMUs are found so.
+pub(super) fn unclear_at(unclear: Unclear) -> Where {
+    match unclear {
+        Unclear::Copy | Unclear::StartedAgain | Unclear::OtherMove => Where::Source,
+        Unclear::BothRun | Unclear::Elsewhere => Where::Unknown,
+        Unclear::Lost => Where::Lost { had_leave: true },
+    }
+}
+
+/// Where a domain is if two daemons are found so.
+fn domain_at(unclear: DomainUnclear) -> Where {
+    match unclear {
+        DomainUnclear::BothRun => Where::Both,
+        DomainUnclear::LeftAtSource => Where::Target,
+        DomainUnclear::Held => Where::Held,
+        DomainUnclear::OtherMove | DomainUnclear::OtherJob | DomainUnclear::TakenBack => Where::Source,
+        DomainUnclear::Lost(_) => Where::Lost { had_leave: true },
+        DomainUnclear::BothStand => Where::Unknown,
+    }
 }
 
 impl fmt::Display for Ending {

@@ -27,6 +27,20 @@ pub struct Ready {
     pub known: Beforehand,
 }
 
+/// Why a guest is not begun.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    pub failure: Failure,
+    /// Where it is, if both sides were asked.
+    pub guest_at: Option<Where>,
+}
+
+impl From<LiveError> for Refusal {
+    fn from(error: LiveError) -> Refusal {
+        Refusal { failure: failure(&error), guest_at: Some(error.guest_at) }
+    }
+}
+
 /// How its move ended.
 pub struct Ended {
     pub result: Result<Moved, LiveError>,
@@ -37,14 +51,17 @@ pub struct Ended {
 
 impl Ready {
     /// Looks at both sides; changes nothing.
-    pub fn look(args: &LiveArgs, tell: &mut dyn FnMut(Event)) -> Result<Ready, Failure> {
-        let mut place = Place::open(args)?;
+    pub fn look(args: &LiveArgs, tell: &mut dyn FnMut(Event)) -> Result<Ready, Refusal> {
+        let mut place = Place::open(args).map_err(|failure| Refusal { failure, guest_at: None })?;
         let known = match &mut place {
-            Place::Qemu(sides) => look_beforehand(&mut sides.source, &mut sides.target, &sides.options, tell),
-            Place::Domain { ends, name, options, .. } => look_domain_beforehand(ends, name, options, tell),
+            Place::Qemu(sides) => {
+                look_beforehand(&mut sides.source, &mut sides.target, &sides.options, tell)?
+            }
+            Place::Domain { ends, name, options, .. } => {
+                look_domain_beforehand(ends, name, options, tell).map_err(LiveError::of_look)?
+            }
         };
-        let failed = |cause| failure(&LiveError { cause, guest_at: Where::Source });
-        Ok(Ready { place, known: known.map_err(failed)? })
+        Ok(Ready { place, known })
     }
 
     /// What it is for the schedule.
@@ -124,9 +141,10 @@ impl Ended {
     }
 }
 
-/// It did not begin, and will not.
-pub fn not_begun() -> LiveError {
-    LiveError { cause: Ending::Stopped, guest_at: Where::Source }
+/// It did not begin, and will not; one that an earlier run began goes on by itself.
+pub fn not_begun(is_under_way: bool) -> LiveError {
+    let guest_at = if is_under_way { Where::Unknown } else { Where::Source };
+    LiveError { cause: Ending::Stopped, guest_at }
 }
 
 /// The two hosts that a move is between: moves between the same two share a line.

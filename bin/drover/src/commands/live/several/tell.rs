@@ -6,20 +6,20 @@ use std::time::Instant;
 
 use drover_live::Moment;
 use drover_live::together::{Foreseen, Turn};
-use drover_qemu::live::{Event, LiveError};
+use drover_qemu::live::{Event, LiveError, Where};
 use drover_view::{
     LiveOfSeveral, LiveOutcome, LiveSchedule, LiveSeveralReport, LiveSeveralWay, LiveTurn, live_several_html,
     live_several_json,
 };
 use serde_json::json;
 
-use super::place::Ended;
+use super::place::{Ended, Refusal};
 use super::wanted::Wanted;
 use super::{Pair, worst};
 use crate::cli::LiveCommand;
 use crate::commands::live::record::{Record, now_ms, put};
 use crate::commands::live::show::{Lines, Shown};
-use crate::commands::live::{View, failed_document, failure};
+use crate::commands::live::{View, failed_document, failure, place};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 
@@ -174,17 +174,20 @@ impl Teller {
     }
 
     /// Says of a guest why it did not move.
-    pub fn tell_failure(&self, number: usize, failure: &Failure) {
+    pub fn tell_refusal(&self, number: usize, Refusal { failure, .. }: &Refusal) {
         self.guests[number].view.say(failure);
         self.state(number, &failure.message);
     }
 
     /// A guest cannot move, so none that has not begun is moved.
-    pub fn refused(&mut self, number: usize, failure: &Failure) {
+    pub fn refused(&mut self, number: usize, Refusal { failure, guest_at }: &Refusal) {
         let guest = &mut self.guests[number];
+        if let Some(guest_at) = guest_at {
+            guest.record.refused(&failure.message, guest_at);
+        }
         if self.json {
-            let document = json!({"event": "failed", "message": failure.message, "guest_at": "source"});
-            guest.view.print(document);
+            let guest_at = place(guest_at.as_ref().unwrap_or(&Where::Unknown));
+            guest.view.print(json!({"event": "failed", "message": failure.message, "guest_at": guest_at}));
         }
         guest.failure = Some(failure.clone());
     }

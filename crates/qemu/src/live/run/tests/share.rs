@@ -1,5 +1,7 @@
 //! Moves that share what may be sent with others.
 
+use drover_live::DomainUnclear;
+
 use super::*;
 use crate::live::{Share, look_beforehand};
 
@@ -71,8 +73,22 @@ fn what_an_earlier_run_left_unclear_is_told_beforehand() {
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
     // Without the mark of one move they are no ends of one.
-    let found = look_beforehand(&mut from, &mut to, &options(), &mut |_| {});
-    assert!(matches!(found, Err(Ending::Unclear(_))), "{found:?}");
+    let error = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap_err();
+    assert!(matches!(error.cause, Ending::Unclear(_)), "{error}");
+    // It is not at the source, which has ended it.
+    assert_eq!(error.guest_at, Where::Unknown, "{error}");
+    let error = foresee(&mut from, &mut to, &options(), &mut |_| {}).unwrap_err();
+    assert_eq!(error.guest_at, Where::Unknown, "{error}");
+}
+
+#[test]
+fn a_look_at_a_domain_tells_where_it_was_found() {
+    let at = |why: DomainUnclear| LiveError::of_look(Ending::Obstacles(vec![why.obstacle()])).guest_at;
+    assert_eq!(at(DomainUnclear::BothRun), Where::Both);
+    assert_eq!(at(DomainUnclear::Held), Where::Held);
+    assert_eq!(at(DomainUnclear::OtherJob), Where::Source);
+    let room = Obstacle { what: "no room".into(), advice: "make some".into() };
+    assert_eq!(LiveError::of_look(Ending::Obstacles(vec![room])).guest_at, Where::Source);
 }
 
 /// Bounds on the mirror of a guest that has one disk.
