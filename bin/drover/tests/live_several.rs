@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use common::moves::{self, events, idle};
 use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions};
@@ -242,7 +243,7 @@ fn ctrl_c_leaves_all_where_they_were_and_begins_no_more() {
     // What one connection carries leaves room for another; two shares can be set, so that the third waits.
     let child = fleet.spawn(&["--rate-max", "18m", "--connection", "8m"]);
     fleet.wait_until_sending(&["vm0", "vm1"]);
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    signal("-INT", child.id());
     let output = fleet.ended(child);
     assert_eq!(output.code, Some(130), "{output:?}");
     let events = events(&output);
@@ -296,6 +297,53 @@ fn moves_of_a_killed_drover_are_gone_on_with_though_another_guest_cannot_move() 
     fleet.has_moved(0);
     fleet.has_stayed(1);
     fleet.has_stayed(2);
+}
+
+#[test]
+fn moves_of_a_killed_drover_that_ctrl_c_keeps_from_being_gone_on_with_are_told_as_on_their_way() {
+    let Some(mut fleet) = Fleet::new(2) else { return };
+    let mut child = fleet.spawn(&SLOWLY);
+    fleet.wait_until_sending(&["vm0", "vm1"]);
+    child.kill().unwrap();
+    fleet.ended(child);
+    // A monitor that does not answer holds the look.
+    let frozen = fleet.pairs[1].0.pid();
+    signal("-STOP", frozen);
+    let child = fleet.spawn(&SLOWLY);
+    wait_for_status(child.id(), |status| has_interrupt(status, "SigCgt:"));
+    signal("-INT", child.id());
+    wait_for_status(child.id(), |status| !has_interrupt(status, "ShdPnd:"));
+    signal("-CONT", frozen);
+    let output = fleet.ended(child);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    let events = events(&output);
+    assert!(of(&events, "begins").is_empty(), "{output:?}");
+    let failed = of(&events, "failed");
+    assert_eq!(failed.keys().copied().collect::<Vec<_>>(), ["vm0", "vm1"]);
+    assert!(failed.values().all(|event| event["guest_at"] == "unknown"), "{failed:?}");
+    assert!(output.out.contains("say the same again"), "{}", output.out);
+    assert_eq!(fleet.live("", &["--rate-max", "800m"]).code, Some(0));
+    (0..2).for_each(|number| fleet.has_moved(number));
+}
+
+fn signal(signal: &str, process: u32) {
+    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+}
+
+/// Whether SIGINT is in this set of a process's signals.
+fn has_interrupt(status: &str, set: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix(set)).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 0b10 != 0
+}
+
+/// Waits until what the kernel says of a process is so.
+fn wait_for_status(process: u32, is_so: impl Fn(&str) -> bool) {
+    let path = format!("/proc/{process}/status");
+    let is_reached = (0..120_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        is_so(&std::fs::read_to_string(&path).unwrap())
+    });
+    assert!(is_reached, "{path}");
 }
 
 #[test]

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::together::{self, Pipe, Schedule, Step, Together, room_obstacle, schedule};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Where};
 
-use super::LINE_SPREAD;
+use super::{LINE_SPREAD, failure};
 use crate::cli::LiveCommand;
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
@@ -254,6 +254,7 @@ impl Moves<'_, '_> {
         teller: &mut Teller,
     ) -> Vec<(usize, Failure)> {
         let mut failures = Vec::new();
+        let mut looked = Instant::now();
         loop {
             for pair in pairs.iter_mut() {
                 if self.flag.load(Ordering::Relaxed) {
@@ -266,30 +267,34 @@ impl Moves<'_, '_> {
             if pairs.iter().all(|pair| pair.together.is_over()) {
                 break;
             }
+            // By the clock, since others may tell something all the time.
+            if looked.elapsed() >= LOOK_PAUSE {
+                looked = Instant::now();
+                if let Some(number) = self.died()
+                    && let Some((pair, one)) = find(pairs, number)
+                {
+                    pair.together.ended(one);
+                    failures.push((number, teller.died(number)));
+                    continue;
+                }
+            }
             let (number, news) = match heard.recv_timeout(LOOK_PAUSE) {
-                Ok((number, news)) => (number, Some(news)),
+                Ok(heard) => heard,
                 // Its own sender is there as long as it is.
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => match self.died() {
-                    Some(number) => (number, None),
-                    None => continue,
-                },
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
             };
             let Some((pair, one)) = find(pairs, number) else { continue };
             match news {
-                Some(News::Event(event)) => {
+                News::Event(event) => {
                     if let Event::Share(rate) = event {
                         pair.together.keeps(one, rate);
                     }
                     teller.event(number, &event);
                 }
-                Some(News::Ended(ended)) => {
+                News::Ended(ended) => {
                     self.threads.remove(&number);
                     pair.together.ended(one);
                     failures.extend(teller.moved(number, *ended).map(|failure| (number, failure)));
-                }
-                None => {
-                    pair.together.ended(one);
-                    failures.push((number, teller.died(number)));
                 }
             }
         }
@@ -357,6 +362,23 @@ impl Pair {
     }
 }
 
+/// What a guest's move ended in. Where it is counts more than why: one that is not at the source is what has to be seen to
+/// first.
+fn weighed(error: &LiveError) -> Failure {
+    let failure = failure(error);
+    match error.guest_at {
+        Where::Source => failure,
+        Where::Target
+        | Where::Both
+        | Where::Between
+        | Where::Lost { .. }
+        | Where::Waiting
+        | Where::Halted
+        | Where::Held
+        | Where::Unknown => Failure { exit: Exit::Target, ..failure },
+    }
+}
+
 /// The exit code of the worst of several causes: what may have touched a guest before what did not.
 fn worst(exits: impl Iterator<Item = Exit>) -> Exit {
     let order = [
@@ -374,6 +396,8 @@ fn worst(exits: impl Iterator<Item = Exit>) -> Exit {
 
 #[cfg(test)]
 mod tests {
+    use drover_live::Unclear;
+
     use super::*;
 
     #[test]
@@ -383,5 +407,15 @@ mod tests {
         assert_eq!(of(&[Exit::Interrupted, Exit::Target, Exit::Source]), Exit::Target);
         assert_eq!(of(&[Exit::Plan, Exit::Interrupted]), Exit::Interrupted);
         assert_eq!(of(&[Exit::Usage, Exit::Plan]), Exit::Plan);
+    }
+
+    #[test]
+    fn a_guest_that_is_not_at_the_source_is_worse_than_any_cause() {
+        let of = |guest_at| weighed(&LiveError { cause: Ending::Unclear(Unclear::BothRun), guest_at }).exit;
+        assert_eq!(
+            (of(Where::Source), of(Where::Unknown), of(Where::Both)),
+            (Exit::Plan, Exit::Target, Exit::Target)
+        );
+        assert_eq!(worst([Exit::Interrupted, of(Where::Held)].into_iter()), Exit::Target);
     }
 }

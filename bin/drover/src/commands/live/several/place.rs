@@ -10,9 +10,10 @@ use drover_qemu::live::{
 };
 
 use super::wanted::Wanted;
+use super::weighed;
 use crate::cli::LiveArgs;
 use crate::commands::live::over::Over;
-use crate::commands::live::{Sides, domain, failure, open};
+use crate::commands::live::{Sides, domain, open};
 use crate::exit::Failure;
 
 /// Both sides of a move.
@@ -37,7 +38,7 @@ pub struct Refusal {
 
 impl From<LiveError> for Refusal {
     fn from(error: LiveError) -> Refusal {
-        Refusal { failure: failure(&error), guest_at: Some(error.guest_at) }
+        Refusal { failure: weighed(&error), guest_at: Some(error.guest_at) }
     }
 }
 

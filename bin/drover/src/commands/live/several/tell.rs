@@ -15,11 +15,11 @@ use serde_json::json;
 
 use super::place::{Ended, Refusal};
 use super::wanted::Wanted;
-use super::{Pair, worst};
+use super::{Pair, weighed, worst};
 use crate::cli::LiveCommand;
 use crate::commands::live::record::{Record, now_ms, put};
 use crate::commands::live::show::{Lines, Shown};
-use crate::commands::live::{View, failed_document, failure, place};
+use crate::commands::live::{View, failed_document, place};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 
@@ -152,7 +152,7 @@ impl Teller {
         if self.json {
             guest.view.print(failed_document(error));
         }
-        let failure = failure(error);
+        let failure = weighed(error);
         guest.failure = Some(failure.clone());
         guest.view.say(&failure);
         self.state(number, &error.to_string());
@@ -162,7 +162,8 @@ impl Teller {
     /// The thread of a guest's move ended without a word.
     pub fn died(&mut self, number: usize) -> Failure {
         let text = "a defect of drover's ended its move: look at both sides before you start anything";
-        let failure = Failure::new(Exit::Internal, text);
+        // Where it is counts more than that it is a defect.
+        let failure = Failure::new(Exit::Target, text);
         let guest = &mut self.guests[number];
         if self.json {
             guest.view.print(json!({"event": "failed", "message": text, "guest_at": "unknown"}));
