@@ -124,6 +124,8 @@ fn guests_move_together_within_one_budget_and_those_that_are_left_have_more_of_i
     assert_eq!(schedule["excess_bytes_per_s"], json!(3 * 2_621_440));
     assert_eq!(of(&events, "moved").len(), 3);
     keep_the_budget(&events);
+    let has_grown = |guest: &str| shares(&events, guest).len() > 1;
+    assert!(has_grown("vm0") && has_grown("vm1"), "what vm2 had nobody got");
     let report: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     assert_eq!(report["kind"], "drover-live-several-report");
     assert_eq!((&report["sums"]["moved"], &report["sums"]["failed"]), (&json!(3), &json!(0)));
@@ -174,10 +176,31 @@ fn keep_the_budget(events: &[Value]) {
         let sum: u64 = shares.values().sum();
         assert!(sum <= BUDGET, "{sum} at {event}");
     }
-    let grown = |guest: &str| {
-        events.iter().filter(|event| event["event"] == "share" && event["guest"] == guest).count() > 1
-    };
-    assert!(grown("vm0") && grown("vm1"), "what vm2 had nobody got");
+}
+
+/// Shares of this guest, one after the other.
+fn shares(events: &[Value], guest: &str) -> Vec<u64> {
+    let of_it = events.iter().filter(|event| event["event"] == "share" && event["guest"] == guest);
+    of_it.map(|event| event["rate_bytes_per_s"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_host_that_is_written_in_two_ways_gets_no_more_than_the_budget() {
+    let small = PulseOptions { pages: 512, ..idle() };
+    let Some(mut fleet) = Fleet::of(&[[idle(), idle()], [small.clone(), small]]) else { return };
+    let command = fleet.command("", &[&["--json"], &SLOWLY[..]].concat());
+    let file = fleet.path("moves.yaml");
+    let moves = std::fs::read_to_string(&file).unwrap();
+    let elsewhere = format!("unix:{}", fleet.path("memory1.sock").display());
+    std::fs::write(&file, moves.replace(&elsewhere, "tcp:127.0.0.1:0")).unwrap();
+    let output = moves::run(command);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    (0..2).for_each(|number| fleet.has_moved(number));
+    let events = events(&output);
+    assert_eq!(events.iter().filter(|event| event["event"] == "schedule").count(), 2);
+    keep_the_budget(&events);
+    assert_eq!(shares(&events, "vm0"), [BUDGET / 2, BUDGET], "{output:?}");
+    assert_eq!(shares(&events, "vm1"), [BUDGET / 2], "{output:?}");
 }
 
 #[test]
@@ -394,6 +417,9 @@ fn what_is_said_wrong_is_told_before_anybody_is_asked() {
     told(2, "cannot be used with", &["--moves", path, "--to", "/x"]);
     told(2, "want --moves FILE", &["/a", "/c", "--to", "/b", "--uri", "tcp:h:0"]);
     told(2, "--moves", &["--moves", "/nowhere/moves.yaml"]);
+    let hosts = "moves:\n  - {from: /a, to: /b, uri: 'tcp:h:0'}\n  - {from: /c, to: /d, uri: 'tcp:i:0'}\n";
+    std::fs::write(&file, hosts).unwrap();
+    told(2, "between 2 pairs of hosts", &["--moves", path, "--rate-max", "16m"]);
     std::fs::write(&file, "moves:\n  - {from: /a, to: /b}\n  - {name: b, from: /a, to: /c}\n").unwrap();
     told(3, "both have the source /a", &["--moves", path]);
 }

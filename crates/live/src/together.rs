@@ -85,6 +85,11 @@ impl Together {
         Together { budget, width: width.max(1), order, moves, is_stopped: false }
     }
 
+    /// They have so many bytes a second from now on, if they had a budget; never less than before.
+    pub fn widen(&mut self, budget: u64) {
+        self.budget = self.budget.map(|now| now.max(budget));
+    }
+
     /// What is to be done now.
     pub fn steps(&mut self) -> Vec<Step> {
         let going = self.going();

@@ -110,7 +110,8 @@ pub struct LiveArgs {
     /// of sending
     #[arg(long, value_name = "RATE")]
     pub line: Option<Rate>,
-    /// Most that may be sent, in bits a second, by several guests together; each of many --channels may go 5 MB/s beyond it
+    /// Most that may be sent, in bits a second, by several guests together, between each two hosts an equal part of it; each
+    /// of many --channels may go 5 MB/s beyond it
     #[arg(long, help_heading = MEMORY, value_name = "RATE")]
     pub rate_max: Option<Rate>,
     /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;

@@ -180,6 +180,19 @@ fn a_share_is_free_when_the_one_that_had_it_says_so() {
 }
 
 #[test]
+fn a_budget_that_grows_is_shared_at_once_and_never_shrinks() {
+    let mut together = Together::new(Some(100), 2, vec![0, 1], &[100, 100], &[false; 2]);
+    assert_eq!(together.steps(), [Step::Begin(0, Some(50)), Step::Begin(1, Some(50))]);
+    together.widen(60);
+    assert_eq!(together.steps(), []);
+    together.widen(180);
+    assert_eq!(together.steps(), [Step::Share(0, 90), Step::Share(1, 90)]);
+    let mut boundless = Together::new(None, 1, vec![0], &[100], &[false]);
+    boundless.widen(10);
+    assert_eq!(boundless.steps(), [Step::Begin(0, None)]);
+}
+
+#[test]
 fn nothing_begins_after_it_was_stopped() {
     let mut together = Together::new(None, 1, vec![0, 1], &[1, 1], &[false; 2]);
     assert_eq!(together.steps(), [Step::Begin(0, None)]);

@@ -6,7 +6,7 @@ mod place;
 mod tell;
 mod wanted;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -22,7 +22,7 @@ use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
 use place::{Ended, Place, Ready, Refusal, between, not_begun};
 use tell::Teller;
-use wanted::{All, Wanted, wanted};
+use wanted::{All, Wanted, bytes, wanted};
 
 /// A line of which nothing is known, as for one guest.
 const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
@@ -45,6 +45,7 @@ pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
 }
 
 fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exit, Failure> {
+    parts_fit(all)?;
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let (mut ready, mut refusals) = look(&all.guests, teller);
     let mut pairs = Vec::new();
@@ -76,7 +77,7 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
     failures.extend(thread::scope(|scope| {
         let mut moves =
             Moves { scope, news, flag: &flag, places, shares: BTreeMap::new(), threads: BTreeMap::new() };
-        moves.run(&mut pairs, &heard, teller)
+        moves.run(&mut pairs, all.budget(), &heard, teller)
     }));
     teller.sums(failures)
 }
@@ -196,11 +197,11 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
     for number in ready.keys() {
         hosts.entry(between(&all.guests[*number].args)).or_default().push(*number);
     }
-    let bytes = |rate: drover_wan::line::units::Rate| rate.bits_per_s() / 8;
     let line = all.line.map(|rate| bytes(rate) as f64);
+    let parts = hosts.len().max(1) as u64;
     let pipe = Pipe {
         line: line.map_or(LINE_ASSUMED, |likely| Estimate { likely, spread: likely * LINE_SPREAD }),
-        rate_max: all.rate_max.map(bytes),
+        rate_max: all.budget().map(|budget| budget / parts),
         connection: all.connection.map(bytes),
         share_min: SHARE_MIN,
     };
@@ -213,6 +214,27 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
         Pair { between, numbers, guests, pipe, line_is_known: line.is_some(), schedule, together }
     };
     hosts.into_iter().map(pair).collect()
+}
+
+/// Fails if what all may send is too little for the parts that each two hosts have of it.
+fn parts_fit(all: &All) -> Result<(), Failure> {
+    let hosts: BTreeSet<(String, String)> = all.guests.iter().map(|wanted| between(&wanted.args)).collect();
+    let parts = hosts.len() as u64;
+    match all.budget() {
+        Some(budget) if parts > 1 && budget / parts < SHARE_MIN => {
+            let what = format!(
+                "--rate-max: the guests move between {parts} pairs of hosts, which have equal parts of it, and 8.4m is the least for each"
+            );
+            Err(Failure::new(Exit::Usage, what).advise("allow more, or move between fewer hosts at a time"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Those that still have something to move have equal parts of what all may send.
+fn share_out(pairs: &mut [Pair], budget: u64) {
+    let parts = pairs.iter().filter(|pair| !pair.together.is_over()).count().max(1) as u64;
+    pairs.iter_mut().for_each(|pair| pair.together.widen(budget / parts));
 }
 
 /// Promises that cannot be kept, even by a guest that goes alone.
@@ -250,12 +272,16 @@ impl Moves<'_, '_> {
     fn run(
         &mut self,
         pairs: &mut [Pair],
+        budget: Option<u64>,
         heard: &Receiver<(usize, News)>,
         teller: &mut Teller,
     ) -> Vec<(usize, Failure)> {
         let mut failures = Vec::new();
         let mut looked = Instant::now();
         loop {
+            if let Some(budget) = budget {
+                share_out(pairs, budget);
+            }
             for pair in pairs.iter_mut() {
                 if self.flag.load(Ordering::Relaxed) {
                     pair.together.stop();

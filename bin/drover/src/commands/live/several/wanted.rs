@@ -31,6 +31,18 @@ pub struct All {
     pub connection: Option<Rate>,
 }
 
+impl All {
+    /// Most bytes a second that all may send.
+    pub fn budget(&self) -> Option<u64> {
+        self.rate_max.map(bytes)
+    }
+}
+
+/// Of a rate in bits, bytes a second.
+pub fn bytes(rate: Rate) -> u64 {
+    rate.bits_per_s() / 8
+}
+
 /// The options of one move, as the command line has them.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
