@@ -381,6 +381,18 @@ fn domains_move_by_their_names_within_one_budget() {
     }
     let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
     let (from, to) = (hosts.uri("a"), hosts.uri("b"));
+    // One daemon by two addresses.
+    let moves = format!(
+        "moves:\n  - {{name: x, from: large, connect: '{from}', to: '{to}'}}\n  - {{name: y, from: large, connect: '{}', to: '{to}'}}\n",
+        from.replace("socket=/", "socket=//")
+    );
+    let file = folder.path().join("moves.yaml");
+    std::fs::write(&file, moves).unwrap();
+    let mut command = drover.command(&["live", "--moves", file.to_str().unwrap()]);
+    hosts.equip(&mut command);
+    let output = moves::run(command);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("are one domain"), "{}", output.err);
     let mut command = drover.command(&["live", "large", "small", "--connect", &from, "--to", &to, "--json"]);
     command.args(["--rate-max", "34m", "--channels", "1", "--downtime", "2s", "--deadline", "10m"]);
     hosts.equip(&mut command);

@@ -35,6 +35,14 @@ impl Virsh {
         self.ask(&["uri"]).map(drop)
     }
 
+    /// What it knows a domain of this name by.
+    ///
+    /// # Errors
+    /// If it does not have such a domain, or cannot be asked.
+    pub fn uuid(&self, domain: &str) -> Result<String, QemuError> {
+        Ok(self.ask(&["domuuid", domain])?.trim().to_string())
+    }
+
     /// Asks; gives what it said.
     ///
     /// # Errors

@@ -54,16 +54,18 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
         teller.schedules(&pairs);
         refusals = promises(&pairs);
     }
-    let is_under_way = |ready: &Ready| ready.known.under_way.is_some();
-    if !refusals.is_empty() && (command.args.dry_run || !ready.values().any(is_under_way)) {
-        return Err(refused(&all.guests, &refusals, teller));
+    if !refusals.is_empty() {
+        let is_refused = |number: usize| refusals.iter().any(|(other, _)| *other == number);
+        ready.retain(|number, ready| ready.known.under_way.is_some() && !is_refused(*number));
+        if command.args.dry_run || ready.is_empty() {
+            return Err(refused(&all.guests, &refusals, teller));
+        }
     }
     if command.args.dry_run {
         return Ok(Exit::Success);
     }
     let mut failures = Vec::new();
     if !refusals.is_empty() {
-        ready.retain(|_, ready| is_under_way(ready));
         failures = held_back(&all.guests, &ready, refusals, teller);
         pairs = self::pairs(all, &ready);
         teller.schedules(&pairs);
@@ -111,12 +113,29 @@ fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<
         }
     }
     failures.extend(rooms(guests, &ready));
+    failures.extend(twice(guests, &ready));
     (ready, failures)
 }
 
 fn panicked() -> Refusal {
     let failure = Failure::new(Exit::Internal, "a defect of drover's: a thread ended that looked at it");
     Refusal { failure, guest_at: None }
+}
+
+/// Domains that are named twice, by two addresses of a daemon: none of them is moved.
+fn twice(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Refusal)> {
+    let mut domains: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (number, one) in ready {
+        domains.entry(one.uuid.as_deref().unwrap_or_default()).or_default().push(*number);
+    }
+    let mut found = Vec::new();
+    for (uuid, numbers) in domains.iter().filter(|(uuid, numbers)| !uuid.is_empty() && numbers.len() > 1) {
+        let names: Vec<&str> = numbers.iter().map(|number| guests[*number].name.as_str()).collect();
+        let failure = Failure::new(Exit::Plan, format!("{} are one domain, {uuid}", names.join(" and ")));
+        let refusal = Refusal { failure: failure.advise("name it once"), guest_at: None };
+        found.extend(numbers.iter().map(|number| (*number, refusal.clone())));
+    }
+    found
 }
 
 /// Hosts that have room for each guest, and not for all. Asked only where each can move.

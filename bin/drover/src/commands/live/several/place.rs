@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use drover_copy::converge::Estimate;
 use drover_live::{Moment, Promise, together};
+use drover_qemu::QemuError;
 use drover_qemu::live::{
     Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Where, live, live_domain,
     look_beforehand, look_domain_beforehand,
@@ -26,6 +27,8 @@ pub enum Place {
 pub struct Ready {
     pub place: Place,
     pub known: Beforehand,
+    /// What its daemon knows a domain by.
+    pub uuid: Option<String>,
 }
 
 /// Why a guest is not begun.
@@ -62,7 +65,8 @@ impl Ready {
                 look_domain_beforehand(ends, name, options, tell).map_err(LiveError::of_look)?
             }
         };
-        Ok(Ready { place, known })
+        let uuid = place.uuid().map_err(|error| LiveError::of_look(error.into()))?;
+        Ok(Ready { place, known, uuid })
     }
 
     /// What it is for the schedule.
@@ -89,6 +93,12 @@ impl Place {
         let over = domain::over(args, &ends, &name)?.map(Box::new);
         options.carried = over.as_deref().map(Over::carried);
         Ok(Place::Domain { ends, name, options: Box::new(options), over })
+    }
+
+    /// The source's daemon has it, or the target's once it has moved.
+    fn uuid(&self) -> Result<Option<String>, QemuError> {
+        let Place::Domain { ends, name, .. } = self else { return Ok(None) };
+        ends.source.uuid(name).or_else(|_| ends.target.uuid(name)).map(Some)
     }
 
     fn allowed(&self) -> drover_live::Allowed {

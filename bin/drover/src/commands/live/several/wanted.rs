@@ -8,6 +8,7 @@ use drover_plan::{MOVES_MAX, Moves, OneMove, Problem, Setting};
 use drover_wan::line::units::Rate;
 
 use crate::cli::{LiveArgs, LiveCommand};
+use crate::commands::live::domain;
 use crate::exit::{Exit, Failure};
 
 /// A guest that is to move.
@@ -265,9 +266,10 @@ fn held(guest: &Wanted) -> Vec<String> {
     let args = &guest.args;
     let there = args.via.as_ref().map(|site| format!(" at {site}")).unwrap_or_default();
     let mut held = vec![format!("name {}", guest.name)];
-    let connect = args.connect.as_ref().map(|uri| format!(" of {uri}")).unwrap_or_default();
-    held.push(format!("source {}{connect}", args.source.display()));
-    if args.daemon().is_none() {
+    if args.daemon().is_some() {
+        held.push(format!("source {} of {}", args.source.display(), domain::source(args)));
+    } else {
+        held.push(format!("source {}", args.source.display()));
         held.push(format!("target {}{there}", args.to.display()));
     }
     let fixed = args.uri.as_ref().filter(|uri| !uri.ends_with(":0"));
@@ -335,5 +337,13 @@ mod tests {
         assert_eq!(told[2], "/a and /a both have the target /b");
         let domains = "  - {from: a, to: 'qemu+ssh://b/system'}\n  - {from: b, to: 'qemu+ssh://b/system'}\n";
         assert!(one(domains).is_empty());
+        // Said or not, it is the same daemon.
+        let plain = Options::try_parse_from::<_, String>([]).unwrap().args;
+        let told = one(&format!(
+            "  - {{from: a, to: 'qemu+ssh://b/system'}}\n  - {{name: x, from: a, connect: '{}', to: 'qemu+ssh://c/system'}}\n",
+            domain::source(&plain)
+        ));
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("a and x both have the source a of "), "{told:?}");
     }
 }
