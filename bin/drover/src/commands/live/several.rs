@@ -7,7 +7,7 @@ mod tell;
 mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -30,6 +30,9 @@ const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
 const SHARE_MIN: u64 = 1 << 20;
 /// Of a move that an earlier run began.
 const LEFT: &str = "it is on its way, and was not gone on with: say the same again";
+/// Looks at guests at once. Each asks daemons by programs that log in one after the other, and sshd refuses some of more than
+/// ten that have not logged in yet (`MaxStartups`).
+const LOOKS_MAX: usize = 6;
 /// Between two looks whether somebody wants them to stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -86,21 +89,15 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
 
 /// Looks at all guests; changes nothing. Gives those that can move, by their numbers, and all that stands in the way of any.
 fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Refusal)>) {
-    let looks: Vec<(Result<Ready, Refusal>, Vec<Event>)> = thread::scope(|scope| {
-        let look = |wanted: &Wanted| {
-            let mut told = Vec::new();
-            let ready = Ready::look(&wanted.args, &mut |event| told.push(event));
-            (ready, told)
-        };
-        let threads: Vec<_> = guests.iter().map(|wanted| scope.spawn(move || look(wanted))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| (Err(panicked()), Vec::new())))
-            .collect()
+    let looks = each(guests, LOOKS_MAX, |wanted| {
+        let mut told = Vec::new();
+        let ready = Ready::look(&wanted.args, &mut |event| told.push(event));
+        (ready, told)
     });
     let mut ready = BTreeMap::new();
     let mut failures = Vec::new();
-    for (number, (looked, told)) in looks.into_iter().enumerate() {
+    for (number, look) in looks.into_iter().enumerate() {
+        let (looked, told) = look.unwrap_or_else(|| (Err(panicked()), Vec::new()));
         told.iter().for_each(|event| teller.event(number, event));
         match looked {
             Ok(one) => {
@@ -115,6 +112,30 @@ fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<
     failures.extend(rooms(guests, &ready));
     failures.extend(twice(guests, &ready));
     (ready, failures)
+}
+
+/// Does the same with each, so many at once; gives nothing for one whose thread panicked.
+fn each<T: Sync, R: Send>(all: &[T], most: usize, does: impl Fn(&T) -> R + Sync) -> Vec<Option<R>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(one) = all.get(number) else { return done };
+            // In a thread of its own, so that what it ends in is its own affair.
+            let result = thread::scope(|scope| scope.spawn(|| does(one)).join().ok());
+            done.push((number, result));
+        }
+    };
+    let mut results: Vec<Option<R>> = all.iter().map(|_| None).collect();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..most.min(all.len())).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            let done = worker.join().unwrap_or_default();
+            done.into_iter().for_each(|(number, result)| results[number] = result);
+        }
+    });
+    results
 }
 
 fn panicked() -> Refusal {
@@ -440,10 +461,35 @@ fn worst(exits: impl Iterator<Item = Exit>) -> Exit {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::{Condvar, Mutex};
+
     use drover_live::Unclear;
 
     use super::*;
+
+    #[test]
+    fn no_more_are_looked_at_at_once_than_may_be_and_one_that_panics_is_one() {
+        let (state, changed) = (Mutex::new((0, 0, 0)), Condvar::new());
+        let numbers: Vec<usize> = (0..20).collect();
+        let done = each(&numbers, 3, |number| {
+            let mut held = state.lock().unwrap();
+            let (now, most, begun) = &mut *held;
+            (*now, *begun) = (*now + 1, *begun + 1);
+            *most = (*now).max(*most);
+            changed.notify_all();
+            // The first ones stay until three are there at once.
+            let mut held = changed.wait_while(held, |(_, most, _)| *most < 3).unwrap();
+            held.0 -= 1;
+            drop(held);
+            assert_ne!(*number, 7, "it panics");
+            number * 2
+        });
+        assert_eq!(*state.lock().unwrap(), (0, 3, 20));
+        let expected = |number: &usize| (*number != 7).then_some(number * 2);
+        assert_eq!(done, numbers.iter().map(expected).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_worst_cause_gives_the_exit_code() {
