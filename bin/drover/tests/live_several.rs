@@ -395,6 +395,8 @@ fn domains_move_by_their_names_within_one_budget() {
     assert!(output.err.contains("are one domain"), "{}", output.err);
     let mut command = drover.command(&["live", "large", "small", "--connect", &from, "--to", &to, "--json"]);
     command.args(["--rate-max", "34m", "--channels", "1", "--downtime", "2s", "--deadline", "10m"]);
+    // A share holds for what is left after that, too.
+    command.args(["--allow", "postcopy"]);
     hosts.equip(&mut command);
     let output = moves::run(command);
     assert_eq!(output.code, Some(0), "{output:?}");
