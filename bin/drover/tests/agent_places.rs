@@ -5,10 +5,11 @@ mod common;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use common::loops::{Loop, ran};
 use common::nbdkit::Nbdkit;
+use common::process::EndsWithTest;
 use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::{Drover, Output};
@@ -100,16 +101,6 @@ fn an_export_of_somebody_elses_nbd_server_behind_an_agent() {
     assert_eq!(refused.code, Some(7), "{}", refused.err);
 }
 
-/// `drover serve-disk`, ended with the test.
-struct Serving(Child);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn an_export_of_drovers_own_server_behind_an_agent() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +113,7 @@ fn an_export_of_drovers_own_server_behind_an_agent() {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let _server = Serving(child);
+    let _server = EndsWithTest(child);
     let said: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
     let sites = Sites::paired_with(&["--nbd", &format!("export={}", said["uri"].as_str().unwrap())]);
     let source = disk_file(folder.path(), "source", 24 * MIB);

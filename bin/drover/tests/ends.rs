@@ -7,9 +7,10 @@ mod web;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use common::loops::{Loop, ran};
+use common::process::EndsWithTest;
 use common::{MIB, disk_file, same_bytes};
 use drover_lab::Drover;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -77,16 +78,6 @@ fn web_servers_are_read_by_ranges() {
     assert!(!target("untrusted").exists(), "nothing was made for a server that nobody vouches for");
 }
 
-/// `drover serve-disk`, ended with the test.
-struct Serving(Child);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn servers_behind_tls_are_read_and_written() {
     let (folder, drover) = setup();
@@ -100,7 +91,7 @@ fn servers_behind_tls_are_read_and_written() {
     let mut child = drover.command(&[&args[..], &tls].concat()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let _serving = Serving(child);
+    let _serving = EndsWithTest(child);
     let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error} in '{line}'"));
     let port = said["uri"].as_str().unwrap().trim_end_matches('/').rsplit_once(':').unwrap().1.to_string();
     let trusting = format!("nbds://localhost:{port}?tls-certificates={at}");

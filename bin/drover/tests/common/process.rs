@@ -16,6 +16,16 @@ pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool
     }
 }
 
+/// A program that is ended with the test.
+pub struct EndsWithTest(pub Child);
+
+impl Drop for EndsWithTest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Stops a process with all its threads.
 pub fn freeze(child: &Child) {
     kill_process(Pid::from_child(child), Signal::STOP).unwrap();

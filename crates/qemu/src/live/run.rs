@@ -24,6 +24,7 @@ use ahead::Ahead;
 pub use ahead::Mending;
 pub use beforehand::{Beforehand, look_beforehand};
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
+pub(super) use words::domain_at;
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
 use super::carried::Carried;

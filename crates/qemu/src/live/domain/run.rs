@@ -18,7 +18,7 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, downtime_of_qemu, excess_words, kept,
+    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words, kept,
     known_on_the_way, overhead, still_in_time,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
@@ -132,7 +132,7 @@ impl<'a> Move<'a> {
             }
             Ok(DomainFound::Nowhere) => Err(at_source(nowhere(&self.known.name))),
             Ok(DomainFound::Unclear(why)) => {
-                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: place(why) })
+                Err(LiveError { cause: Ending::Obstacles(vec![why.obstacle()]), guest_at: domain_at(why) })
             }
         }
     }
@@ -484,10 +484,10 @@ impl<'a> Move<'a> {
             ),
             Ok(DomainFound::Unclear(why)) => {
                 self.note(why.obstacle().to_string());
-                if place(why) == Where::Source {
+                if domain_at(why) == Where::Source {
                     self.tidy_source();
                 }
-                at(cause("the move ended halfway"), place(why))
+                at(cause("the move ended halfway"), domain_at(why))
             }
             Err(error) => {
                 self.note(error.chain());
@@ -625,18 +625,6 @@ fn is_moving(found: &DomainFound) -> bool {
             | DomainFound::Ahead
             | DomainFound::Unclear(DomainUnclear::OtherMove | DomainUnclear::OtherJob)
     )
-}
-
-fn place(why: DomainUnclear) -> Where {
-    match why {
-        DomainUnclear::BothRun => Where::Both,
-        DomainUnclear::LeftAtSource => Where::Target,
-        DomainUnclear::Held => Where::Held,
-        DomainUnclear::OtherMove | DomainUnclear::OtherJob => Where::Source,
-        DomainUnclear::TakenBack => Where::Source,
-        DomainUnclear::Lost(_) => Where::Lost { had_leave: true },
-        DomainUnclear::BothStand => Where::Unknown,
-    }
 }
 
 /// What libvirt says at once of disks is a reason that was found before anything was done.

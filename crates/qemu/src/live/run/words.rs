@@ -182,7 +182,7 @@ pub(super) fn unclear_at(unclear: Unclear) -> Where {
 }
 
 /// Where a domain is if two daemons are found so.
-fn domain_at(unclear: DomainUnclear) -> Where {
+pub(in crate::live) fn domain_at(unclear: DomainUnclear) -> Where {
     match unclear {
         DomainUnclear::BothRun => Where::Both,
         DomainUnclear::LeftAtSource => Where::Target,
