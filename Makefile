@@ -57,7 +57,7 @@ check-scripts:
 
 check-rust:
 	@echo "tests of the workspace"
-	@CARGO='$(CARGO)' scripts/test-workspace --workspace
+	@CARGO='$(CARGO)' scripts/test-workspace
 
 check-go:
 	@echo "tests of the simulator"

@@ -9,18 +9,31 @@ use drover_lab::{put_script, workspace};
 /// Runs the script with a cargo that says `first` and fails, then, called for one test, runs `again`; its exit code, and what it printed.
 fn run(folder: &Path, first: &str, again: &str, is_strict: bool) -> (Option<i32>, String) {
     std::fs::write(folder.join("first"), first).unwrap();
-    let cargo = folder.join("cargo");
-    let calls = folder.join("calls");
-    let text = format!(
-        "echo \"$@\" >>{calls}\ncase \"$2\" in --no-fail-fast) cat {first}; exit 101 ;; esac\n{again}\n",
-        calls = calls.display(),
-        first = folder.join("first").display()
-    );
-    put_script(&cargo, &text).unwrap();
+    let first = folder.join("first").display().to_string();
+    let cargo = format!("case \"$2\" in --no-fail-fast) cat {first}; exit 101 ;; esac\n{again}\n");
+    run_with(folder, &["--workspace"], &cargo, is_strict)
+}
+
+/// Runs the script with these arguments and this cargo.
+fn run_with(folder: &Path, arguments: &[&str], cargo: &str, is_strict: bool) -> (Option<i32>, String) {
+    let program = folder.join("cargo");
+    put_script(&program, &format!("echo \"$@\" >>{}\n{cargo}", folder.join("calls").display())).unwrap();
     let mut script = Command::new(workspace().join("scripts/test-workspace"));
-    script.arg("--workspace").env("CARGO", &cargo).env("DROVER_STRICT", if is_strict { "1" } else { "0" });
+    script.args(arguments).env("CARGO", &program).env("DROVER_STRICT", if is_strict { "1" } else { "0" });
     let output = script.output().unwrap();
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
+/// A cargo for both lanes: what is said by that of guests that move, by the other, and for one test.
+fn in_lanes(folder: &Path, live: &str, other: &str, again: &str) -> String {
+    for (name, text) in [("live", live), ("other", other)] {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    let say = |name: &str| format!("cat {0}; [ ! -s {0} ] || exit 101", folder.join(name).display());
+    let (live, other) = (say("live"), say("other"));
+    format!(
+        "case \"$*\" in\n*--exact*) {again} ;;\n*--no-run*|*--doc*) ;;\n*'--test live_link'*) {live} ;;\n*) {other} ;;\nesac\n"
+    )
 }
 
 fn told(names: &[&str], suite: &str) -> String {
@@ -69,4 +82,43 @@ fn what_fails_again_or_is_not_found_or_nobody_named_fails_the_run() {
     }
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(run(folder.path(), &told(&["a"], suite), PASSES, true).0, Some(1));
+}
+
+#[test]
+fn without_arguments_all_suites_run_once_in_two_lanes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, out) = run_with(folder.path(), &[], &in_lanes(folder.path(), "", "", "exit 101"), true);
+    assert_eq!(code, Some(0), "{out}");
+    let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap();
+    let named: Vec<&str> = calls
+        .split_whitespace()
+        .skip_while(|word| *word != "--test")
+        .filter(|word| !word.starts_with('-'))
+        .collect();
+    for name in ["live", "live_link", "unsteady", "fuzz", "copy", "pair"] {
+        assert_eq!(named.iter().filter(|other| **other == name).count(), 1, "{name}: {calls}");
+    }
+    assert_eq!(
+        calls.lines().filter(|line| line.contains("--lib --bins") || line.contains("--doc")).count(),
+        2
+    );
+}
+
+#[test]
+fn what_fails_in_either_lane_is_run_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (live, other) = (told(&["a"], "-p drover --test live_link"), told(&["b"], "-p drover --test warm"));
+    let cargo = in_lanes(folder.path(), &live, &other, PASSES);
+    let (code, out) = run_with(folder.path(), &[], &cargo, false);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("test a ... FAILED") && out.contains("test b ... FAILED"), "{out}");
+    assert!(
+        out.ends_with("to be mended:\n  a\n  b\n") || out.ends_with("to be mended:\n  b\n  a\n"),
+        "{out}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let cargo = in_lanes(folder.path(), &live, "error: out of memory\n", PASSES);
+    let (code, out) = run_with(folder.path(), &[], &cargo, false);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("not by a test that could be run again"), "{out}");
 }
