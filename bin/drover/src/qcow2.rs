@@ -99,13 +99,11 @@ pub fn open_target(
     let (disk, is_new) = match path.exists() {
         false => (create(path, size, options)?, true),
         true if earlier => (open(path, size, options)?, false),
-        true => match Qcow2Disk::open(path, options) {
+        true if force => (replace(path, size, options)?, true),
+        // To be opened for writing it has to be known as ours: that would mend what an interrupted run left in it.
+        true => match Qcow2Disk::open_for_verify(path) {
             // An earlier try made it and ended before its journal.
-            Ok(disk) if disk.was_empty() && fits(&disk, size) && !force => (disk, true),
-            opened if force => {
-                drop(opened);
-                (replace(path, size, options)?, true)
-            }
+            Ok(looked) if looked.was_empty() && fits(&looked, size) => (open(path, size, options)?, true),
             _ => {
                 return Err(Failure::new(Exit::Target, format!("{} is there already", path.display()))
                     .advise("remove it, choose another name, or overwrite it with --force"));

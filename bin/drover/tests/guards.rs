@@ -277,7 +277,12 @@ fn qcow2_targets_are_taken_anew_if_forced() {
     let larger = disk_file(folder.path(), "larger", 5 * MIB);
     let (image, back): (PathBuf, PathBuf) = (folder.path().join("image.qcow2"), folder.path().join("back"));
     copied(&drover, &larger, &image, &["--format", "qcow2"]);
+    // As a writer of others may leave it in its midst: what is refused is not mended either.
+    std::io::Write::write_all(&mut std::fs::File::options().append(true).open(&image).unwrap(), &[7; 1000])
+        .unwrap();
+    let before = std::fs::read(&image).unwrap();
     refused(&drover, &source, &image, &[], 7, "is there already");
+    assert!(std::fs::read(&image).unwrap() == before, "an image that is refused is as it was");
     copied(&drover, &source, &image, &["--format", "qcow2", "--force"]);
     let output = drover.run(&["copy", text(&image), text(&back)]).unwrap();
     assert_eq!(output.code, Some(0), "{}", output.err);
