@@ -192,6 +192,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::forecast::SoFar;
 
     const GIB: u64 = 1 << 30;
     const MB: f64 = 1e6;
@@ -220,6 +221,7 @@ mod tests {
             working_set_bytes: GIB,
             rate: exactly(100.0 * MB),
             overhead: exactly(0.02),
+            so_far: SoFar::default(),
         }
     }
 

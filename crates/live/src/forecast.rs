@@ -33,6 +33,17 @@ pub struct Facts {
     pub rate: Estimate,
     /// Seconds for which the guest stands still besides the last pass: devices, network, start.
     pub overhead: Estimate,
+    /// What a move that is under way has done of its first pass.
+    pub so_far: SoFar,
+}
+
+/// The begin of a first pass, as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SoFar {
+    /// For which it lasts.
+    pub seconds: f64,
+    /// Bytes of memory that were sent.
+    pub gone_bytes: u64,
 }
 
 /// What a move will take.
@@ -101,15 +112,16 @@ impl Facts {
         let (rate, dirty) = (rate.max(1.0), dirty.max(0.0));
         // A page of zeros is a look at the page and a few bytes on the line.
         let zeros_s = self.memory_bytes.saturating_sub(self.used_bytes) as f64 / ZERO_RATE;
-        let mut run = Run { total_s: zeros_s, ..Run::default() };
-        let mut left = self.used_bytes as f64;
+        let before_s = zeros_s + self.so_far.seconds;
+        let mut run = Run { total_s: before_s, sent: self.so_far.gone_bytes as f64, ..Run::default() };
+        let mut left = self.used_bytes.saturating_sub(self.so_far.gone_bytes) as f64;
         let fits = |left: f64| left / rate + self.overhead.likely <= promise.downtime_max.as_secs_f64();
         let mut standstill = 0;
         while !(run.passes > 0 && fits(left)) {
             if run.passes >= PASSES_MAX || standstill >= STANDSTILL_PASSES {
                 return run.ended(left, rate, self.overhead.likely, false);
             }
-            let pass_s = left / rate + if run.passes == 0 { zeros_s } else { 0.0 };
+            let pass_s = left / rate + if run.passes == 0 { before_s } else { 0.0 };
             let dirtied = dirty_after(self.working_set(), dirty, pass_s);
             standstill = if dirtied > left * PROGRESS_SHARE { standstill + 1 } else { 0 };
             run.sent += left;
@@ -170,6 +182,7 @@ mod tests {
             working_set_bytes: GIB,
             rate: Estimate { likely: rate, spread: rate * 0.1 },
             overhead: Estimate { likely: 0.03, spread: 0.02 },
+            so_far: SoFar::default(),
         }
     }
 
@@ -224,6 +237,21 @@ mod tests {
         let empty = Facts { memory_bytes: 64 * GIB, ..facts(0.0, 1000.0 * MB) };
         let forecast = empty.forecast(&promise());
         assert!(forecast.total.likely > 15.0 && forecast.total.likely < 18.0, "{forecast:?}");
+    }
+
+    #[test]
+    fn what_is_done_of_the_first_pass_counts_as_it_was() {
+        // A slow second, in which a stream grew: a tenth of what the line carries from then on.
+        let so_far = SoFar { seconds: 1.0, gone_bytes: 10_000_000 };
+        let whole = facts(50.0 * MB, 100.0 * MB);
+        let forecast = Facts { so_far, ..whole }.forecast(&promise());
+        let all_at_once = whole.forecast(&promise());
+        // What is written to in that second is sent, too.
+        let more_s = forecast.total.likely - all_at_once.total.likely;
+        assert!(more_s > 0.9 && more_s < 2.0, "{more_s}");
+        assert!(forecast.sent_bytes > all_at_once.sent_bytes);
+        let idle = Facts { so_far, ..facts(0.0, 100.0 * MB) }.forecast(&promise());
+        assert!((idle.total.likely - 11.67).abs() < 0.02, "{idle:?}");
     }
 
     #[test]

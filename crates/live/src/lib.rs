@@ -40,7 +40,7 @@ pub use domain::{
     Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, cannot_resume,
     copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
-pub use forecast::{Facts, Forecast, Promise};
+pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};

@@ -142,6 +142,10 @@ pub struct Watch {
     /// Bytes a second, over whole spans of [`RATE_SPAN_MS`].
     rate: Option<Estimate>,
     span_from: Option<Sample>,
+    /// Since when the line is in full swing.
+    grown: Option<Sample>,
+    /// How often [`Watch::full_swing`] was told.
+    told: u64,
     /// Bytes left at the begin of the passes so far, the latest last.
     begins: Vec<f64>,
     /// When the last deed was done, and in which pass.
@@ -152,6 +156,8 @@ pub struct Watch {
 
 /// The rate is taken over this time.
 const RATE_SPAN_MS: u64 = 1000;
+/// So often the line in full swing is told: what is foreseen from it is to be known early, and not to change all the time.
+const FULL_SWINGS: u64 = 2;
 /// A pass that leaves more than this share of the one before makes no progress.
 const PROGRESS_SHARE: f64 = 0.95;
 /// So many in a row settle it; one long pass does not.
@@ -178,6 +184,8 @@ impl Watch {
             last: None,
             rate: None,
             span_from: None,
+            grown: None,
+            told: 0,
             begins: Vec::new(),
             acted: None,
             moved_ms: 0,
@@ -209,6 +217,7 @@ impl Watch {
     pub fn see_interrupted(&mut self, sample: Sample) -> Option<(Deed, Why)> {
         self.last = Some(sample);
         self.span_from = None;
+        self.grown = None;
         self.moved_ms = sample.at_ms;
         let can_stop = matches!(sample.phase, Phase::Setup | Phase::Precopy);
         let is_due = can_stop && self.left_ms(&sample) <= CANCEL_MS;
@@ -218,6 +227,18 @@ impl Watch {
     /// Bytes of memory a second that are sent, before they are packed, smoothed; nothing before the first second.
     pub fn rate(&self) -> Option<Estimate> {
         self.rate
+    }
+
+    /// Bytes of memory a second that the line carries since its first second, in which streams grow. Told when one more second
+    /// of the first pass is over, once more after another, and then no more.
+    pub fn full_swing(&mut self) -> Option<f64> {
+        let (from, last) = (self.grown?, self.last?);
+        let span_ms = last.at_ms.saturating_sub(from.at_ms);
+        let is_due = self.told < FULL_SWINGS && last.passes <= 1 && span_ms >= RATE_SPAN_MS * (self.told + 1);
+        is_due.then(|| {
+            self.told += 1;
+            last.gone_bytes.saturating_sub(from.gone_bytes) as f64 * 1000.0 / span_ms as f64
+        })
     }
 
     /// Seconds until the guest runs at the target, as it looks now; nothing where no end is in sight.
@@ -255,6 +276,7 @@ impl Watch {
             let known = self.rate.map(|rate| rate.likely);
             self.rate = Estimate::smoothed(known.into_iter().chain([rate]));
             self.span_from = Some(sample);
+            self.grown.get_or_insert(sample);
         }
         self.last = Some(sample);
     }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::choose::Allowed;
-use crate::forecast::{Facts, Promise};
+use crate::forecast::{Facts, Promise, SoFar};
 
 const MIB: u64 = 1 << 20;
 const MB: f64 = 1e6;
@@ -22,6 +22,7 @@ fn guest(name: &str, memory_mib: u64, dirty: f64) -> Guest {
             working_set_bytes: bytes,
             rate: Estimate::default(),
             overhead: Estimate { likely: 0.03, spread: 0.0 },
+            so_far: SoFar::default(),
         },
         promise: Promise { downtime_max: Duration::from_millis(300), deadline: Duration::from_secs(3600) },
         allowed: Allowed::default(),

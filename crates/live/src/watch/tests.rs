@@ -201,6 +201,33 @@ fn words_of_every_version() {
 }
 
 #[test]
+fn a_line_in_full_swing_is_told_twice_without_its_first_second() {
+    let mut watch = Watch::new(promise(600), &ALL);
+    let mut told = Vec::new();
+    let mut gone_bytes = 0;
+    for at_ms in (0..=6000).step_by(100) {
+        gone_bytes += if at_ms <= 1000 { 1_000_000 } else { 10_000_000 };
+        let sample = Sample {
+            at_ms,
+            gone_bytes,
+            sent_bytes: gone_bytes,
+            passes: 1,
+            phase: Phase::Precopy,
+            ..Sample::default()
+        };
+        assert_eq!(watch.see(sample), None);
+        told.extend(watch.full_swing().map(|rate| (at_ms, rate)));
+    }
+    assert_eq!(told, [(2000, 100e6), (3000, 100e6)]);
+    let mut watch = Watch::new(promise(600), &ALL);
+    for at_ms in (0..=6000).step_by(100) {
+        let passes = if at_ms < 2000 { 1 } else { 2 };
+        watch.see(Sample { at_ms, gone_bytes: at_ms, passes, phase: Phase::Precopy, ..Sample::default() });
+        assert_eq!(watch.full_swing(), None, "a second pass sends what is written to");
+    }
+}
+
+#[test]
 fn a_line_that_is_away_for_a_while_changes_nothing() {
     let mut world = World::new(1000.0, 100.0, 10.0);
     let mut watch = Watch::new(promise(600), &ALL);

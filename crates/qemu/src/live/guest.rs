@@ -266,6 +266,8 @@ pub struct Told {
     pub downtime_ms: Option<u64>,
     /// Bytes of the guest's memory.
     pub total_bytes: u64,
+    /// Bytes of pages that held nothing, of those looked at.
+    pub zero_bytes: u64,
 }
 
 impl Told {
@@ -289,7 +291,16 @@ impl Told {
         };
         let error = answer["error-desc"].as_str().map(str::to_string);
         let downtime_ms = answer["downtime"].as_u64();
-        Told { sample, status, error, downtime_ms, total_bytes: number(&ram["total"]) }
+        let zero_bytes = number(&ram["duplicate"]).saturating_mul(page_bytes);
+        Told { sample, status, error, downtime_ms, total_bytes: number(&ram["total"]), zero_bytes }
+    }
+
+    /// Share of the guest's memory that holds something, as far as it was looked at (0 to 1).
+    pub(super) fn share_in_use(&self) -> f64 {
+        match self.sample.gone_bytes {
+            0 => 1.0,
+            gone => gone as f64 / gone.saturating_add(self.zero_bytes) as f64,
+        }
     }
 }
 
@@ -314,6 +325,15 @@ mod tests {
         assert_eq!((told.sample.dirty_bytes_per_s, told.sample.throttle_percent), (12288, 20));
         assert_eq!(told.total_bytes, 4096);
         assert_eq!(told.sample.gone_bytes, 1000);
+    }
+
+    #[test]
+    fn of_memory_that_was_looked_at_a_share_is_in_use() {
+        let mut answer = json!({"status": "active", "ram": {"normal-bytes": 12288, "page-size": 4096}});
+        assert_eq!(Told::of(&answer, 0).share_in_use(), 1.0);
+        answer["ram"]["duplicate"] = json!(9);
+        assert_eq!(Told::of(&answer, 0).share_in_use(), 0.25);
+        assert_eq!(Told::of(&json!({}), 0).share_in_use(), 1.0);
     }
 
     #[test]

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings, Side, Watch,
-    Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
+    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings, Side, SoFar,
+    Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -94,6 +94,9 @@ const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
 const LINE_SPREAD: f64 = 0.2;
 
+/// What is foreseen is told again if it is off by more.
+const NEWS_SHARE: f64 = 0.05;
+
 /// Connections, where so many are asked for or none is named, and so much may be sent in a second.
 pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
     asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
@@ -130,13 +133,24 @@ pub(super) fn excess_words(channels: u8, rate_max: u64) -> Option<String> {
     })
 }
 
-/// What is known of a move once its line was measured, and how fast the guest writes was seen, if it was not before.
+/// What is known of a move once its line was measured: how much of its memory holds something was seen meanwhile, and how fast the
+/// guest writes, if it was not before.
 pub(super) fn known_on_the_way(facts: &Facts, rate: f64, told: &Told) -> Facts {
     let dirty = match facts.dirty.likely > 0.0 {
         true => facts.dirty,
         false => Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
     };
-    Facts { rate: Estimate { likely: rate, spread: rate * LINE_SPREAD }, dirty, ..*facts }
+    let sample = &told.sample;
+    let left_bytes = (sample.left_bytes as f64 * told.share_in_use()) as u64;
+    let so_far = SoFar { seconds: sample.at_ms as f64 / 1000.0, gone_bytes: sample.gone_bytes };
+    let used_bytes = sample.gone_bytes.saturating_add(left_bytes);
+    Facts { rate: Estimate { likely: rate, spread: rate * LINE_SPREAD }, dirty, used_bytes, so_far, ..*facts }
+}
+
+/// Whether another forecast is worth being told.
+pub(super) fn is_news(before: &Forecast, now: &Forecast) -> bool {
+    let (before_s, now_s) = (before.total.likely, now.total.likely);
+    before.converges != now.converges || (now_s - before_s).abs() > before_s * NEWS_SHARE
 }
 
 /// Fails with a choice that keeps no promise.
@@ -317,15 +331,20 @@ impl<'a> Move<'a> {
             working_set_bytes: from.memory_bytes,
             rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
             overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            so_far: SoFar::default(),
         })
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
-        let channels = self.channels();
-        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
-        let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
+        let choice = self.choice(facts);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
         choice
+    }
+
+    fn choice(&self, facts: &Facts) -> Choice {
+        let channels = self.channels();
+        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
+        choose(&self.options.promise, facts, &way, self.options.allowed)
     }
 
     fn go(&mut self, choice: &Choice, facts: &Facts) -> Result<Moved, Ending> {
@@ -361,18 +380,19 @@ impl<'a> Move<'a> {
             self.slow_down(choice.facts.rate.likely)?;
             at_once = None;
         }
-        let facts = self.options.line.is_none().then_some(facts);
-        self.follow(began, &course.deeds, at_once, facts)
+        self.follow(began, &course.deeds, at_once, Some(facts))
     }
 
-    /// Watches memory on its way, and sees it to its end. With facts, the promise is looked at again when the line is known.
+    /// Watches memory on its way, and sees it to its end. With facts, the promise is looked at again when a line is known of which nothing
+    /// was said, and what is foreseen when it is in full swing.
     fn follow(
         &mut self,
         began: Instant,
         deeds: &[Deed],
         mut at_once: Option<Deed>,
-        mut facts: Option<&Facts>,
+        facts: Option<&Facts>,
     ) -> Result<Moved, Ending> {
+        let mut to_look_at = facts.filter(|_| self.options.line.is_none());
         let mut watch = Watch::new(self.options.promise, deeds);
         loop {
             let told = match self.source.sample(began) {
@@ -406,9 +426,12 @@ impl<'a> Move<'a> {
                 if let Some((deed, why)) = advised {
                     self.act(deed, why)?;
                 }
-                if let (Some(known), Some(rate)) = (facts, watch.rate()) {
-                    facts = None;
+                if let (Some(known), Some(rate)) = (to_look_at, watch.rate()) {
+                    to_look_at = None;
                     self.look_again(known, rate.likely, &told)?;
+                }
+                if let (Some(known), Some(rate)) = (facts, watch.full_swing()) {
+                    self.foresee_anew(known, rate, &told);
                 }
             }
             self.pause(told.sample.phase)?;
@@ -462,6 +485,15 @@ impl<'a> Move<'a> {
         let choice = self.choose(&known_on_the_way(facts, rate, told));
         self.foreseen = choice.forecast;
         kept(choice).map(drop)
+    }
+
+    /// The line is in full swing. That ends nothing: whether the promise is kept is watched.
+    fn foresee_anew(&mut self, facts: &Facts, rate: f64, told: &Told) {
+        let choice = self.choice(&known_on_the_way(facts, rate, told));
+        if is_news(&self.foreseen, &choice.forecast) {
+            self.foreseen = choice.forecast;
+            (self.tell)(Event::Chosen(Box::new(choice)));
+        }
     }
 
     /// Copies all disks once; from then on writes go to both sides.

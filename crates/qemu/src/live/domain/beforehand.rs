@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use drover_copy::converge::Estimate;
-use drover_live::{DomainFound, Facts};
+use drover_live::{DomainFound, Facts, SoFar};
 
 use super::run::{Move, nowhere};
 use super::silence::Silence;
@@ -47,6 +47,7 @@ fn nothing(under_way: &'static str) -> Beforehand {
         working_set_bytes: 0,
         rate: LINE_ASSUMED,
         overhead: OVERHEAD,
+        so_far: SoFar::default(),
     };
     Beforehand { facts, channels: 1, disk_bytes: 0, under_way: Some(under_way), free_bytes: None }
 }

@@ -208,6 +208,8 @@ pub(super) struct Job {
     pub sample: Sample,
     /// Bytes of memory.
     pub memory_bytes: u64,
+    /// Bytes of pages that held nothing, of those looked at.
+    pub zero_bytes: u64,
     /// Bytes of disks that were copied, and that are to be.
     pub disks: [u64; 2],
     /// Milliseconds for which the guest stood still.
@@ -241,6 +243,7 @@ impl Job {
             kind,
             sample,
             memory_bytes: number("memory_total"),
+            zero_bytes: number("memory_constant").saturating_mul(page_bytes),
             disks: [number("disk_processed"), number("disk_total")],
             downtime_ms: told("downtime"),
         }
@@ -258,7 +261,14 @@ impl Job {
         };
         let sample = Sample { phase, ..self.sample };
         let (downtime_ms, total_bytes) = (self.downtime_ms, self.memory_bytes);
-        Told { sample, status: status.into(), error: None, downtime_ms, total_bytes }
+        Told {
+            sample,
+            status: status.into(),
+            error: None,
+            downtime_ms,
+            total_bytes,
+            zero_bytes: self.zero_bytes,
+        }
     }
 }
 
@@ -363,14 +373,14 @@ mod tests {
     #[test]
     fn figures_of_a_move() {
         let text = "Job type: 2\noperation: 5\nmemory_total: 1000\nmemory_processed: 400\nmemory_remaining: 600\n\
-                    memory_dirty_rate: 2\nmemory_iteration: 3\nmemory_page_size: 4096\ndisk_total: 9\ndisk_processed: 4\nnew: x\n";
+                    memory_dirty_rate: 2\nmemory_iteration: 3\nmemory_page_size: 4096\nmemory_constant: 5\ndisk_total: 9\ndisk_processed: 4\nnew: x\n";
         let job = Job::of(&values(text), 7);
         assert_eq!((job.kind, job.sample.phase, job.sample.passes), (DomainJob::Out, Phase::Precopy, 3));
         assert_eq!(
             (job.sample.sent_bytes, job.sample.left_bytes, job.sample.dirty_bytes_per_s),
             (400, 600, 8192)
         );
-        assert_eq!((job.disks, job.downtime_ms), ([4, 9], None));
+        assert_eq!((job.disks, job.downtime_ms, job.zero_bytes), ([4, 9], None, 20_480));
         assert_eq!(job.told(Some(Phase::Switchover)).status, "device");
         assert_eq!(job.told(None).sample.phase, Phase::Precopy);
         let none = Job::of(&values("Job type: 0\n"), 0);

@@ -48,9 +48,9 @@ impl Move<'_> {
         let since = Instant::now();
         let mut is_away = false;
         loop {
-            match self.is_there() {
+            match self.is_there_soon() {
                 Ok(true) => return Ok(self.told_moved(began, last)),
-                Ok(false) => std::thread::sleep(POLL),
+                Ok(false) => {}
                 Err(error) if self.is_worth_waiting(&error) => {
                     if !std::mem::replace(&mut is_away, true) {
                         self.note(format!("all is sent, and the target is waited for: {}", error.chain()));
@@ -65,6 +65,15 @@ impl Move<'_> {
                 return Err(Ending::Failed(self.error("the target does not say that the guest is there")));
             }
         }
+    }
+
+    /// As [`Move::is_there`]. Where it is not, whatever the target says ends the wait for the next look.
+    fn is_there_soon(&mut self) -> Result<bool, QemuError> {
+        let is_there = self.is_there()?;
+        if !is_there {
+            self.target.wait_for_news(POLL)?;
+        }
+        Ok(is_there)
     }
 
     /// Looks at the target; starts the guest if it is there and ran before. Whether all is as it should be.

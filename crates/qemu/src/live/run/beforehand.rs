@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Facts, Found, Phase};
+use drover_live::{Facts, Found, Phase, SoFar};
 
 use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Where, again, overhead};
 use crate::error::QemuError;
@@ -64,6 +64,7 @@ impl Move<'_> {
             working_set_bytes: told.sample.left_bytes,
             rate: LINE_ASSUMED,
             overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            so_far: SoFar::default(),
         };
         let under_way = Some(again::words(found));
         Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None })
