@@ -108,6 +108,35 @@ fn storage_that_hosts_do_not_share_is_refused_by_libvirt_and_the_guest_runs_on()
 }
 
 #[test]
+fn a_domain_goes_encrypted_to_the_host_of_that_name_only() {
+    let Some(mut pair) = Pair::certified(|_| PulseOptions::default()) else { return };
+    let output = pair.live(&["--downtime", "2s", "--tls", "--tls-hostname", "host-c"]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(
+        output.err.contains("host-c") && output.err.contains("the guest is at the source"),
+        "{}",
+        output.err
+    );
+    pair.has_stayed();
+    let output = pair.live(&["--downtime", "2s", "--tls", "--tls-hostname", "host-b"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    pair.has_moved("a", "b");
+    let refused = pair.live(&["--tls-x509", "/etc/pki/qemu"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+}
+
+#[test]
+fn hosts_without_certificates_encrypt_nothing_and_libvirt_says_so() {
+    let Some(mut pair) = Pair::new(|_| PulseOptions::default()) else { return };
+    let output = pair.live(&["--downtime", "2s", "--tls"]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    for words in ["/etc/pki/qemu/ca-cert.pem", "the guest is at the source"] {
+        assert!(output.err.contains(words), "{words}: {}", output.err);
+    }
+    pair.has_stayed();
+}
+
+#[test]
 fn a_guest_that_does_not_converge_is_given_up_and_runs_on() {
     let options =
         || PulseOptions { memory_mib: 128, pages: 16384, pages_per_beat: 100, ..PulseOptions::default() };

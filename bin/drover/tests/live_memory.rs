@@ -5,10 +5,10 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use common::certificates::certificates;
 use common::moves::{self, ask, busy, events, say, say_with, with_disks, written_sectors};
 use common::pair::Pair;
 use drover_lab::{Output, Pulse, PulseOptions};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -23,21 +23,6 @@ fn shared_key(folder: &Path, byte: &str) -> String {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("keys.psk"), format!("qemu:{}\n", byte.repeat(32))).unwrap();
     folder.display().to_string()
-}
-
-/// A CA, and certificates of it for both sides, by the names that QEMU wants. Those are in the name of `host-b`.
-fn certificates(folder: &Path) {
-    let mut ca = CertificateParams::new(vec![]).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(ca, KeyPair::generate().unwrap()).unwrap();
-    std::fs::write(folder.join("ca-cert.pem"), ca.pem()).unwrap();
-    for name in ["server", "client"] {
-        let key = KeyPair::generate().unwrap();
-        let certificate =
-            CertificateParams::new(vec!["host-b".to_string()]).unwrap().signed_by(&key, &ca).unwrap();
-        std::fs::write(folder.join(format!("{name}-cert.pem")), certificate.pem()).unwrap();
-        std::fs::write(folder.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
-    }
 }
 
 /// A guest whose QEMU has credentials from the start.

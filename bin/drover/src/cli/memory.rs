@@ -37,6 +37,10 @@ pub struct MemoryArgs {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(next_help_heading = "QEMU's own encryption, of memory and of mirrored disks")]
 pub struct TlsArgs {
+    /// Of a libvirt domain: encrypt by the certificates that both daemons have for migrations (migrate_tls_x509_cert_dir in qemu.conf,
+    /// or /etc/pki/qemu)
+    #[arg(long = "tls", group = "tls")]
+    pub by_libvirt: bool,
     /// Encrypt by this object, tls-creds-x509 or tls-creds-psk, which both QEMUs have: endpoint=client at the source,
     /// endpoint=server at the target
     #[arg(long, value_name = "ID", group = "tls")]

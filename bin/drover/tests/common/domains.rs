@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::MIB;
+use super::certificates::certificates;
 use super::moves;
 
 pub const NAME: &str = "beat";
@@ -49,7 +50,26 @@ impl Pair {
     }
 
     pub fn new(options: impl FnOnce(&Hosts) -> PulseOptions) -> Option<Pair> {
+        Pair::in_folder(tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap(), options)
+    }
+
+    /// Two hosts with certificates of one CA for their QEMUs, both in the name of `host-b`.
+    pub fn certified(options: impl FnOnce(&Hosts) -> PulseOptions) -> Option<Pair> {
         let folder = tempfile::Builder::new().prefix("drover-hosts-").tempdir().unwrap();
+        let made = folder.path().join("certificates");
+        std::fs::create_dir(&made).unwrap();
+        certificates(&made);
+        for host in ["a", "b"] {
+            let place = folder.path().join(host).join("etc/pki/qemu");
+            std::fs::create_dir_all(&place).unwrap();
+            for file in std::fs::read_dir(&made).unwrap().map(Result::unwrap) {
+                std::fs::copy(file.path(), place.join(file.file_name())).unwrap();
+            }
+        }
+        Pair::in_folder(folder, options)
+    }
+
+    fn in_folder(folder: TempDir, options: impl FnOnce(&Hosts) -> PulseOptions) -> Option<Pair> {
         let hosts = Hosts::start(folder.path()).unwrap()?;
         hosts.define("a", NAME, &options(&hosts)).unwrap();
         hosts.virsh("a", &["start", NAME]).unwrap();

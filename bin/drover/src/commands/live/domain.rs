@@ -3,7 +3,7 @@
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, Promise};
 use drover_qemu::Virsh;
-use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, Where, foresee_domain, live_domain, passage};
+use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
 use super::memory::RDMA;
 use super::over::Over;
@@ -65,8 +65,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
 /// site whether they may lead where they are to; nothing is changed at either daemon.
 pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str) -> Result<Option<Over>, Failure> {
     let Some(site) = &args.via else { return Ok(None) };
-    let passage =
-        passage(ends, name).map_err(|cause| super::failure(&LiveError { cause, guest_at: Where::Source }))?;
+    let passage = passage(ends, name).map_err(|cause| super::failure(&LiveError::of_look(cause)))?;
     if !passage.is_needed {
         return Ok(None);
     }
@@ -134,6 +133,13 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
             "--rate-max: libvirt counts in MiB a second, 8.4m is the least",
         ));
     }
+    let tls = args.memory.tls.by_libvirt.then(|| args.memory.tls.tls_hostname.clone().unwrap_or_default());
+    if args.via.is_some() && tls.as_deref() == Some("") {
+        let what = "--tls: over a link the source's QEMU connects to a socket here, which is no name in a certificate";
+        return Err(Failure::new(Exit::Usage, what).advise(
+            "--tls-hostname NAME, as in the target's certificate; or leave --tls out: the link encrypts",
+        ));
+    }
     let allows = |what| args.allow.contains(&what);
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(DomainOptions {
@@ -147,6 +153,7 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         rate_max,
         share: None,
         p2p: args.p2p,
+        tls,
     })
 }
 

@@ -15,6 +15,13 @@ const LEVEL: u8 = 1;
 /// What was asked for.
 pub fn options(args: &LiveArgs) -> Result<MemoryOptions, Failure> {
     let memory = &args.memory;
+    if memory.tls.by_libvirt {
+        return Err(Failure::new(
+            Exit::Usage,
+            "--tls is for libvirt domains, whose daemons have certificates",
+        )
+        .advise("two QEMUs take --tls-x509, --tls-psk or --tls-creds"));
+    }
     let level = memory.compress_level.unwrap_or(LEVEL);
     Ok(MemoryOptions {
         compression: match memory.compress {

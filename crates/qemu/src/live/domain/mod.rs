@@ -62,6 +62,9 @@ pub struct DomainOptions {
     pub share: Option<Share>,
     /// The source's daemon talks to the target's by itself.
     pub p2p: bool,
+    /// Both QEMUs encrypt, by what their daemons have for it; the target's name in its certificate, empty where it is the host of
+    /// `uri`.
+    pub tls: Option<String>,
 }
 
 /// Moves a domain, or leaves it where it was.

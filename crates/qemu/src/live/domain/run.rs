@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::{
     Choice, Course, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Facts, Forecast,
-    Phase, Room, Spot, Watch, Way, Why, choose, copy_obstacles, domain_found, domain_obstacles, tight_pools,
+    Phase, Room, SoFar, Spot, Watch, Way, Why, choose, copy_obstacles, domain_found, domain_obstacles,
+    tight_pools,
 };
 
 use super::ask::{Known, Processor};
@@ -18,8 +19,8 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words, kept,
-    known_on_the_way, overhead, still_in_time,
+    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words, is_news,
+    kept, known_on_the_way, overhead, still_in_time,
 };
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -255,6 +256,7 @@ impl<'a> Move<'a> {
             working_set_bytes: domain.memory_bytes,
             rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
             overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            so_far: SoFar::default(),
         }
     }
 
@@ -263,17 +265,22 @@ impl<'a> Move<'a> {
         // QEMU 10.0 does not take several with post-copy.
         let otherwise = self.options.allowed.postcopy.then_some(1);
         let wanted = channels_wanted(self.options.channels.or(otherwise), self.rate_max());
-        // Carried connections may arrive in another order than they were made.
-        let in_order = self.options.carried.is_none() || self.ends.target.tells_connections_apart();
+        // Carried connections may arrive in another order than they were made; under TLS none says what it is before its handshake.
+        let can_tell = || self.ends.target.tells_connections_apart() && self.options.tls.is_none();
+        let in_order = self.options.carried.is_none() || can_tell();
         if in_order { wanted } else { 1 }
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
-        let channels = self.channels();
-        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
-        let choice = choose(&self.options.promise, facts, &way, self.options.allowed);
+        let choice = self.choice(facts);
         (self.tell)(Event::Chosen(Box::new(choice.clone())));
         choice
+    }
+
+    fn choice(&self, facts: &Facts) -> Choice {
+        let channels = self.channels();
+        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
+        choose(&self.options.promise, facts, &way, self.options.allowed)
     }
 
     fn go(&mut self, plan: &Plan, began: Instant) -> Result<(), Ending> {
@@ -291,8 +298,7 @@ impl<'a> Move<'a> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
         self.moving = Some(self.ends.source.begin(&words)?);
-        let facts = self.options.line.is_none().then_some(&plan.facts);
-        let ended = self.follow(began, course, facts);
+        let ended = self.follow(began, course, &plan.facts);
         let Err(cause) = ended else { return Ok(()) };
         self.cancel();
         Err(cause)
@@ -319,7 +325,8 @@ impl<'a> Move<'a> {
     }
 
     /// Watches it to the end of `virsh`.
-    fn follow(&mut self, began: Instant, course: &Course, mut facts: Option<&Facts>) -> Result<(), Ending> {
+    fn follow(&mut self, began: Instant, course: &Course, facts: &Facts) -> Result<(), Ending> {
+        let mut to_look_at = self.options.line.is_none().then_some(facts);
         let mut watch = Watch::new(self.options.promise, &course.deeds);
         let mut goes_at_once = course.at_once == Some(Deed::PostCopy);
         loop {
@@ -337,9 +344,12 @@ impl<'a> Move<'a> {
                 goes_at_once = false;
                 self.start_postcopy()?;
             }
-            if let (Some(known), Some(rate)) = (facts, watch.rate()) {
-                facts = None;
+            if let (Some(known), Some(rate)) = (to_look_at, watch.rate()) {
+                to_look_at = None;
                 self.look_again(known, rate.likely)?;
+            }
+            if let Some(rate) = watch.full_swing() {
+                self.foresee_anew(facts, rate);
             }
             std::thread::sleep(LOOK_PAUSE);
         }
@@ -436,6 +446,15 @@ impl<'a> Move<'a> {
         let choice = self.choose(&known_on_the_way(facts, rate, &self.last));
         self.foreseen = choice.forecast;
         kept(choice).map(drop)
+    }
+
+    /// The line is in full swing. That ends nothing: whether the promise is kept is watched.
+    fn foresee_anew(&mut self, facts: &Facts, rate: f64) {
+        let choice = self.choice(&known_on_the_way(facts, rate, &self.last));
+        if is_news(&self.foreseen, &choice.forecast) {
+            self.foreseen = choice.forecast;
+            (self.tell)(Event::Chosen(Box::new(choice)));
+        }
     }
 
     /// A guest that stands still and does not arrive is better off where it was.

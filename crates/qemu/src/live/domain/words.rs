@@ -51,6 +51,12 @@ impl Move<'_> {
         if self.options.p2p {
             add(&["--p2p"]);
         }
+        if let Some(name) = &self.options.tls {
+            add(&["--tls"]);
+            if !name.is_empty() {
+                add(&["--tls-destination", name]);
+            }
+        }
         match (&self.options.carried, &self.options.uri) {
             (Some(carried), _) => add(&["--migrateuri", &carried.memory.replacen("unix:", "unix://", 1)]),
             (None, Some(uri)) => add(&["--migrateuri", uri]),
