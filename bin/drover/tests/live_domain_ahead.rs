@@ -137,7 +137,10 @@ fn a_guest_that_went_ahead_though_the_order_failed_is_seen_after() {
                  echo 'error: no answer' >&2; exit 1;; esac";
     let output = moves::run(pair.command_by(fails, &["--allow", "postcopy", "--rate-max", "17m"]));
     assert_eq!(output.code, Some(0), "{output:?}");
-    assert!(events(&output).iter().any(|event| event["phase"] == "postcopy"), "{}", output.out);
+    // What was left may have come before the next look.
+    let went_ahead = |deed: &Value| deed.as_str().is_some_and(|deed| deed.contains("goes ahead"));
+    let moved = moves::moved(&output);
+    assert!(moved["deeds"].as_array().unwrap().iter().any(went_ahead), "{moved}");
     pair.has_moved("a", "b");
 }
 

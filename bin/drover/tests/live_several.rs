@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use common::line::Line;
 use common::moves::{self, events, idle};
+use common::sites::Sites;
 use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -130,6 +132,69 @@ fn guests_move_together_within_one_budget_and_those_that_are_left_have_more_of_i
     assert_eq!(report["kind"], "drover-live-several-report");
     assert_eq!((&report["sums"]["moved"], &report["sums"]["failed"]), (&json!(3), &json!(0)));
     assert_eq!(report["moves"][2]["report"]["outcome"]["result"], "moved");
+}
+
+/// Each has a session of its own; the budget is of all, since all end at one site.
+#[test]
+fn guests_move_together_over_a_link_that_is_cut_meanwhile() {
+    if Pulse::qemu().is_none() {
+        return;
+    }
+    let mut sites = Sites::not_started();
+    let start = |number: usize| {
+        let source = Pulse::start(&sites.path(&format!("a{number}")), &idle()).unwrap();
+        (source, Pulse::waiting(&sites.path(&format!("b{number}")), &idle()).unwrap())
+    };
+    let mut pairs: Vec<(Pulse, Pulse)> = (0..2).map(start).collect();
+    pairs.iter().for_each(|(source, _)| source.beat(3).map(drop).unwrap());
+    let allowed = |number| {
+        let folder = sites.path(&format!("b{number}"));
+        ["--allow-connect".to_string(), format!("unix:{}/*", folder.display())]
+    };
+    sites.more = (0..2).flat_map(allowed).collect();
+    sites.start();
+    let line = Line::to(&sites.address);
+    sites.pair_at(&line.address);
+    let mut moves = "deadline: 10m\nchannels: 1\nvia: site-b\nmoves:\n".to_string();
+    for (number, (source, target)) in pairs.iter().enumerate() {
+        let (from, to) = (source.monitor(), target.monitor());
+        moves.push_str(&format!(
+            "  - {{name: vm{number}, from: {}, to: {}}}\n",
+            from.display(),
+            to.display()
+        ));
+    }
+    let (file, told) = (sites.path("moves.yaml"), sites.path("told"));
+    std::fs::write(&file, moves).unwrap();
+    let mut command = sites.here.command(&["live", "--json", "--moves"]);
+    command.arg(&file).args(SLOWLY);
+    let child = moves::spawn(command, &told);
+    for guest in ["vm0", "vm1"] {
+        assert!(
+            moves::is_told(&told, |event| event["guest"] == guest && moves::is_sending(event)),
+            "{guest}"
+        );
+    }
+    line.cut(true);
+    for guest in ["vm0", "vm1"] {
+        let is_away =
+            |event: &Value| event["guest"] == guest && event["event"] == "link" && event["is_up"] == false;
+        assert!(moves::is_told(&told, is_away), "{guest} goes on without a line");
+    }
+    line.cut(false);
+    let output = moves::ended(child, &told);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    for (source, target) in &mut pairs {
+        moves::has_arrived(source, target);
+    }
+    let events = events(&output);
+    let schedule = events.iter().find(|event| event["event"] == "schedule").unwrap();
+    assert_eq!(
+        (&schedule["chosen"], &schedule["between"]),
+        (&json!("all at once"), &json!("this host to site-b"))
+    );
+    assert!(of(&events, "moved").values().all(|event| event["link"]["site"] == "site-b"), "{output:?}");
+    keep_the_budget(&events);
 }
 
 #[test]
