@@ -1,9 +1,11 @@
 //! QEMU alone, with the settings that its users have to find by hand.
 
-use std::path::Path;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use drover_lab::Pulse;
 use drover_qemu::Qmp;
 use serde_json::{Value, json};
@@ -17,34 +19,65 @@ const NO_LIMIT: u64 = 100_000_000_000;
 /// What is cancelled must have ended.
 const CANCEL: Duration = Duration::from_secs(60);
 
-/// Moves a guest, encrypted by a key in a folder of its own if one is given.
+/// Moves guests, all at once, encrypted by a key in a folder of its own if one is given.
 pub fn migrate(
-    source: &Pulse,
-    target: &Pulse,
+    pairs: &[(Pulse, Pulse)],
     ground: &Ground,
     channels: u8,
     tls: Option<&Path>,
     terms: &Terms,
 ) -> Result<Told> {
-    let mut from = Qmp::connect(&source.monitor(), ANSWER)?;
-    let mut to = Qmp::connect(&target.monitor(), ANSWER)?;
     if let Some(folder) = tls {
         make_key(folder)?;
     }
+    let monitors: Vec<[PathBuf; 2]> =
+        pairs.iter().map(|(source, target)| [source.monitor(), target.monitor()]).collect();
+    let address = ground.far_address();
+    let told: Vec<Result<Told>> = thread::scope(|scope| {
+        let one = |monitors| scope.spawn(move || migrate_one(monitors, address, channels, tls, terms));
+        let threads: Vec<_> = monitors.iter().map(one).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+            .collect()
+    });
+    let mut all: Option<Told> = None;
+    for one in told {
+        let one = one?;
+        all = Some(match all {
+            Some(all) => all.beside(&one),
+            None => one,
+        });
+    }
+    all.context("no guests")
+}
+
+fn migrate_one(
+    [source, target]: &[PathBuf; 2],
+    address: IpAddr,
+    channels: u8,
+    tls: Option<&Path>,
+    terms: &Terms,
+) -> Result<Told> {
+    let mut from = Qmp::connect(source, ANSWER)?;
+    let mut to = Qmp::connect(target, ANSWER)?;
     for (qmp, end) in [(&mut to, "server"), (&mut from, "client")] {
         set(qmp, channels, tls.map(|folder| (folder, end)), terms)?;
     }
-    to.execute("migrate-incoming", json!({"uri": format!("tcp:{}:0", ground.far_address())}))?;
+    to.execute("migrate-incoming", json!({"uri": format!("tcp:{address}:0")}))?;
     let told = to.execute("query-migrate", Value::Null)?;
     let port = told["socket-address"][0]["port"].as_str().context("the target's port")?;
     let began = Instant::now();
-    from.execute("migrate", json!({"uri": format!("tcp:{}:{port}", ground.far_address())}))?;
+    from.execute("migrate", json!({"uri": format!("tcp:{address}:{port}")}))?;
     let until = began + terms.limit();
     loop {
         let told = from.execute("query-migrate", Value::Null)?;
         let is_late = Instant::now() >= until;
         match told["status"].as_str().unwrap_or_default() {
-            "completed" => return Ok(outcome(&told, began.elapsed(), true)),
+            "completed" => {
+                wait_until_it_runs(&mut to, until)?;
+                return Ok(outcome(&told, began.elapsed(), true));
+            }
             "failed" | "cancelled" => bail!("QEMU says {told}"),
             _ if is_late => {
                 let outcome = outcome(&told, began.elapsed(), false);
@@ -64,7 +97,17 @@ fn outcome(told: &Value, time: Duration, is_done: bool) -> Told {
         counted_ms: told["downtime"].as_u64().filter(|_| is_done),
         is_done,
         cpu_s: 0.0,
+        foreseen_s: None,
     }
+}
+
+/// The source has sent all; the target may still be taking it in.
+fn wait_until_it_runs(to: &mut Qmp, until: Instant) -> Result<()> {
+    while to.status()? != "running" {
+        ensure!(Instant::now() < until, "all is sent, and the guest does not run at the target");
+        look_again(until);
+    }
+    Ok(())
 }
 
 fn cancel(qmp: &mut Qmp) -> Result<()> {

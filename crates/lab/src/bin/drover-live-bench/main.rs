@@ -2,8 +2,8 @@
 //!
 //! Guests of `lab/guests/pulse.rs` under software emulation: the sizes asked for, with memory that was never touched (idle), filled
 //! once (once), or written to all along at a set rate (continuous). For each of them all ways are gone in turns, each with two
-//! new QEMUs whose memory is there beforehand. A way counts from the order to send until the source says that all is there (QEMU alone) or
-//! the guest runs at the target (drover); what drover does before it sends is in the column beside. The guest is heard from outside, a hundred times a
+//! new QEMUs whose memory is there beforehand. A way counts from the order to send until the guest runs at the target, by that QEMU's word;
+//! what drover does before it sends is in the column beside. The guest is heard from outside, a hundred times a
 //! second: it stood still between its last beat at the source and its first at the target. Then it proves all of its memory.
 //! QEMU alone is tuned as well as it can be by hand: no limit of its own to the rate, and the downtime that drover promises.
 //! "x direct" is the time beside that of QEMU alone: on loopback in the best of its ways without TLS, on the line in one connection with cubic; that is
@@ -12,6 +12,7 @@
 //! | variable | default | |
 //! |---|---|---|
 //! | `DROVER_LIVE_SIZES` | `256 1024` | MiB of the guests' memory, with blanks |
+//! | `DROVER_LIVE_GUESTS` | 1 | so many of that size together, with blanks; QEMU alone moves them all at once |
 //! | `DROVER_LIVE_MEMORY` | all | words of `idle once continuous` |
 //! | `DROVER_LIVE_WRITES` | 50 | MB/s that a continuous guest writes to |
 //! | `DROVER_LIVE_PLACES` | `here line` | this host's loopback; the long line, as root |
@@ -71,6 +72,8 @@ fn is_wanted(words: &str, name: &str) -> bool {
 struct Guest {
     name: String,
     options: PulseOptions,
+    /// So many of them.
+    number: usize,
 }
 
 /// Pages that an idle guest fills: it has to have some.
@@ -82,8 +85,12 @@ fn guests() -> Result<Vec<Guest>> {
     let sizes: String = variable("DROVER_LIVE_SIZES", "256 1024".to_string())?;
     let memory: String = variable("DROVER_LIVE_MEMORY", "idle once continuous".to_string())?;
     let writes: u32 = variable("DROVER_LIVE_WRITES", 50)?;
+    let numbers: String = variable("DROVER_LIVE_GUESTS", "1".to_string())?;
+    let numbers = numbers.split_whitespace().map(str::parse).collect::<Result<Vec<usize>, _>>()?;
     let mut guests = Vec::new();
-    for size in sizes.split_whitespace() {
+    for (number, size) in
+        numbers.iter().flat_map(|number| sizes.split_whitespace().map(move |size| (*number, size)))
+    {
         let memory_mib: u64 = size.parse()?;
         let pages = u32::try_from(memory_mib.saturating_sub(REST_MIB) << 8)?;
         let options = |pages, pages_per_beat| PulseOptions {
@@ -102,7 +109,8 @@ fn guests() -> Result<Vec<Guest>> {
                 }
                 other => anyhow::bail!("DROVER_LIVE_MEMORY: '{other}'"),
             };
-            guests.push(Guest { name: format!("{memory_mib} MiB, {words}"), options });
+            let times = if number > 1 { format!("{number} x ") } else { String::new() };
+            guests.push(Guest { name: format!("{times}{memory_mib} MiB, {words}"), options, number });
         }
     }
     Ok(guests)
@@ -132,7 +140,7 @@ fn table(guest: &Guest, place: Place, ways: Vec<Way>, rounds: usize, terms: &Ter
     }
     for round in 1..=rounds {
         for row in &mut rows {
-            match run(&row.way, &guest.options, terms, line, round as u64) {
+            match run(&row.way, (guest.number, &guest.options), terms, line, round as u64) {
                 Ok(run) => {
                     eprintln!("round {round}, {}: {:.2} s", row.way.name, run.seconds);
                     row.runs.push(run);
@@ -154,7 +162,7 @@ fn table(guest: &Guest, place: Place, ways: Vec<Way>, rounds: usize, terms: &Ter
         Place::Here => rows.iter().filter(|row| row.way.is_direct).filter_map(Row::seconds).reduce(f64::min),
         Place::Line => rows.iter().find(|row| row.way.is_direct).and_then(Row::seconds),
     };
-    rows.iter().for_each(|row| row.print(direct));
+    rows.iter().for_each(|row| row.print(direct, terms.downtime_ms));
     println!();
 }
 
@@ -163,7 +171,7 @@ impl Row {
         (!self.runs.is_empty()).then(|| spread(self.runs.iter().map(|run| run.seconds)).1)
     }
 
-    fn print(&self, direct: Option<f64>) {
+    fn print(&self, direct: Option<f64>, promised_ms: u64) {
         let of = |value: fn(&Run) -> f64| spread(self.runs.iter().map(value));
         let (low, seconds, high) = of(|run| run.seconds);
         let heard = ms_words(self.runs.iter().filter_map(|run| run.stood_still_ms).collect());
@@ -171,7 +179,7 @@ impl Row {
             ms_words(self.runs.iter().filter_map(|run| run.counted_ms.map(|ms| ms as f64)).collect());
         let beside = direct.map_or("-".into(), |direct| format!("{:.2}", seconds / direct));
         if self.runs.is_empty() {
-            println!("| {} | | | | | | | | | | {} |", self.way.name, self.notes().join("; "));
+            println!("| {} | | | | | | | | | | {} |", self.way.name, self.notes(promised_ms).join("; "));
             return;
         }
         println!(
@@ -181,18 +189,31 @@ impl Row {
             of(|run| run.bytes as f64 / f64::from(1 << 20)).1,
             of(|run| run.bytes as f64 * 8.0 / 1e9 / run.seconds.max(1e-6)).1,
             of(|run| run.cpu_s).1,
-            self.notes().join("; ")
+            self.notes(promised_ms).join("; ")
         );
     }
 
-    fn notes(&self) -> Vec<String> {
+    fn notes(&self, promised_ms: u64) -> Vec<String> {
         let all = self.runs.len() + self.failures.len();
         let late = self.runs.iter().filter(|run| !run.is_done).count();
         let late = (late > 0).then(|| format!("not done in {late} of {all} runs"));
         let failed =
             self.failures.last().map(|why| format!("failed in {} of {all} runs: {why}", self.failures.len()));
         let doubts: Vec<&str> = self.runs.iter().filter_map(|run| run.doubt.as_deref()).collect();
+        let foreseen: Vec<bool> = self.runs.iter().filter_map(Run::is_as_foreseen).collect();
+        let kept = self
+            .runs
+            .iter()
+            .filter(|run| run.stood_still_ms.is_some_and(|ms| ms <= promised_ms as f64))
+            .count();
+        let promise = (!foreseen.is_empty()).then(|| {
+            let right = foreseen.iter().filter(|is_right| **is_right).count();
+            format!(
+                "as long as foreseen, within a fifth, in {right} of {0}; promise kept in {kept} of {0}",
+                foreseen.len()
+            )
+        });
         let doubt = doubts.last().map(|why| format!("in doubt in {} of {all} runs: {why}", doubts.len()));
-        [late, failed, doubt].into_iter().flatten().collect()
+        [late, failed, promise, doubt].into_iter().flatten().collect()
     }
 }

@@ -29,21 +29,13 @@ fn drover(folder: &Path, host: &str) -> Drover {
 pub struct Agent(Child);
 
 impl Agent {
-    pub fn paired(ground: &Ground, folder: &Path) -> Result<Agent> {
+    pub fn paired(ground: &Ground, folder: &Path, guests: usize) -> Result<Agent> {
         let (here, there) = (drover(folder, "here"), drover(folder, "there"));
         let listen = SocketAddr::from((ground.far_address(), 0)).to_string();
-        let allowed = format!("unix:{}/*", folder.join("b").display());
-        let mut command = there.command(&[
-            "agent",
-            "run",
-            "--json",
-            "--listen",
-            &listen,
-            "--name",
-            "west",
-            "--allow-connect",
-            &allowed,
-        ]);
+        let place = |number| format!("unix:{}/*", folder.join(format!("b{number}")).display());
+        let allowed = (0..guests).flat_map(|number| ["--allow-connect".to_string(), place(number)]);
+        let mut command = there.command(&["agent", "run", "--json", "--listen", &listen, "--name", "west"]);
+        command.args(allowed);
         let agent = ground.far(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
         let mut agent = Agent(agent);
         let mut said = BufReader::new(agent.0.stdout.take().context("the agent's output")?);
@@ -77,23 +69,33 @@ impl Drop for Agent {
     }
 }
 
-/// Moves a guest.
+/// Moves guests: one, or several as drover decides.
 pub fn live(
-    source: &Pulse,
-    target: &Pulse,
+    pairs: &[(Pulse, Pulse)],
     ground: &Ground,
     folder: &Path,
     is_linked: bool,
     terms: &Terms,
 ) -> Result<Told> {
     let mut command = drover(folder, "here").command(&["live", "--json"]);
-    command.arg(source.monitor()).arg("--to").arg(target.monitor());
-    match is_linked {
-        true => command.args(["--via", "site-b"]),
-        false => command.args(["--uri", &format!("tcp:{}:0", ground.far_address())]),
+    let (key, value) = match is_linked {
+        true => ("via", "site-b".to_string()),
+        false => ("uri", format!("tcp:{}:0", ground.far_address())),
     };
-    command.args(["--downtime", &format!("{}ms", terms.downtime_ms)]);
-    command.args(["--deadline", &format!("{}s", terms.limit_s)]);
+    let (downtime, deadline) = (format!("{}ms", terms.downtime_ms), format!("{}s", terms.limit_s));
+    if let [(source, target)] = pairs {
+        command.arg(source.monitor()).arg("--to").arg(target.monitor());
+        command.args([&format!("--{key}"), &value, "--downtime", &downtime, "--deadline", &deadline]);
+    } else {
+        let mut moves = format!("{key}: '{value}'\ndowntime: {downtime}\ndeadline: {deadline}\nmoves:\n");
+        for (source, target) in pairs {
+            let (from, to) = (source.monitor(), target.monitor());
+            moves.push_str(&format!("  - {{from: '{}', to: '{}'}}\n", from.display(), to.display()));
+        }
+        let file = folder.join("moves.yaml");
+        std::fs::write(&file, moves)?;
+        command.arg("--moves").arg(file);
+    }
     if let Some(folder) = std::env::var_os("DROVER_LIVE_REPORTS") {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         command.arg("--report").arg(Path::new(&folder).join(format!("live-{}.json", since.as_millis())));
@@ -108,6 +110,23 @@ pub fn live(
     let events: Vec<Value> =
         std::fs::read_to_string(&out)?.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let named = |name: &str| events.iter().rev().find(|event| event["event"] == name);
+    if let (Some(ended), Some(begins)) =
+        (named("ended"), events.iter().find(|event| event["event"] == "begins"))
+    {
+        ensure!(ended["moved"] == pairs.len(), "drover ended with {status}: {ended}");
+        // What each looks at before it sends is in it.
+        let began_s = begins["at_s"].as_f64().context("at_s")?;
+        let moved = events.iter().filter(|event| event["event"] == "moved");
+        return Ok(Told {
+            seconds: ended["total_s"].as_f64().context("total_s")? - began_s,
+            before_s: began_s,
+            bytes: moved.clone().filter_map(|event| event["sent_bytes"].as_u64()).sum(),
+            counted_ms: moved.filter_map(|event| event["downtime_ms_by_qemu"].as_u64()).max(),
+            is_done: true,
+            cpu_s: used,
+            foreseen_s: ended["total_s_foreseen"].as_f64(),
+        });
+    }
     if let Some(moved) = named("moved") {
         let seconds = moved["total_s"].as_f64().context("total_s")?;
         return Ok(Told {
@@ -117,6 +136,7 @@ pub fn live(
             counted_ms: moved["downtime_ms_by_qemu"].as_u64(),
             is_done: true,
             cpu_s: used,
+            foreseen_s: moved["total_s_foreseen"].as_f64(),
         });
     }
     let said = std::fs::read_to_string(&err)?;
@@ -131,6 +151,7 @@ pub fn live(
             counted_ms: None,
             is_done: false,
             cpu_s: used,
+            foreseen_s: None,
         }),
         _ => bail!("drover ended with {status}: {why}"),
     }

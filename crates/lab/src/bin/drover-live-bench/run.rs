@@ -40,6 +40,23 @@ pub struct Told {
     pub is_done: bool,
     /// Of programs beside both QEMUs.
     pub cpu_s: f64,
+    /// Seconds that were foreseen once the line was known, by who foresees.
+    pub foreseen_s: Option<f64>,
+}
+
+impl Told {
+    /// Of both, at the same time.
+    pub fn beside(self, other: &Told) -> Told {
+        Told {
+            seconds: self.seconds.max(other.seconds),
+            before_s: self.before_s.max(other.before_s),
+            bytes: self.bytes + other.bytes,
+            counted_ms: self.counted_ms.max(other.counted_ms),
+            is_done: self.is_done && other.is_done,
+            cpu_s: self.cpu_s + other.cpu_s,
+            foreseen_s: None,
+        }
+    }
 }
 
 /// What came out.
@@ -48,24 +65,42 @@ pub struct Run {
     /// What was done before anything was sent.
     pub before_s: f64,
     pub bytes: u64,
-    /// Between two beats, from outside; nothing for a guest that did not move.
+    /// Between two beats, from outside, of the guest that stood longest; nothing where one did not move.
     pub stood_still_ms: Option<f64>,
     /// By QEMU's own count.
     pub counted_ms: Option<u64>,
     pub is_done: bool,
     /// Processor time of both QEMUs, drover and its agent, from before to after.
     pub cpu_s: f64,
+    /// Seconds that were foreseen once the line was known, by who foresees.
+    pub foreseen_s: Option<f64>,
     pub doubt: Option<String>,
 }
+
+impl Run {
+    /// Whether it took as long as was foreseen, within a fifth of that.
+    pub fn is_as_foreseen(&self) -> Option<bool> {
+        self.foreseen_s.map(|foreseen| (self.seconds - foreseen).abs() <= foreseen * FORESEEN_SHARE)
+    }
+}
+
+/// By which a move may miss what was foreseen.
+const FORESEEN_SHARE: f64 = 0.2;
 
 /// Beats after which a guest is taken to run.
 const BEATS: usize = 20;
 
-/// Moves a guest, and has it prove its memory.
-pub fn run(way: &Way, options: &PulseOptions, terms: &Terms, line: &Line, seed: u64) -> Result<Run> {
+/// Moves so many guests, and has them prove their memory.
+pub fn run(
+    way: &Way,
+    (guests, options): (usize, &PulseOptions),
+    terms: &Terms,
+    line: &Line,
+    seed: u64,
+) -> Result<Run> {
     // Paths of sockets must be short, whatever the workspace's is.
     let folder = std::env::temp_dir().join(format!("drover-live-bench-{}", std::process::id()));
-    let done = run_in(&folder, way, options, terms, line, seed);
+    let done = run_in(&folder, way, (guests, options), terms, line, seed);
     // It is in the folder for temporary files.
     let _ = std::fs::remove_dir_all(&folder);
     done
@@ -74,39 +109,48 @@ pub fn run(way: &Way, options: &PulseOptions, terms: &Terms, line: &Line, seed: 
 fn run_in(
     folder: &Path,
     way: &Way,
-    options: &PulseOptions,
+    (guests, options): (usize, &PulseOptions),
     terms: &Terms,
     line: &Line,
     seed: u64,
 ) -> Result<Run> {
     let ground = Ground::lay(way, line, seed)?;
-    let mut source = ground.source(&folder.join("a"), options)?;
-    let mut target = ground.target(&folder.join("b"), options)?;
-    source.beat(BEATS)?;
+    let start = |number| {
+        let source = ground.source(&folder.join(format!("a{number}")), options)?;
+        Ok((source, ground.target(&folder.join(format!("b{number}")), options)?))
+    };
+    let mut pairs = (0..guests).map(start).collect::<Result<Vec<(Pulse, Pulse)>>>()?;
+    pairs.iter().try_for_each(|(source, _)| source.beat(BEATS).map(drop))?;
     let agent = match way.by {
-        By::Link => Some(Agent::paired(&ground, folder)?),
+        By::Link => Some(Agent::paired(&ground, folder, guests)?),
         By::Qemu { .. } | By::Drover => None,
     };
-    let cpu = |source: &Pulse, target: &Pulse| {
+    let cpu = |pairs: &[(Pulse, Pulse)]| {
         let agent = agent.as_ref().map_or(0.0, |agent| cpu_s(agent.pid()));
-        cpu_s(source.pid()) + cpu_s(target.pid()) + agent
+        agent + pairs.iter().map(|(source, target)| cpu_s(source.pid()) + cpu_s(target.pid())).sum::<f64>()
     };
-    let before = cpu(&source, &target);
+    let before = cpu(&pairs);
     let told = match way.by {
         By::Qemu { channels, tls } => {
             let tls = tls.then(|| folder.join("tls"));
-            alone::migrate(&source, &target, &ground, channels, tls.as_deref(), terms)
+            alone::migrate(&pairs, &ground, channels, tls.as_deref(), terms)
         }
-        By::Drover | By::Link => ours::live(&source, &target, &ground, folder, agent.is_some(), terms),
+        By::Drover | By::Link => ours::live(&pairs, &ground, folder, agent.is_some(), terms),
     }?;
-    let cpu_s = cpu(&source, &target) - before + told.cpu_s;
-    let stood_still_ms = if told.is_done { Some(heard(&source, &mut target)?) } else { None };
-    source.kill();
-    target.kill();
+    let cpu_s = cpu(&pairs) - before + told.cpu_s;
+    let mut stood_still_ms: Option<f64> = None;
+    for (source, target) in pairs.iter_mut().filter(|_| told.is_done) {
+        let one = heard(source, target)?;
+        stood_still_ms = Some(stood_still_ms.map_or(one, |most| most.max(one)));
+    }
+    for (mut source, mut target) in pairs {
+        source.kill();
+        target.kill();
+    }
     drop(agent);
     let doubt = ground.leave()?;
-    let Told { seconds, before_s, bytes, counted_ms, is_done, .. } = told;
-    Ok(Run { seconds, before_s, bytes, stood_still_ms, counted_ms, is_done, cpu_s, doubt })
+    let Told { seconds, before_s, bytes, counted_ms, is_done, foreseen_s, .. } = told;
+    Ok(Run { seconds, before_s, bytes, stood_still_ms, counted_ms, is_done, cpu_s, foreseen_s, doubt })
 }
 
 /// Milliseconds between the last beat at the source and the first at the target; fails where the guest is not what it was.

@@ -4,7 +4,7 @@
 //! arrived at the other end's program, from the start of the sender until the receiver has them; a program that is not done after
 //! one and a half times what the bare line would take is stopped, and what the line carried for it is told with "at most", because it may hold bytes sent twice.
 //! Beside it stands the rate without the first second, in which streams and buffers grow.
-//! One that has not brought a quarter of the line's rate in its first three seconds is stopped then.
+//! One that has not brought a quarter of the line's rate three seconds after it began to send is stopped then.
 //! A run that fails or does not end is told in its row, and the next one begins; what programs said is in `wan-told` beside the bytes. The link of a pair is
 //! there before the time begins.
 //! The congestion control told is what the sending sockets had in the middle of the run.

@@ -27,7 +27,9 @@ const FIRST: Duration = Duration::from_secs(1);
 /// When the sockets are looked at.
 const MIDDLE: Duration = Duration::from_secs(2);
 
-/// A program that has not brought this share of the line's rate after that time is not waited for.
+/// Who has brought more than this to the line does no longer shake hands only.
+const BEGINNING_BYTES: f64 = 262_144.0;
+/// A program that has not brought this share of the line's rate that long after it began to send is not waited for.
 const HOPE: (f64, Duration) = (0.25, Duration::from_secs(3));
 
 /// What came out.
@@ -68,6 +70,8 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
     let mut client = spawn(&wan.near, &tool.client, &wan, File::create(&output)?.into())?;
     let mut congestion = String::new();
     let mut first = None;
+    // Shaking hands sixteen times takes seconds on such a line, and is no sign of what comes after.
+    let mut sends_since: Option<Instant> = None;
     let mut is_over = false;
     // iperf3 ends by itself, and tells only then.
     let mut is_judged = tool.is_sparing || matches!(tool.goodput, Goodput::Iperf);
@@ -88,7 +92,10 @@ pub fn measure(tool: &Tool, spec: &WanSpec, limit: Duration) -> Result<Run> {
         if congestion.is_empty() && begun.elapsed() > MIDDLE.min(limit / 3) {
             congestion = sockets(&wan.near)?;
         }
-        if !is_judged && begun.elapsed() > HOPE.1 {
+        if sends_since.is_none() && carried(&wan)? - before > BEGINNING_BYTES {
+            sends_since = Some(Instant::now());
+        }
+        if !is_judged && sends_since.is_some_and(|since| since.elapsed() > HOPE.1) {
             is_judged = true;
             if is_hopeless(&wan, spec, begun.elapsed())? {
                 deadline = Duration::ZERO;

@@ -66,8 +66,8 @@ pub fn all(ground: &Ground, file: &Path, bytes: u64, has_more: bool) -> Result<V
     let name = file.display().to_string();
     let streams = if has_more { &[1, 5, 16, 48][..] } else { &[1, 16] };
     let mut tools: Vec<Tool> = streams.iter().map(|streams| iperf(*streams, ground.seconds)).collect();
-    let tuned = format!("nbdcopy --flush -C 16 -T 16 -R 16 --request-size=1048576 {name} nbd://{{far}}");
-    tools.push(nbd("nbdcopy -C16 -R16 1 MiB", "nbdcopy", &tuned, bytes));
+    let tuned = format!("nbdcopy --flush -C 4 -T 4 -R 32 --request-size=1048576 {name} nbd://{{far}}");
+    tools.push(nbd("nbdcopy -C4 -R32 1 MiB", "nbdcopy", &tuned, bytes));
     let convert = |options: &str| format!("qemu-img convert -n {options} -f raw -O raw {name} nbd://{{far}}");
     let socat = |options: &str| format!("socat -u {options} OPEN:{name} TCP:{{far}}:{PORT}");
     if has_more {
