@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use drover_agent::{Home, Hypervisor, Refusal};
 use drover_disk::DiskErrorKind;
-use drover_qemu::{QemuError, QemuErrorKind, RunOptions, Validation, VmFolder};
+use drover_qemu::{ImageFormat, MachineSpec, QemuError, QemuErrorKind, RunOptions, Validation, VmFolder};
 
 use crate::machine::spec_of;
 
@@ -15,13 +15,21 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 /// QEMU and libvirt on this host.
 pub struct Qemu;
 
+/// The machine of a peer. What its images hold is the peer's, down to the first byte: whatever they are called, QEMU never takes them for a
+/// format whose head could name files of this host.
+fn spec(home: &Home<'_>) -> Result<MachineSpec, QemuError> {
+    let mut spec = spec_of(home, None)?;
+    spec.disks.iter_mut().for_each(|disk| disk.format = ImageFormat::Raw);
+    Ok(spec)
+}
+
 impl Hypervisor for Qemu {
     fn check(&self, home: &Home<'_>) -> Result<(), Refusal> {
-        spec_of(home, None).and_then(|spec| spec.check()).map_err(refusal)
+        spec(home).and_then(|spec| spec.check()).map_err(refusal)
     }
 
     fn define(&self, home: &Home<'_>) -> Result<(String, Option<String>), Refusal> {
-        let spec = spec_of(home, None).map_err(refusal)?;
+        let spec = spec(home).map_err(refusal)?;
         let made = drover_qemu::write_definition(&spec).map_err(refusal)?;
         let schema = match made.validation {
             Validation::Valid => "valid by libvirt's schema".to_string(),
@@ -63,7 +71,7 @@ impl Hypervisor for Qemu {
     }
 
     fn start(&self, home: &Home<'_>) -> Result<String, Refusal> {
-        let spec = spec_of(home, None).map_err(refusal)?;
+        let spec = spec(home).map_err(refusal)?;
         let running = drover_qemu::start(&spec, &RunOptions::default()).map_err(refusal)?;
         let notes: String = running.notes.iter().map(|note| format!("; {note}")).collect();
         Ok(format!("process {}, serial line in {}{notes}", running.pid, running.serial_log().display()))
@@ -91,4 +99,26 @@ fn refusal(error: QemuError) -> Refusal {
     };
     let advice = error.advice().map(|advice| format!(" ({advice})")).unwrap_or_default();
     Refusal::new(kind, format!("{}{advice}", error.chain()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::PathBuf;
+
+    use drover_agent::machine::Machine;
+
+    use super::*;
+
+    #[test]
+    fn an_image_of_a_peer_is_raw_whatever_it_is_called() {
+        let machine = r#"{"name": "web", "firmware": "bios", "cpus": 1, "cores_per_socket": 1, "memory_mib": 64, "local_time": false,
+            "disks": [{"disk": "vms/web.qcow2", "bus": "virtio", "capacity_bytes": 1048576}], "nics": [], "accelerator": "tcg"}"#;
+        let machine: Machine = serde_json::from_str(machine).unwrap();
+        let images = vec![PathBuf::from("/vms/web.qcow2")];
+        let home = Home { folder: PathBuf::from("/vms/web"), images, machine: &machine };
+        let spec = spec(&home).unwrap();
+        assert!(spec.disks.iter().all(|disk| disk.format == ImageFormat::Raw), "{spec:?}");
+        assert_eq!(spec.disks.len(), 1);
+    }
 }
