@@ -5,7 +5,7 @@
 
 use std::fs::DirBuilder;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +73,13 @@ fn check_folder(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, text))
 }
 
+/// Whether a socket lies there at which nobody listens. Of a file that is no socket the kernel says the same.
+fn is_abandoned(path: &Path) -> bool {
+    let is_socket = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
+    let refused = || UnixStream::connect(path).err().map(|error| error.kind());
+    is_socket && refused() == Some(ErrorKind::ConnectionRefused)
+}
+
 /// Control sockets of relays that live, by their paths. Those that killed relays left are removed.
 ///
 /// # Errors
@@ -89,10 +96,10 @@ pub fn living(folder: &Path) -> io::Result<Vec<PathBuf>> {
         if !(name.starts_with("relay-") && name.ends_with(".sock")) {
             continue;
         }
-        match UnixStream::connect(&path) {
+        match is_abandoned(&path) {
             // Another who cleans up may have been faster.
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => drop(std::fs::remove_file(&path)),
-            _ => living.push(path),
+            true => drop(std::fs::remove_file(&path)),
+            false => living.push(path),
         }
     }
     living.sort();
@@ -111,9 +118,7 @@ impl ControlServer {
             }
             check_folder(folder)?;
         }
-        if let Err(error) = UnixStream::connect(path)
-            && error.kind() == ErrorKind::ConnectionRefused
-        {
+        if is_abandoned(path) {
             std::fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;

@@ -130,10 +130,10 @@ fn a_storm_of_connections_is_taken_in_and_all_are_served() {
     let streams = accepting(target);
     std::thread::spawn(move || streams.iter().for_each(echo));
     let address = relay.addresses()[0];
-    let clients: Vec<_> = (0..8)
+    let clients: Vec<_> = (0..50)
         .map(|thread| {
             std::thread::spawn(move || {
-                for round in 0..125_u64 {
+                for round in 0..100_u64 {
                     let mut near = TcpStream::connect(address).unwrap();
                     near.set_read_timeout(Some(common::PATIENCE)).unwrap();
                     let content = noise(thread * 1000 + round, 100);
@@ -145,8 +145,8 @@ fn a_storm_of_connections_is_taken_in_and_all_are_served() {
         })
         .collect();
     clients.into_iter().for_each(|it| it.join().unwrap());
-    let told = wait_for(&relay, "the end of all", |it| it.totals.closed == 1000);
-    assert_eq!((told.totals.accepted, told.totals.up_bytes, told.live), (1000, 100_000, 0));
+    let told = wait_for(&relay, "the end of all", |it| it.totals.closed == 5000);
+    assert_eq!((told.totals.accepted, told.totals.up_bytes, told.live), (5000, 500_000, 0));
 }
 
 fn is_full(told: &ConnectionStats) -> bool {

@@ -26,7 +26,7 @@ mod unix;
 pub use congestion::{BBR, available_congestion, best_congestion, congestion, set_congestion};
 pub use info::{Info, State, info};
 pub use options::{
-    Keepalive, Limits, end_on_close, keep_urgent_in_line, not_sent_low_water, receive_low_water,
+    Keepalive, Limits, end_on_close, keep_urgent_in_line, not_sent_low_water, peer_user, receive_low_water,
     reset_on_close, set_dead_peer_timeout, set_keepalive, set_not_sent_low_water, set_pacing_rate_max,
     set_receive_buffer, set_receive_low_water, set_send_buffer, unacknowledged,
 };

@@ -164,6 +164,20 @@ pub fn end_on_close(socket: impl AsFd) -> Result<()> {
     Ok(sockopt::set_socket_linger(socket, None)?)
 }
 
+/// The user whose process made the other end of a unix socket, or listened there.
+///
+/// # Errors
+/// Those of getsockopt.
+pub fn peer_user(socket: impl AsFd) -> Result<u32> {
+    // `struct ucred`: process, user, group. The process may be 0, of another namespace.
+    let mut bytes = [0; size_of::<libc::ucred>()];
+    let length = sys::get(socket.as_fd(), Name::new(libc::SOL_SOCKET, libc::SO_PEERCRED), &mut bytes)?;
+    match bytes.get(4..8).filter(|_| length >= 8) {
+        Some(user) => Ok(u32::from_ne_bytes([user[0], user[1], user[2], user[3]])),
+        None => Err(std::io::Error::other(format!("credentials of {length} bytes"))),
+    }
+}
+
 /// Bytes written to the socket that the peer has not acknowledged.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::net::SocketAddrUnix;
+use rustix::process::geteuid;
 
 use super::script::{Catch, NUMBER_MAX, TABLE_PREFIX, mark, number_of, table_name};
 
@@ -107,8 +108,17 @@ impl Lease {
 
 /// Whether a relay with this number lives in this network namespace.
 fn is_alive(number: u32) -> bool {
-    // Whatever else fails, it is no proof that nobody is there: so many may have asked that no more fit in.
-    connect_at_once(number).err().map(|error| error.kind()) != Some(ErrorKind::ConnectionRefused)
+    match connect_at_once(number) {
+        // A name of this kind anybody can take: what root's relay left is not kept by another user's process.
+        Ok(socket) => drover_tcp::peer_user(&socket).is_ok_and(is_trusted),
+        // Whatever else fails, it is no proof that nobody is there: so many may have asked that no more fit in.
+        Err(error) => error.kind() != ErrorKind::ConnectionRefused,
+    }
+}
+
+/// Whether a relay of this user counts here.
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == geteuid().as_raw()
 }
 
 /// Connects, and waits for nobody: a lease accepts none of those who ask.
@@ -155,7 +165,8 @@ impl Rules {
         }
         let table = table_name(self.catch.number);
         let nft = run("nft", &["delete", "table", "inet", &table], "").map(drop);
-        let routes = self.catch.ip_undo().into_iter().map(|args| ip(&args).map(drop));
+        // By what is removed last `clean` finds the rest of it.
+        let routes = self.catch.ip_undo().into_iter().rev().map(|args| ip(&args).map(drop));
         std::iter::once(nft).chain(routes.collect::<Vec<_>>()).fold(Ok(()), Result::and)
     }
 }
@@ -184,9 +195,9 @@ pub fn clean() -> Result<Vec<String>, ApplyError> {
         let Ok(listed) = run("ip", &[family, "rule", "show"], "") else { continue };
         for number in rules(&listed).filter(|number| !is_alive(*number)) {
             let (fwmark, table) = (format!("{:#x}", mark(number)), mark(number).to_string());
-            run("ip", &[family, "rule", "del", "fwmark", &fwmark, "lookup", &table], "")?;
             // Empty if the relay was killed between its steps.
             let _ = run("ip", &[family, "route", "flush", "table", &table], "");
+            run("ip", &[family, "rule", "del", "fwmark", &fwmark, "lookup", &table], "")?;
             removed.push(format!("ip {family} rule fwmark {fwmark} and routing table {table}"));
         }
     }
