@@ -213,9 +213,11 @@ fn first_of(
     Err(all_of(&errors))
 }
 
-/// One error of those of all pairs of addresses. That a peer is not trusted, or does not trust us, counts most.
+/// One error of those of all pairs of addresses. That a peer is not trusted, or does not trust us, is the last word if all say so:
+/// somebody else may be at one address, while the peer at another is about to come back.
 fn all_of(errors: &[(Pair, LinkError)]) -> LinkError {
-    let is_refused = errors.iter().any(|(_, error)| error.kind == LinkErrorKind::Refused);
+    let is_refused =
+        !errors.is_empty() && errors.iter().all(|(_, error)| error.kind == LinkErrorKind::Refused);
     if let ([(_, error)], true) = (errors, is_refused) {
         return error.clone();
     }
