@@ -363,23 +363,16 @@ fn cancelling_removes_what_was_made_there_and_only_that() {
     // Records may be of the other, which was off before: a guest that is still on its way down would end it after all.
     let is_off = || far.stage.sim.vm("one").unwrap()["power"] == "poweredOff";
     wait_until("the guest is off", PATIENCE, is_off);
+    // Killed between its last block and that word, the image is nobody's by its journal, and stays.
+    let is_done = |vm: &Value| vm["name"] == "two" && vm["state"] == "done";
+    let two_is_done = || far.stage.report("far")["vms"].as_array().unwrap().iter().any(is_done);
+    wait_until("the small one is there", PATIENCE, two_is_done);
     started.kill();
-    let done: Vec<String> = far.stage.report("far")["vms"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|vm| vm["state"] == "done")
-        .map(|vm| vm["name"].as_str().unwrap().to_string())
-        .collect();
     succeeds(&far.stage.run(&["cancel", "far"]));
     let in_one: Vec<_> =
         std::fs::read_dir(far.in_pool("one")).unwrap().map(|it| it.unwrap().file_name()).collect();
     assert_eq!(in_one, ["notes"]);
-    assert_eq!(
-        far.in_pool("two").exists(),
-        done.contains(&"two".to_string()),
-        "what has arrived stays, no more"
-    );
+    assert!(far.in_pool("two").exists(), "what has arrived stays");
     assert!(far.in_pool("other.raw").exists());
     assert_eq!(far.stage.sim.vm("one").unwrap()["power"], "poweredOn", "it was switched on again");
     assert_eq!(far.stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len), 0);

@@ -192,6 +192,9 @@ pub struct Told {
     /// A command that starts it on its host.
     #[serde(default)]
     pub start_with: Option<String>,
+    /// The number of the last order about it, whoever gave it.
+    #[serde(default)]
+    pub number: u64,
 }
 
 /// Whose definition there is.

@@ -152,6 +152,9 @@ pub struct Stat {
     /// Bytes that it takes of its file system, if that is known.
     #[serde(default)]
     pub allocated: Option<u64>,
+    /// The highest epoch that wrote it: a new run has a higher one, whatever its clock says.
+    #[serde(default)]
+    pub epoch: u64,
 }
 
 /// A disk that is open.

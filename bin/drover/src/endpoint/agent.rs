@@ -119,7 +119,8 @@ impl Wanted<'_> {
             // What it says of the bytes that were there is not true any more.
             remove_if_there(journal)?;
         }
-        let disk = self.open_as(how, 0)?;
+        // Higher than what a host whose clock is ahead, or was, has left there.
+        let disk = self.open_as(how, stat.epoch)?;
         let tag = self.tag(&disk.opened().tag);
         Ok(self.end(disk, &tag, journal))
     }
@@ -146,11 +147,12 @@ impl Wanted<'_> {
         if journal.is_some_and(Path::exists) {
             return Ok(None);
         }
-        if self.args.force {
-            return self.open_as(How::Force, 0).map(Some);
-        }
-        match self.try_open_as(How::New, 0) {
+        let how = if self.args.force { How::Force } else { How::New };
+        match self.try_open_as(how, 0) {
             Ok(disk) => Ok(Some(disk)),
+            Err(error) if self.args.force && error.kind != DiskErrorKind::Denied => {
+                Err(self.not_opened(&error))
+            }
             Err(error) if matches!(error.kind, DiskErrorKind::Failed | DiskErrorKind::Transient) => {
                 Err(self.not_opened(&error))
             }

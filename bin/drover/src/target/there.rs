@@ -1,6 +1,6 @@
 //! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -42,6 +42,8 @@ pub struct There {
     options: AgentOptions,
     open: Arc<Mutex<Vec<Weak<AgentDisk>>>>,
     number: AtomicU64,
+    /// Folders of VMs whose last order is known.
+    known: Mutex<HashSet<PathBuf>>,
     /// By VM, the order after which it may be started.
     ready: Mutex<HashMap<String, u64>>,
 }
@@ -58,6 +60,7 @@ impl There {
             options: options(&about.limits),
             open,
             number: AtomicU64::new(0),
+            known: Mutex::default(),
             ready: Mutex::default(),
         })
     }
@@ -106,8 +109,16 @@ impl There {
         Order { folder: site_name(&vm.folder), owner, number, what }
     }
 
-    /// A number higher than those of all orders before, also those of earlier processes.
-    fn next_number(&self) -> u64 {
+    /// A number higher than those of all orders before, also those of earlier processes, whose clock may have been ahead.
+    fn next_number(&self, vm: &PlannedVm) -> u64 {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains(&vm.folder)
+            && let Ok(told) = self.site.order(&self.order_of(vm, What::Look, 0))
+        {
+            self.number.fetch_max(told.number, SeqCst);
+            known.insert(vm.folder.clone());
+        }
+        drop(known);
         let now = drover_mover::new_epoch(0);
         let before = self.number.fetch_update(SeqCst, SeqCst, |last| Some(now.max(last + 1)));
         now.max(before.unwrap_or_default() + 1)
@@ -117,7 +128,7 @@ impl There {
     fn insist(&self, vm: &PlannedVm, what: &What) -> Result<Told, ProviderError> {
         let until = Instant::now() + ORDER_WITHIN;
         loop {
-            let order = self.order_of(vm, what.clone(), self.next_number());
+            let order = self.order_of(vm, what.clone(), self.next_number(vm));
             match self.site.order(&order) {
                 Err(refusal) if refusal.kind == DiskErrorKind::Transient && self.may_wait(until) => {
                     std::thread::sleep(ORDER_PAUSE);
@@ -157,8 +168,8 @@ impl There {
         let stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
         match (self.recorded(disk, &stat), stat.size) {
             (Some(found), Some(there)) if there == size => Ok((How::Resume, found.epoch)),
-            (Some(found), _) => Ok((How::Force, found.epoch)),
-            (None, _) if stat.holds_nothing => Ok((How::New, 0)),
+            (Some(found), _) => Ok((How::Force, found.epoch.max(stat.epoch))),
+            (None, _) if stat.holds_nothing => Ok((How::New, stat.epoch)),
             (None, there) => {
                 let place = vm.place_of(disk);
                 let bytes = there.unwrap_or_default();
@@ -329,7 +340,7 @@ impl TargetProvider for There {
     }
 
     fn make_ready(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let number = self.next_number();
+        let number = self.next_number(vm);
         let order = self.order_of(vm, What::Ready, number);
         self.site.order(&order).map_err(|refusal| self.refused(refusal))?;
         self.ready().insert(vm.vm.id.clone(), number);
@@ -339,7 +350,7 @@ impl TargetProvider for There {
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
         let after = self.ready().remove(&vm.vm.id).unwrap_or_default();
         let what = What::Start { machine: self.machine(vm), after };
-        let order = self.order_of(vm, what, self.next_number());
+        let order = self.order_of(vm, what, self.next_number(vm));
         match self.site.order(&order) {
             Ok(told) => Ok(format!("started at {}: {}", self.name(), told.words)),
             // No answer came, which tells nothing. After this look, though, it starts no more.

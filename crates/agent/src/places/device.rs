@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
 
 use drover_disk::device::{DeviceNumber, content_on, device_identity, device_usage, signatures_on};
 use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
@@ -40,7 +39,7 @@ pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
     }
     let disk = FileDisk::open_target(path, OpenTarget { size: writer.size, create: false, resume: true })?;
     let opened = told(&disk, tag(path)?, generation::of_device());
-    Ok(Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new() })
+    Ok(Held::new(disk, opened))
 }
 
 fn check_blank(path: &Path) -> Result<(), Refusal> {
@@ -66,5 +65,6 @@ fn held_by(path: &Path) -> Result<Option<String>, Refusal> {
 
 pub(super) fn stat(path: &Path) -> Result<Stat, Refusal> {
     let size = FileDisk::open_source(path)?.size();
-    Ok(Stat { size: Some(size), tag: tag(path)?, holds_nothing: held_by(path)?.is_none(), allocated: None })
+    let holds_nothing = held_by(path)?.is_none();
+    Ok(Stat { size: Some(size), tag: tag(path)?, holds_nothing, allocated: None, epoch: 0 })
 }

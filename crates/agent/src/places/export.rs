@@ -1,7 +1,5 @@
 //! NBD exports that the agent can reach.
 
-use std::sync::Arc;
-
 use drover_disk::{Disk, DiskErrorKind};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 
@@ -13,7 +11,7 @@ use crate::serve::Held;
 pub(super) fn read(uri: &NbdUri) -> Result<Held, Refusal> {
     let disk = NbdDisk::open_source(uri, NbdOptions::default())?;
     let opened = told(&disk, uri.place(), generation::once());
-    Ok(Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new() })
+    Ok(Held::new(disk, opened))
 }
 
 /// What is in an export is its server's affair: it is overwritten, whatever `how` says. The server may have been
@@ -26,10 +24,10 @@ pub(super) fn write(uri: &NbdUri, writer: &Writer) -> Result<Held, Refusal> {
         return Err(Refusal::new(DiskErrorKind::Denied, why));
     }
     let opened = told(&disk, uri.place(), generation::once());
-    Ok(Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new() })
+    Ok(Held::new(disk, opened))
 }
 
 pub(super) fn stat(uri: &NbdUri) -> Result<Stat, Refusal> {
     let disk = NbdDisk::open_source(uri, NbdOptions::default())?;
-    Ok(Stat { size: Some(disk.size()), tag: uri.place(), holds_nothing: true, allocated: None })
+    Ok(Stat { size: Some(disk.size()), tag: uri.place(), holds_nothing: true, allocated: None, epoch: 0 })
 }

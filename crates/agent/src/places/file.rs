@@ -3,7 +3,6 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use drover_disk::{DiskErrorKind, FileDisk, OpenTarget};
 
@@ -19,7 +18,7 @@ pub(super) fn read(path: &Path) -> Result<Held, Refusal> {
     // Past the page cache, where that works: who reads a copy back wants to know what is on the disk.
     let disk = FileDisk::open_for_verify(path)?;
     let opened = told(&disk, tag(path)?, generation::of_file(path)?);
-    Ok(Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new() })
+    Ok(Held::new(disk, opened))
 }
 
 pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
@@ -48,7 +47,7 @@ pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
             path.display()
         ));
     }
-    Ok(Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new() })
+    Ok(Held::new(disk, opened))
 }
 
 pub(super) fn stat(path: &Path) -> Result<Stat, Refusal> {
@@ -58,9 +57,10 @@ pub(super) fn stat(path: &Path) -> Result<Stat, Refusal> {
             tag: generation::tag_of(&meta),
             holds_nothing: holds_nothing(path, &meta),
             allocated: Some(meta.blocks() * 512),
+            epoch: 0,
         }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Ok(Stat { size: None, tag: String::new(), holds_nothing: true, allocated: None })
+            Ok(Stat { size: None, tag: String::new(), holds_nothing: true, allocated: None, epoch: 0 })
         }
         Err(error) => Err(Refusal::new(DiskErrorKind::of(&error), format!("{}: {error}", path.display()))),
     }

@@ -14,14 +14,15 @@ mod file;
 mod generation;
 mod known;
 mod leaves;
+mod losses;
 mod name;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use drover_disk::fence::{Gate, GateError, fence_path};
-use drover_disk::{Disk, DiskErrorKind};
+use drover_disk::fence::{Gate, GateError, fence_path, highest_in};
+use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
 use drover_nbd::NbdUri;
 
 use crate::error::{Refusal, chain};
@@ -32,6 +33,7 @@ pub use name::PlaceName;
 
 pub use known::ENTRIES_MAX;
 use known::{ImageBlocks, PoolIndex};
+use losses::Losses;
 
 /// What an agent serves.
 #[derive(Default)]
@@ -134,6 +136,9 @@ impl Places {
         if stat.size.is_some() && stat.tag != tag {
             return Ok(());
         }
+        // A guest that somebody else started from it holds it.
+        let open = |size| FileDisk::open_target(&path, OpenTarget { size, create: false, resume: true });
+        let _image = stat.size.map(open).transpose()?;
         for file in [path.clone(), leaves::leaves_path(&path), fence_path(&path)] {
             match std::fs::remove_file(&file) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -192,7 +197,7 @@ impl Places {
         let Ok(PlaceName::File { pool, .. }) = PlaceName::parse(disk) else { return held };
         let Some(folder) = self.pools.get(pool).filter(|_| self.keep_leaves) else { return held };
         let index = self.indexes.of(pool, folder);
-        let Held { disk, mut opened, keep, .. } = held;
+        let Held { disk, mut opened, keep, on_loss, .. } = held;
         let known = match ImageBlocks::open(&index, path, opened.size, opened.is_new) {
             Ok(blocks) => Some(Arc::new(blocks) as Arc<dyn KnownBlocks>),
             Err(error) => {
@@ -204,16 +209,30 @@ impl Places {
         if known.is_some() {
             opened.takes.push("offer".to_string());
         }
-        Held { disk, opened, known, keep }
+        Held { disk, opened, known, keep, on_loss }
     }
 
     fn fence_in_state(&self, tag: &str) -> Result<PathBuf, Refusal> {
+        self.in_state(tag, "drover-fence")
+    }
+
+    /// A disk of which a flush failed is of another generation when it is opened again: the new opening can be flushed, and what
+    /// was lost is lost all the same.
+    fn with_losses(&self, held: Held) -> Result<Held, Refusal> {
+        let losses = Losses(self.in_state(&held.opened.tag, "drover-lost")?);
+        let generation = losses.generation(&held.opened.generation)?;
+        let opened = Opened { generation, ..held.opened };
+        Ok(Held { opened, on_loss: Some(Box::new(move || losses.add())), ..held })
+    }
+
+    /// A file of the state folder that belongs to the disk with this tag.
+    fn in_state(&self, tag: &str, ending: &str) -> Result<PathBuf, Refusal> {
         let folder = self.state.join("fences");
         std::fs::create_dir_all(&folder).map_err(|error| {
             Refusal::new(DiskErrorKind::Failed, format!("folder {}: {error}", folder.display()))
         })?;
         let digits = blake3::hash(tag.as_bytes()).to_hex();
-        Ok(folder.join(format!("{}.drover-fence", &digits[..32])))
+        Ok(folder.join(format!("{}.{ending}", &digits[..32])))
     }
 }
 
@@ -225,11 +244,11 @@ impl Store for Places {
             (Place::Export(uri), Access::Read) => export::read(uri),
             (Place::File(path), Access::Write(writer)) => {
                 let held = self.fenced(&fence_path(&path), writer, || file::write(&path, writer))?;
-                Ok(self.with_known_blocks(held, disk, &path))
+                self.with_losses(self.with_known_blocks(held, disk, &path))
             }
             (Place::Device(path), Access::Write(writer)) => {
                 let fence = self.fence_in_state(&device::tag(path)?)?;
-                self.fenced(&fence, writer, || device::write(path, writer))
+                self.with_losses(self.fenced(&fence, writer, || device::write(path, writer))?)
             }
             (Place::Export(uri), Access::Write(writer)) => {
                 let fence = self.fence_in_state(&uri.place())?;
@@ -239,11 +258,13 @@ impl Store for Places {
     }
 
     fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
-        match self.place(disk)? {
-            Place::File(path) => file::stat(&path),
-            Place::Device(path) => device::stat(path),
-            Place::Export(uri) => export::stat(uri),
-        }
+        let (stat, fence) = match self.place(disk)? {
+            Place::File(path) => (file::stat(&path)?, fence_path(&path)),
+            Place::Device(path) => (device::stat(path)?, self.fence_in_state(&device::tag(path)?)?),
+            Place::Export(uri) => (export::stat(uri)?, self.fence_in_state(&uri.place())?),
+        };
+        let epoch = highest_in(&fence).map_err(|error| Refusal::new(DiskErrorKind::Failed, chain(&error)))?;
+        Ok(Stat { epoch, ..stat })
     }
 
     fn announce(&self) -> Announced {

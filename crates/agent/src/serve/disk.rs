@@ -69,12 +69,13 @@ fn serve_open(
         }
     };
     let held = agent.store.open(&wanted.disk, &wanted.access)?;
-    let Held { disk, opened, known, keep } = held;
+    let Held { disk, opened, known, keep, on_loss } = held;
     let service = Service {
         lanes: Lanes::new(disk.clone()),
         disk,
         writable: matches!(wanted.access, Access::Write(_)),
         known,
+        on_loss,
         close: AtomicU64::new(0),
     };
     if greet(sender, Ok(opened)).is_ok() {
@@ -120,6 +121,7 @@ struct Service {
     lanes: Lanes,
     writable: bool,
     known: Option<Arc<dyn KnownBlocks>>,
+    on_loss: Option<Box<dyn Fn() -> Result<(), Refusal> + Send + Sync>>,
     /// Id of the request to close; 0 while there is none.
     close: AtomicU64,
 }
@@ -273,10 +275,16 @@ impl Service {
     }
 
     fn flush(&self) -> Result<(), Refusal> {
-        if self.writable {
-            self.disk.flush()?;
+        if !self.writable {
+            return Ok(());
         }
-        Ok(())
+        self.disk.flush().map_err(|error| {
+            let lost = Refusal::from(error);
+            match self.on_loss.as_ref().map(|on_loss| on_loss()) {
+                Some(Err(unwritten)) => Refusal::new(lost.kind, format!("{}; {}", lost.why, unwritten.why)),
+                Some(Ok(())) | None => lost,
+            }
+        })
     }
 
     fn read(&self, sender: &Sender, hands: &mut Hands, head: &Head) -> Result<(), LinkError> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drover_disk::DiskErrorKind;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::orders::{Orders, START_WITHIN, held};
 use super::refused;
@@ -119,7 +120,7 @@ impl Machines {
         if order.what == What::Ready {
             last.make_ready();
         }
-        Ok(Told { words, start_with, ..own.look()? })
+        Ok(Told { words, start_with, number: last.number(), ..own.look()? })
     }
 
     fn without_folder(&self, order: &Order) -> Result<Told, Refusal> {
@@ -217,6 +218,8 @@ impl Own<'_> {
     /// Whose the folder is, if it is somebody's.
     fn found_owner(&self) -> Result<Option<String>, Refusal> {
         match std::fs::read(self.owner_file()) {
+            // Somebody's whose host failed while it was written; it comes to its place whole by now.
+            Ok(text) if !text.ends_with(b"\n") => Ok(None),
             Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim_end().to_string())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.failed("reading", &error)),
@@ -269,14 +272,21 @@ impl Own<'_> {
         if self.is_claimed()? {
             return Ok(());
         }
-        let path = self.owner_file();
+        let (path, new) = (self.owner_file(), self.folder.join(format!(".{OWNER_FILE}.new")));
+        let is_torn = path.exists() && self.found_owner()?.is_none();
         let write = || {
-            let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+            let mut file = std::fs::File::create(&new)?;
             std::io::Write::write_all(&mut file, format!("{}\n", self.owner).as_bytes())?;
             file.sync_all()?;
+            let flags = if is_torn { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+            renameat_with(CWD, &new, CWD, &path, flags)?;
             std::fs::File::open(&self.folder)?.sync_all()
         };
-        write().map_err(|error| self.failed("writing", &error))
+        write().map_err(|error: std::io::Error| {
+            // It may not have come to be.
+            let _ = std::fs::remove_file(&new);
+            self.failed("writing", &error)
+        })
     }
 
     fn give_up(&self) -> Result<(), Refusal> {

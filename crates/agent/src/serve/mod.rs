@@ -55,6 +55,7 @@ pub struct Agent {
     store: Arc<dyn Store>,
     claims: Claims,
     seats: Seats,
+    streams: Seats,
     connect: Option<Arc<dyn Connect>>,
     machines: Option<Machines>,
     pair: Option<Box<Pair>>,
@@ -66,8 +67,8 @@ pub(crate) type Pair = dyn Fn(&Session, Channel, &str) + Send + Sync;
 impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
-        let (claims, seats) = (Claims::default(), Seats::default());
-        Agent { store, claims, seats, connect: None, machines: None, pair: None }
+        let (claims, seats, streams) = (Claims::default(), Seats::of_disks(), Seats::of_streams());
+        Agent { store, claims, seats, streams, connect: None, machines: None, pair: None }
     }
 
     /// The same with somebody who carries streams to ports.
@@ -119,9 +120,9 @@ impl Agent {
         match opening {
             Opening::Disk(wanted) => disk::serve(self, session, channel, &wanted),
             Opening::Rpc(call) => self.answer(channel, &call),
-            Opening::Sink => streams::sink(channel),
-            Opening::Source { bytes } => streams::source(channel, bytes),
-            Opening::Echo => streams::echo(channel),
+            Opening::Sink => self.measure(session, channel, streams::sink),
+            Opening::Source { bytes } => self.measure(session, channel, |it| streams::source(it, bytes)),
+            Opening::Echo => self.measure(session, channel, streams::echo),
             Opening::Connect { to, pieces } => match &self.connect {
                 Some(connect) => connect.connect(&session.peer().name, (&to, pieces), channel),
                 None => channel.split().0.reset(),
@@ -131,6 +132,14 @@ impl Agent {
                 Some(pair) => pair(session, channel, &name),
                 None => channel.split().0.reset(),
             },
+        }
+    }
+
+    /// Serves a stream by which a line is measured, if there is room for one more.
+    fn measure(&self, session: &Session, channel: Channel, serve: impl FnOnce(Channel)) {
+        match self.streams.take(session.peer().fingerprint) {
+            Ok(_seat) => serve(channel),
+            Err(_) => channel.split().0.reset(),
         }
     }
 

@@ -45,6 +45,11 @@ pub(super) fn held(last: &Mutex<Last>) -> MutexGuard<'_, Last> {
 }
 
 impl Last {
+    /// The number of the last order.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Takes an order in. From here on, no other with a number up to this one is carried out.
     pub(super) fn take(&mut self, number: u64) -> Result<(), Refusal> {
         if number <= self.number {

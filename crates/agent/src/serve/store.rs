@@ -35,4 +35,14 @@ pub struct Held {
     pub known: Option<Arc<dyn KnownBlocks>>,
     /// What must live as long as the disk: locks. Dropped after it.
     pub keep: Vec<Box<dyn Any + Send + Sync>>,
+    /// Called when a flush failed, before the peer is told: what was written may be lost, and a flush of the same disk, opened
+    /// again, would know nothing of that.
+    pub on_loss: Option<Box<dyn Fn() -> Result<(), Refusal> + Send + Sync>>,
+}
+
+impl Held {
+    /// A disk of which nothing more is known.
+    pub fn new(disk: impl Disk + 'static, opened: Opened) -> Held {
+        Held { disk: Arc::new(disk), opened, known: None, keep: Vec::new(), on_loss: None }
+    }
 }

@@ -130,7 +130,7 @@ fn judge(
     if shown.len() > SHOWN_BYTES_MAX {
         return Ok(Err(denied("there is no such token")));
     }
-    let kept = tokens.redeem(shown, now, |name| {
+    let kept = tokens.redeem(shown, key, now, |name| {
         let peer = Peer::new(name.unwrap_or_else(|| suggested.to_string()), key, Vec::new(), now);
         Ok((peers.add(peer.clone())?, peer))
     })?;

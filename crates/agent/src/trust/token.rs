@@ -138,6 +138,9 @@ struct Kept {
     /// In seconds since 1970.
     until: u64,
     used: bool,
+    /// The key of who showed it. It counts for no other from then on, also if this host fails before it is used up.
+    #[serde(default)]
+    shown_by: Option<Fingerprint>,
     #[serde(default)]
     withdrawn: bool,
 }
@@ -183,7 +186,8 @@ impl Tokens {
     ) -> Result<Issued, FolderError> {
         let token = Token::new(agent);
         let until = now.saturating_add(valid_seconds);
-        let kept = Kept { hash: hash_of(&token.secret), name, until, used: false, withdrawn: false };
+        let kept =
+            Kept { hash: hash_of(&token.secret), name, until, used: false, shown_by: None, withdrawn: false };
         self.folder.change_json(FILE, |file: &mut File| {
             file.tokens.retain(|token| token.until.saturating_add(REMEMBERED_SECONDS) > now);
             let excess = (file.tokens.len() + 1).saturating_sub(TOKENS_MAX);
@@ -203,19 +207,27 @@ impl Tokens {
         Ok(file.tokens.iter().any(|token| token.is_open(now)))
     }
 
-    /// Judges a secret that was shown. If it is good, `keep` makes its bearer a peer, and then it is used up: in this
-    /// order, because the bearer has more connections on the way, and must be a peer before no token is open any more.
+    /// Judges a secret that was shown by who has this key. If it is good, that is written down, `keep` makes its bearer a peer, and
+    /// then it is used up: in this order, because the bearer has more connections on the way, and must be a peer before no
+    /// token is open any more.
     ///
     /// # Errors
     /// When any of that cannot be kept.
     pub(super) fn redeem<T>(
         &self,
         secret: &[u8],
+        by: Fingerprint,
         now: u64,
         keep: impl FnOnce(Option<String>) -> Result<T, FolderError>,
     ) -> Result<Result<T, Verdict>, FolderError> {
         let hash = hash_of(secret);
-        self.folder.change_json(FILE, |file: &mut File| match file.judge(hash, now) {
+        let good = self.folder.change_json(FILE, |file: &mut File| {
+            file.judge(hash, by, now).map(|token| token.shown_by = Some(by))
+        })?;
+        if let Err(verdict) = good {
+            return Ok(Err(verdict));
+        }
+        self.folder.change_json(FILE, |file: &mut File| match file.judge(hash, by, now) {
             Ok(token) => {
                 let kept = keep(token.name.clone())?;
                 token.used = true;
@@ -228,8 +240,8 @@ impl Tokens {
 }
 
 impl File {
-    /// The token with this hash, if it counts.
-    fn judge(&mut self, hash: Fingerprint, now: u64) -> Result<&mut Kept, Verdict> {
+    /// The token with this hash, if it counts for who has this key.
+    fn judge(&mut self, hash: Fingerprint, by: Fingerprint, now: u64) -> Result<&mut Kept, Verdict> {
         // Hashes of 128 random bits: how long a comparison takes tells nothing of use.
         let Some(place) = self.tokens.iter().position(|token| token.hash == hash) else {
             self.wrong = self.wrong.saturating_add(1);
@@ -240,6 +252,7 @@ impl File {
         };
         match &mut self.tokens[place] {
             Kept { used: true, .. } => Err(Verdict::Used),
+            Kept { shown_by: Some(other), .. } if *other != by => Err(Verdict::Used),
             Kept { withdrawn: true, .. } => Err(Verdict::Withdrawn),
             Kept { until, .. } if *until <= now => Err(Verdict::Expired),
             token => Ok(token),
@@ -268,7 +281,7 @@ mod tests {
     }
 
     fn redeem(tokens: &Tokens, secret: &[u8], now: u64) -> Result<Option<String>, Verdict> {
-        tokens.redeem(secret, now, Ok).unwrap()
+        tokens.redeem(secret, AGENT, now, Ok).unwrap()
     }
 
     const AGENT: Fingerprint = Fingerprint([7; 32]);
@@ -306,6 +319,18 @@ mod tests {
         assert_eq!(redeem(&tokens, secret, 1059), Ok(Some("site-a".into())));
         assert_eq!(redeem(&tokens, secret, 1059), Err(Verdict::Used));
         assert!(!tokens.any_open(1059).unwrap());
+    }
+
+    #[test]
+    fn a_token_counts_once_though_the_host_fails_while_its_bearer_is_kept() {
+        let (_state, tokens) = tokens();
+        let secret = *tokens.issue(AGENT, None, 1000, 60).unwrap().token.secret();
+        let full = |_| tokens.folder.write("no/such", b"");
+        let (first, second) = (Fingerprint([1; 32]), Fingerprint([2; 32]));
+        assert!(tokens.redeem(&secret, first, 1001, full).is_err());
+        assert!(matches!(tokens.redeem(&secret, second, 1001, Ok), Ok(Err(Verdict::Used))));
+        assert!(matches!(tokens.redeem(&secret, first, 1001, Ok), Ok(Ok(None))));
+        assert!(matches!(tokens.redeem(&secret, first, 1001, Ok), Ok(Err(Verdict::Used))));
     }
 
     #[test]

@@ -65,7 +65,8 @@ fn what_is_written_arrives_in_a_file_of_a_pool() {
     let folder = tempfile::tempdir().unwrap();
     let pool = folder.path().join("pool");
     std::fs::create_dir(&pool).unwrap();
-    let places = Places { pools: [("vms".to_string(), pool.clone())].into(), ..Places::default() };
+    let state = pool.join(".state");
+    let places = Places { pools: [("vms".to_string(), pool.clone())].into(), state, ..Places::default() };
     let site = Stage::new(places).site();
     conformance::check_writer(
         |size| Arc::new(target(&site, "vms/disk.raw", size, How::Force).unwrap()),

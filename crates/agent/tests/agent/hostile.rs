@@ -24,7 +24,8 @@ fn session(places: Places) -> Session {
 }
 
 fn pool(folder: &std::path::Path) -> Places {
-    Places { pools: [("vms".to_string(), folder.to_path_buf())].into(), ..Places::default() }
+    let pools = [("vms".to_string(), folder.to_path_buf())].into();
+    Places { pools, state: folder.join(".state"), ..Places::default() }
 }
 
 /// Opens a disk as a client does, and takes the agent's first message.
@@ -202,7 +203,13 @@ impl Store for Liar {
     }
 
     fn stat(&self, _disk: &str) -> Result<Stat, Refusal> {
-        Ok(Stat { size: None, tag: "\u{1b}[2Jtag".to_string(), holds_nothing: true, allocated: None })
+        Ok(Stat {
+            size: None,
+            tag: "\u{1b}[2Jtag".to_string(),
+            holds_nothing: true,
+            allocated: None,
+            epoch: 0,
+        })
     }
 
     fn announce(&self) -> Announced {

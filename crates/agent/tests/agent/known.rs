@@ -87,7 +87,8 @@ fn leaves_that_are_not_true_any_more_spoil_nothing() {
 fn an_agent_that_keeps_no_leaves_leaves_none() {
     let folder = tempfile::tempdir().unwrap();
     let pools = [("vms".to_string(), folder.path().to_path_buf())].into();
-    let site = Stage::new(Places { pools, ..Places::default() }).site();
+    let state = folder.path().join(".state");
+    let site = Stage::new(Places { pools, state, ..Places::default() }).site();
     copy(&site, "a.raw", How::New, &content(), true);
     assert!(!folder.path().join("a.raw.drover-leaves").exists());
 }

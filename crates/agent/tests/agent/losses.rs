@@ -1,11 +1,11 @@
 //! Links that end and agents that die in the middle of a copy, and what a flush means then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use drover_agent::opening::How;
-use drover_agent::{AgentDisk, AgentOptions};
+use drover_agent::opening::{Access, Announced, How, Stat};
+use drover_agent::{AgentDisk, AgentOptions, Held, Refusal, Store};
 use drover_disk::memory::{Effect, MemDisk, Nth};
 use drover_disk::{Buffer, Disk, DiskErrorKind, DiskOp, Request, Work, conformance};
 use drover_types::ByteSpan;
@@ -194,6 +194,43 @@ fn an_agent_that_stays_away_is_given_up_and_says_so() {
     let error = remote.flush().unwrap_err();
     assert_eq!(error.kind, DiskErrorKind::Gone);
     assert!(error.source.to_string().contains("nobody listens"), "{}", error.source);
+}
+
+/// Its disk's failed flushes are counted.
+struct Counting {
+    one: One,
+    losses: Arc<AtomicU64>,
+}
+
+impl Store for Counting {
+    fn open(&self, disk: &str, access: &Access) -> Result<Held, Refusal> {
+        let losses = self.losses.clone();
+        let on_loss = move || {
+            losses.fetch_add(1, SeqCst);
+            Ok(())
+        };
+        Ok(Held { on_loss: Some(Box::new(on_loss)), ..self.one.open(disk, access)? })
+    }
+
+    fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
+        self.one.stat(disk)
+    }
+
+    fn announce(&self) -> Announced {
+        self.one.announce()
+    }
+}
+
+#[test]
+fn a_flush_that_failed_is_written_down_before_it_is_told() {
+    let disk = MemDisk::new("a", vec![0; SIZE as usize]);
+    let disk = disk.with_fault(DiskOp::Flush, Nth::Only(1), Effect::Fail(DiskErrorKind::Failed));
+    let losses = Arc::new(AtomicU64::new(0));
+    let stage = Stage::new(Counting { one: One::new(disk), losses: losses.clone() });
+    let remote = target(&stage.site(), "one", SIZE, How::Resume).unwrap();
+    write(&remote, ByteSpan::new(0, MIB), &content()).unwrap();
+    assert!(remote.flush().is_err());
+    assert_eq!(losses.load(SeqCst), 1);
 }
 
 #[test]

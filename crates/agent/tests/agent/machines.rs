@@ -9,7 +9,7 @@ use drover_agent::machine::{
 };
 use drover_agent::opening::How;
 use drover_agent::{Agent, Home, Hypervisor, Machines, Places, Refusal, Site, Store};
-use drover_disk::{Disk, DiskErrorKind, conformance};
+use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget, conformance};
 use drover_link::Session;
 
 use crate::stage::{Stage, target, write_all};
@@ -213,6 +213,16 @@ fn what_others_made_is_not_touched() {
 }
 
 #[test]
+fn a_claim_that_was_cut_off_by_a_full_disk_locks_nobody_out() {
+    let scene = Scene::new(true);
+    scene.order(What::Prepare(machine())).unwrap();
+    std::fs::write(scene.path("web01/machine.drover-owner"), "").unwrap();
+    scene.defined();
+    let other = scene.order_at(scene.next(), "plan q", What::Look).unwrap();
+    assert_eq!((other.defined, other.number), (Defined::Others, scene.next() - 1));
+}
+
+#[test]
 fn images_are_removed_if_they_still_are_what_they_were() {
     let scene = Scene::new(false);
     scene.order(What::Prepare(machine())).unwrap();
@@ -228,6 +238,10 @@ fn images_are_removed_if_they_still_are_what_they_were() {
     };
     assert_eq!(clear(&tag).unwrap_err().kind, DiskErrorKind::Transient, "somebody writes it");
     drop(disk);
+    let held = OpenTarget { size: content.len() as u64, create: false, resume: true };
+    let guest = FileDisk::open_target(scene.path("web01/web01-0.raw"), held).unwrap();
+    assert!(clear(&tag).is_err(), "a guest runs from it that somebody else started");
+    drop(guest);
     clear("another").unwrap();
     assert!(scene.path("web01/web01-0.raw").exists(), "another file has its name");
     std::fs::write(scene.path("web01/notes"), "by hand").unwrap();

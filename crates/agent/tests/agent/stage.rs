@@ -113,7 +113,7 @@ impl Store for One {
             takes: vec!["lz4".to_string(), "zstd".to_string()],
             notes: Vec::new(),
         };
-        Ok(Held { disk: self.disk.clone(), opened, known: None, keep: Vec::new() })
+        Ok(Held { disk: self.disk.clone(), opened, known: None, keep: Vec::new(), on_loss: None })
     }
 
     fn stat(&self, _disk: &str) -> Result<Stat, Refusal> {
@@ -122,6 +122,7 @@ impl Store for One {
             tag: "one".to_string(),
             holds_nothing: false,
             allocated: None,
+            epoch: 0,
         })
     }
 

@@ -9,9 +9,9 @@
 //! that nobody was told to be durable. The check is the first eight bytes of the BLAKE3 of what stands
 //! before it. The file is locked while a server uses it: two servers on one disk could not fence it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::Epoch;
@@ -21,12 +21,27 @@ const SLOT_BYTES: usize = 512;
 const SLOTS: usize = 2;
 const PREFIX: &str = "drover fence 1 epoch ";
 const CHECK_BYTES: usize = 8;
+/// How often it is opened that others removed.
+const OPEN_ATTEMPTS_MAX: usize = 8;
 
 /// The fence file that belongs to a target: its path with `.drover-fence` added.
 pub fn fence_path(target: &Path) -> PathBuf {
     let mut name = target.as_os_str().to_owned();
     name.push(".drover-fence");
     PathBuf::from(name)
+}
+
+/// The highest epoch that a fence file tells at this moment, whoever holds it; 0 where there is none.
+///
+/// # Errors
+/// When it cannot be read, or holds something else.
+pub fn highest_in(path: &Path) -> Result<Epoch, FenceFileError> {
+    let failed = |source| FenceFileError { op: "reading", path: path.to_path_buf(), source };
+    match File::open(path) {
+        Ok(file) => read(&file).map(|(highest, _)| highest).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// A fence file that cannot be used.
@@ -59,8 +74,7 @@ impl FenceFile {
         let wrap = |op| move |source| FenceFileError { op, path: path.to_path_buf(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(path).map_err(wrap("opening"))?;
-        lock(&file).map_err(wrap("locking"))?;
+        let file = open_locked(&options, path).map_err(|(op, error)| wrap(op)(error))?;
         let (highest, slot) = read(&file).map_err(wrap("reading"))?;
         Ok(FenceFile { file, path: path.to_path_buf(), highest, next: (slot + 1) % SLOTS })
     }
@@ -90,6 +104,20 @@ impl Drop for FenceFile {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Opens the file and locks it. Who had it before may have removed it meanwhile: then it is not the one that others find.
+fn open_locked(options: &OpenOptions, path: &Path) -> Result<File, (&'static str, io::Error)> {
+    for _ in 0..OPEN_ATTEMPTS_MAX {
+        let file = options.open(path).map_err(|error| ("opening", error))?;
+        lock(&file).map_err(|error| ("locking", error))?;
+        let held = file.metadata().map_err(|error| ("reading", error))?;
+        let is_same = |there: Metadata| (held.dev(), held.ino()) == (there.dev(), there.ino());
+        if std::fs::metadata(path).is_ok_and(is_same) {
+            return Ok(file);
+        }
+    }
+    Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, "others remove it all the time")))
 }
 
 fn lock(file: &File) -> io::Result<()> {

@@ -16,7 +16,7 @@ mod gate;
 
 use std::collections::BTreeMap;
 
-pub use file::{FenceFileError, fence_path};
+pub use file::{FenceFileError, fence_path, highest_in};
 pub use gate::{Gate, GateError, Pass};
 
 /// The number of a run; 0 stands for clients that carry none.
