@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
@@ -10,9 +11,10 @@ use drover_engine::chain;
 use drover_link::{LinkError, RateLimit, Session, StripeBounds};
 
 use crate::exit::{Exit, Failure};
+use crate::out::say;
 use crate::state::state_folder;
 
-/// How often the limit of the hour is looked up.
+/// How often limits are looked up.
 const LIMIT_EVERY: Duration = Duration::from_secs(5);
 
 /// The part of the state folder that links use.
@@ -75,11 +77,18 @@ pub fn dialler(
 ) -> Result<impl Fn() -> Result<Session, Refusal> + Send + Sync + 'static, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
-    let peer = dialled(folder, name)?;
-    let peer = Peer { limits: [&peer.limits, limits].concat(), ..peer };
-    let limit = Arc::new(RateLimit::new(rate_now(&peer, rate)));
-    follow_the_day(&limit, &peer, rate);
-    Ok(move || Ok(dial(&identity, peer.key, &Route { mark, ..route(&peer, limit.clone()) })?))
+    let peer = dialled(folder.clone(), name)?;
+    let own = Own { limits: limits.to_vec(), rate };
+    let limit = Arc::new(RateLimit::new(own.with(&peer.limits)));
+    follow(&limit, folder, &peer, own);
+    let is_told = AtomicBool::new(false);
+    Ok(move || {
+        let session = dial(&identity, peer.key, &Route { mark, ..route(&peer, limit.clone()) })?;
+        if !is_told.swap(true, Ordering::Relaxed) {
+            session.stats().notes.iter().for_each(|note| say(format!("{}: {note}", peer.name)));
+        }
+        Ok(session)
+    })
 }
 
 /// A site whose line is measured.
@@ -95,7 +104,7 @@ pub fn measured(state: Option<&Path>, name: &str) -> Result<Measured, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
     let peer = dialled(folder, name)?;
-    let limit = rate_now(&peer, None);
+    let limit = limit_at(&peer.limits, drover_agent::now());
     Ok(Measured { identity, peer, limit })
 }
 
@@ -116,20 +125,32 @@ pub fn dial_now(site: &Site) -> Result<(), Failure> {
     })
 }
 
-/// The limit of this hour, and the one that was asked for: the lower one.
-fn rate_now(peer: &Peer, asked: Option<u64>) -> Option<u64> {
-    limit_at(&peer.limits, drover_agent::now()).into_iter().chain(asked).min()
+/// Limits of one run, beside those of the site.
+struct Own {
+    limits: Vec<DayLimit>,
+    /// Bytes a second at every hour.
+    rate: Option<u64>,
 }
 
-/// Sets the limit anew as the day goes on, for as long as anybody keeps to it.
-fn follow_the_day(limit: &Arc<RateLimit>, peer: &Peer, asked: Option<u64>) {
-    if peer.limits.is_empty() {
-        return;
+impl Own {
+    /// The lowest of this hour.
+    fn with(&self, of_site: &[DayLimit]) -> Option<u64> {
+        let now = drover_agent::now();
+        [limit_at(of_site, now), limit_at(&self.limits, now), self.rate].into_iter().flatten().min()
     }
-    let (limit, peer) = (Arc::downgrade(limit), peer.clone());
+}
+
+/// Sets the limit anew as the day goes on, and as the site's are changed, for as long as anybody keeps to it.
+fn follow(limit: &Arc<RateLimit>, folder: Folder, peer: &Peer, own: Own) {
+    let (limit, name, mut of_site) = (Arc::downgrade(limit), peer.name.clone(), peer.limits.clone());
+    let peers = Peers::new(folder);
     std::thread::spawn(move || {
         while let Some(limit) = limit.upgrade() {
-            limit.set(rate_now(&peer, asked));
+            // What cannot be read at this moment is as it was.
+            if let Ok(Some(peer)) = peers.named(&name) {
+                of_site = peer.limits;
+            }
+            limit.set(own.with(&of_site));
             drop(limit);
             std::thread::sleep(LIMIT_EVERY);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::process::{recorded_in, wait_until};
 use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
+use drover_disk::fence::{Gate, fence_path};
 use drover_lab::Drover;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -77,6 +78,47 @@ fn an_agent_that_is_killed_in_mid_copy_and_comes_back_costs_nothing() {
     assert!(status.success(), "{status}: {}", said());
     assert!(said().contains("opened again 2 times"), "{}", said());
     assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+#[test]
+fn a_limit_that_is_changed_holds_for_a_copy_under_way() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 64 * MIB);
+    let limit = |limits: &[&str]| {
+        let output = sites.here.run(&[&["agent", "limit", "site-b"], limits].concat()).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
+    };
+    // It would take nine minutes.
+    limit(&["1m"]);
+    let args = ["copy", source.to_str().unwrap(), "agent://site-b/vms/disk.raw"];
+    let mut command = sites.here.command(&args);
+    let mut copy = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the copy has begun", PATIENCE, || sites.in_pool("disk.raw").exists());
+    limit(&[]);
+    let mut ended = None;
+    wait_until("the copy ends", PATIENCE, || {
+        ended = copy.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert!(ended.unwrap().success(), "{ended:?}");
+    assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+#[test]
+fn a_host_whose_clock_was_ahead_keeps_nobody_from_its_disks() {
+    let sites = Sites::paired();
+    let source = disk_file(sites.folder.path(), "source", 2 * MIB);
+    let other = disk_file(sites.folder.path(), "other", 3 * MIB);
+    done(&sites.copy(&source, &[]));
+    let image = sites.in_pool("disk.raw");
+    let ahead = drover_mover::new_epoch(0) + 3_600_000_000;
+    Gate::open(&fence_path(&image)).unwrap().enter(ahead).unwrap();
+    done(&sites.copy(&other, &["--force"]));
+    assert!(same_bytes(&other, &image));
+    // Nor where the disk has gone since.
+    std::fs::remove_file(&image).unwrap();
+    done(&sites.copy(&source, &["--no-journal"]));
+    assert!(same_bytes(&source, &image));
 }
 
 #[test]

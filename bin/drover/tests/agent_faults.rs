@@ -52,7 +52,10 @@ impl Line {
         copying
     }
 
+    /// Whether all of it is there; the agent took no more memory for it than it may.
     fn arrived(&self) -> bool {
+        let peaked = peak(self.sites.agent.as_ref().unwrap());
+        assert!(peaked < BOUND, "{} MiB there", peaked / MIB);
         same_bytes(&self.source, &self.sites.in_pool("disk.raw"))
     }
 }
@@ -78,9 +81,15 @@ impl Copying {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Whatever happens on the line, it takes no more memory than it may.
     fn ended(mut self) -> (ExitStatus, String) {
-        let status = self.child.wait().unwrap();
-        (status, self.said())
+        let mut peaked = 0;
+        while self.runs() {
+            peaked = peaked.max(peak(&self.child));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(peaked < BOUND, "{} MiB", peaked / MIB);
+        (self.child.wait().unwrap(), self.said())
     }
 
     fn ends_well(self) {
@@ -199,16 +208,10 @@ fn a_disk_that_is_slow_over_there_fills_no_memory() {
     let sites = Sites::paired_with(&["--nbd", &format!("slow={}", slow.uri())]);
     let source = disk_file(folder.path(), "source", 448 * MIB);
     let args = ["copy", source.to_str().unwrap(), "agent://site-b/slow", "--no-link-compression"];
-    let mut copying = Copying::start(&sites, &args);
-    let (mut here, mut there) = (0, 0);
-    while copying.runs() {
-        here = here.max(peak(&copying.child));
-        there = there.max(peak(sites.agent.as_ref().unwrap()));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let copying = Copying::start(&sites, &args);
     copying.ends_well();
-    println!("peaks: {} MiB here, {} MiB there", here / MIB, there / MIB);
-    assert!(here < BOUND && there < BOUND, "{} MiB here, {} MiB there", here / MIB, there / MIB);
+    let there = peak(sites.agent.as_ref().unwrap());
+    assert!(there < BOUND, "{} MiB there", there / MIB);
     assert!(compared(&sites, &source));
 }
 

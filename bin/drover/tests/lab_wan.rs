@@ -140,6 +140,40 @@ fn a_signal_ends_the_command_and_nothing_is_left() {
 }
 
 #[test]
+fn programs_of_the_far_end_end_though_the_signal_comes_twice() {
+    if !can() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let far = format!("echo $$ >{}; exec sleep 1000", file.display());
+    let mut child = Command::new(DROVER)
+        .args([
+            "lab",
+            "wan",
+            "--quiet",
+            "--far",
+            &far,
+            "--",
+            "sh",
+            "-c",
+            "echo $DROVER_WAN_CONTROL $$; exec sleep 1000",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    first_line(&mut child);
+    let pid = std::fs::read_to_string(file).unwrap();
+    for _ in 0..2 {
+        send(child.id(), rustix::process::Signal::INT);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15), "as the command that SIGTERM ended");
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    assert!(stat.is_empty() || stat.contains(") Z "), "it lives on: {stat}");
+}
+
+#[test]
 fn what_a_killed_one_leaves_is_removed_by_the_next() {
     if !can() {
         return;

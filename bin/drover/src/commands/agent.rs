@@ -200,7 +200,8 @@ fn unescaped(text: &str) -> String {
 
 fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     if listen.is_empty() {
-        return addresses(&["[::]".to_string()]);
+        let any = if drover_relay::has_ipv6() { "[::]" } else { "0.0.0.0" };
+        return addresses(&[any.to_string()]);
     }
     let mut found = Vec::new();
     for text in listen {

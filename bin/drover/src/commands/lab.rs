@@ -13,7 +13,7 @@ use drover_wan::{Control, Site, Wan, WanError, WanSpec, running, tell};
 
 use crate::cli::{DirectionArgs, LineArgs, WanArgs, WanControl};
 use crate::out::{line, say};
-use crate::signals::stop_on_signals;
+use crate::signals::{Undo, stop_on_signals};
 
 /// There is no line: as env(1) and others say that they themselves failed.
 const NO_LINE: u8 = 125;
@@ -21,6 +21,8 @@ const NO_LINE: u8 = 125;
 const CANNOT_RUN: u8 = 126;
 
 const NOT_FOUND: u8 = 127;
+/// Ctrl-C came before the command began.
+const STOPPED: u8 = 130;
 
 /// How often to look whether the command has ended.
 const LOOK: Duration = Duration::from_millis(5);
@@ -88,12 +90,15 @@ fn run(args: &WanArgs) -> Result<u8, Failed> {
     };
     let stop = stop_on_signals().map_err(|error| Failed(NO_LINE, format!("signals: {error}")))?;
     let spec = spec(args)?;
+    // Ended in its midst, programs of the far end would live on in a namespace that has no name.
+    let _undo = Undo::begin();
     let wan = Wan::start(&spec)?;
     let orders = Control::serve(wan.handle())?;
     if !args.quiet {
         say(described(&spec, &wan));
     }
-    let mut far = args.far.as_ref().map(|it| far(it, args.far_port, &wan, &orders)).transpose()?;
+    let mut far =
+        args.far.as_ref().map(|it| far(it, args.far_port, &wan, &orders, || stop.is_set())).transpose()?;
     let mut command = Command::new(program);
     command.args(rest);
     let mut child = start(&mut command, &wan.near, &wan, &orders)
@@ -139,7 +144,13 @@ fn start(command: &mut Command, site: &Site, wan: &Wan, orders: &Control) -> std
 }
 
 /// Starts the far end's program and waits until it listens. Its output goes to standard error: the other is the command's.
-fn far(text: &str, port: Option<u16>, wan: &Wan, orders: &Control) -> Result<Child, Failed> {
+fn far(
+    text: &str,
+    port: Option<u16>,
+    wan: &Wan,
+    orders: &Control,
+    is_over: impl Fn() -> bool,
+) -> Result<Child, Failed> {
     let failed = |what: &str, error: std::io::Error| Failed(NO_LINE, format!("{what}: {error}"));
     let output = std::io::stderr();
     let output = std::os::fd::AsFd::as_fd(&output).try_clone_to_owned();
@@ -153,6 +164,9 @@ fn far(text: &str, port: Option<u16>, wan: &Wan, orders: &Control) -> Result<Chi
             && (port.is_some() || !status.success())
         {
             return Err(Failed(NO_LINE, format!("--far ended ({status}) before anything listened")));
+        }
+        if is_over() {
+            return Err(Failed(STOPPED, "stopped before anything listened at the far end".into()));
         }
         match port {
             Some(port) if Instant::now() > until => {
