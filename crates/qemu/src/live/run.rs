@@ -116,11 +116,15 @@ pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise) -> Estimate
     Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
 }
 
-/// What QEMU may use of a promised downtime.
+/// What QEMU may use of a promised downtime. Of what goes over a link some is lost at its very end, and comes two round trips later; and what
+/// waits on the line is a round trip more.
 pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise) -> Duration {
-    let kept = DOWNTIME_KEPT + lag(carried, promise);
-    let least = promise.downtime_max / if carried.is_some() { 6 } else { 2 };
-    promise.downtime_max.saturating_sub(kept).max(least)
+    let (of_link, parts) = match carried {
+        Some(carried) => (carried.by.round_trip() * 4 + LINK_QUEUE, 10),
+        None => (Duration::ZERO, 2),
+    };
+    let kept = DOWNTIME_KEPT + of_link;
+    promise.downtime_max.saturating_sub(kept).max(promise.downtime_max / parts)
 }
 
 /// What so many connections may send beyond a bound, where they do not keep it.
@@ -404,7 +408,10 @@ impl<'a> Move<'a> {
             self.halt_if_still_for_long(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
             match told.sample.phase {
-                Phase::Done => return self.arrived(began, told, self.patience()),
+                Phase::Done => {
+                    self.let_go_unseen();
+                    return self.arrived(began, told, self.patience());
+                }
                 Phase::Failed => return Err(self.failed(&told)),
                 Phase::Switchover if told.status == "pre-switchover" && !self.has_handed_over => {
                     self.hand_over_disks()?;

@@ -67,6 +67,17 @@ impl Move<'_> {
         }
     }
 
+    /// Over a link each answer takes a round trip, for which the guest stands still. There the source says that all is sent when it has
+    /// the target's word that all has come (`return-path`), so the guest has leave to run before it is looked at.
+    pub(super) fn let_go_unseen(&mut self) {
+        let is_ours = self.has_sent && self.was_running && !self.has_let_go && !self.ahead.is_so;
+        if is_ours && self.options.carried.is_some() {
+            self.has_let_go = true;
+            // What becomes of it the look tells.
+            let _ = self.target.give_leave();
+        }
+    }
+
     /// As [`Move::is_there`]. Where it is not, whatever the target says ends the wait for the next look.
     fn is_there_soon(&mut self) -> Result<bool, QemuError> {
         let is_there = self.is_there()?;
