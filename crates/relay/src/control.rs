@@ -233,3 +233,21 @@ impl Asker {
         Ok(serde_json::from_str(&line)?)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sockets_at_which_nobody_listens_are_abandoned() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("policy.txt"), "allow").unwrap();
+        assert!(!is_abandoned(&at("policy.txt")) && !is_abandoned(&at("nothing")));
+        let listener = UnixListener::bind(at("relay-1.sock")).unwrap();
+        assert!(!is_abandoned(&at("relay-1.sock")));
+        drop(listener);
+        assert!(is_abandoned(&at("relay-1.sock")));
+    }
+}
