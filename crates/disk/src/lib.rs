@@ -33,7 +33,7 @@ pub use error::{DiskError, DiskErrorKind, DiskOp};
 pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable_dir};
 pub use lanes::Lanes;
 pub use memory::MemDisk;
-pub use patience::lock_file;
+pub use patience::{lock_file, open_locked};
 
 use drover_types::{ByteSpan, Extent};
 

@@ -1,6 +1,9 @@
 //! Locks of files, taken in spite of children that hold copies for an instant.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -17,6 +20,31 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(10);
 pub fn lock_file(file: &File) -> rustix::io::Result<()> {
     let lock = || flock(file, FlockOperation::NonBlockingLockExclusive);
     patiently(lock, |errno| *errno == Errno::WOULDBLOCK)
+}
+
+/// Opens a file and locks it, in so many tries. Who had it before may have removed it, or put another in its place: then it is not
+/// the one that others find once the lock is held.
+///
+/// # Errors
+/// What failed, and why.
+pub fn open_locked(
+    path: &Path,
+    tries: usize,
+    open: impl Fn(&Path) -> io::Result<File>,
+    lock: impl Fn(&File) -> io::Result<()>,
+) -> Result<File, (&'static str, io::Error)> {
+    for _ in 0..tries {
+        let file = open(path).map_err(|error| ("opening", error))?;
+        lock(&file).map_err(|error| ("locking", error))?;
+        let is_same = |there: Metadata| {
+            file.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino()))
+        };
+        if std::fs::metadata(path).is_ok_and(is_same) {
+            return Ok(file);
+        }
+    }
+    let text = "others put new files in its place all the time";
+    Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, text)))
 }
 
 /// Tries again for a moment. A program that drover starts holds copies of drover's files between
@@ -54,5 +82,28 @@ mod tests {
         };
         patiently(attempt, |errno| *errno == Errno::WOULDBLOCK).unwrap();
         assert_eq!(attempts, 3);
+    }
+
+    #[test]
+    fn a_file_that_another_took_away_while_it_was_waited_for_is_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fence");
+        let opened = std::cell::Cell::new(0);
+        let open = |path: &Path| {
+            opened.set(opened.get() + 1);
+            File::options().append(true).create(true).open(path)
+        };
+        let lock = |file: &File| {
+            // Who had it first removes it before the lock is held.
+            if opened.get() == 1 {
+                std::fs::remove_file(&path)?;
+            }
+            Ok(lock_file(file)?)
+        };
+        let file = open_locked(&path, 2, open, lock).unwrap();
+        let there = std::fs::metadata(&path).unwrap();
+        assert_eq!((file.metadata().unwrap().ino(), opened.get()), (there.ino(), 2));
+        let gone = open_locked(&path, 3, open, |_| std::fs::remove_file(&path)).unwrap_err();
+        assert_eq!((gone.0, gone.1.kind()), ("opening", io::ErrorKind::ResourceBusy));
     }
 }

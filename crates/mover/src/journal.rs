@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_copy::{Bases, Entry, Header, JournalError, LeafTable, PassRecord, Replay, encode_entry, replay};
+use drover_disk::open_locked;
 use drover_types::Digest;
 
 /// The journal that belongs to a target file: its path with `.drover-journal` added.
@@ -124,7 +125,8 @@ impl JournalFile {
         target_is_new: bool,
     ) -> Result<JournalStart, JournalFileError> {
         let wrap = |op| move |source| JournalFileError { op, path: path.to_path_buf(), source };
-        let mut file = open_locked(path).map_err(|(op, source)| wrap(op)(source))?;
+        let mut file =
+            open_locked(path, OPEN_ATTEMPTS_MAX, open, lock).map_err(|(op, source)| wrap(op)(source))?;
         let wanted = Header::new(size, source, target, 1);
         let old = judge(&mut file, &wanted, target_is_new).map_err(wrap("reading"))?;
         let last = match &old {
@@ -322,23 +324,7 @@ pub fn new_epoch(last: u64) -> u64 {
     now.max(last.saturating_add(1))
 }
 
-/// Opens or makes the journal and locks it. Whoever starts a journal again puts another file in its
-/// place, so what was opened may not be what lies there once the lock is held.
-fn open_locked(path: &Path) -> Result<File, (&'static str, io::Error)> {
-    for _ in 0..OPEN_ATTEMPTS_MAX {
-        let file = open(path).map_err(|error| ("opening", error))?;
-        lock(&file).map_err(|error| ("locking", error))?;
-        let same = |there: std::fs::Metadata| {
-            file.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino()))
-        };
-        if std::fs::metadata(path).is_ok_and(same) {
-            return Ok(file);
-        }
-    }
-    let text = "others put new files in its place all the time";
-    Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, text)))
-}
-
+/// How often a journal is opened in whose place others put a new one.
 const OPEN_ATTEMPTS_MAX: usize = 100;
 
 /// Appending only: what a run that was given up for dead still adds never overwrites what is there.

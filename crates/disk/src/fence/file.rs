@@ -9,12 +9,13 @@
 //! that nobody was told to be durable. The check is the first eight bytes of the BLAKE3 of what stands
 //! before it. The file is locked while a server uses it: two servers on one disk could not fence it.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Epoch;
+use crate::open_locked;
 
 /// Slots lie in disk sectors of their own, so that a write of one never tears the other.
 const SLOT_BYTES: usize = 512;
@@ -74,7 +75,8 @@ impl FenceFile {
         let wrap = |op| move |source| FenceFileError { op, path: path.to_path_buf(), source };
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = open_locked(&options, path).map_err(|(op, error)| wrap(op)(error))?;
+        let file = open_locked(path, OPEN_ATTEMPTS_MAX, |path| options.open(path), lock);
+        let file = file.map_err(|(op, error)| wrap(op)(error))?;
         let (highest, slot) = read(&file).map_err(wrap("reading"))?;
         Ok(FenceFile { file, path: path.to_path_buf(), highest, next: (slot + 1) % SLOTS })
     }
@@ -104,20 +106,6 @@ impl Drop for FenceFile {
             let _ = std::fs::remove_file(&self.path);
         }
     }
-}
-
-/// Opens the file and locks it. Who had it before may have removed it meanwhile: then it is not the one that others find.
-fn open_locked(options: &OpenOptions, path: &Path) -> Result<File, (&'static str, io::Error)> {
-    for _ in 0..OPEN_ATTEMPTS_MAX {
-        let file = options.open(path).map_err(|error| ("opening", error))?;
-        lock(&file).map_err(|error| ("locking", error))?;
-        let held = file.metadata().map_err(|error| ("reading", error))?;
-        let is_same = |there: Metadata| (held.dev(), held.ino()) == (there.dev(), there.ino());
-        if std::fs::metadata(path).is_ok_and(is_same) {
-            return Ok(file);
-        }
-    }
-    Err(("opening", io::Error::new(io::ErrorKind::ResourceBusy, "others remove it all the time")))
 }
 
 fn lock(file: &File) -> io::Result<()> {
