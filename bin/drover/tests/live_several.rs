@@ -22,9 +22,10 @@ struct Fleet {
     folder: TempDir,
 }
 
-/// Bytes a second for all: three have a share that libvirt could count, too, and there is time to kill somebody.
+/// Bytes a second for all: three have a share that libvirt could count, too, and there is time to kill somebody. Two do not use
+/// all of it, so that three go at once.
 const BUDGET: u64 = 4_000_000;
-const SLOWLY: [&str; 2] = ["--rate-max", "32m"];
+const SLOWLY: [&str; 4] = ["--rate-max", "32m", "--connection", "11m"];
 
 impl Fleet {
     fn new(guests: usize) -> Option<Fleet> {
@@ -165,7 +166,19 @@ fn guests_move_together_over_a_link_that_is_cut_meanwhile() {
         ));
     }
     let (file, told) = (sites.path("moves.yaml"), sites.path("told"));
-    std::fs::write(&file, moves).unwrap();
+    let one = moves.lines().take(5).collect::<Vec<_>>().join("\n");
+    let connections_for = |moves: &str| {
+        std::fs::write(&file, moves).unwrap();
+        let before = line.connections();
+        let output = moves::run({
+            let mut command = sites.here.command(&["live", "--dry-run", "--moves"]);
+            command.arg(&file);
+            command
+        });
+        assert_eq!(output.code, Some(0), "{output:?}");
+        line.connections() - before
+    };
+    assert_eq!(connections_for(&one), connections_for(&moves), "all that go to one site share a session");
     let mut command = sites.here.command(&["live", "--json", "--moves"]);
     command.arg(&file).args(SLOWLY);
     let child = moves::spawn(command, &told);
@@ -231,7 +244,8 @@ fn keep_the_budget(events: &[Value]) {
                 let before = shares.insert(guest, rate);
                 assert!(before.is_none_or(|before| has_ended && rate > before), "{event}, {before:?} before");
             }
-            "moved" => {
+            // It sends no more.
+            "sent" => {
                 shares.remove(guest);
                 has_ended = true;
             }
@@ -253,7 +267,7 @@ fn shares(events: &[Value], guest: &str) -> Vec<u64> {
 fn a_host_that_is_written_in_two_ways_gets_no_more_than_the_budget() {
     let small = PulseOptions { pages: 512, ..idle() };
     let Some(mut fleet) = Fleet::of(&[[idle(), idle()], [small.clone(), small]]) else { return };
-    let command = fleet.command("", &[&["--json"], &SLOWLY[..]].concat());
+    let command = fleet.command("", &["--json", "--rate-max", "32m"]);
     let file = fleet.path("moves.yaml");
     let moves = std::fs::read_to_string(&file).unwrap();
     let elsewhere = format!("unix:{}", fleet.path("memory1.sock").display());

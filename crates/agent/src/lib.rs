@@ -49,3 +49,7 @@ use drover_link::{Session, SessionState};
 fn is_connected(session: &Session) -> bool {
     matches!(session.stats().state, SessionState::Up)
 }
+
+fn is_over(session: &Session) -> bool {
+    matches!(session.stats().state, SessionState::Ended(_))
+}

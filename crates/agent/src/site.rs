@@ -72,7 +72,7 @@ impl Site {
     fn numbered(&self) -> Result<(Session, u64), Refusal> {
         // Held while dialling: who comes meanwhile wants the same session.
         let mut current = self.current();
-        if current.session.is_none() {
+        if current.session.as_ref().is_none_or(crate::is_over) {
             current.session = Some(self.dial.dial()?);
             current.number += 1;
         }
@@ -150,6 +150,14 @@ impl Site {
         let session = self.current.try_lock().ok().and_then(|mut current| current.session.take());
         if let Some(session) = session {
             session.close();
+        }
+    }
+
+    /// Ends the session that there is, since nothing more is wanted of it.
+    pub fn leave(&self) {
+        let session = self.current().session.take();
+        if let Some(session) = session {
+            session.leave();
         }
     }
 

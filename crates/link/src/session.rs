@@ -131,6 +131,15 @@ impl Session {
         });
     }
 
+    /// Ends it when nothing more is wanted of it: what waits to be sent still goes where there is a connection, and where there is
+    /// none nobody waits for one.
+    pub fn leave(&self) {
+        match self.stats().state {
+            SessionState::Up => self.close(),
+            SessionState::Reconnecting(_) | SessionState::Ended(_) => self.abandon(),
+        }
+    }
+
     /// What the session and its connections do.
     pub fn stats(&self) -> SessionStats {
         let shared = self.shared();

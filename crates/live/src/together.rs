@@ -17,7 +17,7 @@ mod shares;
 #[cfg(test)]
 mod tests;
 
-pub use schedule::{Foreseen, Guest, Pipe, Schedule, Turn, schedule};
+pub use schedule::{Foreseen, Guest, Pace, Pipe, Schedule, Turn, schedule};
 use shares::shares;
 
 use crate::preflight::Obstacle;
@@ -63,6 +63,8 @@ enum State {
         /// its word about one for its word about another.
         until_kept: Option<u64>,
     },
+    /// It sends no more, and is seen to its end.
+    Ends,
     Over,
 }
 
@@ -117,7 +119,7 @@ impl Together {
                 {
                     steps.push(self.give(one, share));
                 }
-                State::Goes { .. } | State::Over => {}
+                State::Goes { .. } | State::Ends | State::Over => {}
             }
         }
         steps
@@ -132,6 +134,13 @@ impl Together {
         }
     }
 
+    /// A move sends no more, though it has not ended: others may.
+    pub fn sent(&mut self, one: usize) {
+        if let State::Goes { .. } = self.moves[one].state {
+            self.moves[one].state = State::Ends;
+        }
+    }
+
     /// A move is over, however it ended.
     pub fn ended(&mut self, one: usize) {
         self.moves[one].state = State::Over;
@@ -142,7 +151,7 @@ impl Together {
         self.is_stopped = true;
     }
 
-    /// Those that go.
+    /// Those that send, or are about to.
     pub fn going(&self) -> Vec<usize> {
         let goes = |one: &usize| matches!(self.moves[*one].state, State::Goes { .. });
         self.order.iter().copied().filter(goes).collect()
@@ -153,16 +162,24 @@ impl Together {
         self.order.iter().copied().filter(|one| self.moves[*one].state == State::Waits).collect()
     }
 
+    /// Those that are to begin next, in their order; none where no more begin.
+    pub fn next_ones(&self) -> Vec<usize> {
+        if self.is_stopped { Vec::new() } else { self.waiting() }
+    }
+
     /// Whether nothing goes and nothing will.
     pub fn is_over(&self) -> bool {
-        self.going().is_empty() && (self.is_stopped || self.waiting().is_empty())
+        let ends = |one: &One| one.state == State::Ends;
+        !self.moves.iter().any(ends)
+            && self.going().is_empty()
+            && (self.is_stopped || self.waiting().is_empty())
     }
 
     /// Bytes a second that a move has, and knows of.
     fn settled(&self, one: usize) -> Option<u64> {
         match self.moves[one].state {
             State::Goes { share, until_kept: None } => Some(share),
-            State::Goes { .. } | State::Waits | State::Over => None,
+            State::Goes { .. } | State::Waits | State::Ends | State::Over => None,
         }
     }
 
@@ -184,7 +201,7 @@ impl Together {
     fn free(&self, budget: u64) -> u64 {
         let most = |one: &One| match one.state {
             State::Goes { share, until_kept } => until_kept.unwrap_or(share),
-            State::Waits | State::Over => 0,
+            State::Waits | State::Ends | State::Over => 0,
         };
         budget.saturating_sub(self.moves.iter().map(most).sum())
     }

@@ -141,6 +141,8 @@ pub struct Via {
     pub site: String,
     /// Called at the start, and when a session was lost and the next client comes.
     pub dial: Arc<Dial>,
+    /// Whether others have the sessions, too: then they are not closed when nothing here needs them any more.
+    pub is_shared: bool,
     /// Whether streams may be packed, if the agent knows how.
     pub packs: bool,
 }

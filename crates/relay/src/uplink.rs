@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_link::{LinkErrorKind, Order, Session, SessionState};
+use drover_link::{LinkErrorKind, Order, Session};
 
 use crate::answer::{form_for, opening};
 use crate::book::Book;
@@ -210,12 +210,8 @@ impl Uplink {
         let mut state = self.lock();
         let stand = std::mem::replace(&mut state.stand, Stand::None);
         drop(state);
-        if let Stand::Up(session) = stand {
-            match session.stats().state {
-                // What waits to be sent, resets among it, still goes.
-                SessionState::Up => session.close(),
-                SessionState::Reconnecting(_) | SessionState::Ended(_) => session.abandon(),
-            }
+        if let (Stand::Up(session), false) = (stand, self.via.is_shared) {
+            session.leave();
         }
     }
 

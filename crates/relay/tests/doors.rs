@@ -61,7 +61,7 @@ impl Scene {
             attend(far, connecting.clone());
             Ok(near)
         };
-        let via = Via { site: "b".to_string(), dial: Arc::new(dial), packs: true };
+        let via = Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true };
         let to = format!("unix:{}", self.path("far").display());
         Doors::open(via, &[Door { path: self.path("near"), reach, to }])
     }

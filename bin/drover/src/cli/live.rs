@@ -44,6 +44,9 @@ pub struct LiveCommand {
     /// Of several guests: what one connection carries, in bits a second, where that is less than the line
     #[arg(long, value_name = "RATE")]
     pub connection: Option<Rate>,
+    /// Of several guests: at most so many send at a time; else as many as end soonest and keep each promise
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub at_once: Option<u16>,
     #[command(flatten)]
     pub args: LiveArgs,
 }

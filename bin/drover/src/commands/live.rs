@@ -22,7 +22,7 @@ use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
-use over::Over;
+use over::{Over, Sites};
 use record::Record;
 use show::Shown;
 
@@ -48,7 +48,7 @@ fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
 
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let Sides { mut source, mut target, over, options } = open(args)?;
+    let Sides { mut source, mut target, over, options } = open(args, &Sites::default())?;
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -88,8 +88,8 @@ struct Sides {
     options: LiveOptions,
 }
 
-fn open(args: &LiveArgs) -> Result<Sides, Failure> {
-    let over = args.via.as_ref().map(|site| Over::open(args, site)).transpose()?;
+fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
+    let over = args.via.as_ref().map(|site| Over::open(args, site, sites)).transpose()?;
     let options = options(args, over.as_ref())?;
     let mut source = connect(&args.source, Side::Source)?;
     let target = match &over {
@@ -165,6 +165,8 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
         memory: memory::options(args)?,
         share: None,
         carried: over.map(Over::carried),
+        turn: None,
+        looked: None,
     })
 }
 
@@ -295,6 +297,8 @@ impl View {
                 );
                 self.progress(Some(sample.at_ms), text);
             }
+            // The sample before tells it.
+            Event::Sent => {}
             Event::Did(deed, why) => self.say(format!("{}: {why}", deed_word(*deed))),
             Event::Share(rate) => self.say(share_words(*rate)),
             Event::Mending(mending) => self.say(mending_words(mending)),
@@ -408,6 +412,7 @@ fn document(event: &Event) -> Value {
             "pass": sample.passes, "sent_bytes": sample.sent_bytes, "left_bytes": sample.left_bytes,
             "dirty_bytes_per_s": sample.dirty_bytes_per_s, "throttle_percent": sample.throttle_percent,
         }),
+        Event::Sent => json!({"event": "sent"}),
         Event::Did(deed, why) => json!({"event": "did", "what": deed_word(*deed), "why": why.to_string()}),
         Event::Share(rate) => json!({"event": "share", "rate_bytes_per_s": rate}),
         Event::Mending(mending) => mending_document(mending),

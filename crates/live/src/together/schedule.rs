@@ -1,9 +1,10 @@
 //! How many go at once: each number is tried on a virtual clock, with the forecast that a single move has.
 //!
 //! The rates that each has while others come and go are those that [`Together`] gives when the moves are real. A move is
-//! that far which its time at each of these rates makes it. Looking, mirrors' begins and ends take a while in which a move
-//! sends nothing: beside others that is no loss, and so small guests go together. What guests write meanwhile is sent again,
-//! and more so the slower each goes: so busy guests go one after the other.
+//! that far which its time at each of these rates makes it. Begins and ends take a while in which a move sends nothing:
+//! beside others that is no loss, and so small guests go together. What guests write meanwhile is sent again, and more so
+//! the slower each goes: so busy guests go one after the other. And where what is sent waits on its way, the last of a guest
+//! waits behind what the others send: so few go at once over a link where short downtimes are promised.
 
 use std::fmt;
 
@@ -32,6 +33,19 @@ pub struct Guest {
     pub rate_max: Option<u64>,
     /// An earlier run began to move it: nothing is asked any more, and nothing waited for.
     pub is_under_way: bool,
+    /// In which it sends nothing.
+    pub pace: Pace,
+}
+
+/// What a move takes beside its sending, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// To be prepared, which is done before its turn; the first ones are waited for.
+    pub prepares_s: f64,
+    /// From its turn until it sends, and from the last that it sends to its end.
+    pub aside_s: f64,
+    /// By which its downtime is longer for each other that goes at once.
+    pub beside_s: f64,
 }
 
 /// What lies between both hosts.
@@ -45,6 +59,8 @@ pub struct Pipe {
     pub connection: Option<u64>,
     /// Bytes a second below which a share cannot be set.
     pub share_min: u64,
+    /// At most so many send at a time, where that was said.
+    pub at_once_max: Option<usize>,
 }
 
 /// What one connection of QEMU's sends where nothing else is in the way: 1.0 to 1.9 GiB/s were measured on the loopback.
@@ -54,8 +70,6 @@ const CONNECTION_BYTES_PER_S: u64 = 1 << 30;
 const EXCESS_BYTES_PER_S: u64 = 10 * 64 * 4096;
 /// Share of the budget from which on that is told.
 const EXCESS_DIVISOR: u64 = 20;
-/// For which a move looks, sets and tidies up, and sends nothing.
-const ASIDE_S: f64 = 1.5;
 /// One at a time more must make this share of the time less.
 const GAIN: f64 = 0.02;
 /// Up to so many at once each number is tried; beyond, about each second.
@@ -162,15 +176,15 @@ impl Schedule {
 pub fn schedule(guests: &[Guest], pipe: &Pipe) -> Schedule {
     let caps: Vec<u64> = guests.iter().map(|guest| pipe.cap(guest)).collect();
     let alone: Vec<Choice> =
-        guests.iter().zip(&caps).map(|(guest, cap)| pipe.choice(guest, pipe.carries(*cap))).collect();
+        guests.iter().zip(&caps).map(|(guest, cap)| pipe.choice(guest, pipe.carries(*cap), 1)).collect();
     let mut order: Vec<usize> = (0..guests.len()).collect();
     let takes = |one: usize| pipe.takes_s(&guests[one], pipe.carries(caps[one]), &alone[one]);
     order.sort_by(|a, b| {
         let first = guests[*b].is_under_way.cmp(&guests[*a].is_under_way);
         first.then(takes(*b).total_cmp(&takes(*a)))
     });
-    let sim = Sim { guests, pipe, caps: &caps, order: &order };
-    let looked_at: Vec<Foreseen> = widths(guests.len(), pipe).map(|width| sim.foreseen(width)).collect();
+    let sim = |width| Sim { guests, pipe, caps: &caps, order: &order, width };
+    let looked_at: Vec<Foreseen> = widths(guests.len(), pipe).map(|width| sim(width).foreseen()).collect();
     let soonest = looked_at.iter().filter(|one| one.keeps()).map(|one| one.total.likely);
     let soonest = soonest.fold(f64::INFINITY, f64::min);
     let is_soon = |one: &&Foreseen| one.keeps() && one.total.likely <= soonest * (1.0 + GAIN);
@@ -183,7 +197,7 @@ fn widths(guests: usize, pipe: &Pipe) -> impl Iterator<Item = usize> {
     let fit = pipe.rate_max.map_or(usize::MAX, |rate| {
         usize::try_from(rate / pipe.share_min.max(1)).unwrap_or(usize::MAX).max(1)
     });
-    let most = guests.min(fit).max(1);
+    let most = guests.min(fit).min(pipe.at_once_max.unwrap_or(usize::MAX)).max(1);
     let mut next = 1;
     std::iter::from_fn(move || {
         let width = next;
@@ -210,14 +224,15 @@ impl Pipe {
         self.capacity(self.line.likely).min(cap)
     }
 
-    /// What a guest would do with such a rate.
-    fn choice(&self, guest: &Guest, rate: u64) -> Choice {
+    /// What a guest would do with such a rate, where so many go at once.
+    fn choice(&self, guest: &Guest, rate: u64, at_once: usize) -> Choice {
         let likely = rate as f64;
         let spread = likely * (self.line.spread / self.line.likely.max(1.0));
         // A bound is kept, so it is nothing that may be more.
         let spread =
             if self.rate_max.is_some_and(|most| most as f64 <= self.line.likely) { 0.0 } else { spread };
-        let facts = Facts { rate: Estimate { likely, spread }, ..guest.facts };
+        let mut facts = Facts { rate: Estimate { likely, spread }, ..guest.facts };
+        facts.overhead.likely += guest.pace.beside_s * at_once.saturating_sub(1) as f64;
         let way =
             Way { channels: vec![(guest.channels, facts.rate)], channels_max: guest.channels, zstd: None };
         choose(&guest.promise, &facts, &way, guest.allowed)
@@ -225,7 +240,7 @@ impl Pipe {
 
     /// Seconds from the begin to the end of a move with such a rate.
     fn takes_s(&self, guest: &Guest, rate: u64, choice: &Choice) -> f64 {
-        ASIDE_S + sends_s(guest, rate, choice)
+        guest.pace.aside_s + sends_s(guest, rate, choice)
     }
 }
 
@@ -240,6 +255,8 @@ struct Sim<'a> {
     pipe: &'a Pipe,
     caps: &'a [u64],
     order: &'a [usize],
+    /// So many go at once.
+    width: usize,
 }
 
 /// A move on its way.
@@ -266,12 +283,12 @@ impl Going {
 }
 
 impl Sim<'_> {
-    fn foreseen(&self, width: usize) -> Foreseen {
+    fn foreseen(&self) -> Foreseen {
         let Estimate { likely, spread } = self.pipe.line;
-        let turns = self.run(width, likely);
+        let (width, turns) = (self.width, self.run(likely));
         let ends = |turns: &[Turn]| turns.iter().map(|turn| turn.begins_s + turn.takes_s).fold(0.0, f64::max);
         let total = ends(&turns);
-        let off = |line: f64| (ends(&self.run(width, line)) - total).abs();
+        let off = |line: f64| (ends(&self.run(line)) - total).abs();
         let total = Estimate { likely: total, spread: off(likely - spread).max(off(likely + spread)) };
         let way = match width {
             _ if self.guests.len() == 1 => "alone".to_string(),
@@ -293,10 +310,10 @@ impl Sim<'_> {
     }
 
     /// Each guest's turn, where the line carries so much.
-    fn run(&self, width: usize, line: f64) -> Vec<Turn> {
+    fn run(&self, line: f64) -> Vec<Turn> {
         let under_way: Vec<bool> = self.guests.iter().map(|guest| guest.is_under_way).collect();
         let budget = Some(self.pipe.capacity(line));
-        let mut together = Together::new(budget, width, self.order.to_vec(), self.caps, &under_way);
+        let mut together = Together::new(budget, self.width, self.order.to_vec(), self.caps, &under_way);
         let mut going: Vec<Going> = Vec::new();
         let mut turns = Vec::new();
         let mut now_s = 0.0;
@@ -353,14 +370,16 @@ impl Sim<'_> {
             keeps: true,
             converges: true,
         };
-        let mut one = Going { turn, aside_s: ASIDE_S, left: 1.0, sends_s: 0.0 };
+        let Pace { prepares_s, aside_s, .. } = self.guests[guest].pace;
+        let prepares_s = if now_s > 0.0 { 0.0 } else { prepares_s };
+        let mut one = Going { turn, aside_s: prepares_s + aside_s, left: 1.0, sends_s: 0.0 };
         self.has_rate(&mut one, share);
         one
     }
 
     fn has_rate(&self, one: &mut Going, rate: u64) {
         let guest = &self.guests[one.turn.guest];
-        let choice = self.pipe.choice(guest, rate);
+        let choice = self.pipe.choice(guest, rate, self.width.min(self.guests.len()));
         one.sends_s = sends_s(guest, rate, &choice);
         let turn = &mut one.turn;
         turn.rate_least = turn.rate_least.min(rate as f64);

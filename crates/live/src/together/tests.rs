@@ -30,6 +30,7 @@ fn guest(name: &str, memory_mib: u64, dirty: f64) -> Guest {
         disk_bytes: 0,
         rate_max: None,
         is_under_way: false,
+        pace: Pace { prepares_s: 0.0, aside_s: 1.5, beside_s: 0.0 },
     }
 }
 
@@ -43,6 +44,7 @@ fn pipe(line: f64) -> Pipe {
         rate_max: None,
         connection: None,
         share_min: MIB,
+        at_once_max: None,
     }
 }
 
@@ -68,6 +70,40 @@ fn small_guests_go_at_once_since_looking_takes_longer_than_sending() {
     let found = chosen(&alike(6, 64, 0.0), &pipe(1000.0 * MB));
     assert_eq!(found.way, "all at once");
     assert!(found.total.likely < 3.0, "{found}");
+}
+
+#[test]
+fn over_a_link_as_many_go_at_once_as_do_not_make_the_others_wait_too_long() {
+    let over = |downtime_ms, beside_s| {
+        let mut guests = alike(8, 64, 0.0);
+        for guest in &mut guests {
+            guest.facts.overhead.likely = 0.18;
+            guest.promise.downtime_max = Duration::from_millis(downtime_ms);
+            guest.pace = Pace { prepares_s: 0.9, aside_s: 0.3, beside_s };
+        }
+        chosen(&guests, &pipe(1000.0 * MB))
+    };
+    assert_eq!([over(300, 0.1).width, over(200, 0.1).width], [2, 1]);
+    assert_eq!([over(1000, 0.1).width, over(300, 0.0).width], [8, 8]);
+    assert!((over(300, 0.1).downtime_most() - 0.28).abs() < 0.02);
+}
+
+#[test]
+fn the_first_are_prepared_while_nobody_sends_and_the_others_meanwhile() {
+    let mut guests = alike(3, 100, 0.0);
+    guests.iter_mut().for_each(|guest| guest.pace = Pace { prepares_s: 5.0, aside_s: 0.5, beside_s: 1.0 });
+    let found = chosen(&guests, &pipe(104.8576 * MB));
+    assert_eq!(found.way, "one after the other");
+    let all_s = 5.0 + 3.0 * (0.5 + 1.0 + 0.03);
+    assert!((found.total.likely - all_s).abs() < 0.1, "{found}");
+}
+
+#[test]
+fn no_more_go_at_once_than_was_said() {
+    let two = Pipe { at_once_max: Some(2), ..pipe(1000.0 * MB) };
+    let schedule = schedule(&alike(6, 64, 0.0), &two);
+    assert_eq!(schedule.looked_at.iter().map(|one| one.width).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(schedule.chosen.unwrap().way, "2 at a time");
 }
 
 #[test]
@@ -178,6 +214,23 @@ fn a_share_is_free_when_the_one_that_had_it_says_so() {
     assert_eq!(together.steps(), [], "it still sends as much as before");
     together.keeps(0, 50);
     assert_eq!(together.steps(), [Step::Begin(1, Some(50))]);
+}
+
+#[test]
+fn one_that_has_sent_all_makes_way_and_is_waited_for() {
+    let mut together = Together::new(Some(100), 1, vec![0, 1], &[100, 100], &[false; 2]);
+    assert_eq!(together.steps(), [Step::Begin(0, Some(100))]);
+    assert_eq!(together.next_ones(), [1]);
+    together.sent(1);
+    assert_eq!(together.steps(), [], "it has not begun");
+    together.sent(0);
+    assert_eq!(together.steps(), [Step::Begin(1, Some(100))]);
+    together.ended(1);
+    assert!(!together.is_over(), "the first has not ended");
+    together.ended(0);
+    assert!(together.is_over());
+    together.sent(0);
+    assert!(together.is_over());
 }
 
 #[test]

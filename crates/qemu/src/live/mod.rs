@@ -6,6 +6,7 @@
 //!                      ├─ mark.rs     which two QEMUs are the ends of one move
 //!                      ├─ tls.rs      credentials for QEMU's own encryption
 //!                      ├─ share.rs    what it may send of what several moves may
+//!                      ├─ turn.rs     when it sends, where several move
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
@@ -20,15 +21,17 @@ mod mark;
 mod run;
 mod share;
 mod tls;
+mod turn;
 
 pub use carried::{Carried, Carrier};
 pub use disks::{MirrorState, NbdAt};
 pub use domain::{
-    DomainOptions, Ends, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
+    DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
 };
 pub use guest::{Guest, Told};
 pub use run::{
-    Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, MemoryOptions, Mending, Moved, TlsBy,
+    Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, Looked, MemoryOptions, Mending, Moved, TlsBy,
     TlsOptions, Where, foresee, live, look_beforehand,
 };
 pub use share::Share;
+pub use turn::Turn;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
+use drover_live::together::Pace;
 use drover_live::{
     Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings, Side, SoFar,
     Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
@@ -22,7 +23,7 @@ use serde_json::Value;
 
 use ahead::Ahead;
 pub use ahead::Mending;
-pub use beforehand::{Beforehand, look_beforehand};
+pub use beforehand::{Beforehand, Looked, look_beforehand};
 pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 pub(super) use words::domain_at;
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
@@ -31,6 +32,7 @@ use super::carried::Carried;
 use super::disks::Pair;
 use super::guest::{Guest, POLL, Told};
 use super::mark::new_mark;
+use super::turn::at_once;
 use crate::error::{QemuError, QemuErrorKind};
 
 /// Both sides of a move.
@@ -72,6 +74,18 @@ struct Move<'a> {
     keeps: Option<u64>,
 }
 
+/// What is done, and what it was chosen from.
+struct Plan {
+    choice: Choice,
+    facts: Facts,
+}
+
+impl Plan {
+    fn channels(&self) -> u8 {
+        self.choice.course.as_ref().map_or(1, |course| course.channels)
+    }
+}
+
 /// Looks at memory on its way.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(100);
 /// For which the guest's writing is watched before it moves.
@@ -86,6 +100,8 @@ pub(super) const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
 const LINK_QUEUE: Duration = Duration::from_millis(50);
+/// By which that is longer for each other guest that goes at once: of 8, each stood 30 to 50 ms longer for each, in the median.
+const BESIDE: Duration = Duration::from_millis(100);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
 const STILL_TIME_MAX: Duration = Duration::from_secs(30);
 const STILL_DOWNTIMES: u32 = 10;
@@ -111,16 +127,36 @@ fn lag(carried: Option<&Carried>, promise: &Promise) -> Duration {
 }
 
 /// For which the guest stands still beside the last pass.
-pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise) -> Estimate {
-    let lag = lag(carried, promise).as_secs_f64();
+pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise, at_once: usize) -> Estimate {
+    let lag = (lag(carried, promise) + beside(carried) * others(at_once)).as_secs_f64();
     Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
+}
+
+/// By which a downtime is longer for each other guest that goes at once: what a link has taken of those goes first.
+fn beside(carried: Option<&Carried>) -> Duration {
+    carried.map_or(Duration::ZERO, |_| BESIDE)
+}
+
+fn others(at_once: usize) -> u32 {
+    u32::try_from(at_once.saturating_sub(1)).unwrap_or(u32::MAX)
+}
+
+/// What a move takes beside its sending. Its questions to the target's monitor go one after the other: 15 before its turn, 5 from
+/// then on.
+pub(super) fn pace(carried: Option<&Carried>) -> Pace {
+    let round_trip_s = carried.map_or(0.0, |carried| carried.by.round_trip().as_secs_f64());
+    Pace {
+        prepares_s: 0.1 + round_trip_s * 15.0,
+        aside_s: 0.05 + round_trip_s * 5.0,
+        beside_s: beside(carried).as_secs_f64(),
+    }
 }
 
 /// What QEMU may use of a promised downtime. Of what goes over a link some is lost at its very end, and comes two round trips later; and what
 /// waits on the line is a round trip more.
-pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise) -> Duration {
+pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise, at_once: usize) -> Duration {
     let (of_link, parts) = match carried {
-        Some(carried) => (carried.by.round_trip() * 4 + LINK_QUEUE, 10),
+        Some(carried) => (carried.by.round_trip() * 4 + LINK_QUEUE + BESIDE * others(at_once), 10),
         None => (Duration::ZERO, 2),
     };
     let kept = DOWNTIME_KEPT + of_link;
@@ -192,11 +228,11 @@ pub fn live(
         }
         return ended;
     }
-    let (choice, facts) = match one.look() {
-        Ok(found) => found,
+    let ended = match one.look_in_turn() {
+        Ok(plan) => one.go(plan),
         Err(cause) => return Err(LiveError { cause, guest_at: Where::Source }),
     };
-    let ended = match one.go(&choice, &facts) {
+    let ended = match ended {
         Ok(moved) => Ok(moved),
         Err(cause) => one.settle(cause),
     };
@@ -219,7 +255,7 @@ pub fn foresee(
     let mut one = Move::new(source, target, options, &stop, tell);
     match one.find().map_err(|error| LiveError::of_look(error.into()))? {
         Found::Nothing => {
-            let looked = one.look().map(|(choice, _)| Some(choice));
+            let looked = one.look().map(|plan| Some(plan.choice));
             looked.map_err(|cause| LiveError { cause, guest_at: Where::Source })
         }
         Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
@@ -265,10 +301,17 @@ impl<'a> Move<'a> {
     }
 
     /// Looks at both sides, measures, chooses. Changes nothing.
-    fn look(&mut self) -> Result<(Choice, Facts), Ending> {
+    fn look(&mut self) -> Result<Plan, Ending> {
         let facts = self.inspect()?;
-        let choice = self.choose(&facts);
-        Ok((kept(choice)?, facts))
+        self.plan(&facts)
+    }
+
+    /// What is done with a guest of which this is known.
+    fn plan(&mut self, facts: &Facts) -> Result<Plan, Ending> {
+        let rate = self.within_share(self.options.line.unwrap_or(LINE_ASSUMED));
+        let facts = Facts { rate, overhead: self.overhead(), ..*facts };
+        let choice = kept(self.choose(&facts))?;
+        Ok(Plan { choice, facts })
     }
 
     /// Looks at both sides and measures.
@@ -333,10 +376,16 @@ impl<'a> Move<'a> {
             memory_bytes: from.memory_bytes,
             dirty,
             working_set_bytes: from.memory_bytes,
-            rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
-            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            rate: LINE_ASSUMED,
+            overhead: self.overhead(),
             so_far: SoFar::default(),
         })
+    }
+
+    /// For which the guest stands still beside the last pass.
+    pub(super) fn overhead(&self) -> Estimate {
+        let LiveOptions { carried, promise, turn, .. } = self.options;
+        overhead(carried.as_ref(), promise, at_once(turn.as_ref()))
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
@@ -351,15 +400,16 @@ impl<'a> Move<'a> {
         choose(&self.options.promise, facts, &way, self.options.allowed)
     }
 
-    fn go(&mut self, choice: &Choice, facts: &Facts) -> Result<Moved, Ending> {
-        let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice.clone()))) };
-        self.foreseen = choice.forecast;
+    fn go(&mut self, plan: Plan) -> Result<Moved, Ending> {
         self.clear_leftovers()?;
         let mark = new_mark()?;
         self.target.mark(&mark)?;
         self.source.mark(&mark)?;
         self.make_credentials()?;
-        self.set(course.channels)?;
+        self.set(plan.channels())?;
+        let Plan { choice, facts } = self.plan_in_turn(plan)?;
+        let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice))) };
+        self.foreseen = choice.forecast;
         self.mirror()?;
         // It starts the guest when drover says so, not when it thinks that all is there: the source might think otherwise
         // and go on, too.
@@ -384,7 +434,7 @@ impl<'a> Move<'a> {
             self.slow_down(choice.facts.rate.likely)?;
             at_once = None;
         }
-        self.follow(began, &course.deeds, at_once, Some(facts))
+        self.follow(began, &course.deeds, at_once, Some(&facts))
     }
 
     /// Watches memory on its way, and sees it to its end. With facts, the promise is looked at again when a line is known of which nothing
@@ -410,6 +460,7 @@ impl<'a> Move<'a> {
             match told.sample.phase {
                 Phase::Done => {
                     self.let_go_unseen();
+                    (self.tell)(Event::Sent);
                     return self.arrived(began, told, self.patience());
                 }
                 Phase::Failed => return Err(self.failed(&told)),

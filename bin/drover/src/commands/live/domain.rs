@@ -6,7 +6,7 @@ use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
 use super::memory::RDMA;
-use super::over::Over;
+use super::over::{Over, Sites};
 use super::record::Record;
 use super::show::Shown;
 use super::{LINE_SPREAD, View, foreseen, not_moved};
@@ -27,7 +27,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     let mut options = options(args)?;
     let name = name(args)?;
     let ends = ends(args, daemon)?;
-    let over = over(args, &ends, name)?;
+    let over = over(args, &ends, name, &Sites::default())?;
     options.carried = over.as_ref().map(Over::carried);
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
@@ -63,13 +63,13 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
 
 /// What leads to a site, where the domain still needs it. The source's daemon is asked whether it sees the sockets, and the
 /// site whether they may lead where they are to; nothing is changed at either daemon.
-pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str) -> Result<Option<Over>, Failure> {
+pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str, sites: &Sites) -> Result<Option<Over>, Failure> {
     let Some(site) = &args.via else { return Ok(None) };
     let passage = passage(ends, name).map_err(|cause| super::failure(&LiveError::of_look(cause)))?;
     if !passage.is_needed {
         return Ok(None);
     }
-    let over = Over::open_for_domain(args, site, &passage)?;
+    let over = Over::open_for_domain(args, site, sites, &passage)?;
     let is_seen = ends.source.sees(over.memory_here());
     if !is_seen.map_err(|error| Failure::new(Exit::Source, error.chain()))? {
         let what = format!(
@@ -143,6 +143,8 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let allows = |what| args.allow.contains(&what);
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(DomainOptions {
+        turn: None,
+        looked: None,
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
         allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
         copies_disks: args.disks == DisksArg::Mirror,

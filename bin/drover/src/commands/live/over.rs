@@ -1,11 +1,13 @@
 //! A move over the link to another site: what QEMU connects to here, and what that leads to there.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use drover_agent::Site;
 use drover_link::Session;
 use drover_live::Side;
 use drover_qemu::live::{Carried, Carrier, Guest, NbdAt, Passage};
@@ -58,6 +60,8 @@ struct Link {
     first_round_trip: Duration,
     /// What the agent is asked to connect to for the target's monitor, where there is one.
     monitor: Option<String>,
+    /// After the doors: what they carry ends before the session does.
+    _shared: Arc<Shared>,
 }
 
 impl Carrier for Link {
@@ -94,16 +98,43 @@ const MONITOR: &str = "monitor";
 const MEMORY: &str = "memory";
 const DISKS: &str = "disks";
 
+/// Sites that guests go to. Those that go to one share a session: its connections, and what it has learnt of the line.
+#[derive(Default)]
+pub struct Sites(Mutex<BTreeMap<String, Weak<Shared>>>);
+
+/// A site that guests go to. When nobody goes there any more its session ends.
+struct Shared(Arc<Site>);
+
+impl Sites {
+    fn named(&self, args: &LiveArgs, name: &str) -> Result<Arc<Shared>, Failure> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(site) = known.get(name).and_then(Weak::upgrade) {
+            return Ok(site);
+        }
+        let site = Arc::new(Shared(sites::site(args.state.as_deref(), name, None)?));
+        known.insert(name.to_string(), Arc::downgrade(&site));
+        Ok(site)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The agent would hold what it carried for the time in which a lost session may come back.
+        self.0.leave();
+    }
+}
+
 impl Over {
     /// Sees whether the site is there, and makes the sockets. QEMU is not touched.
-    pub fn open(args: &LiveArgs, site: &str) -> Result<Over, Failure> {
+    pub fn open(args: &LiveArgs, site: &str, sites: &Sites) -> Result<Over, Failure> {
         let (memory, disks) = places(args)?;
         let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
         let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
         let path = |name: &str| folder.path().join(name);
         let here = Here { monitor: path(MONITOR), memory: path(MEMORY), disks: path(DISKS) };
         let monitor = format!("unix:{}", args.to.display());
-        let mut over = Over::dial(args, site, here, (memory, disks), Reach::Folder, Some(monitor))?;
+        let mut over =
+            Over::dial(args, sites.named(args, site)?, here, (memory, disks), Reach::Folder, Some(monitor))?;
         over.asking.is_own = args.uri.is_none() && args.nbd.is_none();
         let Here { monitor, memory, disks } = &over.here;
         give_to_qemu(&args.source, &[monitor, memory, disks, folder.path()]);
@@ -112,7 +143,12 @@ impl Over {
     }
 
     /// The same for a libvirt domain: sockets of the same path as those that its QEMU will listen at there.
-    pub fn open_for_domain(args: &LiveArgs, site: &str, passage: &Passage) -> Result<Over, Failure> {
+    pub fn open_for_domain(
+        args: &LiveArgs,
+        site: &str,
+        sites: &Sites,
+        passage: &Passage,
+    ) -> Result<Over, Failure> {
         let place = |given: &Option<String>, option: &str, name: &str| {
             let otherwise = format!("unix:{DOMAIN_FOLDER}/drover-{}.{name}", passage.uuid);
             let given = given.clone().unwrap_or(otherwise);
@@ -127,23 +163,24 @@ impl Over {
         let here = |path: PathBuf, name: &str| if args.dry_run { to_look(&path, name) } else { path };
         let (memory, disks) = (here(memory, MEMORY), here(disks, DISKS));
         let here = Here { monitor: PathBuf::new(), memory, disks };
-        Over::dial(args, site, here, there, Reach::User(passage.owner), None)
+        Over::dial(args, sites.named(args, site)?, here, there, Reach::User(passage.owner), None)
     }
 
     /// Makes what leads there. Without a monitor there nobody is connected to it.
     fn dial(
         args: &LiveArgs,
-        site: &str,
+        shared: Arc<Shared>,
         here: Here,
         (memory, disks): (String, NbdAt),
         reach: Reach,
         monitor: Option<String>,
     ) -> Result<Over, Failure> {
-        let dial = Arc::new(sites::dialler(args.state.as_deref(), site, None, &[], None)?);
+        let site = shared.0.clone();
+        let name = site.name().to_string();
         let memory_to = address_of(&memory)?;
         let mut wanted = vec![memory_to.clone()];
         wanted.extend((args.disks == DisksArg::Mirror).then(|| nbd_text(&disks)));
-        let session = dial().map_err(|refusal| away(site, &refusal.to_string()))?;
+        let session = site.session().map_err(|refusal| away(&name, &refusal.to_string()))?;
         let stripes = session.stats().stripes;
         let round_trips = stripes.iter().filter_map(|stripe| stripe.rtt.or(stripe.rtt_min));
         let first_round_trip = round_trips.min().unwrap_or_default();
@@ -152,12 +189,13 @@ impl Over {
         let mut doors = vec![door(&here.memory, memory_to), door(&here.disks, nbd_text(&disks))];
         doors.extend(monitor.iter().map(|to| door(&here.monitor, to.clone())));
         let packs = !args.no_link_compression;
-        let via = Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), packs };
+        let dial = Arc::new(move || Ok(site.session()?));
+        let via = Via { site: name.clone(), dial, is_shared: true, packs };
         let opened = Doors::open(via, &doors).map_err(|error| match &monitor {
             Some(_) => unmade(&error),
             None => no_door(error),
         })?;
-        let link = Arc::new(Link { site: site.to_string(), doors: opened, first_round_trip, monitor });
+        let link = Arc::new(Link { site: name, doors: opened, first_round_trip, monitor, _shared: shared });
         Ok(Over { link, memory, disks, here, asking, _folder: None })
     }
 
@@ -172,12 +210,10 @@ impl Over {
     /// The same, if nobody can be listening there yet.
     pub fn ask_if(&self, waits: bool) -> Result<(), Failure> {
         let Asking { session, wanted, is_own } = &self.asking;
-        let asked = match waits {
+        match waits {
             true => wanted.iter().try_for_each(|to| free(self.site(), to, *is_own, probe(session, to))),
             false => Ok(()),
-        };
-        session.close();
-        asked
+        }
     }
 
     /// Connects to the target's monitor.

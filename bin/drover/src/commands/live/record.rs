@@ -82,6 +82,7 @@ impl Record {
                     throttle_percent: sample.throttle_percent,
                 });
             }
+            Event::Sent => {}
             Event::Did(what, why) => self.report.deeds.push(deed(at_s, *what, why)),
             Event::Share(rate) => self.report.add_note(at_s, super::share_words(*rate)),
             Event::Mending(mending) => self.report.add_note(at_s, super::mending_words(mending)),

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::together::{self, Pipe, Schedule, Step, Together, room_obstacle, schedule};
-use drover_qemu::live::{Ending, Event, LiveError, Share, Where};
+use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
 
+use super::over::Sites;
 use super::{LINE_SPREAD, failure};
 use crate::cli::LiveCommand;
 use crate::exit::{Exit, Failure};
@@ -80,8 +81,15 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
     let flag = stop.flag();
     let (news, heard) = channel();
     failures.extend(thread::scope(|scope| {
-        let mut moves =
-            Moves { scope, news, flag: &flag, places, shares: BTreeMap::new(), threads: BTreeMap::new() };
+        let mut moves = Moves {
+            scope,
+            news,
+            flag: &flag,
+            places,
+            shares: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            threads: BTreeMap::new(),
+        };
         moves.run(&mut pairs, all.budget(), &heard, teller)
     }));
     teller.sums(failures)
@@ -89,9 +97,10 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
 
 /// Looks at all guests; changes nothing. Gives those that can move, by their numbers, and all that stands in the way of any.
 fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Refusal)>) {
+    let sites = Sites::default();
     let looks = each(guests, LOOKS_MAX, |wanted| {
         let mut told = Vec::new();
-        let ready = Ready::look(&wanted.args, &mut |event| told.push(event));
+        let ready = Ready::look(&wanted.args, &sites, &mut |event| told.push(event));
         (ready, told)
     });
     let mut ready = BTreeMap::new();
@@ -244,6 +253,7 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
         rate_max: all.budget().map(|budget| budget / parts),
         connection: all.connection.map(bytes),
         share_min: SHARE_MIN,
+        at_once_max: all.at_once.map(usize::from),
     };
     let pair = |((from, to), numbers): ((String, String), Vec<usize>)| {
         let guest = |number: &usize| ready[number].guest(&all.guests[*number]);
@@ -304,6 +314,8 @@ struct Moves<'scope, 'env> {
     flag: &'env AtomicBool,
     places: BTreeMap<usize, Place>,
     shares: BTreeMap<usize, Share>,
+    /// Of those that are prepared and have not begun.
+    turns: BTreeMap<usize, Turn>,
     threads: BTreeMap<usize, ScopedJoinHandle<'scope, ()>>,
 }
 
@@ -330,6 +342,7 @@ impl Moves<'_, '_> {
                     self.take(pair, step, teller);
                 }
             }
+            self.prepare_next(pairs);
             if pairs.iter().all(|pair| pair.together.is_over()) {
                 break;
             }
@@ -352,13 +365,16 @@ impl Moves<'_, '_> {
             let Some((pair, one)) = find(pairs, number) else { continue };
             match news {
                 News::Event(event) => {
-                    if let Event::Share(rate) = event {
-                        pair.together.keeps(one, rate);
+                    match event {
+                        Event::Share(rate) => pair.together.keeps(one, rate),
+                        Event::Sent => pair.together.sent(one),
+                        _ => {}
                     }
                     teller.event(number, &event);
                 }
                 News::Ended(ended) => {
                     self.threads.remove(&number);
+                    self.turns.remove(&number);
                     pair.together.ended(one);
                     failures.extend(teller.moved(number, *ended).map(|failure| (number, failure)));
                 }
@@ -385,21 +401,48 @@ impl Moves<'_, '_> {
             }
             Step::Begin(one, rate) => {
                 let number = pair.numbers[one];
-                let Some(place) = self.places.remove(&number) else { return };
-                teller.begins(number);
-                let share = rate.map(Share::new);
-                self.shares.extend(share.clone().map(|share| (number, share)));
-                let line = pair.line_of(one);
-                let (news, flag) = (self.news.clone(), self.flag);
-                let thread = self.scope.spawn(move || {
-                    // Nobody listens any more only when all is over.
-                    let mut tell = |event| drop(news.send((number, News::Event(event))));
-                    let ended = place.go(share, line, flag, &mut tell);
-                    let _ = news.send((number, News::Ended(Box::new(ended))));
-                });
-                self.threads.insert(number, thread);
+                self.prepare(pair, one);
+                if let (Some(share), Some(rate)) = (self.shares.get(&number), rate) {
+                    share.set(rate);
+                }
+                if let Some(turn) = self.turns.remove(&number) {
+                    teller.begins(number);
+                    turn.come();
+                }
             }
         }
+    }
+
+    /// Those whose turn comes next are looked at and prepared while others send.
+    fn prepare_next(&mut self, pairs: &[Pair]) {
+        for pair in pairs {
+            for one in pair.together.next_ones() {
+                if self.turns.len() >= LOOKS_MAX {
+                    return;
+                }
+                self.prepare(pair, one);
+            }
+        }
+    }
+
+    /// Has a guest wait for its turn, if it does not do so.
+    fn prepare(&mut self, pair: &Pair, one: usize) {
+        let number = pair.numbers[one];
+        let Some(place) = self.places.remove(&number) else { return };
+        let turn = Turn::new(pair.at_once());
+        self.turns.insert(number, turn.clone());
+        // How much it is is said with its turn.
+        let share = pair.schedule.rate_max.map(|rate| Share::new(rate.min(pair.schedule.caps[one])));
+        self.shares.extend(share.clone().map(|share| (number, share)));
+        let line = pair.line_of(one);
+        let (news, flag) = (self.news.clone(), self.flag);
+        let thread = self.scope.spawn(move || {
+            // Nobody listens any more only when all is over.
+            let mut tell = |event| drop(news.send((number, News::Event(event))));
+            let ended = place.go(turn, share, line, flag, &mut tell);
+            let _ = news.send((number, News::Ended(Box::new(ended))));
+        });
+        self.threads.insert(number, thread);
     }
 
     /// A thread that ended without a word.
@@ -420,6 +463,11 @@ fn find(pairs: &mut [Pair], number: usize) -> Option<(&mut Pair, usize)> {
 }
 
 impl Pair {
+    /// So many go at once.
+    fn at_once(&self) -> usize {
+        self.schedule.chosen.as_ref().map_or(1, |chosen| chosen.width).min(self.guests.len())
+    }
+
     /// What of the line a guest has, at least, where that is known.
     fn line_of(&self, one: usize) -> Option<Estimate> {
         let turns = &self.schedule.chosen.as_ref().filter(|_| self.line_is_known)?.turns;

@@ -95,6 +95,9 @@ pub fn live(
         let file = folder.join("moves.yaml");
         std::fs::write(&file, moves)?;
         command.arg("--moves").arg(file);
+        if let Some(number) = std::env::var_os("DROVER_LIVE_AT_ONCE") {
+            command.arg("--at-once").arg(number);
+        }
     }
     if let Some(folder) = std::env::var_os("DROVER_LIVE_REPORTS") {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;

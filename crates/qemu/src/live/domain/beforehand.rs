@@ -1,21 +1,36 @@
 //! A domain that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use drover_copy::converge::Estimate;
-use drover_live::{DomainFound, Facts, SoFar};
+use drover_live::together::Pace;
+use drover_live::{DomainDisk, DomainFound, Facts, SoFar};
 
-use super::run::{Move, nowhere};
+use super::run::{Move, Plan, nowhere};
 use super::silence::Silence;
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::run::{LINE_ASSUMED, OVERHEAD};
-use crate::live::{Beforehand, Ending, Event, share};
+use crate::live::run::{self, LINE_ASSUMED, OVERHEAD};
+use crate::live::turn::{Dated, in_turn};
+use crate::live::{Beforehand, Carried, Ending, Event, share};
 use crate::virsh::Virsh;
 
+/// What a look at both daemons found: a move that begins soon after does not look again.
+#[derive(Clone, Debug)]
+pub struct LookedDomain(Dated<Findings>);
+
+#[derive(Clone, Debug)]
+struct Findings {
+    facts: Facts,
+    copied: Vec<(DomainDisk, String)>,
+    free_bytes: Option<u64>,
+    was_running: bool,
+    was_persistent: bool,
+}
+
 /// Looks at both daemons and measures; changes nothing. Whether the promise can be kept depends on what may be sent, which is
-/// not asked here.
+/// not asked here. What was looked at is given too, but for a move that is under way.
 ///
 /// # Errors
 /// What stands in the way.
@@ -24,18 +39,26 @@ pub fn look_domain_beforehand(
     name: &str,
     options: &DomainOptions,
     tell: &mut dyn FnMut(Event),
-) -> Result<Beforehand, Ending> {
+) -> Result<(Beforehand, Option<LookedDomain>), Ending> {
     let stop = AtomicBool::new(false);
     let mut one = Move::new(ends, known(ends, name)?, options, &stop, tell);
     match one.found()? {
         DomainFound::AtSource => one.beforehand(),
-        DomainFound::Moving | DomainFound::Ahead => Ok(one.left_to_do("it is on its way")?),
-        DomainFound::Broken => Ok(one.left_to_do("its line broke after it went ahead")?),
-        DomainFound::AtTarget => Ok(nothing("it has moved already")),
+        DomainFound::Moving | DomainFound::Ahead => Ok((one.left_to_do("it is on its way")?, None)),
+        DomainFound::Broken => Ok((one.left_to_do("its line broke after it went ahead")?, None)),
+        DomainFound::AtTarget => Ok((nothing("it has moved already"), None)),
         DomainFound::Nowhere => Err(nowhere(name)),
         DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
     }
 }
+
+/// What a move takes beside its sending: libvirt sets and tidies up, after its turn has come.
+fn pace(carried: Option<&Carried>) -> Pace {
+    Pace { prepares_s: 0.0, aside_s: ASIDE_S, ..run::pace(carried) }
+}
+
+/// Of a move by libvirt of two daemons on one host.
+const ASIDE_S: f64 = 1.5;
 
 /// Nothing of its memory is to be sent.
 fn nothing(under_way: &'static str) -> Beforehand {
@@ -49,7 +72,8 @@ fn nothing(under_way: &'static str) -> Beforehand {
         overhead: OVERHEAD,
         so_far: SoFar::default(),
     };
-    Beforehand { facts, channels: 1, disk_bytes: 0, under_way: Some(under_way), free_bytes: None }
+    let pace = pace(None);
+    Beforehand { facts, channels: 1, disk_bytes: 0, under_way: Some(under_way), free_bytes: None, pace }
 }
 
 /// What a move has of a budget, by libvirt's count, which is in whole MiB a second.
@@ -64,11 +88,38 @@ pub(super) struct Sharing {
 }
 
 impl Move<'_> {
-    fn beforehand(&mut self) -> Result<Beforehand, Ending> {
+    fn beforehand(&mut self) -> Result<(Beforehand, Option<LookedDomain>), Ending> {
         let facts = self.inspect()?;
         let disk_bytes = self.copied.iter().map(|(disk, _)| disk.bytes).sum();
         let channels = self.channels();
-        Ok(Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: self.free_bytes })
+        let found = Findings {
+            facts,
+            copied: self.copied.clone(),
+            free_bytes: self.free_bytes,
+            was_running: self.was_running,
+            was_persistent: self.was_persistent,
+        };
+        let (free_bytes, pace) = (self.free_bytes, pace(self.options.carried.as_ref()));
+        let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes, pace };
+        Ok((known, Some(LookedDomain(Dated::now(found)))))
+    }
+
+    /// Chooses when its turn has come, and what it may send is known. Looks before, unless that was done a moment ago.
+    pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
+        let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
+            Some(LookedDomain(found)) => found.map(|found| self.take(found)),
+            None => Dated::now(self.inspect()?),
+        };
+        let (turn, stop) = (self.options.turn.as_ref(), self.stop);
+        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect())?;
+        self.plan(&facts)
+    }
+
+    fn take(&mut self, found: Findings) -> Facts {
+        let Findings { facts, copied, free_bytes, was_running, was_persistent } = found;
+        (self.copied, self.free_bytes) = (copied, free_bytes);
+        (self.was_running, self.was_persistent) = (was_running, was_persistent);
+        facts
     }
 
     fn left_to_do(&mut self, under_way: &'static str) -> Result<Beforehand, QemuError> {

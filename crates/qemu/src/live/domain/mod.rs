@@ -25,9 +25,9 @@ use std::sync::atomic::AtomicBool;
 use drover_copy::converge::Estimate;
 use drover_live::{Allowed, DomainFound, Obstacle, Promise};
 
-use super::{Carried, Ending, Event, LiveError, Moved, Share, Where};
+use super::{Carried, Ending, Event, LiveError, Moved, Share, Turn, Where};
 use crate::virsh::Virsh;
-pub use beforehand::look_domain_beforehand;
+pub use beforehand::{LookedDomain, look_domain_beforehand};
 use run::Move;
 
 /// The daemons that a domain moves between.
@@ -65,6 +65,10 @@ pub struct DomainOptions {
     /// Both QEMUs encrypt, by what their daemons have for it; the target's name in its certificate, empty where it is the host of
     /// `uri`.
     pub tls: Option<String>,
+    /// When it begins, where others move, too.
+    pub turn: Option<Turn>,
+    /// What [`look_domain_beforehand`] found.
+    pub looked: Option<LookedDomain>,
 }
 
 /// Moves a domain, or leaves it where it was.

@@ -22,6 +22,7 @@ use crate::live::run::{
     DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words, is_news,
     kept, known_on_the_way, overhead, still_in_time,
 };
+use crate::live::turn::at_once;
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
 
@@ -59,7 +60,7 @@ pub(super) struct Move<'a> {
 }
 
 /// What is begun, and from what it was chosen.
-struct Plan {
+pub(super) struct Plan {
     choice: Choice,
     facts: Facts,
 }
@@ -114,7 +115,7 @@ impl<'a> Move<'a> {
         match self.found() {
             Err(error) => Err(LiveError { cause: error.into(), guest_at: Where::Unknown }),
             Ok(DomainFound::AtSource) => {
-                let plan = self.look().map_err(at_source)?;
+                let plan = self.look_in_turn().map_err(at_source)?;
                 let began = Instant::now();
                 match self.go(&plan, began) {
                     Ok(()) => self.settle(None, began),
@@ -166,8 +167,15 @@ impl<'a> Move<'a> {
     /// Looks at both daemons, measures, chooses. Changes nothing but the target's knowledge of its own pools.
     fn look(&mut self) -> Result<Plan, Ending> {
         let facts = self.inspect()?;
-        let choice = self.choose(&facts);
-        Ok(Plan { choice: kept(choice)?, facts })
+        self.plan(&facts)
+    }
+
+    /// What is done with a domain of which this is known.
+    pub(super) fn plan(&mut self, facts: &Facts) -> Result<Plan, Ending> {
+        let rate = self.within_share(self.options.line.unwrap_or(LINE_ASSUMED));
+        let facts = Facts { rate, overhead: self.overhead(), ..*facts };
+        let choice = kept(self.choose(&facts))?;
+        Ok(Plan { choice, facts })
     }
 
     /// Looks at both daemons, and measures.
@@ -254,10 +262,16 @@ impl<'a> Move<'a> {
             memory_bytes: domain.memory_bytes,
             dirty: dirty.unwrap_or_default(),
             working_set_bytes: domain.memory_bytes,
-            rate: self.within_share(self.options.line.unwrap_or(LINE_ASSUMED)),
-            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            rate: LINE_ASSUMED,
+            overhead: self.overhead(),
             so_far: SoFar::default(),
         }
+    }
+
+    /// For which the guest stands still beside the last pass.
+    fn overhead(&self) -> Estimate {
+        let DomainOptions { carried, promise, turn, .. } = self.options;
+        overhead(carried.as_ref(), promise, at_once(turn.as_ref()))
     }
 
     /// Connections for its memory.
@@ -320,7 +334,11 @@ impl<'a> Move<'a> {
     fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
-        let counted = downtime_of_qemu(self.options.carried.as_ref(), &self.options.promise);
+        let counted = downtime_of_qemu(
+            self.options.carried.as_ref(),
+            &self.options.promise,
+            at_once(self.options.turn.as_ref()),
+        );
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
     }
 

@@ -1,15 +1,18 @@
 //! A guest that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Facts, Found, Phase, SoFar};
+use drover_live::together::Pace;
+use drover_live::{Ability, Facts, Found, Phase, SoFar};
 
-use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Where, again, overhead};
+use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, Where, again, pace};
 use crate::error::QemuError;
+use crate::live::disks::Pair;
 use crate::live::guest::Guest;
 use crate::live::share;
+use crate::live::turn::{Dated, at_once, in_turn};
 
 /// What is known of a guest before it moves with others.
 #[derive(Clone, Debug)]
@@ -24,10 +27,25 @@ pub struct Beforehand {
     pub under_way: Option<&'static str>,
     /// Bytes of memory that are free where it goes to, if that is told.
     pub free_bytes: Option<u64>,
+    /// What its move takes beside its sending.
+    pub pace: Pace,
+}
+
+/// What a look at both sides found: a move that begins soon after does not look again.
+#[derive(Clone, Debug)]
+pub struct Looked(Dated<Findings>);
+
+#[derive(Clone, Debug)]
+struct Findings {
+    facts: Facts,
+    can: [Ability; 2],
+    pairs: Vec<Pair>,
+    was_running: bool,
+    processors: usize,
 }
 
 /// Looks at both sides of a move and measures; changes nothing. Whether its promise can be kept depends on what it may send,
-/// which is not asked here.
+/// which is not asked here. What was looked at is given too, but for a move that is under way.
 ///
 /// # Errors
 /// [`LiveError`]: what stands in the way, and where the guest is.
@@ -36,23 +54,57 @@ pub fn look_beforehand(
     target: &mut Guest,
     options: &LiveOptions,
     tell: &mut dyn FnMut(Event),
-) -> Result<Beforehand, LiveError> {
+) -> Result<(Beforehand, Option<Looked>), LiveError> {
     let stop = AtomicBool::new(false);
     let mut one = Move::new(source, target, options, &stop, tell);
     let unknown = |error: QemuError| LiveError::of_look(error.into());
     match one.find().map_err(unknown)? {
         Found::Nothing => one.beforehand().map_err(|cause| LiveError { cause, guest_at: Where::Source }),
         Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
-        found => one.left_to_do(&found).map_err(unknown),
+        found => Ok((one.left_to_do(&found).map_err(unknown)?, None)),
     }
 }
 
 impl Move<'_> {
-    fn beforehand(&mut self) -> Result<Beforehand, Ending> {
+    fn beforehand(&mut self) -> Result<(Beforehand, Option<Looked>), Ending> {
         let facts = self.inspect()?;
         let disk_bytes = self.pairs.iter().map(|pair| pair.source.bytes).sum();
         let channels = self.channels();
-        Ok(Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None })
+        let found = Findings {
+            facts,
+            can: self.can.clone(),
+            pairs: self.pairs.clone(),
+            was_running: self.was_running,
+            processors: self.processors,
+        };
+        let pace = pace(self.options.carried.as_ref());
+        let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None, pace };
+        Ok((known, Some(Looked(Dated::now(found)))))
+    }
+
+    /// Chooses when what it may send is known: of a budget, in its turn. Looks before, unless that was done a moment ago.
+    pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
+        let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
+            Some(Looked(found)) => found.map(|found| self.take(found)),
+            None => Dated::now(self.inspect()?),
+        };
+        let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_some());
+        let stop = self.stop;
+        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect())?;
+        self.plan(&facts)
+    }
+
+    /// Waits for its turn, if it has not done so.
+    pub(super) fn plan_in_turn(&mut self, plan: Plan) -> Result<Plan, Ending> {
+        let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_none());
+        let stop = self.stop;
+        in_turn(turn, Dated::now(plan), || stop.load(Ordering::Relaxed), || self.look())
+    }
+
+    fn take(&mut self, found: Findings) -> Facts {
+        let Findings { facts, can, pairs, was_running, processors } = found;
+        (self.can, self.pairs, self.was_running, self.processors) = (can, pairs, was_running, processors);
+        facts
     }
 
     fn left_to_do(&mut self, found: &Found) -> Result<Beforehand, QemuError> {
@@ -63,11 +115,17 @@ impl Move<'_> {
             dirty: Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
             working_set_bytes: told.sample.left_bytes,
             rate: LINE_ASSUMED,
-            overhead: overhead(self.options.carried.as_ref(), &self.options.promise),
+            overhead: self.overhead(),
             so_far: SoFar::default(),
         };
         let under_way = Some(again::words(found));
-        Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None })
+        let pace = pace(self.options.carried.as_ref());
+        Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None, pace })
+    }
+
+    /// So many moves go at once.
+    pub(super) fn at_once(&self) -> usize {
+        at_once(self.options.turn.as_ref())
     }
 
     /// Bytes a second that may be sent, now.

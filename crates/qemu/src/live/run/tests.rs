@@ -141,6 +141,8 @@ fn options() -> LiveOptions {
         memory: MemoryOptions::default(),
         share: None,
         carried: None,
+        turn: None,
+        looked: None,
     }
 }
 

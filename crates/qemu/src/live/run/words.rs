@@ -10,12 +10,14 @@ use drover_live::{
 };
 
 use super::ahead::Mending;
+use super::beforehand::Looked;
 use super::memory::MemoryOptions;
 use crate::error::QemuError;
 use crate::live::carried::Carried;
 use crate::live::disks::{MirrorState, NbdAt};
 use crate::live::guest::Told;
 use crate::live::share::Share;
+use crate::live::turn::Turn;
 
 /// How a move is wanted.
 #[derive(Clone, Debug)]
@@ -40,6 +42,10 @@ pub struct LiveOptions {
     pub share: Option<Share>,
     /// What carries it, and where that begins, if the source does not reach the target itself.
     pub carried: Option<Carried>,
+    /// When it sends, where others move, too.
+    pub turn: Option<Turn>,
+    /// What [`look_beforehand`](super::look_beforehand) found.
+    pub looked: Option<Looked>,
 }
 
 /// How the guest's disks go.
@@ -70,6 +76,8 @@ pub enum Event {
     },
     /// Memory, on its way.
     Memory(Told),
+    /// All of its memory is sent: the line is for others.
+    Sent,
     /// Something was done, and why.
     Did(Deed, Why),
     /// It sends so many bytes a second at most from now on, its share of what several moves may.

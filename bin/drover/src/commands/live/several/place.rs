@@ -6,14 +6,14 @@ use drover_copy::converge::Estimate;
 use drover_live::{Moment, Promise, together};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Where, live, live_domain,
+    Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Turn, Where, live, live_domain,
     look_beforehand, look_domain_beforehand,
 };
 
 use super::wanted::Wanted;
 use super::weighed;
 use crate::cli::LiveArgs;
-use crate::commands::live::over::Over;
+use crate::commands::live::over::{Over, Sites};
 use crate::commands::live::{Sides, domain, open};
 use crate::exit::Failure;
 
@@ -55,14 +55,20 @@ pub struct Ended {
 
 impl Ready {
     /// Looks at both sides; changes nothing.
-    pub fn look(args: &LiveArgs, tell: &mut dyn FnMut(Event)) -> Result<Ready, Refusal> {
-        let mut place = Place::open(args).map_err(|failure| Refusal { failure, guest_at: None })?;
+    pub fn look(args: &LiveArgs, sites: &Sites, tell: &mut dyn FnMut(Event)) -> Result<Ready, Refusal> {
+        let mut place = Place::open(args, sites).map_err(|failure| Refusal { failure, guest_at: None })?;
         let known = match &mut place {
             Place::Qemu(sides) => {
-                look_beforehand(&mut sides.source, &mut sides.target, &sides.options, tell)?
+                let Sides { source, target, options, .. } = &mut **sides;
+                let (known, looked) = look_beforehand(source, target, options, tell)?;
+                options.looked = looked;
+                known
             }
             Place::Domain { ends, name, options, .. } => {
-                look_domain_beforehand(ends, name, options, tell).map_err(LiveError::of_look)?
+                let looked = look_domain_beforehand(ends, name, options, tell);
+                let (known, looked) = looked.map_err(LiveError::of_look)?;
+                options.looked = looked;
+                known
             }
         };
         let uuid = place.uuid().map_err(|error| LiveError::of_look(error.into()))?;
@@ -81,16 +87,17 @@ impl Ready {
             disk_bytes: self.known.disk_bytes,
             rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
             is_under_way: self.known.under_way.is_some(),
+            pace: self.known.pace,
         }
     }
 }
 
 impl Place {
-    fn open(args: &LiveArgs) -> Result<Place, Failure> {
-        let Some(daemon) = args.daemon() else { return Ok(Place::Qemu(Box::new(open(args)?))) };
+    fn open(args: &LiveArgs, sites: &Sites) -> Result<Place, Failure> {
+        let Some(daemon) = args.daemon() else { return Ok(Place::Qemu(Box::new(open(args, sites)?))) };
         let (mut options, name) = (domain::options(args)?, domain::name(args)?.to_string());
         let ends = domain::ends(args, daemon)?;
-        let over = domain::over(args, &ends, &name)?.map(Box::new);
+        let over = domain::over(args, &ends, &name, sites)?.map(Box::new);
         options.carried = over.as_deref().map(Over::carried);
         Ok(Place::Domain { ends, name, options: Box::new(options), over })
     }
@@ -108,9 +115,10 @@ impl Place {
         }
     }
 
-    /// Moves it, with its share of a budget if there is one, over a line that gives it so much where that is known.
+    /// Moves it in its turn, with its share of a budget if there is one, over a line that gives it so much where that is known.
     pub fn go(
         mut self,
+        turn: Turn,
         share: Option<Share>,
         line: Option<Estimate>,
         stop: &AtomicBool,
@@ -118,11 +126,12 @@ impl Place {
     ) -> Ended {
         let result = match &mut self {
             Place::Qemu(sides) => {
-                (sides.options.share, sides.options.line) = (share, line);
-                live(&mut sides.source, &mut sides.target, &sides.options, stop, tell)
+                let Sides { source, target, options, .. } = &mut **sides;
+                (options.turn, options.share, options.line) = (Some(turn), share, line);
+                live(source, target, options, stop, tell)
             }
             Place::Domain { ends, name, options, .. } => {
-                (options.share, options.line) = (share, line);
+                (options.turn, options.share, options.line) = (Some(turn), share, line);
                 live_domain(ends, name, options, stop, tell)
             }
         };

@@ -30,6 +30,8 @@ pub struct All {
     pub rate_max: Option<Rate>,
     /// What one connection carries.
     pub connection: Option<Rate>,
+    /// At most so many send at a time.
+    pub at_once: Option<u16>,
 }
 
 impl All {
@@ -53,7 +55,7 @@ struct Options {
 }
 
 /// Keys that hold for all together, and stand at the top only.
-const TOGETHER: [&str; 3] = ["line", "rate_max", "connection"];
+const TOGETHER: [&str; 4] = ["line", "rate_max", "connection", "at_once"];
 /// Options of the command, not of a move.
 const OF_COMMAND: [&str; 5] = ["json", "watch", "report", "dry_run", "state"];
 
@@ -66,6 +68,7 @@ pub fn wanted(command: &LiveCommand) -> Result<All, Failure> {
     all.line = command.args.line.or(all.line);
     all.rate_max = command.args.rate_max.or(all.rate_max);
     all.connection = command.connection.or(all.connection);
+    all.at_once = command.at_once.or(all.at_once);
     let twice = twice(&all.guests);
     match twice.is_empty() {
         true => Ok(all),
@@ -92,7 +95,7 @@ fn of_names(command: &LiveCommand) -> Result<All, Failure> {
         args: LiveArgs { source: source.clone(), ..args.clone() },
     };
     let guests = command.sources.iter().map(one).collect();
-    Ok(All { guests, line: None, rate_max: None, connection: None })
+    Ok(All { guests, line: None, rate_max: None, connection: None, at_once: None })
 }
 
 fn of_file(command: &LiveCommand, path: &Path) -> Result<All, Failure> {
@@ -128,19 +131,17 @@ fn only_of_all(args: &LiveArgs) -> Result<(), Failure> {
             Exit::Usage,
             "with --moves, options of single moves go into the file: at its top for all, or at each",
         )
-        .advise("beside --moves are --line, --rate-max, --connection, --report, --state, --dry-run, --watch and --json")),
+        .advise("beside --moves are --line, --rate-max, --connection, --at-once, --report, --state, --dry-run, --watch and --json")),
     }
 }
 
 /// Everything in a file of moves.
 fn all(moves: &Moves, command: &LiveArgs) -> Result<All, Vec<Problem>> {
     let mut problems = Vec::new();
-    let mut together = |key: &str| {
-        let setting = moves.top.iter().find(|setting| setting.key == key)?;
-        let rate = Rate::from_str(setting.values.first().map_or("", String::as_str));
-        rate.map_err(|error| problems.push(Problem::error(key, error.to_string()).at(setting.at))).ok()
-    };
-    let (line, rate_max, connection) = (together("line"), together("rate_max"), together("connection"));
+    let mut rate = |key: &str| of_all(moves, key, &mut problems, |text| Rate::from_str(text));
+    let (line, rate_max, connection) = (rate("line"), rate("rate_max"), rate("connection"));
+    let number = |text: &str| text.parse().ok().filter(|number| *number > 0).ok_or("want a number from 1 on");
+    let at_once = of_all(moves, "at_once", &mut problems, number);
     let is_default = |setting: &&Setting| !TOGETHER.contains(&setting.key.as_str());
     let defaults: Vec<&Setting> = moves.top.iter().filter(is_default).collect();
     let mut guests = Vec::new();
@@ -159,7 +160,19 @@ fn all(moves: &Moves, command: &LiveArgs) -> Result<All, Vec<Problem>> {
         is_new
     });
     problems.sort_by_key(|problem| (problem.line, problem.column));
-    if problems.is_empty() { Ok(All { guests, line, rate_max, connection }) } else { Err(problems) }
+    if problems.is_empty() { Ok(All { guests, line, rate_max, connection, at_once }) } else { Err(problems) }
+}
+
+/// What holds for all together, from the top of the file.
+fn of_all<T, E: ToString>(
+    moves: &Moves,
+    key: &str,
+    problems: &mut Vec<Problem>,
+    read: impl Fn(&str) -> Result<T, E>,
+) -> Option<T> {
+    let setting = moves.top.iter().find(|setting| setting.key == key)?;
+    let value = read(setting.values.first().map_or("", String::as_str));
+    value.map_err(|error| problems.push(Problem::error(key, error.to_string()).at(setting.at))).ok()
 }
 
 fn guest(

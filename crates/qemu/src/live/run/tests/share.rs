@@ -3,7 +3,7 @@
 use drover_live::DomainUnclear;
 
 use super::*;
-use crate::live::{Share, look_beforehand};
+use crate::live::{Share, Turn, look_beforehand};
 
 /// A source that sends until it is told otherwise, and a target that has the guest as soon as it is asked.
 fn sends_on() -> (Fake, Fake) {
@@ -55,12 +55,62 @@ fn a_share_that_qemu_does_not_take_ends_the_move_with_the_guest_at_the_source() 
 }
 
 #[test]
+fn what_was_looked_at_a_moment_ago_is_not_looked_at_again_and_nothing_is_sent_before_its_turn() {
+    let (source, target) = sent_at_once("running");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let looks = || source.said().orders.iter().filter(|order| *order == "query-cpus-fast").count();
+    let (_, looked) = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
+    assert_eq!(looks(), 1);
+    let turn = Turn::new(1);
+    let waits = LiveOptions { turn: Some(turn.clone()), looked, ..options() };
+    let (is_stopped, mut told) = (AtomicBool::new(false), Vec::new());
+    thread::scope(|scope| {
+        let moved = scope.spawn(|| {
+            let mut tell = |event: Event| told.push(format!("{event:?}"));
+            live(&mut from, &mut to, &waits, &is_stopped, &mut tell)
+        });
+        // Prepared: it is set what is set.
+        while !source.was_told("migrate-set-parameters") {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(200));
+        assert!(!source.was_told("migrate") && !target.was_told("migrate-incoming"));
+        turn.come();
+        moved.join().unwrap().unwrap();
+    });
+    assert_eq!(looks(), 1);
+    assert!(told.iter().any(|event| event == "Sent"), "{told:?}");
+}
+
+#[test]
+fn one_that_is_stopped_before_its_turn_is_at_the_source_as_it_was() {
+    let (source, target) = sent_at_once("running");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let waits = LiveOptions { turn: Some(Turn::new(1)), ..options() };
+    let is_stopped = AtomicBool::new(false);
+    let error = thread::scope(|scope| {
+        let moved = scope.spawn(|| live(&mut from, &mut to, &waits, &is_stopped, &mut |_| {}));
+        while !source.was_told("migrate-set-parameters") {
+            thread::sleep(Duration::from_millis(5));
+        }
+        is_stopped.store(true, Ordering::Relaxed);
+        moved.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(error.cause, Ending::Stopped), "{error}");
+    assert_eq!(error.guest_at, Where::Source);
+    assert!(!source.was_told("migrate") && !source.was_told("stop") && !target.was_told("cont"));
+}
+
+#[test]
 fn a_look_beforehand_changes_nothing() {
     let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
-    let found = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
+    let (found, looked) = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
     assert_eq!((found.channels, found.disk_bytes, found.under_way), (1, 0, None));
+    assert!(looked.is_some());
     for side in [&source, &target] {
         let changes = ["migrate", "migrate-incoming", "object-add", "stop", "cont", "migrate-set-parameters"];
         assert!(!changes.iter().any(|order| side.was_told(order)), "{:?}", side.said().orders);
