@@ -52,7 +52,7 @@ pub use error::{LinkError, LinkErrorKind};
 pub use identity::{ALPN, fingerprint};
 pub use listen::{Admit, Applicant, ListenOptions, Listener};
 pub use peer::Peer;
-pub use rate::RateLimit;
+pub use rate::{RateLimit, Used};
 pub use session::{Incoming, Session};
 pub use socket::SocketOptions;
 pub use stats::{SessionState, SessionStats, StripeStats};

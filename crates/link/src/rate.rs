@@ -19,6 +19,15 @@ pub struct RateLimit {
     bucket: Mutex<Bucket>,
 }
 
+/// What was done with a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Bytes that were ever taken of it.
+    pub bytes: u64,
+    /// How long who comes now has to wait, because more was taken than was there.
+    pub debt: Duration,
+}
+
 impl RateLimit {
     /// So many bytes a second; `None` for no limit.
     pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
@@ -34,6 +43,12 @@ impl RateLimit {
     /// The limit.
     pub fn bytes_per_second(&self) -> Option<u64> {
         self.bucket().rate
+    }
+
+    /// What was taken of it until now.
+    pub fn used(&self) -> Used {
+        let now = self.start.elapsed();
+        self.bucket().used(now)
     }
 
     /// Takes so many bytes if that is in order now; else how long to wait before asking again.
@@ -71,11 +86,13 @@ struct Bucket {
     /// Bytes that may be taken; negative while in debt.
     level: f64,
     at: Duration,
+    /// Bytes taken in all.
+    taken: u64,
 }
 
 impl Bucket {
     fn new(rate: Option<u64>) -> Bucket {
-        Bucket { rate, level: 0.0, at: Duration::ZERO }
+        Bucket { rate, level: 0.0, at: Duration::ZERO, taken: 0 }
     }
 
     fn set(&mut self, rate: Option<u64>, now: Duration) {
@@ -97,20 +114,29 @@ impl Bucket {
     }
 
     fn take(&mut self, bytes: u64, now: Duration) -> Result<(), Duration> {
-        self.fill(now);
-        let Some(rate) = self.rate else { return Ok(()) };
-        if self.level < 0.0 {
-            return Err(Duration::from_secs_f64((-self.level / rate.max(1) as f64).clamp(0.001, 60.0)));
+        match self.used(now).debt {
+            Duration::ZERO => {}
+            wait => return Err(wait),
         }
-        self.level -= bytes as f64;
+        self.spend(bytes, now);
         Ok(())
     }
 
     fn spend(&mut self, bytes: u64, now: Duration) {
         self.fill(now);
+        self.taken = self.taken.wrapping_add(bytes);
         if self.rate.is_some() {
             self.level -= bytes as f64;
         }
+    }
+
+    fn used(&mut self, now: Duration) -> Used {
+        self.fill(now);
+        let debt = match self.rate {
+            Some(rate) if self.level < 0.0 => (-self.level / rate.max(1) as f64).clamp(0.001, 60.0),
+            _ => 0.0,
+        };
+        Used { bytes: self.taken, debt: Duration::from_secs_f64(debt) }
     }
 }
 
@@ -171,6 +197,18 @@ mod tests {
         assert_eq!(limit.ready(1 << 20), Ok(1 << 20));
         limit.set(Some(0));
         assert_eq!(limit.ready(1 << 20), Ok(1));
+    }
+
+    #[test]
+    fn what_was_taken_is_counted_with_and_without_a_limit() {
+        let mut bucket = Bucket::new(Some(1000));
+        bucket.take(3000, Duration::ZERO).unwrap();
+        bucket.take(1, Duration::ZERO).unwrap_err();
+        assert_eq!(bucket.used(Duration::from_secs(1)), Used { bytes: 3000, debt: Duration::from_secs(2) });
+        bucket.set(None, Duration::from_secs(1));
+        bucket.take(5, Duration::from_secs(1)).unwrap();
+        bucket.spend(7, Duration::from_secs(1));
+        assert_eq!(bucket.used(Duration::from_secs(1)), Used { bytes: 3012, debt: Duration::ZERO });
     }
 
     #[test]
