@@ -6,9 +6,11 @@ mod common;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::process::{recorded_in, wait_until};
+use common::process::{EndsWithTest, recorded_in, wait_until};
 use common::sites::{Sites, done};
 use common::{MIB, disk_file, same_bytes};
+use drover_agent::limits::parts;
+use drover_agent::trust::Folder;
 use drover_disk::fence::{Gate, fence_path};
 use drover_lab::Drover;
 
@@ -102,6 +104,51 @@ fn a_limit_that_is_changed_holds_for_a_copy_under_way() {
     });
     assert!(ended.unwrap().success(), "{ended:?}");
     assert!(same_bytes(&source, &sites.in_pool("disk.raw")));
+}
+
+/// What those tell that keep to the limit of the other site, the one that takes least first.
+fn shares(sites: &Sites) -> Vec<u64> {
+    let folder = Folder::open(&sites.path("here")).unwrap();
+    let mut takes: Vec<u64> = parts(&folder, "site-b").unwrap().into_iter().map(|part| part.takes).collect();
+    takes.sort_unstable();
+    takes
+}
+
+#[test]
+fn copies_of_several_processes_share_the_limit_of_a_site_and_a_killed_one_gives_its_part_back() {
+    let limit = 2 * MIB;
+    let sites = Sites::paired();
+    let set = |limits: &[&str]| {
+        let output = sites.here.run(&[&["agent", "limit", "site-b"], limits].concat()).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
+    };
+    set(&["2MiB"]);
+    let copy = |name: &str, bytes: u64| {
+        let source = disk_file(sites.folder.path(), name, bytes);
+        let target = format!("agent://site-b/vms/{name}.raw");
+        let mut command = sites.here.command(&["copy", source.to_str().unwrap(), &target]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        (source, target, EndsWithTest(child))
+    };
+    // What the agent knows is not sent: disks of other sizes have other data.
+    let (first, (second, target, mut killed)) = (copy("first", 256 * MIB), copy("second", 255 * MIB));
+    wait_until("each has half", PATIENCE, || {
+        let is_over = || shares(&sites).iter().sum::<u64>() > limit + limit / 8;
+        // Twice: one may change between two slots that are read.
+        assert!(!is_over() || !is_over(), "together they take more: {:?}", shares(&sites));
+        shares(&sites) == [limit / 2; 2]
+    });
+    killed.0.kill().unwrap();
+    killed.0.wait().unwrap();
+    wait_until("the other has all", PATIENCE, || shares(&sites) == [limit]);
+    set(&[]);
+    let (source, _, mut left) = first;
+    assert!(left.0.wait().unwrap().success());
+    assert!(same_bytes(&source, &sites.in_pool("first.raw")));
+    assert!(shares(&sites).is_empty(), "nobody is left");
+    let again = sites.here.run(&["copy", second.to_str().unwrap(), &target]).unwrap();
+    assert_eq!(again.code, Some(0), "{}", again.err);
+    assert!(same_bytes(&second, &sites.in_pool("second.raw")));
 }
 
 #[test]
