@@ -1,6 +1,6 @@
 //! Rate limits, shared by all transfers that should keep to one.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What may be sent at once after a pause, as time at the full rate.
@@ -17,6 +17,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub struct RateLimit {
     start: Instant,
     bucket: Mutex<Bucket>,
+    /// One that holds as well, for others too.
+    wider: Option<Arc<RateLimit>>,
 }
 
 /// What was done with a limit.
@@ -31,7 +33,12 @@ pub struct Used {
 impl RateLimit {
     /// So many bytes a second; `None` for no limit.
     pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
-        RateLimit { start: Instant::now(), bucket: Mutex::new(Bucket::new(bytes_per_second)) }
+        RateLimit::within(None, bytes_per_second)
+    }
+
+    /// The same, of those that keep to a wider limit, too.
+    pub fn within(wider: Option<Arc<RateLimit>>, bytes_per_second: Option<u64>) -> RateLimit {
+        RateLimit { start: Instant::now(), bucket: Mutex::new(Bucket::new(bytes_per_second)), wider }
     }
 
     /// Sets another limit.
@@ -54,11 +61,18 @@ impl RateLimit {
     /// Takes so many bytes if that is in order now; else how long to wait before asking again.
     pub fn take(&self, bytes: u64) -> Result<(), Duration> {
         let now = self.start.elapsed();
-        self.bucket().take(bytes, now).map_err(|wait| wait.min(WAIT_MAX))
+        let mut bucket = self.bucket();
+        bucket.take(0, now).map_err(|wait| wait.min(WAIT_MAX))?;
+        if let Some(wider) = &self.wider {
+            wider.take(bytes)?;
+        }
+        bucket.spend(bytes, now);
+        Ok(())
     }
 
     /// Up to how many of the wanted bytes a connection should take now, one at least; else how long to wait.
     pub(crate) fn ready(&self, wanted: usize) -> Result<usize, Duration> {
+        let wanted = self.wider.as_ref().map_or(Ok(wanted), |wider| wider.ready(wanted))?;
         let now = self.start.elapsed();
         let mut bucket = self.bucket();
         bucket.take(0, now).map_err(|wait| wait.min(LOOK_EVERY))?;
@@ -69,6 +83,9 @@ impl RateLimit {
 
     /// Takes so many bytes in any case; who comes later waits the longer.
     pub(crate) fn spend(&self, bytes: u64) {
+        if let Some(wider) = &self.wider {
+            wider.spend(bytes);
+        }
         let now = self.start.elapsed();
         self.bucket().spend(bytes, now);
     }
@@ -209,6 +226,21 @@ mod tests {
         bucket.take(5, Duration::from_secs(1)).unwrap();
         bucket.spend(7, Duration::from_secs(1));
         assert_eq!(bucket.used(Duration::from_secs(1)), Used { bytes: 3012, debt: Duration::ZERO });
+    }
+
+    #[test]
+    fn one_within_a_wider_limit_keeps_to_both_and_counts_for_both() {
+        let wider = Arc::new(RateLimit::new(Some(100_000)));
+        let of_one = |rate| RateLimit::within(Some(wider.clone()), rate);
+        let (slow, free) = (of_one(Some(20_000)), of_one(None));
+        assert_eq!((slow.ready(1 << 20), free.ready(1 << 20)), (Ok(1000), Ok(5000)));
+        slow.spend(10_000);
+        assert_eq!((slow.used().bytes, free.used().bytes, wider.used().bytes), (10_000, 0, 10_000));
+        assert!(free.ready(1).is_err() && free.take(1).is_err(), "the wider one is in debt");
+        wider.set(None);
+        assert_eq!(free.take(7), Ok(()));
+        assert!(slow.take(7).is_err(), "its own is");
+        assert_eq!(wider.used().bytes, 10_007);
     }
 
     #[test]
