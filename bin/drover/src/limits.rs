@@ -1,10 +1,12 @@
 //! Keeping to limits on the way to a site: those of a run, and that of the site, shared with all who send there.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_agent::limits::{Part, Sent, Slot, share, wanted};
-use drover_agent::trust::{DayLimit, Folder, FolderError, Peer, Peers, limit_at};
+use drover_agent::trust::{DayLimit, Fingerprint, Folder, FolderError, Peer, Peers, limit_at};
 use drover_engine::chain;
 use drover_link::{RateLimit, Used};
 
@@ -30,11 +32,15 @@ impl Own {
 /// The limit on the way to a site. It changes as the day goes on, as the site's is set anew, and as others come and go
 /// that send there, for as long as anybody keeps to it.
 pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
-    let limit = Arc::new(RateLimit::new(None));
+    followed_within(None, folder, peer, own)
+}
+
+fn followed_within(wider: Option<Arc<RateLimit>>, folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
+    let limit = Arc::new(RateLimit::within(wider, None));
     let mut keeper = Keeper::new(folder, peer, own);
     keeper.look(&limit);
     let kept = Arc::downgrade(&limit);
-    std::thread::spawn(move || {
+    let follow = move || {
         loop {
             std::thread::sleep(LOOK_EVERY);
             match kept.upgrade() {
@@ -42,8 +48,37 @@ pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
                 None => return,
             }
         }
-    });
+    };
+    // A host that has no thread left starts no session either; the limit stays as it is now.
+    let _ = Builder::new().name("limits".to_string()).spawn(follow);
     limit
+}
+
+/// Limits of what an agent sends to its peers: one for each that has sessions, within one for all.
+pub struct OfPeers {
+    all: Option<Arc<RateLimit>>,
+    folder: Folder,
+    of_each: Mutex<HashMap<Fingerprint, Weak<RateLimit>>>,
+}
+
+impl OfPeers {
+    pub fn new(folder: Folder, rate: Option<u64>) -> OfPeers {
+        let all = rate.map(|rate| Arc::new(RateLimit::new(Some(rate))));
+        OfPeers { all, folder, of_each: Mutex::default() }
+    }
+
+    /// The limit of all sessions of a key. One that is no peer's has no limit of its own.
+    pub fn of(&self, key: Fingerprint) -> Option<Arc<RateLimit>> {
+        let mut of_each = self.of_each.lock().unwrap_or_else(PoisonError::into_inner);
+        of_each.retain(|_, limit| limit.strong_count() > 0);
+        if let Some(limit) = of_each.get(&key).and_then(Weak::upgrade) {
+            return Some(limit);
+        }
+        let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(key) else { return self.all.clone() };
+        let limit = followed_within(self.all.clone(), self.folder.clone(), &peer, Own::default());
+        of_each.insert(key, Arc::downgrade(&limit));
+        Some(limit)
+    }
 }
 
 /// One that keeps to the limit of a site, with others.
@@ -133,9 +168,9 @@ impl Keeper {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_agent::limits::parts;
-    use drover_agent::trust::Fingerprint;
 
     use super::*;
 
@@ -211,6 +246,23 @@ mod tests {
             let held = parts(&here.folder, "site-b").unwrap();
             assert_eq!(held.len(), usize::from(set.is_some()), "no slot without a limit");
         }
+    }
+
+    #[test]
+    fn all_sessions_of_a_peer_have_one_limit_within_that_of_the_agent() {
+        let here = Here::new();
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let (one, other) = (of_peers.of(here.peer.key).unwrap(), of_peers.of(here.peer.key).unwrap());
+        assert!(Arc::ptr_eq(&one, &other));
+        assert_eq!(one.bytes_per_second(), Some(WHOLE));
+        let stranger = of_peers.of(Fingerprint([2; 32])).unwrap();
+        assert_eq!(stranger.bytes_per_second(), Some(2 * WHOLE), "that of all");
+        one.take(5).unwrap();
+        assert_eq!(stranger.used().bytes, 5);
+        // Copies of this host to the same site are counted with the agent's sessions.
+        let (mut copy, limit) = here.keeper(None);
+        copy.look(&limit);
+        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 2);
     }
 
     #[test]
