@@ -10,6 +10,7 @@ mod exit;
 mod far;
 mod hypervisor;
 mod image;
+mod limits;
 mod machine;
 mod out;
 mod provider;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
 use drover_agent::{Refusal, Route, Site, dial};
@@ -11,11 +10,9 @@ use drover_engine::chain;
 use drover_link::{LinkError, RateLimit, Session, StripeBounds};
 
 use crate::exit::{Exit, Failure};
+use crate::limits::{Own, followed};
 use crate::out::say;
 use crate::state::state_folder;
-
-/// How often limits are looked up.
-const LIMIT_EVERY: Duration = Duration::from_secs(5);
 
 /// The part of the state folder that links use.
 pub fn folder(state: Option<&Path>) -> Result<Folder, Failure> {
@@ -78,9 +75,7 @@ pub fn dialler(
     let folder = folder(state)?;
     let identity = identity(&folder)?;
     let peer = dialled(folder.clone(), name)?;
-    let own = Own { limits: limits.to_vec(), rate };
-    let limit = Arc::new(RateLimit::new(own.with(&peer.limits)));
-    follow(&limit, folder, &peer, own);
+    let limit = followed(folder, &peer, Own { limits: limits.to_vec(), rate });
     let is_told = AtomicBool::new(false);
     Ok(move || {
         let session = dial(&identity, peer.key, &Route { mark, ..route(&peer, limit.clone()) })?;
@@ -97,23 +92,29 @@ pub struct Measured {
     peer: Peer,
     /// Bytes a second that may go to it at this hour.
     pub limit: Option<u64>,
+    share: Arc<RateLimit>,
 }
 
 /// The site of that name, to measure the line to it.
 pub fn measured(state: Option<&Path>, name: &str) -> Result<Measured, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
-    let peer = dialled(folder, name)?;
+    let peer = dialled(folder.clone(), name)?;
     let limit = limit_at(&peer.limits, drover_agent::now());
-    Ok(Measured { identity, peer, limit })
+    let share = followed(folder, &peer, Own::default());
+    Ok(Measured { identity, peer, limit, share })
 }
 
 impl Measured {
     /// A session of so many connections.
     pub fn session(&self, stripes: usize) -> Result<Session, LinkError> {
-        let limit = Arc::new(RateLimit::new(self.limit));
-        let route = Route { stripes: StripeBounds::fixed(stripes), ..route(&self.peer, limit) };
+        let route = Route { stripes: StripeBounds::fixed(stripes), ..route(&self.peer, self.share.clone()) };
         dial(&self.identity, self.peer.key, &route)
+    }
+
+    /// What this host's other runs leave of the limit, in bytes a second.
+    pub fn share(&self) -> Option<u64> {
+        self.share.bytes_per_second()
     }
 }
 
@@ -123,38 +124,6 @@ pub fn dial_now(site: &Site) -> Result<(), Failure> {
         Failure::new(Exit::Connection, format!("agent of {}: {refusal}", site.name()))
             .advise("see `drover agent list`, and whether the agent runs there")
     })
-}
-
-/// Limits of one run, beside those of the site.
-struct Own {
-    limits: Vec<DayLimit>,
-    /// Bytes a second at every hour.
-    rate: Option<u64>,
-}
-
-impl Own {
-    /// The lowest of this hour.
-    fn with(&self, of_site: &[DayLimit]) -> Option<u64> {
-        let now = drover_agent::now();
-        [limit_at(of_site, now), limit_at(&self.limits, now), self.rate].into_iter().flatten().min()
-    }
-}
-
-/// Sets the limit anew as the day goes on, and as the site's are changed, for as long as anybody keeps to it.
-fn follow(limit: &Arc<RateLimit>, folder: Folder, peer: &Peer, own: Own) {
-    let (limit, name, mut of_site) = (Arc::downgrade(limit), peer.name.clone(), peer.limits.clone());
-    let peers = Peers::new(folder);
-    std::thread::spawn(move || {
-        while let Some(limit) = limit.upgrade() {
-            // What cannot be read at this moment is as it was.
-            if let Ok(Some(peer)) = peers.named(&name) {
-                of_site = peer.limits;
-            }
-            limit.set(own.with(&of_site));
-            drop(limit);
-            std::thread::sleep(LIMIT_EVERY);
-        }
-    });
 }
 
 fn route(peer: &Peer, limit: Arc<RateLimit>) -> Route {

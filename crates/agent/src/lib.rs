@@ -6,6 +6,7 @@
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
 //! places   what an agent serves: pools of files, devices, exports
+//! limits   the limit of a site, kept to together by all that send to it from this host
 //! trust    this host's key, its peers, pairing by one-time tokens
 //! message  pure: what goes over the channel of a disk; opening: how channels begin; machine: orders about machines
 //! ```
@@ -21,6 +22,7 @@ mod dial;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod limits;
 pub mod machine;
 pub mod message;
 pub mod opening;

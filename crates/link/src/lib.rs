@@ -50,9 +50,9 @@ pub use core::{
 pub use drover_wire::{BODY_BYTES_MAX, HEAD_BYTES_MAX, OPENING_BYTES_MAX, VERSIONS, VersionRange};
 pub use error::{LinkError, LinkErrorKind};
 pub use identity::{ALPN, fingerprint};
-pub use listen::{Admit, Applicant, ListenOptions, Listener};
+pub use listen::{Admit, Applicant, ListenOptions, Listener, RateLimitOf};
 pub use peer::Peer;
-pub use rate::RateLimit;
+pub use rate::{RateLimit, Used};
 pub use session::{Incoming, Session};
 pub use socket::SocketOptions;
 pub use stats::{SessionState, SessionStats, StripeStats};

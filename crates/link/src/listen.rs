@@ -63,6 +63,9 @@ pub struct Applicant<'a> {
 /// Lets a peer in under a name, or says why not; asked for each connection.
 pub type Admit = dyn Fn(&Applicant<'_>) -> Result<String, String> + Send + Sync;
 
+/// The limit of what is sent to a peer, shared by those of its sessions that are given the same one.
+pub type RateLimitOf = dyn Fn(&Peer) -> Option<Arc<RateLimit>> + Send + Sync;
+
 /// How to listen.
 #[derive(Clone)]
 pub struct ListenOptions {
@@ -85,8 +88,8 @@ pub struct ListenOptions {
     /// What all sessions may hold in memory: of what peers sent, and of what peers have not acknowledged. One peer gets
     /// half of it at most.
     pub bytes_max: u64,
-    /// Bytes a second that may be sent, over all sessions.
-    pub rate_limit: Option<Arc<RateLimit>>,
+    /// Bytes a second that may be sent; asked for each session.
+    pub rate_limit_of: Arc<RateLimitOf>,
     /// Name that peers hear.
     pub name: String,
     /// What peers are told of this side, up to 8 KiB.
@@ -114,7 +117,7 @@ impl ListenOptions {
             connections_max: CONNECTIONS_MAX,
             peer_connections_max: PEER_CONNECTIONS_MAX,
             bytes_max: shares::BYTES_MAX,
-            rate_limit: None,
+            rate_limit_of: Arc::new(|_| None),
             name: String::new(),
             announce: Vec::new(),
             versions: VERSIONS,
@@ -330,7 +333,8 @@ impl Door {
         };
         let peer = Peer { name, fingerprint, version, announced: hello.announce };
         let core = Core::new(Side::Listener, limits, hello.credits);
-        let shared = Shared::new(core, peer, self.options.rate_limit.clone(), 0);
+        let rate_limit = (self.options.rate_limit_of)(&peer);
+        let shared = Shared::new(core, peer, rate_limit, 0);
         room.take(&shared, token);
         // The keeper holds it until it is over; without a session for a program it is over at once.
         keeper::start(&shared, None, None).map_err(lost)?;

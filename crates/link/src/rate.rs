@@ -1,6 +1,6 @@
 //! Rate limits, shared by all transfers that should keep to one.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What may be sent at once after a pause, as time at the full rate.
@@ -17,12 +17,28 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub struct RateLimit {
     start: Instant,
     bucket: Mutex<Bucket>,
+    /// One that holds as well, for others too.
+    wider: Option<Arc<RateLimit>>,
+}
+
+/// What was done with a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Bytes that were ever taken of it.
+    pub bytes: u64,
+    /// How long who comes now has to wait, because more was taken than was there.
+    pub debt: Duration,
 }
 
 impl RateLimit {
     /// So many bytes a second; `None` for no limit.
     pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
-        RateLimit { start: Instant::now(), bucket: Mutex::new(Bucket::new(bytes_per_second)) }
+        RateLimit::within(None, bytes_per_second)
+    }
+
+    /// The same, of those that keep to a wider limit, too.
+    pub fn within(wider: Option<Arc<RateLimit>>, bytes_per_second: Option<u64>) -> RateLimit {
+        RateLimit { start: Instant::now(), bucket: Mutex::new(Bucket::new(bytes_per_second)), wider }
     }
 
     /// Sets another limit.
@@ -36,14 +52,27 @@ impl RateLimit {
         self.bucket().rate
     }
 
+    /// What was taken of it until now.
+    pub fn used(&self) -> Used {
+        let now = self.start.elapsed();
+        self.bucket().used(now)
+    }
+
     /// Takes so many bytes if that is in order now; else how long to wait before asking again.
     pub fn take(&self, bytes: u64) -> Result<(), Duration> {
         let now = self.start.elapsed();
-        self.bucket().take(bytes, now).map_err(|wait| wait.min(WAIT_MAX))
+        let mut bucket = self.bucket();
+        bucket.take(0, now).map_err(|wait| wait.min(WAIT_MAX))?;
+        if let Some(wider) = &self.wider {
+            wider.take(bytes)?;
+        }
+        bucket.spend(bytes, now);
+        Ok(())
     }
 
     /// Up to how many of the wanted bytes a connection should take now, one at least; else how long to wait.
     pub(crate) fn ready(&self, wanted: usize) -> Result<usize, Duration> {
+        let wanted = self.wider.as_ref().map_or(Ok(wanted), |wider| wider.ready(wanted))?;
         let now = self.start.elapsed();
         let mut bucket = self.bucket();
         bucket.take(0, now).map_err(|wait| wait.min(LOOK_EVERY))?;
@@ -54,6 +83,9 @@ impl RateLimit {
 
     /// Takes so many bytes in any case; who comes later waits the longer.
     pub(crate) fn spend(&self, bytes: u64) {
+        if let Some(wider) = &self.wider {
+            wider.spend(bytes);
+        }
         let now = self.start.elapsed();
         self.bucket().spend(bytes, now);
     }
@@ -71,11 +103,13 @@ struct Bucket {
     /// Bytes that may be taken; negative while in debt.
     level: f64,
     at: Duration,
+    /// Bytes taken in all.
+    taken: u64,
 }
 
 impl Bucket {
     fn new(rate: Option<u64>) -> Bucket {
-        Bucket { rate, level: 0.0, at: Duration::ZERO }
+        Bucket { rate, level: 0.0, at: Duration::ZERO, taken: 0 }
     }
 
     fn set(&mut self, rate: Option<u64>, now: Duration) {
@@ -97,20 +131,29 @@ impl Bucket {
     }
 
     fn take(&mut self, bytes: u64, now: Duration) -> Result<(), Duration> {
-        self.fill(now);
-        let Some(rate) = self.rate else { return Ok(()) };
-        if self.level < 0.0 {
-            return Err(Duration::from_secs_f64((-self.level / rate.max(1) as f64).clamp(0.001, 60.0)));
+        match self.used(now).debt {
+            Duration::ZERO => {}
+            wait => return Err(wait),
         }
-        self.level -= bytes as f64;
+        self.spend(bytes, now);
         Ok(())
     }
 
     fn spend(&mut self, bytes: u64, now: Duration) {
         self.fill(now);
+        self.taken = self.taken.wrapping_add(bytes);
         if self.rate.is_some() {
             self.level -= bytes as f64;
         }
+    }
+
+    fn used(&mut self, now: Duration) -> Used {
+        self.fill(now);
+        let debt = match self.rate {
+            Some(rate) if self.level < 0.0 => (-self.level / rate.max(1) as f64).clamp(0.001, 60.0),
+            _ => 0.0,
+        };
+        Used { bytes: self.taken, debt: Duration::from_secs_f64(debt) }
     }
 }
 
@@ -171,6 +214,33 @@ mod tests {
         assert_eq!(limit.ready(1 << 20), Ok(1 << 20));
         limit.set(Some(0));
         assert_eq!(limit.ready(1 << 20), Ok(1));
+    }
+
+    #[test]
+    fn what_was_taken_is_counted_with_and_without_a_limit() {
+        let mut bucket = Bucket::new(Some(1000));
+        bucket.take(3000, Duration::ZERO).unwrap();
+        bucket.take(1, Duration::ZERO).unwrap_err();
+        assert_eq!(bucket.used(Duration::from_secs(1)), Used { bytes: 3000, debt: Duration::from_secs(2) });
+        bucket.set(None, Duration::from_secs(1));
+        bucket.take(5, Duration::from_secs(1)).unwrap();
+        bucket.spend(7, Duration::from_secs(1));
+        assert_eq!(bucket.used(Duration::from_secs(1)), Used { bytes: 3012, debt: Duration::ZERO });
+    }
+
+    #[test]
+    fn one_within_a_wider_limit_keeps_to_both_and_counts_for_both() {
+        let wider = Arc::new(RateLimit::new(Some(100_000)));
+        let of_one = |rate| RateLimit::within(Some(wider.clone()), rate);
+        let (slow, free) = (of_one(Some(20_000)), of_one(None));
+        assert_eq!((slow.ready(1 << 20), free.ready(1 << 20)), (Ok(1000), Ok(5000)));
+        slow.spend(10_000);
+        assert_eq!((slow.used().bytes, free.used().bytes, wider.used().bytes), (10_000, 0, 10_000));
+        assert!(free.ready(1).is_err() && free.take(1).is_err(), "the wider one is in debt");
+        wider.set(None);
+        assert_eq!(free.take(7), Ok(()));
+        assert!(slow.take(7).is_err(), "its own is");
+        assert_eq!(wider.used().bytes, 10_007);
     }
 
     #[test]

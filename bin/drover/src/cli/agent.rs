@@ -18,7 +18,7 @@ pub enum AgentCommand {
     List(AgentListArgs),
     /// Trust a host no more; its sessions end
     Revoke(AgentNamedArgs),
-    /// Set how much copies of this host may send to a site in a second, by the time of day
+    /// Set how much this host may send to a site in a second, by the time of day
     Limit(AgentLimitArgs),
     /// Show what another site's agent has
     Info(AgentNamedArgs),

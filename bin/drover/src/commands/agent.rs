@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, server_config};
+use drover_agent::trust::{DayLimit, Fingerprint, Peer, Peers, Token, Tokens, pair_with, server_config};
 use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
-use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
+use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
 use drover_relay::{CONNECTIONS_MAX, Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
@@ -19,6 +19,7 @@ use serde_json::json;
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
 use crate::exit::{Exit, Failure, link_failure};
 use crate::hypervisor::Qemu;
+use crate::limits::OfPeers;
 use crate::out::Throttle;
 use crate::signals::stop_on_signals;
 use crate::sites::{self, unusable};
@@ -51,16 +52,17 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let connector = Arc::new(Connector::start(args)?);
     let agent = Agent::new(places).with_machines(machines).with_connect(connector.clone());
     let peers = Peers::new(folder.clone());
-    let daemon = Daemon::new(agent, &own_name, Tokens::new(folder), peers.clone());
+    let daemon = Daemon::new(agent, &own_name, Tokens::new(folder.clone()), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))
         .map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let rates = OfPeers::new(folder, args.rate_limit.map(|rate| rate.0));
     let judge = daemon.clone();
     let options = ListenOptions {
         // TLS proves the key; who it belongs to is judged here, where the other side can be told why not.
         admit: Arc::new(move |applicant: &Applicant<'_>| judge.admit(applicant.fingerprint.into())),
         name: own_name,
         announce: if args.no_link_compression { Vec::new() } else { announcement() },
-        rate_limit: args.rate_limit.map(|rate| Arc::new(RateLimit::new(Some(rate.0)))),
+        rate_limit_of: Arc::new(move |peer| rates.of(Fingerprint(peer.fingerprint))),
         bytes_max: memory(args.memory)?,
         ..ListenOptions::new(tls, addresses(&args.listen)?)
     };

@@ -39,7 +39,8 @@ pub fn test(args: &LinkTestArgs) -> Result<Exit, Failure> {
         }
         probes.push(found);
     }
-    let advice = limited(&probes, site.limit).map_or_else(|| advice(&probes), |text| vec![text]);
+    let advice =
+        limited(&probes, site.limit, site.share()).map_or_else(|| advice(&probes), |text| vec![text]);
     if args.json {
         line(document(&args.site, site.limit, &probes, &advice));
     } else {
@@ -62,13 +63,17 @@ fn measured(session: &Session, stripes: usize, time: Duration) -> Result<Probe, 
 }
 
 /// Says so if what was set by `drover agent limit` is what held the line back.
-fn limited(probes: &[Probe], limit: Option<u64>) -> Option<String> {
-    let limit = limit? as f64;
-    let held = probes.iter().any(|probe| probe.goodput > limit * LIMIT_SHARE);
-    let text = format!(
-        "the limit of this hour is what limits, {:.1} Mbit/s: `drover agent limit` sets it",
-        limit * 8.0 / 1e6
-    );
+fn limited(probes: &[Probe], limit: Option<u64>, share: Option<u64>) -> Option<String> {
+    let (limit, share) = (limit?, share?.min(limit?));
+    let held = probes.iter().any(|probe| probe.goodput > share as f64 * LIMIT_SHARE);
+    let mbit = |rate: u64| format!("{:.1} Mbit/s", rate as f64 * 8.0 / 1e6);
+    let others = match share < limit {
+        true => format!(", of which other runs of this host left {}", mbit(share)),
+        false => String::new(),
+    };
+    let limit = mbit(limit);
+    let text =
+        format!("the limit of this hour is what limits, {limit}{others}: `drover agent limit` sets it");
     held.then_some(text)
 }
 

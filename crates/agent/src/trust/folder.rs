@@ -26,6 +26,12 @@ pub struct FolderError {
     source: io::Error,
 }
 
+impl FolderError {
+    pub(crate) fn new(op: &'static str, path: PathBuf, source: io::Error) -> FolderError {
+        FolderError { op, path, source }
+    }
+}
+
 impl Folder {
     /// Opens it, and makes it if it is not there.
     ///
@@ -52,6 +58,17 @@ impl Folder {
             return Err(failed("using")(io::Error::new(io::ErrorKind::PermissionDenied, text)));
         }
         Ok(Folder { path })
+    }
+
+    /// A folder in it, made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn below(&self, parts: &[&str]) -> Result<PathBuf, FolderError> {
+        let path = parts.iter().fold(self.path.clone(), |path, part| path.join(part));
+        let made = DirBuilder::new().mode(0o700).recursive(true).create(&path);
+        made.map_err(|source| FolderError { op: "making", path: path.clone(), source })?;
+        Ok(path)
     }
 
     /// Reads a file; `None` if it is not there.

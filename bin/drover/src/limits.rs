@@ -1,0 +1,283 @@
+//! Keeping to limits on the way to a site: those of a run, and that of the site, shared with all who send there.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use drover_agent::limits::{Part, Sent, Slot, share, wanted};
+use drover_agent::trust::{DayLimit, Fingerprint, Folder, FolderError, Peer, Peers, limit_at};
+use drover_engine::chain;
+use drover_link::{RateLimit, Used};
+
+use crate::out::say;
+
+/// How often limits are looked up, and shares found anew.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Limits of one run, beside that of the site.
+#[derive(Default)]
+pub struct Own {
+    pub limits: Vec<DayLimit>,
+    /// Bytes a second at every hour.
+    pub rate: Option<u64>,
+}
+
+impl Own {
+    fn at(&self, seconds: u64) -> Option<u64> {
+        [limit_at(&self.limits, seconds), self.rate].into_iter().flatten().min()
+    }
+}
+
+/// The limit on the way to a site. It changes as the day goes on, as the site's is set anew, and as others come and go
+/// that send there, for as long as anybody keeps to it.
+pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
+    followed_within(None, folder, peer, own)
+}
+
+fn followed_within(wider: Option<Arc<RateLimit>>, folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
+    let limit = Arc::new(RateLimit::within(wider, None));
+    let mut keeper = Keeper::new(folder, peer, own);
+    keeper.look(&limit);
+    let kept = Arc::downgrade(&limit);
+    let follow = move || {
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            match kept.upgrade() {
+                Some(limit) => keeper.look(&limit),
+                None => return,
+            }
+        }
+    };
+    // A host that has no thread left starts no session either; the limit stays as it is now.
+    let _ = Builder::new().name("limits".to_string()).spawn(follow);
+    limit
+}
+
+/// Limits of what an agent sends to its peers: one for each that has sessions, within one for all.
+pub struct OfPeers {
+    all: Option<Arc<RateLimit>>,
+    folder: Folder,
+    of_each: Mutex<HashMap<Fingerprint, Weak<RateLimit>>>,
+}
+
+impl OfPeers {
+    pub fn new(folder: Folder, rate: Option<u64>) -> OfPeers {
+        let all = rate.map(|rate| Arc::new(RateLimit::new(Some(rate))));
+        OfPeers { all, folder, of_each: Mutex::default() }
+    }
+
+    /// The limit of all sessions of a key. One that is no peer's has no limit of its own.
+    pub fn of(&self, key: Fingerprint) -> Option<Arc<RateLimit>> {
+        let mut of_each = self.of_each.lock().unwrap_or_else(PoisonError::into_inner);
+        of_each.retain(|_, limit| limit.strong_count() > 0);
+        if let Some(limit) = of_each.get(&key).and_then(Weak::upgrade) {
+            return Some(limit);
+        }
+        let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(key) else { return self.all.clone() };
+        let limit = followed_within(self.all.clone(), self.folder.clone(), &peer, Own::default());
+        of_each.insert(key, Arc::downgrade(&limit));
+        Some(limit)
+    }
+}
+
+/// One that keeps to the limit of a site, with others.
+struct Keeper {
+    folder: Folder,
+    site: String,
+    of_site: Vec<DayLimit>,
+    own: Own,
+    /// Held while the site has a limit.
+    slot: Option<Slot>,
+    part: Part,
+    /// When it looked last, and what had been sent by then.
+    looked: (Instant, u64),
+    is_told: bool,
+}
+
+impl Keeper {
+    fn new(folder: Folder, peer: &Peer, own: Own) -> Keeper {
+        Keeper {
+            folder,
+            site: peer.name.clone(),
+            of_site: peer.limits.clone(),
+            own,
+            slot: None,
+            part: Part::default(),
+            looked: (Instant::now(), 0),
+            is_told: false,
+        }
+    }
+
+    fn look(&mut self, limit: &RateLimit) {
+        // What cannot be read at this moment is as it was.
+        if let Ok(Some(peer)) = Peers::new(self.folder.clone()).named(&self.site) {
+            self.of_site = peer.limits;
+        }
+        let (sent, seconds) = (self.sent(limit.used()), drover_agent::now());
+        let own = self.own.at(seconds);
+        let whole = limit_at(&self.of_site, seconds);
+        let of_site = whole.map(|whole| self.part_of(whole, own.unwrap_or(u64::MAX), sent));
+        if whole.is_none() {
+            (self.slot, self.part) = (None, Part::default());
+        }
+        limit.set([of_site, own].into_iter().flatten().min());
+    }
+
+    fn sent(&mut self, used: Used) -> Sent {
+        let (then, before) = std::mem::replace(&mut self.looked, (Instant::now(), used.bytes));
+        let time = then.elapsed().max(Duration::from_millis(1)).as_secs_f64();
+        // The cast stops at the largest number.
+        let bytes_per_second = (used.bytes.wrapping_sub(before) as f64 / time) as u64;
+        Sent { bytes_per_second, debt: used.debt }
+    }
+
+    /// What this one may take of the site's limit. Where nothing can be told to others that is the whole of it.
+    fn part_of(&mut self, whole: u64, own: u64, sent: Sent) -> u64 {
+        let wants = wanted(whole, self.part, sent).min(own);
+        let shared = self.shared(whole, wants);
+        if let Err(error) = &shared {
+            self.slot = None;
+            self.complain(error);
+        }
+        self.part = Part { wants, takes: shared.unwrap_or(whole) };
+        self.part.takes
+    }
+
+    fn shared(&mut self, whole: u64, wants: u64) -> Result<u64, FolderError> {
+        let slot = match self.slot.take().filter(Slot::is_in_place) {
+            Some(slot) => slot,
+            None => Slot::claim(&self.folder, &self.site)?,
+        };
+        let takes = share(whole, wants, &slot.others()?);
+        slot.tell(Part { wants, takes })?;
+        self.slot = Some(slot);
+        Ok(takes)
+    }
+
+    /// Once: it would be the same each time.
+    fn complain(&mut self, error: &FolderError) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            say(format_args!(
+                "{}: its limit is not shared with other runs of this host: {}",
+                self.site,
+                chain(error)
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use drover_agent::limits::parts;
+
+    use super::*;
+
+    const WHOLE: u64 = 1_000_000;
+
+    /// A site with a limit that always holds, and the state that it is kept in.
+    struct Here {
+        folder: Folder,
+        peer: Peer,
+        _state: tempfile::TempDir,
+    }
+
+    impl Here {
+        fn new() -> Here {
+            let state = tempfile::tempdir().unwrap();
+            let folder = Folder::open(state.path()).unwrap();
+            let peer = Peer::new("site-b", Fingerprint([1; 32]), vec!["b:1".to_string()], 0);
+            Peers::new(folder.clone()).add(peer.clone()).unwrap().unwrap();
+            let here = Here { folder, peer, _state: state };
+            here.set(Some(WHOLE));
+            here
+        }
+
+        fn set(&self, rate: Option<u64>) {
+            let limits = rate.map(|bytes_per_second| DayLimit { from: 0, to: 0, bytes_per_second });
+            let peers = Peers::new(self.folder.clone());
+            assert!(peers.set_limits("site-b", limits.into_iter().collect()).unwrap());
+        }
+
+        fn keeper(&self, rate: Option<u64>) -> (Keeper, RateLimit) {
+            let own = Own { rate, ..Own::default() };
+            (Keeper::new(self.folder.clone(), &self.peer, own), RateLimit::new(None))
+        }
+    }
+
+    /// Sends more than any limit lets through, and looks.
+    fn busy((keeper, limit): &mut (Keeper, RateLimit)) -> u64 {
+        let _ = limit.take(100 * WHOLE);
+        keeper.look(limit);
+        limit.bytes_per_second().unwrap()
+    }
+
+    #[test]
+    fn two_busy_ones_have_half_each_and_one_that_is_left_has_all() {
+        let here = Here::new();
+        let (mut one, mut other) = (here.keeper(None), here.keeper(None));
+        one.0.look(&one.1);
+        assert_eq!(one.1.bytes_per_second(), Some(WHOLE));
+        let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut one), busy(&mut other)]).collect();
+        assert_eq!(looks[4..], [WHOLE / 2; 2], "{looks:?}");
+        let told = parts(&here.folder, "site-b").unwrap();
+        assert_eq!(told, [Part { wants: WHOLE, takes: WHOLE / 2 }; 2]);
+        drop(other);
+        assert_eq!(busy(&mut one), WHOLE);
+    }
+
+    #[test]
+    fn the_rate_of_one_run_is_its_own_and_the_others_have_what_it_leaves() {
+        let here = Here::new();
+        let (mut slow, mut other) = (here.keeper(Some(WHOLE / 10)), here.keeper(None));
+        let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut slow), busy(&mut other)]).collect();
+        assert_eq!(looks[4..], [WHOLE / 10, WHOLE / 10 * 9], "{looks:?}");
+    }
+
+    #[test]
+    fn a_limit_that_is_set_anew_or_taken_away_holds_from_the_next_look() {
+        let here = Here::new();
+        let (mut keeper, limit) = here.keeper(Some(700));
+        for (set, expected) in [(Some(500), 500), (Some(9000), 700), (None, 700)] {
+            here.set(set);
+            keeper.look(&limit);
+            assert_eq!(limit.bytes_per_second(), Some(expected));
+            let held = parts(&here.folder, "site-b").unwrap();
+            assert_eq!(held.len(), usize::from(set.is_some()), "no slot without a limit");
+        }
+    }
+
+    #[test]
+    fn all_sessions_of_a_peer_have_one_limit_within_that_of_the_agent() {
+        let here = Here::new();
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let (one, other) = (of_peers.of(here.peer.key).unwrap(), of_peers.of(here.peer.key).unwrap());
+        assert!(Arc::ptr_eq(&one, &other));
+        assert_eq!(one.bytes_per_second(), Some(WHOLE));
+        let stranger = of_peers.of(Fingerprint([2; 32])).unwrap();
+        assert_eq!(stranger.bytes_per_second(), Some(2 * WHOLE), "that of all");
+        one.take(5).unwrap();
+        assert_eq!(stranger.used().bytes, 5);
+        // Copies of this host to the same site are counted with the agent's sessions.
+        let (mut copy, limit) = here.keeper(None);
+        copy.look(&limit);
+        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn where_nothing_can_be_told_the_whole_limit_is_kept_and_shared_as_soon_as_it_can() {
+        let here = Here::new();
+        let blocked = here._state.path().join("link/limits");
+        std::fs::write(&blocked, "no folder").unwrap();
+        let (mut keeper, limit) = here.keeper(None);
+        keeper.look(&limit);
+        assert_eq!((limit.bytes_per_second(), keeper.is_told), (Some(WHOLE), true));
+        std::fs::remove_file(&blocked).unwrap();
+        keeper.look(&limit);
+        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1);
+        std::fs::remove_dir_all(&blocked).unwrap();
+        keeper.look(&limit);
+        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1, "removed by somebody");
+    }
+}
