@@ -4,13 +4,13 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::process::Child;
 use std::time::Duration;
 
 use common::line::Line;
-use common::process::wait_until;
-use common::running::{Running, exchange, listener, pair, turns_away};
+use common::process::{memory_kib, wait_until};
+use common::running::{Running, exchange, listener, pair, try_pair, turns_away};
 use common::sites::own_address;
 use common::streams::{PATIENCE, is_reset, noise, patient, read_all, send};
 use drover_lab::Drover;
@@ -183,29 +183,6 @@ fn nothing_is_allowed_by_default_and_both_sides_say_what_to_try() {
     exchange(connected.unwrap(), 3, MIB);
 }
 
-/// A client that reaches the target, or is reset.
-fn try_pair(relay: &Running, target: &TcpListener) -> Option<(TcpStream, TcpStream)> {
-    // A reset may be faster than the connecting thread.
-    let mut near = patient(TcpStream::connect(relay.address(0)).ok()?);
-    target.set_nonblocking(true).unwrap();
-    near.set_nonblocking(true).unwrap();
-    let connected = loop {
-        match (target.accept(), near.read(&mut [0; 8])) {
-            (Ok((far, _)), _) => break Some(far),
-            (Err(_), Err(error)) if error.kind() == ErrorKind::WouldBlock => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            (Err(_), _) => break None,
-        }
-    };
-    target.set_nonblocking(false).unwrap();
-    near.set_nonblocking(false).unwrap();
-    connected.map(|far| {
-        far.set_nonblocking(false).unwrap();
-        (near, patient(far))
-    })
-}
-
 #[test]
 fn a_revoked_site_is_sent_away_and_told_why() {
     let sites = Sites::paired(&["*:1-65535"]);
@@ -343,80 +320,7 @@ fn stuff(mut stream: &TcpStream) -> usize {
 }
 
 fn peak_kib(process: &Child) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
-#[test]
-fn two_thousand_idle_and_two_hundred_busy_connections() {
-    const IDLE: usize = 2_000;
-    const BUSY: u64 = 200;
-    raise_files();
-    let sites = Sites::paired(&["*:1-65535"]);
-    let (target, address) = listener();
-    let (sleepy, sleepy_address) = listener();
-    let relay = sites.relay_with(&[
-        "--listen",
-        "127.0.0.1:0",
-        "--listen",
-        "127.0.0.1:0",
-        "--to",
-        &sleepy_address,
-        "--to",
-        &address,
-    ]);
-    let idle: Vec<_> = (0..IDLE).map(|_| pair(&relay, &sleepy)).collect();
-    let threads = [&relay.child, &sites.agent().child].map(threads);
-    std::thread::spawn(move || target.incoming().for_each(|stream| echo(stream.unwrap())));
-    let busy: Vec<_> = (0..BUSY)
-        .map(|number| {
-            let near = patient(TcpStream::connect(relay.address(1)).unwrap());
-            let busy = std::thread::Builder::new().stack_size(256 << 10);
-            let work = move || {
-                let content = noise(number, 300_000);
-                let sending = send(&near, content.clone());
-                assert!(read_all(&near) == content, "connection {number}");
-                sending.join().unwrap();
-            };
-            busy.spawn(work).unwrap()
-        })
-        .collect();
-    busy.into_iter().for_each(|it| it.join().unwrap());
-    // Those that slept can still talk, and none of them has a thread.
-    for (near, far) in idle.iter().step_by(97) {
-        let (mut near, mut far) = (near, far);
-        near.write_all(b"awake?").unwrap();
-        far.read_exact(&mut [0; 6]).unwrap();
-    }
-    assert!(threads.iter().all(|threads| *threads < 400), "{threads:?} threads");
-    for process in [&relay.child, &sites.agent().child] {
-        let peak = peak_kib(process);
-        assert!(peak <= 400 << 10, "{peak} KiB");
-    }
-    drop(idle);
-    let told = sites.wait_for("all have ended", |it| it["live"] == 0);
-    assert_eq!(told["totals"]["connected"], IDLE as u64 + BUSY);
-}
-
-fn echo(stream: TcpStream) {
-    let echo = move || {
-        let mut writer = stream.try_clone().unwrap();
-        // A client that goes away is its own business here.
-        let _ = std::io::copy(&mut &stream, &mut writer);
-        let _ = writer.shutdown(Shutdown::Write);
-    };
-    std::thread::Builder::new().stack_size(128 << 10).spawn(echo).unwrap();
-}
-
-fn threads(process: &Child) -> usize {
-    std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().count()
-}
-
-fn raise_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    memory_kib(process, "VmHWM:")
 }
 
 #[test]

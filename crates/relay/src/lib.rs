@@ -62,7 +62,7 @@ pub use options::{
     any_address, has_ipv6,
 };
 pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
-pub use ports::{Allowed, ConnectError, Ports};
+pub use ports::{Allowed, ConnectError, FAR_CONNECTIONS_MAX, Ports};
 pub use relay::{Relay, StartError, Teller};
 pub use stats::{
     ConnectionStats, LinkStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats,

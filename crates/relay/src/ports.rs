@@ -28,6 +28,9 @@ use crate::worker::{Inbox, Job, hand_over, start_all};
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
 /// Threads that carry.
 const WORKERS_MAX: usize = 8;
+/// Connections of all peers together, unless it is said otherwise; of one peer half. Each takes one file; 8 KiB at
+/// most while it is idle (47 MiB for one peer), and up to 256 KiB more while its target takes nothing (1.5 GiB).
+pub const FAR_CONNECTIONS_MAX: usize = 12_000;
 /// A host and port as a peer writes it is shorter.
 const TO_BYTES_MAX: usize = 300;
 
@@ -117,10 +120,14 @@ pub enum ConnectError {
     #[error("{0} is no socket, or a part of it below what is allowed is a symbolic link")]
     Escapes(String),
     /// There are as many connections as there may be.
-    #[error("there are {0} connections already, as many as there may be")]
+    #[error(
+        "there are {0} connections already, as many as there may be; more: drover agent run --connections"
+    )]
     TooMany(usize),
     /// The peer has as many as one may have.
-    #[error("this peer has {0} connections already, as many as one may have")]
+    #[error(
+        "this peer has {0} connections already, as many as one may have; more: drover agent run --connections"
+    )]
     TooManyOfPeer(usize),
     /// The target does not answer.
     #[error("connecting to {to}")]
@@ -166,6 +173,7 @@ pub struct Ports {
     allowed: Vec<Allowed>,
     timeout: Duration,
     connections_max: usize,
+    notes: Vec<String>,
     taken: Arc<Mutex<Taken>>,
     book: Arc<Book>,
     inboxes: Vec<Arc<Inbox>>,
@@ -180,14 +188,26 @@ impl Ports {
     /// # Errors
     /// If there are no threads or files.
     pub fn start(allowed: Vec<Allowed>, timeout: Duration, connections_max: usize) -> io::Result<Ports> {
-        let connections_max = files_for_links(connections_max);
+        let mut notes = Vec::new();
+        let connections_max = files_for_links(connections_max, &mut notes);
         let count = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, WORKERS_MAX);
         let inboxes = (0..count).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
         let (taken, book, threads, ids) = (Arc::default(), Arc::default(), Vec::new(), AtomicU64::new(1));
-        let mut ports = Ports { allowed, timeout, connections_max, taken, book, inboxes, threads, ids };
+        let mut ports =
+            Ports { allowed, timeout, connections_max, notes, taken, book, inboxes, threads, ids };
         // They hold no bytes in pipes.
         start_all(&ports.inboxes, "ports", (&Budget::new(0), &ports.book), &mut ports.threads)?;
         Ok(ports)
+    }
+
+    /// What a person should know: a limit of files that is lower than was asked for.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Connections at once, of all peers together; of one peer half, rounded up.
+    pub fn connections_max(&self) -> usize {
+        self.connections_max
     }
 
     /// Connections now.

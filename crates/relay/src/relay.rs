@@ -289,9 +289,20 @@ fn choose(wanted: &Congestion, notes: &mut Vec<String>) -> Result<(Option<String
 }
 
 /// Raises the limit of open files for so many connections of links; gives how many it is good for.
-pub(crate) fn files_for_links(connections_max: usize) -> usize {
+pub(crate) fn files_for_links(connections_max: usize, notes: &mut Vec<String>) -> usize {
     let files = raise_files((connections_max + FILES_OF_AGENT) as u64);
-    connections_of(usize::try_from(files).unwrap_or(usize::MAX), connections_max)
+    let fits = connections_of(usize::try_from(files).unwrap_or(usize::MAX), connections_max);
+    if fits < connections_max {
+        notes.push(fewer(fits, connections_max, files));
+    }
+    fits
+}
+
+/// Says that there are too few files.
+fn fewer(fits: usize, wanted: usize, files: u64) -> String {
+    format!(
+        "{fits} connections at once instead of {wanted}: the process may open {files} files; raise `ulimit -n`"
+    )
 }
 
 /// How many connections so many files are good for, beside what an agent needs. Where there are few, it needs half.
@@ -310,10 +321,7 @@ fn files_for(options: &RelayOptions, notes: &mut Vec<String>) -> usize {
     if fits >= options.connections_max {
         return options.connections_max;
     }
-    notes.push(format!(
-        "{fits} connections at once instead of {}: the process may open {files} files; raise `ulimit -n`",
-        options.connections_max
-    ));
+    notes.push(fewer(fits, options.connections_max, files));
     fits
 }
 

@@ -49,6 +49,9 @@ pub struct AgentRunArgs {
     /// is allowed otherwise. Who reaches a QEMU's monitor can do all that this QEMU may
     #[arg(long, value_name = "HOST:PORT[-PORT]|unix:/PATH")]
     pub allow_connect: Vec<Allowed>,
+    /// Connections that are carried for relays of all peers at once; one peer gets half of them, and further ones are refused
+    #[arg(long, default_value_t = drover_relay::FAR_CONNECTIONS_MAX, value_name = "N")]
+    pub connections: usize,
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,

@@ -12,7 +12,7 @@ use drover_agent::trust::{DayLimit, Peer, Peers, Token, Tokens, pair_with, serve
 use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener, RateLimit};
-use drover_relay::{CONNECTIONS_MAX, Form, Ports, announcement};
+use drover_relay::{Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
 
@@ -66,7 +66,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     };
     let listener = Listener::bind(&options).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
     let listener = Arc::new(listener);
-    announce(args, &listener, &identity.fingerprint().to_string());
+    announce(args, &listener, &identity.fingerprint().to_string(), &connector.ports);
     let (accepting, serving, json) = (listener.clone(), daemon.clone(), args.json);
     let accept = std::thread::spawn(move || {
         while let Ok(session) = accepting.accept() {
@@ -119,7 +119,7 @@ struct Connector {
 
 impl Connector {
     fn start(args: &AgentRunArgs) -> Result<Connector, Failure> {
-        let ports = Ports::start(args.allow_connect.clone(), CONNECT_TIMEOUT, CONNECTIONS_MAX)
+        let ports = Ports::start(args.allow_connect.clone(), CONNECT_TIMEOUT, args.connections.max(1))
             .map_err(|error| Failure::new(Exit::Internal, format!("starting to connect: {error}")))?;
         Ok(Connector { ports, throttle: Throttle::new(), json: args.json })
     }
@@ -213,12 +213,18 @@ fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     Ok(found)
 }
 
-fn announce(args: &AgentRunArgs, listener: &Listener, key: &str) {
+fn announce(args: &AgentRunArgs, listener: &Listener, key: &str, ports: &Ports) {
     let addresses: Vec<String> = listener.addresses().iter().map(ToString::to_string).collect();
     if args.json {
-        crate::out::line(json!({"event": "listening", "addresses": addresses, "key": key}));
+        crate::out::line(json!({
+            "event": "listening", "addresses": addresses, "key": key,
+            "connections_max": ports.connections_max(), "notes": ports.notes(),
+        }));
         return;
     }
+    // Who lets nobody connect misses nothing.
+    let notes = ports.notes().iter().filter(|_| !args.allow_connect.is_empty());
+    notes.for_each(|note| crate::out::say(format_args!("note: {note}")));
     crate::out::say(format_args!("listening at {}, key {key}, until Ctrl-C", addresses.join(", ")));
 }
 
