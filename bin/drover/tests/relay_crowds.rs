@@ -178,8 +178,10 @@ fn a_pair_carries_five_thousand_idle_and_two_hundred_busy_connections_of_one_pee
 fn one_peer_gets_half_of_the_connections_that_an_agent_may_carry_and_is_told_so() {
     let sites = Sites::paired_with(&["--allow-connect", "*:1-65535", "--connections", "4"]);
     let (target, address) = listener();
-    let args = ["relay", "--json", "--exit-with-parent", "--via", "site-b", "--listen", "127.0.0.1:0"];
-    let relay = Running::start(&sites.here, &[&args[..], &["--to", &address]].concat());
+    let control = sites.path("relay-1.sock").display().to_string();
+    let args = ["relay", "--json", "--exit-with-parent", "--via", "site-b", "--control", &control];
+    let relay =
+        Running::start(&sites.here, &[&args[..], &["--listen", "127.0.0.1:0", "--to", &address]].concat());
     let mut held = vec![pair(&relay, &target), pair(&relay, &target)];
     assert!(turns_away(&relay));
     let refused = relay.wait_for("refused");
