@@ -22,7 +22,7 @@ pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
-pub use relay::{RelayArgs, RelayCommand, RelayTopArgs, Transparent};
+pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.

@@ -76,6 +76,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Agent { command: AgentCommand::Revoke(args) } => commands::agent::revoke(args),
         Command::Agent { command: AgentCommand::Limit(args) } => commands::agent::limit(args),
         Command::Agent { command: AgentCommand::Info(args) } => commands::agent::info(args),
+        Command::Agent { command: AgentCommand::Top(args) } => commands::relay::top::run(args, "agent"),
         Command::Completions { shell } => commands::documents::completions(*shell),
         Command::Man { folder } => commands::documents::man(folder),
     }?;

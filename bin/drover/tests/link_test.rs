@@ -4,6 +4,7 @@
 mod common;
 
 use common::sites::Sites;
+use serde_json::Value;
 
 #[test]
 fn the_way_to_a_site_is_measured_for_each_number_of_connections() {
@@ -12,7 +13,7 @@ fn the_way_to_a_site_is_measured_for_each_number_of_connections() {
     let found = sites.here.run(&[&args[..], &["--json"]].concat()).unwrap();
     assert_eq!(found.code, Some(0), "{}", found.err);
     let found = found.json().unwrap();
-    assert_eq!((&found["site"], &found["limit_bytes_per_s"]), (&"site-b".into(), &serde_json::Value::Null));
+    assert_eq!((&found["site"], &found["limit_bytes_per_s"]), (&"site-b".into(), &Value::Null));
     for (probe, connections) in found["probes"].as_array().unwrap().iter().zip([1, 3]) {
         assert_eq!(probe["connections"], connections, "{probe}");
         assert!(probe["goodput_bytes_per_s"].as_f64().unwrap() > 0.0, "{probe}");
@@ -27,6 +28,42 @@ fn the_way_to_a_site_is_measured_for_each_number_of_connections() {
     assert_eq!(told.code, Some(0), "{}", told.err);
     assert!(told.out.starts_with("connections") && told.out.contains("Mbit/s"), "{}", told.out);
     assert_eq!(told.out.lines().filter(|line| line.contains(" ms")).count(), 2, "{}", told.out);
+}
+
+#[test]
+fn the_way_back_is_measured_by_the_site_that_sends() {
+    let sites = Sites::paired();
+    let args = ["link", "test", "site-b", "--stripes", "1,2", "--time", "2s", "--back"];
+    let found = sites.here.run(&[&args[..], &["--json"]].concat()).unwrap();
+    assert_eq!(found.code, Some(0), "{}", found.err);
+    let found = found.json().unwrap();
+    assert_eq!(found["probes"].as_array().unwrap().len(), 2, "the way there, as ever");
+    let back = &found["back"];
+    assert_eq!((back["probes"].as_array().unwrap().len(), &back["limit_bytes_per_s"]), (2, &Value::Null));
+    for (probe, connections) in back["probes"].as_array().unwrap().iter().zip([1, 2]) {
+        assert_eq!(probe["connections"], connections, "{probe}");
+        assert!(probe["goodput_bytes_per_s"].as_f64().unwrap() > 0.0, "{probe}");
+        assert!(probe["rtt_ms"].as_f64().unwrap() > 0.0, "{probe}");
+        assert!(!probe["congestion_control"].as_str().unwrap().is_empty(), "{probe}");
+    }
+    assert!(!back["advice"].as_array().unwrap().is_empty());
+    let told = sites.here.run(&args).unwrap();
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    assert!(told.out.contains("\nthe way back, as the agent of site-b sends\nconnections"), "{}", told.out);
+    assert_eq!(told.out.lines().filter(|line| line.contains(" ms")).count(), 4, "{}", told.out);
+}
+
+#[test]
+fn the_limit_of_an_agent_is_told_as_what_limits_the_way_back() {
+    let sites = Sites::paired_with(&["--rate-limit", "1MiB"]);
+    let args = ["link", "test", "site-b", "--stripes", "1", "--time", "4s", "--back", "--json"];
+    let found = sites.here.run(&args).unwrap().json().unwrap();
+    let back = &found["back"];
+    assert_eq!((&found["limit_bytes_per_s"], &back["limit_bytes_per_s"]), (&Value::Null, &(1 << 20).into()));
+    assert!(back["advice"].to_string().contains("--rate-limit"), "{back}");
+    let long = ["link", "test", "site-b", "--time", "61s", "--back"];
+    let refused = sites.here.run(&long).unwrap();
+    assert!(refused.code == Some(2) && refused.err.contains("60 s at most"), "{}", refused.err);
 }
 
 #[test]

@@ -4,15 +4,15 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::process::Child;
 use std::time::Duration;
 
 use common::line::Line;
-use common::process::wait_until;
-use common::running::{Running, exchange, listener, pair, turns_away};
+use common::process::{memory_kib, wait_until};
+use common::running::{Running, exchange, listener, pair, try_pair, turns_away};
 use common::sites::own_address;
-use common::streams::{PATIENCE, is_reset, noise, patient, read_all, send};
+use common::streams::{PATIENCE, is_reset, is_turned_away, noise, patient, read_all, send};
 use drover_lab::Drover;
 use rustix::net::sockopt::set_socket_linger;
 use serde_json::Value;
@@ -50,7 +50,9 @@ impl Sites {
     }
 
     fn start_agent(&mut self) {
+        let control = self.agent_control();
         let mut args = vec!["agent", "run", "--json", "--listen", &self.agent_address, "--name", "west"];
+        args.extend(["--control", &control, "--metrics", "127.0.0.1:0"]);
         self.allowed.iter().for_each(|rule| args.extend(["--allow-connect", rule]));
         let agent = Running::start(&self.there, &args);
         self.agent_address = agent.address(0);
@@ -68,6 +70,16 @@ impl Sites {
         let args = ["agent", "pair", address, "--name", "site-b", "--as", "site-a", "--token-file"];
         let paired = self.here.run(&[&args[..], &[file.to_str().unwrap()]].concat()).unwrap();
         assert_eq!(paired.code, Some(0), "{}", paired.err);
+    }
+
+    fn agent_control(&self) -> String {
+        self.folder.path().join("agent-1.sock").display().to_string()
+    }
+
+    /// What the agent tells.
+    fn agent_top(&self) -> Value {
+        let told = self.there.run(&["agent", "top", "--json", "--control", &self.agent_control()]);
+        told.unwrap().json().unwrap()
     }
 
     fn control(&self) -> String {
@@ -140,6 +152,73 @@ fn metrics(relay: &Running) -> String {
     String::from_utf8(read_all(&stream)).unwrap()
 }
 
+#[test]
+fn the_agent_tells_what_it_carries_connection_by_connection() {
+    let sites = Sites::paired(&["127.0.0.0/8:1-65535"]);
+    let (target, address) = listener();
+    let relay = sites.relay(&address);
+    let (mut near, mut far) = pair(&relay, &target);
+    near.write_all(&noise(1, MIB)).unwrap();
+    far.read_exact(&mut vec![0; MIB]).unwrap();
+    far.write_all(b"12345").unwrap();
+    near.read_exact(&mut [0; 5]).unwrap();
+    let mut told = Value::Null;
+    wait_until("the agent tells of it", PATIENCE, || {
+        told = sites.agent_top();
+        let shown = &told["connections"][0];
+        (&shown["up"]["bytes"], &shown["down"]["bytes"]) == (&MIB.into(), &5.into())
+    });
+    assert_eq!((&told["live"], &told["peers"]["site-a"]), (&1.into(), &1.into()));
+    let shown = &told["connections"][0];
+    assert_eq!((&shown["peer"], &shown["target"]), (&"site-a".into(), &address.as_str().into()));
+    assert_eq!((&shown["up"]["waiting"], &shown["down"]["waiting"]), (&"source".into(), &"source".into()));
+    let socket = &shown["target_socket"];
+    assert!(socket["rtt_us"].as_u64() > Some(0) && socket["segments_again"].is_u64(), "{shown}");
+    assert!(shown["client_socket"].is_null(), "{shown}");
+    let page = sites.there.run(&["agent", "top", "--control", &sites.agent_control()]).unwrap().out;
+    assert!(page.contains("of peers: site-a 1\n") && page.contains(&address), "{page}");
+    let page = metrics(sites.agent());
+    for line in [
+        "drover_relay_connections 1",
+        "drover_relay_peer_connections{peer=\"site-a\"} 1",
+        "drover_relay_bytes_total{direction=\"up\"} 1048576",
+        "drover_relay_bytes_total{direction=\"down\"} 5",
+    ] {
+        assert!(page.lines().any(|it| it == line), "{line} in\n{page}");
+    }
+}
+
+#[test]
+fn the_agent_tells_which_side_is_waited_for_and_whom_it_refused() {
+    let sites = Sites::paired(&["127.0.0.0/8:1-65535"]);
+    let (target, address) = listener();
+    let relay = sites.relay_with(&[
+        "--listen",
+        "127.0.0.1:0",
+        "--listen",
+        "127.0.0.1:0",
+        "--to",
+        &address,
+        "--to",
+        "192.0.2.1:9",
+    ]);
+    let (near, far) = pair(&relay, &target);
+    for (way, writer) in [("up", &near), ("down", &far)] {
+        wait_until("nobody takes it", PATIENCE, || {
+            stuff(writer);
+            sites.agent_top()["connections"][0][way]["waiting"] == "target"
+        });
+    }
+    assert!(is_turned_away(relay.address(1)));
+    let told = sites.agent_top();
+    assert_eq!((&told["totals"]["refused"]["policy"], &told["live"]), (&1.into(), &1.into()), "{told}");
+    assert!(metrics(sites.agent()).contains("drover_relay_refused_total{reason=\"policy\"} 1\n"));
+    drop((near, far));
+    wait_until("it has gone", PATIENCE, || sites.agent_top()["live"] == 0);
+    let told = sites.agent_top();
+    assert_eq!((&told["peers"], &told["totals"]["connected"]), (&serde_json::json!({}), &1.into()));
+}
+
 fn reset(stream: TcpStream) {
     set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
 }
@@ -181,29 +260,6 @@ fn nothing_is_allowed_by_default_and_both_sides_say_what_to_try() {
         connected.is_some()
     });
     exchange(connected.unwrap(), 3, MIB);
-}
-
-/// A client that reaches the target, or is reset.
-fn try_pair(relay: &Running, target: &TcpListener) -> Option<(TcpStream, TcpStream)> {
-    // A reset may be faster than the connecting thread.
-    let mut near = patient(TcpStream::connect(relay.address(0)).ok()?);
-    target.set_nonblocking(true).unwrap();
-    near.set_nonblocking(true).unwrap();
-    let connected = loop {
-        match (target.accept(), near.read(&mut [0; 8])) {
-            (Ok((far, _)), _) => break Some(far),
-            (Err(_), Err(error)) if error.kind() == ErrorKind::WouldBlock => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            (Err(_), _) => break None,
-        }
-    };
-    target.set_nonblocking(false).unwrap();
-    near.set_nonblocking(false).unwrap();
-    connected.map(|far| {
-        far.set_nonblocking(false).unwrap();
-        (near, patient(far))
-    })
 }
 
 #[test]
@@ -343,80 +399,7 @@ fn stuff(mut stream: &TcpStream) -> usize {
 }
 
 fn peak_kib(process: &Child) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
-#[test]
-fn two_thousand_idle_and_two_hundred_busy_connections() {
-    const IDLE: usize = 2_000;
-    const BUSY: u64 = 200;
-    raise_files();
-    let sites = Sites::paired(&["*:1-65535"]);
-    let (target, address) = listener();
-    let (sleepy, sleepy_address) = listener();
-    let relay = sites.relay_with(&[
-        "--listen",
-        "127.0.0.1:0",
-        "--listen",
-        "127.0.0.1:0",
-        "--to",
-        &sleepy_address,
-        "--to",
-        &address,
-    ]);
-    let idle: Vec<_> = (0..IDLE).map(|_| pair(&relay, &sleepy)).collect();
-    let threads = [&relay.child, &sites.agent().child].map(threads);
-    std::thread::spawn(move || target.incoming().for_each(|stream| echo(stream.unwrap())));
-    let busy: Vec<_> = (0..BUSY)
-        .map(|number| {
-            let near = patient(TcpStream::connect(relay.address(1)).unwrap());
-            let busy = std::thread::Builder::new().stack_size(256 << 10);
-            let work = move || {
-                let content = noise(number, 300_000);
-                let sending = send(&near, content.clone());
-                assert!(read_all(&near) == content, "connection {number}");
-                sending.join().unwrap();
-            };
-            busy.spawn(work).unwrap()
-        })
-        .collect();
-    busy.into_iter().for_each(|it| it.join().unwrap());
-    // Those that slept can still talk, and none of them has a thread.
-    for (near, far) in idle.iter().step_by(97) {
-        let (mut near, mut far) = (near, far);
-        near.write_all(b"awake?").unwrap();
-        far.read_exact(&mut [0; 6]).unwrap();
-    }
-    assert!(threads.iter().all(|threads| *threads < 400), "{threads:?} threads");
-    for process in [&relay.child, &sites.agent().child] {
-        let peak = peak_kib(process);
-        assert!(peak <= 400 << 10, "{peak} KiB");
-    }
-    drop(idle);
-    let told = sites.wait_for("all have ended", |it| it["live"] == 0);
-    assert_eq!(told["totals"]["connected"], IDLE as u64 + BUSY);
-}
-
-fn echo(stream: TcpStream) {
-    let echo = move || {
-        let mut writer = stream.try_clone().unwrap();
-        // A client that goes away is its own business here.
-        let _ = std::io::copy(&mut &stream, &mut writer);
-        let _ = writer.shutdown(Shutdown::Write);
-    };
-    std::thread::Builder::new().stack_size(128 << 10).spawn(echo).unwrap();
-}
-
-fn threads(process: &Child) -> usize {
-    std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().count()
-}
-
-fn raise_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    memory_kib(process, "VmHWM:")
 }
 
 #[test]

@@ -92,6 +92,7 @@ impl Net {
     /// An agent at the site, which the router knows.
     fn agent(&self) -> Running {
         let allow = format!("10.2.0.0/24:{OVER}-{PAST}");
+        let control = self.folder.path().join("agent-1.sock").display().to_string();
         let agent = self.start(
             SITE,
             &[
@@ -104,6 +105,8 @@ impl Net {
                 "west",
                 "--allow-connect",
                 &allow,
+                "--control",
+                &control,
             ],
         );
         let token = self.folder.path().join("token");

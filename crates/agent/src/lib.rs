@@ -5,6 +5,7 @@
 //! site     one session to another site's agent, shared by its disks
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
+//! measure  what the way back from an agent carries
 //! places   what an agent serves: pools of files, devices, exports
 //! limits   the limit of a site, kept to together by all that send to it from this host
 //! trust    this host's key, its peers, pairing by one-time tokens
@@ -24,6 +25,7 @@ mod error;
 pub mod fuzzing;
 pub mod limits;
 pub mod machine;
+mod measure;
 pub mod message;
 pub mod opening;
 mod places;
@@ -37,6 +39,7 @@ pub use client::{AgentDisk, AgentOptions, Target};
 pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
 pub use dial::{PORT, Route, dial, with_port};
 pub use error::Refusal;
+pub use measure::{MEASURE_TIME_MAX, Measured};
 pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};
 pub use serve::{
     Agent, CHANNELS_MAX, Connect, DISKS_MAX, Found, Held, Home, Hypervisor, KnownBlocks, Machines,

@@ -102,6 +102,11 @@ pub enum Call {
         /// As in [`OpenDisk::disk`].
         disk: String,
     },
+    /// What the way to the asker carries ([`crate::Measured`]): the agent sends to its `sink`.
+    Measure {
+        /// For how long it is measured, after a second in which connections find their pace.
+        time_ms: u64,
+    },
 }
 
 /// What an agent has.
@@ -113,7 +118,8 @@ pub struct Announced {
     pub pools: Vec<Pool>,
     /// Names of devices and exports.
     pub devices: Vec<String>,
-    /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too).
+    /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too), `measure`
+    /// ([`Call::Measure`]).
     #[serde(default)]
     pub takes: Vec<String>,
 }
@@ -265,6 +271,8 @@ mod tests {
             Opening::Connect { to: "h:1".into(), pieces: false }
         );
         assert_eq!(opening(r#"{"service":"rpc","call":"info"}"#), Opening::Rpc(Call::Info));
+        let measure = opening(r#"{"service":"rpc","call":"measure","time_ms":3000}"#);
+        assert_eq!(measure, Opening::Rpc(Call::Measure { time_ms: 3000 }));
         let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":
             {"size":9,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#;
         let writer = Writer { size: 9, how: How::Resume, run: "r".into(), epoch: 3, attempt: 1 };

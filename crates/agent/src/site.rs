@@ -1,6 +1,7 @@
 //! Another site, as this side sees it: one session to its agent, shared by all disks, made anew when it is lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
 use drover_link::{Order, Receiver, Sender, Session};
@@ -9,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Refusal, printable};
 use crate::machine::{Order as MachineOrder, Told};
+use crate::measure::{self, Measured};
 use crate::opening::{Announced, Answer, Call, Opening, Stat};
 
 /// Makes sessions to one agent.
@@ -116,6 +118,30 @@ impl Site {
     /// When it cannot be asked.
     pub fn info(&self) -> Result<Announced, Refusal> {
         self.call::<Announced>(Call::Info).map(Announced::checked)
+    }
+
+    /// What the way back carries in so long a time, after a second in which connections find their pace: the agent sends and
+    /// this side throws away, for as long as the session lives, so it had best be one of its own.
+    ///
+    /// # Errors
+    /// `Unsupported` if the agent does not know how; when it cannot be asked, measures for others, or refuses.
+    pub fn measure_back(&self, time: Duration) -> Result<Measured, Refusal> {
+        measure::check(&self.info()?)?;
+        let session = self.session()?;
+        // It ends with the session. Without the thread nothing is taken, and the agent gives up.
+        let taking = std::thread::Builder::new().name("agent-measure".to_string());
+        let taking = taking.spawn(move || measure::take(&session));
+        taking
+            .map_err(|error| Refusal::new(DiskErrorKind::Transient, format!("starting a thread: {error}")))?;
+        self.call(Call::Measure { time_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX) })
+    }
+
+    /// Whether the agent knows how to measure the way back.
+    ///
+    /// # Errors
+    /// `Unsupported` if it does not; when it cannot be asked.
+    pub fn check_back(&self) -> Result<(), Refusal> {
+        measure::check(&self.info()?)
     }
 
     /// What is at a place.

@@ -1,8 +1,10 @@
 //! What a link carries, and what limits it: what `drover link test` tells.
 
+use std::sync::mpsc::{Receiver as Ended, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::channel::{Receiver, Sender};
 use crate::core::Order;
 use crate::error::{LinkError, LinkErrorKind};
 use crate::session::Session;
@@ -10,6 +12,9 @@ use crate::stats::SessionStats;
 
 /// What the far side is asked for, to throw away what comes.
 pub const SINK: &[u8] = br#"{"service":"sink"}"#;
+
+/// Connections find their pace, before anything is measured.
+pub const SETTLE: Duration = Duration::from_secs(1);
 
 /// Bytes written at a time.
 const PIECE_BYTES: usize = 128 << 10;
@@ -51,7 +56,41 @@ pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> 
 /// # Errors
 /// As the session's calls; `Protocol` if the far side has no sink.
 pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
-    let (sender, mut receiver) = session.open(Order::Stream, SINK)?.split();
+    let (sender, receiver) = session.open(Order::Stream, SINK)?.split();
+    measured(session, (&sender, receiver), (settle, time))
+}
+
+/// As [`probe`], but over after `patience` beyond its time whatever the far side does: for who does it by order of a peer.
+///
+/// # Errors
+/// As [`probe`]; `Reset` if it had to be ended.
+pub fn probe_within(
+    session: &Session,
+    (settle, time): (Duration, Duration),
+    patience: Duration,
+) -> Result<Probe, LinkError> {
+    let (sender, receiver) = session.open(Order::Stream, SINK)?.split();
+    let (over, ended) = channel();
+    thread::scope(|scope| {
+        scope.spawn(|| end_after(&sender, settle + time + patience, ended));
+        // Dropped on whichever way out, so nobody waits in vain.
+        let _over = over;
+        measured(session, (&sender, receiver), (settle, time))
+    })
+}
+
+/// Gives a channel up if its user has not ended within that time. Whoever waits at it waits no more.
+fn end_after(sender: &Sender, within: Duration, ended: Ended<()>) {
+    if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(within) {
+        sender.reset();
+    }
+}
+
+fn measured(
+    session: &Session,
+    (sender, mut receiver): (&Sender, Receiver),
+    (settle, time): (Duration, Duration),
+) -> Result<Probe, LinkError> {
     let noise = noise()?;
     let until = Instant::now() + settle + time;
     let from = Instant::now() + settle;
@@ -105,30 +144,43 @@ fn compared(begin: &SessionStats, end: &SessionStats, time: Duration) -> Probe {
     }
 }
 
+/// Which way was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// This host sent.
+    There,
+    /// The other one did.
+    Back,
+}
+
 /// What limits a link, as some probes show it, and what to do about it. The first is what matters most.
-pub fn advice(probes: &[Probe]) -> Vec<String> {
+pub fn advice(probes: &[Probe], way: Way) -> Vec<String> {
     let Some(best) = probes.iter().max_by(|one, other| one.goodput.total_cmp(&other.goodput)) else {
         return Vec::new();
     };
     let mut advice = Vec::new();
+    // Words of the host that sends, and of the one that receives.
+    let (sender, sends, receiver, receives) = match way {
+        Way::There => ("this host", "this side", "that host", "the far side"),
+        Way::Back => ("that host", "the far side", "this host", "this side"),
+    };
     if best.again > 0.001 && best.congestion != drover_tcp::BBR {
         advice.push(format!(
-            "{:.2} % of the bytes had to be sent again, and {} slows down for each loss: BBR would not (`drover tune` on this side)",
+            "{:.2} % of the bytes had to be sent again, and {} slows down for each loss: BBR would not (`drover tune` on {sender})",
             best.again * 100.0,
             best.congestion
         ));
     }
     if best.busy[1] > best.busy[0] * 0.3 {
-        advice.push("the far side's receive buffers are full: larger ones there (`drover tune` on that host), or a slow disk or processor there".into());
+        advice.push(format!("{receives}'s receive buffers are full: larger ones (`drover tune` on {receiver}), or a slow disk or processor there"));
     }
     if best.busy[2] > best.busy[0] * 0.3 {
-        advice.push("this side's send buffers are full: larger ones (`drover tune` on this host)".into());
+        advice.push(format!("{sends}'s send buffers are full: larger ones (`drover tune` on {sender})"));
     }
     if best.busy[0] < 0.5 {
-        advice.push(
-            "connections had nothing to send for half of the time: this host's processor is what limits"
-                .into(),
-        );
+        advice.push(format!(
+            "connections had nothing to send for half of the time: {sender}'s processor is what limits"
+        ));
     }
     if gains_by_more(probes) {
         advice.push(format!(
@@ -174,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_limits_is_told() {
-        let text = |probes: &[Probe]| advice(probes).join("; ");
+        let text = |probes: &[Probe]| advice(probes, Way::There).join("; ");
         let line = |_: usize| 1e8;
         assert!(text(&probes(line, |_| {})).contains("the line itself"));
         assert!(text(&probes(|stripes| (stripes as f64 * 2e7).min(1e8), |_| {})).contains("a share only"));
@@ -184,7 +236,22 @@ mod tests {
         let lossy = probes(line, |it| (it.again, it.congestion) = (0.005, "cubic".into()));
         assert!(text(&lossy).contains("0.50 %") && text(&lossy).contains("cubic"), "{}", text(&lossy));
         assert!(text(&probes(line, |it| it.again = 0.005)).contains("the line itself"), "BBR does not mind");
-        assert!(advice(&[]).is_empty());
+        assert!(advice(&[], Way::There).is_empty());
+        let back = advice(&probes(line, |it| it.busy = [0.4, 0.3, 0.2]), Way::Back);
+        assert!(back[0].starts_with("this side's receive buffers") && back[0].contains("tune` on this host"));
+        assert!(
+            back[1].starts_with("the far side's send buffers") && back[2].contains("that host's processor")
+        );
+    }
+
+    #[test]
+    fn a_probe_by_order_of_a_peer_ends_although_nobody_reads_it() {
+        let (one, two) = Session::pair();
+        // Neither what was written nor an answer ever comes to an end; it is not even looked at.
+        let ms = Duration::from_millis;
+        let error = probe_within(&one, (ms(1), ms(50)), ms(50)).unwrap_err();
+        assert_eq!(error.kind, LinkErrorKind::Reset);
+        drop(two);
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl RateLimit {
         self.bucket().rate
     }
 
+    /// The limit, or the wider one where that is less.
+    pub fn least_bytes_per_second(&self) -> Option<u64> {
+        let wider = self.wider.as_ref().and_then(|wider| wider.least_bytes_per_second());
+        [self.bytes_per_second(), wider].into_iter().flatten().min()
+    }
+
     /// What was taken of it until now.
     pub fn used(&self) -> Used {
         let now = self.start.elapsed();

@@ -140,6 +140,11 @@ impl Session {
         }
     }
 
+    /// Bytes a second that this side may send, if it keeps to a limit.
+    pub fn rate_limit(&self) -> Option<u64> {
+        self.shared().rate_limit.as_ref()?.least_bytes_per_second()
+    }
+
     /// What the session and its connections do.
     pub fn stats(&self) -> SessionStats {
         let shared = self.shared();

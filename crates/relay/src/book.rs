@@ -45,6 +45,11 @@ impl Book {
     pub(crate) fn turn_away(&self, client: &OwnedFd, reason: Refusal) {
         // On a socket that is closed already there is nobody to tell.
         let _ = tcp::reset_on_close(client);
+        self.count(reason);
+    }
+
+    /// Counts one that came to nothing.
+    pub(crate) fn count(&self, reason: Refusal) {
         let mut pages = self.pages();
         pages.totals.accepted += 1;
         pages.totals.refuse(reason);

@@ -183,6 +183,7 @@ impl Connecting {
         ConnectionStats {
             id: meta.id,
             client: meta.client,
+            peer: None,
             target: meta.target.clone(),
             is_linked: false,
             stage: Stage::Connecting,

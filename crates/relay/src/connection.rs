@@ -246,6 +246,7 @@ impl Connection {
         ConnectionStats {
             id: self.meta.id,
             client: self.meta.client,
+            peer: None,
             target: self.meta.target.clone(),
             is_linked: false,
             stage,

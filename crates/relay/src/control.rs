@@ -1,4 +1,4 @@
-//! The control socket: asks a running relay how it stands.
+//! The control socket: asks a running relay, or an agent that carries connections for relays, how it stands.
 //!
 //! A Unix stream socket that only its owner reaches. Each line is a question, `{"connections":N}` with N
 //! the number of connections wanted, and each answer is one line: a [`Snapshot`] in JSON.
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::relay::Teller;
 use crate::stats::Snapshot;
+use crate::teller::Teller;
 
 /// A question is shorter.
 const QUESTION_BYTES_MAX: u64 = 4 << 10;
@@ -80,11 +80,17 @@ fn is_abandoned(path: &Path) -> bool {
     is_socket && refused() == Some(ErrorKind::ConnectionRefused)
 }
 
-/// Control sockets of relays that live, by their paths. Those that killed relays left are removed.
+/// Where the control socket of this process lies, as a relay's (`relay`) or an agent's (`agent`), unless it is said otherwise.
+pub fn control_path(what: &str) -> PathBuf {
+    control_folder().join(format!("{what}-{}.sock", std::process::id()))
+}
+
+/// Control sockets of those that live, relays (`relay`) or agents (`agent`), by their paths. Those that killed ones left are
+/// removed.
 ///
 /// # Errors
 /// Those of reading the folder; one that is not there is empty, one that others may write to is refused.
-pub fn living(folder: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn living(folder: &Path, what: &str) -> io::Result<Vec<PathBuf>> {
     match check_folder(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         checked => checked?,
@@ -93,7 +99,8 @@ pub fn living(folder: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if !(name.starts_with("relay-") && name.ends_with(".sock")) {
+        let number = name.strip_prefix(what).and_then(|rest| rest.strip_prefix('-'));
+        if !number.is_some_and(|rest| rest.ends_with(".sock")) {
             continue;
         }
         match is_abandoned(&path) {

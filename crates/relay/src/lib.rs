@@ -16,7 +16,7 @@
 //! linked, answer  a connection of which one side is a channel of a link, and how that begins
 //! packing         what goes into a channel in pieces, packed where that pays
 //! book            what no worker knows: refusals
-//! stats           what a relay tells of itself; metrics and control: to whom
+//! stats, teller   what a relay, or the far end of a pair, tells of itself; metrics and control: to whom
 //! transparent     rules of the packet filter that catch what only passes through
 //! ```
 #![forbid(unsafe_code)]
@@ -47,6 +47,7 @@ pub mod rule;
 mod slab;
 mod sockets;
 mod stats;
+mod teller;
 mod timers;
 pub mod transparent;
 mod turns;
@@ -62,8 +63,9 @@ pub use options::{
     any_address, has_ipv6,
 };
 pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
-pub use ports::{Allowed, ConnectError, Ports};
-pub use relay::{Relay, StartError, Teller};
+pub use ports::{Allowed, ConnectError, FAR_CONNECTIONS_MAX, Ports};
+pub use relay::{Relay, StartError};
 pub use stats::{
     ConnectionStats, LinkStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats,
 };
+pub use teller::Teller;

@@ -195,7 +195,8 @@ pub(crate) struct Linked {
     ending: Option<Instant>,
     /// Whether the worker has it among those to be served again.
     pub(crate) is_queued: bool,
-    _place: Option<Place>,
+    /// At the far end.
+    place: Option<Place>,
 }
 
 impl Linked {
@@ -233,7 +234,7 @@ impl Linked {
             fault: None,
             ending: None,
             is_queued: false,
-            _place: place,
+            place,
         }
     }
 
@@ -482,6 +483,7 @@ impl Linked {
         ConnectionStats {
             id: self.meta.id,
             client: self.meta.client,
+            peer: self.place.as_ref().map(|place| place.peer().to_string()),
             target: self.meta.target.clone(),
             is_linked: true,
             stage,
@@ -666,7 +668,7 @@ fn heard(word: Word) -> Heard {
     }
 }
 
-fn refusal(word: Word) -> Refusal {
+pub(crate) fn refusal(word: Word) -> Refusal {
     match word {
         Word::Denied => Refusal::SitePolicy,
         Word::Refused => Refusal::TargetRefused,

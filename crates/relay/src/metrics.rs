@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::relay::Teller;
 use crate::stats::{LinkStats, Snapshot, Totals, Waits};
+use crate::teller::Teller;
 
 /// A request's head; what is longer is refused.
 const HEAD_BYTES_MAX: usize = 8 << 10;
@@ -27,7 +27,8 @@ impl Page {
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
-        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        let labels: Vec<String> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
@@ -38,7 +39,12 @@ impl Page {
     }
 }
 
-/// The metrics of a relay, in Prometheus's text format (version 0.0.4).
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// The metrics of a relay, or of the far end of a pair, in Prometheus's text format (version 0.0.4).
 pub fn text(snapshot: &Snapshot) -> String {
     let mut page = Page(String::new());
     let totals = &snapshot.totals;
@@ -54,8 +60,19 @@ pub fn text(snapshot: &Snapshot) -> String {
     page.family("drover_relay_flow_seconds_total", "counter", help);
     waits(&mut page, "up", &totals.up_waits);
     waits(&mut page, "down", &totals.down_waits);
+    peers(&mut page, snapshot);
     snapshot.link.iter().for_each(|told| link(&mut page, told, totals.saved_bytes));
     page.0
+}
+
+fn peers(page: &mut Page, snapshot: &Snapshot) {
+    let name = "drover_relay_peer_connections";
+    if !snapshot.peers.is_empty() {
+        page.family(name, "gauge", "Connections of each peer, which may have half of all.");
+    }
+    for (peer, count) in &snapshot.peers {
+        page.sample(name, &[("peer", peer)], count);
+    }
 }
 
 fn link(page: &mut Page, told: &LinkStats, saved_bytes: u64) {
@@ -275,6 +292,18 @@ mod tests {
             told.send(()).unwrap();
         });
         ended.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+
+    #[test]
+    fn peers_are_named_whatever_they_are_called() {
+        let peers = [("a", 2), ("b\\\"\n", 1)].map(|(name, count)| (name.to_string(), count)).into();
+        let text = text(&Snapshot { peers, ..Snapshot::default() });
+        for line in [
+            "drover_relay_peer_connections{peer=\"a\"} 2",
+            "drover_relay_peer_connections{peer=\"b\\\\\\\"\\n\"} 1",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in\n{text}");
+        }
     }
 
     #[test]

@@ -17,17 +17,22 @@ use crate::answer::{Word, answer};
 use crate::book::{Book, Refused};
 use crate::connecting::prepare_plain;
 use crate::connection::Meta;
-use crate::linked::{End, Form, Linked};
+use crate::linked::{End, Form, Linked, refusal};
 use crate::options::{ADDRESSES_MAX, any_address};
 use crate::pipes::Budget;
 use crate::relay::files_for_links;
 use crate::sockets::{self, NoSocket, SocketRule};
+use crate::stats::{Refusal, Snapshot};
+use crate::teller::{Teller, gathered};
 use crate::worker::{Inbox, Job, hand_over, start_all};
 
 /// All addresses of a target together.
 const DIAL_WITHIN: Duration = Duration::from_secs(20);
 /// Threads that carry.
 const WORKERS_MAX: usize = 8;
+/// Connections of all peers together, unless it is said otherwise; of one peer half. Each takes one file; 8 KiB at
+/// most while it is idle (47 MiB for one peer), and up to 256 KiB more while its target takes nothing (1.5 GiB).
+pub const FAR_CONNECTIONS_MAX: usize = 12_000;
 /// A host and port as a peer writes it is shorter.
 const TO_BYTES_MAX: usize = 300;
 
@@ -117,10 +122,14 @@ pub enum ConnectError {
     #[error("{0} is no socket, or a part of it below what is allowed is a symbolic link")]
     Escapes(String),
     /// There are as many connections as there may be.
-    #[error("there are {0} connections already, as many as there may be")]
+    #[error(
+        "there are {0} connections already, as many as there may be; more: drover agent run --connections"
+    )]
     TooMany(usize),
     /// The peer has as many as one may have.
-    #[error("this peer has {0} connections already, as many as one may have")]
+    #[error(
+        "this peer has {0} connections already, as many as one may have; more: drover agent run --connections"
+    )]
     TooManyOfPeer(usize),
     /// The target does not answer.
     #[error("connecting to {to}")]
@@ -147,6 +156,14 @@ impl ConnectError {
         }
     }
 
+    /// As it is counted here, where the policy is this host's own.
+    fn refusal(&self) -> Refusal {
+        match self.word() {
+            Word::Denied => Refusal::Policy,
+            word => refusal(word),
+        }
+    }
+
     /// For the peer.
     fn text(&self) -> String {
         match self {
@@ -166,11 +183,13 @@ pub struct Ports {
     allowed: Vec<Allowed>,
     timeout: Duration,
     connections_max: usize,
+    notes: Vec<String>,
     taken: Arc<Mutex<Taken>>,
     book: Arc<Book>,
     inboxes: Vec<Arc<Inbox>>,
     threads: Vec<JoinHandle<io::Result<()>>>,
     ids: AtomicU64,
+    started: Instant,
 }
 
 impl Ports {
@@ -180,19 +199,58 @@ impl Ports {
     /// # Errors
     /// If there are no threads or files.
     pub fn start(allowed: Vec<Allowed>, timeout: Duration, connections_max: usize) -> io::Result<Ports> {
-        let connections_max = files_for_links(connections_max);
+        let mut notes = Vec::new();
+        let connections_max = files_for_links(connections_max, &mut notes);
         let count = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, WORKERS_MAX);
         let inboxes = (0..count).map(|_| Inbox::new()).collect::<io::Result<Vec<_>>>()?;
-        let (taken, book, threads, ids) = (Arc::default(), Arc::default(), Vec::new(), AtomicU64::new(1));
-        let mut ports = Ports { allowed, timeout, connections_max, taken, book, inboxes, threads, ids };
+        let mut ports = Ports {
+            allowed,
+            timeout,
+            connections_max,
+            notes,
+            taken: Arc::default(),
+            book: Arc::default(),
+            inboxes,
+            threads: Vec::new(),
+            ids: AtomicU64::new(1),
+            started: Instant::now(),
+        };
         // They hold no bytes in pipes.
         start_all(&ports.inboxes, "ports", (&Budget::new(0), &ports.book), &mut ports.threads)?;
         Ok(ports)
     }
 
+    /// What a person should know: a limit of files that is lower than was asked for.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Connections at once, of all peers together; of one peer half, rounded up.
+    pub fn connections_max(&self) -> usize {
+        self.connections_max
+    }
+
     /// Connections now.
     pub fn live(&self) -> usize {
         lock(&self.taken).all
+    }
+
+    /// How it stands, with this many of the fastest connections.
+    pub fn snapshot(&self, connections: usize) -> Snapshot {
+        self.teller().snapshot(connections)
+    }
+
+    /// Tells how the connections stand, from any thread, for as long as they are carried.
+    pub fn teller(&self) -> Teller {
+        let (inboxes, book) = (self.inboxes.clone(), self.book.clone());
+        let (taken, started) = (self.taken.clone(), self.started);
+        Teller::new(move |connections| {
+            let told = gathered(&inboxes, connections, started, book.totals());
+            // Asked last: what a worker has counted as ended lives no more.
+            let counts = lock(&taken);
+            let peers = counts.by_peer.iter().map(|(peer, own)| (peer.clone(), *own as u64)).collect();
+            Snapshot { live: counts.all as u64, peers, ..told }
+        })
     }
 
     /// Streams that a peer broke by what it sent since this was asked last, with what was wrong.
@@ -221,6 +279,7 @@ impl Ports {
                 Ok(())
             }
             Err(error) => {
+                self.book.count(error.refusal());
                 let (sender, _receiver) = channel.split();
                 let _ = sender.write_all(&answer(error.word(), &error.text())).and_then(|()| sender.finish());
                 Err(error)
@@ -317,6 +376,13 @@ impl Place {
         counts.by_peer.insert(peer.to_string(), own + 1);
         counts.all += 1;
         Ok(Place { taken: taken.clone(), peer: peer.to_string() })
+    }
+}
+
+impl Place {
+    /// Whose it is.
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
     }
 }
 

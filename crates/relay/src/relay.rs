@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,15 +17,14 @@ use crate::gate::Gate;
 use crate::options::{Congestion, RelayOptions};
 use crate::pipes::{Budget, PIPE_BYTES};
 use crate::stats::{LinkStats, Snapshot};
+use crate::teller::{Teller, gathered};
 use crate::uplink::Uplink;
-use crate::worker::{Inbox, Job, Told, start_all};
+use crate::worker::{Inbox, Job, start_all};
 
 /// Files that a relay uses besides connections and pipes.
 const FILES_APART: usize = 64;
 /// Files that an agent may need besides the connections that it carries: links (1,024 connections), disks, images.
 const FILES_OF_AGENT: usize = 2_048;
-/// How long a worker may take to tell how it stands.
-const TELL_MAX: Duration = Duration::from_secs(5);
 /// How often to look whether the last connection has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -159,7 +157,14 @@ impl Relay {
     /// Tells how the relay stands, from any thread, for as long as it runs.
     pub fn teller(&self) -> Teller {
         let (shared, budget, started) = (self.shared.clone(), self.budget.clone(), self.started);
-        Teller::new(move |connections| tell(&shared, &budget, started, connections))
+        Teller::new(move |connections| {
+            let told = gathered(&shared.inboxes, connections, started, shared.book.totals());
+            let (pipe_bytes, pipes) = budget.used();
+            let link = shared.uplink.as_ref().map(|uplink| uplink.stats());
+            // Asked last: what a worker has counted as ended lives no more.
+            let live = shared.live() as u64;
+            Snapshot { live, pipes: pipes as u64, pipe_bytes: pipe_bytes as u64, link, ..told }
+        })
     }
 
     /// Accepts no more, waits for up to `patience` until the connections there are have ended, resets
@@ -199,51 +204,6 @@ impl Drop for Relay {
         // Whoever wants to know calls `stop`.
         let _ = self.end();
     }
-}
-
-/// Asks a relay how it stands.
-#[derive(Clone)]
-pub struct Teller {
-    tell: Arc<dyn Fn(usize) -> Snapshot + Send + Sync>,
-}
-
-impl Teller {
-    pub(crate) fn new(tell: impl Fn(usize) -> Snapshot + Send + Sync + 'static) -> Teller {
-        Teller { tell: Arc::new(tell) }
-    }
-
-    /// How the relay stands, with this many of the fastest connections. A worker that does not answer
-    /// in 5 s is left out.
-    pub fn snapshot(&self, connections: usize) -> Snapshot {
-        (self.tell)(connections)
-    }
-}
-
-fn tell(shared: &Shared, budget: &Budget, started: Instant, connections: usize) -> Snapshot {
-    let (reply, told) = sync_channel::<Told>(shared.inboxes.len());
-    for inbox in &shared.inboxes {
-        inbox.put(Job::Snapshot(connections, reply.clone()));
-    }
-    drop(reply);
-    let (pipe_bytes, pipes) = budget.used();
-    let mut snapshot = Snapshot {
-        age_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
-        live: 0,
-        pipes: pipes as u64,
-        pipe_bytes: pipe_bytes as u64,
-        totals: shared.book.totals(),
-        link: shared.uplink.as_ref().map(|uplink| uplink.stats()),
-        connections: Vec::new(),
-    };
-    while let Ok(told) = told.recv_timeout(TELL_MAX) {
-        snapshot.totals.sum(&told.totals);
-        snapshot.connections.extend(told.connections);
-    }
-    // Asked last: what a worker has counted as ended lives no more.
-    snapshot.live = shared.live() as u64;
-    snapshot.connections.sort_by_key(|it| (std::cmp::Reverse(it.bytes_per_second()), it.id));
-    snapshot.connections.truncate(connections);
-    snapshot
 }
 
 fn listen_on(options: &RelayOptions) -> Result<Vec<Listener>, StartError> {
@@ -289,9 +249,20 @@ fn choose(wanted: &Congestion, notes: &mut Vec<String>) -> Result<(Option<String
 }
 
 /// Raises the limit of open files for so many connections of links; gives how many it is good for.
-pub(crate) fn files_for_links(connections_max: usize) -> usize {
+pub(crate) fn files_for_links(connections_max: usize, notes: &mut Vec<String>) -> usize {
     let files = raise_files((connections_max + FILES_OF_AGENT) as u64);
-    connections_of(usize::try_from(files).unwrap_or(usize::MAX), connections_max)
+    let fits = connections_of(usize::try_from(files).unwrap_or(usize::MAX), connections_max);
+    if fits < connections_max {
+        notes.push(fewer(fits, connections_max, files));
+    }
+    fits
+}
+
+/// Says that there are too few files.
+fn fewer(fits: usize, wanted: usize, files: u64) -> String {
+    format!(
+        "{fits} connections at once instead of {wanted}: the process may open {files} files; raise `ulimit -n`"
+    )
 }
 
 /// How many connections so many files are good for, beside what an agent needs. Where there are few, it needs half.
@@ -310,10 +281,7 @@ fn files_for(options: &RelayOptions, notes: &mut Vec<String>) -> usize {
     if fits >= options.connections_max {
         return options.connections_max;
     }
-    notes.push(format!(
-        "{fits} connections at once instead of {}: the process may open {files} files; raise `ulimit -n`",
-        options.connections_max
-    ));
+    notes.push(fewer(fits, options.connections_max, files));
     fits
 }
 

@@ -1,4 +1,4 @@
-//! What a relay tells of itself: whole numbers, in bytes and microseconds.
+//! What a relay, or the far end of a pair, tells of itself: whole numbers, in bytes and microseconds.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -170,8 +170,11 @@ pub enum Stage {
 pub struct ConnectionStats {
     /// Number in the order of acceptance, from 1.
     pub id: u64,
-    /// Who connected.
+    /// Who connected; of no address at the far end of a link.
     pub client: SocketAddr,
+    /// The peer whose relay it belongs to; only at the far end of a link.
+    #[serde(default)]
+    pub peer: Option<String>,
     /// Where it goes.
     pub target: String,
     /// Whether it goes over the link.
@@ -356,7 +359,7 @@ impl LinkStats {
     }
 }
 
-/// A relay at one moment.
+/// A relay, or the far end of a pair, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Since the relay started.
@@ -372,6 +375,9 @@ pub struct Snapshot {
     /// The link, if there is to be one.
     #[serde(default)]
     pub link: Option<LinkStats>,
+    /// Connections of each peer that has some; only at the far end of a link.
+    #[serde(default)]
+    pub peers: BTreeMap<String, u64>,
     /// The fastest connections, as many as were asked for, the fastest first.
     pub connections: Vec<ConnectionStats>,
 }

@@ -31,7 +31,8 @@ fn the_control_socket_answers_its_owner_again_and_again() {
     };
     assert_eq!((told.live, told.connections.len()), (1, 1));
     assert_eq!(asker.ask(0).unwrap().connections.len(), 0);
-    assert_eq!(living(path.parent().unwrap()).unwrap(), std::slice::from_ref(&path));
+    assert_eq!(living(path.parent().unwrap(), "relay").unwrap(), std::slice::from_ref(&path));
+    assert!(living(path.parent().unwrap(), "agent").unwrap().is_empty());
     drop(server);
     assert!(!path.exists());
 }
@@ -46,12 +47,12 @@ fn no_socket_lies_where_somebody_else_could_put_another_in_its_place() {
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode)).unwrap();
         let server = ControlServer::start(&folder.join("relay-1.sock"), relay.teller());
         assert_eq!(server.is_ok(), is_fine, "{mode:o}");
-        assert_eq!(living(folder).is_ok(), is_fine, "{mode:o}");
+        assert_eq!(living(folder, "relay").is_ok(), is_fine, "{mode:o}");
     }
-    let error = living(&open).unwrap_err();
+    let error = living(&open, "relay").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.to_string().contains("name another place"), "{error}");
-    assert_eq!(living(&folder.path().join("none")).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(living(&folder.path().join("none"), "relay").unwrap(), Vec::<std::path::PathBuf>::new());
 }
 
 #[test]
@@ -84,8 +85,8 @@ fn the_socket_of_a_killed_relay_makes_room() {
     assert_eq!(ControlServer::start(&path, relay.teller()).err().unwrap().kind(), ErrorKind::AddrInUse);
     drop(server);
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    assert!(living(folder.path()).unwrap().is_empty() && !path.exists());
-    assert!(living(&folder.path().join("nothing")).unwrap().is_empty());
+    assert!(living(folder.path(), "relay").unwrap().is_empty() && !path.exists());
+    assert!(living(&folder.path().join("nothing"), "relay").unwrap().is_empty());
 }
 
 fn get(server: &MetricsServer, request: &str) -> String {

@@ -1,12 +1,14 @@
 //! Arguments of `drover agent`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use drover_relay::Allowed;
 use drover_types::{Bytes, DayLimit};
+
+use super::relay::TopArgs;
 
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
@@ -22,6 +24,8 @@ pub enum AgentCommand {
     Limit(AgentLimitArgs),
     /// Show what another site's agent has
     Info(AgentNamedArgs),
+    /// Show the connections that a running agent of this host carries for relays of peers, the fastest first
+    Top(TopArgs),
 }
 
 #[derive(Debug, Args)]
@@ -49,6 +53,9 @@ pub struct AgentRunArgs {
     /// is allowed otherwise. Who reaches a QEMU's monitor can do all that this QEMU may
     #[arg(long, value_name = "HOST:PORT[-PORT]|unix:/PATH")]
     pub allow_connect: Vec<Allowed>,
+    /// Connections that are carried for relays of all peers at once; one peer gets half of them, and further ones are refused
+    #[arg(long, default_value_t = drover_relay::FAR_CONNECTIONS_MAX, value_name = "N")]
+    pub connections: usize,
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,
@@ -65,6 +72,13 @@ pub struct AgentRunArgs {
     /// 4GiB, or half of this host's memory if that is less]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Bytes>,
+    /// Tell Prometheus of the connections of relays at http://ADDRESS:PORT/metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// Socket for `drover agent top` [default, with --allow-connect: /run/drover/agent-PID.sock for root, else in
+    /// $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

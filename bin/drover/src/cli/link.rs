@@ -8,7 +8,7 @@ use drover_wan::line::units::{Rate, time};
 
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
-    /// Measure the way to a site: round trip, loss, what it carries over 1, 2, 4, 8 and 16 connections, what limits it
+    /// Measure the way to a site, with --back also the way from it: round trip, loss, what it carries over 1, 2, 4, 8 and 16 connections, what limits it
     Test(LinkTestArgs),
 }
 
@@ -19,6 +19,7 @@ which is the loss of the line and what was sent again in vain.
 Examples:
   drover link test site-b
   drover link test site-b --stripes 1,32 --time 10s
+  drover link test site-b --back
   drover link test site-b --json";
 
 #[derive(Debug, Args)]
@@ -32,6 +33,9 @@ pub struct LinkTestArgs {
     /// How long each is measured, after 1 s in which connections find their pace
     #[arg(long, default_value = "3s", value_parser = time, value_name = "TIME")]
     pub time: Duration,
+    /// Measure the way back, too: the site sends for up to 60 s each, and tells what its kernel saw
+    #[arg(long)]
+    pub back: bool,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

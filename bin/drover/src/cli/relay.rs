@@ -110,12 +110,12 @@ pub struct RelayArgs {
 #[derive(Debug, Subcommand)]
 pub enum RelayCommand {
     /// Show the connections of a running relay, the fastest first
-    Top(RelayTopArgs),
+    Top(TopArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct RelayTopArgs {
-    /// The relay's control socket [default: that of the only relay of this user]
+pub struct TopArgs {
+    /// Its control socket [default: that of the only one of this user]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Connections to show

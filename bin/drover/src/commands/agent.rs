@@ -12,10 +12,13 @@ use drover_agent::trust::{DayLimit, Fingerprint, Peer, Peers, Token, Tokens, pai
 use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
 use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
-use drover_relay::{CONNECTIONS_MAX, Form, Ports, announcement};
+use drover_relay::control::ControlServer;
+use drover_relay::metrics::MetricsServer;
+use drover_relay::{Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
 
+use super::relay::outlets;
 use crate::cli::agent::{AgentLimitArgs, AgentListArgs, AgentNamedArgs, AgentPairArgs, AgentRunArgs, Named};
 use crate::exit::{Exit, Failure, link_failure};
 use crate::hypervisor::Qemu;
@@ -68,7 +71,8 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     };
     let listener = Listener::bind(&options).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
     let listener = Arc::new(listener);
-    announce(args, &listener, &identity.fingerprint().to_string());
+    let outlets = Outlets::open(args, &connector.ports)?;
+    announce(args, &listener, &identity.fingerprint().to_string(), (&connector.ports, &outlets));
     let (accepting, serving, json) = (listener.clone(), daemon.clone(), args.json);
     let accept = std::thread::spawn(move || {
         while let Ok(session) = accepting.accept() {
@@ -109,6 +113,23 @@ fn memory(asked: Option<Bytes>) -> Result<u64, Failure> {
     }
 }
 
+/// To whom it tells of the connections of relays. Kept until it ends.
+struct Outlets {
+    metrics: Option<MetricsServer>,
+    control: Option<ControlServer>,
+}
+
+impl Outlets {
+    fn open(args: &AgentRunArgs, ports: &Ports) -> Result<Outlets, Failure> {
+        let metrics = outlets::metrics(args.metrics, &ports.teller())?;
+        // Who lets nobody connect has nothing to show.
+        let is_wanted = args.control.is_some() || !args.allow_connect.is_empty();
+        let control = || outlets::control(args.control.as_deref(), "agent", ports.teller());
+        let control = if is_wanted { control()? } else { None };
+        Ok(Outlets { metrics, control })
+    }
+}
+
 /// How long an address of a port behind the agent may take to answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -121,7 +142,7 @@ struct Connector {
 
 impl Connector {
     fn start(args: &AgentRunArgs) -> Result<Connector, Failure> {
-        let ports = Ports::start(args.allow_connect.clone(), CONNECT_TIMEOUT, CONNECTIONS_MAX)
+        let ports = Ports::start(args.allow_connect.clone(), CONNECT_TIMEOUT, args.connections.max(1))
             .map_err(|error| Failure::new(Exit::Internal, format!("starting to connect: {error}")))?;
         Ok(Connector { ports, throttle: Throttle::new(), json: args.json })
     }
@@ -215,12 +236,23 @@ fn addresses(listen: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     Ok(found)
 }
 
-fn announce(args: &AgentRunArgs, listener: &Listener, key: &str) {
+fn announce(args: &AgentRunArgs, listener: &Listener, key: &str, (ports, outlets): (&Ports, &Outlets)) {
     let addresses: Vec<String> = listener.addresses().iter().map(ToString::to_string).collect();
+    let metrics = outlets.metrics.as_ref().map(outlets::url);
+    let control = outlets.control.as_ref().map(|it| it.path().display().to_string());
     if args.json {
-        crate::out::line(json!({"event": "listening", "addresses": addresses, "key": key}));
+        crate::out::line(json!({
+            "event": "listening", "addresses": addresses, "key": key,
+            "connections_max": ports.connections_max(), "notes": ports.notes(),
+            "metrics": metrics, "control": control,
+        }));
         return;
     }
+    // Who lets nobody connect misses nothing.
+    let notes = ports.notes().iter().filter(|_| !args.allow_connect.is_empty());
+    notes.for_each(|note| crate::out::say(format_args!("note: {note}")));
+    metrics.iter().for_each(|url| crate::out::say(format_args!("metrics: {url}")));
+    control.iter().for_each(|path| crate::out::say(format_args!("control: {path} (`drover agent top`)")));
     crate::out::say(format_args!("listening at {}, key {key}, until Ctrl-C", addresses.join(", ")));
 }
 

@@ -1,18 +1,17 @@
-//! `drover link test`: what the way to a site carries, and what limits it.
+//! `drover link test`: what the way to a site, and back, carries, and what limits it.
 
 use std::time::Duration;
 
-use drover_link::probe::{Probe, advice, probe, wait_for_stripes};
+use drover_agent::{MEASURE_TIME_MAX, Refusal, Site};
+use drover_disk::DiskErrorKind;
+use drover_link::probe::{Probe, SETTLE, Way, advice, probe, wait_for_stripes};
 use drover_link::{LinkError, Session};
 use serde_json::{Value, json};
 
 use crate::cli::LinkTestArgs;
 use crate::exit::{Exit, Failure, link_failure};
 use crate::out::line;
-use crate::sites;
-
-/// Connections find their pace, before anything is measured.
-const SETTLE: Duration = Duration::from_secs(1);
+use crate::sites::{self, Measured};
 
 /// All connections of a probe are there within this time, or it is measured with those that are.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -20,34 +19,136 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// A line that carries this share of the limit that was set for it is held by the limit.
 const LIMIT_SHARE: f64 = 0.8;
 
+const HEAD: &str = "connections            goodput      round trip, shortest  sent again  waits for";
+
 /// Runs `drover link test`.
 pub fn test(args: &LinkTestArgs) -> Result<Exit, Failure> {
     let site = sites::measured(args.state.as_deref(), &args.site)?;
-    let mut probes = Vec::new();
+    if args.back {
+        check_back(args, &site)?;
+    }
+    let there = there(args, &site)?;
     if !args.json {
-        line("connections            goodput      round trip, shortest  sent again  waits for");
+        there.tell();
     }
-    for stripes in args.stripes.iter().copied().map(usize::from) {
-        let found = site.session(stripes).and_then(|session| {
-            let found = measured(&session, stripes, args.time);
-            session.close();
-            found
-        });
-        let found = found.map_err(|error| failed(&args.site, &error))?;
-        if !args.json {
-            line(row(&found));
-        }
-        probes.push(found);
-    }
-    let advice =
-        limited(&probes, site.limit, site.share()).map_or_else(|| advice(&probes), |text| vec![text]);
-    if args.json {
-        line(document(&args.site, site.limit, &probes, &advice));
-    } else {
-        line("");
-        advice.iter().for_each(line);
+    let back = args.back.then(|| back(args, &site)).transpose()?;
+    match (&back, args.json) {
+        (back, true) => line(document(&args.site, &there, back.as_ref())),
+        (Some(back), false) => back.tell(),
+        (None, false) => {}
     }
     Ok(Exit::Success)
+}
+
+/// What was found of one way.
+struct Found {
+    way: Way,
+    /// Bytes a second that may go this way, if that is limited.
+    limit: Option<u64>,
+    /// What other runs of this host leave of it.
+    share: Option<u64>,
+    probes: Vec<Probe>,
+}
+
+impl Found {
+    fn add(&mut self, args: &LinkTestArgs, probe: Probe) {
+        if !args.json {
+            line(row(&probe, self.way));
+        }
+        self.probes.push(probe);
+    }
+
+    fn advice(&self) -> Vec<String> {
+        self.limited().map_or_else(|| advice(&self.probes, self.way), |text| vec![text])
+    }
+
+    /// Says so if a limit that was set is what held the line back.
+    fn limited(&self) -> Option<String> {
+        let limit = self.limit?;
+        let share = self.share.unwrap_or(limit).min(limit);
+        let held = self.probes.iter().any(|probe| probe.goodput > share as f64 * LIMIT_SHARE);
+        let mbit = |rate: u64| format!("{:.1} Mbit/s", rate as f64 * 8.0 / 1e6);
+        let others = match share < limit {
+            true => format!(", of which other runs of this host left {}", mbit(share)),
+            false => String::new(),
+        };
+        let limit = mbit(limit);
+        let text = match self.way {
+            Way::There => {
+                format!(
+                    "the limit of this hour is what limits, {limit}{others}: `drover agent limit` sets it"
+                )
+            }
+            Way::Back => {
+                format!(
+                    "the agent's limit is what limits, {limit}: its --rate-limit, or `drover agent limit` there, sets it"
+                )
+            }
+        };
+        held.then_some(text)
+    }
+
+    fn tell(&self) {
+        line("");
+        self.advice().iter().for_each(line);
+    }
+
+    fn document(&self) -> Value {
+        let probes: Vec<Value> = self.probes.iter().map(|it| one(it, self.way)).collect();
+        json!({"limit_bytes_per_s": self.limit, "probes": probes, "advice": self.advice()})
+    }
+}
+
+fn there(args: &LinkTestArgs, site: &Measured) -> Result<Found, Failure> {
+    if !args.json {
+        line(HEAD);
+    }
+    let mut found = Found { way: Way::There, limit: site.limit, share: None, probes: Vec::new() };
+    for stripes in args.stripes.iter().copied().map(usize::from) {
+        let probe = site.session(stripes).and_then(|session| {
+            let probe = measured(&session, stripes, args.time);
+            session.close();
+            probe
+        });
+        found.add(args, probe.map_err(|error| failed(&args.site, &error))?);
+    }
+    found.share = site.share();
+    Ok(found)
+}
+
+/// Finds out before anything is measured that the agent cannot do it.
+fn check_back(args: &LinkTestArgs, site: &Measured) -> Result<(), Failure> {
+    if args.time > MEASURE_TIME_MAX {
+        let text = format!("--back: a site sends for {} s at most", MEASURE_TIME_MAX.as_secs());
+        return Err(Failure::new(Exit::Usage, text).advise("give a shorter --time"));
+    }
+    let session = site.session(1).map_err(|error| failed(&args.site, &error))?;
+    let checked = site_of(&args.site, &session).check_back();
+    session.close();
+    checked.map_err(|refusal| refused(&args.site, &refusal))
+}
+
+fn back(args: &LinkTestArgs, site: &Measured) -> Result<Found, Failure> {
+    if !args.json {
+        line(format_args!("\nthe way back, as the agent of {} sends\n{HEAD}", args.site));
+    }
+    let mut found = Found { way: Way::Back, limit: None, share: None, probes: Vec::new() };
+    for stripes in args.stripes.iter().copied().map(usize::from) {
+        let session = site.session(stripes).map_err(|error| failed(&args.site, &error))?;
+        wait_for_stripes(&session, stripes, CONNECT_WITHIN);
+        let told = site_of(&args.site, &session).measure_back(args.time);
+        session.close();
+        let told = told.map_err(|refusal| refused(&args.site, &refusal))?;
+        found.limit = told.limit_bytes_per_s;
+        found.add(args, told.probe());
+    }
+    Ok(found)
+}
+
+/// A site that has this session and no other.
+fn site_of(name: &str, session: &Session) -> std::sync::Arc<Site> {
+    let session = session.clone();
+    Site::new(name, move || Ok(session.clone()))
 }
 
 fn failed(site: &str, error: &LinkError) -> Failure {
@@ -56,34 +157,31 @@ fn failed(site: &str, error: &LinkError) -> Failure {
         .advise("see `drover agent list`, and whether the agent runs there")
 }
 
+fn refused(site: &str, refusal: &Refusal) -> Failure {
+    let failure = Failure::new(Exit::Connection, format!("agent of {site}: {refusal}"));
+    match refusal.kind {
+        DiskErrorKind::Unsupported => failure.advise("without --back the way there is measured"),
+        _ => failure,
+    }
+}
+
 fn measured(session: &Session, stripes: usize, time: Duration) -> Result<Probe, LinkError> {
     // Fewer are measured as what they are: the row says how many there were.
     wait_for_stripes(session, stripes, CONNECT_WITHIN);
     probe(session, SETTLE, time)
 }
 
-/// Says so if what was set by `drover agent limit` is what held the line back.
-fn limited(probes: &[Probe], limit: Option<u64>, share: Option<u64>) -> Option<String> {
-    let (limit, share) = (limit?, share?.min(limit?));
-    let held = probes.iter().any(|probe| probe.goodput > share as f64 * LIMIT_SHARE);
-    let mbit = |rate: u64| format!("{:.1} Mbit/s", rate as f64 * 8.0 / 1e6);
-    let others = match share < limit {
-        true => format!(", of which other runs of this host left {}", mbit(share)),
-        false => String::new(),
-    };
-    let limit = mbit(limit);
-    let text =
-        format!("the limit of this hour is what limits, {limit}{others}: `drover agent limit` sets it");
-    held.then_some(text)
-}
-
 /// What the connections of a probe waited for most.
-fn waits_for(found: &Probe) -> &'static str {
+fn waits_for(found: &Probe, way: Way) -> &'static str {
     let [busy, window, buffer] = found.busy;
+    let (sender, receiver) = match way {
+        Way::There => ("this host", "the far side"),
+        Way::Back => ("the far side", "this host"),
+    };
     if busy < 0.5 {
-        "this host"
+        sender
     } else if window > busy * 0.3 {
-        "the far side"
+        receiver
     } else if buffer > busy * 0.3 {
         "send buffers"
     } else {
@@ -91,7 +189,7 @@ fn waits_for(found: &Probe) -> &'static str {
     }
 }
 
-fn row(found: &Probe) -> String {
+fn row(found: &Probe, way: Way) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     format!(
         "{:>11}  {:>10.1} Mbit/s  {:>7.2} ms, {:>7.2} ms  {:>8.3} %  {} ({})",
@@ -100,26 +198,30 @@ fn row(found: &Probe) -> String {
         ms(found.rtt),
         ms(found.rtt_min),
         found.again * 100.0,
-        waits_for(found),
+        waits_for(found, way),
         found.congestion,
     )
 }
 
-fn document(site: &str, limit: Option<u64>, probes: &[Probe], advice: &[String]) -> Value {
-    let one = |it: &Probe| {
-        json!({
-            "connections": it.stripes,
-            "goodput_bytes_per_s": it.goodput,
-            "rtt_ms": it.rtt.as_secs_f64() * 1e3,
-            "rtt_min_ms": it.rtt_min.as_secs_f64() * 1e3,
-            "sent_again_share": it.again,
-            "busy_share": it.busy[0],
-            "far_window_full_share": it.busy[1],
-            "send_buffer_full_share": it.busy[2],
-            "congestion_control": it.congestion,
-            "waits_for": waits_for(it),
-        })
-    };
-    let probes: Vec<Value> = probes.iter().map(one).collect();
-    json!({"site": site, "limit_bytes_per_s": limit, "probes": probes, "advice": advice})
+fn one(it: &Probe, way: Way) -> Value {
+    json!({
+        "connections": it.stripes,
+        "goodput_bytes_per_s": it.goodput,
+        "rtt_ms": it.rtt.as_secs_f64() * 1e3,
+        "rtt_min_ms": it.rtt_min.as_secs_f64() * 1e3,
+        "sent_again_share": it.again,
+        "busy_share": it.busy[0],
+        "far_window_full_share": it.busy[1],
+        "send_buffer_full_share": it.busy[2],
+        "congestion_control": it.congestion,
+        "waits_for": waits_for(it, way),
+    })
+}
+
+/// The way there as it has always been, with the way back beside it.
+fn document(site: &str, there: &Found, back: Option<&Found>) -> Value {
+    let mut document = there.document();
+    document["site"] = json!(site);
+    document["back"] = json!(back.map(Found::document));
+    document
 }

@@ -1,7 +1,8 @@
 //! `drover relay`: carries connections on, until Ctrl-C.
 
 mod log;
-mod top;
+pub mod outlets;
+pub mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use drover_engine::chain;
 use drover_relay::address::{Listen, Pairing, pair};
-use drover_relay::control::{ControlServer, control_folder};
+use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
 use drover_relay::rule::{Policy, Verdict};
 use drover_relay::transparent::{ApplyError, Catch, Lease, Method, Rules, clean};
@@ -34,7 +35,7 @@ const POLICY_BYTES_MAX: u64 = 1 << 20;
 /// Relays, or does what else was asked for.
 pub fn run(args: &RelayArgs) -> Result<Exit, Failure> {
     match &args.command {
-        Some(RelayCommand::Top(args)) => top::run(args),
+        Some(RelayCommand::Top(args)) => top::run(args, "relay"),
         None if args.clean => clean_up(),
         None if args.print_rules => print_rules(args),
         None => relay(args),
@@ -133,12 +134,8 @@ fn start(args: &RelayArgs) -> Result<Running, Failure> {
     // Rules that stay would lead connections to where nobody listens.
     let undo = lease.as_ref().map(|_| Undo::begin());
     let rules = lease.as_ref().map(|lease| make_rules(args, lease, &options, &relay)).transpose()?;
-    let metrics = args.metrics.map(|address| {
-        MetricsServer::start(address, relay.teller())
-            .map_err(|error| usage(format!("--metrics {address}: {error}")))
-    });
-    let metrics = metrics.transpose()?;
-    let control = control(args, &relay)?;
+    let metrics = outlets::metrics(args.metrics, &relay.teller())?;
+    let control = outlets::control(args.control.as_deref(), "relay", relay.teller())?;
     Ok(Running { rules, undo, control, metrics, relay, _lease: lease })
 }
 
@@ -172,22 +169,6 @@ fn caught_port(lines: &[Line], addresses: &[SocketAddr], is_ipv4: bool) -> Optio
     };
     let caught = lines.iter().zip(addresses).filter(|(line, _)| is_caught(&line.to));
     caught.map(|(_, address)| address).find(|it| it.is_ipv4() == is_ipv4).map(SocketAddr::port)
-}
-
-/// The control socket. Without one a relay runs all the same, if nobody asked for it by name.
-fn control(args: &RelayArgs, relay: &Relay) -> Result<Option<ControlServer>, Failure> {
-    if let Some(path) = &args.control {
-        let server = ControlServer::start(path, relay.teller());
-        return server.map(Some).map_err(|error| usage(format!("--control {}: {error}", path.display())));
-    }
-    let path: PathBuf = control_folder().join(format!("relay-{}.sock", std::process::id()));
-    match ControlServer::start(&path, relay.teller()) {
-        Ok(server) => Ok(Some(server)),
-        Err(error) => {
-            crate::out::say(format_args!("note: no control socket at {}: {error}", path.display()));
-            Ok(None)
-        }
-    }
 }
 
 fn options(args: &RelayArgs, lease: Option<&Lease>, via: Option<Via>) -> Result<RelayOptions, Failure> {
@@ -302,7 +283,7 @@ fn policy(args: &RelayArgs) -> Result<Policy, Failure> {
 /// Says what is listened on: the addresses alone on standard output, the rest on the other.
 fn announce(args: &RelayArgs, running: &Running) {
     let relay = &running.relay;
-    let metrics = running.metrics.as_ref().map(|it| format!("http://{}/metrics", it.address()));
+    let metrics = running.metrics.as_ref().map(outlets::url);
     let control = running.control.as_ref().map(|it| it.path().display().to_string());
     if args.json {
         crate::out::line(json!({

@@ -46,6 +46,13 @@ fn is_frozen(child: &Child) -> bool {
     })
 }
 
+/// A line of the kernel's account of a process: `VmRSS:` what it has in memory now, `VmHWM:` the most that it had.
+pub fn memory_kib(process: &Child, what: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
 /// Blocks that the journal beside a target says are on it.
 pub fn recorded_blocks(target: &Path) -> u64 {
     recorded_by(&drover_mover::journal_path(target))

@@ -1,14 +1,15 @@
 //! Relays and agents that run, and bytes that go through them.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use drover_lab::Drover;
 use serde_json::Value;
 
-use super::streams::{self, PATIENCE, accept, connect_to, is_turned_away};
+use super::streams::{self, PATIENCE, accept, connect_to, is_turned_away, patient};
 
 /// A drover that tells events, and ends with the test.
 pub struct Running {
@@ -80,6 +81,29 @@ pub fn connect(relay: &Running) -> TcpStream {
 pub fn pair(relay: &Running, target: &TcpListener) -> (TcpStream, TcpStream) {
     let near = connect(relay);
     (near, accept(target))
+}
+
+/// A client that reaches the target, or is reset.
+pub fn try_pair(relay: &Running, target: &TcpListener) -> Option<(TcpStream, TcpStream)> {
+    // A reset may be faster than the connecting thread.
+    let mut near = patient(TcpStream::connect(relay.address(0)).ok()?);
+    target.set_nonblocking(true).unwrap();
+    near.set_nonblocking(true).unwrap();
+    let connected = loop {
+        match (target.accept(), near.read(&mut [0; 8])) {
+            (Ok((far, _)), _) => break Some(far),
+            (Err(_), Err(error)) if error.kind() == ErrorKind::WouldBlock => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (Err(_), _) => break None,
+        }
+    };
+    target.set_nonblocking(false).unwrap();
+    near.set_nonblocking(false).unwrap();
+    connected.map(|far| {
+        far.set_nonblocking(false).unwrap();
+        (near, patient(far))
+    })
 }
 
 pub fn turns_away(relay: &Running) -> bool {

@@ -77,7 +77,9 @@ impl Sites {
     /// Starts the agent at the place it had before, once it has one.
     pub fn start(&mut self) {
         let pool = format!("vms={}", self.path("pool").display());
+        let control = self.path("agent-1.sock").display().to_string();
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool, "--name", "west"];
+        let args = [&args[..], &["--control", &control]].concat();
         let mut command = run_by(&self.run_by, &self.there.command(&args));
         command.args(&self.more).envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

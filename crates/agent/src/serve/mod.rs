@@ -23,12 +23,14 @@ mod streams;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::Builder;
+use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
 use drover_link::{Channel, Incoming, Session};
 
 use crate::error::Refusal;
 use crate::machine::{Order, What};
+use crate::measure::{self, Measured};
 use crate::opening::{Announced, Answer, Call, How, Opening, Writer};
 use crate::site::{decode, encode};
 
@@ -39,6 +41,7 @@ pub use orders::START_WITHIN;
 use seats::Seats;
 pub use seats::{DISKS_MAX, PEER_DISKS_MAX};
 pub use store::{Held, Store};
+pub(crate) use streams::sink;
 
 /// Channels of one session at a time; further ones are refused.
 pub const CHANNELS_MAX: usize = 256;
@@ -56,6 +59,7 @@ pub struct Agent {
     claims: Claims,
     seats: Seats,
     streams: Seats,
+    probes: Seats,
     connect: Option<Arc<dyn Connect>>,
     machines: Option<Machines>,
     pair: Option<Box<Pair>>,
@@ -68,7 +72,8 @@ impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
         let (claims, seats, streams) = (Claims::default(), Seats::of_disks(), Seats::of_streams());
-        Agent { store, claims, seats, streams, connect: None, machines: None, pair: None }
+        let probes = Seats::of_probes();
+        Agent { store, claims, seats, streams, probes, connect: None, machines: None, pair: None }
     }
 
     /// The same with somebody who carries streams to ports.
@@ -119,7 +124,7 @@ impl Agent {
         };
         match opening {
             Opening::Disk(wanted) => disk::serve(self, session, channel, &wanted),
-            Opening::Rpc(call) => self.answer(channel, &call),
+            Opening::Rpc(call) => self.answer(session, channel, &call),
             Opening::Sink => self.measure(session, channel, streams::sink),
             Opening::Source { bytes } => self.measure(session, channel, |it| streams::source(it, bytes)),
             Opening::Echo => self.measure(session, channel, streams::echo),
@@ -143,18 +148,26 @@ impl Agent {
         }
     }
 
-    fn answer(&self, channel: Channel, call: &Call) {
+    fn answer(&self, session: &Session, channel: Channel, call: &Call) {
         let (sender, _receiver) = channel.split();
         let body = match call {
             Call::Info => encode(&Answer::from(Ok(self.announce()))),
             Call::Stat { disk } => encode(&Answer::from(self.store.stat(disk))),
+            Call::Measure { time_ms } => encode(&Answer::from(self.send(session, *time_ms))),
         };
         // A peer that is gone needs no answer.
         let _ = body.map(|body| sender.send(&[], &body).and_then(|()| sender.finish()));
     }
 
+    /// Sends to a peer's sink for a time, and tells what came of it.
+    fn send(&self, session: &Session, time_ms: u64) -> Result<Measured, Refusal> {
+        let _seat = self.probes.take(session.peer().fingerprint)?;
+        measure::send(session, Duration::from_millis(time_ms))
+    }
+
     fn announce(&self) -> Announced {
-        let takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
+        let mut takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
+        takes.push(measure::MEASURE.to_string());
         Announced { takes, ..self.store.announce() }
     }
 

@@ -1,4 +1,4 @@
-//! How many disks are open, and streams of measurements: each has threads and their memory, so there are bounds, for all peers and for
+//! How many disks are open, streams of measurements, and measurements themselves: each has threads and their memory, so there are bounds, for all peers and for
 //! each.
 
 use std::collections::HashMap;
@@ -20,6 +20,12 @@ const STREAMS_MAX: usize = 256;
 
 /// Of those, of one peer.
 const PEER_STREAMS_MAX: usize = 128;
+
+/// Measurements by order of peers, at a time: more would measure each other.
+const PROBES_MAX: usize = 4;
+
+/// Of those, of one peer.
+const PEER_PROBES_MAX: usize = 1;
 
 /// What is open, by the keys of peers.
 pub(super) struct Seats {
@@ -44,6 +50,11 @@ impl Seats {
     /// For streams to measure by.
     pub(super) fn of_streams() -> Seats {
         Seats { open: Mutex::default(), what: "streams", peer_max: PEER_STREAMS_MAX, all_max: STREAMS_MAX }
+    }
+
+    /// For what is sent to peers that measure.
+    pub(super) fn of_probes() -> Seats {
+        Seats { open: Mutex::default(), what: "measurements", peer_max: PEER_PROBES_MAX, all_max: PROBES_MAX }
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<[u8; 32], usize>> {

@@ -6,7 +6,7 @@ use drover_link::Channel;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Reads to the end and throws away.
-pub(super) fn sink(channel: Channel) {
+pub(crate) fn sink(channel: Channel) {
     let (sender, mut receiver) = channel.split();
     let mut piece = vec![0; PIECE_BYTES];
     let mut all = 0u64;

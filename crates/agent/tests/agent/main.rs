@@ -9,5 +9,6 @@ mod hostile;
 mod known;
 mod losses;
 mod machines;
+mod measure;
 mod places;
 mod stage;

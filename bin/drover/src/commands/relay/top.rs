@@ -1,4 +1,4 @@
-//! `drover relay top`: the connections of a running relay.
+//! `drover relay top`, `drover agent top`: the connections of a running relay, or of relays at a running agent.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use drover_relay::{ConnectionStats, LinkStats, Snapshot, Stage, Waiting, WayStat
 use drover_types::{Bytes, Rate};
 use drover_view::{Align, Table};
 
-use crate::cli::RelayTopArgs;
+use crate::cli::TopArgs;
 use crate::exit::{Exit, Failure};
 use crate::signals::stop_on_signals;
 
@@ -19,10 +19,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Cursor to the top, and all below it gone.
 const FRESH_PAGE: &str = "\x1b[H\x1b[J";
 
-pub fn run(args: &RelayTopArgs) -> Result<Exit, Failure> {
-    let path = args.control.clone().map_or_else(the_only_one, Ok)?;
+/// Shows them, for a `relay` or an `agent`.
+pub fn run(args: &TopArgs, what: &str) -> Result<Exit, Failure> {
+    let path = args.control.clone().map_or_else(|| the_only_one(what), Ok)?;
     let gone = |error: std::io::Error| {
-        Failure::new(Exit::Connection, format!("relay at {}: {error}", path.display()))
+        Failure::new(Exit::Connection, format!("{what} at {}: {error}", path.display()))
             .advise("is it running, and is it yours?")
     };
     let mut asker = Asker::connect(&path).map_err(gone)?;
@@ -48,17 +49,18 @@ pub fn run(args: &RelayTopArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-fn the_only_one() -> Result<PathBuf, Failure> {
+fn the_only_one(what: &str) -> Result<PathBuf, Failure> {
     let folder = control_folder();
     let failed = |text: String| Failure::new(Exit::Usage, text).advise("give its socket with --control");
-    let mut found = living(&folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
+    let mut found =
+        living(&folder, what).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
     match (found.pop(), found.len()) {
         (Some(path), 0) => Ok(path),
-        (None, _) => Err(failed(format!("no relay in {}", folder.display()))),
+        (None, _) => Err(failed(format!("no {what} in {}", folder.display()))),
         (Some(path), more) => {
             found.push(path);
             let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
-            Err(failed(format!("{} relays: {}", more + 1, names.join(", "))))
+            Err(failed(format!("{} {what}s: {}", more + 1, names.join(", "))))
         }
     }
 }
@@ -78,6 +80,9 @@ fn page(told: &Snapshot) -> String {
     );
     if let Some(link) = &told.link {
         text += &link_line(link, totals.saved_bytes);
+    }
+    if !told.peers.is_empty() {
+        text += &peers_line(told);
     }
     if !told.connections.is_empty() {
         text.push('\n');
@@ -103,6 +108,11 @@ fn link_line(link: &LinkStats, saved: u64) -> String {
         Bytes(link.held_bytes),
         Bytes(link.unread_bytes),
     )
+}
+
+fn peers_line(told: &Snapshot) -> String {
+    let peers: Vec<String> = told.peers.iter().map(|(peer, count)| format!("{peer} {count}")).collect();
+    format!("of peers: {}\n", peers.join(", "))
 }
 
 fn milliseconds(us: u64) -> String {
@@ -134,7 +144,7 @@ fn row(it: &ConnectionStats, link: Option<&LinkStats>) -> [String; 11] {
     let target = it.target_socket.as_ref();
     [
         it.id.to_string(),
-        it.client.to_string(),
+        it.peer.clone().unwrap_or_else(|| it.client.to_string()),
         it.target.clone(),
         Bytes(it.up.bytes).to_string(),
         Rate(it.up.bytes_per_second as f64).to_string(),

@@ -138,7 +138,7 @@ fn only_of_all(args: &LiveArgs) -> Result<(), Failure> {
 /// Everything in a file of moves.
 fn all(moves: &Moves, command: &LiveArgs) -> Result<All, Vec<Problem>> {
     let mut problems = Vec::new();
-    let mut rate = |key: &str| of_all(moves, key, &mut problems, |text| Rate::from_str(text));
+    let mut rate = |key: &str| of_all(moves, key, &mut problems, Rate::from_str);
     let (line, rate_max, connection) = (rate("line"), rate("rate_max"), rate("connection"));
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0).ok_or("want a number from 1 on");
     let at_once = of_all(moves, "at_once", &mut problems, number);
