@@ -1,5 +1,6 @@
 //! Another site, as this side sees it: one session to its agent, shared by all disks, made anew when it is lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct Site {
     name: String,
     dial: Box<dyn Dial>,
     current: Mutex<Current>,
+    /// Nothing more is wanted of it.
+    is_left: AtomicBool,
 }
 
 #[derive(Default)]
@@ -51,7 +54,12 @@ pub(crate) struct Way {
 impl Site {
     /// A site, not connected yet.
     pub fn new(name: &str, dial: impl Dial + 'static) -> Arc<Site> {
-        Arc::new(Site { name: name.to_string(), dial: Box::new(dial), current: Mutex::default() })
+        Arc::new(Site {
+            name: name.to_string(),
+            dial: Box::new(dial),
+            current: Mutex::default(),
+            is_left: AtomicBool::new(false),
+        })
     }
 
     /// Its name.
@@ -75,6 +83,9 @@ impl Site {
         // Held while dialling: who comes meanwhile wants the same session.
         let mut current = self.current();
         if current.session.as_ref().is_none_or(crate::is_over) {
+            if self.is_left.load(Ordering::Relaxed) {
+                return Err(Refusal::new(DiskErrorKind::Gone, "nothing more is wanted of this site"));
+            }
             current.session = Some(self.dial.dial()?);
             current.number += 1;
         }
@@ -179,8 +190,9 @@ impl Site {
         }
     }
 
-    /// Ends the session that there is, since nothing more is wanted of it.
+    /// Ends the session that there is, since nothing more is wanted of it; none is made any more.
     pub fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
         let session = self.current().session.take();
         if let Some(session) = session {
             session.leave();

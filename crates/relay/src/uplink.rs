@@ -179,7 +179,9 @@ impl Uplink {
         match result {
             Ok(session) if state.is_over => {
                 drop(state);
-                session.close();
+                if !self.via.is_shared {
+                    session.close();
+                }
             }
             Ok(session) => {
                 state.stand = Stand::Up(session);

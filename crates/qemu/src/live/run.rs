@@ -32,7 +32,7 @@ use super::carried::Carried;
 use super::disks::Pair;
 use super::guest::{Guest, POLL, Told};
 use super::mark::new_mark;
-use super::turn::at_once;
+use super::turn::{Dated, at_once};
 use crate::error::{QemuError, QemuErrorKind};
 
 /// Both sides of a move.
@@ -46,8 +46,8 @@ struct Move<'a> {
     pairs: Vec<Pair>,
     /// As it was at the source.
     was_running: bool,
-    /// So many the guest has.
-    processors: usize,
+    /// What the source is, as it was looked at.
+    machine: Machine,
     /// What was set on both sides before drover did.
     before: [Settings; 2],
     foreseen: Forecast,
@@ -86,6 +86,8 @@ impl Plan {
     }
 }
 
+/// What QEMU says of a guest that runs.
+const RUNNING: &str = "running";
 /// Looks at memory on its way.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(100);
 /// For which the guest's writing is watched before it moves.
@@ -100,8 +102,9 @@ pub(super) const OVERHEAD: Estimate = Estimate { likely: 0.03, spread: 0.02 };
 const DOWNTIME_KEPT: Duration = Duration::from_millis(60);
 /// For which a link sends what it has taken from QEMU, which counts that as sent.
 const LINK_QUEUE: Duration = Duration::from_millis(50);
-/// By which that is longer for each other guest that goes at once: of 8, each stood 30 to 50 ms longer for each, in the median.
-const BESIDE: Duration = Duration::from_millis(100);
+/// By which that is longer for each other guest that goes at once: each stood 30 to 50 ms longer in the median, and two at a time one in
+/// five by 150.
+const BESIDE: Duration = Duration::from_millis(150);
 /// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
 const STILL_TIME_MAX: Duration = Duration::from_secs(30);
 const STILL_DOWNTIMES: u32 = 10;
@@ -221,6 +224,7 @@ pub fn live(
     tell: &mut dyn FnMut(Event),
 ) -> Result<Moved, LiveError> {
     let mut one = Move::new(source, target, options, stop, tell);
+    one.wait_for_link();
     if let Some(ended) = one.again() {
         // What was set before the first run nobody knows, but credentials of drover's own are removed.
         if ended.is_ok() || one.has_sent {
@@ -283,7 +287,7 @@ impl<'a> Move<'a> {
             can: [Ability::default(), Ability::default()],
             pairs: Vec::new(),
             was_running: true,
-            processors: 1,
+            machine: Machine::default(),
             before: [Settings::default(), Settings::default()],
             foreseen: Forecast::default(),
             deeds: Vec::new(),
@@ -319,7 +323,7 @@ impl<'a> Move<'a> {
         self.can = [self.source.ability()?, self.target.ability()?];
         let (from, to) = (self.source.machine()?, self.target.machine()?);
         let mut found = obstacles(&from, &to);
-        if from.status != "running" && self.source.is_marked_stopped()? {
+        if from.status != RUNNING && self.source.is_marked_stopped()? {
             found.push(Obstacle {
                 what: "the guest stands at the source since a move in which it went ahead to another QEMU".into(),
                 advice: "if it ran there, its memory here is older than its disks: end this QEMU and start it anew from \
@@ -332,10 +336,10 @@ impl<'a> Move<'a> {
         if !found.is_empty() {
             return Err(Ending::Obstacles(found));
         }
-        self.was_running = from.status == "running";
-        self.processors = from.processors.len();
+        self.was_running = from.status == RUNNING;
+        self.machine = from;
         self.settings(self.channels())?;
-        self.facts(&from)
+        self.facts()
     }
 
     /// Disks that have to be mirrored.
@@ -362,7 +366,8 @@ impl<'a> Move<'a> {
         pairs
     }
 
-    fn facts(&mut self, from: &Machine) -> Result<Facts, Ending> {
+    fn facts(&mut self) -> Result<Facts, Ending> {
+        let memory_bytes = self.machine.memory_bytes;
         let dirty = if self.was_running { self.source.dirty_rate(WATCH_S)? } else { Some(0.0) };
         let dirty = match dirty {
             Some(rate) => Estimate { likely: rate, spread: rate * DIRTY_SPREAD },
@@ -372,10 +377,10 @@ impl<'a> Move<'a> {
             }
         };
         Ok(Facts {
-            used_bytes: from.memory_bytes,
-            memory_bytes: from.memory_bytes,
+            used_bytes: memory_bytes,
+            memory_bytes,
             dirty,
-            working_set_bytes: from.memory_bytes,
+            working_set_bytes: memory_bytes,
             rate: LINE_ASSUMED,
             overhead: self.overhead(),
             so_far: SoFar::default(),
@@ -400,13 +405,13 @@ impl<'a> Move<'a> {
         choose(&self.options.promise, facts, &way, self.options.allowed)
     }
 
-    fn go(&mut self, plan: Plan) -> Result<Moved, Ending> {
+    fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending> {
         self.clear_leftovers()?;
         let mark = new_mark()?;
         self.target.mark(&mark)?;
         self.source.mark(&mark)?;
         self.make_credentials()?;
-        self.set(plan.channels())?;
+        self.set(plan.what.channels())?;
         let Plan { choice, facts } = self.plan_in_turn(plan)?;
         let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice))) };
         self.foreseen = choice.forecast;
@@ -623,7 +628,8 @@ impl<'a> Move<'a> {
     /// From now on, where so many bytes a second are sent.
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
         let throttle = self.throttle();
-        let parameters = Value::Object(slow_down(throttle, &self.before[0], rate, self.processors));
+        let parameters =
+            Value::Object(slow_down(throttle, &self.before[0], rate, self.machine.processors.len().max(1)));
         self.source.qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }

@@ -6,21 +6,30 @@ use std::time::{Duration, Instant};
 
 use super::Ending;
 
-/// A turn that comes once. Clones are the same one.
+/// A turn that comes once, or never. Clones are the same one.
 #[derive(Clone, Debug)]
 pub struct Turn(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    has_come: Mutex<bool>,
+    stand: Mutex<Stand>,
     comes: Condvar,
     at_once: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stand {
+    Waits,
+    Come,
+    Abandoned,
+}
+
 /// What a look found is old after it.
 const LOOK_AGE_MAX: Duration = Duration::from_secs(60);
+/// After a look that failed.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// Between two looks whether somebody wants the move to stop.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// Something that was found out at some time.
 #[derive(Clone, Debug)]
@@ -39,21 +48,30 @@ impl<T> Dated<T> {
     }
 
     /// Something else that was found out at that time.
-    pub fn map<U>(self, other: impl FnOnce(T) -> U) -> Dated<U> {
-        Dated { what: other(self.what), at: self.at }
+    pub fn map<U>(self, other: impl FnOnce(T) -> Result<U, Ending>) -> Result<Dated<U>, Ending> {
+        Ok(Dated { what: other(self.what)?, at: self.at })
     }
 }
 
 impl Turn {
     /// A turn that has not come; so many moves go at once, this one among them.
     pub fn new(at_once: usize) -> Turn {
-        let (has_come, comes) = (Mutex::new(false), Condvar::new());
-        Turn(Arc::new(Inner { has_come, comes, at_once: at_once.max(1) }))
+        let (stand, comes) = (Mutex::new(Stand::Waits), Condvar::new());
+        Turn(Arc::new(Inner { stand, comes, at_once: at_once.max(1) }))
     }
 
     /// Now it comes.
     pub fn come(&self) {
-        *self.0.has_come.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.set(Stand::Come);
+    }
+
+    /// It never comes: who waits for it ends as if stopped.
+    pub fn abandon(&self) {
+        self.set(Stand::Abandoned);
+    }
+
+    fn set(&self, stand: Stand) {
+        *self.0.stand.lock().unwrap_or_else(PoisonError::into_inner) = stand;
         self.0.comes.notify_all();
     }
 
@@ -62,10 +80,14 @@ impl Turn {
         self.0.at_once
     }
 
-    /// Whether it has come, or does within that time.
-    fn wait(&self, time_max: Duration) -> bool {
-        let has_come = self.0.has_come.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.0.comes.wait_timeout_while(has_come, time_max, |has_come| !*has_come);
+    /// Whether it is still to come after that time.
+    pub(super) fn is_to_come(&self, time_max: Duration) -> bool {
+        self.wait(time_max) == Stand::Waits
+    }
+
+    fn wait(&self, time_max: Duration) -> Stand {
+        let stand = self.0.stand.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.comes.wait_timeout_while(stand, time_max, |stand| *stand == Stand::Waits);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -76,7 +98,7 @@ pub(super) fn at_once(turn: Option<&Turn>) -> usize {
 }
 
 /// Waits for the turn, if there is one to be waited for. What was found is looked at anew when it is old, so that it is not
-/// when the turn comes.
+/// when the turn comes. A side that does not answer meanwhile ends nothing; in its turn it does.
 ///
 /// # Errors
 /// Those of looking, and [`Ending::Stopped`].
@@ -85,16 +107,27 @@ pub(super) fn in_turn<T>(
     mut found: Dated<T>,
     is_stopped: impl Fn() -> bool,
     mut look: impl FnMut() -> Result<T, Ending>,
-) -> Result<T, Ending> {
-    while turn.is_some_and(|turn| !turn.wait(PAUSE)) {
-        if is_stopped() {
+) -> Result<Dated<T>, Ending> {
+    let mut failed: Option<Instant> = None;
+    loop {
+        let stand = turn.map_or(Stand::Come, |turn| turn.wait(PAUSE));
+        if stand == Stand::Abandoned || is_stopped() {
             return Err(Ending::Stopped);
         }
-        if found.is_old() {
-            found = Dated::now(look()?);
+        let is_due = stand == Stand::Come;
+        if is_due && !found.is_old() {
+            return Ok(found);
+        }
+        let waits = failed.is_some_and(|failed| failed.elapsed() < LOOK_AGAIN);
+        if !found.is_old() || (waits && !is_due) {
+            continue;
+        }
+        match look() {
+            Ok(new) => found = Dated::now(new),
+            Err(Ending::Failed(_)) if !is_due => failed = Some(Instant::now()),
+            Err(error) => return Err(error),
         }
     }
-    if is_stopped() { Err(Ending::Stopped) } else { Ok(found.what) }
 }
 
 #[cfg(test)]
@@ -102,10 +135,20 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::error::{QemuError, QemuErrorKind};
 
     fn old<T>(what: T) -> Dated<T> {
         let at = Instant::now().checked_sub(LOOK_AGE_MAX * 2).unwrap();
         Dated { what, at }
+    }
+
+    fn in_turn(
+        turn: Option<&Turn>,
+        found: Dated<u32>,
+        is_stopped: impl Fn() -> bool,
+        look: impl FnMut() -> Result<u32, Ending>,
+    ) -> Result<u32, Ending> {
+        super::in_turn(turn, found, is_stopped, look).map(|found| found.what)
     }
 
     #[test]
@@ -128,6 +171,23 @@ mod tests {
     }
 
     #[test]
+    fn a_side_that_does_not_answer_ends_nothing_before_the_turn_and_ends_it_in_it() {
+        let turn = Turn::new(1);
+        let looks = Cell::new(0);
+        let silent = || Err(QemuError::new(QemuErrorKind::Timeout, "a look").into());
+        let look = || {
+            looks.set(looks.get() + 1);
+            turn.come();
+            if looks.get() == 1 { silent() } else { Ok(2) }
+        };
+        assert_eq!(in_turn(Some(&turn), old(1), || false, look).unwrap(), 2);
+        assert!(matches!(in_turn(Some(&turn), old(1), || false, silent), Err(Ending::Failed(_))));
+        let refused = || Err(Ending::Obstacles(Vec::new()));
+        let refused = in_turn(Some(&Turn::new(1)), old(1), || false, refused);
+        assert!(matches!(refused, Err(Ending::Obstacles(_))), "what stands in its way is told at once");
+    }
+
+    #[test]
     fn a_turn_that_comes_from_another_thread_is_seen() {
         let turn = Turn::new(1);
         let other = turn.clone();
@@ -137,12 +197,17 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_it_waits_for_no_turn() {
+    fn who_stops_it_waits_for_no_turn_and_nobody_for_one_that_never_comes() {
         let turn = Turn::new(1);
-        let stopped = in_turn(Some(&turn), Dated::now(1), || true, || Ok(2));
-        assert!(matches!(stopped, Err(Ending::Stopped)));
+        let stopped = |turn: &Turn, is_stopped| {
+            let ended = in_turn(Some(turn), Dated::now(1), || is_stopped, || Ok(2));
+            assert!(matches!(ended, Err(Ending::Stopped)));
+        };
+        stopped(&turn, true);
         turn.come();
-        let stopped = in_turn(Some(&turn), Dated::now(1), || true, || Ok(2));
-        assert!(matches!(stopped, Err(Ending::Stopped)));
+        stopped(&turn, true);
+        let never = Turn::new(1);
+        never.abandon();
+        stopped(&never, false);
     }
 }

@@ -316,7 +316,8 @@ struct Moves<'scope, 'env> {
     shares: BTreeMap<usize, Share>,
     /// Of those that are prepared and have not begun.
     turns: BTreeMap<usize, Turn>,
-    threads: BTreeMap<usize, ScopedJoinHandle<'scope, ()>>,
+    /// Nothing where it has ended, and its last word was not heard yet.
+    threads: BTreeMap<usize, Option<ScopedJoinHandle<'scope, ()>>>,
 }
 
 impl Moves<'_, '_> {
@@ -343,7 +344,8 @@ impl Moves<'_, '_> {
                 }
             }
             self.prepare_next(pairs);
-            if pairs.iter().all(|pair| pair.together.is_over()) {
+            // Those that were prepared and are not to begin end by themselves, and tell how.
+            if self.threads.is_empty() && pairs.iter().all(|pair| pair.together.is_over()) {
                 break;
             }
             // By the clock, since others may tell something all the time.
@@ -352,6 +354,7 @@ impl Moves<'_, '_> {
                 if let Some(number) = self.died()
                     && let Some((pair, one)) = find(pairs, number)
                 {
+                    self.forget(number);
                     pair.together.ended(one);
                     failures.push((number, teller.died(number)));
                     continue;
@@ -373,8 +376,7 @@ impl Moves<'_, '_> {
                     teller.event(number, &event);
                 }
                 News::Ended(ended) => {
-                    self.threads.remove(&number);
-                    self.turns.remove(&number);
+                    self.forget(number);
                     pair.together.ended(one);
                     failures.extend(teller.moved(number, *ended).map(|failure| (number, failure)));
                 }
@@ -416,7 +418,7 @@ impl Moves<'_, '_> {
     /// Those whose turn comes next are looked at and prepared while others send.
     fn prepare_next(&mut self, pairs: &[Pair]) {
         for pair in pairs {
-            for one in pair.together.next_ones() {
+            for one in pair.together.next_ones().into_iter().take(pair.at_once()) {
                 if self.turns.len() >= LOOKS_MAX {
                     return;
                 }
@@ -442,16 +444,30 @@ impl Moves<'_, '_> {
             let ended = place.go(turn, share, line, flag, &mut tell);
             let _ = news.send((number, News::Ended(Box::new(ended))));
         });
-        self.threads.insert(number, thread);
+        self.threads.insert(number, Some(thread));
     }
 
-    /// A thread that ended without a word.
+    /// It is over.
+    fn forget(&mut self, number: usize) {
+        self.threads.remove(&number);
+        self.turns.remove(&number);
+    }
+
+    /// A thread that ended without a word. One that ended well is there until its last word is heard.
     fn died(&mut self) -> Option<usize> {
-        let number =
-            self.threads.iter().find(|(_, thread)| thread.is_finished()).map(|(number, _)| *number)?;
-        let thread = self.threads.remove(&number)?;
-        // One that ended well has told so, and is taken off when that is heard.
-        thread.join().is_err().then_some(number)
+        let has_ended = |thread: &Option<ScopedJoinHandle<'_, ()>>| {
+            thread.as_ref().is_some_and(ScopedJoinHandle::is_finished)
+        };
+        let (number, thread) = self.threads.iter_mut().find(|(_, thread)| has_ended(thread))?;
+        let number = *number;
+        thread.take()?.join().is_err().then_some(number)
+    }
+}
+
+impl Drop for Moves<'_, '_> {
+    fn drop(&mut self) {
+        // Nobody waits for a turn that nobody lets come.
+        self.turns.values().for_each(Turn::abandon);
     }
 }
 

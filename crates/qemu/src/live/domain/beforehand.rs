@@ -107,12 +107,13 @@ impl Move<'_> {
     /// Chooses when its turn has come, and what it may send is known. Looks before, unless that was done a moment ago.
     pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
         let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
-            Some(LookedDomain(found)) => found.map(|found| self.take(found)),
+            Some(LookedDomain(found)) => found.map(|found| Ok(self.take(found)))?,
             None => Dated::now(self.inspect()?),
         };
         let (turn, stop) = (self.options.turn.as_ref(), self.stop);
         let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect())?;
-        self.plan(&facts)
+        self.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
+        self.plan(&facts.what)
     }
 
     fn take(&mut self, found: Findings) -> Facts {

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
-use drover_live::{Ability, Facts, Found, Phase, SoFar};
+use drover_live::{Ability, Facts, Found, Machine, Phase, SoFar};
 
-use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, Where, again, pace};
-use crate::error::QemuError;
+use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, RUNNING, Where, again, pace};
+use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::Pair;
 use crate::live::guest::Guest;
 use crate::live::share;
-use crate::live::turn::{Dated, at_once, in_turn};
+use crate::live::turn::{Dated, PAUSE, at_once, in_turn};
 
 /// What is known of a guest before it moves with others.
 #[derive(Clone, Debug)]
@@ -39,9 +39,8 @@ pub struct Looked(Dated<Findings>);
 struct Findings {
     facts: Facts,
     can: [Ability; 2],
+    machine: Machine,
     pairs: Vec<Pair>,
-    was_running: bool,
-    processors: usize,
 }
 
 /// Looks at both sides of a move and measures; changes nothing. Whether its promise can be kept depends on what it may send,
@@ -70,41 +69,63 @@ impl Move<'_> {
         let facts = self.inspect()?;
         let disk_bytes = self.pairs.iter().map(|pair| pair.source.bytes).sum();
         let channels = self.channels();
-        let found = Findings {
-            facts,
-            can: self.can.clone(),
-            pairs: self.pairs.clone(),
-            was_running: self.was_running,
-            processors: self.processors,
-        };
+        let (can, pairs) = (self.can.clone(), self.pairs.clone());
+        let found = Findings { facts, can, machine: self.machine.clone(), pairs };
         let pace = pace(self.options.carried.as_ref());
         let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None, pace };
         Ok((known, Some(Looked(Dated::now(found)))))
     }
 
+    /// Before its turn nothing has to be asked that cannot be answered.
+    pub(super) fn wait_for_link(&self) {
+        let Some(turn) = &self.options.turn else { return };
+        while self.is_link_away() && !self.stop.load(Ordering::Relaxed) && turn.is_to_come(PAUSE) {}
+    }
+
     /// Chooses when what it may send is known: of a budget, in its turn. Looks before, unless that was done a moment ago.
-    pub(super) fn look_in_turn(&mut self) -> Result<Plan, Ending> {
+    pub(super) fn look_in_turn(&mut self) -> Result<Dated<Plan>, Ending> {
         let facts = match self.options.looked.clone().filter(|looked| !looked.0.is_old()) {
-            Some(Looked(found)) => found.map(|found| self.take(found)),
+            Some(Looked(found)) => found.map(|found| Ok(self.take(found)))?,
             None => Dated::now(self.inspect()?),
         };
         let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_some());
         let stop = self.stop;
-        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect())?;
-        self.plan(&facts)
+        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect_again())?;
+        facts.map(|facts| self.plan(&facts))
     }
 
-    /// Waits for its turn, if it has not done so.
-    pub(super) fn plan_in_turn(&mut self, plan: Plan) -> Result<Plan, Ending> {
+    /// Waits for its turn, if it has not done so. What the guest is now counts, not what it was when it was looked at.
+    pub(super) fn plan_in_turn(&mut self, plan: Dated<Plan>) -> Result<Plan, Ending> {
         let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_none());
         let stop = self.stop;
-        in_turn(turn, Dated::now(plan), || stop.load(Ordering::Relaxed), || self.look())
+        let look = || self.inspect_again().and_then(|facts| self.plan(&facts));
+        let plan = in_turn(turn, plan, || stop.load(Ordering::Relaxed), look)?.what;
+        if self.options.turn.is_some() && self.source.machine()? != self.machine {
+            self.note("it is another than it was when it was looked at: it is looked at again");
+            return self.look();
+        }
+        Ok(plan)
+    }
+
+    /// Looks while others send. A monitor that was away meanwhile is connected to anew.
+    fn inspect_again(&mut self) -> Result<Facts, Ending> {
+        if self.is_link_away() {
+            let what = "looking at the target while the link is away";
+            return Err(QemuError::new(QemuErrorKind::Timeout, what).into());
+        }
+        match self.inspect() {
+            Err(Ending::Failed(error)) if error.is_of_connection() && self.options.carried.is_some() => {
+                self.target.connect_again()?;
+                self.inspect()
+            }
+            other => other,
+        }
     }
 
     fn take(&mut self, found: Findings) -> Facts {
-        let Findings { facts, can, pairs, was_running, processors } = found;
-        (self.can, self.pairs, self.was_running, self.processors) = (can, pairs, was_running, processors);
-        facts
+        (self.can, self.machine, self.pairs) = (found.can, found.machine, found.pairs);
+        self.was_running = self.machine.status == RUNNING;
+        found.facts
     }
 
     fn left_to_do(&mut self, found: &Found) -> Result<Beforehand, QemuError> {

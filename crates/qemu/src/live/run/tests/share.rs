@@ -59,7 +59,7 @@ fn what_was_looked_at_a_moment_ago_is_not_looked_at_again_and_nothing_is_sent_be
     let (source, target) = sent_at_once("running");
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
-    let looks = || source.said().orders.iter().filter(|order| *order == "query-cpus-fast").count();
+    let looks = || target.said().orders.iter().filter(|order| *order == "query-cpus-fast").count();
     let (_, looked) = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
     assert_eq!(looks(), 1);
     let turn = Turn::new(1);
@@ -81,6 +81,27 @@ fn what_was_looked_at_a_moment_ago_is_not_looked_at_again_and_nothing_is_sent_be
     });
     assert_eq!(looks(), 1);
     assert!(told.iter().any(|event| event == "Sent"), "{told:?}");
+}
+
+/// Somebody else's `stop`, or another disk, while it waited.
+#[test]
+fn a_guest_that_was_stopped_while_it_waited_is_not_started_at_the_target() {
+    let (source, target) = sent_at_once("paused");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let turn = Turn::new(1);
+    let waits = LiveOptions { turn: Some(turn.clone()), ..options() };
+    let is_stopped = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let moved = scope.spawn(|| live(&mut from, &mut to, &waits, &is_stopped, &mut |_| {}));
+        while !source.was_told("migrate-set-parameters") {
+            thread::sleep(Duration::from_millis(5));
+        }
+        source.said().status = "paused".to_string();
+        turn.come();
+        moved.join().unwrap().unwrap();
+    });
+    assert!(source.was_told("migrate") && !target.was_told("cont"), "{:?}", target.said().orders);
 }
 
 #[test]
