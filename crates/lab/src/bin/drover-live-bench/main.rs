@@ -13,6 +13,7 @@
 //! |---|---|---|
 //! | `DROVER_LIVE_SIZES` | `256 1024` | MiB of the guests' memory, with blanks |
 //! | `DROVER_LIVE_GUESTS` | 1 | so many of that size together, with blanks; QEMU alone moves them all at once |
+//! | `DROVER_LIVE_AT_ONCE` | as drover chooses | at most so many of drover's send at a time |
 //! | `DROVER_LIVE_MEMORY` | all | words of `idle once continuous` |
 //! | `DROVER_LIVE_WRITES` | 50 | MB/s that a continuous guest writes to |
 //! | `DROVER_LIVE_PLACES` | `here line` | this host's loopback; the long line, as root |
