@@ -253,3 +253,23 @@ fn a_door_that_is_closed_leaves_what_another_put_in_its_place() {
     scene.doors = None;
     UnixStream::connect(scene.path("near")).unwrap();
 }
+
+#[test]
+fn doors_that_close_leave_a_session_to_the_others_that_have_it() {
+    for (is_shared, expected) in [(true, Ok(Probed::Free)), (false, Err(()))] {
+        let scene = Scene::new("*");
+        let (near, far) = Session::pair();
+        attend(far, scene.ports.clone());
+        let session = near.clone();
+        let dial = move || Ok(session.clone());
+        let via = Via { site: "b".to_string(), dial: Arc::new(dial), is_shared, packs: true };
+        let to = format!("unix:{}", scene.path("far").display());
+        let place = scene.path("own");
+        let doors = Doors::open(via, &[Door { path: place.clone(), reach: Reach::Folder, to: to.clone() }]);
+        let mut client = patient(UnixStream::connect(&place).unwrap());
+        // Nobody is there: by then the session is in use.
+        assert_eq!(client.read(&mut [0]).unwrap_or(0), 0);
+        drop(doors.unwrap());
+        assert_eq!(probe(&near, &to).map_err(drop), expected);
+    }
+}
