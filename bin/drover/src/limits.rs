@@ -32,12 +32,11 @@ impl Own {
 /// The limit on the way to a site. It changes as the day goes on, as the site's is set anew, and as others come and go
 /// that send there, for as long as anybody keeps to it.
 pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
-    followed_within(None, folder, peer, own)
+    followed_within(None, Keeper::new(folder, peer, own))
 }
 
-fn followed_within(wider: Option<Arc<RateLimit>>, folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
+fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<RateLimit> {
     let limit = Arc::new(RateLimit::within(wider, None));
-    let mut keeper = Keeper::new(folder, peer, own);
     keeper.look(&limit);
     let kept = Arc::downgrade(&limit);
     let follow = move || {
@@ -74,8 +73,13 @@ impl OfPeers {
         if let Some(limit) = of_each.get(&key).and_then(Weak::upgrade) {
             return Some(limit);
         }
-        let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(key) else { return self.all.clone() };
-        let limit = followed_within(self.all.clone(), self.folder.clone(), &peer, Own::default());
+        let keeper = match Peers::new(self.folder.clone()).with_key(key) {
+            Ok(None) => return self.all.clone(),
+            Ok(Some(peer)) => Keeper::new(self.folder.clone(), &peer, Own::default()),
+            // It may be a peer: its limit holds as soon as it can be read.
+            Err(_) => Keeper::of_key(self.folder.clone(), key, Own::default()),
+        };
+        let limit = followed_within(self.all.clone(), keeper);
         of_each.insert(key, Arc::downgrade(&limit));
         Some(limit)
     }
@@ -84,6 +88,8 @@ impl OfPeers {
 /// One that keeps to the limit of a site, with others.
 struct Keeper {
     folder: Folder,
+    key: Fingerprint,
+    /// What the peer of this key is called now; empty until it could be read.
     site: String,
     of_site: Vec<DayLimit>,
     own: Own,
@@ -97,10 +103,17 @@ struct Keeper {
 
 impl Keeper {
     fn new(folder: Folder, peer: &Peer, own: Own) -> Keeper {
+        let mut keeper = Keeper::of_key(folder, peer.key, own);
+        keeper.follow(peer.clone());
+        keeper
+    }
+
+    fn of_key(folder: Folder, key: Fingerprint, own: Own) -> Keeper {
         Keeper {
             folder,
-            site: peer.name.clone(),
-            of_site: peer.limits.clone(),
+            key,
+            site: String::new(),
+            of_site: Vec::new(),
             own,
             slot: None,
             part: Part::default(),
@@ -111,8 +124,8 @@ impl Keeper {
 
     fn look(&mut self, limit: &RateLimit) {
         // What cannot be read at this moment is as it was.
-        if let Ok(Some(peer)) = Peers::new(self.folder.clone()).named(&self.site) {
-            self.of_site = peer.limits;
+        if let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(self.key) {
+            self.follow(peer);
         }
         let (sent, seconds) = (self.sent(limit.used()), drover_agent::now());
         let own = self.own.at(seconds);
@@ -122,6 +135,14 @@ impl Keeper {
             (self.slot, self.part) = (None, Part::default());
         }
         limit.set([of_site, own].into_iter().flatten().min());
+    }
+
+    fn follow(&mut self, peer: Peer) {
+        self.of_site = peer.limits;
+        if self.site != peer.name {
+            // Others look where the present name leads.
+            (self.site, self.slot) = (peer.name, None);
+        }
     }
 
     fn sent(&mut self, used: Used) -> Sent {
@@ -263,6 +284,42 @@ mod tests {
         let (mut copy, limit) = here.keeper(None);
         copy.look(&limit);
         assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_peer_that_gets_another_name_keeps_its_limit_and_shares_it_under_that_name() {
+        let here = Here::new();
+        let (mut one, mut other) = (here.keeper(None), here.keeper(None));
+        busy(&mut one);
+        let renamed = Peer { name: "elsewhere".to_string(), ..here.peer.clone() };
+        Peers::new(here.folder.clone()).add(renamed).unwrap().unwrap();
+        let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut one), busy(&mut other)]).collect();
+        assert_eq!(looks[4..], [WHOLE / 2; 2], "{looks:?}");
+        assert!(parts(&here.folder, "site-b").unwrap().is_empty());
+        assert_eq!(parts(&here.folder, "elsewhere").unwrap().len(), 2);
+        // Another peer that takes the old name over has a limit of its own.
+        let other = Peer::new("site-b", Fingerprint([7; 32]), Vec::new(), 0);
+        Peers::new(here.folder.clone()).add(other).unwrap().unwrap();
+        here.set(Some(5));
+        assert_eq!(busy(&mut one), WHOLE / 2);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_read_is_no_stranger() {
+        let here = Here::new();
+        let file = here._state.path().join("link/peers.json");
+        let kept = std::fs::read(&file).unwrap();
+        std::fs::write(&file, "{").unwrap();
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let limit = of_peers.of(here.peer.key).unwrap();
+        assert!(!Arc::ptr_eq(&limit, of_peers.all.as_ref().unwrap()));
+        let mut keeper = Keeper::of_key(here.folder.clone(), here.peer.key, Own::default());
+        let of_it = RateLimit::new(None);
+        keeper.look(&of_it);
+        assert_eq!(of_it.bytes_per_second(), None);
+        std::fs::write(&file, kept).unwrap();
+        keeper.look(&of_it);
+        assert!(of_it.bytes_per_second().is_some_and(|rate| rate <= WHOLE));
     }
 
     #[test]
