@@ -15,6 +15,9 @@ use crate::out::say;
 /// How often limits are looked up, and shares found anew.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// A part that was found is kept for so many looks at which nothing can be shared, before all of the limit is taken.
+const LOOKS_FAILED_MAX: u32 = 10;
+
 /// Limits of one run, beside that of the site.
 #[derive(Default)]
 pub struct Own {
@@ -96,6 +99,8 @@ struct Keeper {
     /// Held while the site has a limit.
     slot: Option<Slot>,
     part: Part,
+    /// Looks that may fail until the part holds no more.
+    part_holds: u32,
     /// When it looked last, and what had been sent by then.
     looked: (Instant, u64),
     is_told: bool,
@@ -117,6 +122,7 @@ impl Keeper {
             own,
             slot: None,
             part: Part::default(),
+            part_holds: 0,
             looked: (Instant::now(), 0),
             is_told: false,
         }
@@ -132,7 +138,7 @@ impl Keeper {
         let whole = limit_at(&self.of_site, seconds);
         let of_site = whole.map(|whole| self.part_of(whole, own.unwrap_or(u64::MAX), sent));
         if whole.is_none() {
-            (self.slot, self.part) = (None, Part::default());
+            (self.slot, self.part, self.part_holds) = (None, Part::default(), 0);
         }
         limit.set([of_site, own].into_iter().flatten().min());
     }
@@ -153,30 +159,46 @@ impl Keeper {
         Sent { bytes_per_second, debt: used.debt }
     }
 
-    /// What this one may take of the site's limit. Where nothing can be told to others that is the whole of it.
+    /// What this one may take of the site's limit.
     fn part_of(&mut self, whole: u64, own: u64, sent: Sent) -> u64 {
         let wants = wanted(whole, self.part, sent).min(own);
-        let shared = self.shared(whole, wants);
-        if let Err(error) = &shared {
-            self.slot = None;
-            self.complain(error);
+        let takes = match self.shared(whole, wants) {
+            Ok(takes) => {
+                (self.part_holds, self.is_told) = (LOOKS_FAILED_MAX, false);
+                takes
+            }
+            Err(error) => self.unshared(whole, &error),
+        };
+        self.part = Part { wants, takes };
+        takes
+    }
+
+    /// The part as it was, for some looks; then, and where nothing could ever be told to others, the whole.
+    fn unshared(&mut self, whole: u64, error: &FolderError) -> u64 {
+        if let Some(left) = self.part_holds.checked_sub(1) {
+            self.part_holds = left;
+            return self.part.takes.min(whole);
         }
-        self.part = Part { wants, takes: shared.unwrap_or(whole) };
-        self.part.takes
+        self.complain(error);
+        whole
     }
 
     fn shared(&mut self, whole: u64, wants: u64) -> Result<u64, FolderError> {
+        let slot = self.held_slot()?;
+        let takes = share(whole, wants, &slot.others()?);
+        slot.tell(Part { wants, takes })?;
+        Ok(takes)
+    }
+
+    fn held_slot(&mut self) -> Result<&Slot, FolderError> {
         let slot = match self.slot.take().filter(Slot::is_in_place) {
             Some(slot) => slot,
             None => Slot::claim(&self.folder, &self.site)?,
         };
-        let takes = share(whole, wants, &slot.others()?);
-        slot.tell(Part { wants, takes })?;
-        self.slot = Some(slot);
-        Ok(takes)
+        Ok(self.slot.insert(slot))
     }
 
-    /// Once: it would be the same each time.
+    /// Once, until it can be shared again: it would be the same each time.
     fn complain(&mut self, error: &FolderError) {
         if !std::mem::replace(&mut self.is_told, true) {
             say(format_args!(
@@ -332,9 +354,28 @@ mod tests {
         assert_eq!((limit.bytes_per_second(), keeper.is_told), (Some(WHOLE), true));
         std::fs::remove_file(&blocked).unwrap();
         keeper.look(&limit);
-        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1);
+        assert_eq!((parts(&here.folder, "site-b").unwrap().len(), keeper.is_told), (1, false));
         std::fs::remove_dir_all(&blocked).unwrap();
         keeper.look(&limit);
         assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1, "removed by somebody");
+    }
+
+    #[test]
+    fn a_part_outlasts_looks_that_fail_and_a_slot_is_not_given_up_for_one() {
+        let here = Here::new();
+        let (mut one, mut other) = (here.keeper(None), here.keeper(None));
+        (0..3).for_each(|_| drop((busy(&mut one), busy(&mut other))));
+        let (limits, aside) =
+            (here._state.path().join("link/limits"), here._state.path().join("link/aside"));
+        std::fs::rename(&limits, &aside).unwrap();
+        std::fs::write(&limits, "no folder").unwrap();
+        let looks: Vec<u64> = (0..=LOOKS_FAILED_MAX).map(|_| busy(&mut one)).collect();
+        let (last, held) = looks.split_last().unwrap();
+        assert!(held.iter().all(|takes| *takes == WHOLE / 2), "{looks:?}");
+        assert_eq!((*last, one.0.is_told), (WHOLE, true));
+        std::fs::remove_file(&limits).unwrap();
+        std::fs::rename(&aside, &limits).unwrap();
+        (0..2).for_each(|_| drop((busy(&mut one), busy(&mut other))));
+        assert_eq!((busy(&mut one), one.0.is_told), (WHOLE / 2, false));
     }
 }

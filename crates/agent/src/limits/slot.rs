@@ -111,7 +111,8 @@ fn held(folder: &Path, but: Option<usize>) -> Result<Vec<Part>, FolderError> {
         let name = entry.map_err(failed)?.file_name();
         let number = name.to_str().and_then(|name| name.parse::<usize>().ok());
         if number.is_some_and(|number| number < SLOTS_MAX && Some(number) != but) {
-            parts.extend(part(&folder.join(name)).map_err(failed)?);
+            // One that cannot be looked at takes nothing from the sight of the others.
+            parts.extend(part(&folder.join(name)).ok().flatten());
         }
     }
     Ok(parts)
@@ -203,6 +204,15 @@ mod tests {
         std::fs::write(state.path().join("link/limits"), "no folder").unwrap();
         let error = Slot::claim(&folder, "site-b").unwrap_err().to_string();
         assert!(error.contains("limits/site-b"), "{error}");
+    }
+
+    #[test]
+    fn one_slot_that_cannot_be_read_hides_no_other() {
+        let (state, folder) = state();
+        let slots = [(); 2].map(|()| Slot::claim(&folder, "site-b").unwrap());
+        let broken = state.path().join("link/limits/site-b/5");
+        std::os::unix::fs::symlink(&broken, &broken).unwrap();
+        assert_eq!(slots[0].others().unwrap().len(), 1);
     }
 
     #[test]
