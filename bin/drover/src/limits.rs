@@ -184,10 +184,8 @@ impl Keeper {
     }
 
     fn shared(&mut self, whole: u64, wants: u64) -> Result<u64, FolderError> {
-        let slot = self.held_slot()?;
-        let takes = share(whole, wants, &slot.others()?);
-        slot.tell(Part { wants, takes })?;
-        Ok(takes)
+        let found = |others: &[Part]| Part { wants, takes: share(whole, wants, others) };
+        Ok(self.held_slot()?.exchange(found)?.takes)
     }
 
     fn held_slot(&mut self) -> Result<&Slot, FolderError> {
