@@ -41,6 +41,7 @@ pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
 fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<RateLimit> {
     let limit = Arc::new(RateLimit::within(wider, None));
     keeper.look(&limit);
+    let (site, alone) = (keeper.site.clone(), keeper.alone(drover_agent::now()));
     let kept = Arc::downgrade(&limit);
     let follow = move || {
         loop {
@@ -51,8 +52,11 @@ fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<Rat
             }
         }
     };
-    // A host that has no thread left starts no session either; the limit stays as it is now.
-    let _ = Builder::new().name("limits".to_string()).spawn(follow);
+    if let Err(error) = Builder::new().name("limits".to_string()).spawn(follow) {
+        // A share would stay as small as it is now. The slot has gone with the keeper.
+        say(format_args!("{site}: its limit is not shared, and stays as it is at this hour: {error}"));
+        limit.set(alone);
+    }
     limit
 }
 
@@ -141,6 +145,11 @@ impl Keeper {
             (self.slot, self.part, self.part_holds) = (None, Part::default(), 0);
         }
         limit.set([of_site, own].into_iter().flatten().min());
+    }
+
+    /// The limit for one that shares with nobody.
+    fn alone(&self, seconds: u64) -> Option<u64> {
+        [limit_at(&self.of_site, seconds), self.own.at(seconds)].into_iter().flatten().min()
     }
 
     fn follow(&mut self, peer: Peer) {
@@ -359,12 +368,24 @@ mod tests {
     }
 
     #[test]
+    fn one_that_follows_no_more_has_the_whole_of_the_hour() {
+        let here = Here::new();
+        let (mut free, mut slow) = (here.keeper(None), here.keeper(Some(700)));
+        for _ in 0..2 {
+            let _ = (busy(&mut free), busy(&mut slow));
+        }
+        let now = drover_agent::now();
+        assert_eq!((free.0.alone(now), slow.0.alone(now)), (Some(WHOLE), Some(700)));
+    }
+
+    #[test]
     fn a_part_outlasts_looks_that_fail_and_a_slot_is_not_given_up_for_one() {
         let here = Here::new();
         let (mut one, mut other) = (here.keeper(None), here.keeper(None));
-        (0..3).for_each(|_| drop((busy(&mut one), busy(&mut other))));
-        let (limits, aside) =
-            (here._state.path().join("link/limits"), here._state.path().join("link/aside"));
+        for _ in 0..3 {
+            let _ = (busy(&mut one), busy(&mut other));
+        }
+        let (limits, aside) = (here._state.path().join("link/limits"), here._state.path().join("link/aside"));
         std::fs::rename(&limits, &aside).unwrap();
         std::fs::write(&limits, "no folder").unwrap();
         let looks: Vec<u64> = (0..=LOOKS_FAILED_MAX).map(|_| busy(&mut one)).collect();
@@ -373,7 +394,9 @@ mod tests {
         assert_eq!((*last, one.0.is_told), (WHOLE, true));
         std::fs::remove_file(&limits).unwrap();
         std::fs::rename(&aside, &limits).unwrap();
-        (0..2).for_each(|_| drop((busy(&mut one), busy(&mut other))));
+        for _ in 0..2 {
+            let _ = (busy(&mut one), busy(&mut other));
+        }
         assert_eq!((busy(&mut one), one.0.is_told), (WHOLE / 2, false));
     }
 }
