@@ -18,9 +18,6 @@ pub(crate) const MEASURE: &str = "measure";
 /// No measurement by order of a peer takes longer.
 pub const MEASURE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What is given beyond its time to a peer that does not take what is sent, before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// What an agent's kernel saw while it sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -84,13 +81,13 @@ pub(crate) fn check(announced: &Announced) -> Result<(), Refusal> {
     Err(Refusal::new(DiskErrorKind::Unsupported, why))
 }
 
-/// Sends to a peer's sink for that long, and not much longer whatever the peer does.
+/// Sends to a peer's sink for that long, and no longer whatever the peer does.
 pub(crate) fn send(session: &Session, time: Duration) -> Result<Measured, Refusal> {
     if time > MEASURE_TIME_MAX {
         let why = format!("a measurement takes {} s at most", MEASURE_TIME_MAX.as_secs());
         return Err(Refusal::new(DiskErrorKind::Misuse, why));
     }
-    let probe = probe_within(session, (SETTLE, time), PATIENCE)?;
+    let probe = probe_within(session, SETTLE, time)?;
     // It may have changed meanwhile, as others came and went: what it is now is told.
     Ok(Measured::of(probe, session.rate_limit()))
 }
