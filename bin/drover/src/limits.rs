@@ -144,7 +144,7 @@ impl Keeper {
         if whole.is_none() {
             (self.slot, self.part, self.part_holds) = (None, Part::default(), 0);
         }
-        limit.set([of_site, own].into_iter().flatten().min());
+        limit.set_share(self.alone(seconds), [of_site, own].into_iter().flatten().min());
     }
 
     /// The limit for one that shares with nobody.
@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(one.1.bytes_per_second(), Some(WHOLE));
         let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut one), busy(&mut other)]).collect();
         assert_eq!(looks[4..], [WHOLE / 2; 2], "{looks:?}");
+        assert_eq!(one.1.least_whole(), Some(WHOLE));
         let told = parts(&here.folder, "site-b").unwrap();
         assert_eq!(told, [Part { wants: WHOLE, takes: WHOLE / 2 }; 2]);
         drop(other);
