@@ -15,6 +15,9 @@ use crate::out::say;
 /// How often limits are looked up, and shares found anew.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// A part that was found is kept for so many looks at which nothing can be shared, before all of the limit is taken.
+const LOOKS_FAILED_MAX: u32 = 10;
+
 /// Limits of one run, beside that of the site.
 #[derive(Default)]
 pub struct Own {
@@ -32,13 +35,13 @@ impl Own {
 /// The limit on the way to a site. It changes as the day goes on, as the site's is set anew, and as others come and go
 /// that send there, for as long as anybody keeps to it.
 pub fn followed(folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
-    followed_within(None, folder, peer, own)
+    followed_within(None, Keeper::new(folder, peer, own))
 }
 
-fn followed_within(wider: Option<Arc<RateLimit>>, folder: Folder, peer: &Peer, own: Own) -> Arc<RateLimit> {
+fn followed_within(wider: Option<Arc<RateLimit>>, mut keeper: Keeper) -> Arc<RateLimit> {
     let limit = Arc::new(RateLimit::within(wider, None));
-    let mut keeper = Keeper::new(folder, peer, own);
     keeper.look(&limit);
+    let (site, alone) = (keeper.site.clone(), keeper.alone(drover_agent::now()));
     let kept = Arc::downgrade(&limit);
     let follow = move || {
         loop {
@@ -49,8 +52,11 @@ fn followed_within(wider: Option<Arc<RateLimit>>, folder: Folder, peer: &Peer, o
             }
         }
     };
-    // A host that has no thread left starts no session either; the limit stays as it is now.
-    let _ = Builder::new().name("limits".to_string()).spawn(follow);
+    if let Err(error) = Builder::new().name("limits".to_string()).spawn(follow) {
+        // A share would stay as small as it is now. The slot has gone with the keeper.
+        say(format_args!("{site}: its limit is not shared, and stays as it is at this hour: {error}"));
+        limit.set(alone);
+    }
     limit
 }
 
@@ -74,8 +80,13 @@ impl OfPeers {
         if let Some(limit) = of_each.get(&key).and_then(Weak::upgrade) {
             return Some(limit);
         }
-        let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(key) else { return self.all.clone() };
-        let limit = followed_within(self.all.clone(), self.folder.clone(), &peer, Own::default());
+        let keeper = match Peers::new(self.folder.clone()).with_key(key) {
+            Ok(None) => return self.all.clone(),
+            Ok(Some(peer)) => Keeper::new(self.folder.clone(), &peer, Own::default()),
+            // It may be a peer: its limit holds as soon as it can be read.
+            Err(_) => Keeper::of_key(self.folder.clone(), key, Own::default()),
+        };
+        let limit = followed_within(self.all.clone(), keeper);
         of_each.insert(key, Arc::downgrade(&limit));
         Some(limit)
     }
@@ -84,12 +95,16 @@ impl OfPeers {
 /// One that keeps to the limit of a site, with others.
 struct Keeper {
     folder: Folder,
+    key: Fingerprint,
+    /// What the peer of this key is called now; empty until it could be read.
     site: String,
     of_site: Vec<DayLimit>,
     own: Own,
     /// Held while the site has a limit.
     slot: Option<Slot>,
     part: Part,
+    /// Looks that may fail until the part holds no more.
+    part_holds: u32,
     /// When it looked last, and what had been sent by then.
     looked: (Instant, u64),
     is_told: bool,
@@ -97,13 +112,21 @@ struct Keeper {
 
 impl Keeper {
     fn new(folder: Folder, peer: &Peer, own: Own) -> Keeper {
+        let mut keeper = Keeper::of_key(folder, peer.key, own);
+        keeper.follow(peer.clone());
+        keeper
+    }
+
+    fn of_key(folder: Folder, key: Fingerprint, own: Own) -> Keeper {
         Keeper {
             folder,
-            site: peer.name.clone(),
-            of_site: peer.limits.clone(),
+            key,
+            site: String::new(),
+            of_site: Vec::new(),
             own,
             slot: None,
             part: Part::default(),
+            part_holds: 0,
             looked: (Instant::now(), 0),
             is_told: false,
         }
@@ -111,17 +134,30 @@ impl Keeper {
 
     fn look(&mut self, limit: &RateLimit) {
         // What cannot be read at this moment is as it was.
-        if let Ok(Some(peer)) = Peers::new(self.folder.clone()).named(&self.site) {
-            self.of_site = peer.limits;
+        if let Ok(Some(peer)) = Peers::new(self.folder.clone()).with_key(self.key) {
+            self.follow(peer);
         }
         let (sent, seconds) = (self.sent(limit.used()), drover_agent::now());
         let own = self.own.at(seconds);
         let whole = limit_at(&self.of_site, seconds);
         let of_site = whole.map(|whole| self.part_of(whole, own.unwrap_or(u64::MAX), sent));
         if whole.is_none() {
-            (self.slot, self.part) = (None, Part::default());
+            (self.slot, self.part, self.part_holds) = (None, Part::default(), 0);
         }
-        limit.set([of_site, own].into_iter().flatten().min());
+        limit.set_share(self.alone(seconds), [of_site, own].into_iter().flatten().min());
+    }
+
+    /// The limit for one that shares with nobody.
+    fn alone(&self, seconds: u64) -> Option<u64> {
+        [limit_at(&self.of_site, seconds), self.own.at(seconds)].into_iter().flatten().min()
+    }
+
+    fn follow(&mut self, peer: Peer) {
+        self.of_site = peer.limits;
+        if self.site != peer.name {
+            // Others look where the present name leads.
+            (self.site, self.slot) = (peer.name, None);
+        }
     }
 
     fn sent(&mut self, used: Used) -> Sent {
@@ -132,30 +168,44 @@ impl Keeper {
         Sent { bytes_per_second, debt: used.debt }
     }
 
-    /// What this one may take of the site's limit. Where nothing can be told to others that is the whole of it.
+    /// What this one may take of the site's limit.
     fn part_of(&mut self, whole: u64, own: u64, sent: Sent) -> u64 {
         let wants = wanted(whole, self.part, sent).min(own);
-        let shared = self.shared(whole, wants);
-        if let Err(error) = &shared {
-            self.slot = None;
-            self.complain(error);
+        let takes = match self.shared(whole, wants) {
+            Ok(takes) => {
+                (self.part_holds, self.is_told) = (LOOKS_FAILED_MAX, false);
+                takes
+            }
+            Err(error) => self.unshared(whole, &error),
+        };
+        self.part = Part { wants, takes };
+        takes
+    }
+
+    /// The part as it was, for some looks; then, and where nothing could ever be told to others, the whole.
+    fn unshared(&mut self, whole: u64, error: &FolderError) -> u64 {
+        if let Some(left) = self.part_holds.checked_sub(1) {
+            self.part_holds = left;
+            return self.part.takes.min(whole);
         }
-        self.part = Part { wants, takes: shared.unwrap_or(whole) };
-        self.part.takes
+        self.complain(error);
+        whole
     }
 
     fn shared(&mut self, whole: u64, wants: u64) -> Result<u64, FolderError> {
+        let found = |others: &[Part]| Part { wants, takes: share(whole, wants, others) };
+        Ok(self.held_slot()?.exchange(found)?.takes)
+    }
+
+    fn held_slot(&mut self) -> Result<&Slot, FolderError> {
         let slot = match self.slot.take().filter(Slot::is_in_place) {
             Some(slot) => slot,
             None => Slot::claim(&self.folder, &self.site)?,
         };
-        let takes = share(whole, wants, &slot.others()?);
-        slot.tell(Part { wants, takes })?;
-        self.slot = Some(slot);
-        Ok(takes)
+        Ok(self.slot.insert(slot))
     }
 
-    /// Once: it would be the same each time.
+    /// Once, until it can be shared again: it would be the same each time.
     fn complain(&mut self, error: &FolderError) {
         if !std::mem::replace(&mut self.is_told, true) {
             say(format_args!(
@@ -221,6 +271,7 @@ mod tests {
         assert_eq!(one.1.bytes_per_second(), Some(WHOLE));
         let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut one), busy(&mut other)]).collect();
         assert_eq!(looks[4..], [WHOLE / 2; 2], "{looks:?}");
+        assert_eq!(one.1.least_whole(), Some(WHOLE));
         let told = parts(&here.folder, "site-b").unwrap();
         assert_eq!(told, [Part { wants: WHOLE, takes: WHOLE / 2 }; 2]);
         drop(other);
@@ -266,6 +317,42 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_gets_another_name_keeps_its_limit_and_shares_it_under_that_name() {
+        let here = Here::new();
+        let (mut one, mut other) = (here.keeper(None), here.keeper(None));
+        busy(&mut one);
+        let renamed = Peer { name: "elsewhere".to_string(), ..here.peer.clone() };
+        Peers::new(here.folder.clone()).add(renamed).unwrap().unwrap();
+        let looks: Vec<u64> = (0..3).flat_map(|_| [busy(&mut one), busy(&mut other)]).collect();
+        assert_eq!(looks[4..], [WHOLE / 2; 2], "{looks:?}");
+        assert!(parts(&here.folder, "site-b").unwrap().is_empty());
+        assert_eq!(parts(&here.folder, "elsewhere").unwrap().len(), 2);
+        // Another peer that takes the old name over has a limit of its own.
+        let other = Peer::new("site-b", Fingerprint([7; 32]), Vec::new(), 0);
+        Peers::new(here.folder.clone()).add(other).unwrap().unwrap();
+        here.set(Some(5));
+        assert_eq!(busy(&mut one), WHOLE / 2);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_read_is_no_stranger() {
+        let here = Here::new();
+        let file = here._state.path().join("link/peers.json");
+        let kept = std::fs::read(&file).unwrap();
+        std::fs::write(&file, "{").unwrap();
+        let of_peers = OfPeers::new(here.folder.clone(), Some(2 * WHOLE));
+        let limit = of_peers.of(here.peer.key).unwrap();
+        assert!(!Arc::ptr_eq(&limit, of_peers.all.as_ref().unwrap()));
+        let mut keeper = Keeper::of_key(here.folder.clone(), here.peer.key, Own::default());
+        let of_it = RateLimit::new(None);
+        keeper.look(&of_it);
+        assert_eq!(of_it.bytes_per_second(), None);
+        std::fs::write(&file, kept).unwrap();
+        keeper.look(&of_it);
+        assert!(of_it.bytes_per_second().is_some_and(|rate| rate <= WHOLE));
+    }
+
+    #[test]
     fn where_nothing_can_be_told_the_whole_limit_is_kept_and_shared_as_soon_as_it_can() {
         let here = Here::new();
         let blocked = here._state.path().join("link/limits");
@@ -275,9 +362,42 @@ mod tests {
         assert_eq!((limit.bytes_per_second(), keeper.is_told), (Some(WHOLE), true));
         std::fs::remove_file(&blocked).unwrap();
         keeper.look(&limit);
-        assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1);
+        assert_eq!((parts(&here.folder, "site-b").unwrap().len(), keeper.is_told), (1, false));
         std::fs::remove_dir_all(&blocked).unwrap();
         keeper.look(&limit);
         assert_eq!(parts(&here.folder, "site-b").unwrap().len(), 1, "removed by somebody");
+    }
+
+    #[test]
+    fn one_that_follows_no_more_has_the_whole_of_the_hour() {
+        let here = Here::new();
+        let (mut free, mut slow) = (here.keeper(None), here.keeper(Some(700)));
+        for _ in 0..2 {
+            let _ = (busy(&mut free), busy(&mut slow));
+        }
+        let now = drover_agent::now();
+        assert_eq!((free.0.alone(now), slow.0.alone(now)), (Some(WHOLE), Some(700)));
+    }
+
+    #[test]
+    fn a_part_outlasts_looks_that_fail_and_a_slot_is_not_given_up_for_one() {
+        let here = Here::new();
+        let (mut one, mut other) = (here.keeper(None), here.keeper(None));
+        for _ in 0..3 {
+            let _ = (busy(&mut one), busy(&mut other));
+        }
+        let (limits, aside) = (here._state.path().join("link/limits"), here._state.path().join("link/aside"));
+        std::fs::rename(&limits, &aside).unwrap();
+        std::fs::write(&limits, "no folder").unwrap();
+        let looks: Vec<u64> = (0..=LOOKS_FAILED_MAX).map(|_| busy(&mut one)).collect();
+        let (last, held) = looks.split_last().unwrap();
+        assert!(held.iter().all(|takes| *takes == WHOLE / 2), "{looks:?}");
+        assert_eq!((*last, one.0.is_told), (WHOLE, true));
+        std::fs::remove_file(&limits).unwrap();
+        std::fs::rename(&aside, &limits).unwrap();
+        for _ in 0..2 {
+            let _ = (busy(&mut one), busy(&mut other));
+        }
+        assert_eq!((busy(&mut one), one.0.is_told), (WHOLE / 2, false));
     }
 }

@@ -167,6 +167,12 @@ fn what_an_agent_sends_to_a_peer_keeps_to_the_limit_of_that_peer() {
     let to_a = ("there", "site-a");
     wait_until("the agent keeps to it", PATIENCE, || shares(&sites, to_a) == [125_000]);
     wait_until("the copy has begun", PATIENCE, || back.exists());
+    // Without a limit it would be over by now.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(copy.0.try_wait().unwrap().is_none());
+    // All of it may be allocated, as zeros.
+    let there = std::fs::read(&back).unwrap().iter().filter(|byte| **byte != 0).count() as u64;
+    assert!(there < 8 * MIB, "{there}");
     set(&[]);
     assert!(copy.0.wait().unwrap().success());
     assert!(same_bytes(&disk, &back));

@@ -18,9 +18,6 @@ pub(crate) const MEASURE: &str = "measure";
 /// No measurement by order of a peer takes longer.
 pub const MEASURE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What is given beyond its time to a peer that does not take what is sent, before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// What an agent's kernel saw while it sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -38,12 +35,15 @@ pub struct Measured {
     pub busy_shares: [f64; 3],
     /// In force at the agent's sockets.
     pub congestion: String,
-    /// What the agent may send in a second, if that is limited.
+    /// What the agent may send in a second, if that is limited. Older ones say what others left of it.
     pub limit_bytes_per_s: Option<u64>,
+    /// What others of its host left of that.
+    #[serde(default)]
+    pub share_bytes_per_s: Option<u64>,
 }
 
 impl Measured {
-    fn of(probe: Probe, limit: Option<u64>) -> Measured {
+    fn of(probe: Probe, limit: Option<u64>, share: Option<u64>) -> Measured {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         Measured {
             connections: u32::try_from(probe.stripes).unwrap_or(u32::MAX),
@@ -54,6 +54,7 @@ impl Measured {
             busy_shares: probe.busy,
             congestion: probe.congestion,
             limit_bytes_per_s: limit,
+            share_bytes_per_s: share,
         }
     }
 
@@ -84,15 +85,15 @@ pub(crate) fn check(announced: &Announced) -> Result<(), Refusal> {
     Err(Refusal::new(DiskErrorKind::Unsupported, why))
 }
 
-/// Sends to a peer's sink for that long, and not much longer whatever the peer does.
+/// Sends to a peer's sink for that long, and no longer whatever the peer does.
 pub(crate) fn send(session: &Session, time: Duration) -> Result<Measured, Refusal> {
     if time > MEASURE_TIME_MAX {
         let why = format!("a measurement takes {} s at most", MEASURE_TIME_MAX.as_secs());
         return Err(Refusal::new(DiskErrorKind::Misuse, why));
     }
-    let probe = probe_within(session, (SETTLE, time), PATIENCE)?;
+    let probe = probe_within(session, SETTLE, time)?;
     // It may have changed meanwhile, as others came and went: what it is now is told.
-    Ok(Measured::of(probe, session.rate_limit()))
+    Ok(Measured::of(probe, session.rate_limit_whole(), session.rate_limit()))
 }
 
 /// Takes what the agent sends in a session, until that is over. It may send to be measured, one stream at a time, and
@@ -114,7 +115,9 @@ mod tests {
     fn what_an_agent_says_of_a_measurement_is_bounded_before_it_is_shown() {
         let said = r#"{"connections":4294967295,"goodput_bytes_per_s":-1e300,"rtt_us":18446744073709551615,"rtt_min_us":0,
             "again_share":7.0,"busy_shares":[-1,0.5,9],"congestion":"b\u001b[2Jbr","limit_bytes_per_s":null,"later":1}"#;
-        let probe = serde_json::from_str::<Measured>(said).unwrap().probe();
+        let measured = serde_json::from_str::<Measured>(said).unwrap();
+        assert_eq!(measured.share_bytes_per_s, None, "an older one tells none");
+        let probe = measured.probe();
         assert_eq!((probe.goodput, probe.again, probe.busy), (0.0, 1.0, [0.0, 0.5, 1.0]));
         assert_eq!(probe.congestion, "b?[2Jbr");
     }

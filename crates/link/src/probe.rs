@@ -1,10 +1,10 @@
 //! What a link carries, and what limits it: what `drover link test` tells.
 
-use std::sync::mpsc::{Receiver as Ended, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver as Failure, RecvTimeoutError, Sender as Failed, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::channel::{Receiver, Sender};
+use crate::channel::Sender;
 use crate::core::Order;
 use crate::error::{LinkError, LinkErrorKind};
 use crate::session::Session;
@@ -56,64 +56,67 @@ pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> 
 /// # Errors
 /// As the session's calls; `Protocol` if the far side has no sink.
 pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
-    let (sender, receiver) = session.open(Order::Stream, SINK)?.split();
-    measured(session, (&sender, receiver), (settle, time))
-}
-
-/// As [`probe`], but over after `patience` beyond its time whatever the far side does: for who does it by order of a peer.
-///
-/// # Errors
-/// As [`probe`]; `Reset` if it had to be ended.
-pub fn probe_within(
-    session: &Session,
-    (settle, time): (Duration, Duration),
-    patience: Duration,
-) -> Result<Probe, LinkError> {
-    let (sender, receiver) = session.open(Order::Stream, SINK)?.split();
-    let (over, ended) = channel();
-    thread::scope(|scope| {
-        scope.spawn(|| end_after(&sender, settle + time + patience, ended));
-        // Dropped on whichever way out, so nobody waits in vain.
-        let _over = over;
-        measured(session, (&sender, receiver), (settle, time))
-    })
-}
-
-/// Gives a channel up if its user has not ended within that time. Whoever waits at it waits no more.
-fn end_after(sender: &Sender, within: Duration, ended: Ended<()>) {
-    if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(within) {
-        sender.reset();
-    }
-}
-
-fn measured(
-    session: &Session,
-    (sender, mut receiver): (&Sender, Receiver),
-    (settle, time): (Duration, Duration),
-) -> Result<Probe, LinkError> {
-    let noise = noise()?;
-    let until = Instant::now() + settle + time;
-    let from = Instant::now() + settle;
-    let (begin, end) = thread::scope(|scope| {
-        let writing = scope.spawn(|| {
-            while Instant::now() < until {
-                sender.write_all(&noise)?;
-            }
-            sender.finish()
-        });
-        thread::sleep(from.saturating_duration_since(Instant::now()));
-        let begin = (Instant::now(), session.stats());
-        thread::sleep(until.saturating_duration_since(Instant::now()));
-        let end = (Instant::now(), session.stats());
-        let written = writing.join().unwrap_or_else(|_| {
-            Err(LinkError::new(LinkErrorKind::Misuse, "the thread that wrote ended by itself"))
-        });
-        written.map(|()| (begin, end))
-    })?;
+    let (sender, mut receiver) = session.open(Order::Stream, SINK)?.split();
+    let found = measured(session, &sender, (settle, time), |_| ())?;
+    sender.finish()?;
     // What the sink answers comes after all that was sent: the next probe finds the line empty.
     let mut answer = [0; 256];
     while receiver.read(&mut answer)? > 0 {}
-    Ok(compared(&begin.1, &end.1, end.0 - begin.0))
+    Ok(found)
+}
+
+/// As [`probe`], but over with its time whatever the far side does: for who does it by order of a peer. What is still on
+/// its way then is given up, so the session is of no use for another probe at once.
+///
+/// # Errors
+/// As [`probe`], of what happens before the end.
+pub fn probe_within(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
+    let (sender, _receiver) = session.open(Order::Stream, SINK)?.split();
+    measured(session, &sender, (settle, time), Sender::reset)
+}
+
+/// Writes until the time is over, and compares its ends. `over` is called then, before the last piece is waited for.
+fn measured(
+    session: &Session,
+    sender: &Sender,
+    (settle, time): (Duration, Duration),
+    over: impl FnOnce(&Sender),
+) -> Result<Probe, LinkError> {
+    let noise = noise()?;
+    let from = Instant::now() + settle;
+    let until = from + time;
+    let (failed, failure) = channel();
+    thread::scope(|scope| {
+        let writing = scope.spawn(move || write_until(sender, &noise, until, &failed));
+        let stats_at = |at| still_writing(&failure, at).map(|()| (Instant::now(), session.stats()));
+        let ends = stats_at(from).and_then(|begin| Ok((begin, stats_at(until)?)));
+        over(sender);
+        // Why it failed has been told, or no longer matters.
+        let _ = writing.join();
+        ends.map(|(begin, end)| compared(&begin.1, &end.1, end.0 - begin.0))
+    })
+}
+
+fn write_until(sender: &Sender, noise: &[u8], until: Instant, failed: &Failed<LinkError>) {
+    while Instant::now() < until {
+        if let Err(error) = sender.write_all(noise) {
+            // Nobody listens once the time is over.
+            let _ = failed.send(error);
+            return;
+        }
+    }
+}
+
+/// Waits until then, or for the error that ended the writing before.
+fn still_writing(failure: &Failure<LinkError>, until: Instant) -> Result<(), LinkError> {
+    match failure.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        Ok(error) => Err(error),
+        Err(RecvTimeoutError::Timeout) => Ok(()),
+        Err(RecvTimeoutError::Disconnected) if Instant::now() >= until => Ok(()),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(LinkError::new(LinkErrorKind::Misuse, "the thread that wrote ended by itself"))
+        }
+    }
 }
 
 fn noise() -> Result<Vec<u8>, LinkError> {
@@ -245,13 +248,28 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_by_order_of_a_peer_ends_although_nobody_reads_it() {
+    fn a_probe_by_order_of_a_peer_ends_with_what_it_found_although_nobody_reads_it() {
         let (one, two) = Session::pair();
-        // Neither what was written nor an answer ever comes to an end; it is not even looked at.
+        // What was written never comes to an end, and is not even looked at.
         let ms = Duration::from_millis;
-        let error = probe_within(&one, (ms(1), ms(50)), ms(50)).unwrap_err();
-        assert_eq!(error.kind, LinkErrorKind::Reset);
+        let found = probe_within(&one, ms(1), ms(50)).unwrap();
+        assert_eq!(found.stripes, 2);
         drop(two);
+    }
+
+    #[test]
+    fn a_probe_ends_at_once_when_its_session_or_its_channel_does() {
+        let day = Duration::from_secs(86_400);
+        let (one, two) = Session::pair();
+        thread::scope(|scope| {
+            scope.spawn(|| two.accept().unwrap().channel.split().0.reset());
+            assert_eq!(probe_within(&one, day, day).unwrap_err().kind, LinkErrorKind::Reset);
+            scope.spawn(|| {
+                let _incoming = two.accept().unwrap();
+                two.close();
+            });
+            assert!(probe(&one, Duration::ZERO, day).is_err());
+        });
     }
 
     #[test]

@@ -43,8 +43,15 @@ impl RateLimit {
 
     /// Sets another limit.
     pub fn set(&self, bytes_per_second: Option<u64>) {
+        self.set_share(bytes_per_second, bytes_per_second);
+    }
+
+    /// Sets another limit, which is a share of a whole that others keep to as well. The whole is for who asks only.
+    pub fn set_share(&self, whole: Option<u64>, bytes_per_second: Option<u64>) {
         let now = self.start.elapsed();
-        self.bucket().set(bytes_per_second, now);
+        let mut bucket = self.bucket();
+        bucket.set(bytes_per_second, now);
+        bucket.whole = whole;
     }
 
     /// The limit.
@@ -56,6 +63,12 @@ impl RateLimit {
     pub fn least_bytes_per_second(&self) -> Option<u64> {
         let wider = self.wider.as_ref().and_then(|wider| wider.least_bytes_per_second());
         [self.bytes_per_second(), wider].into_iter().flatten().min()
+    }
+
+    /// The same, with the wholes of which these are shares.
+    pub fn least_whole(&self) -> Option<u64> {
+        let wider = self.wider.as_ref().and_then(|wider| wider.least_whole());
+        [self.bucket().whole, wider].into_iter().flatten().min()
     }
 
     /// What was taken of it until now.
@@ -106,6 +119,8 @@ impl RateLimit {
 #[derive(Debug)]
 struct Bucket {
     rate: Option<u64>,
+    /// What the rate is a share of.
+    whole: Option<u64>,
     /// Bytes that may be taken; negative while in debt.
     level: f64,
     at: Duration,
@@ -115,7 +130,7 @@ struct Bucket {
 
 impl Bucket {
     fn new(rate: Option<u64>) -> Bucket {
-        Bucket { rate, level: 0.0, at: Duration::ZERO, taken: 0 }
+        Bucket { rate, whole: rate, level: 0.0, at: Duration::ZERO, taken: 0 }
     }
 
     fn set(&mut self, rate: Option<u64>, now: Duration) {
@@ -247,6 +262,18 @@ mod tests {
         assert_eq!(free.take(7), Ok(()));
         assert!(slow.take(7).is_err(), "its own is");
         assert_eq!(wider.used().bytes, 10_007);
+    }
+
+    #[test]
+    fn a_share_is_kept_to_and_the_least_whole_is_told() {
+        let wider = Arc::new(RateLimit::new(Some(100_000)));
+        let limit = RateLimit::within(Some(wider.clone()), Some(70_000));
+        assert_eq!(limit.least_whole(), Some(70_000));
+        limit.set_share(Some(80_000), Some(20_000));
+        assert_eq!(limit.ready(1 << 20), Ok(1000));
+        assert_eq!((limit.least_whole(), limit.least_bytes_per_second()), (Some(80_000), Some(20_000)));
+        wider.set(Some(9000));
+        assert_eq!((limit.least_whole(), limit.least_bytes_per_second()), (Some(9000), Some(9000)));
     }
 
     #[test]

@@ -145,6 +145,11 @@ impl Session {
         self.shared().rate_limit.as_ref()?.least_bytes_per_second()
     }
 
+    /// The same without what others leave of it, that keep to the same limits.
+    pub fn rate_limit_whole(&self) -> Option<u64> {
+        self.shared().rate_limit.as_ref()?.least_whole()
+    }
+
     /// What the session and its connections do.
     pub fn stats(&self) -> SessionStats {
         let shared = self.shared();

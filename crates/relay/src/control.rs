@@ -3,6 +3,7 @@
 //! A Unix stream socket that only its owner reaches. Each line is a question, `{"connections":N}` with N
 //! the number of connections wanted, and each answer is one line: a [`Snapshot`] in JSON.
 
+use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -43,16 +44,22 @@ pub struct ControlServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The folder of control sockets: `/run/drover` for root, else in the user's own runtime folder, else one of the user's
-/// own among the temporary files.
+/// The folder of control sockets: `/run/drover` for root, else that of the service this is, as systemd names it, else in
+/// the user's own runtime folder, else one of the user's own among the temporary files.
 pub fn control_folder() -> PathBuf {
-    let user = rustix::process::geteuid();
+    control_folder_of(rustix::process::geteuid(), |name| std::env::var_os(name))
+}
+
+fn control_folder_of(user: rustix::process::Uid, variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     if user.is_root() {
         return PathBuf::from("/run/drover");
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) => PathBuf::from(folder).join("drover"),
-        None => std::env::temp_dir().join(format!("drover-{}", user.as_raw())),
+    // Several with colons. What a service puts among the temporary files is often seen by itself alone (PrivateTmp=).
+    let of_service = variable("RUNTIME_DIRECTORY").and_then(|them| std::env::split_paths(&them).next());
+    match (of_service.filter(|folder| folder.is_absolute()), variable("XDG_RUNTIME_DIR")) {
+        (Some(folder), _) => folder,
+        (None, Some(folder)) => PathBuf::from(folder).join("drover"),
+        (None, None) => std::env::temp_dir().join(format!("drover-{}", user.as_raw())),
     }
 }
 
@@ -245,6 +252,20 @@ impl Asker {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_lie_where_others_of_the_host_see_them() {
+        let folder = |user, set: &[(&str, &str)]| {
+            let value = |name: &str| set.iter().find(|it| it.0 == name).map(|it| it.1.into());
+            control_folder_of(rustix::process::Uid::from_raw(user), value)
+        };
+        let (service, session) =
+            (("RUNTIME_DIRECTORY", "/run/drover:/run/more"), ("XDG_RUNTIME_DIR", "/run/user/7"));
+        assert_eq!(folder(0, &[service, session]), Path::new("/run/drover"));
+        assert_eq!(folder(7, &[service, session]), Path::new("/run/drover"));
+        assert_eq!(folder(7, &[("RUNTIME_DIRECTORY", ""), session]), Path::new("/run/user/7/drover"));
+        assert_eq!(folder(7, &[]), std::env::temp_dir().join("drover-7"));
+    }
 
     #[test]
     fn only_sockets_at_which_nobody_listens_are_abandoned() {

@@ -76,7 +76,7 @@ pub struct AgentRunArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
     /// Socket for `drover agent top` [default, with --allow-connect: /run/drover/agent-PID.sock for root, else in
-    /// $XDG_RUNTIME_DIR]
+    /// $RUNTIME_DIRECTORY or $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]

@@ -96,7 +96,8 @@ pub struct RelayArgs {
     /// Tell Prometheus at http://ADDRESS:PORT/metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// Socket for `drover relay top` [default: /run/drover/relay-PID.sock for root, else in $XDG_RUNTIME_DIR]
+    /// Socket for `drover relay top` [default: /run/drover/relay-PID.sock for root, else in $RUNTIME_DIRECTORY or
+    /// $XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// End when the program that started this one ends

@@ -45,7 +45,7 @@ struct Found {
     way: Way,
     /// Bytes a second that may go this way, if that is limited.
     limit: Option<u64>,
-    /// What other runs of this host leave of it.
+    /// What other runs of the host that sends leave of it.
     share: Option<u64>,
     probes: Vec<Probe>,
 }
@@ -68,23 +68,17 @@ impl Found {
         let share = self.share.unwrap_or(limit).min(limit);
         let held = self.probes.iter().any(|probe| probe.goodput > share as f64 * LIMIT_SHARE);
         let mbit = |rate: u64| format!("{:.1} Mbit/s", rate as f64 * 8.0 / 1e6);
+        let (whose, host, sets) = match self.way {
+            Way::There => ("limit of this hour", "this host", "`drover agent limit` sets it"),
+            Way::Back => {
+                ("agent's limit", "that host", "its --rate-limit, or `drover agent limit` there, sets it")
+            }
+        };
         let others = match share < limit {
-            true => format!(", of which other runs of this host left {}", mbit(share)),
+            true => format!(", of which other runs of {host} left {}", mbit(share)),
             false => String::new(),
         };
-        let limit = mbit(limit);
-        let text = match self.way {
-            Way::There => {
-                format!(
-                    "the limit of this hour is what limits, {limit}{others}: `drover agent limit` sets it"
-                )
-            }
-            Way::Back => {
-                format!(
-                    "the agent's limit is what limits, {limit}: its --rate-limit, or `drover agent limit` there, sets it"
-                )
-            }
-        };
+        let text = format!("the {whose} is what limits, {}{others}: {sets}", mbit(limit));
         held.then_some(text)
     }
 
@@ -139,7 +133,7 @@ fn back(args: &LinkTestArgs, site: &Measured) -> Result<Found, Failure> {
         let told = site_of(&args.site, &session).measure_back(args.time);
         session.close();
         let told = told.map_err(|refusal| refused(&args.site, &refusal))?;
-        found.limit = told.limit_bytes_per_s;
+        (found.limit, found.share) = (told.limit_bytes_per_s, told.share_bytes_per_s);
         found.add(args, told.probe());
     }
     Ok(found)
@@ -224,4 +218,33 @@ fn document(site: &str, there: &Found, back: Option<&Found>) -> Value {
     document["site"] = json!(site);
     document["back"] = json!(back.map(Found::document));
     document
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_told_as_what_others_of_the_sending_host_left_of_the_limit() {
+        let text = |way, share, goodput| {
+            let probe = Probe {
+                stripes: 1,
+                goodput,
+                rtt_min: Duration::ZERO,
+                rtt: Duration::ZERO,
+                again: 0.0,
+                busy: [1.0, 0.0, 0.0],
+                congestion: "bbr".to_string(),
+            };
+            Found { way, limit: Some(1_000_000), share, probes: vec![probe] }.limited()
+        };
+        let back = text(Way::Back, Some(500_000), 450_000.0).unwrap();
+        assert!(back.contains("8.0 Mbit/s, of which other runs of that host left 4.0 Mbit/s"), "{back}");
+        let there = text(Way::There, Some(500_000), 450_000.0).unwrap();
+        assert!(there.contains("of which other runs of this host left 4.0 Mbit/s"), "{there}");
+        // An agent that tells no share.
+        assert!(!text(Way::Back, None, 900_000.0).unwrap().contains("left"));
+        assert_eq!(text(Way::Back, None, 450_000.0), None);
+    }
 }

@@ -4,6 +4,8 @@
 //! "wants 00000000000025000000 takes 00000000000012500000", line feed
 //! ```
 //!
+//! Beside them `turn`, locked by whoever looks at the others and tells its own: two at once would both take what is free.
+//!
 //! The lock ends with its process, also with one that is killed. The text is overwritten where it lies and is not
 //! locked against readers: one that meets a write halfway has a wrong number for one look. Files stay for the next one.
 
@@ -11,6 +13,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use drover_disk::open_locked;
 
@@ -25,6 +29,13 @@ const OPEN_ATTEMPTS_MAX: usize = 8;
 
 /// No text of a slot is longer.
 const TEXT_BYTES_MAX: usize = 64;
+
+/// Locked for a look; no number, so no slot.
+const TURN: &str = "turn";
+
+/// Who looks has its turn within 100 ms, or none: a look takes a few, and one that was stopped may hold it for long.
+const TURN_ATTEMPTS_MAX: usize = 20;
+const TURN_ATTEMPT_EVERY: Duration = Duration::from_millis(5);
 
 /// A slot that is held until this is dropped, or the process ends.
 #[derive(Debug)]
@@ -59,6 +70,30 @@ impl Slot {
         let id = |file: std::fs::Metadata| (file.dev(), file.ino());
         let there = std::fs::metadata(self.path()).map(id);
         there.is_ok_and(|there| self.file.metadata().is_ok_and(|own| id(own) == there))
+    }
+
+    /// Finds one's part by what the others tell, and tells it, while no other does. One that has no turn does it even so:
+    /// until the next look some may take too much then.
+    ///
+    /// # Errors
+    /// When that cannot be read or written.
+    pub fn exchange(&self, found: impl FnOnce(&[Part]) -> Part) -> Result<Part, FolderError> {
+        let _turn = self.turn();
+        let part = found(&self.others()?);
+        self.tell(part)?;
+        Ok(part)
+    }
+
+    fn turn(&self) -> Option<File> {
+        let file = create(&self.folder.join(TURN)).ok()?;
+        for _ in 0..TURN_ATTEMPTS_MAX {
+            match file.try_lock() {
+                Ok(()) => return Some(file),
+                Err(TryLockError::WouldBlock) => sleep(TURN_ATTEMPT_EVERY),
+                Err(TryLockError::Error(_)) => return None,
+            }
+        }
+        None
     }
 
     /// Tells the others.
@@ -111,7 +146,8 @@ fn held(folder: &Path, but: Option<usize>) -> Result<Vec<Part>, FolderError> {
         let name = entry.map_err(failed)?.file_name();
         let number = name.to_str().and_then(|name| name.parse::<usize>().ok());
         if number.is_some_and(|number| number < SLOTS_MAX && Some(number) != but) {
-            parts.extend(part(&folder.join(name)).map_err(failed)?);
+            // One that cannot be looked at takes nothing from the sight of the others.
+            parts.extend(part(&folder.join(name)).ok().flatten());
         }
     }
     Ok(parts)
@@ -203,6 +239,30 @@ mod tests {
         std::fs::write(state.path().join("link/limits"), "no folder").unwrap();
         let error = Slot::claim(&folder, "site-b").unwrap_err().to_string();
         assert!(error.contains("limits/site-b"), "{error}");
+    }
+
+    #[test]
+    fn one_at_a_time_looks_and_tells_and_who_waits_too_long_goes_ahead() {
+        let (_state, folder) = state();
+        let [one, other] = [(); 2].map(|()| Slot::claim(&folder, "site-b").unwrap());
+        let part = Part { wants: 9, takes: 5 };
+        let told = one.exchange(|_| {
+            assert!(other.turn().is_none());
+            assert_eq!(other.exchange(|_| part).unwrap(), part);
+            part
+        });
+        assert_eq!(told.unwrap(), part);
+        assert!(other.turn().is_some());
+        assert_eq!(other.others().unwrap(), [part], "the turn is no slot");
+    }
+
+    #[test]
+    fn one_slot_that_cannot_be_read_hides_no_other() {
+        let (state, folder) = state();
+        let slots = [(); 2].map(|()| Slot::claim(&folder, "site-b").unwrap());
+        let broken = state.path().join("link/limits/site-b/5");
+        std::os::unix::fs::symlink(&broken, &broken).unwrap();
+        assert_eq!(slots[0].others().unwrap().len(), 1);
     }
 
     #[test]
