@@ -126,6 +126,7 @@ fn guests_move_together_within_one_budget_and_those_that_are_left_have_more_of_i
     );
     assert_eq!(schedule["excess_bytes_per_s"], json!(3 * 2_621_440));
     assert_eq!(of(&events, "moved").len(), 3);
+    assert!(!output.out.contains("looked at again"), "what drover sets makes it no other guest: {output:?}");
     keep_the_budget(&events);
     let has_grown = |guest: &str| shares(&events, guest).len() > 1;
     assert!(has_grown("vm0") && has_grown("vm1"), "what vm2 had nobody got");
