@@ -56,6 +56,13 @@ impl Guest {
         })
     }
 
+    /// Whether it is what it was, of all that changes while a guest runs: its state, its devices, its disks.
+    pub(super) fn is_still(&mut self, machine: &Machine) -> Result<bool, QemuError> {
+        Ok(self.status()? == machine.status
+            && self.devices()? == machine.devices
+            && self.disks()? == machine.disks)
+    }
+
     fn kind_of(&mut self, path: &str) -> Result<String, QemuError> {
         Ok(text_of(&self.qmp.execute("qom-get", kind_at(path))?))
     }

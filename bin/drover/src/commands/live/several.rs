@@ -34,6 +34,8 @@ const LEFT: &str = "it is on its way, and was not gone on with: say the same aga
 /// Looks at guests at once. Each asks daemons by programs that log in one after the other, and sshd refuses some of more than
 /// ten that have not logged in yet (`MaxStartups`).
 const LOOKS_MAX: usize = 6;
+/// So many are prepared at least while others send: small guests are sent faster than one is prepared.
+const AHEAD: usize = 2;
 /// Between two looks whether somebody wants them to stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -418,7 +420,7 @@ impl Moves<'_, '_> {
     /// Those whose turn comes next are looked at and prepared while others send.
     fn prepare_next(&mut self, pairs: &[Pair]) {
         for pair in pairs {
-            for one in pair.together.next_ones().into_iter().take(pair.at_once()) {
+            for one in pair.together.next_ones().into_iter().take(pair.at_once().max(AHEAD)) {
                 if self.turns.len() >= LOOKS_MAX {
                     return;
                 }

@@ -100,7 +100,7 @@ impl Move<'_> {
         let stop = self.stop;
         let look = || self.inspect_again().and_then(|facts| self.plan(&facts));
         let plan = in_turn(turn, plan, || stop.load(Ordering::Relaxed), look)?.what;
-        if self.options.turn.is_some() && self.source.machine()? != self.machine {
+        if self.options.turn.is_some() && !self.source.is_still(&self.machine)? {
             self.note("it is another than it was when it was looked at: it is looked at again");
             return self.look();
         }

@@ -59,7 +59,7 @@ fn what_was_looked_at_a_moment_ago_is_not_looked_at_again_and_nothing_is_sent_be
     let (source, target) = sent_at_once("running");
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
-    let looks = || target.said().orders.iter().filter(|order| *order == "query-cpus-fast").count();
+    let looks = || source.said().orders.iter().filter(|order| *order == "query-cpus-fast").count();
     let (_, looked) = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
     assert_eq!(looks(), 1);
     let turn = Turn::new(1);
