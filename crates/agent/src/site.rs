@@ -137,7 +137,7 @@ impl Site {
     /// # Errors
     /// `Unsupported` if the agent does not know how; when it cannot be asked, measures for others, or refuses.
     pub fn measure_back(&self, time: Duration) -> Result<Measured, Refusal> {
-        measure::check(&self.info()?)?;
+        self.check_back()?;
         let session = self.session()?;
         // It ends with the session. Without the thread nothing is taken, and the agent gives up.
         let taking = std::thread::Builder::new().name("agent-measure".to_string());

@@ -377,9 +377,7 @@ impl Place {
         counts.all += 1;
         Ok(Place { taken: taken.clone(), peer: peer.to_string() })
     }
-}
 
-impl Place {
     /// Whose it is.
     pub(crate) fn peer(&self) -> &str {
         &self.peer

@@ -179,9 +179,7 @@ impl Uplink {
         match result {
             Ok(session) if state.is_over => {
                 drop(state);
-                if !self.via.is_shared {
-                    session.close();
-                }
+                self.part_with(&session);
             }
             Ok(session) => {
                 state.stand = Stand::Up(session);
@@ -212,7 +210,14 @@ impl Uplink {
         let mut state = self.lock();
         let stand = std::mem::replace(&mut state.stand, Stand::None);
         drop(state);
-        if let (Stand::Up(session), false) = (stand, self.via.is_shared) {
+        if let Stand::Up(session) = stand {
+            self.part_with(&session);
+        }
+    }
+
+    /// It is of no more use here.
+    fn part_with(&self, session: &Session) {
+        if !self.via.is_shared {
             session.leave();
         }
     }

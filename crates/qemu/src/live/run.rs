@@ -32,7 +32,7 @@ use super::carried::Carried;
 use super::disks::Pair;
 use super::guest::{Guest, POLL, Told};
 use super::mark::new_mark;
-use super::turn::{Dated, at_once};
+use super::turn::Dated;
 use crate::error::{QemuError, QemuErrorKind};
 
 /// Both sides of a move.
@@ -75,9 +75,9 @@ struct Move<'a> {
 }
 
 /// What is done, and what it was chosen from.
-struct Plan {
-    choice: Choice,
-    facts: Facts,
+pub(super) struct Plan {
+    pub choice: Choice,
+    pub facts: Facts,
 }
 
 impl Plan {
@@ -232,14 +232,8 @@ pub fn live(
         }
         return ended;
     }
-    let ended = match one.look_in_turn() {
-        Ok(plan) => one.go(plan),
-        Err(cause) => return Err(LiveError { cause, guest_at: Where::Source }),
-    };
-    let ended = match ended {
-        Ok(moved) => Ok(moved),
-        Err(cause) => one.settle(cause),
-    };
+    let plan = one.look_in_turn().map_err(|cause| LiveError { cause, guest_at: Where::Source })?;
+    let ended = one.go(plan).or_else(|cause| one.settle(cause));
     one.put_back(&ended);
     ended
 }
@@ -389,8 +383,7 @@ impl<'a> Move<'a> {
 
     /// For which the guest stands still beside the last pass.
     pub(super) fn overhead(&self) -> Estimate {
-        let LiveOptions { carried, promise, turn, .. } = self.options;
-        overhead(carried.as_ref(), promise, at_once(turn.as_ref()))
+        overhead(self.options.carried.as_ref(), &self.options.promise, self.at_once())
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {

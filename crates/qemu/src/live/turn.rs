@@ -1,6 +1,7 @@
 //! A move's turn among others between the same two hosts: it is looked at and prepared before that comes, so that nothing is
 //! sent only for as long as it takes to begin.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -105,13 +106,13 @@ pub(super) fn at_once(turn: Option<&Turn>) -> usize {
 pub(super) fn in_turn<T>(
     turn: Option<&Turn>,
     mut found: Dated<T>,
-    is_stopped: impl Fn() -> bool,
+    stop: &AtomicBool,
     mut look: impl FnMut() -> Result<T, Ending>,
 ) -> Result<Dated<T>, Ending> {
     let mut failed: Option<Instant> = None;
     loop {
         let stand = turn.map_or(Stand::Come, |turn| turn.wait(PAUSE));
-        if stand == Stand::Abandoned || is_stopped() {
+        if stand == Stand::Abandoned || stop.load(Ordering::Relaxed) {
             return Err(Ending::Stopped);
         }
         let is_due = stand == Stand::Come;
@@ -145,16 +146,16 @@ mod tests {
     fn in_turn(
         turn: Option<&Turn>,
         found: Dated<u32>,
-        is_stopped: impl Fn() -> bool,
+        is_stopped: bool,
         look: impl FnMut() -> Result<u32, Ending>,
     ) -> Result<u32, Ending> {
-        super::in_turn(turn, found, is_stopped, look).map(|found| found.what)
+        super::in_turn(turn, found, &AtomicBool::new(is_stopped), look).map(|found| found.what)
     }
 
     #[test]
     fn a_move_alone_waits_for_nobody() {
         let look = || panic!("it was looked at just now");
-        assert_eq!(in_turn(None, Dated::now(1), || false, look).unwrap(), 1);
+        assert_eq!(in_turn(None, Dated::now(1), false, look).unwrap(), 1);
     }
 
     #[test]
@@ -166,7 +167,7 @@ mod tests {
             turn.come();
             Ok(2)
         };
-        assert_eq!(in_turn(Some(&turn), old(1), || false, look).unwrap(), 2);
+        assert_eq!(in_turn(Some(&turn), old(1), false, look).unwrap(), 2);
         assert_eq!((looks.get(), at_once(Some(&turn)), at_once(None)), (1, 2, 1));
     }
 
@@ -180,10 +181,10 @@ mod tests {
             turn.come();
             if looks.get() == 1 { silent() } else { Ok(2) }
         };
-        assert_eq!(in_turn(Some(&turn), old(1), || false, look).unwrap(), 2);
-        assert!(matches!(in_turn(Some(&turn), old(1), || false, silent), Err(Ending::Failed(_))));
+        assert_eq!(in_turn(Some(&turn), old(1), false, look).unwrap(), 2);
+        assert!(matches!(in_turn(Some(&turn), old(1), false, silent), Err(Ending::Failed(_))));
         let refused = || Err(Ending::Obstacles(Vec::new()));
-        let refused = in_turn(Some(&Turn::new(1)), old(1), || false, refused);
+        let refused = in_turn(Some(&Turn::new(1)), old(1), false, refused);
         assert!(matches!(refused, Err(Ending::Obstacles(_))), "what stands in its way is told at once");
     }
 
@@ -191,7 +192,7 @@ mod tests {
     fn a_turn_that_comes_from_another_thread_is_seen() {
         let turn = Turn::new(1);
         let other = turn.clone();
-        let thread = std::thread::spawn(move || in_turn(Some(&other), Dated::now(1), || false, || Ok(2)));
+        let thread = std::thread::spawn(move || in_turn(Some(&other), Dated::now(1), false, || Ok(2)));
         turn.come();
         assert_eq!(thread.join().unwrap().unwrap(), 1);
     }
@@ -200,7 +201,7 @@ mod tests {
     fn who_stops_it_waits_for_no_turn_and_nobody_for_one_that_never_comes() {
         let turn = Turn::new(1);
         let stopped = |turn: &Turn, is_stopped| {
-            let ended = in_turn(Some(turn), Dated::now(1), || is_stopped, || Ok(2));
+            let ended = in_turn(Some(turn), Dated::now(1), is_stopped, || Ok(2));
             assert!(matches!(ended, Err(Ending::Stopped)));
         };
         stopped(&turn, true);

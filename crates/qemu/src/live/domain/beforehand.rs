@@ -1,17 +1,17 @@
 //! A domain that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{DomainDisk, DomainFound, Facts, SoFar};
 
-use super::run::{Move, Plan, nowhere};
+use super::run::{Move, nowhere};
 use super::silence::Silence;
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::run::{self, LINE_ASSUMED, OVERHEAD};
+use crate::live::run::{self, LINE_ASSUMED, OVERHEAD, Plan};
 use crate::live::turn::{Dated, in_turn};
 use crate::live::{Beforehand, Carried, Ending, Event, share};
 use crate::virsh::Virsh;
@@ -111,7 +111,7 @@ impl Move<'_> {
             None => Dated::now(self.inspect()?),
         };
         let (turn, stop) = (self.options.turn.as_ref(), self.stop);
-        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect())?;
+        let facts = in_turn(turn, facts, stop, || self.inspect())?;
         self.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
         self.plan(&facts.what)
     }

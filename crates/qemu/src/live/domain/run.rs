@@ -19,8 +19,8 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words, is_news,
-    kept, known_on_the_way, overhead, still_in_time,
+    DIRTY_SPREAD, LINE_ASSUMED, Plan, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words,
+    is_news, kept, known_on_the_way, overhead, still_in_time,
 };
 use crate::live::turn::at_once;
 use crate::live::{Ending, Event, LiveError, Moved, Where};
@@ -57,12 +57,6 @@ pub(super) struct Move<'a> {
     pub(super) is_seen_after: bool,
     /// The `virsh` that moves it.
     pub(super) moving: Option<Lasting>,
-}
-
-/// What is begun, and from what it was chosen.
-pub(super) struct Plan {
-    choice: Choice,
-    facts: Facts,
 }
 
 /// Between two looks at a move; each is a program that starts and connects.
@@ -268,10 +262,14 @@ impl<'a> Move<'a> {
         }
     }
 
+    /// So many moves go at once.
+    fn at_once(&self) -> usize {
+        at_once(self.options.turn.as_ref())
+    }
+
     /// For which the guest stands still beside the last pass.
     fn overhead(&self) -> Estimate {
-        let DomainOptions { carried, promise, turn, .. } = self.options;
-        overhead(carried.as_ref(), promise, at_once(turn.as_ref()))
+        overhead(self.options.carried.as_ref(), &self.options.promise, self.at_once())
     }
 
     /// Connections for its memory.
@@ -334,11 +332,8 @@ impl<'a> Move<'a> {
     fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
-        let counted = downtime_of_qemu(
-            self.options.carried.as_ref(),
-            &self.options.promise,
-            at_once(self.options.turn.as_ref()),
-        );
+        let (carried, promise) = (self.options.carried.as_ref(), &self.options.promise);
+        let counted = downtime_of_qemu(carried, promise, self.at_once());
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
     }
 

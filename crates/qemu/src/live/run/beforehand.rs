@@ -90,7 +90,7 @@ impl Move<'_> {
         };
         let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_some());
         let stop = self.stop;
-        let facts = in_turn(turn, facts, || stop.load(Ordering::Relaxed), || self.inspect_again())?;
+        let facts = in_turn(turn, facts, stop, || self.inspect_again())?;
         facts.map(|facts| self.plan(&facts))
     }
 
@@ -99,7 +99,7 @@ impl Move<'_> {
         let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_none());
         let stop = self.stop;
         let look = || self.inspect_again().and_then(|facts| self.plan(&facts));
-        let plan = in_turn(turn, plan, || stop.load(Ordering::Relaxed), look)?.what;
+        let plan = in_turn(turn, plan, stop, look)?.what;
         if self.options.turn.is_some() && !self.source.is_still(&self.machine)? {
             self.note("it is another than it was when it was looked at: it is looked at again");
             return self.look();
