@@ -366,10 +366,11 @@ fn a_slow_reader_is_waited_for_in_bounded_memory() {
         slow.iter().zip(&mut sent).for_each(|((near, _), sent)| *sent += stuff(near));
         told = sites.top();
         let connections = told["connections"].as_array().unwrap();
-        connections.len() == 8 && connections.iter().all(|it| it["up"]["waiting"] == "target")
+        let all_wait = connections.len() == 8 && connections.iter().all(|it| it["up"]["waiting"] == "target");
+        // What the sockets behind the agent take makes a stream's credit grow, and all of it can be on its way for a
+        // moment. Then the relay takes nothing more: what the agent has no room for stays with the client.
+        all_wait && told["link"]["held_bytes"].as_u64() <= Some((8 * 64) << 10)
     });
-    // A stream that nobody reads has the first credit, and no more.
-    assert!(told["link"]["held_bytes"].as_u64() <= Some((8 * (256 + 64)) << 10), "{}", told["link"]);
     // What the sockets behind the agent took at once counts as read, and credit grows with it: up to the session's
     // 256 MiB, beside what the process has in any case.
     for (process, mib_max) in [(&relay.child, 96), (&sites.agent().child, 256 + 64)] {
