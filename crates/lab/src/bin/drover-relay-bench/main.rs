@@ -185,6 +185,8 @@ fn cpu(pid: u32) -> Result<f64> {
 struct Run {
     gigabytes_per_second: f64,
     cpu_seconds_per_gigabyte: f64,
+    /// The sender's and the receiver's beside it: on loopback who transmits also does some of the receiving.
+    all_cpu_seconds_per_gigabyte: f64,
 }
 
 fn run(case: Case, bytes: u64) -> Result<Run> {
@@ -194,7 +196,7 @@ fn run(case: Case, bytes: u64) -> Result<Run> {
     let receiving = std::thread::spawn(move || receive(&target));
     let mut stream = TcpStream::connect(address)?;
     let cpu_of = |relay: &Option<Relay>| relay.as_ref().map_or(Ok(0.0), |relay| cpu(relay.child.id()));
-    let before = cpu_of(&relay)?;
+    let (before, ends_before) = (cpu_of(&relay)?, cpu(std::process::id())?);
     let begun = Instant::now();
     let piece = vec![0x5a; PIECE_BYTES];
     for _ in 0..bytes / PIECE_BYTES as u64 {
@@ -206,11 +208,16 @@ fn run(case: Case, bytes: u64) -> Result<Run> {
     stream.read_exact(&mut [0])?;
     let seconds = begun.elapsed().as_secs_f64();
     let used = cpu_of(&relay)? - before;
+    let ends_used = cpu(std::process::id())? - ends_before;
     stream.shutdown(Shutdown::Write)?;
     let received = receiving.join().map_err(|_| anyhow::anyhow!("receiver {answer_wanted:?} panicked"))??;
     ensure!(received == bytes + 1, "{received} bytes arrived of {}", bytes + 1);
     let gigabytes = bytes as f64 / 1e9;
-    Ok(Run { gigabytes_per_second: gigabytes / seconds, cpu_seconds_per_gigabyte: used / gigabytes })
+    Ok(Run {
+        gigabytes_per_second: gigabytes / seconds,
+        cpu_seconds_per_gigabyte: used / gigabytes,
+        all_cpu_seconds_per_gigabyte: (used + ends_used) / gigabytes,
+    })
 }
 
 /// Takes all, answers the byte that ends it, and gives how many came.
@@ -250,13 +257,19 @@ fn main() -> Result<()> {
             runs[at].push(run(*case, mib << 20).with_context(|| case.name())?);
         }
     }
-    println!("\n| way | GB/s, median (spread) | CPU s per GB of the relay |\n|---|---|---|");
+    println!(
+        "\n| way | GB/s, median (spread) | CPU s per GB of the relay | and of both ends |\n|---|---|---|---|"
+    );
     for (case, runs) in cases.iter().zip(&runs) {
         let (low, rate, high) = spread(runs.iter().map(|run| run.gigabytes_per_second));
         let (least, cpu, most) = spread(runs.iter().map(|run| run.cpu_seconds_per_gigabyte));
         let cpu =
             if *case == Case::Direct { String::new() } else { format!("{cpu:.3} ({least:.3}-{most:.3})") };
-        println!("| {} | {rate:.2} ({low:.2}-{high:.2}) | {cpu} |", case.name());
+        let (least, all, most) = spread(runs.iter().map(|run| run.all_cpu_seconds_per_gigabyte));
+        println!(
+            "| {} | {rate:.2} ({low:.2}-{high:.2}) | {cpu} | {all:.3} ({least:.3}-{most:.3}) |",
+            case.name()
+        );
     }
     Ok(())
 }
