@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use drover_wire::{Header, Kind, check_more};
+use drover_wire::{Header, Kind, check, check_more};
 
 use crate::core::{ChannelId, GATHER_WRITE_BYTES_MAX, Message, Order, Taken, check_message};
 use crate::error::LinkError;
@@ -147,10 +147,14 @@ impl Sender {
 
     /// Queues a piece of a stream for which room was taken.
     fn push_piece(&self, at: u64, piece: &[u8]) {
-        let Place { id, handle, .. } = &self.end.place;
         let (payload, check) = self.copied(&[piece]);
+        self.push_payload(at, payload, check);
+    }
+
+    fn push_payload(&self, at: u64, payload: Payload, check: u32) {
+        let Place { id, handle, .. } = &self.end.place;
         let header = Header {
-            payload_bytes: piece.len() as u32,
+            payload_bytes: payload.bytes().len() as u32,
             payload_check: check,
             ..Header::new(Kind::Data, *id, at)
         };
@@ -178,6 +182,40 @@ impl Sender {
             rest = left;
         }
         Ok(bytes.len() - rest.len())
+    }
+
+    /// A buffer of so many bytes, whatever they are, for [`Sender::try_give`].
+    pub fn buffer(&self, bytes: usize) -> Vec<u8> {
+        self.end.place.handle.shared.pool.take_filled(bytes)
+    }
+
+    /// Gives a buffer back to be used again.
+    pub fn give_back(&self, buffer: Vec<u8>) {
+        self.end.place.handle.shared.pool.give(buffer);
+    }
+
+    /// As [`Sender::try_write`] of the first `bytes` of a buffer; but of a large piece the buffer itself is taken, so that
+    /// it is not copied, and an empty one is left.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn try_give(&self, buffer: &mut Vec<u8>, bytes: usize) -> Result<usize, LinkError> {
+        // What is sent is counted by its bytes, so it must not lie in a buffer that holds much more.
+        if bytes <= GATHER_WRITE_BYTES_MAX || bytes < buffer.capacity() / 2 {
+            return self.try_write(&buffer[..bytes]);
+        }
+        let Place { id, handle, .. } = &self.end.place;
+        let reserved = handle.shared.try_to_send(*id, |core| core.reserve_piece(*id, bytes))?;
+        let Some((at, length)) = reserved else { return Ok(0) };
+        if length < bytes {
+            self.push_piece(at, &buffer[..length]);
+            return Ok(length + self.try_write(&buffer[length..bytes])?);
+        }
+        let mut piece = std::mem::take(buffer);
+        piece.truncate(bytes);
+        let check = check(&piece);
+        self.push_payload(at, Payload::pooled(piece, &handle.shared.pool), check);
+        Ok(bytes)
     }
 
     /// Bytes of a stream that there is room for now, up to `wanted`. After 0 the waker is called once there is
@@ -272,6 +310,12 @@ impl Receiver {
         })
     }
 
+    /// Gives the buffer of a piece, or of a message's body, back to be used again. One that is not given back is no
+    /// loss but of time.
+    pub fn give_back(&self, buffer: Vec<u8>) {
+        self.end.place.handle.shared.pool.give(buffer);
+    }
+
     /// Reads some bytes of a stream; 0 at its end, or if `buffer` is empty.
     ///
     /// # Errors
@@ -282,6 +326,7 @@ impl Receiver {
         }
         if self.read == self.piece.len() {
             let Place { id, handle, waits } = &self.end.place;
+            handle.shared.pool.give(std::mem::take(&mut self.piece));
             self.piece = handle.shared.wait_to_receive(waits, |core| {
                 Ok(match core.piece(*id)? {
                     Taken::Some(piece) => Some(piece),

@@ -47,7 +47,9 @@ pub use core::{
     CHANNEL_CREDIT_MAX, CHANNELS_MAX, GIVE_UP_AFTER, HELD_BYTES_MAX, Limits, MESSAGES_CREDIT_FIRST, Message,
     Order, SESSION_CREDIT, STREAM_CREDIT_FIRST, STRIPES_MAX, STRIPES_START, StripeBounds,
 };
-pub use drover_wire::{BODY_BYTES_MAX, HEAD_BYTES_MAX, OPENING_BYTES_MAX, VERSIONS, VersionRange};
+pub use drover_wire::{
+    BODY_BYTES_MAX, DATA_BYTES_MAX, HEAD_BYTES_MAX, OPENING_BYTES_MAX, VERSIONS, VersionRange,
+};
 pub use error::{LinkError, LinkErrorKind};
 pub use identity::{ALPN, fingerprint};
 pub use listen::{Admit, Applicant, ListenOptions, Listener, RateLimitOf};

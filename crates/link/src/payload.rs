@@ -4,6 +4,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Smaller buffers cost nothing to make.
+const POOLED_BYTES_MIN: usize = 16 << 10;
+
+/// How many buffers are looked at for one that fits.
+const LOOK_MAX: usize = 8;
+
 /// Buffers to be used again.
 #[derive(Debug)]
 pub struct Pool {
@@ -17,6 +23,22 @@ struct Free {
     bytes: usize,
 }
 
+impl Free {
+    /// One that fits: not so large either that what is counted by its bytes would hold several times as much.
+    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let fits = |buffer: &Vec<u8>| (bytes..=bytes * 2).contains(&buffer.capacity());
+        let ago = self.buffers.iter().rev().take(LOOK_MAX).position(fits)?;
+        let buffer = self.buffers.swap_remove(self.buffers.len() - 1 - ago);
+        self.bytes -= buffer.capacity();
+        Some(buffer)
+    }
+
+    /// Has one go, so that those of a size that is not wanted any more do not stay for ever.
+    fn drop_one(&mut self) {
+        self.bytes -= self.buffers.pop().map_or(0, |buffer| buffer.capacity());
+    }
+}
+
 impl Pool {
     /// A pool that keeps so many bytes at most.
     pub fn new(bytes_max: usize) -> Pool {
@@ -25,21 +47,35 @@ impl Pool {
 
     /// An empty buffer with room for so many bytes.
     pub fn take(&self, bytes: usize) -> Vec<u8> {
-        let reused = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let buffer = free.buffers.pop();
-            free.bytes -= buffer.as_ref().map_or(0, Vec::capacity);
-            buffer
-        };
-        let mut buffer = reused.unwrap_or_default();
-        buffer.reserve(bytes);
+        let mut buffer = self.any(bytes);
+        buffer.clear();
         buffer
     }
 
-    fn give(&self, mut buffer: Vec<u8>) {
-        buffer.clear();
+    /// A buffer of so many bytes, whatever they are: to be written over.
+    pub fn take_filled(&self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.any(bytes);
+        buffer.resize(bytes, 0);
+        buffer
+    }
+
+    fn any(&self, bytes: usize) -> Vec<u8> {
+        if bytes >= POOLED_BYTES_MIN {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(buffer) = free.take(bytes) {
+                return buffer;
+            }
+            if free.bytes > self.bytes_max / 2 {
+                free.drop_one();
+            }
+        }
+        Vec::with_capacity(bytes)
+    }
+
+    /// Takes a buffer back, with what is in it: it need not be made zero again for one that only writes over it.
+    pub fn give(&self, buffer: Vec<u8>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffer.capacity() > 0 && free.bytes + buffer.capacity() <= self.bytes_max {
+        if buffer.capacity() >= POOLED_BYTES_MIN && free.bytes + buffer.capacity() <= self.bytes_max {
             free.bytes += buffer.capacity();
             free.buffers.push(buffer);
         }
@@ -90,18 +126,38 @@ mod tests {
 
     #[test]
     fn a_buffer_comes_back_when_its_last_user_is_gone() {
+        const BYTES: usize = 100_000;
         let pool = Arc::new(Pool::new(POOL_BYTES_MAX));
-        let mut buffer = pool.take(1000);
-        buffer.extend([1; 1000]);
+        let mut buffer = pool.take(BYTES);
+        buffer.extend([1; BYTES]);
         let at = buffer.as_ptr();
         let one = Payload::pooled(buffer, &pool);
         let two = one.clone();
         drop(one);
-        let other = pool.take(1000);
+        let other = pool.take(BYTES);
         assert_ne!(other.as_ptr(), at, "still in use");
         drop(two);
-        let again = pool.take(1000);
+        let again = pool.take(BYTES);
         assert_eq!((again.as_ptr(), again.len()), (at, 0));
+    }
+
+    #[test]
+    fn a_buffer_is_never_given_for_much_less_than_it_holds() {
+        let pool = Pool::new(POOL_BYTES_MAX);
+        pool.give(Vec::with_capacity(1 << 20));
+        assert!(pool.take(128 << 10).capacity() < 1 << 20);
+        assert!(pool.take((1 << 20) + 1).capacity() > 1 << 20);
+        assert_eq!((pool.take(600 << 10).capacity(), pool.free.lock().unwrap().bytes), (1 << 20, 0));
+    }
+
+    #[test]
+    fn buffers_of_a_size_that_nobody_wants_go() {
+        let pool = Pool::new(POOL_BYTES_MAX);
+        (0..32).for_each(|_| pool.give(Vec::with_capacity(1 << 20)));
+        let wanted: Vec<_> = (0..200).map(|_| pool.take(128 << 10)).collect();
+        assert!(pool.free.lock().unwrap().bytes <= POOL_BYTES_MAX / 2);
+        wanted.into_iter().for_each(|buffer| pool.give(buffer));
+        assert_eq!(pool.take(128 << 10).capacity(), 128 << 10);
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn read(shared: &Shared, id: StripeId, mut reader: impl Reading) {
     let (mut decoder, mut frames) = (Decoder::default(), Vec::new());
     let why = loop {
         let read = reader.read(&mut |mut bytes| {
-            while let Some(frame) = decoder.take(&mut bytes)? {
+            while let Some(frame) = decoder.take_into(&mut bytes, |bytes| shared.pool.take(bytes))? {
                 frames.push(frame);
             }
             Ok(())

@@ -66,6 +66,53 @@ fn all_goes_both_ways_with_nothing_but_calls() {
 }
 
 #[test]
+fn buffers_given_whole_and_in_part_arrive_in_order() {
+    const LARGE: usize = 128 << 10;
+    let (here, called, there, _sessions) = polled(drover_link::Limits::default());
+    let bytes: Vec<u8> = (0..9_000_007_usize).map(|at| (at * 37 + at / 241) as u8).collect();
+    let expected = bytes.clone();
+    let (go, gone) = channel();
+    let reading = std::thread::spawn(move || {
+        let (_sender, mut receiver) = there.split();
+        gone.recv().unwrap();
+        let (mut all, mut piece) = (Vec::new(), vec![0; 50_000]);
+        loop {
+            match receiver.read(&mut piece).unwrap() {
+                0 => return all,
+                length => all.extend_from_slice(&piece[..length]),
+            }
+        }
+    });
+    let (sender, _receiver) = here.split();
+    let (mut sent, mut was_taken, mut was_copied, mut was_blocked) = (0, 0, 0, 0);
+    // A full one goes as it is, one that is little used or small is copied.
+    for length in [LARGE, 70_000, 30_000, 300].into_iter().cycle() {
+        let length = length.min(bytes.len() - sent);
+        let mut buffer = sender.buffer(LARGE);
+        buffer[..length].copy_from_slice(&bytes[sent..sent + length]);
+        let given = sender.try_give(&mut buffer, length).unwrap();
+        assert!(buffer.len() == LARGE || (buffer.is_empty() && given == length && length >= LARGE / 2));
+        was_taken += usize::from(buffer.is_empty());
+        was_copied += usize::from(!buffer.is_empty() && given > 0);
+        sender.give_back(buffer);
+        sent += given;
+        if sent == bytes.len() {
+            break;
+        }
+        if given < length {
+            was_blocked += 1;
+            go.send(()).unwrap();
+            while sender.try_room(LARGE).unwrap() == 0 {
+                wait(&called);
+            }
+        }
+    }
+    sender.finish().unwrap();
+    assert!(reading.join().unwrap() == expected);
+    assert!(was_taken > 20 && was_copied > 20 && was_blocked > 0, "{was_taken} {was_copied} {was_blocked}");
+}
+
+#[test]
 fn one_who_found_no_room_is_called_when_there_is() {
     let (here, called, there, _sessions) = polled(drover_link::Limits::default());
     let (sender, _receiver) = here.split();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use drover_link::{Channel, LinkError, Receiver, Sender};
+use drover_link::{Channel, DATA_BYTES_MAX, LinkError, Receiver, Sender};
 use drover_pack::pieces::{HEAD_BYTES, Next, PieceError, Reader};
 use drover_tcp as tcp;
 use rustix::event::epoll::EventFlags;
@@ -20,7 +20,7 @@ use crate::bucket::Grant;
 use crate::connection::{Meta, Wants, age_us};
 use crate::direction::Tools;
 use crate::flow::{Broken, Flow, Moved, Pause, Way};
-use crate::hop::{Limit, SCRATCH_BYTES};
+use crate::hop::Limit;
 use crate::packing::{Packing, Press};
 use crate::ports::Place;
 use crate::stats::{ConnectionStats, Refusal, SocketStats, Stage, Totals, Waiting, Watch, WayStats};
@@ -32,8 +32,8 @@ use crate::worker::{Inbox, Job};
 const TURN_BYTES: u64 = 2 << 20;
 /// The same while its bytes are packed: some milliseconds by the slowest codec.
 const PACKING_TURN_BYTES: u64 = 512 << 10;
-/// Taken from a socket at a time: two of the largest frames of a link.
-const PIECE_BYTES: usize = SCRATCH_BYTES;
+/// Taken from a socket at a time: the largest frame of a link.
+const PIECE_BYTES: usize = DATA_BYTES_MAX;
 /// How long the agent may take to answer: its own time for a target, and time for a line that is cut.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// A flow that moves so much in a second has a share of its worker's time for packing.
@@ -91,11 +91,10 @@ impl Held {
         &self.bytes[self.at..]
     }
 
-    fn give(&mut self, bytes: usize) {
+    /// So many bytes have gone. With the last one the buffer has done its work.
+    fn give(&mut self, bytes: usize) -> Option<Vec<u8>> {
         self.at += bytes;
-        if self.at == self.bytes.len() {
-            *self = Held::default();
-        }
+        (self.at == self.bytes.len()).then(|| std::mem::take(self).bytes)
     }
 }
 
@@ -115,7 +114,7 @@ impl Apart {
     fn go_on(&mut self, unpacked: &mut Held) -> Result<Option<usize>, PieceError> {
         while !self.wire.left().is_empty() {
             let (taken, next) = self.reader.next(self.wire.left())?;
-            self.wire.give(taken);
+            drop(self.wire.give(taken));
             match next {
                 Next::More => {}
                 Next::Plain(bytes) => {
@@ -358,13 +357,14 @@ impl Linked {
         self.out.watch.turn(Waiting::Moving, now);
         let (sender, _) = self.halves.as_ref()?;
         let Lane { flow, limit, held, .. } = &mut self.out;
-        let (scratch, press) = (&mut tools.scratch, &mut tools.press);
+        let press = &mut tools.press;
         let (limit, packing) = (limit.as_deref(), self.packing.as_deref_mut());
         let is_packing = packing.as_ref().is_some_and(|packing| packing.is_on());
         let turn_bytes = if is_packing { PACKING_TURN_BYTES } else { TURN_BYTES };
         let pieces = packing.map(|packing| Pieces { packing, press });
         let socket = &self.socket;
-        let mut way = Out { socket, sender, held, limit, scratch, fresh: 0..0, is_full: false, pieces };
+        let mut way =
+            Out { socket, sender, held, limit, buffer: Vec::new(), fresh: 0..0, is_full: false, pieces };
         let result = flow.pump(&mut way, turn_bytes);
         way.keep();
         let is_full = way.is_full;
@@ -511,15 +511,15 @@ fn moved(result: Result<usize, Errno>) -> io::Result<Moved> {
     }
 }
 
-/// From the socket into the channel. What is taken lies in `scratch`, and only what the channel then has no room
-/// for (because other channels took it) is kept.
+/// From the socket into the channel. What is taken lies in `buffer`, which goes into the channel itself where that
+/// pays, and only what the channel then has no room for (because other channels took it) is kept.
 struct Out<'a> {
     socket: &'a OwnedFd,
     sender: &'a Sender,
     held: &'a mut Held,
     limit: Option<&'a Limit>,
-    scratch: &'a mut [u8],
-    /// Where in `scratch` what was taken and not given lies; empty while something is held.
+    buffer: Vec<u8>,
+    /// Where in `buffer` what was taken and not given lies; empty while something is held.
     fresh: std::ops::Range<usize>,
     is_full: bool,
     pieces: Option<Pieces<'a>>,
@@ -532,23 +532,28 @@ struct Pieces<'a> {
 }
 
 impl Out<'_> {
-    /// Keeps what is left, because the scratch is everybody's.
+    /// Keeps what is left; the buffer goes back.
     fn keep(&mut self) {
         if !self.fresh.is_empty() {
-            *self.held = Held { bytes: self.scratch[self.fresh.clone()].to_vec(), at: 0 };
+            *self.held = Held { bytes: self.buffer[self.fresh.clone()].to_vec(), at: 0 };
             self.fresh = 0..0;
         }
+        self.sender.give_back(std::mem::take(&mut self.buffer));
     }
 
     fn take_in(&mut self, bytes_max: usize) -> io::Result<Moved> {
         let from = if self.pieces.is_some() { HEAD_BYTES } else { 0 };
-        let part = &mut self.scratch[from..from + bytes_max];
+        if self.buffer.len() < from + bytes_max {
+            self.sender.give_back(std::mem::take(&mut self.buffer));
+            self.buffer = self.sender.buffer(from + bytes_max);
+        }
+        let part = &mut self.buffer[from..from + bytes_max];
         let result = moved(recv(self.socket, &mut *part, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes))?;
         if let Moved::Bytes(bytes) = result {
             self.fresh = match &mut self.pieces {
                 None => 0..bytes,
                 Some(Pieces { packing, press }) => {
-                    0..packing.pack(self.scratch, bytes, press, Instant::now())
+                    0..packing.pack(&mut self.buffer, bytes, press, Instant::now())
                 }
             };
         }
@@ -557,14 +562,22 @@ impl Out<'_> {
 
     /// Gives what is left to the channel: how much it took.
     fn give(&mut self) -> io::Result<usize> {
-        let left = if self.fresh.is_empty() { self.held.left() } else { &self.scratch[self.fresh.clone()] };
-        let given = self.sender.try_write(left).map_err(over)?;
-        self.is_full |= given < left.len();
-        if self.fresh.is_empty() {
-            self.held.give(given);
-        } else {
-            self.fresh.start += given;
+        let fresh = self.fresh.clone();
+        if fresh.is_empty() {
+            let left = self.held.left();
+            let given = self.sender.try_write(left).map_err(over)?;
+            self.is_full |= given < left.len();
+            drop(self.held.give(given));
+            return Ok(given);
         }
+        let given = if fresh.start == 0 {
+            self.sender.try_give(&mut self.buffer, fresh.end)
+        } else {
+            self.sender.try_write(&self.buffer[fresh.clone()])
+        }
+        .map_err(over)?;
+        self.is_full |= given < fresh.len();
+        self.fresh.start += given;
         Ok(given)
     }
 }
@@ -739,12 +752,15 @@ impl Way for BackWay<'_> {
         if let Some(limit) = self.limit {
             limit.give_back((granted - sent) as u64);
         }
-        match &mut self.apart {
+        let used = match &mut self.apart {
             Some(apart) if apart.plain > 0 => {
-                apart.wire.give(sent);
                 apart.plain -= sent;
+                apart.wire.give(sent)
             }
             _ => self.held.give(sent),
+        };
+        if let Some(buffer) = used {
+            self.receiver.give_back(buffer);
         }
         match given? {
             Moved::End => Err(io::Error::other("bytes that were held have gone")),

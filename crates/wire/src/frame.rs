@@ -41,7 +41,19 @@ impl Decoder {
     /// # Errors
     /// When a frame is damaged or breaks a bound. What follows cannot be understood then.
     pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Frame>, WireError> {
-        if self.current.is_none() && !self.take_header(bytes)? {
+        self.take_into(bytes, Vec::with_capacity)
+    }
+
+    /// As [`Decoder::take`], into buffers that `buffer` gives: empty ones, with room for so many bytes.
+    ///
+    /// # Errors
+    /// As [`Decoder::take`].
+    pub fn take_into(
+        &mut self,
+        bytes: &mut &[u8],
+        buffer: impl FnOnce(usize) -> Vec<u8>,
+    ) -> Result<Option<Frame>, WireError> {
+        if self.current.is_none() && !self.take_header(bytes, buffer)? {
             return Ok(None);
         }
         let Some((mut frame, mut check)) = self.current.take() else { return Ok(None) };
@@ -63,7 +75,11 @@ impl Decoder {
         self.header.filled > 0 || self.current.is_some()
     }
 
-    fn take_header(&mut self, bytes: &mut &[u8]) -> Result<bool, WireError> {
+    fn take_header(
+        &mut self,
+        bytes: &mut &[u8],
+        buffer: impl FnOnce(usize) -> Vec<u8>,
+    ) -> Result<bool, WireError> {
         let partial = &mut self.header;
         let length = bytes.len().min(HEADER_BYTES - partial.filled);
         partial.bytes[partial.filled..partial.filled + length].copy_from_slice(&bytes[..length]);
@@ -74,9 +90,9 @@ impl Decoder {
         }
         partial.filled = 0;
         let header = Header::decode(&partial.bytes)?;
-        let head = Vec::with_capacity(usize::from(header.head_bytes));
-        let body =
-            Vec::with_capacity(header.payload_bytes as usize - head.capacity().min(header.head_bytes.into()));
+        let head_bytes = usize::from(header.head_bytes);
+        let head = Vec::with_capacity(head_bytes);
+        let body = buffer(header.payload_bytes as usize - head_bytes);
         self.current = Some((Frame { header, head, body }, 0));
         Ok(true)
     }

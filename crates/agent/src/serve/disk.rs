@@ -176,6 +176,7 @@ impl Service {
         while let Some(message) = receiver.receive()? {
             let head = Head::decode(&message.head)?;
             self.take(sender, &mut hands, &head, &message.body)?;
+            receiver.give_back(message.body);
         }
         Ok(())
     }
