@@ -2,13 +2,11 @@
 //!
 //! Buffers are used again: memory that is touched for the first time costs more than the copy into it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Smaller buffers cost nothing to make.
 const POOLED_BYTES_MIN: usize = 16 << 10;
-
-/// How many buffers are looked at for one that fits.
-const LOOK_MAX: usize = 8;
 
 /// Buffers to be used again.
 #[derive(Debug)]
@@ -19,24 +17,36 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Free {
-    buffers: Vec<Vec<u8>>,
+    /// By what they have room for.
+    buffers: BTreeMap<usize, Vec<Vec<u8>>>,
     bytes: usize,
 }
 
 impl Free {
     /// One that fits: not so large either that what is counted by its bytes would hold several times as much.
     fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
-        let fits = |buffer: &Vec<u8>| (bytes..=bytes * 2).contains(&buffer.capacity());
-        let ago = self.buffers.iter().rev().take(LOOK_MAX).position(fits)?;
-        let buffer = self.buffers.swap_remove(self.buffers.len() - 1 - ago);
+        let (_, alike) = self.buffers.range_mut(bytes..=bytes * 2).find(|(_, alike)| !alike.is_empty())?;
+        let buffer = alike.pop()?;
         self.bytes -= buffer.capacity();
         Some(buffer)
     }
 
+    fn give(&mut self, buffer: Vec<u8>) {
+        self.bytes += buffer.capacity();
+        self.buffers.entry(buffer.capacity()).or_default().push(buffer);
+    }
+
     /// Has one go, so that those of a size that is not wanted any more do not stay for ever.
     fn drop_one(&mut self) {
-        self.bytes -= self.buffers.pop().map_or(0, |buffer| buffer.capacity());
+        self.buffers.retain(|_, alike| !alike.is_empty());
+        let most = self.buffers.iter_mut().max_by_key(|(capacity, alike)| *capacity * alike.len());
+        self.bytes -= most.and_then(|(_, alike)| alike.pop()).map_or(0, |buffer| buffer.capacity());
     }
+}
+
+/// Room that is made for so many bytes: one of few sizes, an eighth more at most, so that buffers fit again.
+fn rounded(bytes: usize) -> usize {
+    bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(1))
 }
 
 impl Pool {
@@ -69,15 +79,14 @@ impl Pool {
                 free.drop_one();
             }
         }
-        Vec::with_capacity(bytes)
+        Vec::with_capacity(rounded(bytes))
     }
 
     /// Takes a buffer back, with what is in it: it need not be made zero again for one that only writes over it.
     pub fn give(&self, buffer: Vec<u8>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if buffer.capacity() >= POOLED_BYTES_MIN && free.bytes + buffer.capacity() <= self.bytes_max {
-            free.bytes += buffer.capacity();
-            free.buffers.push(buffer);
+            free.give(buffer);
         }
     }
 }
@@ -167,7 +176,7 @@ mod tests {
             drop(Payload::pooled(buffer, &pool));
         }
         let free = pool.free.lock().unwrap();
-        let kept: usize = free.buffers.iter().map(Vec::capacity).sum();
+        let kept: usize = free.buffers.values().flatten().map(Vec::capacity).sum();
         assert_eq!(kept, free.bytes);
         assert!(kept <= POOL_BYTES_MAX && kept > POOL_BYTES_MAX / 2);
     }
