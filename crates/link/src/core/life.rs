@@ -96,10 +96,12 @@ impl Core {
     }
 
     /// When an acknowledgement is due, or a frame overdue that another connection could carry: sooner, perhaps, than
-    /// the last tick said. A frame that is overdue already is for the next connection that has nothing to do.
+    /// the last tick said. A frame that is overdue already is for the next connection that has nothing to do, and so is
+    /// an acknowledgement that no connection could take: looking again sooner would find neither.
     pub fn due(&self, now: Moment) -> Option<Moment> {
         let overdue = self.overdue_at().filter(|at| *at > now);
-        [self.arrived.due(), overdue].into_iter().flatten().min()
+        let arrived = self.arrived.due().filter(|at| *at > now || self.stripes.best_idle(None).is_some());
+        [arrived, overdue].into_iter().flatten().min()
     }
 
     fn repeat_of(&mut self, id: StripeId) {

@@ -168,6 +168,25 @@ fn a_peer_that_answers_pings_and_takes_nothing_is_given_up() {
 }
 
 #[test]
+fn an_acknowledgement_that_no_connection_can_take_wakes_nobody() {
+    let mut cores = cores(small_limits());
+    let id = cores[0].open(Order::Messages, b"").unwrap();
+    assert!(send(&mut cores[0], id, 10));
+    pulled(&mut cores[1]);
+    for frame in pulled(&mut cores[0]) {
+        cores[1].arrive(1, frame, NOW);
+    }
+    let later = NOW + Duration::from_millis(500);
+    assert!(
+        cores[1].due(later).is_some_and(|due| due <= later),
+        "a connection that is idle could tell it now"
+    );
+    cores[1].stripe_down(1, later);
+    let next = cores[1].tick(1, later).next;
+    assert!(next > later + Duration::from_millis(1), "{next:?}");
+}
+
+#[test]
 fn time_in_which_nobody_looked_does_not_count() {
     let [mut core, _] = cores(small_limits());
     core.tick(1, Duration::from_secs(1));
