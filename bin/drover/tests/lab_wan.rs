@@ -173,26 +173,60 @@ fn programs_of_the_far_end_end_though_the_signal_comes_twice() {
     assert!(stat.is_empty() || stat.contains(") Z "), "it lives on: {stat}");
 }
 
+/// Whether a process runs. One that has ended and that nobody waited for does not.
+fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+/// Waits until a file holds a line, and returns it.
+fn told(file: &std::path::Path) -> String {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        if text.ends_with('\n') {
+            return text.trim().to_string();
+        }
+        assert!(Instant::now() < until, "nothing in {}", file.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
-fn what_a_killed_one_leaves_is_removed_by_the_next() {
+fn one_that_is_killed_takes_what_runs_at_its_ends_with_it() {
     if !can() {
         return;
     }
-    let mut child = sleeper();
+    let folder = tempfile::tempdir().unwrap();
+    let (far_file, deep_file) = (folder.path().join("far"), folder.path().join("deep"));
+    // At each end one that its parent has forgotten, of which one ends only when it is killed.
+    let far = format!("(trap '' TERM; exec sleep 1000) & echo $! >{}; wait", far_file.display());
+    let deep = format!(
+        "setsid sleep 1000 & echo $! >{}; echo $DROVER_WAN_CONTROL $$; exec sleep 1000",
+        deep_file.display()
+    );
+    let mut child = Command::new(DROVER)
+        .args(["lab", "wan", "--quiet", "--far", &far, "--", "sh", "-c", &deep])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (socket, pid) = first_line(&mut child);
+    let all = [pid.to_string(), told(&deep_file), told(&far_file)];
+    assert!(all.iter().all(|pid| runs(pid)), "{all:?}");
     let mut device = Command::new("nsenter");
     device.args([&format!("--net=/proc/{pid}/ns/net"), "cat", "/proc/net/dev"]);
     assert!(text(&device.output().unwrap().stdout).contains("wan0:"));
     child.kill().unwrap();
     child.wait().unwrap();
-    // The device goes with the process, the socket with the next start; the command itself is an orphan without a line.
     let until = Instant::now() + PATIENCE;
-    while text(&device.output().unwrap().stdout).contains("wan0:") {
-        assert!(Instant::now() < until, "the device is still there");
+    while all.iter().any(|pid| runs(pid)) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Unless the start of another one has removed it already.
+    let left: Vec<&String> = all.iter().filter(|pid| runs(pid)).collect();
+    left.iter().for_each(|pid| send(pid.parse().unwrap(), rustix::process::Signal::KILL));
+    assert!(left.is_empty(), "of {all:?} these live on: {left:?}");
+    // The socket goes with the next start, unless that of another one has removed it already.
     assert!(wan(&["--", "true"]).status.success());
     assert!(!socket.exists());
-    send(pid.try_into().unwrap(), rustix::process::Signal::KILL);
 }

@@ -4,12 +4,14 @@
 //! what happens to them in between is decided by [`line`] (pure). Kernels hand over super-packets of up to 64 KiB and take them, so a few gigabits
 //! a second pass on one core. `docs/lab-wan.md` says how true it is and up to what.
 //!
-//! Nothing is left behind, however a run ends: the namespaces have no names, and they, the devices and the routes go with the last process in them.
+//! Nothing is left behind, however a run ends: the namespaces have no names, and they, the devices and the routes go with the last process in them. What runs
+//! there ends with the program that laid the line, also if that is killed.
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod control;
 mod error;
+mod keeper;
 pub mod line;
 mod namespace;
 mod order;

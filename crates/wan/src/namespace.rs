@@ -97,6 +97,11 @@ impl Namespace {
         Ok(starter.insert(orders).clone())
     }
 
+    /// A handle of it that can be given to a program.
+    pub(crate) fn file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
     /// A path by which other programs of this user can enter it (`nsenter --net=PATH`) as long as this process lives.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::error::WanError;
+use crate::keeper::Keeper;
 use crate::line::{LineSpec, OUTAGES_MAX};
 use crate::pump::{Handle, Pump};
 use crate::report::Report;
@@ -94,6 +95,8 @@ pub struct Wan {
     /// The other.
     pub far: Site,
     pump: Pump,
+    /// Ends what is left at the ends if this program cannot.
+    _keeper: Keeper,
     is_stopped: bool,
 }
 
@@ -106,10 +109,12 @@ impl Wan {
         spec.check()?;
         let (near, near_tun) = Site::lay(End::Near, spec)?;
         let (far, far_tun) = Site::lay(End::Far, spec)?;
+        let keeper = Keeper::start(&near.namespace, &far.namespace)
+            .map_err(WanError::of("starting the shell that looks after the ends"))?;
         let line = spec.line.clone().with_queues();
         let pump = Pump::start(&line, spec.seed, near_tun, far_tun)
             .map_err(WanError::of("starting the emulator"))?;
-        Ok(Wan { near, far, pump, is_stopped: false })
+        Ok(Wan { near, far, pump, _keeper: keeper, is_stopped: false })
     }
 
     /// Changes the line, and asks for its counts, from anywhere.
