@@ -126,7 +126,9 @@ impl Agent {
             Opening::Disk(wanted) => disk::serve(self, session, channel, &wanted),
             Opening::Rpc(call) => self.answer(session, channel, &call),
             Opening::Sink => self.measure(session, channel, streams::sink),
-            Opening::Source { bytes } => self.measure(session, channel, |it| streams::source(it, bytes)),
+            Opening::Source { bytes } => {
+                self.measure(session, channel, |it| streams::source(it, bytes, measure::MEASURE_TIME_MAX));
+            }
             Opening::Echo => self.measure(session, channel, streams::echo),
             Opening::Connect { to, pieces } => match &self.connect {
                 Some(connect) => connect.connect(&session.peer().name, (&to, pieces), channel),
