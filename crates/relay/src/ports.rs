@@ -1,6 +1,6 @@
 //! The far end of a paired relay: connects channels of a link to ports behind an agent, if that is allowed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use drover_link::Channel;
+use drover_link::{Channel, Peer};
 
 use crate::address::{AddressError, Network, PortRange, Target, wrong};
 use crate::answer::{Word, answer};
@@ -248,8 +248,7 @@ impl Ports {
             let told = gathered(&inboxes, connections, started, book.totals());
             // Asked last: what a worker has counted as ended lives no more.
             let counts = lock(&taken);
-            let peers = counts.by_peer.iter().map(|(peer, own)| (peer.clone(), *own as u64)).collect();
-            Snapshot { live: counts.all as u64, peers, ..told }
+            Snapshot { live: counts.all as u64, peers: counts.told(), ..told }
         })
     }
 
@@ -258,14 +257,14 @@ impl Ports {
         self.book.take_told()
     }
 
-    /// Connects to `to`, as the peer of this name wrote it, tells it what came of it, and leaves the rest to threads of its
+    /// Connects to `to`, as the peer wrote it, tells it what came of it, and leaves the rest to threads of its
     /// own. Waits for the target, for no more than 20 s.
     ///
     /// # Errors
     /// [`ConnectError`] if nothing was connected. The peer knows it, too.
     pub fn connect(
         &self,
-        peer: &str,
+        peer: &Peer,
         (to, form): (&str, Form),
         channel: Channel,
     ) -> Result<(), ConnectError> {
@@ -345,8 +344,35 @@ impl Ports {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// Of the peers that have some.
-    by_peer: HashMap<String, usize>,
+    /// Of the peers that have some, by their keys: names are what somebody calls them, and change.
+    by_peer: HashMap<[u8; 32], Own>,
+}
+
+/// What one peer has.
+#[derive(Debug)]
+struct Own {
+    /// What it was called last.
+    name: String,
+    count: usize,
+}
+
+/// Digits of a key that tell peers of one name apart, in bytes.
+const KEY_BYTES_TOLD: usize = 4;
+
+impl Taken {
+    /// Connections of each peer, by its name; the beginning of its key stands behind a name that several have.
+    fn told(&self) -> BTreeMap<String, u64> {
+        let is_shared = |name: &str| self.by_peer.values().filter(|own| own.name == name).nth(1).is_some();
+        let name = |key: &[u8; 32], own: &Own| match is_shared(&own.name) {
+            true => format!(
+                "{} ({})",
+                own.name,
+                key[..KEY_BYTES_TOLD].iter().map(|it| format!("{it:02x}")).collect::<String>()
+            ),
+            false => own.name.clone(),
+        };
+        self.by_peer.iter().map(|(key, own)| (name(key, own), own.count as u64)).collect()
+    }
 }
 
 fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
@@ -358,24 +384,26 @@ fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
 #[derive(Debug)]
 pub(crate) struct Place {
     taken: Arc<Mutex<Taken>>,
+    key: [u8; 32],
     peer: String,
 }
 
 impl Place {
     /// One of `places_max` for a peer, which may have half of them.
-    fn take(taken: &Arc<Mutex<Taken>>, peer: &str, places_max: usize) -> Result<Place, ConnectError> {
+    fn take(taken: &Arc<Mutex<Taken>>, peer: &Peer, places_max: usize) -> Result<Place, ConnectError> {
+        let (key, name) = (peer.fingerprint, &peer.name);
         let mut counts = lock(taken);
         if counts.all >= places_max {
             return Err(ConnectError::TooMany(places_max));
         }
         let peer_max = places_max.div_ceil(2);
-        let own = counts.by_peer.get(peer).copied().unwrap_or(0);
-        if own >= peer_max {
+        let count = counts.by_peer.get(&key).map_or(0, |own| own.count);
+        if count >= peer_max {
             return Err(ConnectError::TooManyOfPeer(peer_max));
         }
-        counts.by_peer.insert(peer.to_string(), own + 1);
+        counts.by_peer.insert(key, Own { name: name.clone(), count: count + 1 });
         counts.all += 1;
-        Ok(Place { taken: taken.clone(), peer: peer.to_string() })
+        Ok(Place { taken: taken.clone(), key, peer: name.clone() })
     }
 
     /// Whose it is.
@@ -388,9 +416,9 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut counts = lock(&self.taken);
         counts.all -= 1;
-        match counts.by_peer.get_mut(&self.peer) {
-            Some(own) if *own > 1 => *own -= 1,
-            _ => drop(counts.by_peer.remove(&self.peer)),
+        match counts.by_peer.get_mut(&self.key) {
+            Some(own) if own.count > 1 => own.count -= 1,
+            _ => drop(counts.by_peer.remove(&self.key)),
         }
     }
 }
@@ -460,18 +488,41 @@ mod tests {
         assert!(matches!(ports.dial("?"), Err(ConnectError::Unreadable)));
     }
 
+    /// A peer of this key and name.
+    fn peer(key: u8, name: &str) -> Peer {
+        Peer { name: name.to_string(), fingerprint: [key; 32], version: 1, announced: Vec::new() }
+    }
+
     #[test]
     fn a_peer_has_half_of_the_places_and_gives_them_back() {
         let taken: Arc<Mutex<Taken>> = Arc::default();
-        let take = |peer: &str| Place::take(&taken, peer, 6);
-        let mut held: Vec<Place> = (0..3).map(|_| take("greedy").unwrap()).collect();
-        assert!(matches!(take("greedy"), Err(ConnectError::TooManyOfPeer(3))));
-        held.extend(["b", "c", "c"].map(|peer| take(peer).unwrap()));
-        assert!(matches!(take("d"), Err(ConnectError::TooMany(6))));
+        let take = |key: u8| Place::take(&taken, &peer(key, "any"), 6);
+        let mut held: Vec<Place> = (0..3).map(|_| take(0xa).unwrap()).collect();
+        assert!(matches!(take(0xa), Err(ConnectError::TooManyOfPeer(3))));
+        held.extend([0xb, 0xc, 0xc].map(|key| take(key).unwrap()));
+        assert!(matches!(take(0xd), Err(ConnectError::TooMany(6))));
         held.remove(0);
-        held.push(take("greedy").unwrap());
+        held.push(take(0xa).unwrap());
         drop(held);
         assert!(lock(&taken).all == 0 && lock(&taken).by_peer.is_empty());
+    }
+
+    #[test]
+    fn places_go_by_the_key_of_a_peer_and_are_told_by_its_name() {
+        let taken: Arc<Mutex<Taken>> = Arc::default();
+        let take = |key: u8, name: &str| Place::take(&taken, &peer(key, name), 6);
+        let told = || lock(&taken).told().into_iter().collect::<Vec<_>>();
+        let mut held: Vec<Place> = (0..3).map(|_| take(0xa, "mill").unwrap()).collect();
+        assert!(
+            matches!(take(0xa, "another"), Err(ConnectError::TooManyOfPeer(3))),
+            "a new name is no new peer"
+        );
+        held.push(take(0xb, "mill").unwrap());
+        assert_eq!(told(), [("mill (0a0a0a0a)".to_string(), 3), ("mill (0b0b0b0b)".to_string(), 1)]);
+        held.push(take(0xb, "forge").unwrap());
+        assert_eq!(told(), [("forge".to_string(), 2), ("mill".to_string(), 3)]);
+        drop(held);
+        assert!(told().is_empty());
     }
 
     #[test]

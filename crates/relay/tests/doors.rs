@@ -29,8 +29,9 @@ fn attend(session: Session, ports: Arc<Ports>) {
     std::thread::spawn(move || {
         while let Ok(incoming) = session.accept() {
             let opening: Value = serde_json::from_slice(&incoming.opening).unwrap();
+            let peer = session.peer().clone();
             let (to, ports) = (opening["to"].as_str().unwrap().to_string(), ports.clone());
-            std::thread::spawn(move || drop(ports.connect("a", (&to, Form::Plain), incoming.channel)));
+            std::thread::spawn(move || drop(ports.connect(&peer, (&to, Form::Plain), incoming.channel)));
         }
     });
 }

@@ -82,7 +82,7 @@ fn scene_over(
         kept.lock().unwrap().push(there.clone());
         let ports = connecting.clone();
         // That it was not connected is told to the near end.
-        attend(there, Arc::new(move |asked, channel| drop(ports.connect("a", asked, channel))));
+        attend(there, Arc::new(move |asked, channel| drop(ports.connect(&common::peer(), asked, channel))));
         Ok(near)
     };
     let options = RelayOptions {
@@ -518,7 +518,7 @@ fn an_agent_of_before_and_one_that_shall_not_get_streams_as_they_are() {
         let (ports, seen) = (ports("*:1-65535", 9), seen.clone());
         let connect: Connect = Arc::new(move |(to, form), channel| {
             seen.lock().unwrap().push(form);
-            ports.connect("a", (to, form), channel).unwrap();
+            ports.connect(&common::peer(), (to, form), channel).unwrap();
         });
         let dial = move || {
             let (near, there) = Session::pair_of(Limits::default(), &announced, None);
@@ -565,7 +565,7 @@ fn a_peer_whose_pieces_are_none_has_its_target_reset() {
     let ports = ports("*:1-65535", 9);
     let (near, there) = Session::pair();
     let connecting = ports.clone();
-    attend(there, Arc::new(move |asked, channel| drop(connecting.connect("a", asked, channel))));
+    attend(there, Arc::new(move |asked, channel| drop(connecting.connect(&common::peer(), asked, channel))));
     let opening = format!(r#"{{"service":"connect","to":"{}","pieces":true}}"#, address(&target));
     for (sent, ends, why) in [
         (&[9; 8][..], false, "a piece is packed by a codec of number 9, which there is not"),

@@ -159,9 +159,10 @@ impl Connector {
 }
 
 impl Connect for Connector {
-    fn connect(&self, peer: &str, (to, in_pieces): (&str, bool), channel: Channel) {
+    fn connect(&self, peer: &drover_link::Peer, (to, in_pieces): (&str, bool), channel: Channel) {
         let form = if in_pieces { Form::Pieces } else { Form::Plain };
         let Err(error) = self.ports.connect(peer, (to, form), channel) else { return };
+        let peer = &peer.name;
         let (passes, left_out) = self.throttle.pass();
         if left_out > 0 && !self.json {
             crate::out::say(format_args!("and {left_out} more connections refused in a second"));

@@ -26,7 +26,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
-use drover_link::{Channel, Incoming, Session};
+use drover_link::{Channel, Incoming, Peer, Session};
 
 use crate::error::Refusal;
 use crate::machine::{Order, What};
@@ -48,9 +48,9 @@ pub const CHANNELS_MAX: usize = 256;
 
 /// Carries streams to TCP ports behind the agent.
 pub trait Connect: Send + Sync {
-    /// Connects to `to` (`HOST:PORT`, as the peer wrote it), if that is allowed, and carries both ways until the end.
+    /// Connects for a peer to `to` (`HOST:PORT`, as it wrote it), if that is allowed, and carries both ways until the end.
     /// The channel is a stream, or goes in pieces.
-    fn connect(&self, peer: &str, to_in_pieces: (&str, bool), channel: Channel);
+    fn connect(&self, peer: &Peer, to_in_pieces: (&str, bool), channel: Channel);
 }
 
 /// An agent: what it has, and who writes what of it.
@@ -131,7 +131,7 @@ impl Agent {
             }
             Opening::Echo => self.measure(session, channel, streams::echo),
             Opening::Connect { to, pieces } => match &self.connect {
-                Some(connect) => connect.connect(&session.peer().name, (&to, pieces), channel),
+                Some(connect) => connect.connect(session.peer(), (&to, pieces), channel),
                 None => channel.split().0.reset(),
             },
             Opening::Machine => self.carry_out(session, channel),

@@ -14,6 +14,11 @@ use drover_relay::{Destination, Line, Relay, RelayOptions, Snapshot, Waiting};
 #[allow(unused_imports)]
 pub use streams::*;
 
+/// Whoever is at the other end of a link.
+pub fn peer() -> drover_link::Peer {
+    drover_link::Peer { name: "a".to_string(), fingerprint: [1; 32], version: 1, announced: Vec::new() }
+}
+
 pub const MIB: usize = 1 << 20;
 
 /// Options for a relay on a free port to these addresses.
