@@ -687,7 +687,8 @@ pub(crate) fn refusal(word: Word) -> Refusal {
         Word::Refused => Refusal::TargetRefused,
         Word::Silent => Refusal::TargetSilent,
         Word::TooMany => Refusal::Limit,
-        Word::Connected | Word::Unreachable | Word::Unreadable => Refusal::TargetUnreachable,
+        Word::Unreadable => Refusal::Unreadable,
+        Word::Connected | Word::Unreachable => Refusal::TargetUnreachable,
     }
 }
 

@@ -526,6 +526,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_host_and_port_is_counted_as_that() {
+        let ports = Ports::start(Vec::new(), Duration::from_secs(1), 10).unwrap();
+        let (one, two) = drover_link::Session::pair();
+        let _asking = one.open(drover_link::Order::Stream, b"").unwrap();
+        let channel = two.accept().unwrap().channel;
+        let done = ports.connect(&peer(1, "a"), ("no port", Form::Plain), channel);
+        assert!(matches!(done, Err(ConnectError::Unreadable)));
+        let refused: Vec<_> = ports.snapshot(0).totals.refused.into_iter().collect();
+        assert_eq!(refused, [(Refusal::Unreadable, 1)]);
+    }
+
+    #[test]
     fn sockets_are_connected_to_where_a_rule_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let _listening = std::os::unix::net::UnixListener::bind(folder.path().join("a")).unwrap();

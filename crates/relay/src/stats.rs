@@ -221,6 +221,8 @@ pub enum Refusal {
     TargetSilent,
     /// The target could not be reached for another reason.
     TargetUnreachable,
+    /// What was asked for over a link is no host and port, and no path of a socket.
+    Unreadable,
     /// The agent at the other end of the link does not allow it.
     SitePolicy,
     /// There is no link, or it ended before the agent had answered.
@@ -238,6 +240,7 @@ impl Refusal {
             Refusal::TargetRefused => "target_refused",
             Refusal::TargetSilent => "target_silent",
             Refusal::TargetUnreachable => "target_unreachable",
+            Refusal::Unreadable => "unreadable",
             Refusal::SitePolicy => "site_policy",
             Refusal::Link => "link",
         }
