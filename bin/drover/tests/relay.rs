@@ -201,6 +201,24 @@ fn what_does_not_fit_together_is_refused_with_advice() {
 }
 
 #[test]
+fn a_relay_to_itself_is_refused() {
+    // One that is not refused would run on: where its port is taken it ends, too, and says something else.
+    let (_held, address) = listener();
+    let any = format!("0.0.0.0:{}", address.rsplit_once(':').unwrap().1);
+    let (_other, between) = listener();
+    for args in [
+        &["--listen", &address, "--to", &address][..],
+        &["--listen", &any, "--to", &address],
+        &["--listen", &address, "--to", &between, "--listen", &between, "--to", &address],
+    ] {
+        let told = output(&[&["relay"], args].concat());
+        assert_eq!(told.status.code(), Some(2), "{args:?}: {told:?}");
+        let why = text(&told.stderr);
+        assert!(why.contains("is the relay itself") && why.contains("another port"), "{args:?}: {why}");
+    }
+}
+
+#[test]
 fn printed_rules_change_nothing() {
     let args = ["relay", "--transparent", "tproxy", "--match", "to 10.2.0.0/16 port 8000", "--port", "4000"];
     let told = output(&[&args[..], &["--print-rules"]].concat());

@@ -26,6 +26,7 @@ pub mod address;
 mod answer;
 mod book;
 mod bucket;
+mod circle;
 mod connecting;
 mod connection;
 pub mod control;

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::book::{Book, Refused};
+use crate::circle::{circle, is_here};
 use crate::entrance::{Entrance, Listener, Shared, spare_file};
 use crate::gate::Gate;
 use crate::options::{Congestion, RelayOptions};
@@ -51,6 +52,14 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
+    /// What would come in there would come in there again, and so on.
+    #[error("what comes to {listen} would come back to it: {to} is the relay itself")]
+    Circle {
+        /// What is listened on.
+        listen: SocketAddr,
+        /// Where that leads.
+        to: SocketAddr,
+    },
     /// Anything else that the kernel refuses.
     #[error("starting the relay")]
     Kernel(#[from] io::Error),
@@ -74,6 +83,9 @@ impl Relay {
     /// # Errors
     /// [`StartError`]; nothing listens then.
     pub fn start(options: &RelayOptions) -> Result<Relay, StartError> {
+        if let Some((listen, to)) = circle(&options.lines, is_here) {
+            return Err(StartError::Circle { listen, to });
+        }
         let mut notes = Vec::new();
         let connections_max = files_for(options, &mut notes);
         let (forth, congestion) = choose(&options.congestion, &mut notes)?;

@@ -144,6 +144,7 @@ fn start_failure(error: StartError) -> Failure {
         StartError::Listen { .. } => {
             "choose another address with --listen or --port; ports below 1024 are root's"
         }
+        StartError::Circle { .. } => "give --to the target's own address, or --listen another port",
         StartError::Congestion { .. } => "load it (`modprobe tcp_bbr`), or give --congestion host",
         StartError::Kernel(_) => "see docs/relay.md for what is needed",
     };
