@@ -7,6 +7,7 @@
 //! One that has not brought a quarter of the line's rate three seconds after it began to send is stopped then.
 //! A run that fails or does not end is told in its row, and the next one begins; what programs said is in `wan-told` beside the bytes. The link of a pair is
 //! there before the time begins.
+//! Before its table each line tells how true it is while nothing else uses it: round trips of 200 echoes by UDP, and how many of 400,000 datagrams are lost on the way up.
 //! The congestion control told is what the sending sockets had in the middle of the run.
 //!
 //! | variable | default | |
@@ -25,6 +26,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod data;
+mod idle;
 mod lines;
 mod measure;
 mod ours;
@@ -37,6 +39,7 @@ use drover_lab::bench::{machine, spread, variable};
 use drover_wan::WanSpec;
 use drover_wan::line::units::Rate;
 
+use crate::idle::Idle;
 use crate::lines::{Condition, Ground};
 use crate::measure::{Run, measure};
 use crate::tools::Tool;
@@ -84,16 +87,18 @@ fn is_wanted(words: &str, name: &str) -> bool {
 
 fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is_top: bool) -> Result<()> {
     println!("## {rate}, {}\n", condition.name);
+    let names = congestions(condition, wanted, is_top);
+    let congestion = names.last().map_or("bbr", String::as_str);
+    match Idle::measure(&ground.spec(rate, condition, congestion, 1)) {
+        Ok(idle) => println!("{}\n", idle.text()),
+        Err(error) => println!("idle, it was not measured: {error:#}\n"),
+    }
     println!(
         "| program | congestion control | Mbit/s | % of the line | spread | % after the first second | MB on the line | |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let bytes = ground.bytes(rate);
     let file = data::random(bytes)?;
-    let usual = if wanted.has_more || condition.is_telling { "cubic bbr" } else { "bbr" };
-    let asked = if wanted.congestion.is_empty() { usual } else { &wanted.congestion }.split_whitespace();
-    let names: Vec<&str> = asked.clone().filter(|name| !is_top || *name != "cubic").collect();
-    let names = if names.is_empty() { asked.collect() } else { names };
     for (at, congestion) in names.iter().enumerate() {
         let mut rows: Vec<Row> = tools::all(ground, &file, bytes, wanted.has_more)?
             .into_iter()
@@ -111,6 +116,15 @@ fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is
     }
     println!();
     Ok(())
+}
+
+/// Congestion controls that a line is measured with, in turn.
+fn congestions(condition: &Condition, wanted: &Wanted, is_top: bool) -> Vec<String> {
+    let usual = if wanted.has_more || condition.is_telling { "cubic bbr" } else { "bbr" };
+    let asked = if wanted.congestion.is_empty() { usual } else { &wanted.congestion };
+    let asked = || asked.split_whitespace().map(str::to_string);
+    let names: Vec<String> = asked().filter(|name| !is_top || name != "cubic").collect();
+    if names.is_empty() { asked().collect() } else { names }
 }
 
 /// A program and what came out.
