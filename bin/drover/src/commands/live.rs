@@ -7,7 +7,9 @@ mod record;
 mod several;
 mod show;
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
@@ -89,18 +91,32 @@ struct Sides {
 }
 
 fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
-    let over = args.via.as_ref().map(|site| Over::open(args, site, sites)).transpose()?;
-    let options = options(args, over.as_ref())?;
-    let mut source = connect(&args.source, Side::Source)?;
-    let target = match &over {
-        None => connect(&args.to, Side::Target),
-        Some(over) => over.connect(),
+    let Some(site) = &args.via else {
+        let options = options(args, None)?;
+        let mut source = connect_watched(args)?;
+        let target = connect(&args.to, Side::Target);
+        let target = target.map_err(|failure| with_source(failure, &mut source))?;
+        return Ok(Sides { source, target, over: None, options });
     };
-    let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-    if let Some(over) = &over {
+    // While the site is dialled and asked the guest's writing is watched.
+    thread::scope(|scope| {
+        let source = scope.spawn(|| connect_watched(args));
+        let over = Over::open(args, site, sites)?;
+        let options = options(args, Some(&over))?;
+        let target = over.connect();
+        let mut source = source.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
         over.ask(&mut target)?;
-    }
-    Ok(Sides { source, target, over, options })
+        Ok(Sides { source, target, over: Some(over), options })
+    })
+}
+
+/// The source, which begins to measure how fast the guest writes.
+fn connect_watched(args: &LiveArgs) -> Result<Guest, Failure> {
+    let mut source = connect(&args.source, Side::Source)?;
+    let begun = source.begin_to_measure();
+    begun.map_err(|error| Failure::new(Exit::Source, error.chain()))?;
+    Ok(source)
 }
 
 /// What a look at a domain ends in that moves nothing.

@@ -7,69 +7,95 @@ use drover_live::{Ability, Disk, Machine};
 use serde_json::{Value, json};
 
 use super::guest::{Guest, POLL};
+use super::run::WATCH_S;
 use crate::error::{QemuError, QemuErrorKind};
 
-impl Guest {
-    /// What this QEMU can do, by its own words.
-    ///
-    /// # Errors
-    /// As [`crate::Qmp::execute`].
-    pub fn ability(&mut self) -> Result<Ability, QemuError> {
-        let version = self.qmp.execute("query-version", Value::Null)?;
-        let schema = self.qmp.execute("query-qmp-schema", Value::Null)?;
-        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
-        Ok(Ability::read(&version, &schema, &capabilities))
-    }
+/// What a look at one side found.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// What its QEMU can do.
+    pub can: Ability,
+    pub machine: Machine,
+    /// The name of the credentials that its moves are set to use; empty: none.
+    pub credentials_set: String,
+}
 
-    /// What its machine is.
+impl Guest {
+    /// What it can do and is, by its own words. All that does not depend on another answer is asked at once: over a long line
+    /// each wait takes a round trip.
     ///
     /// # Errors
     /// As [`crate::Qmp::execute`].
-    pub fn machine(&mut self) -> Result<Machine, QemuError> {
-        let migrating = self.qmp.execute("query-migrate", Value::Null)?;
-        let is_busy = |status: &&str| {
-            matches!(*status, "setup" | "active" | "cancelling" | "device")
-                || status.starts_with("postcopy")
-                || status.starts_with("pre-")
-        };
+    pub(super) fn look(&mut self) -> Result<Look, QemuError> {
+        let [
+            version,
+            schema,
+            capabilities,
+            parameters,
+            migrating,
+            memory,
+            processors,
+            kind,
+            here,
+            anonymous,
+            blocks,
+            status,
+        ] = self.qmp.execute_in_turn([
+            ("query-version", Value::Null),
+            ("query-qmp-schema", Value::Null),
+            ("query-migrate-capabilities", Value::Null),
+            ("query-migrate-parameters", Value::Null),
+            ("query-migrate", Value::Null),
+            ("query-memory-size-summary", Value::Null),
+            ("query-cpus-fast", Value::Null),
+            ("qom-get", kind_at("/machine")),
+            ("qom-list", json!({"path": DEVICES[0]})),
+            ("qom-list", json!({"path": DEVICES[1]})),
+            ("query-block", Value::Null),
+            ("query-status", Value::Null),
+        ])?;
+        let (kinds, features) = self.processors(&texts(&processors, "qom-path"))?;
         let reasons = migrating["blocked-reasons"].as_array().into_iter().flatten();
-        let memory = self.qmp.execute("query-memory-size-summary", Value::Null)?;
-        let processors = self.qmp.execute("query-cpus-fast", Value::Null)?;
-        let paths: Vec<String> = texts(&processors, "qom-path");
-        let asked: Vec<Value> = paths.iter().map(|path| kind_at(path)).collect();
-        let kinds = self.qmp.execute_each("qom-get", &asked)?.into_iter();
-        let kinds: Result<Vec<String>, QemuError> = kinds.map(|kind| Ok(text_of(&kind?))).collect();
-        let features = match paths.first() {
-            Some(path) => self.features(path)?,
-            None => None,
-        };
-        Ok(Machine {
-            status: self.status()?,
-            kind: self.kind_of("/machine")?.trim_end_matches("-machine").to_string(),
+        let machine = Machine {
+            status: text_of(&status["status"]),
+            kind: text_of(&kind).trim_end_matches("-machine").to_string(),
             memory_bytes: memory["base-memory"].as_u64().unwrap_or_default(),
-            processors: kinds?,
+            processors: kinds,
             features,
-            devices: self.devices()?,
-            disks: self.disks()?,
+            devices: devices(&[here, anonymous]),
+            disks: disks(&blocks),
             blocked: reasons.filter_map(|reason| Some(reason.as_str()?.to_string())).collect(),
             migrating: migrating["status"].as_str().filter(is_busy).map(str::to_string),
-        })
+        };
+        let can = Ability::read(&version, &schema, &capabilities);
+        Ok(Look { can, machine, credentials_set: text_of(&parameters["tls-creds"]) })
     }
 
     /// Whether it is what it was, of all that changes while a guest runs: its state, its devices, its disks.
     pub(super) fn is_still(&mut self, machine: &Machine) -> Result<bool, QemuError> {
-        Ok(self.status()? == machine.status
-            && self.devices()? == machine.devices
-            && self.disks()? == machine.disks)
+        let [status, here, anonymous, blocks] = self.qmp.execute_in_turn([
+            ("query-status", Value::Null),
+            ("qom-list", json!({"path": DEVICES[0]})),
+            ("qom-list", json!({"path": DEVICES[1]})),
+            ("query-block", Value::Null),
+        ])?;
+        Ok(status["status"] == machine.status.as_str()
+            && devices(&[here, anonymous]) == machine.devices
+            && disks(&blocks) == machine.disks)
     }
 
-    fn kind_of(&mut self, path: &str) -> Result<String, QemuError> {
-        Ok(text_of(&self.qmp.execute("qom-get", kind_at(path))?))
+    /// The kinds of its processors, and names of what the first has switched on; nothing where they are not told.
+    fn processors(&mut self, paths: &[String]) -> Result<(Vec<String>, Option<Vec<String>>), QemuError> {
+        let Some(first) = paths.first() else { return Ok((Vec::new(), None)) };
+        let mut asked = vec![("qom-list", json!({ "path": first }))];
+        asked.extend(paths.iter().map(|path| ("qom-get", kind_at(path))));
+        let mut answers = self.qmp.execute_all(&asked)?.into_iter();
+        let properties = answers.next().unwrap_or(Ok(Value::Null))?;
+        let kinds: Result<Vec<String>, QemuError> = answers.map(|kind| Ok(text_of(&kind?))).collect();
+        Ok((kinds?, self.features(first, &properties)?))
     }
 
-    /// Names of what a processor has switched on; nothing where they are not told.
-    fn features(&mut self, processor: &str) -> Result<Option<Vec<String>>, QemuError> {
-        let properties = self.qmp.execute("qom-list", json!({ "path": processor }))?;
+    fn features(&mut self, processor: &str, properties: &Value) -> Result<Option<Vec<String>>, QemuError> {
         let is_switch = |entry: &&Value| entry["type"] == "bool";
         let names = texts_of(properties.as_array().into_iter().flatten().filter(is_switch), "name");
         let names = names.into_iter().filter(|name| is_feature(name)).take(FEATURES_MAX);
@@ -85,41 +111,39 @@ impl Guest {
         Ok((!features.is_empty()).then_some(features))
     }
 
-    fn devices(&mut self) -> Result<BTreeMap<String, String>, QemuError> {
-        let mut devices = BTreeMap::new();
-        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
-            let children = self.qmp.execute("qom-list", json!({ "path": folder }))?;
-            for child in children.as_array().into_iter().flatten() {
-                let (Some(name), Some(kind)) = (child["name"].as_str(), child["type"].as_str()) else {
-                    continue;
-                };
-                let Some(kind) = kind.strip_prefix("child<") else { continue };
-                devices.insert(format!("{folder}/{name}"), kind.trim_end_matches('>').to_string());
-            }
+    /// Begins to measure how fast the guest writes, as [`Guest::dirty_rate`] does, so that other things can be asked meanwhile.
+    /// A QEMU that does not take it is no reason not to move.
+    ///
+    /// # Errors
+    /// If the connection breaks, or an answer does not come in time.
+    pub fn begin_to_measure(&mut self) -> Result<(), QemuError> {
+        if self.measures.is_some_and(|since| since.elapsed() < MEASURE_AGE_MAX) {
+            return Ok(());
         }
-        Ok(devices)
+        let measure = ("calc-dirty-rate", json!({ "calc-time": WATCH_S }));
+        let answers = self.qmp.execute_all(&[measure, ("query-dirty-rate", Value::Null)])?;
+        // Refused, since a run that ended a moment ago measures the same still.
+        let is_under_way = answers.iter().flatten().any(|told| told["status"] == "measuring");
+        let is_taken = is_under_way || answers.first().is_some_and(Result::is_ok);
+        self.measures = is_taken.then(Instant::now);
+        Ok(())
     }
 
-    fn disks(&mut self) -> Result<BTreeMap<String, Disk>, QemuError> {
-        let blocks = self.qmp.execute("query-block", Value::Null)?;
-        Ok(blocks.as_array().into_iter().flatten().filter_map(disk).collect())
-    }
-
-    /// Bytes of pages that the guest writes to in a second, as QEMU finds by looking at a sample of pages for so long;
+    /// Bytes of pages that the guest writes to in a second, as QEMU finds by looking at a sample of pages for as long;
     /// nothing where it cannot tell.
     ///
     /// # Errors
     /// As [`crate::Qmp::execute`]; [`QemuErrorKind::Timeout`] if it never comes to an end.
-    pub fn dirty_rate(&mut self, seconds: u64) -> Result<Option<f64>, QemuError> {
-        // An older one still measures, or a newer one wants what it is not told: no reason not to move.
-        if self.qmp.execute("calc-dirty-rate", json!({ "calc-time": seconds })).is_err() {
-            return Ok(None);
+    pub fn dirty_rate(&mut self) -> Result<Option<f64>, QemuError> {
+        self.begin_to_measure()?;
+        match self.measures.take() {
+            Some(_) => self.measured(),
+            None => Ok(None),
         }
-        self.measured(seconds)
     }
 
-    fn measured(&mut self, seconds: u64) -> Result<Option<f64>, QemuError> {
-        let until = Instant::now() + Duration::from_secs(seconds) + MEASURE_TIME_MAX;
+    fn measured(&mut self) -> Result<Option<f64>, QemuError> {
+        let until = Instant::now() + Duration::from_secs(WATCH_S) + MEASURE_TIME_MAX;
         loop {
             let answer = self.qmp.execute("query-dirty-rate", Value::Null)?;
             if answer["status"] == "measured" {
@@ -140,18 +164,53 @@ impl Guest {
 impl Guest {
     /// Whether KVM writes down in a ring which pages the guest writes to. Takes a second where it does.
     pub(super) fn has_dirty_ring(&mut self) -> Result<bool, QemuError> {
+        // It measures in one way at a time.
+        if self.measures.take().is_some() {
+            self.measured()?;
+        }
         // Asked for the ring without KVM, QEMU 7.2 ends.
         if self.qmp.execute("query-kvm", Value::Null)?["enabled"] != true {
             return Ok(false);
         }
-        match self.qmp.execute("calc-dirty-rate", json!({"calc-time": 1, "mode": "dirty-ring"})) {
-            Ok(_) => self.measured(1).map(|_| true),
+        match self.qmp.execute("calc-dirty-rate", json!({"calc-time": WATCH_S, "mode": "dirty-ring"})) {
+            Ok(_) => self.measured().map(|_| true),
             Err(error) if error.is_of_connection() => Err(error),
             Err(_) => Ok(false),
         }
     }
 }
 
+/// Where a machine keeps its devices: those that have a name, and the others.
+const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
+
+/// What those folders hold, by path.
+fn devices(folders: &[Value; 2]) -> BTreeMap<String, String> {
+    let mut devices = BTreeMap::new();
+    for (folder, children) in DEVICES.iter().zip(folders) {
+        for child in children.as_array().into_iter().flatten() {
+            let (Some(name), Some(kind)) = (child["name"].as_str(), child["type"].as_str()) else {
+                continue;
+            };
+            let Some(kind) = kind.strip_prefix("child<") else { continue };
+            devices.insert(format!("{folder}/{name}"), kind.trim_end_matches('>').to_string());
+        }
+    }
+    devices
+}
+
+fn disks(blocks: &Value) -> BTreeMap<String, Disk> {
+    blocks.as_array().into_iter().flatten().filter_map(disk).collect()
+}
+
+/// Whether something moves there, by QEMU's word for a move.
+fn is_busy(status: &&str) -> bool {
+    matches!(*status, "setup" | "active" | "cancelling" | "device")
+        || status.starts_with("postcopy")
+        || status.starts_with("pre-")
+}
+
+/// What was measured is of another time after it.
+const MEASURE_AGE_MAX: Duration = Duration::from_secs(30);
 /// Beyond the time measured: looking at a sample of some thousand pages, on a busy host.
 const MEASURE_TIME_MAX: Duration = Duration::from_secs(30);
 /// A processor has some 250 properties.

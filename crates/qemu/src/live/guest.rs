@@ -17,6 +17,8 @@ pub struct Guest {
     pub(super) side: Side,
     socket: PathBuf,
     seen: Seen,
+    /// Since when it is measured how fast the guest writes, until what came of it is taken.
+    pub(super) measures: Option<Instant>,
 }
 
 /// What events told that no question tells later.
@@ -65,7 +67,7 @@ impl Guest {
     /// As [`Qmp::connect`].
     pub fn connect(socket: &Path, side: Side) -> Result<Guest, QemuError> {
         let qmp = Qmp::connect(socket, ANSWER_TIME_MAX)?;
-        Ok(Guest { qmp, side, socket: socket.to_path_buf(), seen: Seen::default() })
+        Ok(Guest { qmp, side, socket: socket.to_path_buf(), seen: Seen::default(), measures: None })
     }
 
     /// Connects to the same monitor again, after the connection broke. What happened meanwhile is not told.
@@ -96,20 +98,27 @@ impl Guest {
     /// # Errors
     /// As [`Qmp::execute`]; [`QemuErrorKind::Failed`] with what is not as it was set.
     pub fn set(&mut self, settings: &Settings) -> Result<(), QemuError> {
-        self.qmp.execute("migrate-set-capabilities", settings.capabilities_json(self.side))?;
-        let parameters = Value::Object(settings.parameters_of(self.side));
-        self.qmp.execute("migrate-set-parameters", parameters)?;
-        let [capabilities, parameters] = self.settings_now()?;
-        match differences(settings, self.side, &capabilities, &parameters).first() {
+        self.set_from(settings, &mut Settings::default())
+    }
+
+    /// The same, with what was set `before`; that is told also where something is refused.
+    pub(super) fn set_from(&mut self, settings: &Settings, before: &mut Settings) -> Result<(), QemuError> {
+        let asked = [("query-migrate-capabilities", Value::Null), ("query-migrate-parameters", Value::Null)];
+        let told = [
+            ("migrate-set-capabilities", settings.capabilities_json(self.side)),
+            ("migrate-set-parameters", Value::Object(settings.parameters_of(self.side))),
+        ];
+        let answers = self.qmp.execute_all(&[&asked[..], &told, &asked].concat())?;
+        let mut answers = answers.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Value::Null));
+        *before = settings.as_found(self.side, &next()?, &next()?);
+        for _ in told {
+            next()?;
+        }
+        match differences(settings, self.side, &next()?, &next()?).first() {
             None => Ok(()),
             Some(difference) => Err(self.not_as_set(difference)),
         }
-    }
-
-    /// Capabilities and parameters as they are.
-    pub(super) fn settings_now(&mut self) -> Result<[Value; 2], QemuError> {
-        let capabilities = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
-        Ok([capabilities, self.qmp.execute("query-migrate-parameters", Value::Null)?])
     }
 
     fn not_as_set(&self, difference: &Difference) -> QemuError {
@@ -117,12 +126,13 @@ impl Guest {
         QemuError::new(QemuErrorKind::Failed, what).because(difference.to_string())
     }
 
-    /// Waits for a guest at `uri` (`tcp:HOST:0` lets the system choose a port); gives where it really waits.
+    /// Waits for a guest at `uri` (`tcp:HOST:0` lets the system choose a port), which is not to run when it has come; gives
+    /// where it really waits.
     ///
     /// # Errors
     /// As [`Qmp::execute`].
     pub fn wait_for_guest(&mut self, uri: &str, time_max: Duration) -> Result<String, QemuError> {
-        self.qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
+        self.qmp.execute_in_turn([("stop", Value::Null), ("migrate-incoming", json!({ "uri": uri }))])?;
         self.address(uri, time_max)
     }
 

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Read;
 
-use drover_live::Stand;
+use drover_live::{Side, Stand};
 use serde_json::{Value, json};
 
 use super::guest::Guest;
@@ -25,17 +25,31 @@ pub(super) fn new_mark() -> Result<String, QemuError> {
 }
 
 impl Guest {
-    /// Puts a mark on it, instead of those of earlier moves.
-    pub(super) fn mark(&mut self, mark: &str) -> Result<(), QemuError> {
-        for old in self.marks()? {
-            self.qmp.execute("object-del", json!({ "id": old }))?;
-        }
-        self.put_mark(mark)
+    /// Puts a mark on it, instead of those of earlier moves, which are these.
+    pub(super) fn mark(&mut self, mark: &str, earlier: &[String]) -> Result<(), QemuError> {
+        let mut orders: Vec<(&str, Value)> =
+            earlier.iter().map(|old| ("object-del", json!({ "id": old }))).collect();
+        orders.push(("object-add", object(mark)));
+        self.qmp.execute_all(&orders)?.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     fn put_mark(&mut self, mark: &str) -> Result<(), QemuError> {
-        let object = json!({"qom-type": "secret", "id": mark, "data": "drover"});
-        self.qmp.execute("object-add", object).map(drop)
+        self.qmp.execute("object-add", object(mark)).map(drop)
+    }
+
+    /// Ends what earlier runs left on it for moves that are over; gives the marks of those.
+    pub(super) fn clear(&mut self) -> Result<Vec<String>, QemuError> {
+        let [objects, exports, parameters] = self.qmp.execute_in_turn([
+            objects(),
+            ("query-block-exports", Value::Null),
+            ("query-migrate-parameters", Value::Null),
+        ])?;
+        let mut offered = exports.as_array().into_iter().flatten().filter_map(|export| export["id"].as_str());
+        if self.side == Side::Target && offered.any(|name| name.starts_with("drover-")) {
+            self.withdraw()?;
+        }
+        self.drop_credentials_of(&parameters, &objects)?;
+        Ok(marks(&objects))
     }
 
     /// Says on it that it ran and was stopped by drover; QEMU does not tell who stopped a guest.
@@ -58,17 +72,26 @@ impl Guest {
 
     /// The marks on it.
     pub(super) fn marks(&mut self) -> Result<Vec<String>, QemuError> {
-        let objects = self.qmp.execute("qom-list", json!({"path": "/objects"}))?;
-        let names = objects.as_array().into_iter().flatten().filter_map(|object| object["name"].as_str());
-        Ok(names.filter(|name| name.starts_with(MARK)).map(str::to_string).collect())
+        let (command, arguments) = objects();
+        Ok(marks(&self.qmp.execute(command, arguments)?))
     }
 
     /// How it stands.
     pub(super) fn stand(&mut self) -> Result<Stand, QemuError> {
-        // The move first: what has ended by then shows in the machine's status.
-        let told = self.qmp.execute("query-migrate", Value::Null)?;
+        Ok(self.stand_and_marks()?.0)
+    }
+
+    /// How it stands, and the marks on it.
+    pub(super) fn stand_and_marks(&mut self) -> Result<(Stand, Vec<String>), QemuError> {
+        // The move before the machine: what has ended by then shows in the machine's status.
+        let [objects, told, status] = self.qmp.execute_in_turn([
+            objects(),
+            ("query-migrate", Value::Null),
+            ("query-status", Value::Null),
+        ])?;
         let migration = told["status"].as_str().unwrap_or("none").to_string();
-        Ok(Stand { status: self.status()?, migration })
+        let status = status["status"].as_str().unwrap_or_default().to_string();
+        Ok((Stand { status, migration }, marks(&objects)))
     }
 
     /// Whether it was started with `-incoming defer` and was not told yet where to listen.
@@ -86,19 +109,30 @@ impl Guest {
         let mut names = jobs.as_array().into_iter().flatten().filter_map(|job| job["device"].as_str());
         Ok(names.any(|name| name.starts_with("drover-mirror-")))
     }
-
-    /// Whether it offers disks to drover's mirrors.
-    pub(super) fn has_offers(&mut self) -> Result<bool, QemuError> {
-        let exports = self.qmp.execute("query-block-exports", Value::Null)?;
-        let mut names = exports.as_array().into_iter().flatten().filter_map(|export| export["id"].as_str());
-        Ok(names.any(|name| name.starts_with("drover-")))
-    }
 }
 
-/// Whether both carry one mark of a move. A guest that moves on is marked as stopped at one side only.
-pub(super) fn are_ends(source: &mut Guest, target: &mut Guest) -> Result<bool, QemuError> {
-    let (here, there) = (source.marks()?, target.marks()?);
-    Ok(here.iter().any(|mark| mark != STOPPED && there.contains(mark)))
+/// Asks for what was made on it.
+pub(super) fn objects() -> (&'static str, Value) {
+    ("qom-list", json!({"path": "/objects"}))
+}
+
+/// Names among what was made on it.
+pub(super) fn names(objects: &Value) -> impl Iterator<Item = &str> {
+    objects.as_array().into_iter().flatten().filter_map(|object| object["name"].as_str())
+}
+
+fn marks(objects: &Value) -> Vec<String> {
+    names(objects).filter(|name| name.starts_with(MARK)).map(str::to_string).collect()
+}
+
+/// What a mark is.
+fn object(mark: &str) -> Value {
+    json!({"qom-type": "secret", "id": mark, "data": "drover"})
+}
+
+/// Whether marks of both sides have one of a move among them. A guest that moves on is marked as stopped at one side only.
+pub(super) fn are_ends(here: &[String], there: &[String]) -> bool {
+    here.iter().any(|mark| mark != STOPPED && there.contains(mark))
 }
 
 /// The kind of a state of affairs that is no failure of any command.

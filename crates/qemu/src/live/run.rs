@@ -144,13 +144,12 @@ fn others(at_once: usize) -> u32 {
     u32::try_from(at_once.saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
-/// What a move takes beside its sending. Its questions to the target's monitor go one after the other: 15 before its turn, 5 from
-/// then on.
+/// What a move takes beside its sending. The target's monitor is waited for 3 times before its turn, and 4 times from then on.
 pub(super) fn pace(carried: Option<&Carried>) -> Pace {
     let round_trip_s = carried.map_or(0.0, |carried| carried.by.round_trip().as_secs_f64());
     Pace {
-        prepares_s: 0.1 + round_trip_s * 15.0,
-        aside_s: 0.05 + round_trip_s * 5.0,
+        prepares_s: 0.1 + round_trip_s * 3.0,
+        aside_s: 0.05 + round_trip_s * 4.0,
         beside_s: beside(carried).as_secs_f64(),
     }
 }
@@ -314,8 +313,12 @@ impl<'a> Move<'a> {
 
     /// Looks at both sides and measures.
     fn inspect(&mut self) -> Result<Facts, Ending> {
-        self.can = [self.source.ability()?, self.target.ability()?];
-        let (from, to) = (self.source.machine()?, self.target.machine()?);
+        // While the guest's writing is watched the rest is asked.
+        self.source.begin_to_measure()?;
+        let (here, there) = (self.source.look()?, self.target.look()?);
+        self.can = [here.can, there.can];
+        let credentials_set = [here.credentials_set, there.credentials_set];
+        let (from, to) = (here.machine, there.machine);
         let mut found = obstacles(&from, &to);
         if from.status != RUNNING && self.source.is_marked_stopped()? {
             found.push(Obstacle {
@@ -326,7 +329,7 @@ impl<'a> Move<'a> {
             });
         }
         self.pairs = self.pairs_of(&from, &to, &mut found);
-        found.extend(self.memory_obstacles()?);
+        found.extend(self.memory_obstacles(credentials_set)?);
         if !found.is_empty() {
             return Err(Ending::Obstacles(found));
         }
@@ -362,7 +365,8 @@ impl<'a> Move<'a> {
 
     fn facts(&mut self) -> Result<Facts, Ending> {
         let memory_bytes = self.machine.memory_bytes;
-        let dirty = if self.was_running { self.source.dirty_rate(WATCH_S)? } else { Some(0.0) };
+        let dirty = if self.was_running { self.source.dirty_rate()? } else { Some(0.0) };
+        self.source.measures = None;
         let dirty = match dirty {
             Some(rate) => Estimate { likely: rate, spread: rate * DIRTY_SPREAD },
             None => {
@@ -399,19 +403,18 @@ impl<'a> Move<'a> {
     }
 
     fn go(&mut self, plan: Dated<Plan>) -> Result<Moved, Ending> {
-        self.clear_leftovers()?;
+        let [here, there] = self.clear_leftovers()?;
         let mark = new_mark()?;
-        self.target.mark(&mark)?;
-        self.source.mark(&mark)?;
+        self.target.mark(&mark, &there)?;
+        self.source.mark(&mark, &here)?;
         self.make_credentials()?;
         self.set(plan.what.channels())?;
         let Plan { choice, facts } = self.plan_in_turn(plan)?;
         let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice))) };
         self.foreseen = choice.forecast;
         self.mirror()?;
-        // It starts the guest when drover says so, not when it thinks that all is there: the source might think otherwise
-        // and go on, too.
-        self.target.order("stop")?;
+        // It is stopped, so that it starts the guest when drover says so, not when it thinks that all is there: the source might
+        // think otherwise and go on, too.
         let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
         let uri = waits.map_err(|error| self.with_rdma(Side::Target, error))?;
         self.note(match &self.options.carried {

@@ -4,6 +4,7 @@ use drover_live::{Credentials, Side};
 use serde_json::{Value, json};
 
 use super::guest::Guest;
+use super::mark::{names, objects};
 use super::run::TlsBy;
 use crate::error::QemuError;
 
@@ -13,9 +14,9 @@ pub(super) const OWN: &str = "drover-tls";
 impl Guest {
     /// What it says of an object that may be credentials; nothing where there is none of this name.
     pub(super) fn credentials(&mut self, name: &str) -> Result<Option<Credentials>, QemuError> {
-        let objects = self.qmp.execute("qom-list", json!({"path": "/objects"}))?;
-        let mut objects = objects.as_array().into_iter().flatten();
-        if !objects.any(|object| object["name"] == name) {
+        let (command, arguments) = objects();
+        let objects = self.qmp.execute(command, arguments)?;
+        if !names(&objects).any(|object| object == name) {
             return Ok(None);
         }
         let path = format!("/objects/{name}");
@@ -55,20 +56,25 @@ impl Guest {
         self.qmp.execute("object-add", object).map(drop)
     }
 
-    /// The name of the credentials that its moves are set to use; empty: none.
-    pub(super) fn credentials_set(&mut self) -> Result<String, QemuError> {
-        let parameters = self.qmp.execute("query-migrate-parameters", Value::Null)?;
-        Ok(parameters["tls-creds"].as_str().unwrap_or_default().to_string())
-    }
-
     /// Removes what drover made, and has no move use it any more; there may be none.
     pub(super) fn drop_credentials(&mut self) -> Result<(), QemuError> {
-        if self.credentials_set()? == OWN {
+        let [parameters, objects] =
+            self.qmp.execute_in_turn([("query-migrate-parameters", Value::Null), objects()])?;
+        self.drop_credentials_of(&parameters, &objects)
+    }
+
+    /// The same, with what is set on it and was made on it.
+    pub(super) fn drop_credentials_of(
+        &mut self,
+        parameters: &Value,
+        objects: &Value,
+    ) -> Result<(), QemuError> {
+        if parameters["tls-creds"] == OWN {
             self.qmp.execute("migrate-set-parameters", json!({"tls-creds": "", "tls-hostname": ""}))?;
         }
-        match self.credentials(OWN)? {
-            Some(_) => self.qmp.execute("object-del", json!({ "id": OWN })).map(drop),
-            None => Ok(()),
+        match names(objects).any(|object| object == OWN) {
+            true => self.qmp.execute("object-del", json!({ "id": OWN })).map(drop),
+            false => Ok(()),
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::os::unix::fs::{MetadataExt, chown};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use drover_agent::Site;
@@ -212,7 +214,15 @@ impl Over {
     pub fn ask_if(&self, waits: bool) -> Result<(), Failure> {
         let Asking { session, wanted, is_own } = &self.asking;
         match waits {
-            true => wanted.iter().try_for_each(|to| free(self.site(), to, *is_own, probe(session, to))),
+            // At once: each takes a round trip.
+            true => thread::scope(|scope| {
+                let probes: Vec<_> =
+                    wanted.iter().map(|to| (to, scope.spawn(move || probe(session, to)))).collect();
+                probes.into_iter().try_for_each(|(to, probe)| {
+                    let probed = probe.join().unwrap_or_else(|panic| resume_unwind(panic));
+                    free(self.site(), to, *is_own, probed)
+                })
+            }),
             false => Ok(()),
         }
     }

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use drover_live::{Found, found};
+use drover_live::{Found, Machine, found};
 
 use super::arrive::is_to_be_started;
 use super::words::unclear_at;
@@ -15,11 +15,10 @@ use crate::live::mark::{are_ends, unclear};
 impl Move<'_> {
     /// What both sides say of an earlier move.
     pub(super) fn find(&mut self) -> Result<Found, QemuError> {
-        let are_ends = are_ends(self.source, self.target)?;
         // The source first: what it has sent by then the target has, or is about to.
-        let here = self.source.stand()?;
-        let there = self.target.stand()?;
-        Ok(found(&here, &there, are_ends))
+        let (here, marks_here) = self.source.stand_and_marks()?;
+        let (there, marks_there) = self.target.stand_and_marks()?;
+        Ok(found(&here, &there, are_ends(&marks_here, &marks_there)))
     }
 
     /// Ends what an earlier run began; nothing if there is none, and a new one may begin.
@@ -52,9 +51,10 @@ impl Move<'_> {
         if *found != Found::Sending {
             return Ok(());
         }
-        self.can = [self.source.ability()?, self.target.ability()?];
-        self.was_running = self.source.status()? != "paused" || self.source.is_marked_stopped()?;
-        self.find_mirrors()
+        let (here, there) = (self.source.look()?, self.target.look()?);
+        self.can = [here.can, there.can];
+        self.was_running = here.machine.status != "paused" || self.source.is_marked_stopped()?;
+        self.find_mirrors(&here.machine, &there.machine)
     }
 
     fn take_over(&mut self, found: &Found) -> Result<Moved, Ending> {
@@ -83,10 +83,9 @@ impl Move<'_> {
     }
 
     /// The disks that are on their way, too, by what is at work and not by what was asked for this time.
-    fn find_mirrors(&mut self) -> Result<(), Ending> {
-        let (from, to) = (self.source.machine()?, self.target.machine()?);
+    fn find_mirrors(&mut self, from: &Machine, to: &Machine) -> Result<(), Ending> {
         let mut obstacles = Vec::new();
-        let pairs = self.pairs_of(&from, &to, &mut obstacles);
+        let pairs = self.pairs_of(from, to, &mut obstacles);
         match (self.source.has_mirrors()?, &self.options.disks) {
             (true, DisksBy::Shared { .. }) => Err(Ending::Failed(unclear(MIRRORS))),
             (_, DisksBy::Shared { .. }) => Ok(()),
@@ -97,19 +96,16 @@ impl Move<'_> {
         }
     }
 
-    /// Ends what an earlier run made for disks of a move that is over.
-    pub(super) fn clear_leftovers(&mut self) -> Result<(), QemuError> {
+    /// Ends what an earlier run made for a move that is over; gives its marks on the source and on the target.
+    pub(super) fn clear_leftovers(&mut self) -> Result<[Vec<String>; 2], QemuError> {
         if self.pairs.is_empty() && self.source.has_mirrors()? {
             return Err(unclear(MIRRORS));
         }
         if !self.pairs.is_empty() {
             self.source.drop_mirrors(&self.pairs, super::MIRROR_END_TIME_MAX)?;
         }
-        if self.target.has_offers()? {
-            self.target.withdraw()?;
-        }
-        self.target.drop_credentials()?;
-        self.source.drop_credentials()
+        let there = self.target.clear()?;
+        Ok([self.source.clear()?, there])
     }
 }
 

@@ -53,7 +53,11 @@ pub enum TlsBy {
 
 impl Move<'_> {
     /// What of the way that was asked for cannot be: it does not go together, or a side is not prepared for it.
-    pub(super) fn memory_obstacles(&mut self) -> Result<Vec<Obstacle>, QemuError> {
+    /// `credentials_set` are those that the source and the target are set to use.
+    pub(super) fn memory_obstacles(
+        &mut self,
+        credentials_set: [String; 2],
+    ) -> Result<Vec<Obstacle>, QemuError> {
         let mut found = conflicts(&self.wish(self.channels()));
         let memory = &self.options.memory;
         if memory.limits_writes && self.options.allowed.throttle && !self.source.has_dirty_ring()? {
@@ -62,18 +66,15 @@ impl Move<'_> {
                 advice: "start it with -accel kvm,dirty-ring-size=4096 the next time; for now leave --throttle-by out".into(),
             });
         }
-        found.extend(self.credentials_obstacles()?);
+        found.extend(self.credentials_obstacles(credentials_set)?);
         Ok(found)
     }
 
-    fn credentials_obstacles(&mut self) -> Result<Vec<Obstacle>, QemuError> {
+    fn credentials_obstacles(&mut self, set: [String; 2]) -> Result<Vec<Obstacle>, QemuError> {
         let Some(tls) = &self.options.memory.tls else {
-            let set = [
-                (Side::Source, self.source.credentials_set()?),
-                (Side::Target, self.target.credentials_set()?),
-            ];
-            let by_others = set.iter().filter(|(_, name)| !name.is_empty() && name != OWN);
-            return Ok(by_others.map(|(side, name)| tls_left_set(*side, name)).collect());
+            let set = [Side::Source, Side::Target].into_iter().zip(set);
+            let by_others = set.filter(|(_, name)| !name.is_empty() && name != OWN);
+            return Ok(by_others.map(|(side, name)| tls_left_set(side, &name)).collect());
         };
         let mut found = Vec::new();
         let kind = match &tls.by {
@@ -208,9 +209,11 @@ impl Move<'_> {
                 found.left_out.join(", ")
             ));
         }
-        self.before = [self.now(Side::Source, &found)?, self.now(Side::Target, &found)?];
         let packs = self.options.memory.compression != Compression::None;
-        match self.set_both(&found) {
+        let mut before = [Settings::default(), Settings::default()];
+        let done = self.set_both(&found, &mut before);
+        self.before = before;
+        match done {
             Err(error) if packs && self.options.allowed.postcopy && !error.is_of_connection() => {
                 let what = format!("these QEMUs do not compress with post-copy ({})", error.chain());
                 let advice = "leave --compress or --allow postcopy out".to_string();
@@ -223,7 +226,13 @@ impl Move<'_> {
                     error.chain()
                 ));
                 let found = self.settings(1)?;
-                self.set_both(&found)?;
+                // What the target was set to before is known, and that of the source if its turn came.
+                let mut again = [Settings::default(), Settings::default()];
+                let done = self.set_both(&found, &mut again);
+                if self.before[0].is_empty() {
+                    std::mem::swap(&mut self.before[0], &mut again[0]);
+                }
+                done?;
             }
             other => other?,
         }
@@ -231,17 +240,11 @@ impl Move<'_> {
         Ok(())
     }
 
-    fn set_both(&mut self, found: &Settings) -> Result<(), QemuError> {
-        self.target.set(found)?;
-        self.source.set(found)
-    }
-
-    fn now(&mut self, side: Side, found: &Settings) -> Result<Settings, QemuError> {
-        let [capabilities, parameters] = match side {
-            Side::Source => self.source.settings_now()?,
-            Side::Target => self.target.settings_now()?,
-        };
-        Ok(found.as_found(side, &capabilities, &parameters))
+    /// Sets it on the target and then on the source, and tells what was set on them before; nothing where it did not come to that.
+    fn set_both(&mut self, found: &Settings, before: &mut [Settings; 2]) -> Result<(), QemuError> {
+        let [of_source, of_target] = before;
+        self.target.set_from(found, of_target)?;
+        self.source.set_from(found, of_source)
     }
 
     /// The side that has the guest is set as it was before, so that the next move of it, whoever makes it, is not made as this

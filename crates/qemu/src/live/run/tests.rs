@@ -30,6 +30,8 @@ struct Said {
     refuses: Option<&'static str>,
     /// A mirror that is ready, until it is ended.
     mirror: Option<&'static str>,
+    /// What is said of a measurement that another run began, each time that it is asked.
+    measurement: Vec<&'static str>,
     /// Looks at mirrors before one is ready.
     looks_until_ready: u32,
     /// Bounds on mirrors, in the order in which they were set.
@@ -72,7 +74,14 @@ impl Said {
                 self.mirror = None;
                 json!({})
             }
+            "query-dirty-rate" if !self.measurement.is_empty() => {
+                json!({"status": self.measurement.remove(0), "dirty-rate": 7})
+            }
             "query-qmp-schema" => schema(),
+            "query-cpus-fast" => json!([{"qom-path": "/processor"}]),
+            "qom-list" if arguments["path"] == "/processor" => properties(),
+            "qom-get" if arguments["property"] == "type" => json!("kind"),
+            "qom-get" => json!(true),
             "query-version" => json!({"qemu": {"major": 10, "minor": 0, "micro": 0}}),
             _ => json!({}),
         })
@@ -85,6 +94,11 @@ fn schema() -> Value {
         {"meta-type": "command", "name": "migrate-set-parameters", "arg-type": "1"},
         {"meta-type": "object", "name": "1", "members": names},
     ])
+}
+
+/// As many as a processor has.
+fn properties() -> Value {
+    (0..300).map(|number| json!({"name": format!("feature{number}"), "type": "bool"})).collect()
 }
 
 #[derive(Clone)]
@@ -187,6 +201,40 @@ fn a_guest_has_moved_when_the_target_says_that_it_runs() {
     let (source, target) = sent_at_once("running");
     moved(&source, &target, false).unwrap();
     assert!(target.was_told("cont"));
+}
+
+/// Over a long line each takes as long as the line is.
+#[test]
+fn a_target_is_asked_for_all_that_can_be_asked_at_once() {
+    let (source, target) = sent_at_once("running");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let began = to.qmp.round_trips();
+    assert!(to.waits_deferred().unwrap());
+    let asked = to.qmp.round_trips();
+    foresee(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
+    let foreseen = to.qmp.round_trips();
+    live(&mut from, &mut to, &options(), &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let moved = to.qmp.round_trips();
+    let found = [asked - began, foreseen - asked, moved - foreseen];
+    assert!(found.iter().zip([1, 4, 14]).all(|(found, most)| *found <= most), "{found:?}");
+}
+
+#[test]
+fn a_measurement_that_is_under_way_is_waited_for_after_all_else_was_asked() {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    source.said().measurement = vec!["measuring", "measuring", "measured"];
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    // As soon as there is somebody to be asked.
+    from.begin_to_measure().unwrap();
+    let choice = foresee(&mut from, &mut to, &options(), &mut |_| {}).unwrap().unwrap();
+    assert_eq!(choice.facts.dirty.likely, f64::from(7 << 20));
+    let orders = source.said().orders.clone();
+    assert_eq!(orders.iter().filter(|order| *order == "calc-dirty-rate").count(), 1, "{orders:?}");
+    let last = |order: &str| orders.iter().rposition(|told| told == order);
+    assert!(last("calc-dirty-rate") < last("query-qmp-schema"), "{orders:?}");
+    assert!(last("qom-get") < last("query-dirty-rate"), "{orders:?}");
 }
 
 #[test]
