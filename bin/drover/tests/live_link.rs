@@ -235,6 +235,22 @@ fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
 }
 
 #[test]
+fn a_link_that_is_cut_in_postcopy_only_delays() {
+    let Some((mut scene, child, mut qmp)) = scene_ahead() else { return };
+    scene.line.cut(true);
+    scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
+    moves::is_silent(&scene.source);
+    scene.line.narrow_after(u64::MAX);
+    scene.line.cut(false);
+    scene.wait_for("it is back", |event| event["event"] == "link" && event["is_up"] == true);
+    qmp.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+    let output = scene.ended(child);
+    let is_mended = |event: &Value| event["event"] == "recovery";
+    assert!(!events(&output).iter().any(is_mended), "what the link carried was lost: {output:?}");
+    moves::has_moved(&mut scene.source, &mut scene.target, &output);
+}
+
+#[test]
 fn a_target_that_ends_in_postcopy_at_the_site_is_told_as_a_lost_guest() {
     let Some((mut scene, child, _qmp)) = scene_ahead() else { return };
     // One that ends by itself removes its socket.

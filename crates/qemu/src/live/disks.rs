@@ -131,11 +131,12 @@ impl Guest {
     /// How far a mirror is.
     ///
     /// # Errors
-    /// [`QemuErrorKind::Failed`] if there is none any more: it ended with an error.
+    /// If there is none any more: it ended with an error, which is told as QEMU did.
     pub(super) fn mirror_state(&mut self, pair: &Pair) -> Result<MirrorState, QemuError> {
         let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
         let mut jobs = jobs.as_array().cloned().unwrap_or_default().into_iter();
         let Some(job) = jobs.find(|job| job["device"] == json!(pair.job())) else {
+            self.jobs_ended_well(std::slice::from_ref(pair))?;
             let why = "its mirror ended by itself: the target refused a write, or the line broke";
             return Err(QemuError::new(QemuErrorKind::Failed, format!("disk {}", pair.name)).because(why));
         };
@@ -161,6 +162,7 @@ impl Guest {
             self.qmp.execute("block-job-cancel", json!({"device": pair.job()}))?;
         }
         self.wait_for_jobs(pairs, time_max)?;
+        self.jobs_ended_well(pairs)?;
         self.drop_nodes(pairs)
     }
 
@@ -181,7 +183,7 @@ impl Guest {
             let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
             let is_ours = |job: &&Value| pairs.iter().any(|pair| job["device"] == json!(pair.job()));
             let Some(job) = jobs.as_array().and_then(|jobs| jobs.iter().find(is_ours)) else {
-                return self.jobs_ended_well(pairs);
+                return Ok(());
             };
             if Instant::now() >= until {
                 let what = format!("end of the mirror {}", job["device"]);
@@ -191,7 +193,7 @@ impl Guest {
         }
     }
 
-    /// A job that is gone told how it ended in its last event only.
+    /// Whether those that are gone did. A job tells how it ended in its last event only.
     fn jobs_ended_well(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
         let failed = &self.seen()?.failed_jobs;
         let of_pair = |pair: &Pair| failed.iter().find(|(job, _)| *job == pair.job()).map(|(_, error)| error);

@@ -12,6 +12,9 @@ impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
         if !self.has_sent {
+            if matches!(cause, Ending::Stopped) && !self.pairs.is_empty() {
+                self.note(CANCELS);
+            }
             self.clean_up();
             return Err(LiveError { cause, guest_at: Where::Source });
         }
@@ -23,6 +26,9 @@ impl Move<'_> {
         // A guest that went ahead is not called back: QEMU before 10.0 would try, and lose it. Where nothing is under way
         // there is nothing to cancel.
         if !self.has_let_go && !self.ahead.is_so {
+            if matches!(cause, Ending::Stopped) {
+                self.note(CANCELS);
+            }
             let _ = self.source.order("migrate_cancel");
         }
         let guest_at = match self.wait_for_end(began) {
@@ -172,6 +178,9 @@ impl Move<'_> {
     }
 }
 
+/// What is said to somebody who stopped it, and may lose patience.
+const CANCELS: &str =
+    "it is cancelled, and the guest seen back at the source: another Ctrl-C changes nothing";
 /// For which a cancelled move may take to end by itself.
 const CANCEL_TIME_MAX: Duration = Duration::from_secs(1);
 /// For which QEMU may need to let a guest run again.

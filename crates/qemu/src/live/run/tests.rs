@@ -386,6 +386,26 @@ fn disks_are_handed_over_once_however_long_the_source_takes_to_go_on() {
     }
 }
 
+/// In the switchover it is too late: the guest is seen to the target, and is started there and nowhere else.
+#[test]
+fn who_stops_it_in_the_switchover_has_the_guest_at_the_target() {
+    let (source, target) = sent_at_once("running");
+    source.said().turns = vec![("migrate", "finish-migrate", "device")];
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let stop = AtomicBool::new(false);
+    let mut tell = |event| {
+        let Event::Memory(told) = event else { return };
+        if told.status == "device" && !stop.swap(true, Ordering::Relaxed) {
+            let mut said = source.said();
+            (said.status, said.migration) = ("postmigrate".to_string(), "completed".to_string());
+        }
+    };
+    live(&mut from, &mut to, &options(), &stop, &mut tell).unwrap();
+    assert!(stop.load(Ordering::Relaxed) && target.was_told("cont"));
+    assert!(!source.was_told("migrate_cancel") && !source.was_told("cont"));
+}
+
 #[test]
 fn connections_that_do_not_keep_a_bound_are_told_with_what_they_may_send() {
     assert_eq!((excess_words(1, 1 << 20), excess_words(4, 500_000_000)), (None, None));
