@@ -283,7 +283,7 @@ pub(crate) mod tests {
             guest("web01", "", Some(LiveNow { memory: Some(memory), ..LiveNow::default() })),
             guest("db", "", Some(LiveNow { disks: vec![disk], ..LiveNow::default() })),
             guest("a\u{1b}name-that-is-far-too-long", "waits", None),
-            guest("new", "is looked at", Some(LiveNow::default())),
+            guest("new", "begins", Some(LiveNow::default())),
         ];
         assert_eq!(
             lines(&guests, false),
@@ -291,7 +291,7 @@ pub(crate) mod tests {
                 "web01                 ############----   75 %  ETA 0:12  812 MB/s, pass 3, 256 MiB left of 1 GiB, slowed down by 40 %",
                 "db                    ########--------   50 %  disks of 8 MiB are copied",
                 "a\u{fffd}name-that-is-far-t  waits",
-                "new                   is looked at",
+                "new                   begins",
             ]
         );
     }

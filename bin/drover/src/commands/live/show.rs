@@ -50,6 +50,11 @@ impl Lines {
         self.set(guest, |line| (line.state, line.now) = (state.into(), None));
     }
 
+    /// A guest's turn has come; it was looked at before.
+    pub fn begins(&self, guest: usize) {
+        self.state(guest, "begins");
+    }
+
     fn set(&self, guest: usize, change: impl FnOnce(&mut LiveGuestNow)) {
         let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut guests[guest]);
@@ -154,5 +159,19 @@ fn state(phase: &Phase, link_is_away: bool) -> &'static str {
         Phase::PostCopy => "the guest went ahead",
         Phase::Broken => "the line broke in post-copy",
         Phase::Setup | Phase::Precopy | Phase::Done | Phase::Failed => "",
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_was_looked_at_and_whose_turn_comes_is_not_said_to_be_looked_at() {
+        let guest = LiveGuestNow { name: "web".into(), state: "waits".into(), now: None };
+        let lines = Lines { display: LiveSeveralDisplay::start(), guests: Mutex::new(vec![guest]) };
+        lines.begins(0);
+        assert_eq!(lines.guests.lock().unwrap()[0].state, "begins");
     }
 }

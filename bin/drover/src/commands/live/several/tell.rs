@@ -117,7 +117,9 @@ impl Teller {
         let began_s = self.began.elapsed().as_secs_f64();
         let guest = &mut self.guests[number];
         guest.began_s = Some(began_s);
-        self.state(number, "is looked at");
+        if let Some(lines) = &self.lines {
+            lines.begins(number);
+        }
         let guest = &self.guests[number];
         match self.json {
             true => guest.view.print(json!({"event": "begins", "at_s": began_s})),
