@@ -61,6 +61,17 @@ pub struct Forecast {
     pub converges: bool,
 }
 
+/// A move tells its line by the first second of its sending. One that is over by then took that and its end at most.
+const UNMEASURED_S: f64 = 1.5;
+
+impl Forecast {
+    /// Seconds below which a move stays whose line is assumed, unless it is measured on the way and foreseen anew: all that can be
+    /// said of one that is over before.
+    pub fn below_s(&self) -> f64 {
+        (self.total.likely + self.total.spread).max(UNMEASURED_S)
+    }
+}
+
 /// Passes after which nobody waits any longer.
 const PASSES_MAX: u32 = 200;
 /// A pass that leaves more than this share of the one before brings nothing.

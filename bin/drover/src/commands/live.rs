@@ -366,6 +366,7 @@ impl View {
                 "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
                 "total_s_foreseen": moved.foreseen.total.likely,
+                "total_s_foreseen_below": moved.foreseen_below_s,
                 "downtime_ms_by_qemu": moved.downtime_by_qemu.map(millis),
                 "stood_still_ms": moved.stood_still.map(millis),
                 "downtime_ms_foreseen": moved.foreseen.downtime.likely * 1000.0,
@@ -383,10 +384,10 @@ impl View {
         let time =
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(
-            "the guest runs at the target{} after {:.1} s (foreseen {:.1}): {} MiB in {} passes",
+            "the guest runs at the target{} after {:.1} s (foreseen {}): {} MiB in {} passes",
             over.map(|over| format!(", over the link to {},", over.site())).unwrap_or_default(),
             moved.total.as_secs_f64(),
-            moved.foreseen.total.likely,
+            foreseen_words(moved),
             moved.last.sample.sent_bytes >> 20,
             moved.last.sample.passes,
         ));
@@ -396,6 +397,14 @@ impl View {
             time(moved.downtime_by_qemu),
             moved.foreseen.downtime.likely * 1000.0,
         ));
+    }
+}
+
+/// Seconds that were foreseen, or a bound where the line was not known.
+fn foreseen_words(moved: &Moved) -> String {
+    match moved.foreseen_below_s {
+        Some(below_s) => format!("less than {below_s:.1}"),
+        None => format!("{:.1}", moved.foreseen.total.likely),
     }
 }
 

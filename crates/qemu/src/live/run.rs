@@ -51,6 +51,8 @@ struct Move<'a> {
     /// What was set on both sides before drover did.
     before: [Settings; 2],
     foreseen: Forecast,
+    /// Seconds below which it is foreseen to stay, until its line is known.
+    foreseen_below_s: Option<f64>,
     deeds: Vec<(Deed, Why)>,
     /// The source was told to send the guest's memory. Until then what it says of a move is of an earlier one, perhaps of
     /// that by which the guest came to it.
@@ -113,6 +115,8 @@ const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
 const LINE_SPREAD: f64 = 0.2;
 
+/// A move that is foreseen to take no longer may be over before its line is known.
+const SOON_S: f64 = 3.0;
 /// What is foreseen is told again if it is off by more.
 const NEWS_SHARE: f64 = 0.05;
 
@@ -283,6 +287,7 @@ impl<'a> Move<'a> {
             machine: Machine::default(),
             before: [Settings::default(), Settings::default()],
             foreseen: Forecast::default(),
+            foreseen_below_s: None,
             deeds: Vec::new(),
             has_sent: false,
             goes_ahead: false,
@@ -308,6 +313,12 @@ impl<'a> Move<'a> {
         let rate = self.within_share(self.options.line.unwrap_or(LINE_ASSUMED));
         let facts = Facts { rate, overhead: self.overhead(), ..*facts };
         let choice = kept(self.choose(&facts))?;
+        let below_s = choice.forecast.below_s();
+        if self.options.line.is_none() && below_s <= SOON_S {
+            self.note(format!(
+                "what the line carries is not said (--line): memory takes less than {below_s:.1} s, or is foreseen anew after its first second"
+            ));
+        }
         Ok(Plan { choice, facts })
     }
 
@@ -412,6 +423,7 @@ impl<'a> Move<'a> {
         let Plan { choice, facts } = self.plan_in_turn(plan)?;
         let Some(course) = &choice.course else { return Err(Ending::Promise(Box::new(choice))) };
         self.foreseen = choice.forecast;
+        self.foreseen_below_s = self.options.line.is_none().then(|| choice.forecast.below_s());
         self.mirror()?;
         // It is stopped, so that it starts the guest when drover says so, not when it thinks that all is there: the source might
         // think otherwise and go on, too.
@@ -543,6 +555,7 @@ impl<'a> Move<'a> {
     fn look_again(&mut self, facts: &Facts, rate: f64, told: &Told) -> Result<(), Ending> {
         let choice = self.choose(&known_on_the_way(facts, rate, told));
         self.foreseen = choice.forecast;
+        self.foreseen_below_s = None;
         kept(choice).map(drop)
     }
 

@@ -139,7 +139,10 @@ pub fn live(
             counted_ms: moved["downtime_ms_by_qemu"].as_u64(),
             is_done: true,
             cpu_s: used,
-            foreseen_s: moved["total_s_foreseen"].as_f64(),
+            // Of one that was over before its line was measured there is a bound only.
+            foreseen_s: moved["total_s_foreseen"]
+                .as_f64()
+                .filter(|_| moved["total_s_foreseen_below"].is_null()),
         });
     }
     let said = std::fs::read_to_string(&err)?;

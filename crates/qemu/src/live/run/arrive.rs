@@ -171,6 +171,7 @@ impl Move<'_> {
             |(stopped, resumed): (i64, i64)| u64::try_from(resumed - stopped).ok().map(Duration::from_micros);
         Moved {
             foreseen: self.foreseen,
+            foreseen_below_s: self.foreseen_below_s,
             total,
             downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
             stood_still: stopped.zip(resumed).and_then(between),

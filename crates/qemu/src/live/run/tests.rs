@@ -238,6 +238,21 @@ fn a_measurement_that_is_under_way_is_waited_for_after_all_else_was_asked() {
 }
 
 #[test]
+fn of_a_move_that_is_over_before_its_line_is_known_a_bound_is_foreseen() {
+    for (line, is_bound) in [(None, true), (Some(LINE_ASSUMED), false)] {
+        let (source, target) = sent_at_once("running");
+        let folder = tempfile::tempdir().unwrap();
+        let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+        let options = LiveOptions { line, ..options() };
+        let mut notes = Vec::new();
+        let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+        let moved = live(&mut from, &mut to, &options, &AtomicBool::new(false), &mut tell).unwrap();
+        assert_eq!(moved.foreseen_below_s, is_bound.then(|| moved.foreseen.below_s()));
+        assert_eq!(notes.iter().any(|note| note.contains("takes less than 1.5 s")), is_bound, "{notes:?}");
+    }
+}
+
+#[test]
 fn a_guest_that_came_and_does_not_run_has_not_moved_well() {
     for word in ["io-error", "internal-error", "guest-panicked", "shutdown"] {
         let (source, target) = sent_at_once(word);

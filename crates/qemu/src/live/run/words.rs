@@ -98,6 +98,8 @@ pub enum Event {
 pub struct Moved {
     /// What was foreseen when it began.
     pub foreseen: Forecast,
+    /// Seconds below which it was foreseen to stay: nobody said what its line carries, and it was over before that was measured.
+    pub foreseen_below_s: Option<f64>,
     /// From the begin of memory's way to the guest running at the target.
     pub total: Duration,
     /// For which it stood still, by QEMU's count.
