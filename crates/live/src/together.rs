@@ -17,7 +17,7 @@ mod shares;
 #[cfg(test)]
 mod tests;
 
-pub use schedule::{Foreseen, Guest, Pace, Pipe, Schedule, Turn, schedule};
+pub use schedule::{Foreseen, Guest, Pace, Pipe, Progress, Schedule, Turn, foreseen_on_the_way, schedule};
 use shares::shares;
 
 use crate::preflight::Obstacle;

@@ -192,6 +192,42 @@ pub fn schedule(guests: &[Guest], pipe: &Pipe) -> Schedule {
     Schedule { chosen, looked_at, rate_max: pipe.rate_max, caps, alone }
 }
 
+/// How far one of several moves is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It sends nothing yet.
+    Waits,
+    /// It sends its memory.
+    Goes {
+        /// Bytes of memory that it has not sent.
+        left_bytes: u64,
+    },
+    /// It has ended.
+    Over,
+}
+
+/// Seconds from now until the last has ended, where so many go at once.
+pub fn foreseen_on_the_way(guests: &[Guest], so_far: &[Progress], pipe: &Pipe, width: usize) -> Estimate {
+    let rest = guests.iter().zip(so_far).filter_map(|(guest, so_far)| rest(guest, *so_far));
+    let rest: Vec<Guest> = rest.collect();
+    let pipe = Pipe { at_once_max: Some(width), ..*pipe };
+    schedule(&rest, &pipe).looked_at.last().map(|widest| widest.total).unwrap_or_default()
+}
+
+/// What is left to do of a move.
+fn rest(guest: &Guest, so_far: Progress) -> Option<Guest> {
+    // It was prepared while others sent.
+    let guest = Guest { pace: Pace { prepares_s: 0.0, ..guest.pace }, ..guest.clone() };
+    match so_far {
+        Progress::Waits => Some(guest),
+        Progress::Goes { left_bytes } => {
+            let facts = Facts { used_bytes: left_bytes, memory_bytes: left_bytes, ..guest.facts };
+            Some(Guest { facts, disk_bytes: 0, is_under_way: true, ..guest })
+        }
+        Progress::Over => None,
+    }
+}
+
 /// Numbers of guests at once that are looked at.
 fn widths(guests: usize, pipe: &Pipe) -> impl Iterator<Item = usize> {
     let fit = pipe.rate_max.map_or(usize::MAX, |rate| {

@@ -397,3 +397,17 @@ proptest! {
         prop_assert_eq!(is_possible_alone, schedule.looked_at[0].keeps());
     }
 }
+
+#[test]
+fn what_is_left_is_foreseen_from_the_line_that_was_measured() {
+    let guests = alike(3, 1000, 0.0);
+    let pipe = pipe(100.0 * MB);
+    let left = |so_far: [Progress; 3], width| foreseen_on_the_way(&guests, &so_far, &pipe, width).likely;
+    let one = guests[0].facts.used_bytes as f64 / (100.0 * MB);
+    let is_about = |found: f64, likely: f64| assert!((found - likely).abs() < 0.2, "{found}, not {likely}");
+    is_about(left([Progress::Over, Progress::Waits, Progress::Over], 1), 1.5 + one);
+    let half = Progress::Goes { left_bytes: 500 * MIB };
+    is_about(left([Progress::Over, half, Progress::Waits], 1), 3.0 + one * 1.5);
+    is_about(left([Progress::Over, half, half], 2), 1.5 + one);
+    is_about(left([Progress::Over; 3], 1), 0.0);
+}

@@ -2,6 +2,7 @@
 //! and a budget. How many go at once `drover_live::together` decides; each moves as one alone would. None begins if one
 //! cannot; those that an earlier run began go on all the same.
 
+mod foresee;
 mod place;
 mod tell;
 mod wanted;
@@ -13,7 +14,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::together::{self, Pipe, Schedule, Step, Together, room_obstacle, schedule};
+use drover_live::together::{self, Pipe, Progress, Schedule, Step, Together, room_obstacle, schedule};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
 
 use super::over::Sites;
@@ -241,6 +242,11 @@ pub struct Pair {
     pub line_is_known: bool,
     pub schedule: Schedule,
     together: Together,
+    so_far: Vec<Progress>,
+    /// Bytes of memory a second that all together move, blank pages included, as one that moves or has moved told.
+    measured: Option<f64>,
+    /// Seconds from the first begin to the last end.
+    foreseen_s: f64,
 }
 
 fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
@@ -263,7 +269,22 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
         let schedule = schedule(&guests, &pipe);
         let together = schedule.together(&guests);
         let between = format!("{from} to {to}");
-        Pair { between, numbers, guests, pipe, line_is_known: line.is_some(), schedule, together }
+        let so_far = vec![Progress::Waits; guests.len()];
+        let foreseen_s = schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely);
+        let line_is_known = line.is_some();
+        let measured = None;
+        Pair {
+            between,
+            numbers,
+            guests,
+            pipe,
+            line_is_known,
+            schedule,
+            together,
+            so_far,
+            measured,
+            foreseen_s,
+        }
     };
     hosts.into_iter().map(pair).collect()
 }
@@ -332,7 +353,8 @@ impl Moves<'_, '_> {
         teller: &mut Teller,
     ) -> Vec<(usize, Failure)> {
         let mut failures = Vec::new();
-        let mut looked = Instant::now();
+        let began = Instant::now();
+        let mut looked = began;
         loop {
             if let Some(budget) = budget {
                 share_out(pairs, budget);
@@ -368,6 +390,10 @@ impl Moves<'_, '_> {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
             };
             let Some((pair, one)) = find(pairs, number) else { continue };
+            let is_measured = match &news {
+                News::Event(event) => pair.hears(one, event),
+                News::Ended(ended) => pair.ends(one, ended.result.as_ref().ok()),
+            };
             match news {
                 News::Event(event) => {
                     match event {
@@ -383,6 +409,10 @@ impl Moves<'_, '_> {
                     failures.extend(teller.moved(number, *ended).map(|failure| (number, failure)));
                 }
             }
+            if is_measured && pair.foresee_anew(began.elapsed()) {
+                teller.foreseen_anew(&pair.between, pair.foreseen_s);
+            }
+            teller.foreseen_s = pairs.iter().map(|pair| pair.foreseen_s).fold(0.0, f64::max);
         }
         for pair in pairs.iter() {
             for one in pair.together.waiting() {

@@ -31,7 +31,8 @@ pub struct Teller {
     began: Instant,
     path: Option<PathBuf>,
     report: LiveSeveralReport,
-    foreseen_s: f64,
+    /// Seconds from the first begin to the last end.
+    pub foreseen_s: f64,
 }
 
 struct Guest {
@@ -103,6 +104,14 @@ impl Teller {
         let foreseen_s = pair.schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely);
         self.foreseen_s = self.foreseen_s.max(foreseen_s);
         self.report.schedules.push(schedule);
+    }
+
+    /// How long guests between two hosts take in all is foreseen anew.
+    pub fn foreseen_anew(&self, between: &str, total_s: f64) {
+        match self.json {
+            true => line(json!({"event": "foreseen", "between": between, "total_s": total_s})),
+            false => self.say(&format!("{between}: {total_s:.1} s in all, as it looks now")),
+        }
     }
 
     fn say(&self, text: &str) {
