@@ -201,7 +201,7 @@ impl Sender {
     /// As [`Sender::send`].
     pub fn try_give(&self, buffer: &mut Vec<u8>, bytes: usize) -> Result<usize, LinkError> {
         // What is sent is counted by its bytes, so it must not lie in a buffer that holds much more.
-        if bytes <= GATHER_WRITE_BYTES_MAX || bytes < buffer.capacity() / 2 {
+        if bytes <= GATHER_WRITE_BYTES_MAX || bytes < buffer.capacity() - buffer.capacity() / 8 {
             return self.try_write(&buffer[..bytes]);
         }
         let Place { id, handle, .. } = &self.end.place;
@@ -327,6 +327,7 @@ impl Receiver {
         if self.read == self.piece.len() {
             let Place { id, handle, waits } = &self.end.place;
             handle.shared.pool.give(std::mem::take(&mut self.piece));
+            self.read = 0;
             self.piece = handle.shared.wait_to_receive(waits, |core| {
                 Ok(match core.piece(*id)? {
                     Taken::Some(piece) => Some(piece),
@@ -334,7 +335,6 @@ impl Receiver {
                     Taken::Wait | Taken::Reset => None,
                 })
             })?;
-            self.read = 0;
         }
         let left = &self.piece[self.read..];
         let length = left.len().min(buffer.len());

@@ -23,12 +23,15 @@ struct Free {
 }
 
 impl Free {
-    /// One that fits: not so large either that what is counted by its bytes would hold several times as much.
-    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
-        let (_, alike) = self.buffers.range_mut(bytes..=bytes * 2).find(|(_, alike)| !alike.is_empty())?;
-        let buffer = alike.pop()?;
-        self.bytes -= buffer.capacity();
-        Some(buffer)
+    /// One of just this size: what is counted by its bytes must not hold much more.
+    fn take(&mut self, capacity: usize) -> Option<Vec<u8>> {
+        let alike = self.buffers.get_mut(&capacity)?;
+        let buffer = alike.pop();
+        if alike.is_empty() {
+            self.buffers.remove(&capacity);
+        }
+        self.bytes -= buffer.as_ref().map_or(0, Vec::capacity);
+        buffer
     }
 
     fn give(&mut self, buffer: Vec<u8>) {
@@ -38,13 +41,14 @@ impl Free {
 
     /// Has one go, so that those of a size that is not wanted any more do not stay for ever.
     fn drop_one(&mut self) {
-        self.buffers.retain(|_, alike| !alike.is_empty());
-        let most = self.buffers.iter_mut().max_by_key(|(capacity, alike)| *capacity * alike.len());
-        self.bytes -= most.and_then(|(_, alike)| alike.pop()).map_or(0, |buffer| buffer.capacity());
+        let most = self.buffers.iter().max_by_key(|(capacity, alike)| *capacity * alike.len());
+        if let Some(capacity) = most.map(|(capacity, _)| *capacity) {
+            drop(self.take(capacity));
+        }
     }
 }
 
-/// Room that is made for so many bytes: one of few sizes, an eighth more at most, so that buffers fit again.
+/// Room that is made for so many bytes: one of few sizes, so that buffers fit again, and an eighth more at most.
 fn rounded(bytes: usize) -> usize {
     bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(1))
 }
@@ -72,7 +76,7 @@ impl Pool {
     fn any(&self, bytes: usize) -> Vec<u8> {
         if bytes >= POOLED_BYTES_MIN {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(buffer) = free.take(bytes) {
+            if let Some(buffer) = free.take(rounded(bytes)) {
                 return buffer;
             }
             if free.bytes > self.bytes_max / 2 {
@@ -84,8 +88,13 @@ impl Pool {
 
     /// Takes a buffer back, with what is in it: it need not be made zero again for one that only writes over it.
     pub fn give(&self, buffer: Vec<u8>) {
+        let capacity = buffer.capacity();
+        // One that was not made here may have a size that nobody asks for.
+        if capacity < POOLED_BYTES_MIN || capacity != rounded(capacity) {
+            return;
+        }
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffer.capacity() >= POOLED_BYTES_MIN && free.bytes + buffer.capacity() <= self.bytes_max {
+        if free.bytes + capacity <= self.bytes_max {
             free.give(buffer);
         }
     }
@@ -153,10 +162,23 @@ mod tests {
     #[test]
     fn a_buffer_is_never_given_for_much_less_than_it_holds() {
         let pool = Pool::new(POOL_BYTES_MAX);
-        pool.give(Vec::with_capacity(1 << 20));
-        assert!(pool.take(128 << 10).capacity() < 1 << 20);
-        assert!(pool.take((1 << 20) + 1).capacity() > 1 << 20);
-        assert_eq!((pool.take(600 << 10).capacity(), pool.free.lock().unwrap().bytes), (1 << 20, 0));
+        (14..20)
+            .for_each(|power| (8..16).for_each(|part| pool.give(Vec::with_capacity(part << (power - 3)))));
+        for bytes in (16 << 10..=1 << 20).step_by(997) {
+            let buffer = pool.take_filled(bytes);
+            let room = buffer.capacity();
+            assert!(buffer.len() == bytes && room <= bytes + bytes / 8, "{room} for {bytes}");
+            pool.give(buffer);
+        }
+    }
+
+    #[test]
+    fn what_was_not_made_here_is_not_kept() {
+        let pool = Pool::new(POOL_BYTES_MAX);
+        (0..1000).for_each(|more| pool.give(Vec::with_capacity(100_001 + more)));
+        assert!(pool.free.lock().unwrap().buffers.len() <= 1);
+        drop(pool.take(rounded(100_001)));
+        assert!(pool.free.lock().unwrap().buffers.is_empty(), "what is empty has no place");
     }
 
     #[test]

@@ -17,7 +17,7 @@ const PARTS: u64 = 6;
 const CREDIT_MIN: u64 = 2 * MESSAGES_CREDIT_FIRST;
 
 /// What a session can hold at most under these limits: what arrived and is not read, what was taken and is not
-/// acknowledged, and buffers that are kept for reuse.
+/// acknowledged, and buffers that are kept for reuse. Memory for them may be an eighth more: buffers have few sizes.
 pub fn bytes_of(limits: &Limits) -> u64 {
     limits.credits.session + limits.held_bytes_max + limits.pool_bytes_max()
 }

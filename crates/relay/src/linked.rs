@@ -111,10 +111,12 @@ struct Apart {
 
 impl Apart {
     /// Goes on to the next bytes of the stream: how many they are, with those that had to be unpacked in `unpacked`.
-    fn go_on(&mut self, unpacked: &mut Held) -> Result<Option<usize>, PieceError> {
+    fn go_on(&mut self, receiver: &Receiver, unpacked: &mut Held) -> Result<Option<usize>, PieceError> {
         while !self.wire.left().is_empty() {
             let (taken, next) = self.reader.next(self.wire.left())?;
-            drop(self.wire.give(taken));
+            if let Some(buffer) = self.wire.give(taken) {
+                receiver.give_back(buffer);
+            }
             match next {
                 Next::More => {}
                 Next::Plain(bytes) => {
@@ -699,7 +701,7 @@ impl Way for BackWay<'_> {
         }
         loop {
             if let Some(apart) = &mut self.apart {
-                match apart.go_on(self.held) {
+                match apart.go_on(self.receiver, self.held) {
                     Ok(Some(bytes)) => return Ok(Moved::Bytes(bytes)),
                     Ok(None) => {}
                     Err(error) => return Err(self.broken(error)),
