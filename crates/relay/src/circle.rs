@@ -1,7 +1,7 @@
 //! Finds lines that would lead back to the relay itself, as far as that can be known before anybody connects.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::options::{Destination, Line};
 
@@ -50,8 +50,13 @@ fn takes(listen: SocketAddr, to: SocketAddr, is_here: &impl Fn(IpAddr) -> bool) 
     match at.is_ipv4() == to.is_ipv4() {
         false => false,
         true if at.is_unspecified() => is_loopback || is_here(to),
-        true => at == to || (to.is_unspecified() && at.is_loopback()),
+        true => at == to || (to.is_unspecified() && is_first_loopback(at)),
     }
+}
+
+/// The one that "any" leads to.
+fn is_first_loopback(address: IpAddr) -> bool {
+    address == IpAddr::V4(Ipv4Addr::LOCALHOST) || address == IpAddr::V6(Ipv6Addr::LOCALHOST)
 }
 
 /// Whether an address is this host's, as far as it tells: one that lets sockets have addresses of others does not.
@@ -107,6 +112,7 @@ mod tests {
         for line in [
             "127.0.0.1:9>127.0.0.1:8",
             "127.0.0.1:9>127.0.0.2:9",
+            "127.0.0.2:9>0.0.0.0:9",
             "192.0.2.1:9>127.0.0.1:9",
             "0.0.0.0:9>198.51.100.1:9",
             "0.0.0.0:9>[::1]:9",

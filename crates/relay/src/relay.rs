@@ -83,10 +83,18 @@ impl Relay {
     /// # Errors
     /// [`StartError`]; nothing listens then.
     pub fn start(options: &RelayOptions) -> Result<Relay, StartError> {
-        if let Some((listen, to)) = circle(&options.lines, is_here) {
+        // An address of this host's own need not lead to the relay: rules of the kernel's may send it on, as where a
+        // Kubernetes node has the addresses of its services.
+        if let Some((listen, to)) = circle(&options.lines, |_| false) {
             return Err(StartError::Circle { listen, to });
         }
         let mut notes = Vec::new();
+        if let Some((listen, to)) = circle(&options.lines, is_here) {
+            notes.push(format!(
+                "{}, unless a rule of the kernel's sends {to} on",
+                StartError::Circle { listen, to }
+            ));
+        }
         let connections_max = files_for(options, &mut notes);
         let (forth, congestion) = choose(&options.congestion, &mut notes)?;
         let (back, _) = choose(&options.congestion_back, &mut Vec::new())?;
