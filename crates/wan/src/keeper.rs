@@ -46,8 +46,18 @@ impl Keeper {
     }
 }
 
+impl Keeper {
+    /// Ends what is left now, because nobody else could.
+    pub fn take_over(&mut self) {
+        self.shell.stdin = None;
+    }
+}
+
 impl Drop for Keeper {
     fn drop(&mut self) {
+        if self.shell.stdin.is_none() {
+            return;
+        }
         // Whoever drops it has cleared the ends. It may have ended; its status has to be taken then, too.
         let _ = self.shell.kill();
         let _ = self.shell.wait();

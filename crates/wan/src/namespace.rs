@@ -19,6 +19,8 @@ use crate::sys;
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 
 const LOOK: Duration = Duration::from_millis(20);
+/// Who is left after that is killed so often.
+const KILLS_MAX: u32 = 100;
 
 /// A network namespace. It lasts as long as this handle or a process in it, whichever is longer.
 #[derive(Debug)]
@@ -120,7 +122,14 @@ impl Namespace {
             waited += LOOK;
             left = self.processes()?;
         }
-        send(&left, Signal::KILL);
+        // Who is killed may have started another one since it was seen.
+        let mut looks = 0;
+        while !left.is_empty() && looks < KILLS_MAX {
+            send(&left, Signal::KILL);
+            std::thread::sleep(LOOK);
+            looks += 1;
+            left = self.processes()?;
+        }
         Ok(())
     }
 

@@ -96,7 +96,7 @@ pub struct Wan {
     pub far: Site,
     pump: Pump,
     /// Ends what is left at the ends if this program cannot.
-    _keeper: Keeper,
+    keeper: Keeper,
     is_stopped: bool,
 }
 
@@ -114,7 +114,7 @@ impl Wan {
         let line = spec.line.clone().with_queues();
         let pump = Pump::start(&line, spec.seed, near_tun, far_tun)
             .map_err(WanError::of("starting the emulator"))?;
-        Ok(Wan { near, far, pump, _keeper: keeper, is_stopped: false })
+        Ok(Wan { near, far, pump, keeper, is_stopped: false })
     }
 
     /// Changes the line, and asks for its counts, from anywhere.
@@ -151,8 +151,12 @@ impl Wan {
         if std::mem::replace(&mut self.is_stopped, true) {
             return Ok(());
         }
-        self.near.namespace.clear()?;
-        self.far.namespace.clear()
+        let (near, far) = (self.near.namespace.clear(), self.far.namespace.clear());
+        let cleared = near.and(far);
+        if cleared.is_err() {
+            self.keeper.take_over();
+        }
+        cleared
     }
 }
 
