@@ -15,7 +15,7 @@ pub const DISKS_MAX: usize = 128;
 /// Of those, of one peer.
 pub const PEER_DISKS_MAX: usize = 64;
 
-/// Streams to measure a line by, at a time; each has a thread and a buffer.
+/// Streams to measure a line by, at a time; each has two threads and a buffer at most.
 const STREAMS_MAX: usize = 256;
 
 /// Of those, of one peer.

@@ -38,10 +38,13 @@ pub(super) fn source(stream: Channel, bytes: u64, within: Duration) {
     let (ended, end) = channel::<()>();
     thread::scope(|scope| {
         let sender = &sender;
-        scope.spawn(move || {
+        let made = move || {
             let _ended = ended;
             make_up(sender, bytes);
-        });
+        };
+        if thread::Builder::new().name("source".into()).spawn_scoped(scope, made).is_err() {
+            return sender.reset();
+        }
         // Nothing is ever told: the other end goes, or does not in time.
         if end.recv_timeout(within) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             sender.reset();
