@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::net::UnixListener;
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -99,6 +100,28 @@ impl Scene {
     #[track_caller]
     fn has_stayed(&mut self) {
         moves::has_stayed(&mut self.source, &self.target);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_what_was_said_is_told_before_the_source_is_connected_to() {
+    let sites = Sites::paired();
+    let monitor = sites.path("monitor");
+    // It would be waited for: it says nothing.
+    let listener = UnixListener::bind(&monitor).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    for (site, more, why) in [
+        ("nowhere", &["--to", "/b"][..], "there is no site 'nowhere'"),
+        ("site-b", &["--to", "b"][..], "with --via it is a path at the site"),
+        ("site-b", &["--to", "/b", "--p2p"][..], "are for libvirt domains"),
+        ("site-b", &["--to", "/b", "--uri", "tcp:h:0"][..], "a port is to be named"),
+    ] {
+        let mut command = sites.here.command(&["live", "--via", site]);
+        command.arg(&monitor).args(more);
+        let output = moves::run(command);
+        assert_eq!(output.code, Some(2), "{more:?}: {output:?}");
+        assert!(output.err.contains(why), "{more:?}: {}", output.err);
+        assert!(listener.accept().is_err(), "{more:?}: the source was connected to");
     }
 }
 

@@ -151,6 +151,11 @@ impl Together {
         self.is_stopped = true;
     }
 
+    /// Whether no more begin.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
     /// Those that send, or are about to.
     pub fn going(&self) -> Vec<usize> {
         let goes = |one: &usize| matches!(self.moves[*one].state, State::Goes { .. });

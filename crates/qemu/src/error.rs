@@ -72,6 +72,11 @@ impl QemuError {
         self.source.as_ref().is_some_and(|source| source.downcast_ref::<io::Error>().is_some())
     }
 
+    /// Whether what was asked was answered, and refused: nothing of it is under way any more.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.kind != QemuErrorKind::Timeout && !self.is_of_connection()
+    }
+
     /// What to try.
     pub fn advice(&self) -> Option<String> {
         use QemuErrorKind as K;

@@ -107,6 +107,20 @@ impl Qmp {
         commands: &[(&str, Value)],
     ) -> Result<Vec<Result<Value, QemuError>>, QemuError> {
         let mut answers = Vec::with_capacity(commands.len());
+        self.execute_into(commands, &mut answers)?;
+        Ok(answers)
+    }
+
+    /// The same for who wants to know what was answered before it failed: those answers are added, in their order. What
+    /// comes after them may have been done all the same.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute_all`].
+    pub(crate) fn execute_into(
+        &mut self,
+        commands: &[(&str, Value)],
+        answers: &mut Vec<Result<Value, QemuError>>,
+    ) -> Result<(), QemuError> {
         for some in commands.chunks(AT_A_TIME) {
             let mut lines = String::new();
             let ids: Vec<u64> = some
@@ -123,7 +137,7 @@ impl Qmp {
                 }
             }
         }
-        Ok(answers)
+        Ok(())
     }
 
     /// The same where each must be done: what is refused first is the error.
@@ -359,6 +373,7 @@ fn connect_within(socket: &Path, time_max: Duration) -> io::Result<UnixStream> {
 
 /// Commands under way at once: a processor's properties, some 300, go in one round trip. They are written as one piece of some
 /// 60 KB, which a socket's buffers hold; QEMU reads eight ahead, and keeps what it has answered until that is read.
+/// More than its queue of eight is safe: a full one drops nothing, it only leaves the rest in the socket until there is room.
 const AT_A_TIME: usize = 512;
 /// `sockaddr_un` has 108, and Linux wants a zero at the end.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;

@@ -8,8 +8,9 @@ mod several;
 mod show;
 
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
@@ -24,7 +25,7 @@ use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
-use over::{Over, Sites};
+use over::{Over, Sites, Way};
 use record::Record;
 use show::Shown;
 
@@ -93,27 +94,54 @@ struct Sides {
 fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
     let Some(site) = &args.via else {
         let options = options(args, None)?;
-        let mut source = connect_watched(args)?;
+        let mut source = connect_watched(&args.source)?;
         let target = connect(&args.to, Side::Target);
         let target = target.map_err(|failure| with_source(failure, &mut source))?;
         return Ok(Sides { source, target, over: None, options });
     };
+    // What is wrong with what was said is told before anybody is connected to.
+    let way = Way::find(args, site, sites)?;
+    let mut options = options(args, Some(&way))?;
     // While the site is dialled and asked the guest's writing is watched.
-    thread::scope(|scope| {
-        let source = scope.spawn(|| connect_watched(args));
-        let over = Over::open(args, site, sites)?;
-        let options = options(args, Some(&over))?;
-        let target = over.connect();
-        let mut source = source.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
-        over.ask(&mut target)?;
-        Ok(Sides { source, target, over: Some(over), options })
-    })
+    let socket = args.source.clone();
+    let source = thread::spawn(move || connect_watched(&socket));
+    let over = match Over::open(args, way) {
+        Ok(over) => over,
+        Err(failure) => return Err(beside_source(failure, source)),
+    };
+    options.carried = Some(over.carried());
+    let target = over.connect();
+    let source = source.join().unwrap_or_else(|panic| resume_unwind(panic));
+    let (source, mut target) = match (source, target) {
+        (Ok(source), Ok(target)) => (source, target),
+        (Ok(mut source), Err(failure)) => return Err(with_source(failure, &mut source)),
+        (Err(failure), Ok(_)) => return Err(failure),
+        (Err(failure), Err(other)) => return Err(both(failure, &other)),
+    };
+    over.ask(&mut target)?;
+    Ok(Sides { source, target, over: Some(over), options })
+}
+
+/// What a site fails in is told at once, with what the source has failed in by then. A source that has not answered yet is
+/// not waited for: nothing was done there but to measure.
+fn beside_source(failure: Failure, source: JoinHandle<Result<Guest, Failure>>) -> Failure {
+    if !source.is_finished() {
+        return failure;
+    }
+    match source.join() {
+        Ok(Err(other)) => both(failure, &other),
+        Ok(Ok(_)) | Err(_) => failure,
+    }
+}
+
+/// Two failures at once, of which the first counts.
+fn both(failure: Failure, other: &Failure) -> Failure {
+    Failure { message: format!("{}; {}", failure.message, other.message), ..failure }
 }
 
 /// The source, which begins to measure how fast the guest writes.
-fn connect_watched(args: &LiveArgs) -> Result<Guest, Failure> {
-    let mut source = connect(&args.source, Side::Source)?;
+fn connect_watched(socket: &Path) -> Result<Guest, Failure> {
+    let mut source = connect(socket, Side::Source)?;
     let begun = source.begin_to_measure();
     begun.map_err(|error| Failure::new(Exit::Source, error.chain()))?;
     Ok(source)
@@ -148,14 +176,15 @@ fn failed_document(error: &LiveError) -> Value {
     json!({"event": "failed", "message": error.to_string(), "guest_at": place(&error.guest_at)})
 }
 
-fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure> {
+/// What was asked for; what carries it is not in it yet.
+fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
     if args.p2p || args.connect.is_some() {
         return Err(Failure::new(Exit::Usage, NO_DAEMON));
     }
     let allows = |what| args.allow.contains(&what);
-    let disks = match (args.disks, over, args.nbd.as_deref()) {
+    let disks = match (args.disks, way, args.nbd.as_deref()) {
         (DisksArg::Shared, _, _) => DisksBy::Shared { other_paths: args.other_paths },
-        (DisksArg::Mirror, Some(over), _) => DisksBy::Mirror(over.disks.clone()),
+        (DisksArg::Mirror, Some(way), _) => DisksBy::Mirror(way.disks.clone()),
         (DisksArg::Mirror, None, Some(nbd)) => DisksBy::Mirror(nbd_at(nbd)?),
         (DisksArg::Mirror, None, None) => {
             return Err(Failure::new(
@@ -164,8 +193,8 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
             ));
         }
     };
-    let uri = match (over, &args.uri) {
-        (Some(over), _) => over.memory.clone(),
+    let uri = match (way, &args.uri) {
+        (Some(way), _) => way.memory.clone(),
         (None, Some(uri)) => uri.clone(),
         (None, None) => return Err(Failure::new(Exit::Usage, NO_URI)),
     };
@@ -180,7 +209,7 @@ fn options(args: &LiveArgs, over: Option<&Over>) -> Result<LiveOptions, Failure>
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
         memory: memory::options(args)?,
         share: None,
-        carried: over.map(Over::carried),
+        carried: None,
         turn: None,
         looked: None,
     })
@@ -206,7 +235,7 @@ fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
     }
 }
 
-fn connect(socket: &std::path::Path, side: Side) -> Result<Guest, Failure> {
+fn connect(socket: &Path, side: Side) -> Result<Guest, Failure> {
     let exit = if side == Side::Source { Exit::Source } else { Exit::Target };
     let advice = "QEMU serves one client per monitor: see that nobody else is connected, and that QEMU runs";
     Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))

@@ -250,10 +250,11 @@ fn a_budget_that_grows_is_shared_at_once_and_never_shrinks() {
 fn nothing_begins_after_it_was_stopped() {
     let mut together = Together::new(None, 1, vec![0, 1], &[1, 1], &[false; 2]);
     assert_eq!(together.steps(), [Step::Begin(0, None)]);
+    assert!(!together.is_stopped());
     together.stop();
     together.ended(0);
     assert_eq!(together.steps(), []);
-    assert!(together.is_over());
+    assert!(together.is_stopped() && together.is_over());
     assert_eq!(together.waiting(), [1]);
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use drover_live::{Ability, Disk, Machine};
 use serde_json::{Value, json};
 
-use super::guest::{Guest, POLL};
+use super::guest::{Guest, Measure, POLL};
 use super::run::WATCH_S;
 use crate::error::{QemuError, QemuErrorKind};
 
@@ -112,33 +112,43 @@ impl Guest {
     }
 
     /// Begins to measure how fast the guest writes, as [`Guest::dirty_rate`] does, so that other things can be asked meanwhile.
-    /// A QEMU that does not take it is no reason not to move.
+    /// A QEMU that does not take it is no reason not to move; a measurement that somebody else began, and that is as drover's
+    /// own, is taken over.
     ///
     /// # Errors
     /// If the connection breaks, or an answer does not come in time.
     pub fn begin_to_measure(&mut self) -> Result<(), QemuError> {
-        if self.measures.is_some_and(|since| since.elapsed() < MEASURE_AGE_MAX) {
+        if self.measures.is_some_and(|measure| measure.since.elapsed() < MEASURE_AGE_MAX) {
             return Ok(());
         }
         let measure = ("calc-dirty-rate", json!({ "calc-time": WATCH_S }));
         let answers = self.qmp.execute_all(&[measure, ("query-dirty-rate", Value::Null)])?;
+        let is_own = answers.first().is_some_and(Result::is_ok);
         // Refused, since a run that ended a moment ago measures the same still.
-        let is_under_way = answers.iter().flatten().any(|told| told["status"] == "measuring");
-        let is_taken = is_under_way || answers.first().is_some_and(Result::is_ok);
-        self.measures = is_taken.then(Instant::now);
+        let is_others = !is_own && answers.iter().flatten().any(is_as_own);
+        self.measures = (is_own || is_others).then(|| Measure { since: Instant::now(), is_others });
         Ok(())
     }
 
     /// Bytes of pages that the guest writes to in a second, as QEMU finds by looking at a sample of pages for as long;
-    /// nothing where it cannot tell.
+    /// nothing where it cannot tell, or what was taken over does not end.
     ///
     /// # Errors
-    /// As [`crate::Qmp::execute`]; [`QemuErrorKind::Timeout`] if it never comes to an end.
+    /// As [`crate::Qmp::execute`]; [`QemuErrorKind::Timeout`] if its own never comes to an end.
     pub fn dirty_rate(&mut self) -> Result<Option<f64>, QemuError> {
         self.begin_to_measure()?;
         match self.measures.take() {
+            Some(Measure { is_others: true, .. }) => self.measured_if_it_ends(),
             Some(_) => self.measured(),
             None => Ok(None),
+        }
+    }
+
+    /// As [`Guest::measured`], and nothing where it does not end.
+    fn measured_if_it_ends(&mut self) -> Result<Option<f64>, QemuError> {
+        match self.measured() {
+            Err(error) if error.kind == QemuErrorKind::Timeout && !error.is_of_connection() => Ok(None),
+            other => other,
         }
     }
 
@@ -162,20 +172,24 @@ impl Guest {
 }
 
 impl Guest {
-    /// Whether KVM writes down in a ring which pages the guest writes to. Takes a second where it does.
+    /// Whether KVM writes down in a ring which pages the guest writes to. Takes a second where it does. Where somebody else's
+    /// measurement does not end it cannot be told, and QEMU may refuse what needs a ring when that is set.
     pub(super) fn has_dirty_ring(&mut self) -> Result<bool, QemuError> {
         // It measures in one way at a time.
         if self.measures.take().is_some() {
-            self.measured()?;
+            self.measured_if_it_ends()?;
         }
         // Asked for the ring without KVM, QEMU 7.2 ends.
         if self.qmp.execute("query-kvm", Value::Null)?["enabled"] != true {
             return Ok(false);
         }
         match self.qmp.execute("calc-dirty-rate", json!({"calc-time": WATCH_S, "mode": "dirty-ring"})) {
-            Ok(_) => self.measured().map(|_| true),
+            Ok(_) => self.measured_if_it_ends().map(|_| true),
             Err(error) if error.is_of_connection() => Err(error),
-            Err(_) => Ok(false),
+            Err(_) => {
+                let told = self.qmp.execute("query-dirty-rate", Value::Null);
+                Ok(told.is_ok_and(|told| told["status"] == "measuring"))
+            }
         }
     }
 }
@@ -207,6 +221,14 @@ fn is_busy(status: &&str) -> bool {
     matches!(*status, "setup" | "active" | "cancelling" | "device")
         || status.starts_with("postcopy")
         || status.starts_with("pre-")
+}
+
+/// Whether what is measured is what drover would measure.
+fn is_as_own(told: &Value) -> bool {
+    let mode = &told["mode"];
+    told["status"] == "measuring"
+        && told["calc-time"] == WATCH_S
+        && (mode.is_null() || mode == "page-sampling")
 }
 
 /// What was measured is of another time after it.

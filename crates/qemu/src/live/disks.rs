@@ -125,6 +125,8 @@ impl Guest {
         if ability.mirror_takes("auto-dismiss") {
             job["auto-dismiss"] = json!(true);
         }
+        // A job of the same name that an earlier run left may have failed, which is nothing of this one.
+        self.forget_job(&pair.job())?;
         self.qmp.execute("blockdev-mirror", job).map(drop)
     }
 

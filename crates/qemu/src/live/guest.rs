@@ -17,8 +17,26 @@ pub struct Guest {
     pub(super) side: Side,
     socket: PathBuf,
     seen: Seen,
-    /// Since when it is measured how fast the guest writes, until what came of it is taken.
-    pub(super) measures: Option<Instant>,
+    /// That it is measured how fast the guest writes, until what came of it is taken.
+    pub(super) measures: Option<Measure>,
+}
+
+/// A measurement that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measure {
+    /// Since when that is known.
+    pub since: Instant,
+    /// Somebody else began it, perhaps a run that ended a moment ago.
+    pub is_others: bool,
+}
+
+/// What a side was set to before a move set it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Before {
+    /// Of all that was set, as far as that was answered.
+    pub settings: Settings,
+    /// It was told what to set, and its answers broke off: that may be set or not.
+    pub is_cut: bool,
 }
 
 /// What events told that no question tells later.
@@ -98,21 +116,41 @@ impl Guest {
     /// # Errors
     /// As [`Qmp::execute`]; [`QemuErrorKind::Failed`] with what is not as it was set.
     pub fn set(&mut self, settings: &Settings) -> Result<(), QemuError> {
-        self.set_from(settings, &mut Settings::default())
+        self.set_from(settings, &mut Before::default())
     }
 
-    /// The same, with what was set `before`; that is told also where something is refused.
-    pub(super) fn set_from(&mut self, settings: &Settings, before: &mut Settings) -> Result<(), QemuError> {
+    /// The same, with what was set `before`; that is told also where something is refused or does not come to its end.
+    pub(super) fn set_from(&mut self, settings: &Settings, before: &mut Before) -> Result<(), QemuError> {
         let asked = [("query-migrate-capabilities", Value::Null), ("query-migrate-parameters", Value::Null)];
         let told = [
             ("migrate-set-capabilities", settings.capabilities_json(self.side)),
             ("migrate-set-parameters", Value::Object(settings.parameters_of(self.side))),
         ];
-        let answers = self.qmp.execute_all(&[&asked[..], &told, &asked].concat())?;
+        let mut answers: Vec<Result<Value, QemuError>> = Vec::new();
+        let done = match self.side {
+            // It is near: what was set is known before anything is.
+            Side::Source => {
+                answers.extend(self.qmp.execute_in_turn(asked.clone())?.map(Ok::<Value, QemuError>));
+                self.qmp.execute_into(&[&told[..], &asked].concat(), &mut answers)
+            }
+            // Over a long line each wait takes a round trip.
+            Side::Target => self.qmp.execute_into(&[&asked[..], &told, &asked].concat(), &mut answers),
+        };
+        let found = match answers.as_slice() {
+            [Ok(capabilities), Ok(parameters), ..] => {
+                Some(settings.as_found(self.side, capabilities, parameters))
+            }
+            _ => None,
+        };
+        before.is_cut |= done.is_err() || found.is_none();
+        // What is found when it is set once more is what was set first.
+        if before.settings.is_empty() {
+            before.settings = found.unwrap_or_default();
+        }
+        done?;
         let mut answers = answers.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Value::Null));
-        *before = settings.as_found(self.side, &next()?, &next()?);
-        for _ in told {
+        for _ in asked.iter().chain(&told) {
             next()?;
         }
         match differences(settings, self.side, &next()?, &next()?).first() {
@@ -207,6 +245,13 @@ impl Guest {
     pub(super) fn seen(&mut self) -> Result<&Seen, QemuError> {
         while self.wait_for_news(Duration::ZERO)? {}
         Ok(&self.seen)
+    }
+
+    /// Forgets how a job of this name ended.
+    pub(super) fn forget_job(&mut self, name: &str) -> Result<(), QemuError> {
+        self.seen()?;
+        self.seen.failed_jobs.retain(|(job, _)| job != name);
+        Ok(())
     }
 
     /// Waits for an event and takes it in; whether one came.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{
-    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Settings, Side, SoFar,
-    Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
+    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Side, SoFar, Watch,
+    Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
 use super::carried::Carried;
 use super::disks::Pair;
-use super::guest::{Guest, POLL, Told};
+use super::guest::{Before, Guest, POLL, Told};
 use super::mark::new_mark;
 use super::turn::Dated;
 use crate::error::{QemuError, QemuErrorKind};
@@ -49,11 +49,15 @@ struct Move<'a> {
     /// What the source is, as it was looked at.
     machine: Machine,
     /// What was set on both sides before drover did.
-    before: [Settings; 2],
+    before: [Before; 2],
     foreseen: Forecast,
     /// Seconds below which it is foreseen to stay, until its line is known.
     foreseen_below_s: Option<f64>,
+    /// That it has only a bound until then was said, which another look does not say again.
+    has_told_bound: bool,
     deeds: Vec<(Deed, Why)>,
+    /// Its disks are offered, and their mirrors begun.
+    has_mirrored: bool,
     /// The source was told to send the guest's memory. Until then what it says of a move is of an earlier one, perhaps of
     /// that by which the guest came to it.
     has_sent: bool,
@@ -285,10 +289,12 @@ impl<'a> Move<'a> {
             pairs: Vec::new(),
             was_running: true,
             machine: Machine::default(),
-            before: [Settings::default(), Settings::default()],
+            before: [Before::default(), Before::default()],
             foreseen: Forecast::default(),
             foreseen_below_s: None,
+            has_told_bound: false,
             deeds: Vec::new(),
+            has_mirrored: false,
             has_sent: false,
             goes_ahead: false,
             ahead: Ahead::new(options.promise.deadline),
@@ -314,7 +320,8 @@ impl<'a> Move<'a> {
         let facts = Facts { rate, overhead: self.overhead(), ..*facts };
         let choice = kept(self.choose(&facts))?;
         let below_s = choice.forecast.below_s();
-        if self.options.line.is_none() && below_s <= SOON_S {
+        let is_soon = self.options.line.is_none() && below_s <= SOON_S;
+        if is_soon && !std::mem::replace(&mut self.has_told_bound, true) {
             self.note(format!(
                 "what the line carries is not said (--line): memory takes less than {below_s:.1} s, or is foreseen anew after its first second"
             ));
@@ -575,6 +582,7 @@ impl<'a> Move<'a> {
             return Ok(());
         }
         let tls = self.tls();
+        self.has_mirrored = true;
         self.target.offer(&self.pairs, at, tls.as_ref())?;
         let from_here = self.options.carried.as_ref().map_or(at, |carried| &carried.disks);
         for pair in &self.pairs {
@@ -638,7 +646,8 @@ impl<'a> Move<'a> {
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
         let throttle = self.throttle();
         let parameters =
-            Value::Object(slow_down(throttle, &self.before[0], rate, self.machine.processors.len().max(1)));
+            slow_down(throttle, &self.before[0].settings, rate, self.machine.processors.len().max(1));
+        let parameters = Value::Object(parameters);
         self.source.qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }

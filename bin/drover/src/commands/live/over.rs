@@ -23,13 +23,27 @@ use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 use crate::sites;
 
-/// Sockets here that lead to a site.
-pub struct Over {
-    link: Arc<Link>,
+/// A site, and where the target is to listen there: what is known before anybody is connected to.
+pub struct Way {
+    shared: Arc<Shared>,
     /// Where the target waits for memory, as its QEMU takes it.
     pub memory: String,
     /// Where the target offers its disks.
     pub disks: NbdAt,
+}
+
+impl Way {
+    /// Fails with what is wrong with what was said, without a look at the network.
+    pub fn find(args: &LiveArgs, site: &str, sites: &Sites) -> Result<Way, Failure> {
+        let (memory, disks) = places(args)?;
+        address_of(&memory)?;
+        Ok(Way { shared: sites.named(args, site)?, memory, disks })
+    }
+}
+
+/// Sockets here that lead to a site.
+pub struct Over {
+    link: Arc<Link>,
     here: Here,
     asking: Asking,
     /// Where sockets of QEMU's moves lie.
@@ -129,15 +143,14 @@ impl Drop for Shared {
 
 impl Over {
     /// Sees whether the site is there, and makes the sockets. QEMU is not touched.
-    pub fn open(args: &LiveArgs, site: &str, sites: &Sites) -> Result<Over, Failure> {
-        let (memory, disks) = places(args)?;
+    pub fn open(args: &LiveArgs, way: Way) -> Result<Over, Failure> {
+        let Way { shared, memory, disks } = way;
         let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
         let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
         let path = |name: &str| folder.path().join(name);
         let here = Here { monitor: path(MONITOR), memory: path(MEMORY), disks: path(DISKS) };
         let monitor = format!("unix:{}", args.to.display());
-        let mut over =
-            Over::dial(args, sites.named(args, site)?, here, (memory, disks), Reach::Folder, Some(monitor))?;
+        let mut over = Over::dial(args, shared, here, (memory, disks), Reach::Folder, Some(monitor))?;
         over.asking.is_own = args.uri.is_none() && args.nbd.is_none();
         let Here { monitor, memory, disks } = &over.here;
         give_to_qemu(&args.source, &[monitor, memory, disks, folder.path()]);
@@ -199,7 +212,7 @@ impl Over {
             None => no_door(error),
         })?;
         let link = Arc::new(Link { site: name, doors: opened, first_round_trip, monitor, _shared: shared });
-        Ok(Over { link, memory, disks, here, asking, _folder: None })
+        Ok(Over { link, here, asking, _folder: None })
     }
 
     /// Asks the site whether all that the move needs may be connected to. The agent connects to see it, which a QEMU that

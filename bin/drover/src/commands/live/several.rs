@@ -243,8 +243,10 @@ pub struct Pair {
     pub schedule: Schedule,
     together: Together,
     so_far: Vec<Progress>,
-    /// Bytes of memory a second that all together move, blank pages included, as one that moves or has moved told.
+    /// Bytes a second that all together send, as one that moves or has moved told.
     measured: Option<f64>,
+    /// Share of the memory of all that holds something, as the same one told (0 to 1).
+    share_in_use: f64,
     /// Seconds from the first begin to the last end.
     foreseen_s: f64,
 }
@@ -272,7 +274,7 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
         let so_far = vec![Progress::Waits; guests.len()];
         let foreseen_s = schedule.chosen.as_ref().map_or(0.0, |chosen| chosen.total.likely);
         let line_is_known = line.is_some();
-        let measured = None;
+        let (measured, share_in_use) = (None, 1.0);
         Pair {
             between,
             numbers,
@@ -283,6 +285,7 @@ fn pairs(all: &All, ready: &BTreeMap<usize, Ready>) -> Vec<Pair> {
             together,
             so_far,
             measured,
+            share_in_use,
             foreseen_s,
         }
     };

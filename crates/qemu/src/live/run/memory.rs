@@ -9,6 +9,7 @@ use drover_live::{
 
 use super::{Ending, LiveError, Move, Moved, Where, channels_wanted, downtime_of_qemu, excess_words};
 use crate::error::QemuError;
+use crate::live::guest::Before;
 use crate::live::tls::OWN;
 
 /// How memory goes, where that was said.
@@ -210,29 +211,20 @@ impl Move<'_> {
             ));
         }
         let packs = self.options.memory.compression != Compression::None;
-        let mut before = [Settings::default(), Settings::default()];
-        let done = self.set_both(&found, &mut before);
-        self.before = before;
-        match done {
-            Err(error) if packs && self.options.allowed.postcopy && !error.is_of_connection() => {
+        match self.set_both(&found) {
+            Err(error) if packs && self.options.allowed.postcopy && error.is_refusal() => {
                 let what = format!("these QEMUs do not compress with post-copy ({})", error.chain());
                 let advice = "leave --compress or --allow postcopy out".to_string();
                 return Err(Ending::Obstacles(vec![Obstacle { what, advice }]));
             }
-            // Together they came late, and the schema does not tell when.
-            Err(error) if channels > 1 && self.options.allowed.postcopy => {
+            // Together they came late, and the schema does not tell when. A side that did not answer may take them still.
+            Err(error) if channels > 1 && self.options.allowed.postcopy && error.is_refusal() => {
                 self.note(format!(
                     "one connection, since these QEMUs do not take many with post-copy ({})",
                     error.chain()
                 ));
                 let found = self.settings(1)?;
-                // What the target was set to before is known, and that of the source if its turn came.
-                let mut again = [Settings::default(), Settings::default()];
-                let done = self.set_both(&found, &mut again);
-                if self.before[0].is_empty() {
-                    std::mem::swap(&mut self.before[0], &mut again[0]);
-                }
-                done?;
+                self.set_both(&found)?;
             }
             other => other?,
         }
@@ -240,9 +232,9 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Sets it on the target and then on the source, and tells what was set on them before; nothing where it did not come to that.
-    fn set_both(&mut self, found: &Settings, before: &mut [Settings; 2]) -> Result<(), QemuError> {
-        let [of_source, of_target] = before;
+    /// Sets it on the target and then on the source, and keeps what was set on them before.
+    fn set_both(&mut self, found: &Settings) -> Result<(), QemuError> {
+        let [of_source, of_target] = &mut self.before;
         self.target.set_from(found, of_target)?;
         self.source.set_from(found, of_source)
     }
@@ -250,13 +242,16 @@ impl Move<'_> {
     /// The side that has the guest is set as it was before, so that the next move of it, whoever makes it, is not made as this
     /// one. Where the guest is on neither for sure, nothing is touched.
     pub(super) fn put_back(&mut self, ended: &Result<Moved, LiveError>) {
-        let done = match ended {
-            Ok(_) => self.put_target_back(),
-            Err(LiveError { guest_at: Where::Source, .. }) => self.put_source_back(),
+        let (side, done) = match ended {
+            Ok(_) => (Side::Target, self.put_target_back()),
+            Err(LiveError { guest_at: Where::Source, .. }) => (Side::Source, self.put_source_back()),
             Err(_) => return,
         };
         if let Err(error) = done {
-            self.note(format!("what was set for this move stays set where the guest is: {}", error.chain()));
+            self.note(format!(
+                "what was set for this move stays set where the guest is, at the {side} ({LOOK_AT} tell): {}",
+                error.chain()
+            ));
         }
     }
 
@@ -266,21 +261,36 @@ impl Move<'_> {
             let _ = self.source.drop_credentials();
         }
         let [_, before] = std::mem::take(&mut self.before);
-        if !before.is_empty() {
-            self.target.set(&before)?;
+        if !before.settings.is_empty() {
+            self.target.set(&before.settings)?;
         }
         self.target.drop_credentials()
     }
 
     fn put_source_back(&mut self) -> Result<(), QemuError> {
         let [before, of_target] = std::mem::take(&mut self.before);
-        if !self.is_link_away() && (!of_target.is_empty() || self.options.memory.tls.is_some()) {
-            // A target whose guest did not come has mostly ended by itself.
-            let _ = self.target.set(&of_target).and_then(|()| self.target.drop_credentials());
-        }
-        if !before.is_empty() {
-            self.source.set(&before)?;
+        self.put_left_target_back(&of_target);
+        if !before.settings.is_empty() {
+            self.source.set(&before.settings)?;
         }
         self.source.drop_credentials()
     }
+
+    /// A target whose guest did not come has mostly ended by itself, so what fails there is not told; but where its answers
+    /// broke off while it was set, it may be there, and set.
+    fn put_left_target_back(&mut self, before: &Before) {
+        let is_known = !before.settings.is_empty();
+        let is_tried = !self.is_link_away() && (is_known || self.options.memory.tls.is_some());
+        let is_done = is_tried
+            && self.target.set(&before.settings).and_then(|()| self.target.drop_credentials()).is_ok();
+        if before.is_cut && !(is_known && is_done) {
+            self.note(format!(
+                "what was set for this move may stay set at the target, whose answers broke off then: look at {LOOK_AT} there \
+                 before a guest comes to it"
+            ));
+        }
+    }
 }
+
+/// What tells how a side is set.
+const LOOK_AT: &str = "`query-migrate-capabilities` and `query-migrate-parameters`";

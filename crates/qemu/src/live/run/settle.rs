@@ -12,7 +12,7 @@ impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
         if !self.has_sent {
-            if matches!(cause, Ending::Stopped) && !self.pairs.is_empty() {
+            if matches!(cause, Ending::Stopped) && self.has_mirrored {
                 self.note(CANCELS);
             }
             self.clean_up();
@@ -178,9 +178,8 @@ impl Move<'_> {
     }
 }
 
-/// What is said to somebody who stopped it, and may lose patience.
-const CANCELS: &str =
-    "it is cancelled, and the guest seen back at the source: another Ctrl-C changes nothing";
+/// What is said to somebody who stopped it, and may lose patience. What comes of it is not known yet.
+const CANCELS: &str = "it is being cancelled, if that is still possible, and where the guest is will be told: another Ctrl-C changes nothing";
 /// For which a cancelled move may take to end by itself.
 const CANCEL_TIME_MAX: Duration = Duration::from_secs(1);
 /// For which QEMU may need to let a guest run again.

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
-use drover_live::{Allowed, Disk, Promise, Side};
+use drover_live::{Allowed, Disk, Promise, Settings, Side};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -30,8 +30,14 @@ struct Said {
     refuses: Option<&'static str>,
     /// A mirror that is ready, until it is ended.
     mirror: Option<&'static str>,
+    /// An order at which it ends the connection.
+    leaves: Option<&'static str>,
+    /// An event that it tells before its answer to such an order.
+    news: Option<(&'static str, Value)>,
     /// What is said of a measurement that another run began, each time that it is asked.
     measurement: Vec<&'static str>,
+    /// Seconds for which that one lasts beyond drover's own.
+    measures_longer_s: u64,
     /// Looks at mirrors before one is ready.
     looks_until_ready: u32,
     /// Bounds on mirrors, in the order in which they were set.
@@ -75,7 +81,8 @@ impl Said {
                 json!({})
             }
             "query-dirty-rate" if !self.measurement.is_empty() => {
-                json!({"status": self.measurement.remove(0), "dirty-rate": 7})
+                let calc_time = WATCH_S + self.measures_longer_s;
+                json!({"status": self.measurement.remove(0), "dirty-rate": 7, "calc-time": calc_time})
             }
             "query-qmp-schema" => schema(),
             "query-cpus-fast" => json!([{"qom-path": "/processor"}]),
@@ -131,6 +138,14 @@ impl Fake {
         for line in BufReader::new(stream.try_clone().unwrap()).lines() {
             let Ok(line) = line else { return };
             let told: Value = serde_json::from_str(&line).unwrap();
+            if told["execute"].as_str() == self.said().leaves {
+                return;
+            }
+            if let Some((order, event)) = self.said().news.clone()
+                && told["execute"] == order
+            {
+                stream.write_all(format!("{event}\n").as_bytes()).unwrap();
+            }
             let answer = self.said().answer(told["execute"].as_str().unwrap(), &told["arguments"]);
             let answer = match answer {
                 Some(answer) => json!({"return": answer, "id": told["id"]}),
@@ -235,6 +250,107 @@ fn a_measurement_that_is_under_way_is_waited_for_after_all_else_was_asked() {
     let last = |order: &str| orders.iter().rposition(|told| told == order);
     assert!(last("calc-dirty-rate") < last("query-qmp-schema"), "{orders:?}");
     assert!(last("qom-get") < last("query-dirty-rate"), "{orders:?}");
+}
+
+#[test]
+fn a_measurement_that_is_not_as_drovers_own_is_not_waited_for() {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    (source.said().measurement, source.said().measures_longer_s) = (vec!["measuring"; 100], 59);
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let mut notes = Vec::new();
+    let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+    let choice = foresee(&mut from, &mut to, &options(), &mut tell).unwrap().unwrap();
+    assert_eq!(choice.facts.dirty.likely, 0.0);
+    assert!(notes.iter().any(|note| note.contains("does not tell how fast the guest writes")), "{notes:?}");
+}
+
+/// Parameters of which each was another before.
+fn set_to(number: u64) -> Settings {
+    let parameters = json!({"downtime-limit": number, "max-bandwidth": number});
+    Settings { parameters: parameters.as_object().unwrap().clone(), ..Settings::default() }
+}
+
+#[test]
+fn what_was_set_before_is_known_though_the_answers_break_off() {
+    for (side, leaves, is_cut, is_known) in [
+        (Side::Target, "migrate-set-parameters", true, true),
+        (Side::Target, "query-migrate-parameters", true, false),
+        (Side::Source, "migrate-set-parameters", true, true),
+        // Nothing was set.
+        (Side::Source, "query-migrate-parameters", false, false),
+    ] {
+        let fake = Fake::new("running", "none");
+        fake.said().parameters = Value::Object(set_to(1).parameters);
+        fake.said().leaves = Some(leaves);
+        let folder = tempfile::tempdir().unwrap();
+        let mut guest = fake.guest(&folder, side);
+        let mut before = Before::default();
+        let error = guest.set_from(&set_to(2), &mut before).unwrap_err();
+        assert!(!error.is_refusal(), "{}", error.chain());
+        let known = if is_known { set_to(1) } else { Settings::default() };
+        assert_eq!(before, Before { settings: known, is_cut }, "{side}: {leaves}");
+    }
+}
+
+#[test]
+fn a_target_that_breaks_off_while_it_is_set_is_told() {
+    let (source, target) = sent_at_once("running");
+    target.said().leaves = Some("migrate-set-parameters");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let mut notes = Vec::new();
+    let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+    let error = live(&mut from, &mut to, &options(), &AtomicBool::new(false), &mut tell).unwrap_err();
+    assert_eq!(error.guest_at, Where::Source, "{error}");
+    assert!(notes.iter().any(|note| note.contains("may stay set at the target")), "{notes:?}");
+    assert!(!source.was_told("migrate-set-parameters"), "{:?}", source.said().orders);
+}
+
+#[test]
+fn a_mirror_is_not_ended_by_what_an_older_one_of_its_name_ended_in() {
+    let source = Fake::new("running", "none");
+    let old = json!({"device": "drover-mirror-0", "error": "No space left on device"});
+    let old = json!({"event": "BLOCK_JOB_COMPLETED", "data": old});
+    (source.said().mirror, source.said().news) = (Some("drover-mirror-0"), Some(("query-status", old)));
+    let folder = tempfile::tempdir().unwrap();
+    let mut from = source.guest(&folder, Side::Source);
+    from.status().unwrap();
+    assert_eq!(from.seen().unwrap().failed_jobs.len(), 1);
+    let pairs = [Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
+    let at = crate::live::NbdAt::Unix("/nowhere".into());
+    from.mirror(&pairs[0], &at, &Ability::default(), None, None).unwrap();
+    from.end_mirrors(&pairs, Duration::from_secs(60)).unwrap();
+}
+
+#[test]
+fn another_ctrl_c_is_spoken_of_only_where_something_is_to_be_cancelled() {
+    for has_mirrored in [false, true] {
+        let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+        let folder = tempfile::tempdir().unwrap();
+        let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+        let (options, stop, mut notes) = (options(), AtomicBool::new(true), Vec::new());
+        let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+        let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+        one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
+        one.has_mirrored = has_mirrored;
+        let error = one.settle(Ending::Stopped).unwrap_err();
+        assert_eq!(error.guest_at, Where::Source, "{error}");
+        assert_eq!(notes.iter().any(|note| note.contains("another Ctrl-C")), has_mirrored, "{notes:?}");
+    }
+}
+
+#[test]
+fn that_a_line_is_not_known_is_said_once_however_often_it_is_looked_at() {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let (options, stop, mut notes) = (options(), AtomicBool::new(false), Vec::new());
+    let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    one.look().unwrap();
+    one.look().unwrap();
+    assert_eq!(notes.iter().filter(|note| note.contains("--line")).count(), 1, "{notes:?}");
 }
 
 #[test]
