@@ -353,6 +353,9 @@ fn what_cannot_be_had_is_an_error_at_the_start() {
     assert!(told.contains("nonesuch") && told.contains("this kernel has"), "{told}");
     options.congestion = Congestion::Host;
     options.lines[0].listen = target.local_addr().unwrap();
+    assert!(matches!(Relay::start(&options), Err(StartError::Circle { .. })));
+    let taken = listener();
+    options.lines[0].listen = taken.local_addr().unwrap();
     assert!(matches!(Relay::start(&options), Err(StartError::Listen { .. })));
     options.lines[0].listen.set_port(0);
     options.policy = Policy::parse("allow congestion nonesuch").unwrap();
