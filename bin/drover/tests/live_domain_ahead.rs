@@ -109,7 +109,9 @@ fn a_guest_that_does_not_converge_goes_ahead_and_arrives() {
     assert_eq!(output.code, Some(0), "{output:?}");
     pair.has_moved("a", "b");
     assert!(output.out.contains("--postcopy-bandwidth 4"), "{}", output.out);
-    assert!(events(&output).iter().any(|event| event["phase"] == "postcopy"), "{}", output.out);
+    // How long it is in post-copy is up to what it reads; it may be over between two looks.
+    let went_ahead = |event: &Value| event["what"] == "the guest goes ahead, its memory follows";
+    assert!(events(&output).iter().any(went_ahead), "{}", output.out);
     // Without leave it stays.
     let output = moves::run(pair.command("b", "a", &["--rate-max", "40m"]));
     assert!(matches!(output.code, Some(3 | 6)), "{output:?}");

@@ -91,7 +91,9 @@ fn buffers_given_whole_and_in_part_arrive_in_order() {
         let mut buffer = sender.buffer(LARGE);
         buffer[..length].copy_from_slice(&bytes[sent..sent + length]);
         let given = sender.try_give(&mut buffer, length).unwrap();
-        assert!(buffer.len() == LARGE || (buffer.is_empty() && given == length && length == LARGE));
+        assert!(
+            buffer.len() == LARGE || (buffer.is_empty() && given == length && length >= LARGE - LARGE / 8)
+        );
         was_taken += usize::from(buffer.is_empty());
         was_copied += usize::from(!buffer.is_empty() && given > 0);
         sender.give_back(buffer);
