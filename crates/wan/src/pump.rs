@@ -21,8 +21,11 @@ use crate::tun::Tun;
 /// Packets read, or handed over, before the other work has its turn.
 const BATCH: usize = 16;
 
-/// Nearer than this to the next departure the thread does not sleep: to wake it up takes about as long.
+/// Nearer than this to the next departure the thread does not sleep.
 const SPIN: Duration = Duration::from_micros(25);
+
+/// Who wakes up later than this was kept waiting by others.
+const WAKING_MAX: Duration = Duration::from_micros(200);
 
 /// The thread's priority where it may not run in real time; the load it carries must not make it late.
 const NICE: i32 = -15;
@@ -98,6 +101,8 @@ impl Pump {
             inbox,
             bell: bell.clone(),
             scratch: vec![0; FRAME_BYTES_MAX],
+            waking: Waking::default(),
+            woken: [None; 2],
         };
         let thread = std::thread::Builder::new().name("wan".into()).spawn(move || work.run())?;
         Ok(Pump { handle: Handle { messages, bell }, thread: Some(thread) })
@@ -175,6 +180,35 @@ impl Way {
     }
 }
 
+/// How long the thread usually takes to wake up: a processor that has nothing to do sleeps, too, a virtual one the more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waking {
+    usual: Duration,
+    /// It has hardly ever taken less lately.
+    least: Duration,
+}
+
+impl Waking {
+    /// It was woken up so late.
+    fn learn(&mut self, late: Duration) {
+        if late <= WAKING_MAX {
+            self.usual = (self.usual * 7 + late) / 8;
+            self.least = late.min(self.least + late.saturating_sub(self.least) / 32);
+        }
+    }
+
+    /// What to sleep so as to be awake in time.
+    fn sleep(self, left: Duration) -> Duration {
+        left.saturating_sub(SPIN + self.usual)
+    }
+
+    /// When that came at the latest what woke it up at `now`, after it had slept since `since`: no line is to be faster
+    /// than it was asked to be.
+    fn came(self, since: Moment, now: Moment) -> Moment {
+        since + now.since(since).saturating_sub(self.least)
+    }
+}
+
 struct Work {
     /// Near, far.
     tuns: [Tun; 2],
@@ -184,6 +218,9 @@ struct Work {
     inbox: Receiver<Message>,
     bell: Arc<OwnedFd>,
     scratch: Vec<u8>,
+    waking: Waking,
+    /// When the packet came, from near and from far, that woke it up.
+    woken: [Option<Moment>; 2],
 }
 
 impl Work {
@@ -214,7 +251,7 @@ impl Work {
     /// Reads what a device has; true if there may be more.
     fn take(&mut self, way: usize) -> io::Result<bool> {
         for _ in 0..BATCH {
-            let now = self.now();
+            let now = self.woken[way].take().unwrap_or_else(|| self.now());
             let (tun, way) = (&self.tuns[way], &mut self.ways[way]);
             let Some(space) = way.ring.space() else {
                 let read = tun.read(&mut self.scratch)?.is_some();
@@ -250,24 +287,29 @@ impl Work {
     }
 
     /// Sleeps until something happens or is due.
-    fn rest(&self) -> io::Result<()> {
+    fn rest(&mut self) -> io::Result<()> {
         let wake = self.ways.iter().filter_map(|way| way.line.wake()).min();
-        let left = wake.map(|wake| wake.since(self.now()));
-        let time = match left.map(|left| left.checked_sub(SPIN)) {
-            Some(None) => Some(Duration::ZERO),
-            Some(Some(time)) => Some(time),
-            None => None,
-        };
+        let since = self.now();
+        let asked = wake.map(|wake| self.waking.sleep(wake.since(since)));
         let mut waits = [
             PollFd::from_borrowed_fd(self.tuns[0].as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.tuns[1].as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
         ];
-        let time = time.and_then(|time| Timespec::try_from(time).ok());
-        match poll(&mut waits, time.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+        let time = asked.and_then(|time| Timespec::try_from(time).ok());
+        let woken = match poll(&mut waits, time.as_ref()) {
+            Ok(woken) => woken,
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let [near, far, _] = waits.map(|it| it.revents().contains(PollFlags::IN));
+        let now = self.now();
+        let came = self.waking.came(since, now);
+        self.woken = [near, far].map(|has_woken| has_woken.then_some(came));
+        if let (0, Some(asked)) = (woken, asked.filter(|asked| !asked.is_zero())) {
+            self.waking.learn(now.since(since + asked));
         }
+        Ok(())
     }
 
     /// Does what it is told; true if that is to stop.
@@ -305,5 +347,41 @@ impl Work {
         let busy = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         let busy = Duration::try_from(busy).unwrap_or_default();
         Report { up, down, time: self.begun.elapsed(), busy }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_sleeps_less_by_what_waking_up_takes_and_forgets_what_others_took() {
+        let (mut waking, late) = (Waking::default(), Duration::from_micros(80));
+        let left = Duration::from_millis(10);
+        assert_eq!(waking.sleep(left), left - SPIN);
+        (0..100).for_each(|_| waking.learn(late));
+        let before = waking.usual;
+        assert!(before <= late && before > late - Duration::from_micros(1), "{before:?}");
+        waking.learn(Duration::from_millis(16));
+        assert_eq!((waking.usual, waking.sleep(left)), (before, left - SPIN - before));
+        assert_eq!(waking.sleep(SPIN), Duration::ZERO);
+    }
+
+    #[test]
+    fn one_quick_waking_is_believed_at_once_and_slow_ones_in_time() {
+        let (mut waking, quick) = (Waking::default(), Duration::from_micros(9));
+        (0..400).for_each(|_| waking.learn(Duration::from_micros(80)));
+        assert!(waking.least > Duration::from_micros(75), "{waking:?}");
+        waking.learn(quick);
+        assert_eq!(waking.least, quick);
+    }
+
+    #[test]
+    fn a_packet_came_before_it_woke_the_thread_but_not_before_that_slept() {
+        let waking = Waking { least: Duration::from_micros(80), ..Waking::default() };
+        let since = Moment(1_000_000);
+        assert_eq!(waking.came(since, Moment(2_000_000)), Moment(1_920_000));
+        assert_eq!(waking.came(since, Moment(1_050_000)), since);
+        assert_eq!(waking.came(since, since), since);
     }
 }
