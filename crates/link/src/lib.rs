@@ -53,7 +53,7 @@ pub use drover_wire::{
 pub use error::{LinkError, LinkErrorKind};
 pub use identity::{ALPN, fingerprint};
 pub use listen::{Admit, Applicant, ListenOptions, Listener, RateLimitOf};
-pub use peer::Peer;
+pub use peer::{Peer, fingerprint_hex};
 pub use rate::{RateLimit, Used};
 pub use session::{Incoming, Session};
 pub use socket::SocketOptions;

@@ -18,9 +18,14 @@ pub struct Peer {
 impl Peer {
     /// The fingerprint in hexadecimal.
     pub fn fingerprint_hex(&self) -> String {
-        self.fingerprint.iter().fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        fingerprint_hex(&self.fingerprint)
     }
+}
+
+/// A fingerprint in hexadecimal, as [`Peer::fingerprint_hex`].
+pub fn fingerprint_hex(fingerprint: &[u8; 32]) -> String {
+    fingerprint.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }

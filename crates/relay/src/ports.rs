@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use drover_link::{Channel, Peer};
+use drover_link::{Channel, Peer, fingerprint_hex};
 
 use crate::address::{AddressError, Network, PortRange, Target, wrong};
 use crate::answer::{Word, answer};
@@ -356,19 +356,15 @@ struct Own {
     count: usize,
 }
 
-/// Digits of a key that tell peers of one name apart, in bytes.
-const KEY_BYTES_TOLD: usize = 4;
+/// Digits of a key that tell peers of one name apart.
+const KEY_DIGITS_TOLD: usize = 8;
 
 impl Taken {
     /// Connections of each peer, by its name; the beginning of its key stands behind a name that several have.
     fn told(&self) -> BTreeMap<String, u64> {
         let is_shared = |name: &str| self.by_peer.values().filter(|own| own.name == name).nth(1).is_some();
         let name = |key: &[u8; 32], own: &Own| match is_shared(&own.name) {
-            true => format!(
-                "{} ({})",
-                own.name,
-                key[..KEY_BYTES_TOLD].iter().map(|it| format!("{it:02x}")).collect::<String>()
-            ),
+            true => format!("{} ({})", own.name, &fingerprint_hex(key)[..KEY_DIGITS_TOLD]),
             false => own.name.clone(),
         };
         self.by_peer.iter().map(|(key, own)| (name(key, own), own.count as u64)).collect()
