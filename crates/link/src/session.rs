@@ -29,6 +29,16 @@ pub struct Handle {
     pub shared: Arc<Shared>,
 }
 
+/// Somebody waits for the last byte of all that a session has under way, until this is dropped. See [`Session::hurry`].
+#[must_use]
+pub struct Hurry(Session);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.shared().with(|inner, _| inner.core.take_time());
+    }
+}
+
 /// A channel that the peer opened.
 #[derive(Debug)]
 pub struct Incoming {
@@ -89,6 +99,13 @@ impl Session {
             }
             inner = shared.accept.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// From now on time counts more than the line: what was sent and takes longer than a round trip goes once more over another
+    /// connection, also where that takes room from what is new. For moments in which somebody waits for all that is under way.
+    pub fn hurry(&self) -> Hurry {
+        self.shared().with(|inner, _| inner.core.hurry());
+        Hurry(self.clone())
     }
 
     /// Who is on the other side.

@@ -208,8 +208,10 @@ pub struct Core {
     flying: BTreeMap<u64, Flying>,
     repeats: BTreeSet<u64>,
     usual: Usual,
-    /// When a frame was sent that had not been before.
+    /// When a frame was sent that had not been before, and is not small.
     sent_new: Moment,
+    /// Those who wait for the last byte of all that is under way.
+    hurries: usize,
     /// A program found that the peer's credit was used up, and no more has come since.
     lacks_credit: bool,
     next_sequence: u64,
@@ -332,6 +334,7 @@ impl Core {
             repeats: BTreeSet::new(),
             usual: Usual::default(),
             sent_new: Moment::ZERO,
+            hurries: 0,
             lacks_credit: false,
             next_sequence: 1,
             held: 0,

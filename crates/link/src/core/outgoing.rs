@@ -70,8 +70,8 @@ impl Core {
     }
 
     fn next_shared(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
-        let repeat = self.next_repeat(stripe, now);
-        repeat.or_else(|| self.next_new(stripe, now)).or_else(|| self.next_overdue(stripe, now))
+        let again = self.next_repeat(stripe, now).or_else(|| self.next_late(stripe, now));
+        again.or_else(|| self.next_new(stripe, now)).or_else(|| self.next_overdue(stripe, now))
     }
 
     fn next_new(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
@@ -81,7 +81,7 @@ impl Core {
         let (header, payload) = self.next_control().or_else(|| self.next_of_channels())?;
         let header = Header { sequence: self.next_sequence, ..header };
         self.next_sequence += 1;
-        self.sent_new = now;
+        self.note_new(header.payload_bytes, now);
         let flying = Flying { header, payload: payload.clone(), stripe, sent: now, is_again: false };
         self.flying.insert(header.sequence, flying);
         self.count_flying(stripe, 1);

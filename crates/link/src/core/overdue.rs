@@ -14,10 +14,21 @@ use super::{Core, Flying, Moment, Outgoing, StripeId};
 /// the kernel itself waits for 200 ms before it tries again without a sign.
 const OVERDUE_MIN: Duration = Duration::from_millis(150);
 
+/// Of a small frame: it costs nothing, so only what comes late by chance is left out.
+const SMALL_OVERDUE_MIN: Duration = Duration::from_millis(20);
+
 /// What is looked at, the oldest first, in frames and in bytes, of which the last frame may take more: those are what
 /// others wait for.
 const LOOK_AT: usize = 16;
 const LOOK_AT_BYTES: u64 = 2 << 20;
+
+/// In a hurry a frame is overdue once after this: on a short line it is acknowledged before, and on a long one something
+/// may have to come behind it for the kernel to see that it was lost.
+const HURRIED_AFTER: Duration = Duration::from_millis(10);
+
+/// Looked at in a hurry: about what a long, fast line holds.
+const HURRIED_LOOK_AT: usize = 256;
+const HURRIED_LOOK_AT_BYTES: u64 = 32 << 20;
 
 /// Credit, ends, openings and other small frames are carried once more in any case: they cost nothing, and much may
 /// wait for them.
@@ -39,9 +50,21 @@ impl Usual {
 
     /// How old a frame of so many bytes is that takes longer than usual. `None`: nothing is known yet.
     fn limit(&self, bytes: u32) -> Option<Duration> {
-        let usual = if bytes <= SMALL_BYTES_MAX { self.small.0 } else { self.large.0 };
-        usual.map(|usual| (usual + usual / 4 + Duration::from_millis(10)).max(OVERDUE_MIN))
+        let (usual, min) = match bytes <= SMALL_BYTES_MAX {
+            true => (self.small.0, SMALL_OVERDUE_MIN),
+            false => (self.large.0, OVERDUE_MIN),
+        };
+        usual.map(|usual| longer(usual).max(min))
     }
+
+    /// How old one is in a hurry that another connection carries already: whatever its size, a little more than a round trip.
+    fn hurried_limit(&self, bytes: u32) -> Option<Duration> {
+        self.limit(0).or_else(|| self.limit(bytes))
+    }
+}
+
+fn longer(usual: Duration) -> Duration {
+    usual + usual / 4 + Duration::from_millis(10)
 }
 
 /// A median, as far as one number can follow it.
@@ -60,22 +83,54 @@ impl Median {
 }
 
 impl Core {
+    /// From now on somebody waits for the last byte of all that is under way, until [`Core::take_time`]. Asked for as
+    /// often, it is over when that was said as often.
+    pub fn hurry(&mut self) {
+        self.hurries += 1;
+    }
+
+    /// Nobody waits so any more.
+    pub fn take_time(&mut self) {
+        self.hurries = self.hurries.saturating_sub(1);
+    }
+
+    fn is_hurried(&self) -> bool {
+        self.hurries > 0
+    }
+
+    /// A frame was sent that had not been before. What is small leaves room for others beside it.
+    pub(super) fn note_new(&mut self, bytes: u32, now: Moment) {
+        if bytes > SMALL_BYTES_MAX {
+            self.sent_new = now;
+        }
+    }
+
     /// The frames that others may wait for.
     fn oldest(&self) -> impl Iterator<Item = (u64, &Flying)> {
+        let (frames_max, bytes_max) = match self.is_hurried() {
+            true => (HURRIED_LOOK_AT, HURRIED_LOOK_AT_BYTES),
+            false => (LOOK_AT, LOOK_AT_BYTES),
+        };
         let mut bytes = 0;
-        let looked_at = self.flying.iter().take(LOOK_AT).take_while(move |(_, flying)| {
-            let is_looked_at = bytes < LOOK_AT_BYTES;
+        let looked_at = self.flying.iter().take(frames_max).take_while(move |(_, flying)| {
+            let is_looked_at = bytes < bytes_max;
             bytes += u64::from(flying.header.payload_bytes);
             is_looked_at
         });
         looked_at.map(|(sequence, flying)| (*sequence, flying))
     }
 
-    /// When a frame is overdue: one that is not small is not as long as there is something new to send.
+    /// When a frame is overdue: one that is not small is not as long as there is something new to send, but in a hurry.
     fn overdue_since(&self, flying: &Flying) -> Option<Moment> {
-        let is_small = flying.header.payload_bytes <= SMALL_BYTES_MAX;
-        let begin = if self.lacks_credit || is_small { flying.sent } else { flying.sent.max(self.sent_new) };
-        Some(begin + self.usual.limit(flying.header.payload_bytes)?)
+        let bytes = flying.header.payload_bytes;
+        if self.is_hurried() {
+            let again = || self.usual.hurried_limit(bytes);
+            let after = if flying.is_again { again()? } else { HURRIED_AFTER };
+            return Some(flying.sent + after);
+        }
+        let waits_for_new = bytes > SMALL_BYTES_MAX && !self.lacks_credit;
+        let begin = if waits_for_new { flying.sent.max(self.sent_new) } else { flying.sent };
+        Some(begin + self.usual.limit(bytes)?)
     }
 
     /// The frames that are overdue, the oldest first, with the connections that carry them.
@@ -85,6 +140,20 @@ impl Core {
             is_late.then_some((sequence, flying.stripe))
         };
         self.oldest().filter_map(late)
+    }
+
+    /// The same in a hurry, where it took longer than usual: it goes before what is new.
+    pub(super) fn next_late(&mut self, stripe: StripeId, now: Moment) -> Option<Outgoing> {
+        if !self.is_hurried() {
+            return None;
+        }
+        let is_late = |flying: &Flying| {
+            let limit = self.usual.limit(flying.header.payload_bytes);
+            flying.stripe != stripe && limit.is_some_and(|limit| now >= flying.sent + limit)
+        };
+        let (sequence, _) = self.oldest().find(|(_, flying)| is_late(flying))?;
+        self.counters.overdue_frames += 1;
+        self.carry_again(sequence, stripe, now)
     }
 
     /// A frame that another connection should have carried by now.
@@ -126,15 +195,17 @@ mod tests {
         (0..1000).for_each(|_| usual.take(SMALL, ms(120)));
         assert_eq!(usual.limit(SMALL), Some(ms(160)));
         (0..1000).for_each(|_| usual.take(SMALL, Duration::from_micros(200)));
-        assert_eq!(usual.limit(SMALL), Some(OVERDUE_MIN));
+        assert_eq!(usual.limit(SMALL), Some(SMALL_OVERDUE_MIN));
     }
 
     #[test]
     fn what_is_usual_for_small_frames_is_not_for_large_ones() {
         let mut usual = Usual::default();
-        usual.take(100, ms(55));
-        assert_eq!((usual.limit(100), usual.limit(1 << 20)), (Some(OVERDUE_MIN), None));
+        usual.take(100, ms(56));
+        assert_eq!((usual.limit(100), usual.limit(1 << 20)), (Some(ms(80)), None));
         usual.take(1 << 20, ms(240));
         assert_eq!(usual.limit(1 << 20), Some(ms(310)));
+        (0..1000).for_each(|_| usual.take(1 << 20, ms(2)));
+        assert_eq!(usual.limit(1 << 20), Some(OVERDUE_MIN));
     }
 }

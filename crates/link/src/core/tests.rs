@@ -235,3 +235,60 @@ fn connections_go_an_eighth_at_a_time_until_as_many_are_left_as_there_should_be(
     (0..20).for_each(|_| core.retire_down_to(0, NOW));
     assert_eq!(core.healthy(), 1);
 }
+
+/// A session with two connections that has sent a message over the first one.
+fn sent_over_the_first() -> (Core, ChannelId) {
+    let limits = Limits::default();
+    let mut core = Core::new(Side::Dialler, limits, limits.credits);
+    core.stripe_up(1, NOW);
+    core.stripe_up(2, NOW);
+    let id = core.open(Order::Messages, b"").unwrap();
+    assert!(send(&mut core, id, 50_000));
+    assert_eq!(messages(&mut core, 1, NOW).len(), 1);
+    assert_eq!(messages(&mut core, 2, NOW), []);
+    (core, id)
+}
+
+/// Sequences of messages that a connection gets next: one, or more if they are small.
+fn messages(core: &mut Core, stripe: u32, now: Moment) -> Vec<u64> {
+    let mut frames = Vec::new();
+    core.pull(stripe, 10_000, now, &mut frames);
+    frames.iter().filter(|it| it.header.kind == Kind::Message).map(|it| it.header.sequence).collect()
+}
+
+#[test]
+fn in_a_hurry_what_is_under_way_goes_once_more_over_another_connection() {
+    let at = |ms| NOW + Duration::from_millis(ms);
+    let (mut core, _) = sent_over_the_first();
+    assert_eq!(messages(&mut core, 2, at(15)), []);
+    core.hurry();
+    core.hurry();
+    core.take_time();
+    assert_eq!(core.overdue_at(), Some(at(10)));
+    assert_eq!(messages(&mut core, 2, at(9)), [], "it has hardly left");
+    assert_eq!(messages(&mut core, 1, at(15)), [], "it carries it already");
+    assert_eq!(messages(&mut core, 2, at(15)).len(), 1);
+    assert_eq!(messages(&mut core, 1, at(40)), [], "both carry it");
+    core.usual.take(100, Duration::from_millis(40));
+    assert_eq!(messages(&mut core, 1, at(74)), []);
+    assert_eq!(messages(&mut core, 1, at(75)).len(), 1, "a round trip later neither has brought it");
+    let (mut core, _) = sent_over_the_first();
+    core.hurry();
+    core.take_time();
+    assert_eq!(messages(&mut core, 2, at(15)), [], "nobody waits any more");
+}
+
+#[test]
+fn in_a_hurry_what_is_late_goes_before_what_is_new() {
+    let late = NOW + Duration::from_millis(200);
+    for is_hurried in [false, true] {
+        let (mut core, id) = sent_over_the_first();
+        core.usual.take(50_000, Duration::from_millis(100));
+        assert!(send(&mut core, id, 50_000));
+        if is_hurried {
+            core.hurry();
+        }
+        // The first frame opened the channel.
+        assert_eq!(messages(&mut core, 2, late)[0], if is_hurried { 2 } else { 3 });
+    }
+}
