@@ -7,6 +7,7 @@
 //! the promise ───────────────────────────┘                 │
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
+//! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
 //! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
@@ -23,6 +24,7 @@ mod choose;
 mod conflicts;
 mod credentials;
 mod domain;
+mod ease;
 mod forecast;
 mod found;
 mod preflight;
@@ -40,13 +42,14 @@ pub use domain::{
     Domain, DomainDisk, DomainFound, DomainJob, DomainStand, DomainUnclear, Room, Spot, cannot_resume,
     copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
+pub use ease::Ease;
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
 pub use settings::{
-    Compression, Difference, Own, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish, differences,
-    settings, slow_down,
+    Compression, Difference, Own, RATE_UNLIMITED, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish,
+    differences, settings, slow_down,
 };
 pub use still::{Happened, Moment, Part, parts, stood_at_source};
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

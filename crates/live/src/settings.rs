@@ -252,7 +252,7 @@ const OURS: [&str; 16] = [
     "zero-copy-send",
 ];
 /// QEMU's own cap is 128 MiB/s; this one is none (what it accepts at most is larger).
-const RATE_UNLIMITED: u64 = 100_000_000_000;
+pub const RATE_UNLIMITED: u64 = 100_000_000_000;
 /// How a guest is slowed down before it must be: auto-converge can be switched on before a move begins only, so it is on
 /// and as good as off.
 const THROTTLE_IDLE: [(&str, u64); 3] =

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use drover_link::{LinkError, Order, Session};
+use drover_link::{Hurry, LinkError, Order, Session};
 use drover_tcp::Keepalive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -135,6 +135,11 @@ impl Doors {
     /// How the link stands.
     pub fn link(&self) -> LinkStats {
         self.uplink.stats()
+    }
+
+    /// Has the link hurry where there is one: see [`Session::hurry`].
+    pub fn hurry(&self) -> Option<Hurry> {
+        self.uplink.hurry()
     }
 
     /// Connections that came to nothing since this was asked last, with the reason in words.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_link::{LinkErrorKind, Order, Session};
+use drover_link::{Hurry, LinkErrorKind, Order, Session};
 
 use crate::answer::{form_for, opening};
 use crate::book::Book;
@@ -219,6 +219,14 @@ impl Uplink {
     fn part_with(&self, session: &Session) {
         if !self.via.is_shared {
             session.leave();
+        }
+    }
+
+    /// Has the session hurry, if there is one.
+    pub(crate) fn hurry(&self) -> Option<Hurry> {
+        match &self.lock().stand {
+            Stand::Up(session) => Some(session.hurry()),
+            Stand::None | Stand::Dialling | Stand::Down { .. } => None,
         }
     }
 

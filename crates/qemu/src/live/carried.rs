@@ -6,6 +6,18 @@ use std::time::Duration;
 
 use super::disks::NbdAt;
 
+/// See [`Carrier::hurry`].
+pub struct Hurry {
+    _hurry: Option<Box<dyn Send>>,
+}
+
+impl Hurry {
+    /// Over when `hurry` is dropped.
+    pub fn new(hurry: Option<impl Send + 'static>) -> Hurry {
+        Hurry { _hurry: hurry.map(|hurry| Box::new(hurry) as Box<dyn Send>) }
+    }
+}
+
 /// What carries the connections of a move: drover's link to another site.
 pub trait Carrier: Send + Sync {
     /// What the other site is called.
@@ -19,6 +31,9 @@ pub trait Carrier: Send + Sync {
 
     /// Whether what is on its way waits for it to come back. Where it does not, it is over, and a new connection is a try.
     fn is_waited_for(&self) -> bool;
+
+    /// The guest stands still: until what is given is dropped, time counts more than the line.
+    fn hurry(&self) -> Hurry;
 
     /// Whether the other site says that nobody listens at the target's monitor any more, of connections since this was
     /// asked last.

@@ -7,6 +7,7 @@
 //!                      ├─ tls.rs      credentials for QEMU's own encryption
 //!                      ├─ share.rs    what it may send of what several moves may
 //!                      ├─ turn.rs     when it sends, where several move
+//!                      ├─ still.rs    the time in which the guest stands still
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
 //!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
 //! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
@@ -20,10 +21,11 @@ mod guest;
 mod mark;
 mod run;
 mod share;
+mod still;
 mod tls;
 mod turn;
 
-pub use carried::{Carried, Carrier};
+pub use carried::{Carried, Carrier, Hurry};
 pub use disks::{MirrorState, NbdAt};
 pub use domain::{
     DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,

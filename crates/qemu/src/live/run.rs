@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{
-    Ability, Choice, Deed, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, Side, SoFar, Watch,
-    Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
+    Ability, Choice, Deed, Ease, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, RATE_UNLIMITED,
+    Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -32,6 +32,7 @@ use super::carried::Carried;
 use super::disks::Pair;
 use super::guest::{Before, Guest, POLL, Told};
 use super::mark::new_mark;
+use super::still::Still;
 use super::turn::Dated;
 use crate::error::{QemuError, QemuErrorKind};
 
@@ -72,8 +73,8 @@ struct Move<'a> {
     was_up: bool,
     /// The target was asked whether the guest is there.
     has_asked: bool,
-    /// Since when the guest stands still to be handed over.
-    still_since: Option<Instant>,
+    /// The guest stands still to be handed over.
+    still: Still,
     /// Its disks were handed over and the source was told to go on, which it may take a while to do.
     has_handed_over: bool,
     /// Bytes a second that it keeps, of those that it shares with others.
@@ -96,6 +97,8 @@ impl Plan {
 const RUNNING: &str = "running";
 /// Looks at memory on its way.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(100);
+/// The same where little is left.
+const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 /// For which the guest's writing is watched before it moves.
 pub(super) const WATCH_S: u64 = 1;
 /// What ends must have ended.
@@ -111,9 +114,6 @@ const LINK_QUEUE: Duration = Duration::from_millis(50);
 /// By which that is longer for each other guest that goes at once: each stood 30 to 50 ms longer in the median, and two at a time one in
 /// five by 150.
 const BESIDE: Duration = Duration::from_millis(150);
-/// For which a guest may stand still to be handed over, however short a downtime was promised, and in promised downtimes.
-const STILL_TIME_MAX: Duration = Duration::from_secs(30);
-const STILL_DOWNTIMES: u32 = 10;
 /// Connections on a line of which nothing is known.
 const CHANNELS: u8 = 4;
 /// Of a line that is measured by a second of sending.
@@ -211,14 +211,6 @@ pub(super) fn kept(choice: Choice) -> Result<Choice, Ending> {
     }
 }
 
-/// Fails if a guest that stands still since then has not been handed over and should have been.
-pub(super) fn still_in_time(since: Instant, downtime_max: Duration) -> Result<(), &'static str> {
-    match since.elapsed() > STILL_TIME_MAX.max(downtime_max * STILL_DOWNTIMES) {
-        true => Err("the guest stood still for too long to be handed over"),
-        false => Ok(()),
-    }
-}
-
 /// Moves a guest, or leaves it where it was.
 ///
 /// # Errors
@@ -302,7 +294,7 @@ impl<'a> Move<'a> {
             has_halted: false,
             was_up: true,
             has_asked: false,
-            still_since: None,
+            still: Still::default(),
             has_handed_over: false,
             keeps: None,
         }
@@ -468,7 +460,9 @@ impl<'a> Move<'a> {
     ) -> Result<Moved, Ending> {
         let mut to_look_at = facts.filter(|_| self.options.line.is_none());
         let mut watch = Watch::new(self.options.promise, deeds);
+        let mut ease = self.easing(facts);
         loop {
+            let mut is_close = false;
             let told = match self.source.sample(began) {
                 Ok(told) => told,
                 Err(error) => return Err(self.source_failed(error)),
@@ -511,9 +505,29 @@ impl<'a> Move<'a> {
                 if let (Some(known), Some(rate)) = (facts, watch.full_swing()) {
                     self.foresee_anew(known, rate, &told);
                 }
+                is_close = self.ease(&mut ease, &told)?;
             }
-            self.pause(told.sample.phase)?;
+            self.pause(told.sample.phase, is_close)?;
         }
+    }
+
+    /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped.
+    fn easing(&self, facts: Option<&Facts>) -> Option<Ease> {
+        let carried = self.options.carried.as_ref()?;
+        Some(Ease::new(carried.by.round_trip(), facts.map_or(0.0, |facts| facts.dirty.likely)))
+    }
+
+    /// Whether the end is close.
+    fn ease(&mut self, ease: &mut Option<Ease>, told: &Told) -> Result<bool, Ending> {
+        let Some(ease) = ease else { return Ok(false) };
+        if let Some(rate) = ease.see(&told.sample, self.rate_max().unwrap_or(RATE_UNLIMITED)) {
+            let bounded = self.source.bound_rate(rate, false);
+            bounded.map_err(|error| self.source_failed(error))?;
+            if let Some(words) = ease.words(rate, &told.sample) {
+                self.note(words);
+            }
+        }
+        Ok(ease.is_close(&told.sample))
     }
 
     /// Whether what carries the move does; tells when that changes.
@@ -541,17 +555,25 @@ impl<'a> Move<'a> {
         // Sent ahead it was stopped before, and stands until QEMU begins with that.
         let goes = self.goes_ahead && self.was_running && matches!(phase, Phase::Setup | Phase::Precopy);
         if phase != Phase::Switchover && !goes {
-            self.still_since = None;
+            // Until it runs at the target each millisecond counts.
+            if phase != Phase::Done {
+                self.still = Still::default();
+            }
             return Ok(());
         }
-        let since = *self.still_since.get_or_insert_with(Instant::now);
-        still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(self.error(why)))
+        let goes_on = self.still.goes_on(self.options.carried.as_ref(), self.options.promise.downtime_max);
+        goes_on.map_err(|why| Ending::Failed(self.error(why)))
     }
 
     /// Until the next look. While the guest stands still each millisecond counts, so whatever QEMU says ends the wait.
-    fn pause(&mut self, phase: Phase) -> Result<(), Ending> {
+    fn pause(&mut self, phase: Phase, is_close: bool) -> Result<(), Ending> {
         // One that goes ahead stands still until it is started.
-        let time_max = if phase == Phase::Switchover || self.goes_ahead { POLL } else { SAMPLE_PAUSE };
+        let is_still = phase == Phase::Switchover || self.goes_ahead;
+        let time_max = match is_still {
+            true => POLL,
+            false if is_close => CLOSE_PAUSE,
+            false => SAMPLE_PAUSE,
+        };
         match self.source.wait_for_news(time_max) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.source_failed(error)),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use drover_agent::Site;
 use drover_link::Session;
 use drover_live::Side;
-use drover_qemu::live::{Carried, Carrier, Guest, NbdAt, Passage};
+use drover_qemu::live::{Carried, Carrier, Guest, Hurry, NbdAt, Passage};
 use drover_relay::{Door, DoorError, Doors, Probed, Reach, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -99,6 +99,10 @@ impl Carrier for Link {
 
     fn is_waited_for(&self) -> bool {
         self.doors.link().state == "reconnecting"
+    }
+
+    fn hurry(&self) -> Hurry {
+        Hurry::new(self.doors.hurry())
     }
 
     fn has_nobody(&self) -> bool {

@@ -20,8 +20,9 @@ use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
 use crate::live::run::{
     DIRTY_SPREAD, LINE_ASSUMED, Plan, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words,
-    is_news, kept, known_on_the_way, overhead, still_in_time,
+    is_news, kept, known_on_the_way, overhead,
 };
+use crate::live::still::Still;
 use crate::live::turn::at_once;
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
@@ -44,7 +45,8 @@ pub(super) struct Move<'a> {
     foreseen: Forecast,
     deeds: Vec<(Deed, Why)>,
     pub(super) last: Told,
-    still_since: Option<Instant>,
+    /// It stands still to be handed over.
+    still: Still,
     /// Whether what carries the move did when it was looked at last.
     was_up: bool,
     has_been_up: bool,
@@ -92,7 +94,7 @@ impl<'a> Move<'a> {
             foreseen: Forecast::default(),
             deeds: Vec::new(),
             last: Told::default(),
-            still_since: None,
+            still: Still::default(),
             was_up: true,
             has_been_up: false,
             free_bytes: None,
@@ -473,11 +475,13 @@ impl<'a> Move<'a> {
     /// A guest that stands still and does not arrive is better off where it was.
     fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
         if phase != Phase::Switchover {
-            self.still_since = None;
+            if phase != Phase::Done {
+                self.still = Still::default();
+            }
             return Ok(());
         }
-        let since = *self.still_since.get_or_insert_with(Instant::now);
-        still_in_time(since, self.options.promise.downtime_max).map_err(|why| Ending::Failed(failed(why)))
+        let goes_on = self.still.goes_on(self.options.carried.as_ref(), self.options.promise.downtime_max);
+        goes_on.map_err(|why| Ending::Failed(failed(why)))
     }
 
     fn halt_if_stopped(&self) -> Result<(), Ending> {
