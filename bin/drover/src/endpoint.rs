@@ -36,6 +36,8 @@ pub struct End {
     /// What must live as long as the disk: image servers, sessions.
     pub keep: Vec<Box<dyn Any + Send + Sync>>,
     pub notes: Vec<String>,
+    /// The disk again, if it is another site's.
+    pub link: Option<Arc<AgentDisk>>,
 }
 
 /// A target, and what is known of it.
@@ -46,8 +48,6 @@ pub struct TargetEnd {
     pub zeroed: bool,
     /// Where its journal lies, if nothing else is said.
     pub journal: Option<PathBuf>,
-    /// The disk again, if it is another site's.
-    pub link: Option<Arc<AgentDisk>>,
 }
 
 /// The format of an image: what was told, else what its name ends in, else raw. Never what its content

@@ -84,7 +84,7 @@ pub fn open_in_place(path: &Path) -> Result<End, Failure> {
             }
             Err(error) => return Err(failure(error)),
         };
-    Ok(End { disk, keep, notes: Vec::new() })
+    Ok(End { disk, keep, notes: Vec::new(), link: None })
 }
 
 /// Makes an image, or goes on with one that an `earlier` copy left or that holds nothing. With `force`, another
@@ -117,8 +117,8 @@ pub fn open_target(
         let bytes = Bytes(disk.leaked_clusters() * disk.cluster_bytes());
         notes.push(format!("{}: gave back {bytes} that an interrupted run had set aside", path.display()));
     }
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes };
-    Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)), link: None })
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes, link: None };
+    Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)) })
 }
 
 fn create(path: &Path, size: u64, options: Qcow2Options) -> Result<Qcow2Disk, Failure> {

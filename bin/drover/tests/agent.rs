@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Read;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -177,6 +178,45 @@ fn what_an_agent_sends_to_a_peer_keeps_to_the_limit_of_that_peer() {
     assert!(copy.0.wait().unwrap().success());
     assert!(same_bytes(&disk, &back));
     wait_until("no limit, no share", PATIENCE, || shares(&sites, to_a).is_empty());
+}
+
+/// Copies a disk of the agent back, and holds it against what lies there: bytes that were read, and as how many they came.
+fn read_back(sites: &Sites, name: &str, more: &[&str]) -> (u64, u64) {
+    let (place, back) = (format!("agent://site-b/vms/{name}"), sites.path("back"));
+    let args = [&["copy", "--json", "--force", &place, back.to_str().unwrap()], more].concat();
+    let report = done(&sites.here.run(&args).unwrap());
+    assert!(same_bytes(&sites.in_pool(name), &back));
+    let link = |what: &str| report["link"][what].as_u64().unwrap();
+    assert_eq!((link("bytes_sent"), link("bytes_zero"), link("bytes_had")), (0, 0, 0), "{report}");
+    (link("bytes_received"), link("bytes_received_packed"))
+}
+
+#[test]
+fn what_is_read_from_an_agent_is_packed_where_it_packs_and_the_line_is_slow() {
+    let limited = |more: &[&str]| {
+        let sites = Sites::paired_with(more);
+        let output = sites.there.run(&["agent", "limit", "site-a", "4MiB"]).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        sites
+    };
+    let text = |bytes: u64| -> Vec<u8> {
+        let words = b"what is on disks packs ";
+        (0..bytes as usize).map(|at| words[at % words.len()] ^ (at / 9973) as u8).collect()
+    };
+    let sites = limited(&[]);
+    std::fs::write(sites.in_pool("text.raw"), text(64 * MIB)).unwrap();
+    let (read, came) = read_back(&sites, "text.raw", &[]);
+    assert!(read == 64 * MIB && came * 2 < read, "{came} of {read}");
+    std::fs::write(sites.in_pool("short.raw"), text(16 * MIB)).unwrap();
+    let plain = (16 * MIB, 16 * MIB);
+    assert_eq!(read_back(&sites, "short.raw", &["--no-link-compression"]), plain);
+    let mut noise = vec![0; 16 * MIB as usize];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut noise).unwrap();
+    std::fs::write(sites.in_pool("noise.raw"), noise).unwrap();
+    assert_eq!(read_back(&sites, "noise.raw", &[]), plain);
+    let sites = limited(&["--no-link-compression"]);
+    std::fs::write(sites.in_pool("short.raw"), text(16 * MIB)).unwrap();
+    assert_eq!(read_back(&sites, "short.raw", &[]), plain, "switched off over there");
 }
 
 #[test]

@@ -147,7 +147,10 @@ pub fn client(bytes: &[u8]) {
             _ if pending.failed().is_some() => break,
             0 if !pending.overlaps(span) => drop(pending.add(What::Write(Arc::new(vec![body; 16])), span)),
             1 if !pending.overlaps(span) => drop(pending.add(What::Zero, span)),
-            2 => drop(pending.add(if kind & 1 == 0 { What::Read } else { What::Extents }, span)),
+            2 => drop(pending.add(
+                if kind & 1 == 0 { What::Read { plain: detail & 1 == 1 } } else { What::Extents },
+                span,
+            )),
             3 => drop(pending.add(What::Flush, ByteSpan::new(0, 0))),
             4 => drop(pending.next(now)),
             5 => {

@@ -4,8 +4,9 @@
 //! head, 32 + 32 n bytes, little endian                      body
 //!  0   1  kind                                              of a write or the answer to a read: the bytes of the
 //!  1   1  detail: codec (write, data), status (answers)     pieces in the mask, one after the other, packed as
-//!  2   2  zero                                              the codec says; of an answer that is no success: words;
-//!  4   4  mask: pieces that are meant, lowest bit first     of extents: their lengths; of `opened`: JSON
+//!         or, of a read, 1: plain, whatever was opened      the codec says; of an answer that is no success: words;
+//!  2   2  zero                                              of extents: their lengths; of `opened`: JSON
+//!  4   4  mask: pieces that are meant, lowest bit first
 //!  8   8  id, chosen by the client, back in the answer
 //! 16   8  offset
 //! 24   8  length, in bytes of the disk
@@ -28,6 +29,9 @@ pub const PIECES_MAX: usize = (DATA_BYTES_MAX / BLOCK_BYTES) as usize + 1;
 
 /// Bytes of the disk that one zeroing or question for extents covers at most.
 pub const SPAN_BYTES_MAX: u64 = 1 << 40;
+
+/// Of a read: its answer is not to be packed, whatever was said when the disk was opened.
+pub const READ_PLAIN: u8 = 1;
 
 /// Words about a failure.
 pub const WORDS_BYTES_MAX: usize = 1024;
@@ -125,7 +129,7 @@ impl Kind {
 pub struct Head {
     /// What it is.
     pub kind: Kind,
-    /// A codec or a status.
+    /// A codec or a status; of a read [`READ_PLAIN`] or 0.
     pub detail: u8,
     /// The pieces that are meant.
     pub mask: u32,

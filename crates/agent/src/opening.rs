@@ -2,6 +2,7 @@
 //! [`drover_link::OPENING_BYTES_MAX`]; fields that this side does not know are passed over.
 
 use drover_disk::DiskErrorKind;
+use drover_pack::Codec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Refusal, printable};
@@ -52,7 +53,24 @@ pub struct OpenDisk {
     pub disk: String,
     /// To read it or to write it.
     pub access: Access,
+    /// By what the answers to reads may be packed: `lz4`, `zstd`. A side of before says nothing.
+    #[serde(default)]
+    pub takes: Vec<String>,
 }
+
+/// The codecs that a side names which unpacks these.
+pub fn codecs_of(takes: &[String]) -> Vec<Codec> {
+    let packed = [(Codec::Lz4, LZ4), (Codec::Zstd1, ZSTD), (Codec::Zstd3, ZSTD)];
+    packed.into_iter().filter(|(_, name)| takes.iter().any(|it| it == name)).map(|(codec, _)| codec).collect()
+}
+
+/// What this side unpacks.
+pub fn codec_names() -> Vec<String> {
+    vec![LZ4.to_string(), ZSTD.to_string()]
+}
+
+const LZ4: &str = "lz4";
+const ZSTD: &str = "zstd";
 
 /// What is to be done with a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -276,10 +294,17 @@ mod tests {
         let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":
             {"size":9,"how":"resume","run":"r","epoch":3,"attempt":1}}}"#;
         let writer = Writer { size: 9, how: How::Resume, run: "r".into(), epoch: 3, attempt: 1 };
-        let expected = OpenDisk { version: 1, disk: "vms/a.raw".into(), access: Access::Write(writer) };
+        let expected = OpenDisk {
+            version: 1,
+            disk: "vms/a.raw".into(),
+            access: Access::Write(writer),
+            takes: Vec::new(),
+        };
         assert_eq!(opening(disk), Opening::Disk(expected));
-        let read = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":"read"}"#;
-        assert!(matches!(opening(read), Opening::Disk(OpenDisk { access: Access::Read, .. })));
+        let read = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":"read","takes":["zstd"]}"#;
+        let takes = vec!["zstd".to_string()];
+        let expected = OpenDisk { version: 1, disk: "vms/a.raw".into(), access: Access::Read, takes };
+        assert_eq!(opening(read), Opening::Disk(expected));
         assert!(serde_json::from_str::<Opening>(r#"{"service":"shell"}"#).is_err());
     }
 }

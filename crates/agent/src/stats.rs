@@ -9,6 +9,8 @@ pub(crate) struct Counters {
     taken: AtomicU64,
     plain: AtomicU64,
     wire: AtomicU64,
+    read: AtomicU64,
+    read_wire: AtomicU64,
     hashed: AtomicU64,
     waited_us: AtomicU64,
     reopened: AtomicU64,
@@ -23,6 +25,10 @@ pub struct Way {
     pub sent: u64,
     /// What they were after packing.
     pub sent_packed: u64,
+    /// Bytes that were read, after unpacking.
+    pub received: u64,
+    /// What they were before unpacking.
+    pub received_packed: u64,
     /// Bytes that the other side had already, found by their hashes.
     pub had: u64,
     /// Time that senders waited for the link, in microseconds, summed.
@@ -39,6 +45,11 @@ impl Counters {
     pub(crate) fn wrote(&self, plain: u64, wire: u64) {
         self.plain.fetch_add(plain, Relaxed);
         self.wire.fetch_add(wire, Relaxed);
+    }
+
+    pub(crate) fn read(&self, plain: u64, wire: u64) {
+        self.read.fetch_add(plain, Relaxed);
+        self.read_wire.fetch_add(wire, Relaxed);
     }
 
     pub(crate) fn had(&self, bytes: u64) {
@@ -58,6 +69,8 @@ impl Counters {
             written: self.taken.load(Relaxed),
             sent: self.plain.load(Relaxed),
             sent_packed: self.wire.load(Relaxed),
+            received: self.read.load(Relaxed),
+            received_packed: self.read_wire.load(Relaxed),
             had: self.hashed.load(Relaxed),
             waited_us: self.waited_us.load(Relaxed),
             reopened: self.reopened.load(Relaxed),

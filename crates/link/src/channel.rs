@@ -245,6 +245,12 @@ impl Sender {
         handle.shared.lock().core.lacks_credit(*id)
     }
 
+    /// Whether something that was sent still waits for a connection to take it.
+    pub fn waits_for_line(&self) -> bool {
+        let Place { id, handle, .. } = &self.end.place;
+        handle.shared.lock().core.waits_for_line(*id)
+    }
+
     /// Says that no more will be sent: the peer reads to the end. The other direction stays open. May be
     /// said again.
     ///

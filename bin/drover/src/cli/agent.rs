@@ -59,7 +59,8 @@ pub struct AgentRunArgs {
     /// Keep no leaves beside images: blocks that are here already are not found
     #[arg(long)]
     pub no_leaves: bool,
-    /// Let no relay of a peer pack the streams that it sends here, and pack none on the way back
+    /// Pack nothing that goes to peers, neither streams of relays nor what is read from disks, and let no relay of a peer pack the
+    /// streams that it sends here
     #[arg(long)]
     pub no_link_compression: bool,
     /// What this agent calls itself [default: the host's name]

@@ -89,7 +89,7 @@ pub struct CopyArgs {
     /// For agent:// targets: bytes that may go over the link in a second (100m, 1g: bits as lines are named; 12MiB: bytes)
     #[arg(long, value_name = "RATE")]
     pub rate_limit: Option<RateArg>,
-    /// For agent:// targets: send blocks as they are
+    /// For agent:// disks: have blocks sent as they are, both ways
     #[arg(long)]
     pub no_link_compression: bool,
     /// For agent:// targets: send blocks also if the other site may have them

@@ -54,6 +54,7 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let machines = Machines::new(places.clone(), Box::new(Qemu), args.allow_start);
     let connector = Arc::new(Connector::start(args)?);
     let agent = Agent::new(places).with_machines(machines).with_connect(connector.clone());
+    let agent = if args.no_link_compression { agent.without_packing() } else { agent };
     let peers = Peers::new(folder.clone());
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder.clone()), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use drover_agent::Way;
 use drover_copy::{Leaf, Mismatch};
 use drover_disk::Disk;
 use drover_engine::chain;
@@ -11,7 +10,7 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_types::{BLOCK_BYTES, ByteSpan, Bytes, Rate};
 use serde_json::json;
 
-use super::copy::{failure, link_json, link_text, verdict};
+use super::copy::{Linked, failure, verdict};
 use super::disk_run::DiskRun;
 use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::{self, TargetEnd};
@@ -77,7 +76,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn copy(&self, source: NbdDisk, target: TargetEnd) -> Result<Exit, Failure> {
         let journal = target.journal.clone();
-        let link = target.link;
+        let link = target.end.link;
         let job = CopyJob {
             source: Arc::new(source),
             target: target.end.disk.clone(),
@@ -97,7 +96,7 @@ impl Job<'_> {
             VerifyArg::Full => Some(self.verify(job.target.as_ref(), &report)?),
             VerifyArg::None | VerifyArg::Sampled | VerifyArg::Source => None,
         };
-        self.tell(&report, check.as_ref(), link.as_ref().map(|disk| disk.sent()));
+        self.tell(&report, check.as_ref(), &Linked::of(None, link.as_deref()));
         if check.is_some_and(|check| !check.is_equal()) {
             return Ok(Exit::Verification);
         }
@@ -120,7 +119,7 @@ impl Job<'_> {
         Ok(Verification { blocks_total: blocks.len() as u64, ..found })
     }
 
-    fn tell(&self, report: &AreasReport, check: Option<&Verification>, link: Option<Way>) {
+    fn tell(&self, report: &AreasReport, check: Option<&Verification>, link: &Linked) {
         let (now, size) = (&report.snapshot, report.leaves.size());
         let marked: u64 = self.areas.spans.iter().map(|span| span.length).sum();
         if self.args.run.json {
@@ -130,7 +129,7 @@ impl Job<'_> {
                 "retries": now.retries, "seconds": report.elapsed.as_secs_f64(), "attribution": now.attribution,
                 "equal": check.map(Verification::is_equal),
                 "blocks_compared": check.map(|check| check.blocks),
-                "link": link.map(|link| link_json(&link, now.zero)),
+                "link": link.json(now.zero),
             }));
             return;
         }
@@ -143,7 +142,7 @@ impl Job<'_> {
             report.elapsed.as_secs_f64(),
             Rate::of(now.read, report.elapsed),
         ));
-        link.iter().for_each(|link| self.run.say(&link_text(link, now.zero)));
+        link.lines(now.zero).iter().for_each(|line| self.run.say(line));
         check.iter().for_each(|check| self.run.say(&verdict(check, Share::Full)));
     }
 }

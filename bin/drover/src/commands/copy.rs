@@ -1,13 +1,13 @@
 //! `drover copy`.
 
-use drover_agent::Way;
+use drover_agent::{AgentDisk, Way};
 use drover_copy::LeafTable;
 use drover_disk::Disk;
 use drover_mover::{
     Comparison, CopyJob, MoveError, Share, Verification, Verify, compare, copy, hash_parts, verify,
 };
 use drover_types::{Bytes, Digest, Rate};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::clone;
 use super::disk_run::{DiskRun, fresh_seed, share_of};
@@ -60,6 +60,7 @@ pub fn source_of(args: &CopyArgs, past_cache: bool) -> Named<'_> {
         secret: &args.login.secret,
         past_cache,
         state: args.run.state.as_deref(),
+        pack: !args.no_link_compression,
         manifest_is_checked: !args.ignore_manifest,
     }
 }
@@ -81,7 +82,7 @@ struct Check {
 
 impl Job<'_> {
     fn copy(&self, source: End, target: TargetEnd, proof: Option<Proof>) -> Result<Exit, Failure> {
-        let (journal, link) = (target.journal.clone(), target.link.clone());
+        let journal = target.journal.clone();
         let job = CopyJob {
             source: source.disk.clone(),
             target: target.end.disk.clone(),
@@ -99,7 +100,8 @@ impl Job<'_> {
         report.note.iter().for_each(|note| self.run.say(note));
         self.run.tell_proof(proof)?;
         let check = self.verify(&source, &target.end, &report.leaves)?;
-        self.report(&report, check.as_ref(), link.as_ref().map(|disk| disk.sent()));
+        let link = Linked::of(source.link.as_deref(), target.end.link.as_deref());
+        self.report(&report, check.as_ref(), &link);
         if check.is_some_and(|check| !check.equal) {
             return Ok(Exit::Verification);
         }
@@ -131,14 +133,15 @@ impl Job<'_> {
             .map_err(|error| failure(error, disk, false))?;
         self.run.tell_proof(proof)?;
         let rate = Rate::of(bytes, found.elapsed);
-        let root = found.root;
+        let (root, link) = (found.root, Linked::of(source.link.as_deref(), None));
         if self.args.run.json {
             crate::out::line(
                 json!({"event": "done", "root": root.to_hex(), "size": disk.size(), "bytes_read": bytes,
-                "seconds": found.elapsed.as_secs_f64()}),
+                "seconds": found.elapsed.as_secs_f64(), "link": link.json(0)}),
             );
         } else {
             self.run.say(&format!("read {} at {rate}, root {root}", Bytes(bytes)));
+            link.lines(0).iter().for_each(|line| self.run.say(line));
         }
         Ok(Exit::Success)
     }
@@ -180,7 +183,7 @@ impl Job<'_> {
         Ok(Check::of_source(&found, leaves))
     }
 
-    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>, link: Option<Way>) {
+    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>, link: &Linked) {
         let now = &report.snapshot;
         if self.args.run.json {
             let line = json!({
@@ -191,7 +194,7 @@ impl Job<'_> {
                 "target_root": check.and_then(|check| check.target_root).map(|root| root.to_hex()),
                 "blocks_compared": check.map(|check| check.blocks),
                 "escape_probability": check.map(|check| check.escape),
-                "link": link.map(|link| link_json(&link, now.zero)),
+                "link": link.json(now.zero),
             });
             crate::out::line(line);
             return;
@@ -205,9 +208,7 @@ impl Job<'_> {
             Rate::of(now.read, report.elapsed),
             share * 100.0
         ));
-        if let Some(link) = link {
-            self.run.say(&link_text(&link, now.zero));
-        }
+        link.lines(now.zero).iter().for_each(|line| self.run.say(line));
         self.run.say(&format!("root {}", report.root));
         if let Some(check) = check {
             self.run.say(&check.verdict);
@@ -259,26 +260,66 @@ impl Check {
     }
 }
 
-pub fn link_json(link: &Way, zero: u64) -> serde_json::Value {
-    json!({
-        "bytes_zero": zero, "bytes_sent": link.sent, "bytes_sent_packed": link.sent_packed, "bytes_had": link.had,
-        "reopened": link.reopened,
-    })
+/// Which way the bytes of a copy went over links.
+#[derive(Default)]
+pub struct Linked {
+    source: Option<Way>,
+    target: Option<Way>,
 }
 
-/// Which way the bytes went, and which did not have to.
-pub fn link_text(link: &Way, zero: u64) -> String {
-    let again = match link.reopened {
-        0 => String::new(),
-        times => format!(", opened again {times} times after its link was lost"),
-    };
-    format!(
-        "over the link: {} as {}; not sent: {} found there by hash, {} zeros{again}",
-        Bytes(link.sent),
-        Bytes(link.sent_packed),
-        Bytes(link.had),
-        Bytes(zero),
-    )
+impl Linked {
+    /// What went so far, for ends that are other sites'.
+    pub fn of(source: Option<&AgentDisk>, target: Option<&AgentDisk>) -> Linked {
+        Linked { source: source.map(AgentDisk::sent), target: target.map(AgentDisk::sent) }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Way> {
+        self.source.iter().chain(&self.target)
+    }
+
+    /// What was read, a target's bytes that were read back among it, and as how much it came.
+    fn received(&self) -> (u64, u64) {
+        (self.all().map(|way| way.received).sum(), self.all().map(|way| way.received_packed).sum())
+    }
+
+    fn reopened(&self) -> u64 {
+        self.all().map(|way| way.reopened).sum()
+    }
+
+    /// For `--json`; nothing where no end is another site's. `zero` bytes of the target are zeros that were not sent.
+    pub fn json(&self, zero: u64) -> Value {
+        if self.all().next().is_none() {
+            return Value::Null;
+        }
+        let (target, zero) = self.target.map_or_else(|| (Way::default(), 0), |target| (target, zero));
+        let (received, received_packed) = self.received();
+        json!({
+            "bytes_zero": zero, "bytes_sent": target.sent, "bytes_sent_packed": target.sent_packed,
+            "bytes_had": target.had, "bytes_received": received, "bytes_received_packed": received_packed,
+            "reopened": self.reopened(),
+        })
+    }
+
+    /// For people, a line each: what was sent and what did not have to be, and what was read.
+    pub fn lines(&self, zero: u64) -> Vec<String> {
+        let sent = self.target.map(|link| {
+            format!(
+                "over the link: {} as {}; not sent: {} found there by hash, {} zeros",
+                Bytes(link.sent),
+                Bytes(link.sent_packed),
+                Bytes(link.had),
+                Bytes(zero),
+            )
+        });
+        let (received, packed) = self.received();
+        let read =
+            (received > 0).then(|| format!("read over the link: {} as {}", Bytes(received), Bytes(packed)));
+        let mut lines: Vec<String> = sent.into_iter().chain(read).collect();
+        if let (Some(last), times @ 1..) = (lines.last_mut(), self.reopened()) {
+            last.push_str(&format!(", opened again {times} times after its link was lost"));
+        }
+        lines
+    }
 }
 
 pub fn verdict(check: &Verification, how: Share) -> String {

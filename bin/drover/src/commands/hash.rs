@@ -26,6 +26,7 @@ pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
         secret: &args.login.secret,
         past_cache: false,
         state: args.state.as_deref(),
+        pack: true,
         manifest_is_checked: false,
     })?;
     run.tell_notes(&source);

@@ -57,6 +57,7 @@ fn named(args: &ServeDiskArgs) -> Named<'_> {
         secret: &args.login.secret,
         past_cache: false,
         state: args.state.as_deref(),
+        pack: true,
         manifest_is_checked: false,
     }
 }

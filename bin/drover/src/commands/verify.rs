@@ -102,6 +102,7 @@ impl Job<'_> {
             secret: &self.args.login.secret,
             past_cache: true,
             state: self.args.run.state.as_deref(),
+            pack: true,
             manifest_is_checked: false,
         })?;
         self.run.tell_notes(&end);

@@ -56,13 +56,18 @@ fn options(tune: &TuneArgs) -> AgentOptions {
 }
 
 /// Opens a disk to be read.
-pub fn open_source(place: &AgentPlace, state: Option<&Path>) -> Result<End, Failure> {
+pub fn open_source(place: &AgentPlace, state: Option<&Path>, pack: bool) -> Result<End, Failure> {
     let site = connected(place, state, None)?;
-    let options = AgentOptions { give_up_after: GIVE_UP_AFTER_MIN, ..AgentOptions::default() };
+    let options = AgentOptions { give_up_after: GIVE_UP_AFTER_MIN, pack, ..AgentOptions::default() };
     let disk = AgentDisk::open_source(&site, &place.disk, options)
         .map_err(|error| Failure::new(disk_exit(&error, ""), chain(&error)))?;
     let notes = disk.opened().notes.clone();
-    Ok(End { disk: Arc::new(disk), keep: Vec::new(), notes })
+    Ok(end(disk, notes))
+}
+
+fn end(disk: AgentDisk, notes: Vec<String>) -> End {
+    let disk = Arc::new(disk);
+    End { disk: disk.clone(), keep: Vec::new(), notes, link: Some(disk) }
 }
 
 fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Result<Arc<Site>, Failure> {
@@ -261,14 +266,12 @@ impl Wanted<'_> {
 
     fn end(&self, disk: AgentDisk, tag: &str, journal: Option<PathBuf>) -> TargetEnd {
         let opened = disk.opened().clone();
-        let disk = Arc::new(disk);
         TargetEnd {
-            end: End { disk: disk.clone(), keep: Vec::new(), notes: opened.notes },
+            end: end(disk, opened.notes),
             tag: tag.to_string(),
             is_new: opened.is_new,
             zeroed: opened.zeroed,
             journal,
-            link: Some(disk),
         }
     }
 }

@@ -143,6 +143,6 @@ fn open_device(args: &CopyArgs, path: &Path, device: DeviceNumber, size: u64) ->
 fn opened(path: &Path, size: u64, tag: String, journal: PathBuf) -> Result<TargetEnd, Failure> {
     let how = OpenTarget { size, create: false, resume: true };
     let disk = FileDisk::open_target(path, how).map_err(target_failure)?;
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-    Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal: Some(journal), link: None })
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+    Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal: Some(journal) })
 }

@@ -30,6 +30,8 @@ pub struct Named<'a> {
     pub past_cache: bool,
     /// Folder of drover's state, if one was given.
     pub state: Option<&'a Path>,
+    /// Whether what goes over a link may be packed.
+    pub pack: bool,
     /// Whether the caller holds an appliance's files against their manifest.
     pub manifest_is_checked: bool,
 }
@@ -50,7 +52,7 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
 }
 
 fn open_any(named: &Named<'_>) -> Result<End, Failure> {
-    let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new() };
+    let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
             let disk = NbdDisk::open_source(&uri, NbdOptions::default()).map_err(source_failure)?;
@@ -64,7 +66,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
-        Place::Agent(place) => agent::open_source(&place, named.state),
+        Place::Agent(place) => agent::open_source(&place, named.state, named.pack),
         Place::Ova(path, disk) => open_ova(&path, disk, named.manifest_is_checked),
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
         Place::Path(path) => {
@@ -107,7 +109,7 @@ fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End
     if !manifest_is_checked {
         notes.push("the appliance's manifest is not looked at".to_string());
     }
-    Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes })
+    Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes, link: None })
 }
 
 /// The refusal to write a format.
@@ -123,12 +125,12 @@ fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
 fn open_image(path: &Path, format: ImageFormat) -> Result<End, Failure> {
     let image = drover_image::open(path, format, &OpenOptions::default()).map_err(source_failure)?;
     let notes = image.notes().to_vec();
-    Ok(End { disk: Arc::new(image), keep: Vec::new(), notes })
+    Ok(End { disk: Arc::new(image), keep: Vec::new(), notes, link: None })
 }
 
 /// Opens a disk that is there already to change it in place, and says what file it is, if it is one.
 pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failure> {
-    let end = |disk, keep| End { disk, keep, notes: Vec::new() };
+    let end = |disk, keep| End { disk, keep, notes: Vec::new(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
             let disk = NbdDisk::open_target(&uri, NbdOptions::default()).map_err(target_failure)?;
@@ -194,7 +196,7 @@ fn open_vsphere(
         route: &route,
         datacenter: &vm.datacenter,
     })?;
-    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)] })
+    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)], link: None })
 }
 
 fn source_failure(error: drover_disk::DiskError) -> Failure {

@@ -212,8 +212,8 @@ impl Wanted<'_> {
                 unusable(folder, &error).advise("name a journal with --journal FILE, or use --no-journal")
             })?;
         }
-        let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-        Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal, link: None })
+        let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+        Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal })
     }
 
     /// Puts the journal where it was asked for. One beside the file that this run does not keep would be
@@ -292,8 +292,8 @@ pub fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     // A server that knows epochs keeps runs out that were given up for dead; others take no notice.
     let options = NbdOptions { fence: Some(drover_mover::new_epoch(0)), ..NbdOptions::default() };
     let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new() };
-    Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None, link: None })
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+    Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
 }
 
 /// Opens a raw file or block device. A file with a journal is gone on with; one that holds something
@@ -323,9 +323,9 @@ fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
         let at = path.display();
         notes.push(format!("{at}: no direct I/O here, so it is read back through the page cache"));
     }
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes };
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes, link: None };
     let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
-    Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)), link: None })
+    Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
 }
 
 /// Whether a file has no byte but zeros, and no room taken for any: an earlier try made it and ended

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_link::{Receiver, Sender};
-use drover_pack::{Chooser, Codec};
+use drover_pack::Chooser;
 use drover_types::{ByteSpan, Extent};
 
 use super::lane::AgentLane;
@@ -14,7 +14,7 @@ use super::pending::{Pending, Reply, What};
 use super::send::send_all;
 use crate::error::Refusal;
 use crate::message::{DATA_BYTES_MAX, Head, Kind, PieceHash, decode_extents, piece_count, pieces, words_in};
-use crate::opening::{Opened, Writer};
+use crate::opening::{Opened, Writer, codec_names, codecs_of};
 use crate::site::Site;
 use crate::stats::{Counters, Way as Sent};
 
@@ -41,7 +41,7 @@ pub struct AgentOptions {
     pub senders: usize,
     /// How long an agent may be away before the disk is given up.
     pub give_up_after: Duration,
-    /// Whether what goes out may be packed.
+    /// Whether what goes over the link may be packed, both ways.
     pub pack: bool,
     /// Whether the agent is asked which blocks it has already.
     pub offer: bool,
@@ -100,7 +100,7 @@ impl AgentDisk {
     /// # Errors
     /// When the agent cannot be reached or refuses.
     pub fn open_source(site: &Arc<Site>, disk: &str, options: AgentOptions) -> Result<AgentDisk, DiskError> {
-        AgentDisk::open(site, Door { disk: disk.to_string(), writer: None }, options)
+        AgentDisk::open(site, disk, None, options)
     }
 
     /// Opens a disk of a site to overwrite it.
@@ -121,14 +121,22 @@ impl AgentDisk {
             epoch: target.epoch,
             attempt: 0,
         };
-        AgentDisk::open(site, Door { disk: disk.to_string(), writer: Some(writer) }, options)
+        AgentDisk::open(site, disk, Some(writer), options)
     }
 
-    fn open(site: &Arc<Site>, mut door: Door, options: AgentOptions) -> Result<AgentDisk, DiskError> {
-        let name = format!("agent://{}/{}", site.name(), door.disk);
+    fn open(
+        site: &Arc<Site>,
+        disk: &str,
+        writer: Option<Writer>,
+        options: AgentOptions,
+    ) -> Result<AgentDisk, DiskError> {
+        let unpacks = if options.pack { codec_names() } else { Vec::new() };
+        let mut door = Door { disk: disk.to_string(), writer, takes: unpacks };
+        let name = format!("agent://{}/{disk}", site.name());
         let failed = |refusal: Refusal| refusal.on(DiskOp::Open, ByteSpan::new(0, 0), &name);
         let way = first_way(site, &mut door).map_err(failed)?;
         door.was_opened();
+        let codecs = if options.pack { codecs_of(&way.opened.takes) } else { Vec::new() };
         let inner = Arc::new(Inner {
             name: name.clone(),
             opened: way.opened.clone(),
@@ -144,7 +152,7 @@ impl AgentDisk {
             changed: Condvar::new(),
             counters: Counters::default(),
             offers: Mutex::new(Offers::new(options.offer && takes(&way.opened, "offer"))),
-            chooser: Mutex::new(Chooser::new(options.senders, &codecs(&options, &way.opened))),
+            chooser: Mutex::new(Chooser::new(options.senders, &codecs)),
             options,
             started: Instant::now(),
         });
@@ -193,13 +201,6 @@ fn messages(span: ByteSpan) -> impl Iterator<Item = ByteSpan> {
 
 fn takes(opened: &Opened, what: &str) -> bool {
     opened.takes.iter().any(|it| it == what)
-}
-
-/// The codecs that both sides know.
-fn codecs(options: &AgentOptions, opened: &Opened) -> Vec<Codec> {
-    let packed = [(Codec::Lz4, "lz4"), (Codec::Zstd1, "zstd"), (Codec::Zstd3, "zstd")];
-    let known = packed.into_iter().filter(|(_, name)| options.pack && takes(opened, name));
-    known.map(|(codec, _)| codec).collect()
 }
 
 /// Opens it, and waits a moment for an earlier run that has just ended and is not let go yet.
@@ -339,6 +340,9 @@ impl Inner {
                 let found = pieces(head.span).enumerate().filter(|(number, _)| head.mask >> number & 1 == 1);
                 self.counters.had(found.map(|(_, piece)| piece.length).sum());
                 self.offers().found(head.mask.count_ones(), piece_count(head.span) as u32);
+            }
+            if head.kind == Kind::Data {
+                self.counters.read(head.span.length, message.body.len() as u64);
             }
             let now = self.now();
             let result = self.lock().pending.answer(head, message.body, now);

@@ -23,6 +23,8 @@ pub struct Target {
 pub(super) struct Door {
     pub disk: String,
     pub writer: Option<Writer>,
+    /// By what answers may be packed.
+    pub takes: Vec<String>,
 }
 
 /// A channel to an open disk.
@@ -37,7 +39,8 @@ impl Door {
     /// Knocks once. What another run or the last attempt of this one still holds is a transient refusal.
     pub(super) fn open(&mut self, site: &Site) -> Result<Way, Refusal> {
         let access = self.writer.clone().map_or(Access::Read, Access::Write);
-        let opening = OpenDisk { version: DISK_VERSION, disk: self.disk.clone(), access };
+        let opening =
+            OpenDisk { version: DISK_VERSION, disk: self.disk.clone(), access, takes: self.takes.clone() };
         let way = site.open(&Opening::Disk(opening))?;
         if let Some(writer) = &mut self.writer {
             // Counted even if no answer comes: the agent may have seen it.

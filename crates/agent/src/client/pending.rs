@@ -35,7 +35,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(crate) enum What {
     Write(Arc<Vec<u8>>),
     Zero,
-    Read,
+    /// `plain` if the answer is not to be packed.
+    Read {
+        plain: bool,
+    },
     Hash,
     Flush,
     Extents,
@@ -244,7 +247,7 @@ impl Pending {
                 entry.rest = Some(rest);
                 if rest == 0 { self.written(head.id) } else { self.queue.push_back(head.id) }
             }
-            (What::Read, Kind::Data) | (What::Hash, Kind::Hashes) => {
+            (What::Read { .. }, Kind::Data) | (What::Hash, Kind::Hashes) => {
                 self.reply(head.id, Reply::Data(head, body));
             }
             (What::Extents, Kind::Map) => self.reply(head.id, Reply::Map(body)),

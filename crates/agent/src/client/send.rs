@@ -10,7 +10,7 @@ use drover_types::ByteSpan;
 use super::disk::Inner;
 use super::pending::{Job, What};
 use crate::error::Refusal;
-use crate::message::{Head, Kind, PieceHash, all_pieces, hash_of, pieces};
+use crate::message::{Head, Kind, PieceHash, READ_PLAIN, all_pieces, hash_of, pieces};
 
 /// Of a block, so much is packed on trial.
 const SAMPLE_BYTES: usize = 64 << 10;
@@ -75,7 +75,10 @@ fn send(
     match &job.what {
         What::Write(bytes) => write(inner, sender, packer, (job, bytes), idle),
         What::Zero => plain(inner, sender, job, Kind::Zero),
-        What::Read => plain(inner, sender, job, Kind::Read),
+        What::Read { plain } => {
+            let detail = if *plain { READ_PLAIN } else { 0 };
+            put(inner, sender, &Head { detail, ..Head::plain(Kind::Read, job.id, job.span) }, &[]).map(|_| ())
+        }
         What::Hash => plain(inner, sender, job, Kind::Hash),
         What::Flush => plain(inner, sender, job, Kind::Flush),
         What::Extents => plain(inner, sender, job, Kind::Extents),

@@ -26,7 +26,7 @@ use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
 use drover_nbd::NbdUri;
 
 use crate::error::{Refusal, chain};
-use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer};
+use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer, codec_names};
 use crate::serve::{Held, KnownBlocks, Store};
 
 pub use name::PlaceName;
@@ -296,7 +296,7 @@ fn told(disk: &dyn Disk, tag: String, generation: String) -> Opened {
         zeroed: features.zeroed,
         is_new: false,
         reserve_bytes: disk.reserve_bytes(),
-        takes: vec!["lz4".to_string(), "zstd".to_string(), "hash".to_string()],
+        takes: [codec_names(), vec!["hash".to_string()]].concat(),
         notes: Vec::new(),
     }
 }

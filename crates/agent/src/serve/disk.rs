@@ -7,22 +7,24 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use drover_disk::{Buffer, Disk, DiskErrorKind, DiskOp, Lanes, Request, Slice, Work};
-use drover_link::{Channel, LinkError, Receiver, Sender, Session};
-use drover_pack::unpack;
+use drover_link::{Channel, LinkError, Message, Receiver, Sender, Session};
+use drover_pack::{Codec, unpack};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use super::Agent;
 use super::blocks::{Found, KnownBlocks};
 use super::claims::Run;
+use super::press::Packing;
 use super::store::Held;
 use crate::error::Refusal;
 use crate::message::{
-    DATA_BYTES_MAX, Head, Kind, MessageError, PieceHash, all_pieces, encode_extents, hash_of, pieces,
-    status_of, words,
+    DATA_BYTES_MAX, Head, Kind, MessageError, PieceHash, READ_PLAIN, all_pieces, encode_extents, hash_of,
+    pieces, status_of, words,
 };
-use crate::opening::{Access, Answer, DISK_VERSION, OpenDisk, Opened};
+use crate::opening::{Access, Answer, DISK_VERSION, OpenDisk, Opened, codecs_of};
 use crate::site::encode;
 
 /// Threads for one disk at most; each holds 2 MiB.
@@ -70,8 +72,13 @@ fn serve_open(
     };
     let held = agent.store.open(&wanted.disk, &wanted.access)?;
     let Held { disk, opened, known, keep, on_loss } = held;
+    let lanes = Lanes::new(disk.clone());
+    let threads = lanes.max().clamp(2, THREADS_MAX);
+    let codecs = if agent.packs { codecs_of(&wanted.takes) } else { Vec::new() };
     let service = Service {
-        lanes: Lanes::new(disk.clone()),
+        lanes,
+        threads,
+        packing: Packing::new(&agent.presses, &codecs, threads, Instant::now()),
         disk,
         writable: matches!(wanted.access, Access::Write(_)),
         known,
@@ -116,9 +123,11 @@ impl Run for PeersRun {
     }
 }
 
-struct Service {
+struct Service<'a> {
     disk: Arc<dyn Disk>,
     lanes: Lanes,
+    threads: usize,
+    packing: Packing<'a>,
     writable: bool,
     known: Option<Arc<dyn KnownBlocks>>,
     on_loss: Option<Box<dyn Fn() -> Result<(), Refusal> + Send + Sync>>,
@@ -157,10 +166,10 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
-impl Service {
+impl Service<'_> {
     fn run(&self, sender: &Sender, receiver: &Receiver) {
         std::thread::scope(|scope| {
-            for _ in 0..self.lanes.max().clamp(2, THREADS_MAX) {
+            for _ in 0..self.threads {
                 scope.spawn(|| {
                     let _guard = PanicGuard(sender);
                     if let Err(End::Senseless) = self.take_messages(sender, receiver) {
@@ -172,8 +181,8 @@ impl Service {
     }
 
     fn take_messages(&self, sender: &Sender, receiver: &Receiver) -> Result<(), End> {
-        let mut hands = Hands { buffer: Buffer::zeroed(0) };
-        while let Some(message) = receiver.receive()? {
+        let mut hands = Hands { buffer: Buffer::zeroed(0), idle: Duration::ZERO };
+        while let Some(message) = next(sender, receiver, &mut hands)? {
             let head = Head::decode(&message.head)?;
             self.take(sender, &mut hands, &head, &message.body)?;
             receiver.give_back(message.body);
@@ -290,9 +299,17 @@ impl Service {
 
     fn read(&self, sender: &Sender, hands: &mut Hands, head: &Head) -> Result<(), LinkError> {
         match self.read_all(hands, head.span) {
-            Ok(buffer) => {
+            Ok(mut buffer) => {
                 let answer = hashed(Kind::Data, head, &buffer);
-                sender.send(&answer.encode(), &buffer)?;
+                let plain = buffer.len();
+                let (codec, length) = match head.detail {
+                    READ_PLAIN => (Codec::Plain, plain),
+                    _ => self.packing.pack(&mut buffer, Instant::now()),
+                };
+                let began = Instant::now();
+                sender.send(&Head { detail: codec.number(), ..answer }.encode(), &buffer[..length])?;
+                let waited = began.elapsed() + std::mem::take(&mut hands.idle);
+                self.packing.sent(plain, length, waited, Instant::now());
                 hands.buffer = buffer;
                 Ok(())
             }
@@ -409,7 +426,7 @@ fn hashed(kind: Kind, asked: &Head, bytes: &[u8]) -> Head {
         &bytes[start..start + piece.length as usize]
     };
     let hashes = pieces(asked.span).map(|piece| hash_of(slice(piece))).collect();
-    Head { kind, mask: all_pieces(asked.span), hashes, ..asked.clone() }
+    Head { mask: all_pieces(asked.span), hashes, ..Head::plain(kind, asked.id, asked.span) }
 }
 
 /// Runs of the pieces that are meant, each as one span.
@@ -424,9 +441,20 @@ fn runs(head: &Head) -> Vec<ByteSpan> {
     runs
 }
 
-/// A thread's own buffer, used again and again.
+/// Waits for the next message. While answers wait for a connection to take them, the line is what is waited for.
+fn next(sender: &Sender, receiver: &Receiver, hands: &mut Hands) -> Result<Option<Message>, LinkError> {
+    let since = Instant::now();
+    let message = receiver.receive()?;
+    hands.idle += if sender.waits_for_line() { since.elapsed() } else { Duration::ZERO };
+    Ok(message)
+}
+
+/// What a thread has for itself.
 struct Hands {
+    /// Used again and again.
     buffer: Buffer,
+    /// How long there was nothing to do while answers waited for the line.
+    idle: Duration,
 }
 
 impl Hands {

@@ -8,6 +8,7 @@
 //!                                  machine  an order about a machine, if somebody builds them
 //! claims   which run writes which disk
 //! seats    how many disks are open
+//! press    packs what is read, where that pays
 //! store    where disks are; the agent does not know what they are
 //! ```
 
@@ -16,6 +17,7 @@ mod claims;
 mod disk;
 mod machines;
 mod orders;
+mod press;
 mod seats;
 mod store;
 mod streams;
@@ -38,6 +40,7 @@ pub use blocks::{Found, KnownBlocks};
 use claims::{Claims, Run, Taken};
 pub use machines::{Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
+use press::Presses;
 use seats::Seats;
 pub use seats::{DISKS_MAX, PEER_DISKS_MAX};
 pub use store::{Held, Store};
@@ -60,6 +63,9 @@ pub struct Agent {
     seats: Seats,
     streams: Seats,
     probes: Seats,
+    presses: Presses,
+    /// Whether what is read is packed for peers that unpack it.
+    packs: bool,
     connect: Option<Arc<dyn Connect>>,
     machines: Option<Machines>,
     pair: Option<Box<Pair>>,
@@ -72,14 +78,21 @@ impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
         let (claims, seats, streams) = (Claims::default(), Seats::of_disks(), Seats::of_streams());
-        let probes = Seats::of_probes();
-        Agent { store, claims, seats, streams, probes, connect: None, machines: None, pair: None }
+        let (probes, presses) = (Seats::of_probes(), Presses::new());
+        let (connect, machines, pair) = (None, None, None);
+        Agent { store, claims, seats, streams, probes, presses, packs: true, connect, machines, pair }
     }
 
     /// The same with somebody who carries streams to ports.
     #[must_use]
     pub fn with_connect(self, connect: Arc<dyn Connect>) -> Agent {
         Agent { connect: Some(connect), ..self }
+    }
+
+    /// The same that sends what is read as it is.
+    #[must_use]
+    pub fn without_packing(self) -> Agent {
+        Agent { packs: false, ..self }
     }
 
     /// The same with machines beside its disks.

@@ -30,7 +30,8 @@ fn pool(folder: &std::path::Path) -> Places {
 
 /// Opens a disk as a client does, and takes the agent's first message.
 fn opened(session: &Session, disk: &str, access: Access) -> (Halves, Head, Vec<u8>) {
-    let opening = Opening::Disk(OpenDisk { version: DISK_VERSION, disk: disk.to_string(), access });
+    let opening =
+        Opening::Disk(OpenDisk { version: DISK_VERSION, disk: disk.to_string(), access, takes: Vec::new() });
     let channel = session.open(Order::Messages, &serde_json::to_vec(&opening).unwrap()).unwrap();
     let (sender, receiver) = channel.split();
     let message = receiver.receive().unwrap().unwrap();

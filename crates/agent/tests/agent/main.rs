@@ -11,4 +11,5 @@ mod losses;
 mod machines;
 mod measure;
 mod places;
+mod reads;
 mod stage;

@@ -213,6 +213,11 @@ impl Core {
         !self.has_credit(id, cost(1))
     }
 
+    /// Whether something that was sent on a channel waits for a connection to take it.
+    pub fn waits_for_line(&self, id: ChannelId) -> bool {
+        self.channels.get(&id).is_some_and(|channel| channel.sending.waits_for_line())
+    }
+
     /// Says that no more will be sent.
     pub fn finish(&mut self, id: ChannelId) -> Result<(), LinkError> {
         if let Some(error) = self.closed_error() {

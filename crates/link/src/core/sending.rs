@@ -82,6 +82,11 @@ impl Sending {
         self.limit - self.used < cost
     }
 
+    /// Whether something is queued.
+    pub fn waits_for_line(&self) -> bool {
+        self.queued > 0
+    }
+
     /// The peer lets us send more. Limits only grow.
     pub fn raise(&mut self, limit: u64) {
         self.limit = self.limit.max(limit);

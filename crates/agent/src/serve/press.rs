@@ -1,0 +1,244 @@
+//! Packs what is read from disks, by what the line takes and what packing costs here ([`Chooser`]).
+//!
+//! A disk's answers have one chooser. Packers are the agent's: few, so that many disks take no more memory, and each packs for
+//! whoever comes. Waiting for one counts as the cost of packing, so a host that is busy with it packs less.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_pack::{Chooser, Codec, Packer, Sampled};
+
+/// Packers at most, for all disks. Each holds up to 4 MiB.
+const PACKERS_MAX: usize = 16;
+
+/// Smaller answers go plain: who reads so little at a time waits for round trips, and not for the line.
+const PACKED_BYTES_MIN: usize = 4 << 10;
+
+/// Of an answer, so much is packed on trial.
+const SAMPLE_BYTES: usize = 64 << 10;
+
+/// The packers of an agent.
+pub(super) struct Presses {
+    state: Mutex<State>,
+    freed: Condvar,
+    max: usize,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Packer>,
+    /// Those that there are, free or not.
+    made: usize,
+}
+
+impl Presses {
+    /// One for each processor, made when they are needed.
+    pub(super) fn new() -> Presses {
+        let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
+        Presses { state: Mutex::default(), freed: Condvar::new(), max: cores.clamp(1, PACKERS_MAX) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a packer; `None` if there is no memory for the first one.
+    fn take(&self) -> Option<Taken<'_>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(packer) = state.free.pop() {
+                return Some(Taken { presses: self, packer: Some(packer) });
+            }
+            if state.made < self.max {
+                match Packer::new() {
+                    Ok(packer) => {
+                        state.made += 1;
+                        return Some(Taken { presses: self, packer: Some(packer) });
+                    }
+                    Err(_) if state.made == 0 => return None,
+                    // One of the others will do.
+                    Err(_) => {}
+                }
+            }
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A packer, free again when this goes.
+struct Taken<'a> {
+    presses: &'a Presses,
+    packer: Option<Packer>,
+}
+
+impl Taken<'_> {
+    fn packer(&mut self) -> &mut Packer {
+        self.packer.as_mut().unwrap_or_else(|| unreachable!("it is given back at the end only"))
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.presses.lock().free.extend(self.packer.take());
+        self.presses.freed.notify_one();
+    }
+}
+
+/// How the answers of a disk are packed.
+pub(super) struct Packing<'a> {
+    /// `None` if they go plain.
+    presses: Option<&'a Presses>,
+    chooser: Mutex<Chooser>,
+    began: Instant,
+    /// Of the time that threads wait, what counts: the chooser knows of those that pack at a time.
+    share: f64,
+}
+
+impl<'a> Packing<'a> {
+    /// For so many threads (at least 1), by the codecs that the peer unpacks.
+    pub(super) fn new(presses: &'a Presses, codecs: &[Codec], threads: usize, now: Instant) -> Packing<'a> {
+        let lanes = threads.min(presses.max);
+        Packing {
+            presses: (!codecs.is_empty()).then_some(presses),
+            chooser: Mutex::new(Chooser::new(lanes, codecs)),
+            began: now,
+            share: lanes as f64 / threads as f64,
+        }
+    }
+
+    fn chooser(&self) -> MutexGuard<'_, Chooser> {
+        self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn time(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began)
+    }
+
+    /// Packs an answer in its place, if that pays: by which codec, and how many bytes it is then.
+    pub(super) fn pack(&self, bytes: &mut [u8], now: Instant) -> (Codec, usize) {
+        let plain = (Codec::Plain, bytes.len());
+        let Some(presses) = self.presses.filter(|_| bytes.len() >= PACKED_BYTES_MIN) else { return plain };
+        let (codec, trial) = {
+            let mut chooser = self.chooser();
+            (chooser.codec(), chooser.trial(self.time(now)))
+        };
+        if codec == Codec::Plain && trial.is_none() {
+            return plain;
+        }
+        let asked = Instant::now();
+        let Some(mut taken) = presses.take() else { return plain };
+        let (packer, waited) = (taken.packer(), asked.elapsed());
+        if let Some(codec) = trial {
+            let sample = &bytes[..bytes.len().min(SAMPLE_BYTES)];
+            let started = Instant::now();
+            let length = packer.pack(codec, sample).map_or(sample.len(), <[u8]>::len);
+            self.chooser().tried(sampled(codec, sample.len(), length, started.elapsed()));
+        }
+        if codec == Codec::Plain {
+            return plain;
+        }
+        let started = Instant::now();
+        let length = if packer.may_pack(bytes) { packer.pack(codec, bytes).map(<[u8]>::len) } else { None };
+        let took = waited + started.elapsed();
+        self.chooser().packed(sampled(codec, bytes.len(), length.unwrap_or(bytes.len()), took));
+        match length {
+            Some(length) => {
+                bytes[..length].copy_from_slice(packer.packed(length));
+                (codec, length)
+            }
+            None => plain,
+        }
+    }
+
+    /// An answer has gone: of how many bytes, as how many, and how long its thread waited for the line.
+    pub(super) fn sent(&self, plain: usize, sent: usize, waited: Duration, now: Instant) {
+        if self.presses.is_some() {
+            let waited = waited.mul_f64(self.share);
+            self.chooser().sent(plain as u64, sent as u64, waited, self.time(now));
+        }
+    }
+}
+
+fn sampled(codec: Codec, plain: usize, packed: usize, took: Duration) -> Sampled {
+    Sampled { codec, plain: plain as u64, packed: packed as u64, took }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_pack::unpack;
+
+    use super::*;
+
+    const ANSWER_BYTES: usize = 1 << 20;
+    const ALL: [Codec; 3] = [Codec::Lz4, Codec::Zstd1, Codec::Zstd3];
+
+    fn text() -> Vec<u8> {
+        (0..ANSWER_BYTES).map(|at| b"drover reads disks, "[at % 20] ^ (at / 9973) as u8).collect()
+    }
+
+    fn noise() -> Vec<u8> {
+        let mut noise = vec![0; ANSWER_BYTES];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        noise
+    }
+
+    /// Sends an answer again and again over a line that takes so many bytes a second, and waits for it so long a share of the
+    /// time: how many bytes went of how many. What goes is unpacked and held against the answer.
+    fn sent(packing: &Packing<'_>, answer: &[u8], answers: usize, line: f64, waits: f64) -> (usize, usize) {
+        let (mut now, mut sent) = (packing.began, 0);
+        let mut bytes = answer.to_vec();
+        for _ in 0..answers {
+            bytes.copy_from_slice(answer);
+            let (codec, length) = packing.pack(&mut bytes, now);
+            let took = Duration::from_secs_f64(length as f64 / line);
+            now += took;
+            packing.sent(answer.len(), length, took.mul_f64(waits), now);
+            let mut plain = vec![0; answer.len()];
+            unpack(codec.number(), &bytes[..length], &mut plain).unwrap();
+            assert!(plain == answer, "{codec:?}");
+            sent += length;
+        }
+        (sent, answers * answer.len())
+    }
+
+    #[test]
+    fn what_packs_is_packed_while_the_line_is_waited_for_and_noise_goes_plain() {
+        let (presses, now) = (Presses::new(), Instant::now());
+        let packing = Packing::new(&presses, &ALL, 1, now);
+        // The figures of packing are this machine's own; a line of 1 MB/s is slower than any.
+        let (went, all) = sent(&packing, &text(), 60, 1e6, 1.0);
+        assert!(went * 3 < all, "{went} of {all}");
+        let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), &noise(), 10, 1e6, 1.0);
+        assert_eq!(went, all);
+    }
+
+    #[test]
+    fn nothing_is_packed_that_nobody_waits_for_or_that_the_peer_does_not_unpack() {
+        let (presses, now) = (Presses::new(), Instant::now());
+        let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), &text(), 300, 1e8, 0.2);
+        assert_eq!(went, all, "the line is not what is waited for");
+        let (went, all) = sent(&Packing::new(&presses, &[], 1, now), &text(), 20, 1e6, 1.0);
+        assert_eq!(went, all, "the peer unpacks nothing");
+        let small = &text()[..PACKED_BYTES_MIN - 1];
+        let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), small, 2000, 1e6, 1.0);
+        assert_eq!(went, all, "small ones");
+        assert_eq!(presses.lock().made, 0);
+    }
+
+    #[test]
+    fn many_who_pack_share_few_packers() {
+        let presses = Presses { max: 2, ..Presses::new() };
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let mut taken = presses.take().unwrap();
+                        assert!(taken.packer().pack(Codec::Lz4, &[7; 4096]).is_some());
+                    }
+                });
+            }
+        });
+        let state = presses.lock();
+        assert!(state.made <= 2 && state.free.len() == state.made, "{} made", state.made);
+    }
+}
