@@ -302,6 +302,40 @@ fn with_rules(namespace: &Namespace, folder: &Path, json: &[&str]) -> Command {
 }
 
 #[test]
+fn redirected_connections_come_to_a_port_that_only_root_can_take() {
+    let Some(namespace) = Namespace::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let ports = |name: &str, how: &str, more: &[&str]| {
+        let socket = folder.path().join(name);
+        let args = ["relay", "--json", "--exit-with-parent", "--transparent", how];
+        let control = ["--control", socket.to_str().unwrap()];
+        let args = [&args[..], &control, more].concat();
+        let relay = Running::start(namespace.command(env!("CARGO_BIN_EXE_drover"), &args));
+        let addresses = relay.said["addresses"].as_array().unwrap().clone();
+        let port = |address: &Value| address.as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
+        (addresses.iter().map(port).collect::<Vec<u16>>(), relay)
+    };
+    let (some, first) = ports("relay-1.sock", "redirect", &["--match", "port 8000"]);
+    assert!(some.iter().all(|port| (954..=988).contains(port)), "{some:?}");
+    let (rules, is_well) = namespace.run("nft", &["list", "ruleset"]);
+    let leads_to = |port: &u16| rules.contains(&format!("redirect to :{port}"));
+    assert!(is_well && some.iter().all(leads_to), "{some:?}: {rules}");
+    let (others, second) = ports("relay-2.sock", "redirect", &["--match", "port 8001,954-987"]);
+    drop(first);
+    // Two relays of a kind have ports of their own, and none that is to be caught.
+    let is_free = |port: &u16| *port == 988 || *port > 1023;
+    assert!(others.iter().all(|port| is_free(port) && !some.contains(port)), "{some:?} {others:?}");
+    drop(second);
+    // What was said is done, and TPROXY needs none: such a rule finds no socket but the relay's.
+    for (name, how, more) in
+        [("relay-3.sock", "redirect", &["--port", "0"][..]), ("relay-4.sock", "tproxy", &[])]
+    {
+        let (ports, _relay) = ports(name, how, &[&["--match", "port 8000"], more].concat());
+        assert!(ports.iter().all(|port| *port > 1023), "{how} {ports:?}");
+    }
+}
+
+#[test]
 fn a_hangup_takes_the_rules_away() {
     ends_without_a_trace(|namespace, folder| {
         // Whoever started these tests may have had hangups ignored, which goes on to all that they start.

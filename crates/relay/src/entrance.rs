@@ -37,7 +37,21 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn open(line: &Line) -> io::Result<Listener> {
+    /// `ports` are tried first where the line is redirected to and names no port.
+    pub(crate) fn open(line: &Line, ports: &[u16]) -> io::Result<Listener> {
+        let may_choose = line.listen.port() == 0 && matches!(line.to, Destination::Redirected);
+        for port in ports.iter().filter(|_| may_choose) {
+            match Listener::open_at(line, *port) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                // Not for this user: any other will do.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
+                result => return result,
+            }
+        }
+        Listener::open_at(line, line.listen.port())
+    }
+
+    fn open_at(line: &Line, port: u16) -> io::Result<Listener> {
         let family = if line.listen.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -48,7 +62,7 @@ impl Listener {
         if matches!(line.to, Destination::Intercepted { .. }) {
             tcp::set_transparent(&socket)?;
         }
-        bind(&socket, &line.listen)?;
+        bind(&socket, &SocketAddr::new(line.listen.ip(), port))?;
         listen(&socket, BACKLOG)?;
         let address = tcp::local_address(&socket)?;
         Ok(Listener { socket, address, to: line.to.clone() })

@@ -228,7 +228,8 @@ impl Drop for Relay {
 
 fn listen_on(options: &RelayOptions) -> Result<Vec<Listener>, StartError> {
     let listener = |line: &crate::options::Line| {
-        Listener::open(line).map_err(|source| StartError::Listen { address: line.listen, source })
+        Listener::open(line, &options.redirect_ports)
+            .map_err(|source| StartError::Listen { address: line.listen, source })
     };
     options.lines.iter().map(listener).collect()
 }

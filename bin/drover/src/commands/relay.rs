@@ -5,6 +5,7 @@ pub mod outlets;
 pub mod top;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,8 @@ use log::Log;
 
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
+/// Root's ports that IANA has given to no service.
+const ROOT_PORTS: Range<u16> = 954..989;
 /// A policy file is smaller.
 const POLICY_BYTES_MAX: u64 = 1 << 20;
 
@@ -192,8 +195,21 @@ fn options(args: &RelayArgs, lease: Option<&Lease>, via: Option<Via>) -> Result<
         workers: args.workers.unwrap_or(usual.workers).max(1),
         pipes_bytes_max: usize::try_from(args.pipes.0).unwrap_or(usize::MAX),
         mark: mark(args, lease),
+        redirect_ports: lease.map(|lease| root_ports(args, lease.number)).unwrap_or_default(),
         ..usual
     })
+}
+
+/// Ports that only root can take, so that nobody gets the connections that a killed relay's rules still redirect. Those that are
+/// to be caught are not among them. Relays begin at different ones.
+fn root_ports(args: &RelayArgs, number: u32) -> Vec<u16> {
+    if args.port.is_some() {
+        return Vec::new();
+    }
+    let is_caught = |port: u16| args.matches.iter().any(|it| !it.ports.is_empty() && it.holds_port(port));
+    let first = number as usize % ROOT_PORTS.len();
+    let ports = ROOT_PORTS.cycle().skip(first).take(ROOT_PORTS.len());
+    ports.filter(|port| !is_caught(*port)).collect()
 }
 
 /// What packets to targets and to the agent carry, so that the rules leave them alone.
