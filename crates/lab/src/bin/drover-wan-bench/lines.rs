@@ -36,6 +36,15 @@ pub fn all() -> [Condition; 6] {
     ]
 }
 
+/// What a round of a line draws its chance from: its own for each, the same in each run of the bench, and one for all programs,
+/// which are compared on the same losses. Round 0 is the idle line.
+pub fn seed(rate: Rate, condition: &Condition, round: usize) -> u64 {
+    // FNV-1a.
+    let text = format!("{} bit/s, {}, round {round}", rate.bits_per_s(), condition.name);
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
 /// What all lines have in common.
 pub struct Ground {
     pub rates: Vec<Rate>,
@@ -77,5 +86,30 @@ impl Ground {
                 condition.policed.map(|share| Rate::bits((rate.bits_per_s() as f64 * share) as u64));
         }
         long_line(line, self.mtu, congestion, seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_round_of_each_line_has_a_seed_of_its_own_that_stays() {
+        let rates = [Rate::bits(1_000_000_000), Rate::bits(2_000_000_000)];
+        let seeds = || {
+            let conditions = all();
+            let rounds = |rate: Rate| {
+                let of = |condition: &Condition| {
+                    (0..4).map(|round| seed(rate, condition, round)).collect::<Vec<_>>()
+                };
+                conditions.iter().flat_map(of).collect::<Vec<_>>()
+            };
+            rates.into_iter().flat_map(rounds).collect::<Vec<_>>()
+        };
+        let found: BTreeSet<u64> = seeds().into_iter().collect();
+        assert_eq!(found.len(), 2 * 6 * 4);
+        assert_eq!(seeds(), seeds());
     }
 }

@@ -8,6 +8,7 @@
 //! A run that fails or does not end is told in its row, and the next one begins; what programs said is in `wan-told` beside the bytes. The link of a pair is
 //! there before the time begins.
 //! Before its table each line tells how true it is while nothing else uses it: round trips of 200 echoes by UDP, and how many of 400,000 datagrams are lost on the way up.
+//! Each round of each line has losses of its own, the same in each run of the bench and for all programs of the round.
 //! The congestion control told is what the sending sockets had in the middle of the run.
 //!
 //! | variable | default | |
@@ -89,7 +90,9 @@ fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is
     println!("## {rate}, {}\n", condition.name);
     let names = congestions(condition, wanted, is_top);
     let congestion = names.last().map_or("bbr", String::as_str);
-    match Idle::measure(&ground.spec(rate, condition, congestion, 1)) {
+    let seeds: Vec<u64> = (0..=wanted.rounds).map(|round| lines::seed(rate, condition, round)).collect();
+    println!("seeds, of the idle line and of each round: {seeds:?}\n");
+    match Idle::measure(&ground.spec(rate, condition, congestion, seeds[0])) {
         Ok(idle) => println!("{}\n", idle.text()),
         Err(error) => println!("idle, it was not measured: {error:#}\n"),
     }
@@ -105,8 +108,8 @@ fn table(ground: &Ground, rate: Rate, condition: &Condition, wanted: &Wanted, is
             .filter(|it| is_wanted(&wanted.tools, &it.name) && (at + 1 == names.len() || !it.chooses))
             .map(|tool| Row { tool, runs: Vec::new(), failures: Vec::new() })
             .collect();
-        for round in 1..=wanted.rounds {
-            let spec = ground.spec(rate, condition, congestion, round as u64);
+        for (round, seed) in seeds.iter().enumerate().skip(1) {
+            let spec = ground.spec(rate, condition, congestion, *seed);
             for row in &mut rows {
                 row.run(&spec, ground.limit());
                 eprintln!("round {round}, {}: {}", row.tool.name, row.last(rate));
