@@ -26,8 +26,6 @@ pub struct Guest {
 pub(super) struct Measure {
     /// Since when that is known.
     pub since: Instant,
-    /// Somebody else began it, perhaps a run that ended a moment ago.
-    pub is_others: bool,
 }
 
 /// What a side was set to before a move set it.
