@@ -13,6 +13,7 @@ use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
 use drover_qemu::Qmp;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -206,6 +207,59 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
     scene.target = Pulse::waiting(&scene.sites.path("b"), &idle()).unwrap();
     let output = scene.live(&[]);
     scene.has_moved(&output);
+}
+
+/// A guest that fills nearly all of its memory, behind a link that carries 32 MiB/s, and a second monitor for the test.
+fn held_up(monitor: &std::path::Path) -> Option<Scene> {
+    let options = PulseOptions { memory_mib: 128, pages: 120 << 8, ..slow_to_end(monitor) };
+    let here = PulseOptions { pages_per_beat: 0, ..options };
+    let there = PulseOptions { more: Vec::new(), ..here.clone() };
+    let scene = Scene::allowing(&here, &there, "b/*")?;
+    let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=32MiB"]).unwrap();
+    assert_eq!(limited.code, Some(0), "{limited:?}");
+    Some(scene)
+}
+
+/// That the end goes slower.
+fn is_eased(event: &Value) -> bool {
+    event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
+}
+
+/// What the source may send in a second.
+fn max_bandwidth(qmp: &mut Qmp) -> Option<u64> {
+    qmp.execute("query-migrate-parameters", Value::Null).unwrap()["max-bandwidth"].as_u64()
+}
+
+#[test]
+fn the_end_of_memory_goes_slower_than_the_link_carries_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut scene) = held_up(&folder.path().join("second.sock")) else { return };
+    let output = scene.live(&["--channels", "1"]);
+    scene.has_moved(&output);
+    let eased = events(&output).into_iter().filter(is_eased).count();
+    assert_eq!(eased, 1, "{}", output.out);
+}
+
+#[test]
+fn a_move_that_is_cancelled_as_its_end_goes_slower_leaves_the_source_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("second.sock");
+    let Some(mut scene) = held_up(&monitor) else { return };
+    let mut qmp = Qmp::connect(&monitor, PATIENCE).unwrap();
+    let before = max_bandwidth(&mut qmp);
+    let child = scene.spawn(&["--channels", "1"]);
+    scene.wait_for("the end goes slower", is_eased);
+    scene.line.cut(true);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    wait_until("the move is cancelled", PATIENCE, || {
+        let told = qmp.execute("query-migrate", Value::Null).unwrap();
+        told["status"] == "cancelled" || told["status"] == "failed"
+    });
+    scene.line.cut(false);
+    let output = scene.ended(child);
+    assert_ne!(output.code, Some(0), "{output:?}");
+    scene.has_stayed();
+    assert_eq!(max_bandwidth(&mut qmp), before);
 }
 
 /// A guest with 16 MiB, all of which it writes to within a second, and a second monitor for the test.

@@ -101,8 +101,8 @@ impl Session {
         }
     }
 
-    /// From now on time counts more than the line: what was sent and takes longer than a round trip goes once more over another
-    /// connection, also where that takes room from what is new. For moments in which somebody waits for all that is under way.
+    /// From now on time counts more than the line: what was sent goes once more over another connection after a moment, and
+    /// what takes longer than usual again, before what is new. For moments in which somebody waits for all that is under way.
     pub fn hurry(&self) -> Hurry {
         self.shared().with(|inner, _| inner.core.hurry());
         Hurry(self.clone())

@@ -2,8 +2,11 @@
 //!
 //! A link takes from QEMU what it sends only later: some megabytes wait before the line, about a round trip's worth waits in it, and
 //! of both something is lost and goes again. To QEMU that is sent. It stops the guest when nothing more is left, which then stands
-//! still until all of that has arrived. So the last of it is sent at half the line's rate: what waits goes, what was lost goes again,
-//! and the guest runs meanwhile. In its last step, when the guest stands, QEMU keeps no rate.
+//! still until all of that has arrived. So the last of it is sent at a quarter of the line's rate: what waits goes, what was lost goes
+//! again, and the guest runs meanwhile. In its last step, when the guest stands, QEMU keeps no rate.
+//!
+//! It lasts for a moment, and comes once: QEMU stops the guest when what is left fits the downtime at the rate that it sees, so a guest
+//! that writes may need the whole line to come to its end.
 
 use std::time::Duration;
 
@@ -11,8 +14,10 @@ use crate::watch::{Phase, Sample};
 
 /// Bytes that a link may hold before the line.
 const HELD_BYTES: f64 = 8e6;
-/// A wait that is shorter is not worth a slower end, and would be missed between two looks.
+/// A wait that is shorter is not worth a slower end, and would be missed between two looks; where it is longer, the end would
+/// take seconds.
 const WAIT_MIN_S: f64 = 0.03;
+const WAIT_MAX_S: f64 = 0.4;
 /// Sent slower, of what the line carries.
 const EASED_SHARE: f64 = 0.25;
 /// Nothing is gained above this share.
@@ -21,57 +26,111 @@ const EASED_SHARE_MAX: f64 = 0.7;
 const HELD_UP_SHARE: f64 = 0.9;
 /// Sent for each byte that is written to, at least: else passes would not shrink.
 const TIMES_DIRTY: f64 = 2.0;
-/// The line is measured from here on, when what can wait does, and for so long at least.
+/// The line is measured from here on, when what can wait does, by spans of so long.
 const MEASURED_FROM_MS: u64 = 300;
-const MEASURED_MS: u64 = 300;
+const SPAN_MS: u64 = 300;
 /// Of the way to the end, when to look closely.
 const CLOSE: f64 = 3.0;
+/// It goes slower for so much longer than it would take by these figures, at most.
+const LONGER: f64 = 1.5;
+/// And so many times as long must be left before the deadline.
+const TIMES_LEFT: u64 = 4;
 
 /// Sees to the end of one move.
 #[derive(Clone, Debug)]
 pub struct Ease {
     round_trip: Duration,
+    deadline_ms: u64,
     /// Bytes of pages that are written to in a second, as far as that was measured before.
     dirty: f64,
-    /// Where the line's rate is measured from, and what came out, until it is slowed down.
+    /// What may be sent, as it was said last.
+    rate_max: u64,
+    /// The begin of the span in which the line is measured, and what came out of the last two.
     from: Option<Sample>,
-    line: Option<f64>,
-    is_eased: bool,
+    spans: [f64; 2],
+    state: State,
     /// The pass, and when it began.
     pass: (u64, u64),
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Full,
+    /// Until then at most.
+    Eased {
+        until_ms: u64,
+    },
+    Over,
+}
+
 impl Ease {
     /// Of a move over a line with this round trip, of a guest that writes to so many bytes of pages in a second.
-    pub fn new(round_trip: Duration, dirty: f64) -> Ease {
-        Ease { round_trip, dirty, from: None, line: None, is_eased: false, pass: (0, 0) }
+    pub fn new(round_trip: Duration, deadline: Duration, dirty: f64) -> Ease {
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let (from, spans, state) = (None, [0.0; 2], State::Full);
+        Ease { round_trip, deadline_ms, dirty, rate_max: 0, from, spans, state, pass: (0, 0) }
     }
 
-    /// Takes in a sample, of a source that may send so many bytes a second. What it may from now on, if that changes.
+    /// Takes in a sample, of a source that may send so many bytes a second: what it may from now on, if that changes. Whoever
+    /// says another number than before has set that already.
     pub fn see(&mut self, sample: &Sample, rate_max: u64) -> Option<u64> {
+        if std::mem::replace(&mut self.rate_max, rate_max) != rate_max {
+            self.is_away();
+            self.state = if self.is_eased() { State::Over } else { self.state };
+        }
         if sample.phase != Phase::Precopy {
             return None;
         }
-        self.measure(sample);
         if self.pass.0 != sample.passes {
             self.pass = (sample.passes, sample.at_ms);
         }
-        let line = self.line?;
-        let near = line * self.wait_s(line)?;
-        if self.is_eased {
-            // Another pass, with more than was thought.
-            self.is_eased = sample.left_bytes as f64 <= near * 2.0;
-            return (!self.is_eased).then_some(rate_max);
+        match self.state {
+            State::Full => {
+                self.measure(sample);
+                self.begin(sample)
+            }
+            State::Eased { until_ms } => self.end(sample, until_ms),
+            State::Over => None,
         }
+    }
+
+    /// What carries the move does not at this moment: what was measured of the line counts no more.
+    pub fn is_away(&mut self) {
+        (self.from, self.spans) = (None, [0.0; 2]);
+    }
+
+    /// Whether less is sent than the line carries.
+    pub fn is_eased(&self) -> bool {
+        matches!(self.state, State::Eased { .. })
+    }
+
+    fn begin(&mut self, sample: &Sample) -> Option<u64> {
+        let (line, wait_s) = self.line()?;
         let eased = (line * EASED_SHARE).max(self.dirty(sample) * TIMES_DIRTY);
-        let helps = eased <= line * EASED_SHARE_MAX && line <= rate_max as f64 * HELD_UP_SHARE;
-        self.is_eased = helps && self.to_come(sample) <= near;
-        self.is_eased.then_some(eased as u64)
+        let takes_ms = (line * wait_s / eased * LONGER * 1000.0) as u64;
+        let has_time = sample.at_ms.saturating_add(takes_ms * TIMES_LEFT) <= self.deadline_ms;
+        let helps = eased <= line * EASED_SHARE_MAX && line <= self.rate_max as f64 * HELD_UP_SHARE;
+        if !has_time || !helps || self.to_come(sample) > line * wait_s {
+            return None;
+        }
+        self.state = State::Eased { until_ms: sample.at_ms + takes_ms };
+        Some(eased as u64)
+    }
+
+    fn end(&mut self, sample: &Sample, until_ms: u64) -> Option<u64> {
+        let has_more =
+            self.line().is_none_or(|(line, wait_s)| sample.left_bytes as f64 > line * wait_s * 2.0);
+        if !has_more && sample.at_ms < until_ms {
+            return None;
+        }
+        // Another pass, with more than was thought, or many small ones.
+        self.state = State::Over;
+        Some(self.rate_max)
     }
 
     /// What was decided, if it is slower: the rate, and what it was decided from.
     pub fn words(&self, rate: u64, sample: &Sample) -> Option<String> {
-        let line = self.line.filter(|_| self.is_eased)?;
+        let (line, _) = self.line().filter(|_| self.is_eased())?;
         let mb = |bytes: f64| bytes / 1e6;
         Some(format!(
             "the last {:.0} MB go at {:.0} MB/s, of {:.0} that the line carries: what waits before it goes while the guest runs",
@@ -83,28 +142,28 @@ impl Ease {
 
     /// Whether the end is so near that a look comes too late that comes as usual.
     pub fn is_close(&self, sample: &Sample) -> bool {
-        let Some((line, wait_s)) = self.line.and_then(|line| Some((line, self.wait_s(line)?))) else {
-            return false;
-        };
-        sample.phase == Phase::Precopy && self.to_come(sample) <= line * wait_s * CLOSE
+        let is_open = self.state != State::Over && sample.phase == Phase::Precopy;
+        is_open && self.line().is_some_and(|(line, wait_s)| self.to_come(sample) <= line * wait_s * CLOSE)
     }
 
-    /// For which something waits that QEMU has sent.
-    fn wait_s(&self, line: f64) -> Option<f64> {
-        let wait_s = HELD_BYTES / line.max(1.0) + self.round_trip.as_secs_f64();
-        (wait_s >= WAIT_MIN_S).then_some(wait_s)
+    /// What the line carries, and for which something waits there that QEMU has sent. Of two spans the better one: in one of
+    /// pages that hold nothing, little is sent.
+    fn line(&self) -> Option<(f64, f64)> {
+        let line = self.spans[0].max(self.spans[1]);
+        let wait_s = HELD_BYTES / line + self.round_trip.as_secs_f64();
+        (WAIT_MIN_S..=WAIT_MAX_S).contains(&wait_s).then_some((line, wait_s))
     }
 
     fn measure(&mut self, sample: &Sample) {
-        if self.is_eased || sample.at_ms < MEASURED_FROM_MS {
+        if sample.at_ms < MEASURED_FROM_MS {
             return;
         }
         let from = *self.from.get_or_insert(*sample);
-        let span_ms = sample.at_ms - from.at_ms;
-        // QEMU may wait between two passes; the line is none the slower.
-        if span_ms >= MEASURED_MS && sample.gone_bytes > from.gone_bytes {
-            let rate = (sample.gone_bytes - from.gone_bytes) as f64 * 1000.0 / span_ms as f64;
-            self.line = Some(rate);
+        let span_ms = sample.at_ms.saturating_sub(from.at_ms);
+        if span_ms >= SPAN_MS {
+            let rate = sample.gone_bytes.saturating_sub(from.gone_bytes) as f64 * 1000.0 / span_ms as f64;
+            self.spans = [self.spans[1], rate];
+            self.from = Some(*sample);
         }
     }
 
@@ -126,22 +185,27 @@ mod tests {
     const MB: u64 = 1_000_000;
     const ANY: u64 = 100_000 * MB;
     const FAR: Duration = Duration::from_millis(55);
+    const LATER: Duration = Duration::from_secs(60);
 
-    /// A line of 100 MB/s that has been measured, with so much left in this pass, which has just begun.
-    fn measured(round_trip: Duration, dirty: u64) -> (Ease, Sample) {
-        let mut ease = Ease::new(round_trip, dirty as f64);
+    /// A line of so many MB/s that has been measured, where so much may be sent, at the begin of the second pass.
+    fn measured_within(mut ease: Ease, line: u64, rate_max: u64) -> (Ease, Sample) {
         let at = |at_ms: u64| Sample {
             at_ms,
             phase: Phase::Precopy,
-            gone_bytes: at_ms * MB / 10,
+            gone_bytes: at_ms * line * MB / 1000,
             left_bytes: 500 * MB,
             passes: 1,
             ..Sample::default()
         };
         for at_ms in (0..=2_000).step_by(100) {
-            assert_eq!(ease.see(&at(at_ms), ANY), None);
+            assert_eq!(ease.see(&at(at_ms), rate_max), None);
         }
         (ease, Sample { passes: 2, ..at(2_000) })
+    }
+
+    /// The same with 100 MB/s.
+    fn measured(round_trip: Duration, dirty: u64) -> (Ease, Sample) {
+        measured_within(Ease::new(round_trip, LATER, dirty as f64), 100, ANY)
     }
 
     fn left(sample: Sample, bytes: u64) -> Sample {
@@ -149,15 +213,19 @@ mod tests {
     }
 
     #[test]
-    fn the_end_goes_slower_once() {
+    fn the_end_goes_slower_for_a_moment_and_once() {
         let (mut ease, sample) = measured(FAR, 0);
         assert_eq!(ease.see(&left(sample, 20 * MB), ANY), None);
         assert!(ease.is_close(&left(sample, 20 * MB)) && !ease.is_close(&left(sample, 60 * MB)));
-        assert_eq!(ease.see(&left(sample, 12 * MB), ANY), Some(45 * MB));
-        let words = ease.words(45 * MB, &left(sample, 12 * MB)).unwrap();
-        assert!(words.starts_with("the last 12 MB go at 45 MB/s, of 100 "), "{words}");
-        assert_eq!(ease.see(&left(sample, 6 * MB), ANY), None);
-        assert_eq!(ease.see(&left(sample, 0), ANY), None);
+        assert_eq!(ease.see(&left(sample, 12 * MB), ANY), Some(25 * MB));
+        let words = ease.words(25 * MB, &left(sample, 12 * MB)).unwrap();
+        assert!(words.starts_with("the last 12 MB go at 25 MB/s, of 100 "), "{words}");
+        let at = |ms| Sample { at_ms: sample.at_ms + ms, ..left(sample, 5 * MB) };
+        // Half as long again as 13.5 MB take.
+        assert_eq!((ease.see(&at(809), ANY), ease.is_eased()), (None, true));
+        // Each pass leaves as much: it needs the whole line.
+        assert_eq!((ease.see(&at(810), ANY), ease.is_eased()), (Some(ANY), false));
+        assert_eq!((ease.see(&at(2_000), ANY), ease.is_close(&at(2_000))), (None, false));
     }
 
     #[test]
@@ -166,8 +234,6 @@ mod tests {
         assert!(ease.see(&left(sample, 10 * MB), ANY).is_some());
         let next = Sample { passes: 3, ..left(sample, 40 * MB) };
         assert_eq!((ease.see(&next, ANY), ease.see(&next, ANY)), (Some(ANY), None));
-        // What was sent slower is not what the line carries.
-        assert_eq!(ease.see(&left(next, 10 * MB), ANY), Some(45 * MB));
     }
 
     #[test]
@@ -189,33 +255,63 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_waits_long_nothing_goes_slower() {
-        // 100 MB/s nearby: 8 MB wait for 80 ms. A tenth of that is nothing.
+    fn where_nothing_waits_long_or_all_does_nothing_goes_slower() {
+        // 100 MB/s nearby: 8 MB wait for 80 ms.
         let (mut ease, sample) = measured(Duration::ZERO, 0);
         assert_eq!(ease.see(&left(sample, 9 * MB), ANY), None);
         assert!(ease.see(&left(sample, 8 * MB), ANY).is_some());
-        let mut fast = Ease::new(Duration::ZERO, 0.0);
-        for at_ms in [300, 700] {
-            let sample = Sample { at_ms, phase: Phase::Precopy, gone_bytes: at_ms * MB, ..Sample::default() };
-            assert_eq!((fast.see(&sample, ANY), fast.is_close(&sample)), (None, false));
+        for line in [1_000, 10] {
+            let near = Ease::new(Duration::ZERO, LATER, 0.0);
+            let (mut ease, sample) = measured_within(near, line, ANY);
+            let last = left(sample, 0);
+            assert_eq!((ease.see(&last, ANY), ease.is_close(&last)), (None, false), "{line}");
         }
     }
 
     #[test]
     fn what_is_not_measured_or_over_is_left_alone() {
-        let mut ease = Ease::new(FAR, 0.0);
+        let mut ease = Ease::new(FAR, LATER, 0.0);
         let young = Sample { at_ms: 100, phase: Phase::Precopy, gone_bytes: MB, ..Sample::default() };
         assert_eq!((ease.see(&young, ANY), ease.is_close(&young)), (None, false));
         let (mut ease, sample) = measured(FAR, 0);
         assert_eq!(ease.see(&Sample { phase: Phase::Switchover, ..left(sample, MB) }, ANY), None);
+        let soon = Ease::new(FAR, Duration::from_secs(5), 0.0);
+        let (mut ease, sample) = measured_within(soon, 100, ANY);
+        assert_eq!(ease.see(&left(sample, MB), ANY), None, "the deadline is near");
     }
 
     #[test]
     fn where_less_is_sent_than_the_line_carries_nothing_goes_slower() {
+        for (rate_max, eased) in [(105 * MB, None), (120 * MB, Some(25 * MB))] {
+            let (mut ease, sample) = measured_within(Ease::new(FAR, LATER, 0.0), 100, rate_max);
+            assert_eq!(ease.see(&left(sample, MB), rate_max), eased);
+        }
+    }
+
+    #[test]
+    fn a_line_that_was_away_or_shared_otherwise_is_measured_anew() {
         let (mut ease, sample) = measured(FAR, 0);
-        let last = left(sample, MB);
-        assert_eq!((ease.see(&last, 100 * MB), ease.see(&last, 105 * MB)), (None, None));
-        assert_eq!(ease.see(&last, 120 * MB), Some(45 * MB));
-        assert_eq!(ease.see(&left(last, 90 * MB), 120 * MB), Some(120 * MB));
+        ease.is_away();
+        assert_eq!(ease.see(&left(sample, MB), ANY), None);
+        let (mut ease, sample) = measured(FAR, 0);
+        assert_eq!(ease.see(&left(sample, MB), 200 * MB), None);
+        assert_eq!(ease.see(&left(sample, MB), 200 * MB), None);
+        // It went slower, and was set to the new share meanwhile.
+        let (mut ease, sample) = measured(FAR, 0);
+        assert!(ease.see(&left(sample, MB), ANY).is_some());
+        assert_eq!((ease.see(&left(sample, MB), 200 * MB), ease.is_eased()), (None, false));
+        // It was cut while it went slower: it ends at full speed.
+        let (mut ease, sample) = measured(FAR, 0);
+        assert!(ease.see(&left(sample, MB), ANY).is_some());
+        ease.is_away();
+        assert_eq!((ease.see(&left(sample, MB), ANY), ease.is_eased()), (Some(ANY), false));
+    }
+
+    #[test]
+    fn pages_that_hold_nothing_do_not_make_the_line_slower() {
+        let (mut ease, sample) = measured(FAR, 0);
+        // Nothing was sent for a third of a second.
+        let zeros = Sample { at_ms: sample.at_ms + 300, ..left(sample, 13 * MB) };
+        assert_eq!(ease.see(&zeros, ANY), Some(25 * MB));
     }
 }

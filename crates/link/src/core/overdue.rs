@@ -26,6 +26,9 @@ const LOOK_AT_BYTES: u64 = 2 << 20;
 /// may have to come behind it for the kernel to see that it was lost.
 const HURRIED_AFTER: Duration = Duration::from_millis(10);
 
+/// Where large frames take so many times as long as small ones, they wait before the line.
+const QUICK_TIMES: u32 = 4;
+
 /// Looked at in a hurry: about what a long, fast line holds.
 const HURRIED_LOOK_AT: usize = 256;
 const HURRIED_LOOK_AT_BYTES: u64 = 32 << 20;
@@ -57,9 +60,10 @@ impl Usual {
         usual.map(|usual| longer(usual).max(min))
     }
 
-    /// How old one is in a hurry that another connection carries already: whatever its size, a little more than a round trip.
-    fn hurried_limit(&self, bytes: u32) -> Option<Duration> {
-        self.limit(0).or_else(|| self.limit(bytes))
+    /// Whether frames are acknowledged soon after a round trip. Where they wait long before the line, what goes twice would only
+    /// hold up what comes behind it.
+    fn is_quick(&self) -> bool {
+        matches!((self.small.0, self.large.0), (Some(small), Some(large)) if large <= small * QUICK_TIMES)
     }
 }
 
@@ -123,12 +127,10 @@ impl Core {
     /// When a frame is overdue: one that is not small is not as long as there is something new to send, but in a hurry.
     fn overdue_since(&self, flying: &Flying) -> Option<Moment> {
         let bytes = flying.header.payload_bytes;
-        if self.is_hurried() {
-            let again = || self.usual.hurried_limit(bytes);
-            let after = if flying.is_again { again()? } else { HURRIED_AFTER };
-            return Some(flying.sent + after);
+        if self.is_hurried() && !flying.is_again && self.usual.is_quick() {
+            return Some(flying.sent + HURRIED_AFTER);
         }
-        let waits_for_new = bytes > SMALL_BYTES_MAX && !self.lacks_credit;
+        let waits_for_new = bytes > SMALL_BYTES_MAX && !self.lacks_credit && !self.is_hurried();
         let begin = if waits_for_new { flying.sent.max(self.sent_new) } else { flying.sent };
         Some(begin + self.usual.limit(bytes)?)
     }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use super::disks::NbdAt;
 
-/// See [`Carrier::hurry`].
+/// That what carries a move hurries, until it is dropped. See [`Carrier::hurry`].
 pub struct Hurry {
-    _hurry: Option<Box<dyn Send>>,
+    _guard: Box<dyn Send>,
 }
 
 impl Hurry {
-    /// Over when `hurry` is dropped.
-    pub fn new(hurry: Option<impl Send + 'static>) -> Hurry {
-        Hurry { _hurry: hurry.map(|hurry| Box::new(hurry) as Box<dyn Send>) }
+    /// Over when `guard` is dropped.
+    pub fn new(guard: impl Send + 'static) -> Hurry {
+        Hurry { _guard: Box::new(guard) }
     }
 }
 
@@ -32,8 +32,8 @@ pub trait Carrier: Send + Sync {
     /// Whether what is on its way waits for it to come back. Where it does not, it is over, and a new connection is a try.
     fn is_waited_for(&self) -> bool;
 
-    /// The guest stands still: until what is given is dropped, time counts more than the line.
-    fn hurry(&self) -> Hurry;
+    /// The guest stands still: until what is given is dropped, time counts more than the line. Nothing where there is none.
+    fn hurry(&self) -> Option<Hurry>;
 
     /// Whether the other site says that nobody listens at the target's monitor any more, of connections since this was
     /// asked last.

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{
-    Ability, Choice, Deed, Ease, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise, RATE_UNLIMITED,
-    Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down, unshared,
+    Ability, Choice, Compression, Deed, Ease, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise,
+    RATE_UNLIMITED, Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down,
+    unshared,
 };
 use serde_json::Value;
 
@@ -461,13 +462,16 @@ impl<'a> Move<'a> {
         let mut to_look_at = facts.filter(|_| self.options.line.is_none());
         let mut watch = Watch::new(self.options.promise, deeds);
         let mut ease = self.easing(facts);
+        let (mut is_close, mut was_told) = (false, began);
         loop {
-            let mut is_close = false;
             let told = match self.source.sample(began) {
                 Ok(told) => told,
                 Err(error) => return Err(self.source_failed(error)),
             };
-            (self.tell)(Event::Memory(told.clone()));
+            if !is_close || told.sample.phase != Phase::Precopy || was_told.elapsed() >= SAMPLE_PAUSE {
+                was_told = Instant::now();
+                (self.tell)(Event::Memory(told.clone()));
+            }
             let is_up = self.look_at_link();
             self.halt_if_still_for_long(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
@@ -494,7 +498,15 @@ impl<'a> Move<'a> {
                     self.start_postcopy()?;
                     at_once = None;
                 }
-                let advised = if is_up { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
+                // A guest that is to go ahead is stopped by drover, not by QEMU.
+                if at_once.is_none() && !self.goes_ahead {
+                    self.ease(&mut ease, &told, is_up)?;
+                }
+                let is_telling = is_up && !ease.as_ref().is_some_and(Ease::is_eased);
+                let advised = match is_telling {
+                    true => watch.see(told.sample),
+                    false => watch.see_interrupted(told.sample),
+                };
                 if let Some((deed, why)) = advised {
                     self.act(deed, why)?;
                 }
@@ -505,29 +517,47 @@ impl<'a> Move<'a> {
                 if let (Some(known), Some(rate)) = (facts, watch.full_swing()) {
                     self.foresee_anew(known, rate, &told);
                 }
-                is_close = self.ease(&mut ease, &told)?;
             }
+            is_close = ease.as_ref().is_some_and(|ease| ease.is_close(&told.sample));
             self.pause(told.sample.phase, is_close)?;
         }
     }
 
-    /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped.
+    /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped. Not where memory
+    /// is packed by QEMU: what it counts is not what the line carries.
     fn easing(&self, facts: Option<&Facts>) -> Option<Ease> {
+        let memory = &self.options.memory;
         let carried = self.options.carried.as_ref()?;
-        Some(Ease::new(carried.by.round_trip(), facts.map_or(0.0, |facts| facts.dirty.likely)))
+        let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
+        let dirty = facts?.dirty.likely;
+        let deadline = self.options.promise.deadline;
+        (!is_packed).then(|| Ease::new(carried.by.round_trip(), deadline, dirty))
     }
 
-    /// Whether the end is close.
-    fn ease(&mut self, ease: &mut Option<Ease>, told: &Told) -> Result<bool, Ending> {
-        let Some(ease) = ease else { return Ok(false) };
-        if let Some(rate) = ease.see(&told.sample, self.rate_max().unwrap_or(RATE_UNLIMITED)) {
-            let bounded = self.source.bound_rate(rate, false);
-            bounded.map_err(|error| self.source_failed(error))?;
-            if let Some(words) = ease.words(rate, &told.sample) {
-                self.note(words);
+    /// Sends slower, or no more so, if it is time.
+    fn ease(&mut self, easing: &mut Option<Ease>, told: &Told, is_up: bool) -> Result<(), Ending> {
+        let Some(ease) = easing else { return Ok(()) };
+        if !is_up {
+            ease.is_away();
+            return Ok(());
+        }
+        let Some(rate) = ease.see(&told.sample, self.rate_max().unwrap_or(RATE_UNLIMITED)) else {
+            return Ok(());
+        };
+        match self.source.bound_rate(rate, false) {
+            Ok(()) => {
+                if let Some(words) = ease.words(rate, &told.sample) {
+                    self.note(words);
+                }
+                Ok(())
+            }
+            Err(error) if error.is_of_connection() => Err(self.source_failed(error)),
+            Err(error) => {
+                *easing = None;
+                self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
+                Ok(())
             }
         }
-        Ok(ease.is_close(&told.sample))
     }
 
     /// Whether what carries the move does; tells when that changes.

@@ -101,8 +101,8 @@ impl Carrier for Link {
         self.doors.link().state == "reconnecting"
     }
 
-    fn hurry(&self) -> Hurry {
-        Hurry::new(self.doors.hurry())
+    fn hurry(&self) -> Option<Hurry> {
+        self.doors.hurry().map(Hurry::new)
     }
 
     fn has_nobody(&self) -> bool {

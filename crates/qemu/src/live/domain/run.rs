@@ -490,6 +490,7 @@ impl<'a> Move<'a> {
 
     /// Sees where it is, whatever was told of its move, and tidies up there.
     fn settle(&mut self, cause: Option<Ending>, began: Instant) -> Result<Moved, LiveError> {
+        self.still = Still::default();
         let found = self.settled();
         if self.is_to_be_seen_after(&found) {
             // It went before anybody looked, or while it was to be cancelled.

@@ -11,6 +11,7 @@ use drover_live::Side;
 use super::{Ending, Move, Moved, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::{POLL, Told};
+use crate::live::still::Still;
 
 /// For which a target behind a link is waited for: longer than a link tries to come back.
 const LINK_TIME_MAX: Duration = Duration::from_secs(16 * 60);
@@ -60,6 +61,7 @@ impl Move<'_> {
                 Err(error) => return Err(error.into()),
             }
             self.look_at_link();
+            self.still.waits();
             let is_stopped = self.stop.load(Ordering::Relaxed);
             if since.elapsed() >= if is_stopped { patience.min(SETTLE_TIME_MAX) } else { patience } {
                 return Err(Ending::Failed(self.error("the target does not say that the guest is there")));
@@ -164,6 +166,7 @@ impl Move<'_> {
 
     fn told_moved(&mut self, began: Instant, last: Told) -> Moved {
         let total = began.elapsed();
+        self.still = Still::default();
         let last = self.last_words(began, last);
         let stopped = self.source.seen().ok().and_then(|seen| seen.stopped_us);
         let resumed = self.target.seen().ok().and_then(|seen| seen.resumed_us);

@@ -7,10 +7,12 @@ use drover_live::{Half, Phase};
 use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
 use crate::error::QemuError;
 use crate::live::guest::{POLL, Told};
+use crate::live::still::Still;
 
 impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
+        self.still = Still::default();
         if !self.has_sent {
             if matches!(cause, Ending::Stopped) && self.has_mirrored {
                 self.note(CANCELS);
