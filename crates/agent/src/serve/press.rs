@@ -1,7 +1,9 @@
 //! Packs what is read from disks, by what the line takes and what packing costs here ([`Chooser`]).
 //!
 //! A disk's answers have one chooser. Packers are the agent's: few, so that many disks take no more memory, and each packs for
-//! whoever comes. Waiting for one counts as the cost of packing, so a host that is busy with it packs less.
+//! whoever comes. Waiting for one counts as the cost of packing, so a host that is busy with it packs less. It is waited
+//! for only to pack an answer: while a disk's answers go plain, there is a trial only if a packer is free, so that trials keep
+//! to their share of the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,22 +48,30 @@ impl Presses {
     fn take(&self) -> Option<Taken<'_>> {
         let mut state = self.lock();
         loop {
-            if let Some(packer) = state.free.pop() {
-                return Some(Taken { presses: self, packer: Some(packer) });
-            }
-            if state.made < self.max {
-                match Packer::new() {
-                    Ok(packer) => {
-                        state.made += 1;
-                        return Some(Taken { presses: self, packer: Some(packer) });
-                    }
-                    Err(_) if state.made == 0 => return None,
-                    // One of the others will do.
-                    Err(_) => {}
-                }
+            match self.take_free(&mut state) {
+                None if state.made > 0 => {}
+                taken => return taken,
             }
             state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A packer that nobody has now, if there is one.
+    fn try_take(&self) -> Option<Taken<'_>> {
+        self.take_free(&mut self.lock())
+    }
+
+    /// One that is free, or made for this; `None` if all are in use, or there is no memory for a further one.
+    fn take_free(&self, state: &mut State) -> Option<Taken<'_>> {
+        if state.free.is_empty()
+            && state.made < self.max
+            && let Ok(packer) = Packer::new()
+        {
+            state.made += 1;
+            state.free.push(packer);
+        }
+        let packer = state.free.pop()?;
+        Some(Taken { presses: self, packer: Some(packer) })
     }
 }
 
@@ -126,13 +136,17 @@ impl<'a> Packing<'a> {
             return plain;
         }
         let asked = Instant::now();
-        let Some(mut taken) = presses.take() else { return plain };
+        let taken = if codec == Codec::Plain { presses.try_take() } else { presses.take() };
+        let Some(mut taken) = taken else { return plain };
         let (packer, waited) = (taken.packer(), asked.elapsed());
         if let Some(codec) = trial {
             let sample = &bytes[..bytes.len().min(SAMPLE_BYTES)];
             let started = Instant::now();
             let length = packer.pack(codec, sample).map_or(sample.len(), <[u8]>::len);
-            self.chooser().tried(sampled(codec, sample.len(), length, started.elapsed()));
+            // Its part of the waiting, so that it compares with the codec in use, which bears the rest.
+            let waited = waited.mul_f64(sample.len() as f64 / bytes.len() as f64);
+            let took = waited + started.elapsed();
+            self.chooser().tried(sampled(codec, sample.len(), length, took));
         }
         if codec == Codec::Plain {
             return plain;
@@ -223,6 +237,17 @@ mod tests {
         let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), small, 2000, 1e6, 1.0);
         assert_eq!(went, all, "small ones");
         assert_eq!(presses.lock().made, 0);
+    }
+
+    #[test]
+    fn a_trial_waits_for_no_packer() {
+        let (presses, now) = (Presses { max: 1, ..Presses::new() }, Instant::now());
+        let taken = presses.take().unwrap();
+        let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), &text(), 60, 1e6, 1.0);
+        assert_eq!(went, all, "there was none to try with");
+        drop(taken);
+        let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), &text(), 60, 1e6, 1.0);
+        assert!(went * 3 < all, "{went} of {all}");
     }
 
     #[test]
