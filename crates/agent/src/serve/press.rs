@@ -1,9 +1,9 @@
 //! Packs what is read from disks, by what the line takes and what packing costs here ([`Chooser`]).
 //!
 //! A disk's answers have one chooser. Packers are the agent's: few, so that many disks take no more memory, and each packs for
-//! whoever comes. Waiting for one counts as the cost of packing, so a host that is busy with it packs less. It is waited
-//! for only to pack an answer: while a disk's answers go plain, there is a trial only if a packer is free, so that trials keep
-//! to their share of the time.
+//! whoever comes. Waiting for one counts as the cost of packing ([`Packing::took`]), so a host that is busy with other disks
+//! packs less. It is waited for only to pack an answer: while a disk's answers go plain, there is a trial only if a packer is
+//! free, so that trials keep to their share of the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ pub(super) struct Packing<'a> {
     presses: Option<&'a Presses>,
     chooser: Mutex<Chooser>,
     began: Instant,
-    /// Of the time that threads wait, what counts: the chooser knows of those that pack at a time.
+    /// Of the time that threads spend, what counts: the chooser knows of those that pack at a time.
     share: f64,
 }
 
@@ -145,7 +145,7 @@ impl<'a> Packing<'a> {
             let length = packer.pack(codec, sample).map_or(sample.len(), <[u8]>::len);
             // Its part of the waiting, so that it compares with the codec in use, which bears the rest.
             let waited = waited.mul_f64(sample.len() as f64 / bytes.len() as f64);
-            let took = waited + started.elapsed();
+            let took = self.took(started.elapsed(), waited);
             self.chooser().tried(sampled(codec, sample.len(), length, took));
         }
         if codec == Codec::Plain {
@@ -153,7 +153,7 @@ impl<'a> Packing<'a> {
         }
         let started = Instant::now();
         let length = if packer.may_pack(bytes) { packer.pack(codec, bytes).map(<[u8]>::len) } else { None };
-        let took = waited + started.elapsed();
+        let took = self.took(started.elapsed(), waited);
         self.chooser().packed(sampled(codec, bytes.len(), length.unwrap_or(bytes.len()), took));
         match length {
             Some(length) => {
@@ -162,6 +162,16 @@ impl<'a> Packing<'a> {
             }
             None => plain,
         }
+    }
+
+    /// What packing takes one of those that pack at a time, by how long a packer had the bytes and how long a thread waited
+    /// for it.
+    ///
+    /// All threads together move `threads / (waited + packing)`, and the chooser reckons with `lanes / took`. Where threads
+    /// wait behind each other only, both are what the packers do: `lanes / packing`. Where others have packers, too, it is
+    /// what they leave. It is never more than all packers do.
+    fn took(&self, packing: Duration, waited: Duration) -> Duration {
+        packing.max((waited + packing).mul_f64(self.share))
     }
 
     /// An answer has gone: of how many bytes, as how many, and how long its thread waited for the line.
@@ -248,6 +258,28 @@ mod tests {
         drop(taken);
         let (went, all) = sent(&Packing::new(&presses, &ALL, 1, now), &text(), 60, 1e6, 1.0);
         assert!(went * 3 < all, "{went} of {all}");
+    }
+
+    #[test]
+    fn eight_threads_count_on_what_two_packers_do_and_on_half_of_it_beside_eight_others() {
+        const MB: usize = 1_000_000;
+        let (presses, now, ms) =
+            (Presses { max: 2, ..Presses::new() }, Instant::now(), Duration::from_millis);
+        // 100 MB/s each. A thread waits while the others that are there have their turns.
+        let codec_for = |line: usize, threads: u32| {
+            let packing = Packing::new(&presses, &ALL, 8, now);
+            let took = packing.took(ms(10), ms(10) * (threads / 2 - 1));
+            packing.chooser().packed(sampled(Codec::Lz4, MB, MB / 4, took));
+            for at in 0..100 {
+                // All eight wait for the line.
+                packing.sent(line / 100, line / 100, ms(80), now + ms(10) * at);
+            }
+            packing.chooser().codec()
+        };
+        assert_eq!(codec_for(150 * MB, 8), Codec::Lz4, "200 MB/s");
+        assert_eq!(codec_for(250 * MB, 8), Codec::Plain, "200 MB/s");
+        assert_eq!(codec_for(80 * MB, 16), Codec::Lz4, "100 MB/s");
+        assert_eq!(codec_for(150 * MB, 16), Codec::Plain, "100 MB/s");
     }
 
     #[test]
