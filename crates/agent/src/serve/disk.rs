@@ -30,6 +30,10 @@ use crate::site::encode;
 /// Threads for one disk at most; each holds 2 MiB.
 const THREADS_MAX: usize = 8;
 
+/// Of the time in which a thread had nothing to do before a read, so much counts at most: a period of the chooser. Nobody saw
+/// what the line did in a longer one.
+const IDLE_MAX: Duration = Duration::from_millis(500);
+
 const NO_SPAN: ByteSpan = ByteSpan::new(0, 0);
 
 /// Serves a disk until its channel is over.
@@ -308,7 +312,7 @@ impl Service<'_> {
                 };
                 let began = Instant::now();
                 sender.send(&Head { detail: codec.number(), ..answer }.encode(), &buffer[..length])?;
-                let waited = began.elapsed() + std::mem::take(&mut hands.idle);
+                let waited = began.elapsed() + hands.idle;
                 self.packing.sent(plain, length, waited, Instant::now());
                 hands.buffer = buffer;
                 Ok(())
@@ -441,11 +445,12 @@ fn runs(head: &Head) -> Vec<ByteSpan> {
     runs
 }
 
-/// Waits for the next message. While answers wait for a connection to take them, the line is what is waited for.
+/// Waits for the next message. If answers wait for a connection to take them, before and after, the line is what is waited for.
 fn next(sender: &Sender, receiver: &Receiver, hands: &mut Hands) -> Result<Option<Message>, LinkError> {
-    let since = Instant::now();
+    let (since, waits) = (Instant::now(), sender.waits_for_line());
     let message = receiver.receive()?;
-    hands.idle += if sender.waits_for_line() { since.elapsed() } else { Duration::ZERO };
+    let waits = waits && sender.waits_for_line();
+    hands.idle = if waits { since.elapsed().min(IDLE_MAX) } else { Duration::ZERO };
     Ok(message)
 }
 
@@ -453,7 +458,7 @@ fn next(sender: &Sender, receiver: &Receiver, hands: &mut Hands) -> Result<Optio
 struct Hands {
     /// Used again and again.
     buffer: Buffer,
-    /// How long there was nothing to do while answers waited for the line.
+    /// How long there was nothing to do before this message while answers waited for the line.
     idle: Duration,
 }
 
