@@ -11,7 +11,7 @@ use super::pending::{Reply, What};
 use crate::error::Refusal;
 use crate::message::{DATA_BYTES_MAX, Head, hash_of};
 
-/// Tries of a read whose answer is not what its hashes say; after one that was packed it is to come plain.
+/// Tries of a read whose answer is not what its hashes say; after one that was packed it is to come plain from then on.
 const READ_ATTEMPTS_MAX: u32 = 3;
 
 /// A worker's way to a disk of another site.
@@ -26,6 +26,8 @@ pub(super) struct AgentLane {
 struct Reading {
     id: u64,
     attempts: u32,
+    /// Whether an answer came packed, so that further ones are to be plain.
+    plain: bool,
     request: Request,
 }
 
@@ -56,7 +58,7 @@ impl AgentLane {
         let id = state.pending.add(What::Read { plain: false }, request.span);
         drop(state);
         self.inner.notify();
-        self.reads.push(Reading { id, attempts: 1, request });
+        self.reads.push(Reading { id, attempts: 1, plain: false, request });
         None
     }
 
@@ -107,25 +109,25 @@ impl AgentLane {
         let (index, outcome) = self.first_read();
         let mut reading = self.reads.swap_remove(index);
         // Of an agent that packs, and so knows what it means: one of before would send this back as the codec.
-        let plain = matches!(&outcome, Ok(Reply::Data(head, _)) if head.detail != Codec::Plain.number());
+        reading.plain |= matches!(&outcome, Ok(Reply::Data(head, _)) if head.detail != Codec::Plain.number());
         let outcome = outcome.and_then(|reply| fill(reply, &mut reading.request));
         match outcome {
             Err(refusal)
                 if refusal.kind == DiskErrorKind::Corrupt && reading.attempts < READ_ATTEMPTS_MAX =>
             {
-                self.read_again(reading, plain, refusal)
+                self.read_again(reading, refusal)
             }
             outcome => self.ended(reading.request, outcome),
         }
     }
 
-    fn read_again(&mut self, reading: Reading, plain: bool, refusal: Refusal) -> Completion {
+    fn read_again(&mut self, reading: Reading, refusal: Refusal) -> Completion {
         let mut state = self.inner.lock();
         if state.pending.failed().is_some() {
             drop(state);
             return self.ended(reading.request, Err(refusal));
         }
-        let id = state.pending.add(What::Read { plain }, reading.request.span);
+        let id = state.pending.add(What::Read { plain: reading.plain }, reading.request.span);
         drop(state);
         self.inner.notify();
         self.reads.push(Reading { id, attempts: reading.attempts + 1, ..reading });

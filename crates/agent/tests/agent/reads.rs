@@ -173,13 +173,15 @@ fn an_answer_that_was_packed_and_arrives_damaged_is_asked_for_plain() {
     let (came, asked, opening) = read_from(vec![(zstd, packed)]);
     assert_eq!((came.as_deref(), asked), (Some(&content[..]), vec![0]));
     assert_eq!(opening.takes, ["lz4", "zstd"]);
-    for damaged in [torn, other] {
+    for damaged in [torn.clone(), other] {
         let (came, asked, _) = read_from(vec![(zstd, damaged), (0, content.clone())]);
         assert_eq!((came.as_deref(), asked), (Some(&content[..]), vec![0, READ_PLAIN]));
     }
-    // Plain ones are asked for as before: agents of before know nothing else, and would send it back as the codec.
     let mut damaged = content.clone();
     damaged[0] ^= 1;
+    let (came, asked, _) = read_from(vec![(zstd, torn), (0, damaged.clone()), (0, content.clone())]);
+    assert_eq!((came.as_deref(), asked), (Some(&content[..]), vec![0, READ_PLAIN, READ_PLAIN]));
+    // Plain ones are asked for as before: agents of before know nothing else, and would send it back as the codec.
     let (came, asked, _) = read_from(vec![(0, damaged.clone()), (0, content.clone())]);
     assert_eq!((came.as_deref(), asked), (Some(&content[..]), vec![0, 0]));
     let (came, asked, _) = read_from(vec![(0, damaged)]);
