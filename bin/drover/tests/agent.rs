@@ -199,24 +199,30 @@ fn what_is_read_from_an_agent_is_packed_where_it_packs_and_the_line_is_slow() {
         assert_eq!(output.code, Some(0), "{}", output.err);
         sites
     };
-    let text = |bytes: u64| -> Vec<u8> {
+    // As long for all of them: what goes plain had the time in which the same is packed.
+    let (bytes, plain) = (64 * MIB, (64 * MIB, 64 * MIB));
+    let text = || -> Vec<u8> {
         let words = b"what is on disks packs ";
         (0..bytes as usize).map(|at| words[at % words.len()] ^ (at / 9973) as u8).collect()
     };
-    let sites = limited(&[]);
-    std::fs::write(sites.in_pool("text.raw"), text(64 * MIB)).unwrap();
-    let (read, came) = read_back(&sites, "text.raw", &[]);
-    assert!(read == 64 * MIB && came * 2 < read, "{came} of {read}");
-    std::fs::write(sites.in_pool("short.raw"), text(16 * MIB)).unwrap();
-    let plain = (16 * MIB, 16 * MIB);
-    assert_eq!(read_back(&sites, "short.raw", &["--no-link-compression"]), plain);
-    let mut noise = vec![0; 16 * MIB as usize];
-    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut noise).unwrap();
-    std::fs::write(sites.in_pool("noise.raw"), noise).unwrap();
-    assert_eq!(read_back(&sites, "noise.raw", &[]), plain);
-    let sites = limited(&["--no-link-compression"]);
-    std::fs::write(sites.in_pool("short.raw"), text(16 * MIB)).unwrap();
-    assert_eq!(read_back(&sites, "short.raw", &[]), plain, "switched off over there");
+    std::thread::scope(|scope| {
+        let switched_off = scope.spawn(|| {
+            let sites = limited(&["--no-link-compression"]);
+            std::fs::write(sites.in_pool("text.raw"), text()).unwrap();
+            read_back(&sites, "text.raw", &[])
+        });
+        let sites = limited(&[]);
+        std::fs::write(sites.in_pool("text.raw"), text()).unwrap();
+        let (read, came) = read_back(&sites, "text.raw", &[]);
+        assert!(read == bytes && came * 2 < read, "{came} of {read}");
+        std::fs::write(sites.in_pool("other.raw"), text()).unwrap();
+        assert_eq!(read_back(&sites, "other.raw", &["--no-link-compression"]), plain);
+        let mut noise = vec![0; bytes as usize];
+        std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut noise).unwrap();
+        std::fs::write(sites.in_pool("noise.raw"), noise).unwrap();
+        assert_eq!(read_back(&sites, "noise.raw", &[]), plain);
+        assert_eq!(switched_off.join().unwrap(), plain, "switched off over there");
+    });
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is read from an agent: packed where that pays and the peer unpacks it, and asked for again if it arrives damaged.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,9 @@ struct Reader {
 
 const READER_RATE: f64 = 40e6;
 
+/// How long there may be nothing packed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Reads that a peer asks for ahead: more than a channel may have on its way.
 const AHEAD: u64 = 100;
 
@@ -42,8 +46,9 @@ impl Reader {
         Reader { sender, receiver }
     }
 
-    /// Reads for so long, or until there is an answer in a codec: all that were seen. Each is held against the disk.
-    fn codecs(&self, detail: u8, time: Duration, until: Option<Codec>) -> HashSet<u8> {
+    /// Reads until it is over, by the codecs of the answers so far, or patience is: all codecs that were seen. Each answer is
+    /// held against the disk.
+    fn codecs(&self, detail: u8, is_over: impl Fn(&HashSet<u8>) -> bool) -> HashSet<u8> {
         let (content, began, mut found) = (text(), Instant::now(), HashSet::new());
         let span = |id: u64| ByteSpan::new(id % 4 * READ_BYTES, READ_BYTES);
         let ask = |id| {
@@ -52,7 +57,7 @@ impl Reader {
         };
         (1..=AHEAD).for_each(ask);
         let mut next = AHEAD + 1;
-        while began.elapsed() < time && !until.is_some_and(|codec| found.contains(&codec.number())) {
+        while began.elapsed() < PATIENCE && !is_over(&found) {
             let answer = self.receiver.receive().unwrap().unwrap();
             let head = Head::decode(&answer.head).unwrap();
             assert_eq!((head.kind, head.span), (Kind::Data, span(head.id)));
@@ -79,24 +84,34 @@ const OPENING: &str = r#"{"service":"disk","version":1,"disk":"one","access":"re
 #[test]
 fn answers_are_packed_for_a_peer_that_says_what_it_unpacks() {
     let opening = format!("{OPENING},\"takes\":[\"lz4\",\"later\"]}}");
-    let long = Duration::from_secs(60);
     let reader = Reader::open(agent(), &opening);
-    assert!(reader.codecs(0, long, Some(Codec::Lz4)).contains(&Codec::Lz4.number()), "never packed");
+    let is_packed = |found: &HashSet<u8>| found.contains(&Codec::Lz4.number());
+    assert!(is_packed(&reader.codecs(0, is_packed)), "never packed");
 }
 
 #[test]
 fn answers_are_plain_for_peers_of_before_and_where_it_was_asked_for() {
     let plain = HashSet::from([Codec::Plain.number()]);
-    let (time, takes) = (Duration::from_secs(4), format!("{OPENING},\"takes\":[\"lz4\",\"zstd\"]}}"));
+    let takes = format!("{OPENING},\"takes\":[\"lz4\",\"zstd\"]}}");
+    let is_packed = |found: &HashSet<u8>| found.iter().any(|codec| *codec != Codec::Plain.number());
+    let is_told = AtomicBool::new(false);
+    let is_over = |found: &HashSet<u8>| is_packed(found) || (is_told.load(SeqCst) && !found.is_empty());
     std::thread::scope(|scope| {
         // As agents' clients wrote it before.
-        let before = scope.spawn(|| Reader::open(agent(), &format!("{OPENING}}}")).codecs(0, time, None));
-        let asked = scope.spawn(|| Reader::open(agent(), &takes).codecs(READ_PLAIN, time, None));
+        let before = scope.spawn(|| Reader::open(agent(), &format!("{OPENING}}}")).codecs(0, is_over));
+        let asked = scope.spawn(|| Reader::open(agent(), &takes).codecs(READ_PLAIN, is_over));
         let without = agent().without_packing();
-        let switched_off = scope.spawn(|| Reader::open(without, &takes).codecs(0, time, None));
+        let switched_off = scope.spawn(|| Reader::open(without, &takes).codecs(0, is_over));
+        // One like them whose answers may be packed: once they are, the others had the time for it. A second more, since
+        // they do not go in step.
+        let beside = scope.spawn(|| Reader::open(agent(), &takes).codecs(0, is_packed));
+        let beside = beside.join().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        is_told.store(true, SeqCst);
         for codecs in [before, asked, switched_off] {
             assert_eq!(codecs.join().unwrap(), plain);
         }
+        assert!(is_packed(&beside), "never packed, so the others show nothing");
     });
 }
 
