@@ -326,12 +326,21 @@ fn redirected_connections_come_to_a_port_that_only_root_can_take() {
     let is_free = |port: &u16| *port == 988 || *port > 1023;
     assert!(others.iter().all(|port| is_free(port) && !some.contains(port)), "{some:?} {others:?}");
     drop(second);
+    let exposed = |relay: &Running| {
+        let notes = relay.said["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+        notes.filter(|note| note.contains("redirected connections come to")).count()
+    };
+    let (others, without) = ports("relay-5.sock", "redirect", &["--match", "port 8000,954-988"]);
+    assert!(others.iter().all(|port| *port > 1023), "{others:?}");
+    assert_eq!(exposed(&without), 1, "{}", without.said);
+    drop(without);
     // What was said is done, and TPROXY needs none: such a rule finds no socket but the relay's.
     for (name, how, more) in
         [("relay-3.sock", "redirect", &["--port", "0"][..]), ("relay-4.sock", "tproxy", &[])]
     {
-        let (ports, _relay) = ports(name, how, &[&["--match", "port 8000"], more].concat());
+        let (ports, relay) = ports(name, how, &[&["--match", "port 8000"], more].concat());
         assert!(ports.iter().all(|port| *port > 1023), "{how} {ports:?}");
+        assert_eq!(exposed(&relay), 0, "{}", relay.said);
     }
 }
 

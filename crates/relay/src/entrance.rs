@@ -37,10 +37,9 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// `ports` are tried first where the line is redirected to and names no port.
+    /// `ports` are tried first where the line [chooses its port](chooses_port).
     pub(crate) fn open(line: &Line, ports: &[u16]) -> io::Result<Listener> {
-        let may_choose = line.listen.port() == 0 && matches!(line.to, Destination::Redirected);
-        for port in ports.iter().filter(|_| may_choose) {
+        for port in ports.iter().filter(|_| chooses_port(line)) {
             match Listener::open_at(line, *port) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 // Not for this user: any other will do.
@@ -67,6 +66,11 @@ impl Listener {
         let address = tcp::local_address(&socket)?;
         Ok(Listener { socket, address, to: line.to.clone() })
     }
+}
+
+/// Whether connections are redirected to a port that is not named.
+pub(crate) fn chooses_port(line: &Line) -> bool {
+    line.listen.port() == 0 && matches!(line.to, Destination::Redirected)
 }
 
 /// What the entrance shares with the relay.

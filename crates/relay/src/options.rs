@@ -125,8 +125,9 @@ pub struct RelayOptions {
     pub pipes_bytes_max: usize,
     /// Marks the packets that go to targets, for rules that must leave them alone.
     pub mark: Option<u32>,
-    /// Ports that redirected connections come to where a line names none: the first that is free and may be taken, else any.
-    pub redirect_ports: Vec<u16>,
+    /// Ports that redirected connections come to where a line names none: the first that is free and may be taken, else any,
+    /// with a note. `None`: any will do.
+    pub redirect_ports: Option<Vec<u16>>,
     /// A link, over which all go that a rule does not send directly.
     pub via: Option<Via>,
 }
@@ -170,7 +171,7 @@ impl RelayOptions {
             workers: cores.clamp(1, WORKERS_MAX),
             pipes_bytes_max: PIPES_BYTES_MAX,
             mark: None,
-            redirect_ports: Vec::new(),
+            redirect_ports: None,
             via: None,
         }
     }

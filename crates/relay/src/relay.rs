@@ -13,9 +13,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::book::{Book, Refused};
 use crate::circle::{circle, is_here};
-use crate::entrance::{Entrance, Listener, Shared, spare_file};
+use crate::entrance::{Entrance, Listener, Shared, chooses_port, spare_file};
 use crate::gate::Gate;
-use crate::options::{Congestion, RelayOptions};
+use crate::options::{Congestion, Line, RelayOptions};
 use crate::pipes::{Budget, PIPE_BYTES};
 use crate::stats::{LinkStats, Snapshot};
 use crate::teller::{Teller, gathered};
@@ -101,7 +101,7 @@ impl Relay {
         for rule in &options.policy.rules {
             rule.congestion.as_deref().map(probe).transpose()?;
         }
-        let listeners = listen_on(options)?;
+        let listeners = listen_on(options, &mut notes)?;
         let started = Instant::now();
         let gate = Gate::new(options, forth.as_deref(), back.as_deref(), started);
         let budget = Budget::new(options.pipes_bytes_max);
@@ -138,7 +138,7 @@ impl Relay {
         &self.addresses
     }
 
-    /// What a person should know: limits that are lower than was asked for.
+    /// What a person should know: limits that are lower than was asked for, ports that others may take later.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -226,12 +226,29 @@ impl Drop for Relay {
     }
 }
 
-fn listen_on(options: &RelayOptions) -> Result<Vec<Listener>, StartError> {
-    let listener = |line: &crate::options::Line| {
-        Listener::open(line, &options.redirect_ports)
+fn listen_on(options: &RelayOptions, notes: &mut Vec<String>) -> Result<Vec<Listener>, StartError> {
+    let ports = options.redirect_ports.as_deref();
+    let listener = |line: &Line| {
+        Listener::open(line, ports.unwrap_or_default())
             .map_err(|source| StartError::Listen { address: line.listen, source })
     };
-    options.lines.iter().map(listener).collect()
+    let listeners: Vec<Listener> = options.lines.iter().map(listener).collect::<Result<_, _>>()?;
+    let mut chosen = options.lines.iter().zip(&listeners).filter(|(line, _)| chooses_port(line));
+    let is_other = |port: u16| ports.is_some_and(|ports| !ports.contains(&port));
+    // Once: a second one is the other family's.
+    if let Some((_, listener)) = chosen.find(|(_, listener)| is_other(listener.address.port())) {
+        notes.push(exposed(listener.address.port()));
+    }
+    Ok(listeners)
+}
+
+/// Says that what is redirected comes to a port that another user may have after this relay.
+fn exposed(port: u16) -> String {
+    format!(
+        "redirected connections come to port {port}: none that only root can take was free, allowed and not to \
+         be caught. If this relay is killed, its rules lead them to whoever takes that port next: give the relay \
+         CAP_NET_BIND_SERVICE, or a --port below 1024"
+    )
 }
 
 /// Tries a congestion control; gives what the socket has then.
@@ -326,6 +343,26 @@ fn raise_files(wanted: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Destination;
+
+    #[test]
+    fn a_port_that_anybody_may_take_is_told_once_where_another_was_wanted() {
+        let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = [holder.local_addr().unwrap().port()];
+        let told = |to: &Destination, ports: Option<&[u16]>| {
+            let line = Line { listen: SocketAddr::from(([127, 0, 0, 1], 0)), to: to.clone() };
+            let usual = RelayOptions::new(vec![line.clone(), line]);
+            let options = RelayOptions { redirect_ports: ports.map(<[u16]>::to_vec), ..usual };
+            let mut notes = Vec::new();
+            drop(listen_on(&options, &mut notes).unwrap());
+            notes.len()
+        };
+        let fixed = Destination::Fixed { addresses: [SocketAddr::from(([127, 0, 0, 1], 1))].into() };
+        assert_eq!(told(&Destination::Redirected, Some(&taken)), 1, "it is not free");
+        assert_eq!(told(&Destination::Redirected, Some(&[])), 1, "there is none to choose from");
+        assert_eq!(told(&Destination::Redirected, None), 0, "any will do");
+        assert_eq!(told(&fixed, Some(&taken)), 0, "no rule leads to it");
+    }
 
     #[test]
     fn an_agent_keeps_files_for_its_links_and_disks() {

@@ -50,7 +50,8 @@ pub struct RelayArgs {
     /// What to catch: 'any', or some of: in INTERFACE, from NETWORK, to NETWORK, port PORT[-PORT][,...]
     #[arg(long = "match", value_name = "WORDS", requires = "transparent")]
     pub matches: Vec<Caught>,
-    /// Port that caught connections come to [default: a free one; for redirect one of 954 to 988, which only root can take]
+    /// Port that caught connections come to [default: a free one; for redirect one of 954 to 988, which only root can
+    /// take, if one may be taken, is free and not to be caught]
     #[arg(long, value_name = "PORT", requires = "transparent")]
     pub port: Option<u16>,
     /// Also catch what this host itself connects to (redirect only)

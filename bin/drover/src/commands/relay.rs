@@ -30,7 +30,7 @@ use log::Log;
 
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// Root's ports that IANA has given to no service.
+/// Ports of root's that Debian's list of services (`/etc/services`) does not name.
 const ROOT_PORTS: Range<u16> = 954..989;
 /// A policy file is smaller.
 const POLICY_BYTES_MAX: u64 = 1 << 20;
@@ -195,21 +195,21 @@ fn options(args: &RelayArgs, lease: Option<&Lease>, via: Option<Via>) -> Result<
         workers: args.workers.unwrap_or(usual.workers).max(1),
         pipes_bytes_max: usize::try_from(args.pipes.0).unwrap_or(usize::MAX),
         mark: mark(args, lease),
-        redirect_ports: lease.map(|lease| root_ports(args, lease.number)).unwrap_or_default(),
+        redirect_ports: lease.and_then(|lease| root_ports(args, lease.number)),
         ..usual
     })
 }
 
 /// Ports that only root can take, so that nobody gets the connections that a killed relay's rules still redirect. Those that are
-/// to be caught are not among them. Relays begin at different ones.
-fn root_ports(args: &RelayArgs, number: u32) -> Vec<u16> {
+/// to be caught are not among them. Relays begin at different ones. `None` where a port was named, be it 0.
+fn root_ports(args: &RelayArgs, number: u32) -> Option<Vec<u16>> {
     if args.port.is_some() {
-        return Vec::new();
+        return None;
     }
     let is_caught = |port: u16| args.matches.iter().any(|it| !it.ports.is_empty() && it.holds_port(port));
     let first = number as usize % ROOT_PORTS.len();
     let ports = ROOT_PORTS.cycle().skip(first).take(ROOT_PORTS.len());
-    ports.filter(|port| !is_caught(*port)).collect()
+    Some(ports.filter(|port| !is_caught(*port)).collect())
 }
 
 /// What packets to targets and to the agent carry, so that the rules leave them alone.
