@@ -555,8 +555,21 @@ impl<'a> Move<'a> {
             Err(error) => {
                 *easing = None;
                 self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
+                // What was refused may be set all the same.
+                self.send_as_allowed()
+            }
+        }
+    }
+
+    /// Sends as fast as it may. What somebody else sets meanwhile is no reason to end a move.
+    fn send_as_allowed(&mut self) -> Result<(), Ending> {
+        match self.source.bound_rate(self.rate_max().unwrap_or(RATE_UNLIMITED), false) {
+            Err(error) if error.is_of_connection() => Err(self.source_failed(error)),
+            Err(error) => {
+                self.note(format!("it goes on as fast as it is set to: {}", error.chain()));
                 Ok(())
             }
+            Ok(()) => Ok(()),
         }
     }
 

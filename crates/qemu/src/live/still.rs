@@ -21,7 +21,7 @@ impl Still {
     /// It stands. Fails if it does for so long that it is better off where it was.
     pub fn goes_on(&mut self, carried: Option<&Carried>, downtime_max: Duration) -> Result<(), &'static str> {
         let since = *self.since.get_or_insert_with(Instant::now);
-        if self.hurry.is_none() {
+        if self.hurry.is_none() && since.elapsed() <= HURRY_TIME_MAX {
             self.hurry = carried.and_then(|carried| carried.by.hurry());
         }
         self.waits();
@@ -47,9 +47,9 @@ mod tests {
     use super::*;
     use crate::live::{Carrier, NbdAt};
 
-    /// A link, by how many hurry on it.
+    /// A link, by how many hurry on it, and how many ever did.
     #[derive(Default)]
-    struct Link(Arc<AtomicIsize>);
+    struct Link(Arc<AtomicIsize>, AtomicIsize);
 
     struct Guard(Arc<AtomicIsize>);
 
@@ -78,6 +78,7 @@ mod tests {
 
         fn hurry(&self) -> Option<Hurry> {
             self.0.fetch_add(1, Ordering::Relaxed);
+            self.1.fetch_add(1, Ordering::Relaxed);
             Some(Hurry::new(Guard(self.0.clone())))
         }
 
@@ -89,8 +90,8 @@ mod tests {
     #[test]
     fn the_link_hurries_while_the_guest_stands_and_not_for_long() {
         let hurries = Arc::new(AtomicIsize::new(0));
-        let by = Arc::new(Link(hurries.clone()));
-        let carried = Carried { by, memory: String::new(), disks: NbdAt::Unix("/none".into()) };
+        let by = Arc::new(Link(hurries.clone(), AtomicIsize::new(0)));
+        let carried = Carried { by: by.clone(), memory: String::new(), disks: NbdAt::Unix("/none".into()) };
         let downtime = Duration::from_millis(300);
         let count = || hurries.load(Ordering::Relaxed);
         let mut still = Still::default();
@@ -102,6 +103,7 @@ mod tests {
         }
         still.since = Some(Instant::now() - HURRY_TIME_MAX - downtime);
         assert_eq!((still.goes_on(Some(&carried), downtime), count()), (Ok(()), 0));
+        assert_eq!((still.goes_on(Some(&carried), downtime), by.1.load(Ordering::Relaxed)), (Ok(()), 1));
         still.since = Some(Instant::now() - TIME_MAX - downtime);
         assert!(still.goes_on(None, downtime).is_err());
         let mut still = Still::default();

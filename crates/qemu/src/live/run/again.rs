@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use drover_live::{Found, Machine, RATE_UNLIMITED, found};
+use drover_live::{Found, Machine, found};
 
 use super::arrive::is_to_be_started;
 use super::words::unclear_at;
@@ -65,8 +65,10 @@ impl Move<'_> {
                 if self.target.status()? == "inmigrate" {
                     self.target.order("stop")?;
                 }
-                // The first run may have sent the end of memory slower.
-                self.source.bound_rate(self.rate_max().unwrap_or(RATE_UNLIMITED), false)?;
+                // The first run may have sent the end of memory slower, which it does over a link.
+                if self.options.carried.is_some() {
+                    self.send_as_allowed()?;
+                }
                 self.follow(began, &[], None, None)
             }
             Found::Ahead | Found::Broken => {
