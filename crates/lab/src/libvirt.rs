@@ -22,6 +22,16 @@ pub struct Hosts {
 /// A daemon looks at QEMU before it answers for the first time.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
+/// One that takes a connection and does not answer for so long, in seconds, hangs.
+const SILENCE_S: &str = "60";
+/// What `timeout` ends with then.
+const TIMED_OUT: i32 = 124;
+const STARTS: usize = 3;
+
+/// A daemon that does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("libvirt's daemon of host {0} does not answer")]
+struct Silent(String);
 
 impl Hosts {
     /// Starts them in a folder; nothing, after a printed line, where that cannot be done.
@@ -41,7 +51,22 @@ impl Hosts {
         Ok(None)
     }
 
+    /// Begins anew where a daemon does not come to answer: the QEMU that it looks at may hang before it says a word, seen once on
+    /// a busy machine, and the daemon waits for that without end.
     fn begin(folder: &Path) -> Result<Hosts> {
+        for _ in 1..STARTS {
+            match Hosts::begin_once(folder) {
+                Err(error) if error.is::<Silent>() => println!("{error}: once more"),
+                begun => return begun,
+            }
+            for host in ["a", "b"] {
+                std::fs::remove_dir_all(folder.join(host))?;
+            }
+        }
+        Hosts::begin_once(folder)
+    }
+
+    fn begin_once(folder: &Path) -> Result<Hosts> {
         std::fs::create_dir_all(folder.join("shared"))?;
         let lab = lab_folder();
         let log = std::fs::File::create(folder.join("hosts.log"))?;
@@ -61,7 +86,10 @@ impl Hosts {
 
     fn wait_for(&mut self, host: &str) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        while let Err(error) = self.virsh(host, &["version"]) {
+        while let Err(error) = self.answers(host) {
+            if error.is::<Silent>() {
+                return Err(error);
+            }
             let has_ended = self.child.try_wait()?.is_some();
             if has_ended || Instant::now() >= until {
                 let log = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
@@ -123,6 +151,19 @@ impl Hosts {
             .output()?;
         ensure!(output.status.success(), "virsh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+    }
+
+    /// Whether a daemon answers, waited for with an end.
+    fn answers(&self, host: &str) -> Result<()> {
+        let mut command = Command::new("timeout");
+        command.arg(SILENCE_S).arg(virsh_folder().join("virsh"));
+        command.env("LC_ALL", "C").args(["-q", "-c", &self.uri(host), "version"]).stdin(Stdio::null());
+        let output = command.output()?;
+        if output.status.code() == Some(TIMED_OUT) {
+            return Err(Silent(host.to_string()).into());
+        }
+        ensure!(output.status.success(), "virsh version: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
     }
 
     /// Sets the program `virsh` of these hosts before any other.
