@@ -86,7 +86,7 @@ impl Hosts {
 
     fn wait_for(&mut self, host: &str) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        while let Err(error) = self.answers(host) {
+        while let Err(error) = self.virsh(host, &["version"]) {
             if error.is::<Silent>() {
                 return Err(error);
             }
@@ -141,29 +141,21 @@ impl Hosts {
     /// Asks a host's daemon.
     ///
     /// # Errors
-    /// If it refuses, in its words.
+    /// If it refuses, in its words, or does not answer.
     pub fn virsh(&self, host: &str, words: &[&str]) -> Result<String> {
-        let output = Command::new(virsh_folder().join("virsh"))
+        let output = Command::new("timeout")
+            .arg(SILENCE_S)
+            .arg(virsh_folder().join("virsh"))
             .env("LC_ALL", "C")
             .args(["-q", "-c", &self.uri(host)])
             .args(words)
             .stdin(Stdio::null())
             .output()?;
-        ensure!(output.status.success(), "virsh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
-    }
-
-    /// Whether a daemon answers, waited for with an end.
-    fn answers(&self, host: &str) -> Result<()> {
-        let mut command = Command::new("timeout");
-        command.arg(SILENCE_S).arg(virsh_folder().join("virsh"));
-        command.env("LC_ALL", "C").args(["-q", "-c", &self.uri(host), "version"]).stdin(Stdio::null());
-        let output = command.output()?;
         if output.status.code() == Some(TIMED_OUT) {
             return Err(Silent(host.to_string()).into());
         }
-        ensure!(output.status.success(), "virsh version: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(())
+        ensure!(output.status.success(), "virsh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
     }
 
     /// Sets the program `virsh` of these hosts before any other.
