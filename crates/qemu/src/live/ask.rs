@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use drover_live::{Ability, Disk, Machine};
 use serde_json::{Value, json};
 
-use super::guest::{Guest, Measure, POLL};
+use super::guest::{Guest, POLL};
 use super::run::WATCH_S;
 use crate::error::QemuError;
 
@@ -118,7 +118,7 @@ impl Guest {
     /// # Errors
     /// If the connection breaks, or an answer does not come in time.
     pub fn begin_to_measure(&mut self) -> Result<(), QemuError> {
-        if self.measures.is_some_and(|measure| measure.since.elapsed() < MEASURE_AGE_MAX) {
+        if self.measures.is_some_and(|since| since.elapsed() < MEASURE_AGE_MAX) {
             return Ok(());
         }
         let measure = ("calc-dirty-rate", json!({ "calc-time": WATCH_S }));
@@ -126,7 +126,7 @@ impl Guest {
         let is_own = answers.first().is_some_and(Result::is_ok);
         // Refused, since a run that ended a moment ago measures the same still.
         let is_measured = is_own || answers.iter().flatten().any(is_as_own);
-        self.measures = is_measured.then(|| Measure { since: Instant::now() });
+        self.measures = is_measured.then(Instant::now);
         Ok(())
     }
 

@@ -17,15 +17,8 @@ pub struct Guest {
     pub(super) side: Side,
     socket: PathBuf,
     seen: Seen,
-    /// That it is measured how fast the guest writes, until what came of it is taken.
-    pub(super) measures: Option<Measure>,
-}
-
-/// A measurement that is under way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Measure {
-    /// Since when that is known.
-    pub since: Instant,
+    /// Since when it is measured how fast the guest writes, until what came of it is taken.
+    pub(super) measures: Option<Instant>,
 }
 
 /// What a side was set to before a move set it.

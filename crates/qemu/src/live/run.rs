@@ -598,10 +598,7 @@ impl<'a> Move<'a> {
         // Sent ahead it was stopped before, and stands until QEMU begins with that.
         let goes = self.goes_ahead && self.was_running && matches!(phase, Phase::Setup | Phase::Precopy);
         if phase != Phase::Switchover && !goes {
-            // Until it runs at the target each millisecond counts.
-            if phase != Phase::Done {
-                self.still = Still::default();
-            }
+            self.still.is_over(phase);
             return Ok(());
         }
         let goes_on = self.still.goes_on(self.options.carried.as_ref(), self.options.promise.downtime_max);

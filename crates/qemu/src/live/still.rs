@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use drover_live::Phase;
+
 use super::carried::{Carried, Hurry};
 
 /// For which it may stand, however short a downtime was promised, and in promised downtimes.
@@ -28,6 +30,13 @@ impl Still {
         match since.elapsed() > TIME_MAX.max(downtime_max * DOWNTIMES) {
             true => Err("the guest stood still for too long to be handed over"),
             false => Ok(()),
+        }
+    }
+
+    /// It stands no more. One that is done at the source does until it runs at the target.
+    pub fn is_over(&mut self, phase: Phase) {
+        if phase != Phase::Done {
+            *self = Still::default();
         }
     }
 

@@ -475,9 +475,7 @@ impl<'a> Move<'a> {
     /// A guest that stands still and does not arrive is better off where it was.
     fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
         if phase != Phase::Switchover {
-            if phase != Phase::Done {
-                self.still = Still::default();
-            }
+            self.still.is_over(phase);
             return Ok(());
         }
         let goes_on = self.still.goes_on(self.options.carried.as_ref(), self.options.promise.downtime_max);
