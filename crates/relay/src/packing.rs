@@ -6,14 +6,12 @@
 use std::time::{Duration, Instant};
 
 use drover_pack::pieces::{HEAD_BYTES, PIECE_BYTES_MAX, head};
-use drover_pack::{Chooser, Codec, Packer, Sampled};
+use drover_pack::{Chooser, Codec, Packer};
 
 /// Smaller pieces go plain: what is that small is no stream that a line holds up.
 const PACKED_BYTES_MIN: usize = 4 << 10;
 /// Taken for a piece at a time: with its head it is one frame of the link, and no crumb behind it.
 const TAKEN_BYTES_MAX: usize = PIECE_BYTES_MAX - HEAD_BYTES;
-/// Of a piece, so much is packed on trial.
-const SAMPLE_BYTES: usize = 64 << 10;
 
 /// What a worker packs with, for all its flows in turn.
 #[derive(Default)]
@@ -90,26 +88,11 @@ impl Packing {
 
     fn packed<'a>(&mut self, bytes: &[u8], press: &'a mut Press, now: Instant) -> Option<(Codec, &'a [u8])> {
         let time = now.saturating_duration_since(self.began);
-        let (codec, trial) = (self.chooser.codec(), self.chooser.trial(time));
-        if codec == Codec::Plain && trial.is_none() {
-            return None;
-        }
+        let choice = self.chooser.choose(time)?;
         let busy = press.busy.max(1);
-        let packer = press.packer()?;
-        if let Some(codec) = trial {
-            let sample = &bytes[..bytes.len().min(SAMPLE_BYTES)];
-            let started = Instant::now();
-            let length = packer.pack(codec, sample).map_or(sample.len(), <[u8]>::len);
-            self.chooser.tried(sampled(codec, sample.len(), length, started.elapsed() * busy));
-        }
-        if codec == Codec::Plain {
-            return None;
-        }
-        let started = Instant::now();
-        let length = if packer.may_pack(bytes) { packer.pack(codec, bytes).map(<[u8]>::len) } else { None };
-        let took = started.elapsed() * busy;
-        self.chooser.packed(sampled(codec, bytes.len(), length.unwrap_or(bytes.len()), took));
-        length.map(|length| (codec, packer.packed(length)))
+        let (lesson, packed) = choice.carry_out(press.packer()?, bytes, || self.began.elapsed());
+        self.chooser.learn(lesson, |sampled| sampled.took * busy);
+        packed
     }
 
     /// The piece has gone.
@@ -137,10 +120,6 @@ impl Packing {
     pub(crate) fn saved(&self) -> u64 {
         self.saved
     }
-}
-
-fn sampled(codec: Codec, plain: usize, packed: usize, took: Duration) -> Sampled {
-    Sampled { codec, plain: plain as u64, packed: packed as u64, took }
 }
 
 #[cfg(test)]

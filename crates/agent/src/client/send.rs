@@ -4,16 +4,13 @@ use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
 use drover_link::{LinkError, LinkErrorKind, Sender};
-use drover_pack::{Codec, Packer, Sampled};
+use drover_pack::{Codec, Packer};
 use drover_types::ByteSpan;
 
 use super::disk::Inner;
 use super::pending::{Job, What};
 use crate::error::Refusal;
 use crate::message::{Head, Kind, PieceHash, READ_PLAIN, all_pieces, hash_of, pieces};
-
-/// Of a block, so much is packed on trial.
-const SAMPLE_BYTES: usize = 64 << 10;
 
 /// Sends until the disk is closed or has failed.
 pub(super) fn send_all(inner: &Inner) {
@@ -109,8 +106,8 @@ fn write(
     }
     let head = Head { mask: job.rest.unwrap_or(all_pieces(job.span)), ..head };
     let body = meant(&head, bytes);
-    let (codec, packed) = if job.plain { (Codec::Plain, None) } else { pack(inner, packer, &body) };
-    let sent = packed.unwrap_or(&body);
+    let packed = if job.plain { None } else { pack(inner, packer, &body) };
+    let (codec, sent) = packed.unwrap_or((Codec::Plain, &body));
     let waited = put(inner, sender, &Head { detail: codec.number(), ..head }, sent)?;
     inner.chooser().sent(body.len() as u64, sent.len() as u64, waited + idle, inner.now());
     inner.counters.wrote(body.len() as u64, sent.len() as u64);
@@ -118,34 +115,11 @@ fn write(
 }
 
 /// Packs by the codec that pays best at the moment, and now and then a sample by another.
-fn pack<'a>(inner: &Inner, packer: &'a mut Packer, body: &[u8]) -> (Codec, Option<&'a [u8]>) {
-    let (codec, trial) = {
-        let mut chooser = inner.chooser();
-        (chooser.codec(), chooser.trial(inner.now()))
-    };
-    if let Some(codec) = trial {
-        let sample = &body[..body.len().min(SAMPLE_BYTES)];
-        let sampled = timed(packer, codec, sample);
-        inner.chooser().tried(sampled);
-    }
-    if codec == Codec::Plain {
-        return (codec, None);
-    }
-    let started = Instant::now();
-    let packed = if packer.may_pack(body) { packer.pack(codec, body).map(<[u8]>::len) } else { None };
-    let took = started.elapsed();
-    let length = packed.unwrap_or(body.len());
-    inner.chooser().packed(Sampled { codec, plain: body.len() as u64, packed: length as u64, took });
-    match packed {
-        Some(length) => (codec, Some(packer.packed(length))),
-        None => (Codec::Plain, None),
-    }
-}
-
-fn timed(packer: &mut Packer, codec: Codec, bytes: &[u8]) -> Sampled {
-    let started = Instant::now();
-    let packed = packer.pack(codec, bytes).map_or(bytes.len(), <[u8]>::len);
-    Sampled { codec, plain: bytes.len() as u64, packed: packed as u64, took: started.elapsed() }
+fn pack<'a>(inner: &Inner, packer: &'a mut Packer, body: &[u8]) -> Option<(Codec, &'a [u8])> {
+    let choice = inner.chooser().choose(inner.now())?;
+    let (lesson, packed) = choice.carry_out(packer, body, || inner.now());
+    inner.chooser().learn(lesson, |sampled| sampled.took);
+    packed
 }
 
 fn hashes_of(span: ByteSpan, bytes: &[u8]) -> Vec<PieceHash> {

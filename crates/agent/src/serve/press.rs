@@ -16,9 +16,6 @@ const PACKERS_MAX: usize = 16;
 /// Smaller answers go plain: who reads so little at a time waits for round trips, and not for the line.
 const PACKED_BYTES_MIN: usize = 4 << 10;
 
-/// Of an answer, so much is packed on trial.
-const SAMPLE_BYTES: usize = 64 << 10;
-
 /// The packers of an agent.
 pub(super) struct Presses {
     state: Mutex<State>,
@@ -128,40 +125,19 @@ impl<'a> Packing<'a> {
     pub(super) fn pack(&self, bytes: &mut [u8], now: Instant) -> (Codec, usize) {
         let plain = (Codec::Plain, bytes.len());
         let Some(presses) = self.presses.filter(|_| bytes.len() >= PACKED_BYTES_MIN) else { return plain };
-        let (codec, trial) = {
-            let mut chooser = self.chooser();
-            (chooser.codec(), chooser.trial(self.time(now)))
-        };
-        if codec == Codec::Plain && trial.is_none() {
-            return plain;
-        }
+        let Some(choice) = self.chooser().choose(self.time(now)) else { return plain };
         let asked = Instant::now();
-        let taken = if codec == Codec::Plain { presses.try_take() } else { presses.take() };
+        let taken = if choice.is_trial_only() { presses.try_take() } else { presses.take() };
         let Some(mut taken) = taken else { return plain };
-        let (packer, waited) = (taken.packer(), asked.elapsed());
-        if let Some(codec) = trial {
-            let sample = &bytes[..bytes.len().min(SAMPLE_BYTES)];
-            let started = Instant::now();
-            let length = packer.pack(codec, sample).map_or(sample.len(), <[u8]>::len);
-            // Its part of the waiting, so that it compares with the codec in use, which bears the rest.
-            let waited = waited.mul_f64(sample.len() as f64 / bytes.len() as f64);
-            let took = self.took(started.elapsed(), waited);
-            self.chooser().tried(sampled(codec, sample.len(), length, took));
-        }
-        if codec == Codec::Plain {
-            return plain;
-        }
-        let started = Instant::now();
-        let length = if packer.may_pack(bytes) { packer.pack(codec, bytes).map(<[u8]>::len) } else { None };
-        let took = self.took(started.elapsed(), waited);
-        self.chooser().packed(sampled(codec, bytes.len(), length.unwrap_or(bytes.len()), took));
-        match length {
-            Some(length) => {
-                bytes[..length].copy_from_slice(packer.packed(length));
-                (codec, length)
-            }
-            None => plain,
-        }
+        let waited = asked.elapsed();
+        let (lesson, packed) = choice.carry_out(taken.packer(), bytes, || asked.elapsed());
+        let all = bytes.len() as f64;
+        // A trial bears its part of the waiting, so that it compares with the codec in use, which bears all.
+        let cost = |it: &Sampled| self.took(it.took, waited.mul_f64(it.plain as f64 / all));
+        self.chooser().learn(lesson, cost);
+        let Some((codec, packed)) = packed else { return plain };
+        bytes[..packed.len()].copy_from_slice(packed);
+        (codec, packed.len())
     }
 
     /// What packing takes one of those that pack at a time, by how long a packer had the bytes and how long a thread waited
@@ -181,10 +157,6 @@ impl<'a> Packing<'a> {
             self.chooser().sent(plain as u64, sent as u64, waited, self.time(now));
         }
     }
-}
-
-fn sampled(codec: Codec, plain: usize, packed: usize, took: Duration) -> Sampled {
-    Sampled { codec, plain: plain as u64, packed: packed as u64, took }
 }
 
 #[cfg(test)]
@@ -269,7 +241,8 @@ mod tests {
         let codec_for = |line: usize, threads: u32| {
             let packing = Packing::new(&presses, &ALL, 8, now);
             let took = packing.took(ms(10), ms(10) * (threads / 2 - 1));
-            packing.chooser().packed(sampled(Codec::Lz4, MB, MB / 4, took));
+            let (plain, packed) = (MB as u64, MB as u64 / 4);
+            packing.chooser().packed(Sampled { codec: Codec::Lz4, plain, packed, took });
             for at in 0..100 {
                 // All eight wait for the line.
                 packing.sent(line / 100, line / 100, ms(80), now + ms(10) * at);
