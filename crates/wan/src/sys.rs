@@ -1,4 +1,4 @@
-//! The wall around what the kernel takes only unsafely: four calls.
+//! The wall around what the kernel takes only unsafely: five calls.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -47,10 +47,31 @@ pub fn leave_network() -> io::Result<()> {
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(io::Error::from)
 }
 
-/// Has the calling thread run before all that is not real-time: round robin, at the lowest of those priorities.
+/// Of each period, what a thread that runs first may take: what others have of it must be less than a packet may be late.
+const FIRST_NS: u64 = 900_000;
+const FIRST_PERIOD_NS: u64 = 1_000_000;
+
+/// `include/uapi/linux/sched.h`
+const SCHED_DEADLINE: u32 = 6;
+
+/// Has the calling thread run before all others, but for a tenth of each millisecond; where that is refused, before all that are
+/// not real-time.
+///
+/// Since Linux 6.12 others may take up to 50 ms of a second from a thread that is only real-time (the fair server), in one go.
 pub fn run_first() -> io::Result<()> {
+    // SAFETY: all of its fields are numbers, for which zero is a value.
+    let mut wish: libc::sched_attr = unsafe { std::mem::zeroed() };
+    wish.size = size_of::<libc::sched_attr>() as u32;
+    wish.sched_policy = SCHED_DEADLINE;
+    wish.sched_flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
+    (wish.sched_runtime, wish.sched_deadline, wish.sched_period) =
+        (FIRST_NS, FIRST_PERIOD_NS, FIRST_PERIOD_NS);
+    // SAFETY: thread 0 is the calling one; the structure is read, for the size that it says, during the call only.
+    if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wish, 0) } == 0 {
+        return Ok(());
+    }
     let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: process 0 is the calling thread; the structure is read during the call only.
+    // SAFETY: as above.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
