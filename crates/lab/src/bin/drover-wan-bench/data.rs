@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
+use drover_lab::bench::variable;
 use drover_lab::lab_folder;
 
 /// A file of random bytes: nothing can be left out or compressed.
@@ -65,6 +66,15 @@ pub fn sibling(of: &Path) -> Result<PathBuf> {
     }
     warm(&path)?;
     Ok(path)
+}
+
+/// Where disks are copied to: memory, as other programs' bytes go nowhere at all. What a disk of this machine takes is not
+/// what is measured, and on some it comes and goes.
+pub fn pool() -> Result<PathBuf> {
+    let memory = Path::new("/dev/shm");
+    let usual = if memory.is_dir() { memory.to_path_buf() } else { lab_folder().join("bench") };
+    let folder: String = variable("DROVER_WAN_POOL", usual.display().to_string())?;
+    Ok(Path::new(&folder).join("drover-wan-pool"))
 }
 
 /// Reading it once puts it into the page cache, as far as that goes.

@@ -22,6 +22,7 @@
 //! | `DROVER_WAN_ROUNDS` | 3 | |
 //! | `DROVER_WAN_RTT` | `55ms` | |
 //! | `DROVER_WAN_MTU` | 9000 | |
+//! | `DROVER_WAN_POOL` | `/dev/shm`, or beside the bytes | a folder that disks are copied to |
 //! | `DROVER_PROGRAM` | `target/release/drover` | measured as far as it knows the commands |
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -68,7 +69,8 @@ fn main() -> Result<()> {
         "line: round trip {:?}, MTU {}, TCP buffers 64 MiB; {} rounds, in turns\n",
         ground.rtt, ground.mtu, wanted.rounds
     );
-    let begun = Instant::now();
+    let (begun, pool) = (Instant::now(), data::pool()?);
+    println!("copies to an agent go to {}\n", pool.display());
     for (at, rate) in ground.rates.iter().enumerate() {
         let is_top = at > 0;
         let is_asked = |it: &&Condition| is_wanted(&wanted.lines, it.name) && (it.at_top || !is_top);
@@ -77,6 +79,9 @@ fn main() -> Result<()> {
                 println!("this line was not measured: {error:#}\n");
             }
         }
+    }
+    if pool.exists() {
+        std::fs::remove_dir_all(&pool)?;
     }
     println!("all of it took {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
     Ok(())

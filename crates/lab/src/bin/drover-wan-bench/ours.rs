@@ -25,15 +25,16 @@ pub fn all(file: &Path, bytes: u64) -> Result<Vec<Tool>> {
     }
     if has(&program, "agent") {
         tools.push(paired_relay(&program, &file, bytes));
-        tools.push(copy(&program, &file, bytes));
+        let pool = data::pool()?.display().to_string();
+        tools.push(copy(&program, &pool, &file, bytes));
         let image = data::programs()?;
         let (sibling, image) = (data::sibling(&image)?.display().to_string(), image.display().to_string());
         tools.push(Tool {
             name: "drover copy of a disk with programs".into(),
             is_sparing: true,
-            ..copy(&program, &image, data::PROGRAMS_BYTES)
+            ..copy(&program, &pool, &image, data::PROGRAMS_BYTES)
         });
-        tools.push(second_copy(&program, &image, &sibling));
+        tools.push(second_copy(&program, &pool, &image, &sibling));
     }
     Ok(tools)
 }
@@ -115,12 +116,12 @@ fn paired_relay(program: &str, file: &str, bytes: u64) -> Tool {
 }
 
 /// A new disk in a pool of the far end's agent, durable when the copy ends.
-fn copy(program: &str, file: &str, bytes: u64) -> Tool {
+fn copy(program: &str, pool: &str, file: &str, bytes: u64) -> Tool {
     let hosts = Hosts::new(program, "agents");
     let Hosts { place, here, there } = &hosts;
     let serve = format!(
-        "rm -rf {place} && mkdir -p {place}/pool && \
-         exec {there} agent run --listen {{far}}:{PORT} --pool vms={place}/pool --name west",
+        "rm -rf {place} {pool} && mkdir -p {place} {pool} && \
+         exec {there} agent run --listen {{far}}:{PORT} --pool vms={pool} --name west",
     );
     Tool {
         name: "drover copy to an agent".into(),
@@ -138,13 +139,13 @@ fn copy(program: &str, file: &str, bytes: u64) -> Tool {
 }
 
 /// The disk of a second machine from the same image, when the first one's is there.
-fn second_copy(program: &str, image: &str, sibling: &str) -> Tool {
+fn second_copy(program: &str, pool: &str, image: &str, sibling: &str) -> Tool {
     let hosts = Hosts::new(program, "agents");
     let first = format!("{} && {} copy {image} agent://site-b/vms/first.raw", hosts.pair(PORT), hosts.here);
     Tool {
         name: "drover copy of a second disk like it".into(),
         prepare: shell(first),
         is_sparing: true,
-        ..copy(program, sibling, data::PROGRAMS_BYTES)
+        ..copy(program, pool, sibling, data::PROGRAMS_BYTES)
     }
 }
