@@ -339,7 +339,7 @@ fn secured(options: &ConnectOptions, socket: TcpStream, until: Instant) -> Resul
     let lost = |error: std::io::Error| Failure::Passing(io_failure("connection", &error));
     let notes = options.socket.apply(&socket).map_err(lost)?;
     let tls = Tls::connect(socket, options.tls.clone(), options.server_name.clone(), until).map_err(lost)?;
-    let fingerprint = tls.with_common(identity::proven).map_err(Failure::Passing)?;
+    let fingerprint = tls.proven().map_err(Failure::Passing)?;
     Ok(Secured { tls, fingerprint, notes })
 }
 

@@ -49,6 +49,8 @@ pub fn client(config: &ClientConfig) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
+    // For our own records.
+    config.enable_secret_extraction = true;
     Arc::new(config)
 }
 
@@ -61,6 +63,8 @@ pub fn server(config: &ServerConfig) -> Arc<ServerConfig> {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.ticketer = Arc::new(NoTickets);
     config.max_early_data_size = 0;
+    // For our own records.
+    config.enable_secret_extraction = true;
     Arc::new(config)
 }
 

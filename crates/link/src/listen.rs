@@ -241,7 +241,7 @@ impl Door {
         let lost = |error: std::io::Error| io_failure("connection", &error);
         let notes = self.options.socket.apply(&socket).map_err(lost)?;
         let mut tls = Tls::accept(socket, self.options.tls.clone(), until).map_err(lost)?;
-        let fingerprint = tls.with_common(identity::proven)?;
+        let fingerprint = tls.proven()?;
         let Greeting::Hello(hello) = greet::read(&mut tls, until).map_err(lost)? else {
             return greet::refuse(&mut tls, RefusalCode::Protocol, "that was no hello", until).map_err(lost);
         };

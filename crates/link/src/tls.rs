@@ -5,40 +5,44 @@
 //! frames ── encrypted ──> outgoing, 320 KiB ── send ──> socket
 //! ```
 //!
-//! The keys are behind a lock that is held while bytes are encrypted or decrypted, never while waiting for
-//! the socket. What the session itself has to say (alerts, key updates) is written by the thread that
-//! writes, in the order in which it was made.
+//! The library shakes hands, and makes the keys; from then on each direction has its own ([`records`]), and the two have only
+//! their renewal in common.
+
+mod records;
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_wire::WireError;
-use rustls::client::UnbufferedClientConnection;
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::kernel::KernelConnection;
 use rustls::pki_types::ServerName;
-use rustls::server::UnbufferedServerConnection;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
-use rustls::{ClientConfig, CommonState, ServerConfig};
+use rustls::{AlertDescription, ClientConfig, CommonState, Error, ServerConfig};
 
 use crate::core::Outgoing;
+use crate::error::LinkError;
+use crate::identity;
 use crate::plain::in_pieces;
 use crate::stripe::{Reading, Writing};
+use records::{GROWTH_BYTES, Keys, Kind, PLAIN_BYTES_MAX, whole};
 
 /// Room for records as they come; a handshake message may take 64 KiB of it until it is whole.
 const INCOMING_BYTES: usize = 256 << 10;
 
-/// Plain bytes encrypted while the lock is held once.
-const PIECE_BYTES: usize = 64 << 10;
-
-/// Room for what one piece becomes: a record of 16 KiB grows by 22 bytes, an alert or key update is small.
-const PIECE_ROOM: usize = PIECE_BYTES + (4 << 10);
-
 /// Encrypted bytes that are sent in one go.
 const OUTGOING_BYTES: usize = 320 << 10;
 
-/// What the session has to say by itself and nobody has written yet, at most: a peer could ask for key
-/// updates without end.
+/// Room for a record, and for one before it that renews the keys.
+const RECORD_ROOM: usize = PLAIN_BYTES_MAX + GROWTH_BYTES + RENEWAL.len() + GROWTH_BYTES;
+
+/// What the library has to say while it shakes hands and nobody has written yet, at most.
 const PENDING_BYTES_MAX: usize = 64 << 10;
 
 /// Plain bytes that came with the end of the handshake, at most: what `incoming` can hold.
@@ -48,28 +52,29 @@ const EARLY_BYTES_MAX: usize = INCOMING_BYTES;
 const HANG_UP_WITHIN: Duration = Duration::from_secs(1);
 const HANG_UP_READS: usize = 64;
 
+/// Says that the next record has new keys (KeyUpdate), and asks for none.
+const RENEWAL: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
+const KEY_UPDATE: u8 = 24;
+const NEW_SESSION_TICKET: u8 = 4;
+
+/// How often a peer may renew its keys without a byte of data between.
+const RENEWALS_MAX: u32 = 16;
+
+/// Alerts: a warning that says that no more comes.
+const WARNING: u8 = 1;
+const CLOSE_NOTIFY: u8 = 0;
+
 enum Connection {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
-struct State {
-    connection: Connection,
-    pending: Vec<u8>,
-    /// What the thread that reads has received and not handled: the begin of a record. rustls wants to see it
-    /// in every call, or it looks for the begin of a handshake message where there is nothing.
-    held: Vec<u8>,
-    is_closed: bool,
-    /// The session is over by an error: nothing is handled or encrypted any more.
-    is_broken: bool,
-}
-
-/// What a look at the session came to.
+/// What a look at the handshake came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// The handshake needs more bytes.
+    /// It needs more bytes.
     Handshaking,
-    /// Bytes may be written; no whole record is left.
+    /// It is done; no whole record is left.
     Ready,
     /// The peer has said all.
     Closed,
@@ -77,10 +82,9 @@ enum Stop {
 
 /// A TLS session on a socket, handshake done.
 pub struct Tls {
-    state: Arc<Mutex<State>>,
-    socket: TcpStream,
-    incoming: Incoming,
-    early: Vec<u8>,
+    reader: TlsReader,
+    writer: TlsWriter,
+    proven: Result<[u8; 32], LinkError>,
 }
 
 struct Incoming {
@@ -89,15 +93,33 @@ struct Incoming {
     end: usize,
 }
 
+/// Where keys come from.
+struct Source {
+    kernel: Mutex<Kernel>,
+    /// The peer has asked for new keys of ours.
+    is_asked: AtomicBool,
+    /// Records after which keys are renewed: half of what the cipher allows.
+    records_max: u64,
+}
+
+enum Kernel {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
 pub struct TlsReader {
-    state: Arc<Mutex<State>>,
+    keys: Keys,
+    source: Arc<Source>,
     socket: TcpStream,
     incoming: Incoming,
     early: Vec<u8>,
+    renewals: u32,
+    is_closed: bool,
 }
 
 pub struct TlsWriter {
-    state: Arc<Mutex<State>>,
+    keys: Keys,
+    source: Arc<Source>,
     socket: TcpStream,
     outgoing: Box<[u8]>,
     filled: usize,
@@ -130,94 +152,86 @@ impl Incoming {
     }
 }
 
-impl State {
+impl Connection {
     fn common(&self) -> &CommonState {
-        match &self.connection {
+        match self {
             Connection::Client(connection) => connection,
             Connection::Server(connection) => connection,
         }
     }
 
-    /// Handles all records in `incoming`; gives their plain bytes to `take`.
-    fn process(
-        &mut self,
-        incoming: &mut Incoming,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
-    ) -> io::Result<Stop> {
-        let handled = self.handle_all(incoming, take);
-        self.is_broken |= handled.is_err();
-        let stop = handled?;
-        self.held.clear();
-        self.held.extend_from_slice(&incoming.bytes[incoming.start..incoming.end]);
-        Ok(stop)
-    }
-
-    /// Has the session say what it has to say, without new bytes.
-    fn settle(&mut self) -> io::Result<()> {
-        let held = std::mem::take(&mut self.held);
-        let mut incoming = Incoming { start: 0, end: held.len(), bytes: held };
-        let settled = self.handle_all(&mut incoming, &mut |_| Ok(()));
-        self.held = incoming.bytes;
-        match settled {
-            // The thread that reads has handled everything that can be.
-            Ok(_) if incoming.start > 0 => Err(failed("records that came from nowhere")),
-            settled => settled.map(drop),
-        }
-    }
-
+    /// Handles all records in `incoming`: what the library has to say goes to `pending`, plain bytes that came already to
+    /// `early`.
     fn handle_all(
         &mut self,
         incoming: &mut Incoming,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
+        pending: &mut Vec<u8>,
+        early: &mut Vec<u8>,
     ) -> io::Result<Stop> {
         loop {
             let bytes = &mut incoming.bytes[incoming.start..incoming.end];
-            let (discard, stop) = match &mut self.connection {
-                Connection::Client(it) => handle(it.process_tls_records(bytes), &mut self.pending, take),
-                Connection::Server(it) => handle(it.process_tls_records(bytes), &mut self.pending, take),
+            let (discard, stop) = match self {
+                Connection::Client(it) => handle(it.process_tls_records(bytes), pending, early),
+                Connection::Server(it) => handle(it.process_tls_records(bytes), pending, early),
             };
             incoming.start += discard;
-            match stop? {
-                Some(Stop::Closed) => {
-                    self.is_closed = true;
-                    return Ok(Stop::Closed);
-                }
-                Some(stop) => return Ok(stop),
-                None => {}
+            if let Some(stop) = stop? {
+                return Ok(stop);
             }
         }
     }
 
-    /// Encrypts a piece into `room`, after what the session itself has to say. Gives the bytes.
-    fn encrypt(&mut self, plain: &[u8], room: &mut [u8]) -> io::Result<usize> {
-        if self.is_broken {
-            // What `held` has is what it was before the error.
-            return Err(failed("what came before was no sound TLS"));
-        }
-        let mut filled = self.take_pending(room)?;
-        self.settle()?;
-        filled += self.take_pending(&mut room[filled..])?;
-        let room = &mut room[filled..];
-        let length = match &mut self.connection {
-            Connection::Client(it) => seal(it.process_tls_records(&mut self.held), plain, room),
-            Connection::Server(it) => seal(it.process_tls_records(&mut self.held), plain, room),
-        }?;
-        Ok(filled + length)
-    }
-
-    fn take_pending(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        let length = self.pending.len();
-        room.get_mut(..length).ok_or_else(|| failed("too much to say"))?.copy_from_slice(&self.pending);
-        self.pending.clear();
-        Ok(length)
+    /// The keys of what is written and of what is read, and where further ones come from.
+    fn into_keys(self) -> io::Result<(Keys, Keys, Arc<Source>)> {
+        let (secrets, kernel, suite) = match self {
+            Connection::Client(it) => {
+                let (secrets, kernel) = it.dangerous_into_kernel_connection().map_err(failed)?;
+                let suite = kernel.negotiated_cipher_suite();
+                (secrets, Kernel::Client(kernel), suite)
+            }
+            Connection::Server(it) => {
+                let (secrets, kernel) = it.dangerous_into_kernel_connection().map_err(failed)?;
+                let suite = kernel.negotiated_cipher_suite();
+                (secrets, Kernel::Server(kernel), suite)
+            }
+        };
+        let suite = suite.tls13().ok_or_else(|| failed("that is not TLS 1.3"))?;
+        let records_max = suite.common.confidentiality_limit / 2;
+        let (kernel, is_asked) = (Mutex::new(kernel), AtomicBool::new(false));
+        let source = Source { kernel, is_asked, records_max };
+        Ok((Keys::new(secrets.tx)?, Keys::new(secrets.rx)?, Arc::new(source)))
     }
 }
 
-/// Handles one state of the session. `None`: there may be more.
+impl Source {
+    fn kernel<T>(&self, renew: impl FnOnce(&mut Kernel) -> T) -> T {
+        renew(&mut self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The peer's next keys.
+    fn next_to_read(&self) -> io::Result<Keys> {
+        let secrets = self.kernel(|kernel| match kernel {
+            Kernel::Client(it) => it.update_rx_secret(),
+            Kernel::Server(it) => it.update_rx_secret(),
+        });
+        Keys::new(secrets.map_err(failed)?)
+    }
+
+    /// Ours.
+    fn next_to_write(&self) -> io::Result<Keys> {
+        let secrets = self.kernel(|kernel| match kernel {
+            Kernel::Client(it) => it.update_tx_secret(),
+            Kernel::Server(it) => it.update_tx_secret(),
+        });
+        Keys::new(secrets.map_err(failed)?)
+    }
+}
+
+/// Handles one state of the handshake. `None`: there may be more.
 fn handle<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     pending: &mut Vec<u8>,
-    take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>,
+    early: &mut Vec<u8>,
 ) -> (usize, io::Result<Option<Stop>>) {
     let UnbufferedStatus { mut discard, state } = status;
     let stop = match state {
@@ -228,14 +242,12 @@ fn handle<Data>(
                 match record {
                     Ok(record) => {
                         discard += record.discard;
-                        if let Err(error) = take(record.payload) {
-                            result = Err(failed(error));
-                        }
+                        early.extend_from_slice(record.payload);
                     }
-                    Err(error) => result = Err(failed(error)),
-                }
-                if result.is_err() {
-                    break;
+                    Err(error) => {
+                        result = Err(failed(error));
+                        break;
+                    }
                 }
             }
             result
@@ -271,20 +283,6 @@ fn handle<Data>(
     (discard, stop)
 }
 
-fn seal<Data>(status: UnbufferedStatus<'_, '_, Data>, plain: &[u8], room: &mut [u8]) -> io::Result<usize> {
-    match status.state.map_err(failed)? {
-        ConnectionState::WriteTraffic(mut traffic) => traffic.encrypt(plain, room).map_err(failed),
-        _ => Err(io::ErrorKind::BrokenPipe.into()),
-    }
-}
-
-fn close<Data>(status: UnbufferedStatus<'_, '_, Data>, room: &mut [u8]) -> io::Result<usize> {
-    match status.state.map_err(failed)? {
-        ConnectionState::WriteTraffic(mut traffic) => traffic.queue_close_notify(room).map_err(failed),
-        _ => Ok(0),
-    }
-}
-
 impl Tls {
     /// Shakes hands as the side that dialled.
     pub fn connect(
@@ -303,22 +301,17 @@ impl Tls {
         Tls::shake_hands(socket, Connection::Server(connection), until)
     }
 
-    fn shake_hands(mut socket: TcpStream, connection: Connection, until: Instant) -> io::Result<Tls> {
-        let mut state =
-            State { connection, pending: Vec::new(), held: Vec::new(), is_closed: false, is_broken: false };
-        let (mut incoming, mut early) = (Incoming::new(), Vec::new());
+    fn shake_hands(mut socket: TcpStream, mut connection: Connection, until: Instant) -> io::Result<Tls> {
+        let (mut incoming, mut pending, mut early) = (Incoming::new(), Vec::new(), Vec::new());
         loop {
-            let stop = state.process(&mut incoming, &mut |bytes| {
-                early.extend_from_slice(bytes);
-                Ok(())
-            });
+            let stop = connection.handle_all(&mut incoming, &mut pending, &mut early);
             if stop.is_err() {
                 // The alert that tells the peer why; whether it can still be told changes nothing.
-                let _ = state.process(&mut incoming, &mut |_| Ok(()));
+                let _ = connection.handle_all(&mut incoming, &mut pending, &mut early);
             }
             socket.set_write_timeout(Some(left(until)?))?;
-            let written = socket.write_all(&state.pending);
-            state.pending.clear();
+            let written = socket.write_all(&pending);
+            pending.clear();
             if stop.is_err() {
                 hang_up(&mut socket);
             }
@@ -328,9 +321,7 @@ impl Tls {
                 return Err(failed("too much too early"));
             }
             match stop {
-                Stop::Ready => {
-                    return Ok(Tls { state: Arc::new(Mutex::new(state)), socket, incoming, early });
-                }
+                Stop::Ready => return Tls::new(socket, connection, incoming, early),
                 Stop::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Stop::Handshaking => {}
             }
@@ -341,68 +332,67 @@ impl Tls {
         }
     }
 
-    /// The socket.
-    pub fn socket(&self) -> &TcpStream {
-        &self.socket
+    fn new(socket: TcpStream, connection: Connection, incoming: Incoming, early: Vec<u8>) -> io::Result<Tls> {
+        let proven = identity::proven(connection.common());
+        let (to_write, to_read, source) = connection.into_keys()?;
+        let writer = TlsWriter {
+            keys: to_write,
+            source: source.clone(),
+            socket: socket.try_clone()?,
+            outgoing: vec![0; OUTGOING_BYTES].into(),
+            filled: 0,
+            scratch: Vec::new(),
+        };
+        let (renewals, is_closed) = (0, false);
+        let reader = TlsReader { keys: to_read, source, socket, incoming, early, renewals, is_closed };
+        Ok(Tls { reader, writer, proven })
     }
 
-    /// What was agreed: protocol, certificates.
-    pub fn with_common<T>(&self, look: impl FnOnce(&CommonState) -> T) -> T {
-        look(lock(&self.state).common())
+    /// The socket.
+    pub fn socket(&self) -> &TcpStream {
+        &self.reader.socket
+    }
+
+    /// Whose key the peer has proven to have.
+    pub fn proven(&self) -> Result<[u8; 32], LinkError> {
+        self.proven.clone()
     }
 
     /// Writes bytes that are no frames.
     pub fn write_all(&mut self, plain: &[u8], until: Instant) -> io::Result<()> {
-        self.socket.set_write_timeout(Some(left(until)?))?;
-        let mut room = vec![0; PIECE_ROOM];
-        for piece in plain.chunks(PIECE_BYTES) {
-            let length = lock(&self.state).encrypt(piece, &mut room)?;
-            self.socket.write_all(&room[..length])?;
-        }
-        Ok(())
+        self.socket().set_write_timeout(Some(left(until)?))?;
+        self.writer.put(plain)?;
+        self.writer.flush()
     }
 
     /// Reads bytes that are no frames.
     pub fn read_exact(&mut self, plain: &mut [u8], until: Instant) -> io::Result<()> {
-        while self.early.len() < plain.len() {
-            self.socket.set_read_timeout(Some(left(until)?))?;
-            let received = self.incoming.refill(&mut self.socket)?;
-            let early = &mut self.early;
-            let stop = lock(&self.state).process(&mut self.incoming, &mut |bytes| {
+        while self.reader.early.len() < plain.len() {
+            self.socket().set_read_timeout(Some(left(until)?))?;
+            let mut early = std::mem::take(&mut self.reader.early);
+            let received = self.reader.receive(&mut |bytes| {
                 early.extend_from_slice(bytes);
                 Ok(())
-            })?;
-            if self.early.len() < plain.len() && (received == 0 || stop == Stop::Closed) {
+            });
+            self.reader.early = early;
+            if received? == 0 && self.reader.early.len() < plain.len() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            if self.early.len() > EARLY_BYTES_MAX + plain.len() {
+            if self.reader.early.len() > EARLY_BYTES_MAX + plain.len() {
                 return Err(failed("too much too early"));
             }
         }
-        plain.copy_from_slice(&self.early[..plain.len()]);
-        self.early.drain(..plain.len());
+        plain.copy_from_slice(&self.reader.early[..plain.len()]);
+        self.reader.early.drain(..plain.len());
         Ok(())
     }
 
     /// The two directions, for two threads, without time limits.
     pub fn split(self) -> io::Result<(TlsReader, TlsWriter)> {
-        self.socket.set_read_timeout(None)?;
-        self.socket.set_write_timeout(None)?;
-        let writer = TlsWriter {
-            state: self.state.clone(),
-            socket: self.socket.try_clone()?,
-            outgoing: vec![0; OUTGOING_BYTES].into(),
-            filled: 0,
-            scratch: Vec::new(),
-        };
-        let reader =
-            TlsReader { state: self.state, socket: self.socket, incoming: self.incoming, early: self.early };
-        Ok((reader, writer))
+        self.socket().set_read_timeout(None)?;
+        self.socket().set_write_timeout(None)?;
+        Ok((self.reader, self.writer))
     }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends a connection so that what was said last arrives: the kernel throws it away where bytes of the peer
@@ -426,6 +416,55 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.max(Duration::from_millis(1))) }
 }
 
+impl TlsReader {
+    /// Receives bytes once, and gives what is whole of them; how many came, zero at the end.
+    fn receive(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize> {
+        if self.is_closed {
+            return Ok(0);
+        }
+        let received = self.incoming.refill(&mut self.socket)?;
+        while let Some(length) = whole(&self.incoming.bytes[self.incoming.start..self.incoming.end])? {
+            let record = &mut self.incoming.bytes[self.incoming.start..][..length];
+            let (kind, plain) = self.keys.open(record)?;
+            match kind {
+                Kind::Data => {
+                    self.renewals = 0;
+                    take(plain).map_err(failed)?;
+                }
+                Kind::Handshake => {
+                    if let Some(is_asked) = renewal(plain)? {
+                        self.keys = self.source.next_to_read()?;
+                        self.source.is_asked.fetch_or(is_asked, Ordering::Relaxed);
+                        self.renewals += 1;
+                    }
+                    if self.renewals > RENEWALS_MAX {
+                        return Err(failed("new keys again and again"));
+                    }
+                }
+                Kind::Alert => match *plain {
+                    [_, CLOSE_NOTIFY] => {
+                        self.is_closed = true;
+                        return Ok(0);
+                    }
+                    [_, why] => return Err(failed(Error::AlertReceived(AlertDescription::from(why)))),
+                    _ => return Err(failed("an alert that says nothing")),
+                },
+            }
+            self.incoming.start += length;
+        }
+        Ok(received)
+    }
+}
+
+/// Whether a handshake message renews the peer's keys, and asks for ours. Tickets are of no use here.
+fn renewal(message: &[u8]) -> io::Result<Option<bool>> {
+    match message {
+        [KEY_UPDATE, 0, 0, 1, asks @ 0..=1] => Ok(Some(*asks == 1)),
+        [NEW_SESSION_TICKET, ..] => Ok(None),
+        _ => Err(failed("a handshake message that has no place behind the handshake")),
+    }
+}
+
 impl Reading for TlsReader {
     fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize> {
         if !self.early.is_empty() {
@@ -433,26 +472,36 @@ impl Reading for TlsReader {
             take(&early).map_err(failed)?;
             return Ok(early.len());
         }
-        if lock(&self.state).is_closed {
-            return Ok(0);
-        }
-        let received = self.incoming.refill(&mut self.socket)?;
-        if received == 0 {
-            return Ok(0);
-        }
-        let stop = lock(&self.state).process(&mut self.incoming, take)?;
-        Ok(if stop == Stop::Closed { 0 } else { received })
+        self.receive(take)
     }
 }
 
 impl TlsWriter {
     fn put(&mut self, plain: &[u8]) -> io::Result<()> {
-        for piece in plain.chunks(PIECE_BYTES) {
-            if self.outgoing.len() - self.filled < PIECE_ROOM {
+        for piece in plain.chunks(PLAIN_BYTES_MAX) {
+            if self.outgoing.len() - self.filled < RECORD_ROOM {
                 self.flush()?;
             }
-            self.filled += lock(&self.state).encrypt(piece, &mut self.outgoing[self.filled..])?;
+            // Asked first: what is asked from here on is for the next record.
+            let is_asked = self.source.is_asked.load(Ordering::Relaxed)
+                && self.source.is_asked.swap(false, Ordering::Relaxed);
+            if is_asked || self.keys.records() >= self.source.records_max {
+                self.renew()?;
+            }
+            self.seal(Kind::Data, piece)?;
         }
+        Ok(())
+    }
+
+    fn seal(&mut self, kind: Kind, plain: &[u8]) -> io::Result<()> {
+        self.filled += self.keys.seal(kind, plain, &mut self.outgoing[self.filled..])?;
+        Ok(())
+    }
+
+    /// Goes on with new keys, and says so by the old ones.
+    fn renew(&mut self) -> io::Result<()> {
+        self.seal(Kind::Handshake, &RENEWAL)?;
+        self.keys = self.source.next_to_write()?;
         Ok(())
     }
 
@@ -472,16 +521,9 @@ impl Writing for TlsWriter {
     }
 
     fn finish(&mut self) {
-        let mut state = lock(&self.state);
-        let State { connection, held, .. } = &mut *state;
-        let closed = match connection {
-            Connection::Client(it) => close(it.process_tls_records(held), &mut self.outgoing),
-            Connection::Server(it) => close(it.process_tls_records(held), &mut self.outgoing),
-        };
-        drop(state);
-        self.filled = closed.unwrap_or(0);
-        // Whether the peer still is there makes no difference any more.
-        let _ = self.flush();
+        // What could not be written before is lost already, and whether the peer still is there makes no difference any more.
+        self.filled = 0;
+        let _ = self.seal(Kind::Alert, &[WARNING, CLOSE_NOTIFY]).and_then(|()| self.flush());
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 }

@@ -1,0 +1,205 @@
+//! Records of TLS 1.3 (RFC 8446, section 5), with the keys of one direction. Pure.
+//!
+//! The library that shakes hands copies each record twice when it writes, and has both directions behind one lock. Here
+//! bytes are encrypted from where they are to where they are sent from.
+
+use std::io;
+
+use aws_lc_rs::aead::{
+    AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey,
+};
+use rustls::ConnectionTrafficSecrets as Secrets;
+
+use super::failed;
+
+/// Plain bytes in a record, at most.
+pub const PLAIN_BYTES_MAX: usize = 16 << 10;
+
+const HEADER_BYTES: usize = 5;
+/// The kind that is encrypted with the bytes, and the tag.
+const KIND_BYTES: usize = 1;
+const TAG_BYTES: usize = 16;
+
+/// What a record is longer than its plain bytes.
+pub const GROWTH_BYTES: usize = HEADER_BYTES + KIND_BYTES + TAG_BYTES;
+
+/// What may be behind a header: a peer may pad its records.
+const ENCRYPTED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
+
+/// What is in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Alert = 21,
+    Handshake = 22,
+    Data = 23,
+}
+
+/// The keys of one direction, and how many records they have been used for.
+pub struct Keys {
+    key: LessSafeKey,
+    iv: [u8; NONCE_LEN],
+    records: u64,
+}
+
+impl Keys {
+    pub fn new((records, secrets): (u64, Secrets)) -> io::Result<Keys> {
+        let (algorithm, key, iv): (&'static Algorithm, _, _) = match secrets {
+            Secrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            Secrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            Secrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return Err(failed("a cipher that links do not know")),
+        };
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| failed("a key that does not fit"))?;
+        let iv = iv.as_ref().try_into().map_err(failed)?;
+        Ok(Keys { key: LessSafeKey::new(key), iv, records })
+    }
+
+    /// Records so far.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// One that was never used with this key: records are counted.
+    fn nonce(&mut self) -> io::Result<Nonce> {
+        let number = self.records;
+        self.records = number.checked_add(1).ok_or_else(|| failed("keys were used too often"))?;
+        let mut nonce = self.iv;
+        let end = nonce.iter_mut().rev().zip(number.to_le_bytes());
+        end.for_each(|(byte, of_number)| *byte ^= of_number);
+        Ok(Nonce::assume_unique_for_key(nonce))
+    }
+
+    /// Encrypts up to [`PLAIN_BYTES_MAX`] into the front of `room`, [`GROWTH_BYTES`] more: how long the record is.
+    pub fn seal(&mut self, kind: Kind, plain: &[u8], room: &mut [u8]) -> io::Result<usize> {
+        let length = plain.len() + GROWTH_BYTES;
+        if plain.len() > PLAIN_BYTES_MAX || room.len() < length {
+            return Err(failed("too much for a record"));
+        }
+        let [high, low] = ((length - HEADER_BYTES) as u16).to_be_bytes();
+        // What is encrypted looks like data, whatever it is.
+        let header = [Kind::Data as u8, 3, 3, high, low];
+        let (front, rest) = room[..length].split_at_mut(HEADER_BYTES);
+        let (out, end) = rest.split_at_mut(plain.len());
+        front.copy_from_slice(&header);
+        let nonce = self.nonce()?;
+        self.key
+            .seal_out_of_place_scatter(nonce, Aad::from(header), plain, out, &[kind as u8], end)
+            .map_err(|_| failed("a record could not be encrypted"))?;
+        Ok(length)
+    }
+
+    /// Decrypts a whole record in its place.
+    pub fn open<'a>(&mut self, record: &'a mut [u8]) -> io::Result<(Kind, &'a [u8])> {
+        let unsound = || failed("a record was damaged on its way");
+        let (header, encrypted) = record.split_first_chunk_mut::<HEADER_BYTES>().ok_or_else(unsound)?;
+        let nonce = self.nonce()?;
+        let plain: &[u8] =
+            self.key.open_in_place(nonce, Aad::from(*header), encrypted).map_err(|_| unsound())?;
+        // Behind the kind there may be zeros, to hide the length.
+        let end = plain.iter().rposition(|byte| *byte != 0).ok_or_else(|| failed("an empty record"))?;
+        let kind = match plain[end] {
+            21 => Kind::Alert,
+            22 => Kind::Handshake,
+            23 => Kind::Data,
+            other => return Err(failed(format!("a record of kind {other}"))),
+        };
+        if end > PLAIN_BYTES_MAX {
+            return Err(failed("a record that is too long"));
+        }
+        Ok((kind, &plain[..end]))
+    }
+}
+
+/// How long the record at the front of `bytes` is; nothing if it has not come whole.
+pub fn whole(bytes: &[u8]) -> io::Result<Option<usize>> {
+    let Some([kind, _, _, high, low]) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes([*high, *low]));
+    if *kind != Kind::Data as u8 || !(KIND_BYTES + TAG_BYTES..=ENCRYPTED_BYTES_MAX).contains(&length) {
+        return Err(failed("what came is no TLS record"));
+    }
+    Ok(Some(HEADER_BYTES + length).filter(|length| *length <= bytes.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::cipher::{AeadKey, Iv};
+
+    use super::*;
+
+    fn keys() -> Keys {
+        let (key, iv) = (AeadKey::from([7; 32]), Iv::from([9; 12]));
+        Keys::new((3, Secrets::Aes256Gcm { key, iv })).unwrap()
+    }
+
+    fn sealed(keys: &mut Keys, kind: Kind, plain: &[u8]) -> Vec<u8> {
+        let mut room = vec![0; plain.len() + GROWTH_BYTES];
+        let length = keys.seal(kind, plain, &mut room).unwrap();
+        assert_eq!(length, room.len());
+        room
+    }
+
+    #[test]
+    fn what_is_sealed_is_opened_in_its_order_only() {
+        let (mut ours, mut theirs) = (keys(), keys());
+        for (kind, length) in [(Kind::Data, 0), (Kind::Alert, 2), (Kind::Handshake, 5), (Kind::Data, 16_384)]
+        {
+            let plain: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            let mut record = sealed(&mut ours, kind, &plain);
+            assert_eq!(whole(&record).unwrap(), Some(record.len()));
+            assert_eq!(whole(&record[..record.len() - 1]).unwrap(), None);
+            assert_eq!(theirs.open(&mut record).unwrap(), (kind, &plain[..]));
+        }
+        assert_eq!((ours.records(), theirs.records()), (7, 7));
+        let mut first = sealed(&mut ours, Kind::Data, b"first");
+        let mut second = sealed(&mut ours, Kind::Data, b"second");
+        assert!(theirs.open(&mut second).is_err(), "before the first");
+        assert!(theirs.open(&mut first).is_err(), "at the place of the second");
+    }
+
+    #[test]
+    fn a_record_with_any_bit_changed_is_refused() {
+        let record = sealed(&mut keys(), Kind::Data, b"some bytes");
+        for bit in 0..record.len() * 8 {
+            let mut changed = record.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(keys().open(&mut changed).is_err(), "bit {bit}");
+        }
+        assert!(keys().open(&mut record.clone()).is_ok());
+    }
+
+    /// A record of a peer that pads, or says nothing at all.
+    fn padded(plain: &[u8], zeros: usize) -> Vec<u8> {
+        let mut keys = keys();
+        let length = plain.len() + zeros + TAG_BYTES;
+        let header = [23, 3, 3, (length >> 8) as u8, length as u8];
+        let mut rest = [plain, &vec![0; zeros]].concat();
+        let nonce = keys.nonce().unwrap();
+        keys.key.seal_in_place_append_tag(nonce, Aad::from(header), &mut rest).unwrap();
+        [&header[..], &rest].concat()
+    }
+
+    #[test]
+    fn padding_is_taken_off_and_what_has_no_kind_is_refused() {
+        for zeros in [0, 1, 200] {
+            let mut record = padded(b"abc\x17", zeros);
+            assert_eq!(keys().open(&mut record).unwrap(), (Kind::Data, &b"abc"[..]));
+        }
+        let refused = |mut record: Vec<u8>| keys().open(&mut record).unwrap_err().to_string();
+        assert!(refused(padded(b"", 20)).contains("empty"));
+        assert!(refused(padded(b"abc\x18", 3)).contains("kind 24"));
+        let mut long = vec![1; PLAIN_BYTES_MAX + 1];
+        long.push(23);
+        assert!(refused(padded(&long, 0)).contains("too long"));
+    }
+
+    #[test]
+    fn what_is_no_record_is_found_by_its_header() {
+        for bad in [[22, 3, 3, 0, 20], [23, 3, 3, 0, 16], [23, 3, 3, 0x41, 1], [21, 3, 3, 0, 2]] {
+            assert!(whole(&bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(whole(&[22, 3, 3]).unwrap(), None);
+        assert_eq!(whole(&[23, 3, 3, 0x41, 0]).unwrap(), None);
+        assert!(keys().seal(Kind::Data, &[0; PLAIN_BYTES_MAX + 1], &mut [0; 20_000]).is_err());
+        assert!(keys().seal(Kind::Data, &[0; 10], &mut [0; 10 + GROWTH_BYTES - 1]).is_err());
+    }
+}
