@@ -78,7 +78,7 @@ impl Core {
         if !self.is_window_open() {
             return None;
         }
-        let (header, payload) = self.next_control().or_else(|| self.next_of_channels())?;
+        let (header, payload) = self.next_control(now).or_else(|| self.next_of_channels())?;
         let header = Header { sequence: self.next_sequence, ..header };
         self.next_sequence += 1;
         self.note_new(header.payload_bytes, now);
@@ -121,7 +121,8 @@ impl Core {
         self.next_sequence < oldest + WINDOW_FRAMES
     }
 
-    fn next_control(&mut self) -> Option<(Header, Payload)> {
+    fn next_control(&mut self, now: Moment) -> Option<(Header, Payload)> {
+        let rtt = self.rtt();
         loop {
             let nothing = || Payload::from(Vec::new());
             return Some(match self.control.pop_front()? {
@@ -138,7 +139,8 @@ impl Core {
                 Control::Credit(id) => match self.channels.get_mut(&id) {
                     Some(channel) => {
                         channel.is_credit_queued = false;
-                        (Header::new(Kind::Credit, id, channel.receiving.promised()), nothing())
+                        let limit = channel.receiving.grow(rtt, now);
+                        (Header::new(Kind::Credit, id, limit), nothing())
                     }
                     None => continue,
                 },

@@ -1,14 +1,20 @@
 //! The half of a channel that receives.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use drover_wire::{Frame, cost};
 
-use super::{Message, Order};
+use super::{Message, Moment, Order};
 
 /// Windows below this grow four times at once: one that begins with 256 KiB is as large as what 1 Gbit/s has under
 /// way in 55 ms after three round trips, as fast as TCP itself.
 const WINDOW_SMALL: u64 = 8 << 20;
+
+/// Larger ones are as large as what is read in so many round trips: what is lost may come some of them late, and more would only
+/// lie here where a program reads slower than the line carries.
+const WINDOW_ROUND_TRIPS: f64 = 8.0;
+const WINDOW_ANYWAY: u64 = 2 << 20;
 
 /// So much was read before the peer is given more, at most.
 const CREDIT_STEP_MAX: u64 = 2 << 20;
@@ -60,8 +66,8 @@ pub struct Receiving {
     consumed: u64,
     window: u64,
     window_max: u64,
-    /// What had been taken when the window grew last.
-    grown_at: u64,
+    /// What had been taken when the window was looked at last, and when that was.
+    looked_at: (u64, Option<Moment>),
     messages: VecDeque<Message>,
     /// Messages, or bytes of the stream in order, that arrived.
     count: u64,
@@ -81,7 +87,7 @@ impl Receiving {
             consumed: 0,
             window: first,
             window_max: window_max.max(first),
-            grown_at: 0,
+            looked_at: (0, None),
             messages: VecDeque::new(),
             count: 0,
             ready: VecDeque::new(),
@@ -205,27 +211,35 @@ impl Receiving {
 
     /// A new limit for the peer, once a part of the window was read: long before the peer has used it up, or it would
     /// stand still for a round trip each time.
-    ///
-    /// The window grows each time half of it was read, until it is as large as it may be: one that reads gets much,
-    /// one that does not keeps little.
     pub fn credit(&mut self) -> Option<u64> {
-        if !self.is_expecting() {
-            return None;
-        }
-        if self.consumed - self.grown_at >= self.window / 2 {
-            let times = if self.window < WINDOW_SMALL { 4 } else { 2 };
-            self.window = (self.window * times).min(self.window_max);
-            self.grown_at = self.consumed;
-        }
-        if self.consumed + self.window - self.promised < (self.window / 8).min(CREDIT_STEP_MAX) {
+        if !self.is_expecting() || self.to_promise() < (self.window / 8).min(CREDIT_STEP_MAX) {
             return None;
         }
         self.promised = self.consumed + self.window;
         Some(self.promised)
     }
 
-    /// What the peer may send in all.
-    pub fn promised(&self) -> u64 {
+    /// Bytes that the window has room for and the peer does not know of.
+    fn to_promise(&self) -> u64 {
+        self.consumed + self.window - self.promised
+    }
+
+    /// The window grows each time half of it was read, until it is as large as it may be or as is of use on a line with this
+    /// round trip: one that reads gets much, one that does not keeps little. Gives the limit to tell the peer.
+    pub fn grow(&mut self, rtt: Option<Duration>, now: Moment) -> u64 {
+        let (read_before, when) = self.looked_at;
+        let read = self.consumed - read_before;
+        if self.is_expecting() && read >= self.window / 2 {
+            self.looked_at = (self.consumed, Some(now));
+            let useful = rtt.zip(when).map_or(self.window_max, |(rtt, when)| {
+                let passed = now.saturating_sub(when).max(Duration::from_micros(1));
+                let in_a_round_trip = read as f64 * rtt.as_secs_f64() / passed.as_secs_f64();
+                ((in_a_round_trip * WINDOW_ROUND_TRIPS) as u64).clamp(WINDOW_ANYWAY, u64::MAX)
+            });
+            let times = if self.window < WINDOW_SMALL { 4 } else { 2 };
+            self.window = (self.window * times).min(self.window_max).min(useful).max(self.window);
+            self.promised = self.consumed + self.window;
+        }
         self.promised
     }
 }
@@ -292,14 +306,44 @@ mod tests {
     #[test]
     fn the_window_grows_only_as_it_is_read() {
         let mut receiving = Receiving::new(Order::Stream, 1000, 6000);
+        let grow = |receiving: &mut Receiving| receiving.grow(None, Moment::ZERO);
         receiving.take_frame(piece(0, &[0; 700])).unwrap();
-        assert_eq!(receiving.credit(), None, "nothing was read");
+        assert_eq!((receiving.credit(), grow(&mut receiving)), (None, 1000), "nothing was read");
         assert!(matches!(receiving.piece(), Taken::Some(_)));
-        assert_eq!(receiving.credit(), Some(cost(700) + 4000));
-        assert_eq!(receiving.credit(), None);
+        assert_eq!(receiving.credit(), Some(cost(700) + 1000));
+        assert_eq!(grow(&mut receiving), cost(700) + 4000);
+        assert_eq!((receiving.credit(), grow(&mut receiving)), (None, cost(700) + 4000));
         receiving.take_frame(piece(700, &[0; 2500])).unwrap();
         assert!(matches!(receiving.piece(), Taken::Some(_)));
-        assert_eq!(receiving.credit(), Some(cost(700) + cost(2500) + 6000), "as much as it may have");
+        assert_eq!(grow(&mut receiving), cost(700) + cost(2500) + 6000, "as much as it may have");
+    }
+
+    /// A program that reads so many bytes a second for a second, over a line with this round trip: the window in the end.
+    fn window_of(rate: u64, rtt: Duration) -> u64 {
+        const PIECE: u64 = 100_000;
+        let mut receiving = Receiving::new(Order::Stream, 256 << 10, 64 << 20);
+        let bytes = vec![0; PIECE as usize];
+        for at in 0..rate / PIECE {
+            receiving.take_frame(piece(at * PIECE, &bytes)).unwrap();
+            assert!(matches!(receiving.piece(), Taken::Some(_)));
+            receiving.grow(Some(rtt), Duration::from_nanos(at * PIECE * 1_000_000_000 / rate));
+            receiving.credit();
+        }
+        receiving.window
+    }
+
+    #[test]
+    fn the_window_is_as_large_as_its_line_needs() {
+        const MB: u64 = 1_000_000;
+        let ms = Duration::from_millis;
+        assert_eq!(window_of(300 * MB, Duration::from_micros(500)), WINDOW_ANYWAY);
+        let near = window_of(600 * MB, ms(1));
+        assert!((4 * MB..6 * MB).contains(&near), "{near}");
+        let far = window_of(125 * MB, ms(55));
+        assert!(far > 50 * MB, "{far}");
+        assert_eq!(window_of(1000 * MB, ms(55)), 64 << 20);
+        let slow = window_of(10 * MB, ms(55));
+        assert!((4 * MB..6 * MB).contains(&slow), "{slow}");
     }
 
     #[test]
@@ -312,7 +356,8 @@ mod tests {
             at += piece_bytes as u64;
             assert!(matches!(receiving.piece(), Taken::Some(_)));
             receiving.credit();
-            let left = receiving.promised() - receiving.consumed;
+            receiving.grow(None, Moment::ZERO);
+            let left = receiving.promised - receiving.consumed;
             assert!(left >= window - window / 8, "{left}");
         }
     }
