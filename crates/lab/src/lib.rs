@@ -13,10 +13,11 @@ mod script;
 mod sim;
 mod vddk;
 
+pub use drover_pulse::{Verdict, Voice};
 pub use guests::{Guest, GuestDisk, Guests};
 pub use libvirt::Hosts;
 pub use program::{Drover, Output, Started, lab_folder, run_by, workspace};
-pub use pulse::{Line, Pulse, PulseOptions, Verdict, Voice};
+pub use pulse::{Pulse, PulseOptions};
 pub use scene::Scene;
 pub use script::put_script;
 pub use sim::{PASSWORD, Sim, USER};

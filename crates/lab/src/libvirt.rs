@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drover_pulse::Voice;
 
 use crate::program::{lab_folder, workspace};
-use crate::pulse::{Pulse, PulseOptions, Voice};
+use crate::pulse::{Pulse, PulseOptions};
 
 /// Two hosts, `a` and `b`. They end with their guests when this is dropped.
 #[derive(Debug)]
@@ -212,7 +213,7 @@ impl Hosts {
         let until = Instant::now() + PATIENCE;
         loop {
             match UnixStream::connect(&socket) {
-                Ok(serial) => return Voice::of(serial),
+                Ok(serial) => return Ok(Voice::of(serial)?),
                 Err(error) if Instant::now() >= until => {
                     return Err(error).with_context(|| socket.display().to_string());
                 }

@@ -1,32 +1,29 @@
-//! A guest without an operating system, for live migration: it beats, writes to its memory and its disk, and proves both.
-//!
-//! Built by `drover_lab::Pulse`: this file to an object, its section to a file that QEMU loads as a multiboot kernel
-//! (`-kernel`), at 1 MiB. It idles between beats, so it takes little of a processor.
-//!
-//! | offset | what QEMU's user sets |
-//! |---|---|
-//! | 0x20 | pages of 4 KiB that are filled, from 4 MiB on |
-//! | 0x24 | pages that are written to at each beat |
-//! | 0x28 | 1: at random; 0: one after the other |
-//! | 0x2c | 1: a sector of the first IDE disk is written at every eighth beat (`-machine pc`) |
-//!
-//! On the serial line, hexadecimal:
-//!
-//! ```text
-//! R                          filled, from here on it beats, 100 times a second
-//! H 00000012 00000480        beat 0x12, 0x480 pages written to so far
-//! V 00000000 00000480 00000480   an answer to `v`: bad pages, writes found in the pages, writes counted
-//! ```
-//!
-//! Page p holds p, the number of writes to it, a stream that does not compress, and p xor that number at its end. So one page that
-//! is older than its guest is found: the writes do not add up. The beat's number is in a page that is written to all the time.
-#![no_std]
-
-core::arch::global_asm!(
-    r#"
-.section .pulse, "ax"
+# A guest without an operating system, for live migration: it beats, writes to its memory and its disk, and proves both.
+#
+# QEMU loads it as a multiboot kernel (-kernel), at 1 MiB. It idles between beats, so it takes little of a processor.
+#
+#   offset  what QEMU's user sets (image.rs)
+#   0x20    pages of 4 KiB that are filled, from 4 MiB on
+#   0x24    pages that are written to at each beat
+#   0x28    1: at random; 0: one after the other
+#   0x2c    1: a sector of the first IDE disk is written at every eighth beat (-machine pc)
+#
+# On the serial line, hexadecimal:
+#
+#   R                              filled, from here on it beats, 100 times a second
+#   H 00000012 00000480            beat 0x12, 0x480 pages written to so far
+#   V 00000000 00000480 00000480   an answer to `v`: bad pages, writes found in the pages, writes counted
+#
+# Page p holds p, the number of writes to it, a stream that does not compress, and p xor that number at its end. So one page that
+# is older than its guest is found: the writes do not add up. The beat's number is in a page that is written to all the time.
+#
+# All addresses are written out, and labels begin with .L: nothing is left for a linker to do, nor to see.
+.pushsection .rodata.drover_pulse_guest, "a", @progbits
+.globl drover_pulse_guest
+.hidden drover_pulse_guest
+.type drover_pulse_guest, @object
 .code32
-pulse:
+drover_pulse_guest:
     .long 0x1badb002, 0x00010000, 0xe4514ffe       # multiboot: magic, addresses follow, check
     .long 0x100000, 0x100000, 0, 0, 0x100060       # header, load, to the end of the file, no bss, entry
 .org 0x20
@@ -38,7 +35,7 @@ pulse:
     .long 0x100040
 
 .org 0x60
-entry:
+.Lentry:
     cli
     lgdt [0x100058]
     .byte 0xea                                     # far jump: the segments of this table
@@ -92,15 +89,15 @@ entry:
     # Pages.
     xor esi, esi
     mov edi, 0x400000
-fill:
+.Lfill:
     cmp esi, [0x100020]
-    jae filled
+    jae .Lfilled
     mov [edi], esi
     mov dword ptr [edi + 4], 0
     imul eax, esi, 0x1e3779b1
     or eax, 1
     mov ecx, 2
-stream:
+.Lstream:
     mov edx, eax
     shl edx, 13
     xor eax, edx
@@ -113,52 +110,52 @@ stream:
     mov [edi + ecx * 4], eax
     inc ecx
     cmp ecx, 1023
-    jb stream
+    jb .Lstream
     mov [edi + 4092], esi
     add edi, 4096
     inc esi
-    jmp fill
-filled:
+    jmp .Lfill
+.Lfilled:
     mov al, 0x52
-    call put
+    call .Lput
     mov al, 10
-    call put
+    call .Lput
     sti
 
-beat:
+.Lbeat:
     hlt
     cmp dword ptr [0x200014], 0                    # the timer's
-    je listen
+    je .Llisten
     mov dword ptr [0x200014], 0
     inc dword ptr [0x200000]
     mov al, 0x48
-    call put
+    call .Lput
     mov eax, [0x200000]
-    call number
+    call .Lnumber
     mov eax, [0x200004]
-    call number
+    call .Lnumber
     mov al, 10
-    call put
-    call write_pages
+    call .Lput
+    call .Lwrite_pages
     cmp dword ptr [0x10002c], 0
-    je listen
+    je .Llisten
     test dword ptr [0x200000], 7
-    jnz listen
-    call write_sector
-listen:
+    jnz .Llisten
+    call .Lwrite_sector
+.Llisten:
     mov dx, 0x3fd
     in al, dx
     test al, 1
-    jz beat
+    jz .Lbeat
     mov dx, 0x3f8
     in al, dx
     cmp al, 0x76
-    jne beat
-    call verify
-    jmp beat
+    jne .Lbeat
+    call .Lverify
+    jmp .Lbeat
 
 .org 0x300
-tick:                                              # 0x100300
+.Ltick:                                              # 0x100300
     push eax
     mov dword ptr [0x200014], 1
     mov al, 0x20
@@ -166,60 +163,60 @@ tick:                                              # 0x100300
     pop eax
     iretd
 
-put:                                               # al
+.Lput:                                               # al
     push edx
     push eax
     mov dx, 0x3fd
-busy:
+.Lbusy:
     in al, dx
     test al, 0x20
-    jz busy
+    jz .Lbusy
     pop eax
     mov dx, 0x3f8
     out dx, al
     pop edx
     ret
 
-number:                                            # a space and eax
+.Lnumber:                                            # a space and eax
     push ebx
     push ecx
     mov ebx, eax
     mov al, 0x20
-    call put
+    call .Lput
     mov ecx, 8
-digit:
+.Ldigit:
     rol ebx, 4
     mov eax, ebx
     and eax, 15
     cmp eax, 10
-    jb decimal
+    jb .Ldecimal
     add eax, 39
-decimal:
+.Ldecimal:
     add eax, 48
-    call put
+    call .Lput
     dec ecx
-    jnz digit
+    jnz .Ldigit
     pop ecx
     pop ebx
     ret
 
-write_pages:
+.Lwrite_pages:
     mov ecx, [0x100024]
-another:
+.Lanother:
     test ecx, ecx
-    jz written
+    jz .Lwritten
     cmp dword ptr [0x100028], 0
-    je following
+    je .Lfollowing
     mov eax, [0x20000c]
     imul eax, eax, 1664525
     add eax, 1013904223
     mov [0x20000c], eax
     shr eax, 8
-    jmp chosen
-following:
+    jmp .Lchosen
+.Lfollowing:
     mov eax, [0x200008]
     inc dword ptr [0x200008]
-chosen:
+.Lchosen:
     xor edx, edx
     div dword ptr [0x100020]
     mov edi, edx
@@ -231,16 +228,16 @@ chosen:
     mov [edi + 4092], eax
     inc dword ptr [0x200004]
     dec ecx
-    jmp another
-written:
+    jmp .Lanother
+.Lwritten:
     ret
 
-write_sector:                                      # sector 1 + beat / 8 % 1024 holds the beat's number
+.Lwrite_sector:                                      # sector 1 + beat / 8 % 1024 holds the beat's number
     mov dx, 0x1f7
-idle:
+.Lidle:
     in al, dx
     test al, 0x80
-    jnz idle
+    jnz .Lidle
     mov ebx, [0x200000]
     shr ebx, 3
     and ebx, 1023
@@ -263,30 +260,30 @@ idle:
     mov dx, 0x1f7
     mov al, 0x30
     out dx, al
-ready:
+.Lready:
     in al, dx
     test al, 0x80
-    jnz ready
+    jnz .Lready
     test al, 8
-    jz ready
+    jz .Lready
     mov ecx, 128
     mov dx, 0x1f0
-words:
+.Lwords:
     mov eax, [0x200000]
     out dx, eax
     dec ecx
-    jnz words
+    jnz .Lwords
     inc dword ptr [0x200018]
     ret
 
-verify:                                            # ebx: bad pages, ebp: writes in pages
+.Lverify:                                            # ebx: bad pages, ebp: writes in pages
     xor ebx, ebx
     xor ebp, ebp
     xor esi, esi
     mov edi, 0x400000
-page:
+.Lpage:
     cmp esi, [0x100020]
-    jae verified
+    jae .Lverified
     add ebp, [edi + 4]
     xor ecx, ecx
     cmp [edi], esi
@@ -294,14 +291,14 @@ page:
     mov eax, [edi + 4]
     xor eax, esi
     cmp eax, [edi + 4092]
-    je whole
+    je .Lwhole
     mov ecx, 1
-whole:
+.Lwhole:
     imul eax, esi, 0x1e3779b1
     or eax, 1
     push ebp
     mov ebp, 2
-again:
+.Lagain:
     mov edx, eax
     shl edx, 13
     xor eax, edx
@@ -312,30 +309,30 @@ again:
     shl edx, 5
     xor eax, edx
     cmp [edi + ebp * 4], eax
-    je same
+    je .Lsame
     mov ecx, 1
-same:
+.Lsame:
     inc ebp
     cmp ebp, 1023
-    jb again
+    jb .Lagain
     pop ebp
     add ebx, ecx
     add edi, 4096
     inc esi
-    jmp page
-verified:
+    jmp .Lpage
+.Lverified:
     mov al, 0x56
-    call put
+    call .Lput
     mov eax, ebx
-    call number
+    call .Lnumber
     mov eax, ebp
-    call number
+    call .Lnumber
     mov eax, [0x200004]
-    call number
+    call .Lnumber
     mov al, 10
-    call put
+    call .Lput
     ret
 .org 0x1000
+.size drover_pulse_guest, 0x1000
 .code64
-"#
-);
+.popsection
