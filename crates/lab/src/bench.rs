@@ -1,23 +1,6 @@
 //! What the benches share: settings, the machine, medians.
 
 use anyhow::{Context, Result};
-use drover_wan::WanSpec;
-use drover_wan::line::LineSpec;
-
-/// A line as the reference figures have it: five source and two target addresses, TCP buffers of 64 MiB, one congestion
-/// control at both ends.
-pub fn long_line(line: LineSpec, mtu: u32, congestion: &str, seed: u64) -> WanSpec {
-    WanSpec {
-        line,
-        mtu,
-        near_addresses: 5,
-        far_addresses: 2,
-        tcp_mem: Some(64 << 20),
-        near_congestion: Some(congestion.to_string()),
-        far_congestion: Some(congestion.to_string()),
-        seed,
-    }
-}
 
 /// A setting from the environment.
 ///

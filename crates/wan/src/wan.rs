@@ -55,6 +55,21 @@ impl Default for WanSpec {
 }
 
 impl WanSpec {
+    /// A line as the reference figures have it: five source and two target addresses, TCP buffers of 64 MiB, one congestion
+    /// control at both ends.
+    pub fn long(line: LineSpec, mtu: u32, congestion: &str, seed: u64) -> WanSpec {
+        WanSpec {
+            line,
+            mtu,
+            near_addresses: 5,
+            far_addresses: 2,
+            tcp_mem: Some(64 << 20),
+            near_congestion: Some(congestion.to_string()),
+            far_congestion: Some(congestion.to_string()),
+            seed,
+        }
+    }
+
     pub(crate) fn addresses(&self, end: End) -> u8 {
         if end == End::Near { self.near_addresses } else { self.far_addresses }
     }

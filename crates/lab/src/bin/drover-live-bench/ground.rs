@@ -7,11 +7,11 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use drover_lab::bench::{long_line, variable};
+use drover_lab::bench::variable;
 use drover_lab::{Pulse, PulseOptions};
-use drover_wan::Wan;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share, time};
+use drover_wan::{Wan, WanSpec};
 
 use crate::ways::Way;
 
@@ -60,7 +60,7 @@ impl Line {
 
     fn lay(&self, congestion: &str, seed: u64) -> Result<Wan> {
         let line = LineSpec::symmetric(Some(self.rate), self.rtt, self.loss);
-        Ok(Wan::start(&long_line(line, MTU, congestion, seed))?)
+        Ok(Wan::start(&WanSpec::long(line, MTU, congestion, seed))?)
     }
 }
 

@@ -7,7 +7,7 @@ use drover_wan::WanSpec;
 use drover_wan::line::LineSpec;
 use drover_wan::line::units::{Rate, Share, time};
 
-use drover_lab::bench::{long_line, variable};
+use drover_lab::bench::variable;
 
 /// What a line does beside its rate and its length.
 pub struct Condition {
@@ -85,7 +85,7 @@ impl Ground {
             direction.police_flow =
                 condition.policed.map(|share| Rate::bits((rate.bits_per_s() as f64 * share) as u64));
         }
-        long_line(line, self.mtu, congestion, seed)
+        WanSpec::long(line, self.mtu, congestion, seed)
     }
 }
 
