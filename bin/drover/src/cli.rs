@@ -1,6 +1,7 @@
 //! The command line.
 
 pub mod agent;
+mod bench;
 mod disks;
 mod lab;
 mod link;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub use agent::AgentCommand;
+pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
@@ -84,6 +86,11 @@ pub enum Command {
     Lab {
         #[command(subcommand)]
         command: LabCommand,
+    },
+    /// Measure what moves of running guests take, on this host
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
     },
     /// Measure the way to another site
     Link {

@@ -27,7 +27,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{AgentCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, PlanCommand, VddkCommand};
+use cli::{
+    AgentCommand, BenchCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, PlanCommand, VddkCommand,
+};
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
@@ -68,6 +70,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
         // It ends as the command does that it runs.
         Command::Lab { command: LabCommand::Wan(args) } => return Ok(commands::lab::wan(args)),
+        Command::Bench { command: BenchCommand::Memory(args) } => commands::bench::memory(args),
         Command::Link { command: LinkCommand::Test(args) } => commands::link::test(args),
         Command::Tune(args) => commands::tune::run(args),
         Command::Agent { command: AgentCommand::Run(args) } => commands::agent::run(args),

@@ -167,7 +167,7 @@ pub enum AllowArg {
 }
 
 /// A time that people give in minutes or hours (`20m`, `2h`), or a short one.
-fn long_time(text: &str) -> Result<Duration, String> {
+pub(super) fn long_time(text: &str) -> Result<Duration, String> {
     let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u32>().ok();
     match (number("m"), number("h")) {
         (Some(minutes), _) => Ok(Duration::from_secs(u64::from(minutes) * 60)),
