@@ -14,7 +14,7 @@ help:
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
-	@echo "make bench-live  running guests that move, by QEMU alone and by drover, also over a long line (as root)"
+	@echo "make bench-live  drover bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
@@ -82,9 +82,10 @@ bench-warm: build prepare lab
 	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
 	@target/release/drover-bench warm
 
+# ARGS are added to these; an option that is given again replaces itself.
 bench-live: build prepare lab
-	@$(CARGO) build -q --release -p drover-lab --bin drover-live-bench
-	@target/release/drover-live-bench
+	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
+		--size 256m,1g --memory idle,once,continuous --place here,line $(ARGS)
 
 soak: prepare lab
 	@scripts/soak
