@@ -82,10 +82,10 @@ bench-warm: build prepare lab
 	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
 	@target/release/drover-bench warm
 
-# ARGS are added to these; an option that is given again replaces itself.
+# Its own guests and ways, unless ARGS say others.
 bench-live: build prepare lab
 	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
-		--size 256m,1g --memory idle,once,continuous --place here,line $(ARGS)
+		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
 
 soak: prepare lab
 	@scripts/soak

@@ -97,7 +97,8 @@ mod tests {
         let folder = keeper.folder().to_path_buf();
         let sleep = |is_ours: bool| {
             let mut command = Command::new("sh");
-            command.args(["-c", "sleep 600 & wait"]).current_dir(&folder);
+            let script = if is_ours { "sleep 600 & wait" } else { "exec sleep 600" };
+            command.args(["-c", script]).current_dir(&folder);
             if is_ours {
                 mark(&mut command, &folder);
             }

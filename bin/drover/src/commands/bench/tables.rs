@@ -241,8 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_again_replaces_itself() {
-        assert_eq!(names("--size 64m --memory once --size 32m"), ["32 MiB, filled once, on loopback"]);
+    fn lists_grow_and_what_is_one_thing_is_the_last_that_is_said() {
+        let names = names("--size 64m --memory once --size 32m --rounds 2 --rounds 3");
+        assert_eq!(names, ["64 MiB, filled once, on loopback", "32 MiB, filled once, on loopback"]);
+        assert_eq!(args("--rounds 2 --rounds 3 --qemu a --qemu b").rounds, 3);
     }
 
     #[test]
