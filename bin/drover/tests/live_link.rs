@@ -211,7 +211,7 @@ fn a_drover_that_is_killed_leaves_the_guest_where_it_was_and_another_moves_it() 
 
 /// A guest that fills nearly all of its memory, behind a link that carries 48 MiB/s, and a second monitor for the test.
 fn held_up(monitor: &std::path::Path) -> Option<Scene> {
-    let options = PulseOptions { memory_mib: 128, pages: 124 << 8, ..slow_to_end(monitor) };
+    let options = PulseOptions { memory_mib: 128, pages: 120 << 8, ..slow_to_end(monitor) };
     let here = PulseOptions { pages_per_beat: 0, ..options };
     let there = PulseOptions { more: Vec::new(), ..here.clone() };
     let scene = Scene::allowing(&here, &there, "b/*")?;

@@ -1,9 +1,10 @@
 # A guest without an operating system, for live migration: it beats, writes to its memory and its disk, and proves both.
 #
-# QEMU loads it as a multiboot kernel (-kernel), at 1 MiB. It idles between beats, so it takes little of a processor.
+# QEMU loads it as a multiboot kernel (-kernel), at 1 MiB. It idles between beats, so it takes little of a processor. It runs in long mode,
+# with all memory that it uses mapped to itself by pages of 2 MiB, and so reaches what a PC has beyond 4 GiB.
 #
 #   offset  what QEMU's user sets (image.rs)
-#   0x20    pages of 4 KiB that are filled, from 4 MiB on
+#   0x20    pages of 4 KiB that are filled, from 4 MiB on; from where memory below 4 GiB ends they go on at 4 GiB
 #   0x24    pages that are written to at each beat
 #   0x28    1: at random; 0: one after the other
 #   0x2c    1: a sector of the first IDE disk is written at every eighth beat (-machine pc)
@@ -18,45 +19,99 @@
 # is older than its guest is found: the writes do not add up. The beat's number is in a page that is written to all the time.
 #
 # All addresses are written out, and labels begin with .L: nothing is left for a linker to do, nor to see.
+#
+#   0x200000  beats, 0x200004 writes, 0x200008 the next page in order, 0x20000c chance, 0x200014 the timer's word, 0x200018 sectors written,
+#             0x20001c pages below 4 GiB, 0x200040 what lidt reads
+#   0x201000  interrupts
+#   0x203000  page tables: level 4, level 3, and from 0x205000 on one of level 2 for each GiB, 507 at most
 .pushsection .rodata.drover_pulse_guest, "a", @progbits
 .globl drover_pulse_guest
 .hidden drover_pulse_guest
 .type drover_pulse_guest, @object
 .code32
 drover_pulse_guest:
-    .long 0x1badb002, 0x00010000, 0xe4514ffe       # multiboot: magic, addresses follow, check
-    .long 0x100000, 0x100000, 0, 0, 0x100060       # header, load, to the end of the file, no bss, entry
+    .long 0x1badb002, 0x00010002, 0xe4514ffc       # multiboot: magic, memory is told and addresses follow, check
+    .long 0x100000, 0x100000, 0, 0, 0x100080       # header, load, to the end of the file, no bss, entry
 .org 0x20
     .long 1024, 0, 0, 0                            # pages, pages per beat, random, disk
 .org 0x40
-    .quad 0, 0x00cf9a000000ffff, 0x00cf92000000ffff
-.org 0x58
-    .short 23
+    .quad 0, 0x00cf9a000000ffff, 0x00cf92000000ffff, 0x00af9a000000ffff
+.org 0x60
+    .short 31
     .long 0x100040
 
-.org 0x60
-.Lentry:
+.org 0x80                                          # ebx: what QEMU tells
     cli
-    lgdt [0x100058]
-    .byte 0xea                                     # far jump: the segments of this table
-    .long 0x100080
-    .short 8
-.org 0x80
+    lgdt [0x100060]
     mov eax, 16
     mov ds, eax
     mov es, eax
     mov ss, eax
-    mov esp, 0x1ff000
-    mov edi, 0x200000                              # what it counts, and the interrupt table
+    mov edi, 0x200000                              # what it counts, interrupts, page tables but those of level 2
     xor eax, eax
-    mov ecx, 2048
+    mov ecx, 5120
     rep stosd
+    mov edx, [ebx + 8]                             # KiB of memory from 1 MiB on, up to the first hole
+    shr edx, 2
+    sub edx, 768
+    mov [0x20001c], edx
+    mov ecx, [0x100020]                            # GiB up to the last page
+    cmp ecx, edx
+    jbe .Lbelow
+    sub ecx, edx
+    add ecx, 0x100000 - 1024
+.Lbelow:
+    add ecx, 1024
+    dec ecx
+    shr ecx, 18
+    inc ecx
+    mov dword ptr [0x203000], 0x204003
+    xor esi, esi
+.Ltables:
+    mov eax, esi
+    shl eax, 12
+    add eax, 0x205003
+    mov [0x204000 + esi * 8], eax
+    inc esi
+    cmp esi, ecx
+    jb .Ltables
+    shl ecx, 9
+    xor esi, esi
+.Lentries:
+    mov eax, esi
+    shl eax, 21
+    or eax, 0x83
+    mov [0x205000 + esi * 8], eax
+    mov eax, esi
+    shr eax, 11
+    mov [0x205004 + esi * 8], eax
+    inc esi
+    cmp esi, ecx
+    jb .Lentries
+    mov eax, cr4
+    or eax, 0x20                                   # PAE
+    mov cr4, eax
+    mov eax, 0x203000
+    mov cr3, eax
+    mov ecx, 0xc0000080
+    rdmsr
+    or eax, 0x100                                  # long mode
+    wrmsr
+    mov eax, cr0
+    or eax, 0x80000000                             # paging
+    mov cr0, eax
+    .byte 0xea                                     # far jump: the segment of 64 bits
+    .long 0x100180
+    .short 24
+.org 0x180
+.code64
+    mov esp, 0x1ff000
     mov dword ptr [0x20000c], 0x2545f491           # chance
 
     # The timer interrupts 100 times a second, as number 0x20; nothing else does.
-    mov dword ptr [0x201100], 0x00080300
-    mov dword ptr [0x201104], 0x00108e00
-    mov word ptr [0x200040], 0x7ff
+    mov dword ptr [0x201200], 0x00180400
+    mov dword ptr [0x201204], 0x00108e00
+    mov word ptr [0x200040], 0xfff
     mov dword ptr [0x200042], 0x201000
     lidt [0x200040]
     mov al, 0x11
@@ -88,12 +143,12 @@ drover_pulse_guest:
 
     # Pages.
     xor esi, esi
-    mov edi, 0x400000
 .Lfill:
     cmp esi, [0x100020]
     jae .Lfilled
-    mov [edi], esi
-    mov dword ptr [edi + 4], 0
+    call .Lplace
+    mov [rdi], esi
+    mov dword ptr [rdi + 4], 0
     imul eax, esi, 0x1e3779b1
     or eax, 1
     mov ecx, 2
@@ -107,12 +162,11 @@ drover_pulse_guest:
     mov edx, eax
     shl edx, 5
     xor eax, edx
-    mov [edi + ecx * 4], eax
+    mov [rdi + rcx * 4], eax
     inc ecx
     cmp ecx, 1023
     jb .Lstream
-    mov [edi + 4092], esi
-    add edi, 4096
+    mov [rdi + 4092], esi
     inc esi
     jmp .Lfill
 .Lfilled:
@@ -154,32 +208,43 @@ drover_pulse_guest:
     call .Lverify
     jmp .Lbeat
 
-.org 0x300
-.Ltick:                                              # 0x100300
-    push eax
+.org 0x400
+.Ltick:                                            # 0x100400
+    push rax
     mov dword ptr [0x200014], 1
     mov al, 0x20
     out 0x20, al
-    pop eax
-    iretd
+    pop rax
+    iretq
 
-.Lput:                                               # al
-    push edx
-    push eax
+.Lplace:                                           # rdi: where page esi is
+    mov edi, esi
+    cmp esi, [0x20001c]
+    jb .Lnear
+    sub edi, [0x20001c]
+    add edi, 0x100000 - 1024
+.Lnear:
+    shl rdi, 12
+    add rdi, 0x400000
+    ret
+
+.Lput:                                             # al
+    push rdx
+    push rax
     mov dx, 0x3fd
 .Lbusy:
     in al, dx
     test al, 0x20
     jz .Lbusy
-    pop eax
+    pop rax
     mov dx, 0x3f8
     out dx, al
-    pop edx
+    pop rdx
     ret
 
-.Lnumber:                                            # a space and eax
-    push ebx
-    push ecx
+.Lnumber:                                          # a space and eax
+    push rbx
+    push rcx
     mov ebx, eax
     mov al, 0x20
     call .Lput
@@ -196,8 +261,8 @@ drover_pulse_guest:
     call .Lput
     dec ecx
     jnz .Ldigit
-    pop ecx
-    pop ebx
+    pop rcx
+    pop rbx
     ret
 
 .Lwrite_pages:
@@ -219,20 +284,19 @@ drover_pulse_guest:
 .Lchosen:
     xor edx, edx
     div dword ptr [0x100020]
-    mov edi, edx
-    shl edi, 12
-    add edi, 0x400000
-    inc dword ptr [edi + 4]
-    mov eax, [edi + 4]
-    xor eax, [edi]
-    mov [edi + 4092], eax
+    mov esi, edx
+    call .Lplace
+    inc dword ptr [rdi + 4]
+    mov eax, [rdi + 4]
+    xor eax, [rdi]
+    mov [rdi + 4092], eax
     inc dword ptr [0x200004]
     dec ecx
     jmp .Lanother
 .Lwritten:
     ret
 
-.Lwrite_sector:                                      # sector 1 + beat / 8 % 1024 holds the beat's number
+.Lwrite_sector:                                    # sector 1 + beat / 8 % 1024 holds the beat's number
     mov dx, 0x1f7
 .Lidle:
     in al, dx
@@ -276,28 +340,27 @@ drover_pulse_guest:
     inc dword ptr [0x200018]
     ret
 
-.Lverify:                                            # ebx: bad pages, ebp: writes in pages
+.Lverify:                                          # ebx: bad pages, ebp: writes in pages
     xor ebx, ebx
     xor ebp, ebp
     xor esi, esi
-    mov edi, 0x400000
 .Lpage:
     cmp esi, [0x100020]
     jae .Lverified
-    add ebp, [edi + 4]
+    call .Lplace
+    add ebp, [rdi + 4]
     xor ecx, ecx
-    cmp [edi], esi
+    cmp [rdi], esi
     setne cl
-    mov eax, [edi + 4]
+    mov eax, [rdi + 4]
     xor eax, esi
-    cmp eax, [edi + 4092]
+    cmp eax, [rdi + 4092]
     je .Lwhole
     mov ecx, 1
 .Lwhole:
     imul eax, esi, 0x1e3779b1
     or eax, 1
-    push ebp
-    mov ebp, 2
+    mov r8d, 2
 .Lagain:
     mov edx, eax
     shl edx, 13
@@ -308,16 +371,14 @@ drover_pulse_guest:
     mov edx, eax
     shl edx, 5
     xor eax, edx
-    cmp [edi + ebp * 4], eax
+    cmp [rdi + r8 * 4], eax
     je .Lsame
     mov ecx, 1
 .Lsame:
-    inc ebp
-    cmp ebp, 1023
+    inc r8d
+    cmp r8d, 1023
     jb .Lagain
-    pop ebp
     add ebx, ecx
-    add edi, 4096
     inc esi
     jmp .Lpage
 .Lverified:
@@ -334,5 +395,4 @@ drover_pulse_guest:
     ret
 .org 0x1000
 .size drover_pulse_guest, 0x1000
-.code64
 .popsection

@@ -16,12 +16,11 @@ pub const PAGE_BYTES: u64 = 4096;
 /// The least memory of a machine with this guest.
 pub const MEMORY_MIB_MIN: u64 = 16;
 
-/// The most: the guest is of 32 bits, and what a PC has beyond 3 GiB lies where those do not reach.
-pub const MEMORY_MIB_MAX: u64 = 3072;
+/// The most: pages that are written to at random are chosen by 24 bits.
+pub const MEMORY_MIB_MAX: u64 = 64 << 10;
 
-/// Where its pages begin; below are the firmware's memory, the guest and what it counts.
-const PAGES_FROM_MIB: u64 = 4;
-/// Of a machine's memory, what is not pages that a guest fills: what lies before them, and tables of the firmware behind.
+/// Of a machine's memory, what is not pages that a guest fills: the 4 MiB before them (the firmware's memory, the guest, what it counts, its
+/// page tables), and tables of the firmware behind.
 const REST_MIB: u64 = 8;
 const SETTINGS_AT: usize = 0x20;
 const BYTES: usize = 4096;
@@ -47,7 +46,7 @@ fn guest() -> Result<Vec<u8>, PulseError> {
 /// Pages that a guest of so much memory can fill.
 pub fn pages_max(memory_mib: u64) -> u32 {
     let mib = memory_mib.min(MEMORY_MIB_MAX).saturating_sub(REST_MIB);
-    // The casts: 2^20 pages of 4 KiB are 4 GiB.
+    // The cast: 64 GiB are 2^24 pages of 4 KiB.
     (mib << 8) as u32
 }
 
@@ -58,8 +57,7 @@ impl PulseSpec {
     /// If its pages do not fit its memory, or this program was built without it.
     pub fn image(&self) -> Result<Vec<u8>, PulseError> {
         let mut image = guest()?;
-        let room_mib = self.memory_mib.min(MEMORY_MIB_MAX).saturating_sub(PAGES_FROM_MIB);
-        if self.pages == 0 || u64::from(self.pages) * PAGE_BYTES > room_mib << 20 {
+        if !(1..=pages_max(self.memory_mib)).contains(&self.pages) {
             let (pages, memory) = (self.pages, self.memory_mib);
             return Err(PulseError::Misuse(format!("{pages} pages in a guest of {memory} MiB")));
         }
@@ -92,7 +90,7 @@ mod tests {
             let pages = pages_max(memory_mib);
             let with = |pages| PulseSpec { memory_mib, pages, ..PulseSpec::default() }.image();
             assert!(with(pages).is_ok() && pages > 0);
-            assert!(with(pages + (4 << 8) + 1).is_err() && with(0).is_err(), "{memory_mib}");
+            assert!(with(pages + 1).is_err() && with(0).is_err(), "{memory_mib}");
         }
     }
 }

@@ -120,6 +120,31 @@ fn a_guest_that_fills_all_that_it_can_is_sound() {
     assert!(scene.is_sound());
 }
 
+/// What a PC of more than 3 GiB has beyond 4 GiB. The hole is moved down, so that little memory has some on either side.
+#[test]
+fn pages_go_on_where_memory_does_beyond_4_gib() {
+    let Some(lab) = lab() else { return };
+    for machine in ["pc,max-ram-below-4g=32M", "q35,max-ram-below-4g=32M"] {
+        let spec = PulseSpec { memory_mib: 96, pages: pages_max(96), pages_per_beat: 20, ..lab.clone() };
+        let mut scene = Scene::new(PulseSpec { machine: machine.into(), ..spec });
+        assert!(scene.is_sound());
+        // Each page begins with its number; what lies beyond the hole follows in the file, behind tables of the firmware.
+        let beyond = scene.page((32 - 4) << 8);
+        let number = u64::from(u32::from_le_bytes(beyond[..4].try_into().unwrap()));
+        let below = (28 << 8) - number;
+        assert!((1..256).contains(&below), "page {number} is the first beyond the hole");
+        for (page, byte) in
+            [((28 << 8) - below - 1, 8), (28 << 8, 8), (u64::from(pages_max(96)) + below - 1, 4091)]
+        {
+            let at = PAGES_AT + page * PAGE_BYTES + byte;
+            scene.change(at, |byte| byte ^ 0x10);
+            assert_eq!(scene.guest.verify().unwrap().bad_pages, 1, "{machine}: {page}");
+            scene.change(at, |byte| byte ^ 0x10);
+        }
+        assert!(scene.is_sound());
+    }
+}
+
 #[test]
 fn a_qemu_that_does_not_start_is_told_in_its_own_words() {
     let Some(lab) = lab() else { return };

@@ -23,7 +23,7 @@ pub enum BenchCommand {
 const AFTER: &str = "\
 Guests are drover's own: no operating system, a hundred beats a second that are heard from outside, memory that is filled and written to at a \
 set rate and proven after each move. Each way of a table is gone in turns, with two new QEMUs for each guest whose memory is there beforehand: \
-that much memory has to be free twice. An option that is given again replaces itself.
+that much memory has to be free twice. Lists grow where an option is given again; else the last one counts.
 
 Ways:
   tcp, multifd:N             QEMU alone, over one connection or N (told as \"direct\")
@@ -209,20 +209,29 @@ impl Writes {
 
 /// `1g`, `256m`.
 fn memory_mib(text: &str) -> Result<u64, String> {
-    let bytes = size(text).map_err(|error| error.to_string())?;
-    let mib = bytes >> 20;
-    if bytes & ((1 << 20) - 1) != 0 {
-        return Err("a guest's memory is whole MiB: write 256m, 1g".to_string());
-    }
+    let mib = whole_mib(text)?;
     if mib < MEMORY_MIB_MIN {
         return Err(format!("a guest has {MEMORY_MIB_MIN}m at least"));
     }
     if mib > MEMORY_MIB_MAX {
         return Err(format!(
-            "a guest fills {MEMORY_MIB_MAX}m at most; for more memory in all, move several (--guests)"
+            "a guest has {}g at most; for more memory in all, move several (--guests)",
+            MEMORY_MIB_MAX >> 10
         ));
     }
     Ok(mib)
+}
+
+fn whole_mib(text: &str) -> Result<u64, String> {
+    const FORM: &str = "write whole MiB or GiB: 256m, 1g";
+    let lower = text.trim().to_ascii_lowercase();
+    let (number, shift) = match (lower.strip_suffix('m'), lower.strip_suffix('g')) {
+        (Some(number), _) => (number, 0),
+        (_, Some(number)) => (number, 10),
+        (None, None) => return Err(FORM.to_string()),
+    };
+    // Far beyond any limit, and far below what a shift loses.
+    number.trim_end().parse::<u32>().map(|number| u64::from(number) << shift).map_err(|_| FORM.to_string())
 }
 
 /// The smallest rate: one page at each beat.
@@ -267,9 +276,12 @@ mod tests {
     fn sizes_are_whole_mib_that_a_guest_can_fill() {
         assert_eq!([memory_mib("256m"), memory_mib("1G"), memory_mib("16m")], [Ok(256), Ok(1024), Ok(16)]);
         let why = |text| memory_mib(text).unwrap_err();
-        assert!(why("15m").contains("16m at least") && why("1500k").contains("whole MiB"));
-        assert!(why("64g").contains("at most; for more memory in all, move several (--guests)"));
-        assert!(why("big").contains("write bytes"));
+        assert_eq!(memory_mib("64g"), Ok(65_536));
+        assert!(why("15m").contains("16m at least"));
+        assert!(why("65g").contains("64g at most; for more memory in all, move several (--guests)"));
+        for bad in ["1500k", "1.5g", "1024", "big", "-1m", "", "99999999999m"] {
+            assert!(why(bad).contains("whole MiB"), "{bad}");
+        }
     }
 
     #[test]
