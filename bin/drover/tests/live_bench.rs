@@ -107,7 +107,7 @@ fn a_table_for_people_has_a_row_for_several_guests_that_write() {
         assert!(cells[2].parse::<f64>().unwrap() > 0.0, "{row}");
         // Nothing is direct here; the gap between beats has its spread.
         assert!(cells[7] == "-" && cells[8].contains('('), "{row}");
-        assert!(!row.contains("failed"), "{row}");
+        assert!(!row.contains("no figures"), "{row}");
     }
     scene.has_nothing_left();
 }
@@ -212,6 +212,26 @@ fn guests_move_over_the_line_where_one_can_be_laid() {
     assert!(
         rows.len() == 2 && rows.iter().all(|(_, row)| row["place"] == "line" && row["runs"] == 1),
         "{rows:?}"
+    );
+    scene.has_nothing_left();
+}
+
+/// A promise that cannot be kept is an outcome, and so is a way that is not done at its limit: both are told, and neither is a failure.
+#[test]
+fn what_is_refused_or_not_done_is_told_and_fails_nothing() {
+    let Some(qemu) = Pulse::qemu() else { return };
+    let scene = Scene::new();
+    // Written to faster than TLS carries it.
+    let words = "--size 64M --memory continuous --writes 2GB/s --way tls,drover-rdma,drover --downtime 1ms --limit 2s --rounds 1 --json";
+    let output = moves::run(scene.with(&qemu, words));
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let rows = rows(&output);
+    let notes = |number: usize| rows[number].1["notes"].to_string();
+    assert!(notes(0).contains("not done in 1 of 1 runs"), "{}", notes(0));
+    assert!(
+        notes(2).contains("refused: the promise cannot be kept") || notes(2).contains("not done"),
+        "{}",
+        notes(2)
     );
     scene.has_nothing_left();
 }

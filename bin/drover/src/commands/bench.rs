@@ -27,6 +27,7 @@ use std::time::Instant;
 
 use self::host::Host;
 use self::keeper::Keeper;
+use self::ours::Refused;
 use self::rows::Row;
 use self::run::{Bench, Terms, Unsound};
 use self::tables::Table;
@@ -72,10 +73,7 @@ fn measure(bench: &Bench, args: &BenchMemoryArgs, table: &Table) -> Result<Exit,
             if bench.stop.is_set() {
                 break 'rounds;
             }
-            if let Err(error) = &run {
-                let is_unsound = error.downcast_ref::<Unsound>().is_some();
-                exit = worse(exit, if is_unsound { Exit::Verification } else { Exit::Target });
-            }
+            exit = worse(exit, run.as_ref().map_or_else(exit_of, |_| Exit::Success));
             row.add(table, round, run, args.json);
         }
     }
@@ -83,6 +81,15 @@ fn measure(bench: &Bench, args: &BenchMemoryArgs, table: &Table) -> Result<Exit,
     match bench.stop.is_set() {
         true => Err(Failure::new(Exit::Interrupted, "stopped; nothing is left behind")),
         false => Ok(exit),
+    }
+}
+
+/// That drover keeps a promise by moving nothing is an outcome, as is a way that is given up at the limit.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    match (error.is::<Unsound>(), error.is::<Refused>()) {
+        (true, _) => Exit::Verification,
+        (_, true) => Exit::Success,
+        (false, false) => Exit::Target,
     }
 }
 

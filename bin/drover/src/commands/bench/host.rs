@@ -40,8 +40,10 @@ pub struct Host {
 
 /// Beside a guest's memory: QEMU itself.
 const QEMU_MIB: u64 = 64;
-/// A guest of the smallest kind has begun to beat by then, also on a busy machine.
+/// A guest of the smallest kind has begun to beat by then under software emulation, also on a busy machine.
 const PROBE_TIME: Duration = Duration::from_secs(60);
+/// Under KVM, where it takes less than a second.
+const PROBE_KVM_TIME: Duration = Duration::from_secs(10);
 const PROBE_LOOK: Duration = Duration::from_millis(100);
 const PROBE_PAGES: u32 = 16;
 
@@ -267,7 +269,8 @@ fn probe(spec: &PulseSpec, keeper: &Keeper) -> Result<(), PulseError> {
         mark(command, keeper.folder());
         command.spawn()
     })?;
-    let until = Instant::now() + PROBE_TIME;
+    let time = if spec.accel == "kvm" { PROBE_KVM_TIME } else { PROBE_TIME };
+    let until = Instant::now() + time;
     while Instant::now() < until {
         if guest.beats_within(PROBE_LOOK) {
             return Ok(());
@@ -277,7 +280,7 @@ fn probe(spec: &PulseSpec, keeper: &Keeper) -> Result<(), PulseError> {
         }
     }
     let last = guest.lines().last().map(|line| line.text.clone());
-    Err(PulseError::Silent { what: "beat", seconds: PROBE_TIME.as_secs(), last })
+    Err(PulseError::Silent { what: "beat", seconds: time.as_secs(), last })
 }
 
 /// Processors and kernel, in words.

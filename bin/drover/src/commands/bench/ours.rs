@@ -8,7 +8,7 @@ use std::path::{Path as Folder, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use drover_mover::StopSignal;
 use drover_pulse::Pulse;
 use serde_json::Value;
@@ -18,6 +18,7 @@ use super::ground::{End, Ground};
 use super::run::{Bench, Told, cpu_s, look_again};
 use super::tables::Path;
 use crate::cli::By;
+use crate::exit::Exit;
 
 /// Of an order that is soon done.
 const SOON: Duration = Duration::from_secs(30);
@@ -25,6 +26,8 @@ const SOON: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(120);
 /// What the source's host calls the target's.
 const SITE: &str = "site-b";
+/// A note of a row has room for so much of why drover moved nothing.
+const WHY_CHARS_MAX: usize = 400;
 
 /// What drovers of one run share.
 pub struct Ours<'a> {
@@ -145,8 +148,26 @@ pub fn live(pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result<To
     let ended = Ended { events, status, whole: began.elapsed(), cpu_s: used };
     let said = std::fs::read_to_string(&err)?;
     let told = if pairs.len() > 1 { ended.several(pairs.len())? } else { ended.one()? };
-    let why = || said.lines().find(|line| line.starts_with("error:")).or(said.lines().next_back());
-    told.with_context(|| format!("drover ended with {status}: {}", why().unwrap_or_default()))
+    match told {
+        Some(told) => Ok(told),
+        None if ended.is_refused() => Err(Refused(why(&said)).into()),
+        None => bail!("drover ended with {status}: {}", why(&said)),
+    }
+}
+
+/// Drover left all where it was, because it could not keep its promise: no fault of anybody's.
+#[derive(Debug, thiserror::Error)]
+#[error("refused: {0}")]
+pub struct Refused(String);
+
+/// The error that drover ended with, in one line.
+fn why(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().collect();
+    let from =
+        lines.iter().rposition(|line| line.starts_with("error:")).unwrap_or(lines.len().saturating_sub(1));
+    let words: Vec<&str> = lines[from..].iter().map(|line| line.trim()).collect();
+    let whole = words.join(" / ");
+    whole.strip_prefix("error: ").unwrap_or(&whole).chars().take(WHY_CHARS_MAX).collect()
 }
 
 /// Tells drover what to move, and how.
@@ -260,12 +281,20 @@ impl Ended {
         }))
     }
 
-    /// At the limit, with each guest that did not move where it was.
+    /// Nothing was begun, or it was found on the way that the promise cannot be kept.
+    fn is_refused(&self) -> bool {
+        self.ended_with(Exit::Plan)
+    }
+
+    /// At the limit.
     fn is_given_up(&self) -> bool {
-        let mut failed = self.events.iter().filter(|event| event["event"] == "failed").peekable();
-        self.status.code() == Some(crate::exit::Exit::Source as i32)
-            && failed.peek().is_some()
-            && failed.all(|event| event["guest_at"] == "source")
+        self.ended_with(Exit::Source) && self.last("failed").is_some()
+    }
+
+    /// With each guest that did not move where it was.
+    fn ended_with(&self, exit: Exit) -> bool {
+        let mut failed = self.events.iter().filter(|event| event["event"] == "failed");
+        self.status.code() == Some(exit as i32) && failed.all(|event| event["guest_at"] == "source")
     }
 
     /// Of one guest; nothing where it neither moved nor was given up as it was told to be.
@@ -294,5 +323,17 @@ impl Ended {
             cpu_s: self.cpu_s,
             foreseen_s: None,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_is_told_with_all_its_lines() {
+        let said = "looks at both\nerror: one\nerror: 2 of 2 guests did not move:\n  a: no way\n  try: --downtime 2s\n";
+        assert_eq!(why(said), "2 of 2 guests did not move: / a: no way / try: --downtime 2s");
+        assert_eq!((why("killed").as_str(), why("").as_str()), ("killed", ""));
     }
 }

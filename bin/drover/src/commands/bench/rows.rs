@@ -124,8 +124,10 @@ impl Row {
         let all = self.runs.len() + self.failures.len();
         let late = self.runs.iter().filter(|run| !run.is_done).count();
         let late = (late > 0).then(|| format!("not done in {late} of {all} runs"));
-        let failed =
-            self.failures.last().map(|why| format!("failed in {} of {all} runs: {why}", self.failures.len()));
+        let failed = self
+            .failures
+            .last()
+            .map(|why| format!("no figures in {} of {all} runs: {why}", self.failures.len()));
         let wrote = self.of(|run| run.wrote_less);
         let wrote = wrote.map(|it| format!("a guest wrote to {:.0} MB/s only", it.low / 1e6));
         let foreseen: Vec<bool> = self.runs.iter().filter_map(Run::is_as_foreseen).collect();
@@ -258,7 +260,7 @@ mod tests {
         let notes = row.notes(Duration::from_millis(300)).join("; ");
         for words in [
             "not done in 1 of 4 runs",
-            "failed in 1 of 4 runs: QEMU ended",
+            "no figures in 1 of 4 runs: QEMU ended",
             "within a fifth, in 2 of 3",
             "kept in 1 of 3",
         ] {
