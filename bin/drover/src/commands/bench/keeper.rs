@@ -20,20 +20,23 @@ pub struct Keeper {
 /// Variable that the programs of a bench have.
 const MARK: &str = "DROVER_BENCH_FOLDER";
 
-// The kernel closes our end of the pipe even after SIGKILL, so `read` returns then. Again, because who was killed may have started another
-// one since, or written into the folder.
+// The kernel closes our end of the pipe even after SIGKILL, so `read` returns then. It looks until nobody is found twice in a row, because
+// who is killed may have started another one that was not there yet at that look.
 const KEEP: &str = r#"
 folder=$1
 mark=$2
 trap '' INT TERM HUP
 read -r _
-for round in 1 2 3; do
+looks=0 quiet=0
+while [ "$quiet" -lt 2 ] && [ "$looks" -lt 50 ]; do
+    quiet=$((quiet + 1)) looks=$((looks + 1))
     for process in $(grep -lsazxF "$mark=$folder" /proc/[0-9]*/environ); do
-        process=${process#/proc/}
+        quiet=0 process=${process#/proc/}
         kill -KILL "${process%/environ}"
     done
-    rm -rf -- "$folder" && break
+    sleep 0.05
 done
+rm -rf -- "$folder"
 "#;
 
 /// Paths of sockets have 107 bytes, of which the longest below the folder takes less than this.
@@ -108,6 +111,10 @@ mod tests {
         drop(keeper);
         assert!(!folder.exists());
         assert!(!ours.wait().unwrap().success());
+        let mark = format!("{MARK}={}", folder.display());
+        let environments = std::fs::read_dir("/proc").unwrap().map(|it| it.unwrap().path().join("environ"));
+        let is_ours = |it: Vec<u8>| it.split(|byte| *byte == 0).any(|it| it == mark.as_bytes());
+        assert!(!environments.filter_map(|it| std::fs::read(it).ok()).any(is_ours), "one lives on");
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
         other.wait().unwrap();
