@@ -31,7 +31,7 @@ use crate::error::LinkError;
 use crate::identity;
 use crate::plain::in_pieces;
 use crate::stripe::{Reading, Writing};
-use records::{GROWTH_BYTES, Keys, Kind, PLAIN_BYTES_MAX, whole};
+use records::{GROWTH_BYTES, Kind, Opener, PLAIN_BYTES_MAX, Sealer, whole};
 
 /// Room for records as they come; a handshake message may take 64 KiB of it until it is whole.
 const INCOMING_BYTES: usize = 256 << 10;
@@ -57,8 +57,8 @@ const RENEWAL: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
 const KEY_UPDATE: u8 = 24;
 const NEW_SESSION_TICKET: u8 = 4;
 
-/// How often a peer may renew its keys without a byte of data between.
-const RENEWALS_MAX: u32 = 16;
+/// How many records may come without a byte of data between.
+const EMPTY_MAX: u32 = 32;
 
 /// Alerts: a warning that says that no more comes.
 const WARNING: u8 = 1;
@@ -108,17 +108,18 @@ enum Kernel {
 }
 
 pub struct TlsReader {
-    keys: Keys,
+    keys: Opener,
     source: Arc<Source>,
     socket: TcpStream,
     incoming: Incoming,
     early: Vec<u8>,
-    renewals: u32,
+    /// Records since the last byte of data.
+    empty: u32,
     is_closed: bool,
 }
 
 pub struct TlsWriter {
-    keys: Keys,
+    keys: Sealer,
     source: Arc<Source>,
     socket: TcpStream,
     outgoing: Box<[u8]>,
@@ -181,8 +182,9 @@ impl Connection {
         }
     }
 
-    /// The keys of what is written and of what is read, and where further ones come from.
-    fn into_keys(self) -> io::Result<(Keys, Keys, Arc<Source>)> {
+    /// The keys of what is written and of what is read, and where further ones come from. Nothing may be left of the handshake: a
+    /// message of it behind the last that was handled, which no drover sends, ends the connection at the first record.
+    fn into_keys(self) -> io::Result<(Sealer, Opener, Arc<Source>)> {
         let (secrets, kernel, suite) = match self {
             Connection::Client(it) => {
                 let (secrets, kernel) = it.dangerous_into_kernel_connection().map_err(failed)?;
@@ -199,7 +201,7 @@ impl Connection {
         let records_max = suite.common.confidentiality_limit / 2;
         let (kernel, is_asked) = (Mutex::new(kernel), AtomicBool::new(false));
         let source = Source { kernel, is_asked, records_max };
-        Ok((Keys::new(secrets.tx)?, Keys::new(secrets.rx)?, Arc::new(source)))
+        Ok((Sealer::new(secrets.tx)?, Opener::new(secrets.rx)?, Arc::new(source)))
     }
 }
 
@@ -209,21 +211,21 @@ impl Source {
     }
 
     /// The peer's next keys.
-    fn next_to_read(&self) -> io::Result<Keys> {
+    fn next_to_read(&self) -> io::Result<Opener> {
         let secrets = self.kernel(|kernel| match kernel {
             Kernel::Client(it) => it.update_rx_secret(),
             Kernel::Server(it) => it.update_rx_secret(),
         });
-        Keys::new(secrets.map_err(failed)?)
+        Opener::new(secrets.map_err(failed)?)
     }
 
     /// Ours.
-    fn next_to_write(&self) -> io::Result<Keys> {
+    fn next_to_write(&self) -> io::Result<Sealer> {
         let secrets = self.kernel(|kernel| match kernel {
             Kernel::Client(it) => it.update_tx_secret(),
             Kernel::Server(it) => it.update_tx_secret(),
         });
-        Keys::new(secrets.map_err(failed)?)
+        Sealer::new(secrets.map_err(failed)?)
     }
 }
 
@@ -343,8 +345,8 @@ impl Tls {
             filled: 0,
             scratch: Vec::new(),
         };
-        let (renewals, is_closed) = (0, false);
-        let reader = TlsReader { keys: to_read, source, socket, incoming, early, renewals, is_closed };
+        let (empty, is_closed) = (0, false);
+        let reader = TlsReader { keys: to_read, source, socket, incoming, early, empty, is_closed };
         Ok(Tls { reader, writer, proven })
     }
 
@@ -426,19 +428,18 @@ impl TlsReader {
         while let Some(length) = whole(&self.incoming.bytes[self.incoming.start..self.incoming.end])? {
             let record = &mut self.incoming.bytes[self.incoming.start..][..length];
             let (kind, plain) = self.keys.open(record)?;
+            self.empty += 1;
             match kind {
                 Kind::Data => {
-                    self.renewals = 0;
+                    if !plain.is_empty() {
+                        self.empty = 0;
+                    }
                     take(plain).map_err(failed)?;
                 }
                 Kind::Handshake => {
                     if let Some(is_asked) = renewal(plain)? {
                         self.keys = self.source.next_to_read()?;
                         self.source.is_asked.fetch_or(is_asked, Ordering::Relaxed);
-                        self.renewals += 1;
-                    }
-                    if self.renewals > RENEWALS_MAX {
-                        return Err(failed("new keys again and again"));
                     }
                 }
                 Kind::Alert => match *plain {
@@ -449,6 +450,9 @@ impl TlsReader {
                     [_, why] => return Err(failed(Error::AlertReceived(AlertDescription::from(why)))),
                     _ => return Err(failed("an alert that says nothing")),
                 },
+            }
+            if self.empty > EMPTY_MAX {
+                return Err(failed("records without a byte of data, again and again"));
             }
             self.incoming.start += length;
         }

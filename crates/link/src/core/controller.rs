@@ -17,7 +17,7 @@ use super::Moment;
 pub const STRIPES_START: usize = 4;
 
 /// A peer with such a round trip is far.
-pub(super) const FAR: Duration = Duration::from_millis(10);
+const FAR: Duration = Duration::from_millis(10);
 
 /// Connections at most, if nothing else is said.
 pub const STRIPES_MAX: usize = 32;

@@ -122,7 +122,6 @@ impl Core {
     }
 
     fn next_control(&mut self, now: Moment) -> Option<(Header, Payload)> {
-        let rtt = self.rtt();
         loop {
             let nothing = || Payload::from(Vec::new());
             return Some(match self.control.pop_front()? {
@@ -139,7 +138,7 @@ impl Core {
                 Control::Credit(id) => match self.channels.get_mut(&id) {
                     Some(channel) => {
                         channel.is_credit_queued = false;
-                        let limit = channel.receiving.grow(rtt, now);
+                        let limit = channel.receiving.grow(self.stripes.longest_rtt(), now);
                         (Header::new(Kind::Credit, id, limit), nothing())
                     }
                     None => continue,

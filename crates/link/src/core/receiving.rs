@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use drover_wire::{Frame, cost};
 
-use super::controller::FAR;
 use super::{Message, Moment, Order};
 
 /// Windows below this grow four times at once: one that begins with 256 KiB is as large as what 1 Gbit/s has under
 /// way in 55 ms after three round trips, as fast as TCP itself.
 const WINDOW_SMALL: u64 = 8 << 20;
 
-/// On a near line, larger ones are as large as what is read in so many round trips: more would only lie here where a program
-/// reads slower than the line carries. On a [far](FAR) one what is lost may come half a second late, and has to wait somewhere.
+/// On a near line, larger ones are as large as what is read in so many of the longest round trips: more would only lie here where
+/// a program reads slower than the line carries. On others what is lost may come half a second late, and has to wait somewhere.
 const WINDOW_ROUND_TRIPS: f64 = 8.0;
 const WINDOW_ANYWAY: u64 = 2 << 20;
+const NEAR: Duration = Duration::from_millis(5);
 
 /// So much was read before the peer is given more, at most.
 const CREDIT_STEP_MAX: u64 = 2 << 20;
@@ -232,7 +232,7 @@ impl Receiving {
         let read = self.consumed - read_before;
         if self.is_expecting() && read >= self.window / 2 {
             self.looked_at = (self.consumed, Some(now));
-            let useful = rtt.filter(|rtt| *rtt < FAR).zip(when).map_or(self.window_max, |(rtt, when)| {
+            let useful = rtt.filter(|rtt| *rtt < NEAR).zip(when).map_or(self.window_max, |(rtt, when)| {
                 let passed = now.saturating_sub(when).max(Duration::from_micros(1));
                 let in_a_round_trip = read as f64 * rtt.as_secs_f64() / passed.as_secs_f64();
                 ((in_a_round_trip * WINDOW_ROUND_TRIPS) as u64).clamp(WINDOW_ANYWAY, u64::MAX)
@@ -340,9 +340,9 @@ mod tests {
         assert_eq!(window_of(300 * MB, Duration::from_micros(500)), WINDOW_ANYWAY);
         let near = window_of(600 * MB, ms(1));
         assert!((4 * MB..6 * MB).contains(&near), "{near}");
-        assert_eq!(window_of(30 * MB, ms(5)), WINDOW_ANYWAY);
+        assert_eq!(window_of(30 * MB, ms(4)), WINDOW_ANYWAY);
         for rate in [100 * MB, 1000 * MB] {
-            assert_eq!(window_of(rate, FAR), 64 << 20, "{rate}");
+            assert_eq!(window_of(rate, NEAR), 64 << 20, "{rate}");
         }
     }
 

@@ -193,6 +193,11 @@ impl Stripes {
         others.max_by_key(|(_, it)| it.heard).map(|(id, _)| *id)
     }
 
+    /// The longest round-trip time among those that carry frames.
+    pub fn longest_rtt(&self) -> Option<Duration> {
+        self.all.values().filter(|it| it.is_healthy()).filter_map(|it| it.rtt).max()
+    }
+
     /// The shortest round-trip time among them.
     pub fn rtt(&self) -> Option<Duration> {
         self.all.values().filter_map(|it| it.rtt).min()

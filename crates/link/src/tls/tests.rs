@@ -103,7 +103,7 @@ fn keys_are_renewed_after_so_many_records() {
         scope.spawn(|| near_out.put(&bytes).and_then(|()| near_out.flush()).unwrap());
         assert!(read(&mut far_in, BYTES).unwrap() == bytes);
     });
-    assert!(near_out.keys.records() <= 10 && far_in.keys.records() == near_out.keys.records());
+    assert!(near_out.keys.records() <= 10, "{}", near_out.keys.records());
 }
 
 /// The library's own records at the far end, which renew and follow.
@@ -163,7 +163,7 @@ fn the_librarys_client_is_understood() {
 }
 
 #[test]
-fn alerts_end_it_by_their_name_and_renewals_have_a_bound() {
+fn alerts_end_it_by_their_name_and_records_without_data_have_a_bound() {
     let (near, far) = pair();
     let ((_near_in, mut near_out), (mut far_in, _far_out)) = (near.split().unwrap(), far.split().unwrap());
     near_out.seal(Kind::Alert, &[2, 42]).and_then(|()| near_out.flush()).unwrap();
@@ -172,8 +172,8 @@ fn alerts_end_it_by_their_name_and_renewals_have_a_bound() {
 
     let (near, far) = pair();
     let ((_near_in, mut near_out), (mut far_in, _far_out)) = (near.split().unwrap(), far.split().unwrap());
-    for _ in 0..=RENEWALS_MAX {
-        near_out.renew().unwrap();
+    for at in 0..=EMPTY_MAX {
+        if at % 2 == 0 { near_out.renew() } else { near_out.seal(Kind::Data, b"") }.unwrap();
     }
     near_out.flush().unwrap();
     assert!(read(&mut far_in, 1).unwrap_err().to_string().contains("again and again"));
