@@ -279,8 +279,9 @@ fn slow_to_end(place: &std::path::Path) -> PulseOptions {
 /// Moves until the guest runs at the target, and part of its memory is not there and not sent: the source sends as good as
 /// nothing by itself any more.
 fn ahead(scene: &Scene, monitor: &std::path::Path) -> (Child, Qmp) {
-    // Should the source be told so late, the line itself has become narrow.
-    scene.line.narrow_after(24 << 20);
+    // Should the source be told so late, the line itself has become narrow; not while it still makes passes over its 16 MiB, though
+    // a busy machine makes many: what then waits before the line would go before the guest's devices.
+    scene.line.narrow_after(128 << 20);
     let child = scene.spawn(&["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"]);
     scene.wait_until_sending();
     let mut qmp = Qmp::connect(monitor, PATIENCE).unwrap();
