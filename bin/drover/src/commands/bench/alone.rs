@@ -1,6 +1,7 @@
 //! QEMU alone, with the settings that its users have to find by hand.
 
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path as Folder, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,7 +47,9 @@ struct Settings {
 /// Where the target of guest `number` waits for RDMA.
 pub fn rdma_uri(ours: &Ours<'_>, number: usize) -> Result<String> {
     let address = ours.bench.host.rdma.as_ref().map_err(|why| anyhow::anyhow!("{why}"))?;
-    Ok(format!("rdma:{address}:{}", usize::from(RDMA_PORT) + number))
+    // There are few guests.
+    let port = RDMA_PORT + u16::try_from(number)?;
+    Ok(format!("rdma:{}", SocketAddr::new(*address, port)))
 }
 
 /// Moves guests, all at once.
@@ -62,7 +65,7 @@ pub fn migrate(pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result
     let one = |(number, (source, target)): (usize, &(Pulse, Pulse))| {
         let uri = match path.way.is_rdma() {
             true => rdma_uri(ours, number)?,
-            false => format!("tcp:{}:0", ours.ground.far_address()),
+            false => ours.ground.tcp_uri(),
         };
         Ok(Move { source: source.monitor(), target: target.monitor(), uri, settings: settings.clone() })
     };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -91,6 +91,11 @@ impl Ground {
             Ground::Here => Ipv4Addr::LOCALHOST.into(),
             Ground::Line(wan) => wan.far.address().into(),
         }
+    }
+
+    /// Where a target waits on a free port.
+    pub fn tcp_uri(&self) -> String {
+        format!("tcp:{}", SocketAddr::new(self.far_address(), 0))
     }
 
     /// A guest at the source, in a folder of its own in that of the bench.

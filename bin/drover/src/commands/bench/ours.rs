@@ -180,7 +180,7 @@ fn order(command: &mut Command, pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path:
         ways.push(match path.way.by {
             By::Link => ("via", SITE.to_string()),
             By::Rdma { .. } => ("uri", rdma_uri(ours, number)?),
-            By::Drover { .. } | By::Qemu { .. } => ("uri", format!("tcp:{}:0", ours.ground.far_address())),
+            By::Drover { .. } | By::Qemu { .. } => ("uri", ours.ground.tcp_uri()),
         });
     }
     if let [(source, target)] = pairs {
