@@ -22,6 +22,8 @@ const ANSWER: Duration = Duration::from_secs(60);
 const NO_LIMIT: u64 = 100_000_000_000;
 /// What is cancelled must have ended.
 const CANCEL: Duration = Duration::from_secs(60);
+/// All was sent at the limit: the target has this time to take it in and run.
+const ARRIVAL: Duration = Duration::from_secs(10);
 /// The first guest's; where RDMA waits QEMU does not tell, so ports are named.
 const RDMA_PORT: u16 = 24_321;
 
@@ -98,7 +100,7 @@ impl Move {
             let is_late = Instant::now() >= until;
             match told["status"].as_str().unwrap_or_default() {
                 "completed" => {
-                    wait_until_it_runs(&mut to, until, stop)?;
+                    wait_until_it_runs(&mut to, until.max(Instant::now() + ARRIVAL), stop)?;
                     return Ok(outcome(&told, began.elapsed(), true));
                 }
                 "failed" | "cancelled" => bail!("QEMU says {}", why(&told)),
