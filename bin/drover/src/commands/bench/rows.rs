@@ -28,12 +28,13 @@ struct Spread {
 }
 
 impl Spread {
-    /// Of the larger of two in the middle; nothing of nothing.
+    /// Of two in the middle their mean; nothing of nothing.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         let (low, high) = (*values.first()?, *values.last()?);
-        Some(Spread { low, median: values[values.len() / 2], high })
+        let (one, other) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Some(Spread { low, median: f64::midpoint(one, other), high })
     }
 
     fn ms(spread: Option<Spread>) -> String {
@@ -282,6 +283,7 @@ mod tests {
     fn figures_lie_between_the_smallest_and_the_largest() {
         assert_eq!(Spread::of([]), None);
         assert_eq!(Spread::of([3.0, 1.0, 2.0]), Some(Spread { low: 1.0, median: 2.0, high: 3.0 }));
+        assert_eq!(Spread::of([9.0, 1.0, 3.0, 2.0]), Some(Spread { low: 1.0, median: 2.5, high: 9.0 }));
         assert_eq!(Spread::ms(Spread::of([7.4])), "7 (7-7)");
     }
 }
