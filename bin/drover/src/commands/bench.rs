@@ -44,6 +44,7 @@ pub fn memory(args: &BenchMemoryArgs) -> Result<Exit, Failure> {
     // Ended in its midst, QEMUs and agents would live on.
     let _undo = Undo::begin();
     let keeper = Keeper::start()?;
+    host::end_first_where_memory_is_short();
     let host = Host::look(args, &tables, &keeper, &stop)?;
     let bench = Bench { host, terms: Terms::of(args), folder: keeper.folder().to_path_buf(), stop };
     let began = Instant::now();

@@ -214,6 +214,12 @@ fn enough_memory(tables: &[Table], meminfo: &str) -> Result<(), Failure> {
     Err(Failure::new(Exit::Plan, why).advise(advice))
 }
 
+/// If memory becomes short all the same, the kernel ends what this bench has started before anything else.
+pub fn end_first_where_memory_is_short() {
+    // Where it may not say so it goes on all the same.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+}
+
 fn rdma(args: &BenchMemoryArgs) -> Result<std::net::IpAddr, String> {
     if !cards::is_there() {
         return Err(format!("no card on this host ({} has none), not measured", cards::CARDS));
