@@ -3,6 +3,7 @@
 mod ways;
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::live::long_time;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Move guests that write to their memory, by QEMU alone and by drover: time, bytes, rate, downtime, each way beside the direct one
+    /// Move guests that write to their memory, by QEMU alone and by drover: time, also beside that of the direct way, bytes, rate, downtime
     Memory(Box<BenchMemoryArgs>),
 }
 
@@ -57,17 +58,11 @@ pub struct BenchMemoryArgs {
     /// What guests do with their memory [default: all of these]
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["idle", "once", "continuous"], hide_default_value = true, value_name = "WHAT,...")]
     pub memory: Vec<MemoryUse>,
-    /// How much each continuous guest writes to, in pages of 4 KiB: 50MB/s, 1.5GB/s
-    #[arg(long, default_value = "50MB/s", value_parser = writes, value_name = "RATE")]
-    pub writes: Writes,
-    /// Which pages continuous guests write to
-    #[arg(
-        long = "pattern",
-        value_enum,
-        value_delimiter = ',',
-        default_value = "random",
-        value_name = "HOW,..."
-    )]
+    /// How much each continuous guest writes to, in pages of 4 KiB: 50MB/s, 1.5GB/s [default: 50MB/s]
+    #[arg(long, value_parser = writes, value_name = "RATE")]
+    pub writes: Option<Writes>,
+    /// Which pages continuous guests write to [default: random]
+    #[arg(long = "pattern", value_enum, value_delimiter = ',', value_name = "HOW,...")]
     pub patterns: Vec<Pattern>,
     /// Ways to go, see below
     #[arg(long = "way", value_delimiter = ',', value_name = "WAY,...")]
@@ -93,11 +88,11 @@ pub struct BenchMemoryArgs {
     /// Times that each way is gone
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     pub rounds: u16,
-    /// Longest time for which a guest may stand still; QEMU alone is told the same
-    #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
+    /// Longest time for which a guest may stand still, 1ms to 2000s; QEMU alone is told the same
+    #[arg(long, default_value = "300ms", value_parser = downtime, value_name = "TIME")]
     pub downtime: Duration,
-    /// Time after which a way is given up, and told by its rate
-    #[arg(long, default_value = "120s", value_parser = long_time, value_name = "TIME")]
+    /// Time after which a way is given up, and told by its rate; 1s at least
+    #[arg(long, default_value = "120s", value_parser = limit, value_name = "TIME")]
     pub limit: Duration,
     /// Of several guests: at most so many of drover's send at a time [default: as drover chooses]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -201,6 +196,13 @@ pub struct Writes {
     pub pages_per_beat: u32,
 }
 
+impl Default for Writes {
+    /// 50 MB/s.
+    fn default() -> Writes {
+        Writes { pages_per_beat: 122 }
+    }
+}
+
 impl Writes {
     pub fn bytes_per_s(self) -> u64 {
         u64::from(self.pages_per_beat) * PAGE_BYTES * BEATS_PER_SECOND
@@ -259,6 +261,28 @@ fn writes(text: &str) -> Result<Writes, String> {
     Ok(Writes { pages_per_beat: (bytes / WRITES_MIN as f64) as u32 })
 }
 
+/// QEMU's own bounds.
+const DOWNTIME: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(2000);
+
+fn downtime(text: &str) -> Result<Duration, String> {
+    let time = time(text).map_err(|error| error.to_string())?;
+    match DOWNTIME.contains(&time) {
+        true => Ok(time),
+        false => Err("QEMU takes 1ms to 2000s".to_string()),
+    }
+}
+
+/// Drover gives up half a second before its deadline.
+const LIMIT_MIN: Duration = Duration::from_secs(1);
+
+fn limit(text: &str) -> Result<Duration, String> {
+    let time = long_time(text)?;
+    if time < LIMIT_MIN {
+        return Err("a way has 1s at least".to_string());
+    }
+    Ok(time)
+}
+
 fn chunk(text: &str) -> Result<u64, String> {
     let bytes = size(text).map_err(|error| error.to_string())?;
     if bytes.is_power_of_two() && (1 << 20..=1 << 30).contains(&bytes) {
@@ -286,7 +310,7 @@ mod tests {
 
     #[test]
     fn rates_of_writing_are_bytes_a_second_in_whole_pages() {
-        assert_eq!(writes("50MB/s"), Ok(Writes { pages_per_beat: 122 }));
+        assert_eq!(writes("50MB/s"), Ok(Writes::default()));
         assert_eq!(writes("410 kb/s"), Ok(Writes { pages_per_beat: 1 }));
         assert_eq!(writes("1.5GB/s").map(Writes::bytes_per_s), Ok(1_499_955_200));
         for bad in ["50", "50m", "MB/s", "-1MB/s", "1e3MB/s", ""] {
@@ -294,6 +318,18 @@ mod tests {
         }
         assert!(writes("0.1MB/s").unwrap_err().contains("at least"));
         assert!(writes("1000GB/s").unwrap_err().contains("100GB/s at most"));
+    }
+
+    #[test]
+    fn times_are_such_as_qemu_and_drover_can_keep() {
+        assert_eq!(downtime("1ms"), Ok(Duration::from_millis(1)));
+        assert_eq!(downtime("2000s"), Ok(Duration::from_secs(2000)));
+        for bad in ["0s", "999us", "2001s"] {
+            assert_eq!(downtime(bad), Err("QEMU takes 1ms to 2000s".into()), "{bad}");
+        }
+        assert!(downtime("soon").is_err() && limit("soon").is_err());
+        assert_eq!([limit("1s"), limit("20m")], [Ok(LIMIT_MIN), Ok(LIMIT_MIN * 1200)]);
+        assert!(limit("999ms").unwrap_err().contains("1s at least"));
     }
 
     #[test]

@@ -83,12 +83,20 @@ impl Path {
 /// All tables, in the order in which they are measured.
 pub fn tables(args: &BenchMemoryArgs) -> Result<Vec<Table>, Failure> {
     let places = places(args)?;
+    nothing_in_vain(args)?;
     let ways: Vec<(Place, Vec<Path>)> =
         places.into_iter().map(|place| Ok((place, ways(args, place)))).collect::<Result<_, Failure>>()?;
     if let Some((place, _)) = ways.iter().find(|(_, ways)| ways.is_empty()) {
         let why = format!("no --way is one for --place {}", place.word());
         return Err(Failure::new(Exit::Usage, why)
             .advise("name one there: those with @ are of the line, those by RDMA of this host"));
+    }
+    if !ways.iter().any(|(_, ways)| ways.iter().any(|path| path.way.is_rdma())) {
+        let asked = [(!args.chunks.is_empty(), "--chunk"), (args.rdma_address.is_some(), "--rdma-address")];
+        if let Some((_, name)) = asked.iter().find(|(is_asked, _)| *is_asked) {
+            let why = format!("{name} is of ways by RDMA, and none of these is one");
+            return Err(in_vain(why, format!("add --way rdma,drover-rdma, or leave {name} away")));
+        }
     }
     let mut tables = Vec::new();
     for guest in guests(args) {
@@ -97,6 +105,25 @@ pub fn tables(args: &BenchMemoryArgs) -> Result<Vec<Table>, Failure> {
         }
     }
     Ok(tables)
+}
+
+/// Refuses what would say nothing of the guests that are asked for.
+fn nothing_in_vain(args: &BenchMemoryArgs) -> Result<(), Failure> {
+    let is_continuous = args.memory.contains(&MemoryUse::Continuous);
+    let asked = [(args.writes.is_some(), "--writes"), (!args.patterns.is_empty(), "--pattern")];
+    if let Some((_, name)) = asked.iter().find(|(is_asked, _)| *is_asked && !is_continuous) {
+        let why = format!("{name} is of continuous guests, and none of these is one");
+        return Err(in_vain(why, format!("add --memory continuous, or leave {name} away")));
+    }
+    if args.at_once.is_some() && args.guests.iter().all(|number| *number == 1) {
+        let why = "--at-once is of several guests, and only one moves";
+        return Err(in_vain(why, "add --guests 8, or leave --at-once away"));
+    }
+    Ok(())
+}
+
+fn in_vain(why: impl Into<String>, advice: impl Into<String>) -> Failure {
+    Failure::new(Exit::Usage, why).advise(advice)
 }
 
 fn places(args: &BenchMemoryArgs) -> Result<Vec<Place>, Failure> {
@@ -117,15 +144,16 @@ fn places(args: &BenchMemoryArgs) -> Result<Vec<Place>, Failure> {
 }
 
 fn guests(args: &BenchMemoryArgs) -> Vec<Guest> {
+    let patterns = if args.patterns.is_empty() { &[Pattern::Random][..] } else { &args.patterns };
+    let writes = args.writes.unwrap_or_default();
     let mut guests = Vec::new();
     for number in without_doubles(&args.guests) {
         for memory_mib in without_doubles(&args.sizes_mib) {
             for memory in without_doubles(&args.memory) {
                 // What writes nothing writes it in no order.
-                let all =
-                    if memory == MemoryUse::Continuous { &args.patterns[..] } else { &args.patterns[..1] };
+                let all = if memory == MemoryUse::Continuous { patterns } else { &patterns[..1] };
                 for pattern in without_doubles(all) {
-                    guests.push(Guest { number, memory_mib, memory, writes: args.writes, pattern });
+                    guests.push(Guest { number, memory_mib, memory, writes, pattern });
                 }
             }
         }
@@ -255,6 +283,30 @@ mod tests {
         let why = tables(&args(&format!("{one} --place here --loss 1%"))).unwrap_err();
         assert_eq!(why.exit, Exit::Usage);
         assert!(why.to_string().contains("--place line"), "{why}");
+    }
+
+    #[test]
+    fn what_would_say_nothing_is_refused_with_what_to_do() {
+        let one = "--size 64m --memory once --way tcp";
+        for (words, name, advice) in [
+            ("--chunk 1m", "--chunk", "--way rdma"),
+            ("--rdma-address 10.0.0.2", "--rdma-address", "--way rdma"),
+            ("--at-once 2", "--at-once", "--guests"),
+            ("--writes 8MB/s", "--writes", "--memory continuous"),
+            ("--pattern random", "--pattern", "--memory continuous"),
+        ] {
+            let why = tables(&args(&format!("{one} {words}"))).unwrap_err();
+            assert_eq!(why.exit, Exit::Usage, "{words}");
+            let why = why.to_string();
+            assert!(why.contains(&format!("error: {name} is of")) && why.contains(advice), "{why}");
+        }
+        for words in [
+            "--way rdma --chunk 1m --rdma-address 10.0.0.2",
+            "--at-once 2 --guests 1,8",
+            "--memory idle,continuous --writes 8MB/s --pattern random",
+        ] {
+            assert!(tables(&args(&format!("{one} {words}"))).is_ok(), "{words}");
+        }
     }
 
     #[test]
