@@ -1,7 +1,7 @@
 //! `drover bench memory`: how long running guests take to move, and for how long they stand still, by QEMU alone and by drover.
 //!
-//! A way counts from the order to send until the guest runs at the target, by that QEMU's word; what drover does before it sends is told
-//! beside it. The guest is heard from outside, a hundred times a second: it stood still between its last beat at the source and its first at
+//! A way counts from the order to send until the guest runs at the target, by that QEMU's word; what drover does besides, before and
+//! after, is told beside it. The guest is heard from outside, a hundred times a second: it stood still between its last beat at the source and its first at
 //! the target. Then it proves all of its memory. QEMU alone is tuned as well as it can be by hand: no limit of its own to the rate, and the
 //! downtime that drover promises.
 //!
@@ -27,9 +27,8 @@ use std::time::Instant;
 
 use self::host::Host;
 use self::keeper::Keeper;
-use self::ours::Refused;
-use self::rows::Row;
-use self::run::{Bench, Terms, Unsound};
+use self::rows::{Kind, Row};
+use self::run::{Bench, Terms};
 use self::tables::Table;
 use crate::cli::BenchMemoryArgs;
 use crate::exit::{Exit, Failure};
@@ -78,7 +77,7 @@ fn measure(bench: &Bench, args: &BenchMemoryArgs, table: &Table) -> Result<Exit,
             row.add(table, round, run, args.json);
         }
     }
-    rows::tell(table, &rows, bench.terms.downtime, args.json);
+    rows::tell(table, &rows, bench.terms, args.json);
     match bench.stop.is_set() {
         true => Err(Failure::new(Exit::Interrupted, "stopped; nothing is left behind")),
         false => Ok(exit),
@@ -87,10 +86,10 @@ fn measure(bench: &Bench, args: &BenchMemoryArgs, table: &Table) -> Result<Exit,
 
 /// That drover keeps a promise by moving nothing is an outcome, as is a way that is given up at the limit.
 fn exit_of(error: &anyhow::Error) -> Exit {
-    match (error.is::<Unsound>(), error.is::<Refused>()) {
-        (true, _) => Exit::Verification,
-        (_, true) => Exit::Success,
-        (false, false) => Exit::Target,
+    match Kind::of(error) {
+        Kind::Unsound => Exit::Verification,
+        Kind::Refused => Exit::Success,
+        Kind::Failed => Exit::Target,
     }
 }
 
@@ -102,4 +101,26 @@ fn worse(one: Exit, other: Exit) -> Exit {
         _ => 1,
     };
     if weight(other) > weight(one) { other } else { one }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+    use drover_pulse::Verdict;
+
+    use super::*;
+    use ours::Refused;
+    use run::Unsound;
+
+    #[test]
+    fn only_what_the_promise_forbids_is_no_failure_and_unsound_memory_is_the_worst() {
+        assert_eq!(exit_of(&Refused("no way".into()).into()), Exit::Success);
+        assert_eq!(exit_of(&anyhow!("refused: no way")), Exit::Target);
+        let unsound = Unsound(Verdict { bad_pages: 1, writes_found: 0, writes_counted: 0 });
+        let beside: anyhow::Result<()> = Err(unsound).context("another did not move");
+        assert_eq!(beside.as_ref().map_err(exit_of), Err(Exit::Verification));
+        let all = [Exit::Success, Exit::Verification, Exit::Target, Exit::Success];
+        assert_eq!(all.into_iter().fold(Exit::Success, worse), Exit::Verification);
+        assert_eq!(worse(Exit::Target, Exit::Success), Exit::Target);
+    }
 }

@@ -101,11 +101,12 @@ impl Move {
             match told["status"].as_str().unwrap_or_default() {
                 "completed" => {
                     wait_until_it_runs(&mut to, until.max(Instant::now() + ARRIVAL), stop)?;
-                    return Ok(outcome(&told, began.elapsed(), true));
+                    return Ok(outcome(&told, began.elapsed(), None));
                 }
                 "failed" | "cancelled" => bail!("QEMU says {}", why(&told)),
                 _ if is_late => {
-                    let outcome = outcome(&told, began.elapsed(), false);
+                    let late = late(&told, self.settings.terms.limit);
+                    let outcome = outcome(&told, began.elapsed(), Some(late));
                     cancel(&mut from, stop)?;
                     return Ok(outcome);
                 }
@@ -128,13 +129,24 @@ fn heard_at(uri: &str, to: &mut Qmp) -> Result<String> {
     Ok(format!("{place}:{port}"))
 }
 
-fn outcome(told: &Value, time: Duration, is_done: bool) -> Told {
+/// Why it is not done, with what QEMU says.
+fn late(told: &Value, limit: Duration) -> String {
+    let ram = |what: &str| told["ram"][what].as_u64().unwrap_or_default();
+    format!(
+        "given up after {} s: {} MiB left, {} passes",
+        limit.as_secs_f64(),
+        ram("remaining") >> 20,
+        ram("dirty-sync-count")
+    )
+}
+
+fn outcome(told: &Value, time: Duration, late: Option<String>) -> Told {
     Told {
         seconds: time.as_secs_f64(),
-        before_s: 0.0,
+        beside_s: 0.0,
         bytes: told["ram"]["transferred"].as_u64().unwrap_or_default(),
-        counted_ms: told["downtime"].as_u64().filter(|_| is_done),
-        is_done,
+        counted_ms: told["downtime"].as_u64().filter(|_| late.is_none()),
+        late,
         cpu_s: 0.0,
         foreseen_s: None,
     }
@@ -192,4 +204,21 @@ fn make_key(folder: &Folder) -> Result<()> {
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let key: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(std::fs::write(folder.join("keys.psk"), format!("qemu:{key}\n"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_done_at_the_limit_has_its_reason_and_no_downtime() {
+        let told =
+            json!({"ram": {"transferred": 9, "remaining": 5 << 20, "dirty-sync-count": 3}, "downtime": 7});
+        let why = late(&told, Duration::from_secs(2));
+        assert_eq!(why, "given up after 2 s: 5 MiB left, 3 passes");
+        let given_up = outcome(&told, Duration::from_secs(2), Some(why));
+        assert_eq!((given_up.bytes, given_up.counted_ms, given_up.late.is_some()), (9, None, true));
+        let done = outcome(&told, Duration::from_secs(1), None);
+        assert_eq!((done.counted_ms, done.late), (Some(7), None));
+    }
 }

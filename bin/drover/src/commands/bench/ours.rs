@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path as Folder, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,6 +28,8 @@ const GRACE: Duration = Duration::from_secs(120);
 const SITE: &str = "site-b";
 /// A note of a row has room for so much of why drover moved nothing.
 const WHY_CHARS_MAX: usize = 400;
+/// What an agent says first is far shorter.
+const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// What drovers of one run share.
 pub struct Ours<'a> {
@@ -55,12 +57,12 @@ impl Ours<'_> {
     }
 }
 
-/// A drover that ends with its value.
-struct Running(Child);
+/// A program that ends with its value.
+pub struct Running(pub Child);
 
 impl Running {
     /// Waits for its end, looking at it meanwhile.
-    fn ended(
+    pub fn ended(
         &mut self,
         within: Duration,
         stop: &StopSignal,
@@ -72,7 +74,26 @@ impl Running {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(status);
             }
-            ensure!(Instant::now() < until, "drover did not end in {within:?}");
+            ensure!(Instant::now() < until, "it did not end in {within:?}");
+            look_again(until, stop)?;
+        }
+    }
+
+    /// Waits for the first line that it says in this file.
+    fn first_line(&mut self, said: &Folder, within: Duration, stop: &StopSignal) -> Result<String> {
+        let until = Instant::now() + within;
+        loop {
+            // What is there once it has ended is all of it.
+            let has_ended = self.0.try_wait()?;
+            let mut text = String::new();
+            File::open(said)?.take(LINE_BYTES_MAX).read_to_string(&mut text)?;
+            if let Some((line, _)) = text.split_once('\n') {
+                return Ok(line.to_string());
+            }
+            if let Some(status) = has_ended {
+                bail!("it ended with {status}, and said '{text}'");
+            }
+            ensure!(Instant::now() < until, "it said nothing in {within:?}");
             look_again(until, stop)?;
         }
     }
@@ -99,12 +120,9 @@ impl Agent {
             let place = ours.folder.join(format!("b{number}"));
             command.arg("--allow-connect").arg(format!("unix:{}/*", place.display()));
         }
-        let mut agent = ours.start(End::Target, command.stdout(Stdio::piped()))?;
-        let mut said = BufReader::new(agent.0.stdout.take().context("the agent's output")?);
-        let mut line = String::new();
-        said.read_line(&mut line)?;
-        // What it says later is of no interest, but must be taken.
-        std::thread::spawn(move || said.lines().for_each(drop));
+        let said = ours.folder.join("agent.out");
+        let mut agent = ours.start(End::Target, command.stdout(File::create(&said)?))?;
+        let line = agent.first_line(&said, SOON, &ours.bench.stop).context("the agent")?;
         let listening: Value =
             serde_json::from_str(&line).with_context(|| format!("the agent said '{line}'"))?;
         let address = listening["addresses"][0].as_str().context("the agent's address")?;
@@ -142,7 +160,7 @@ pub fn live(pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result<To
     let mut used = 0.0;
     let mut running = ours.start(End::Source, &mut command)?;
     let within = ours.bench.terms.limit + GRACE;
-    let status = running.ended(within, stop, |pid| used = cpu_s(pid).max(used))?;
+    let status = running.ended(within, stop, |pid| used = cpu_s(pid).max(used)).context("drover")?;
     let events: Vec<Value> =
         std::fs::read_to_string(&out)?.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let ended = Ended { events, status, whole: began.elapsed(), cpu_s: used };
@@ -158,7 +176,7 @@ pub fn live(pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result<To
 /// Drover left all where it was, because it could not keep its promise: no fault of anybody's.
 #[derive(Debug, thiserror::Error)]
 #[error("refused: {0}")]
-pub struct Refused(String);
+pub struct Refused(pub String);
 
 /// The error that drover ended with, in one line.
 fn why(said: &str) -> String {
@@ -169,6 +187,11 @@ fn why(said: &str) -> String {
     let whole = words.join(" / ");
     whole.strip_prefix("error: ").unwrap_or(&whole).chars().take(WHY_CHARS_MAX).collect()
 }
+
+/// What `failed` events begin with where no way keeps the promise. They tell the cause in words only.
+const PROMISE: &str = "the promise cannot be kept: ";
+/// The same where the time is over.
+const DEADLINE: &str = "the move was given up: the deadline is here: ";
 
 /// Tells drover what to move, and how.
 fn order(command: &mut Command, pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result<()> {
@@ -256,11 +279,13 @@ impl Ended {
         let begins = self.events.iter().find(|event| event["event"] == "begins");
         let (Some(ended), Some(begins)) = (self.last("ended"), begins) else { return Ok(None) };
         let is_done = ended["moved"] == guests;
-        if !is_done && !self.is_given_up() {
+        let late = self.late().filter(|_| !is_done);
+        if !is_done && late.is_none() {
             return Ok(None);
         }
         // What each looks at before it sends is in it.
-        let began_s = begins["at_s"].as_f64().context("at_s")?;
+        let seconds =
+            ended["total_s"].as_f64().context("total_s")? - begins["at_s"].as_f64().context("at_s")?;
         // What each has sent in the end.
         let mut sent = BTreeMap::new();
         for event in
@@ -271,42 +296,49 @@ impl Ended {
         let moved = self.events.iter().filter(|event| event["event"] == "moved");
         let counted_ms = moved.filter_map(|event| event["downtime_ms_by_qemu"].as_u64()).max();
         Ok(Some(Told {
-            seconds: ended["total_s"].as_f64().context("total_s")? - began_s,
-            before_s: began_s,
+            seconds,
+            beside_s: self.whole.as_secs_f64() - seconds,
             bytes: sent.into_values().sum(),
             counted_ms: counted_ms.filter(|_| is_done),
-            is_done,
+            late,
             cpu_s: self.cpu_s,
             foreseen_s: ended["total_s_foreseen"].as_f64().filter(|_| is_done),
         }))
     }
 
-    /// Nothing was begun, or it was found on the way that the promise cannot be kept.
+    /// It was found, before anything was begun or on the way, that the promise cannot be kept.
     fn is_refused(&self) -> bool {
-        self.ended_with(Exit::Plan)
+        self.have_failed_by(Exit::Plan, &[PROMISE])
     }
 
-    /// At the limit.
-    fn is_given_up(&self) -> bool {
-        self.ended_with(Exit::Source) && self.last("failed").is_some()
+    /// What is said of a guest that was given up at the limit, if none was for a reason that is a failure.
+    fn late(&self) -> Option<String> {
+        let mut messages = self.events.iter().filter_map(|event| event["message"].as_str());
+        let message = messages.rfind(|message| message.starts_with(DEADLINE))?;
+        self.have_failed_by(Exit::Source, &[DEADLINE, PROMISE]).then(|| why(message))
     }
 
-    /// With each guest that did not move where it was.
-    fn ended_with(&self, exit: Exit) -> bool {
-        let mut failed = self.events.iter().filter(|event| event["event"] == "failed");
-        self.status.code() == Some(exit as i32) && failed.all(|event| event["guest_at"] == "source")
+    /// Whether it ended so, and all guests that did not move for one of these reasons, each where it was.
+    fn have_failed_by(&self, exit: Exit, causes: &[&str]) -> bool {
+        let is_so = |event: &Value| {
+            let message = event["message"].as_str().unwrap_or_default();
+            event["guest_at"] == "source" && causes.iter().any(|cause| message.starts_with(cause))
+        };
+        let mut failed = self.events.iter().filter(|event| event["event"] == "failed").peekable();
+        self.status.code() == Some(exit as i32) && failed.peek().is_some() && failed.all(is_so)
     }
 
     /// Of one guest; nothing where it neither moved nor was given up as it was told to be.
     fn one(&self) -> Result<Option<Told>> {
+        let beside_s = |seconds: f64| self.whole.as_secs_f64() - seconds;
         if let Some(moved) = self.last("moved") {
             let seconds = moved["total_s"].as_f64().context("total_s")?;
             return Ok(Some(Told {
                 seconds,
-                before_s: self.whole.as_secs_f64() - seconds,
+                beside_s: beside_s(seconds),
                 bytes: moved["sent_bytes"].as_u64().context("sent_bytes")?,
                 counted_ms: moved["downtime_ms_by_qemu"].as_u64(),
-                is_done: true,
+                late: None,
                 cpu_s: self.cpu_s,
                 // Of one that was over before its line was measured there is a bound only.
                 foreseen_s: moved["total_s_foreseen"]
@@ -314,12 +346,14 @@ impl Ended {
                     .filter(|_| moved["total_s_foreseen_below"].is_null()),
             }));
         }
-        Ok(self.last("memory").filter(|_| self.is_given_up()).map(|last| Told {
-            seconds: last["at_ms"].as_f64().unwrap_or_default() / 1000.0,
-            before_s: 0.0,
+        let (Some(last), Some(late)) = (self.last("memory"), self.late()) else { return Ok(None) };
+        let seconds = last["at_ms"].as_f64().unwrap_or_default() / 1000.0;
+        Ok(Some(Told {
+            seconds,
+            beside_s: beside_s(seconds),
             bytes: last["sent_bytes"].as_u64().unwrap_or_default(),
             counted_ms: None,
-            is_done: false,
+            late: Some(late),
             cpu_s: self.cpu_s,
             foreseen_s: None,
         }))
@@ -327,8 +361,119 @@ impl Ended {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use drover_copy::converge::Estimate;
+    use drover_live::{Cause, Choice, Facts, Forecast, SoFar, Unclear, Why};
+    use drover_qemu::live::{Ending, LiveError, Where};
+    use serde_json::json;
+
     use super::*;
+
+    /// What `drover live` ends in.
+    fn ended(exit: Exit, mut events: Vec<Value>, failed: Vec<(Ending, Where)>) -> Ended {
+        events.extend(failed.into_iter().map(|(cause, guest_at)| {
+            let place = if guest_at == Where::Source { "source" } else { "unknown" };
+            let message = LiveError { cause, guest_at }.to_string();
+            json!({"event": "failed", "message": message, "guest_at": place})
+        }));
+        let status = ExitStatus::from_raw((exit as i32) << 8);
+        Ended { events, status, whole: Duration::from_secs(9), cpu_s: 1.0 }
+    }
+
+    fn promise() -> Ending {
+        let nothing = Estimate { likely: 0.0, spread: 0.0 };
+        let facts = Facts {
+            used_bytes: 0,
+            memory_bytes: 0,
+            dirty: nothing,
+            working_set_bytes: 0,
+            rate: nothing,
+            overhead: nothing,
+            so_far: SoFar::default(),
+        };
+        let choice = Choice { course: None, forecast: Forecast::default(), looked_at: Vec::new(), facts };
+        Ending::Promise(Box::new(choice))
+    }
+
+    fn given_up(cause: Cause) -> Ending {
+        Ending::GivenUp(Why { cause, rate: 1e6, dirty: 2e6, left_bytes: 3, needs_s: None, has_s: 0.4 })
+    }
+
+    #[test]
+    fn only_a_promise_that_cannot_be_kept_is_a_refusal() {
+        let is_refused = |exit, failed| ended(exit, Vec::new(), failed).is_refused();
+        assert!(is_refused(Exit::Plan, vec![(promise(), Where::Source), (promise(), Where::Source)]));
+        let obstacles = || Ending::Obstacles(Vec::new());
+        assert!(!is_refused(Exit::Plan, vec![(obstacles(), Where::Source)]));
+        assert!(!is_refused(Exit::Plan, vec![(Ending::Unclear(Unclear::Copy), Where::Source)]));
+        assert!(!is_refused(Exit::Plan, vec![(promise(), Where::Source), (obstacles(), Where::Source)]));
+        // Nothing is said of any guest.
+        assert!(!is_refused(Exit::Plan, Vec::new()));
+        assert!(!is_refused(Exit::Target, vec![(promise(), Where::Unknown)]));
+        assert!(!is_refused(Exit::Plan, vec![(promise(), Where::Unknown)]));
+    }
+
+    #[test]
+    fn only_what_is_given_up_at_the_deadline_is_late_and_its_reason_is_told() {
+        let memory = || vec![json!({"event": "memory", "at_ms": 1500, "sent_bytes": 7})];
+        let one =
+            |cause| ended(Exit::Source, memory(), vec![(given_up(cause), Where::Source)]).one().unwrap();
+        let told = one(Cause::Deadline).unwrap();
+        assert_eq!((told.seconds, told.beside_s, told.bytes), (1.5, 7.5, 7));
+        assert!(told.late.unwrap().contains("the deadline is here: 1 MB/s sent, 2 MB/s written to"));
+        for cause in [Cause::Silence, Cause::Standstill, Cause::TooSlow] {
+            assert!(one(cause).is_none(), "{cause:?}");
+        }
+    }
+
+    #[test]
+    fn of_several_guests_all_that_did_not_move_have_to_be_late() {
+        let several = |failed| {
+            let events = vec![
+                json!({"event": "begins", "guest": "a", "at_s": 2.0}),
+                json!({"event": "memory", "guest": "b", "sent_bytes": 9}),
+                json!({"event": "moved", "guest": "a", "sent_bytes": 5, "downtime_ms_by_qemu": 3}),
+                json!({"event": "ended", "moved": 1, "total_s": 6.5, "total_s_foreseen": 4.0}),
+            ];
+            ended(Exit::Source, events, failed).several(3).unwrap()
+        };
+        let late = || (given_up(Cause::Deadline), Where::Source);
+        let told = several(vec![late(), late()]).unwrap();
+        assert_eq!((told.seconds, told.beside_s, told.bytes), (4.5, 4.5, 14));
+        assert!(told.late.is_some() && told.counted_ms.is_none() && told.foreseen_s.is_none());
+        assert!(several(vec![late(), (given_up(Cause::Silence), Where::Source)]).is_none());
+        assert!(several(vec![late(), (promise(), Where::Source)]).is_some());
+        assert!(several(Vec::new()).is_none());
+    }
+
+    /// A shell that says this into a file.
+    fn says(script: &str) -> (tempfile::TempDir, PathBuf, Running) {
+        let folder = tempfile::tempdir().unwrap();
+        let said = folder.path().join("said");
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdout(File::create(&said).unwrap());
+        let running = Running(command.spawn().unwrap());
+        (folder, said, running)
+    }
+
+    #[test]
+    fn an_agent_is_heard_until_it_has_said_a_line_has_ended_or_it_is_enough() {
+        let stop = StopSignal::default();
+        let (_folder, said, mut running) = says("printf 'one\\ntwo'; exec sleep 600");
+        assert_eq!(running.first_line(&said, SOON, &stop).unwrap(), "one");
+        let (_folder, said, mut running) = says("printf no; exit 3");
+        let why = running.first_line(&said, SOON, &stop).unwrap_err().to_string();
+        assert!(why.contains("exit status: 3, and said 'no'"), "{why}");
+        let (_folder, said, mut running) = says("exec sleep 600");
+        let why = running.first_line(&said, Duration::from_millis(20), &stop).unwrap_err().to_string();
+        assert!(why.contains("said nothing"), "{why}");
+        stop.stop();
+        let why = running.first_line(&said, SOON, &stop).unwrap_err().to_string();
+        assert_eq!(why, "stopped");
+    }
 
     #[test]
     fn the_last_error_is_told_with_all_its_lines() {

@@ -1,11 +1,10 @@
 //! What came of the ways of a table, for people and machines.
 
-use std::time::Duration;
-
 use anyhow::{Error, Result};
 use serde_json::{Value, json};
 
-use super::run::Run;
+use super::ours::Refused;
+use super::run::{Run, Terms, Unsound};
 use super::tables::{Path, Table};
 use crate::cli::{MemoryUse, Place};
 use crate::out::{line, say};
@@ -14,9 +13,37 @@ use crate::out::{line, say};
 pub struct Row {
     pub way: Path,
     runs: Vec<Run>,
-    failures: Vec<String>,
+    failures: Vec<(Kind, String)>,
     /// Why it is not gone.
     pub absent: Option<String>,
+}
+
+/// What a run is that has no figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Drover kept its promise by moving nothing.
+    Refused,
+    Failed,
+    /// A guest's memory was not what it was.
+    Unsound,
+}
+
+impl Kind {
+    pub fn of(error: &Error) -> Kind {
+        match (error.is::<Unsound>(), error.is::<Refused>()) {
+            (true, _) => Kind::Unsound,
+            (false, true) => Kind::Refused,
+            (false, false) => Kind::Failed,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Kind::Refused => "refused",
+            Kind::Failed => "failed",
+            Kind::Unsound => "unsound",
+        }
+    }
 }
 
 /// Smallest, median and largest.
@@ -58,27 +85,42 @@ impl Row {
         }
         match run {
             Ok(run) => {
-                let not = if run.is_done { "" } else { ", not done" };
+                let not = run.late.as_ref().map(|why| format!(", not done: {why}")).unwrap_or_default();
                 say(format_args!("round {round}, {}: {:.2} s{not}", self.way.name(), run.seconds));
                 self.runs.push(run);
             }
             Err(error) => {
                 say(format_args!("round {round}, {}: {error:#}", self.way.name()));
-                self.failures.push(format!("{error:#}"));
+                self.failures.push((Kind::of(&error), format!("{error:#}")));
             }
         }
     }
 
+    /// Of runs that are done, if there are any.
     fn of(&self, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.runs.iter().filter_map(value))
+        let is_any_done = self.is_any_done();
+        let runs = self.runs.iter().filter(|run| run.is_done() || !is_any_done);
+        Spread::of(runs.filter_map(value))
     }
 
-    fn seconds(&self) -> Option<f64> {
-        self.of(|run| Some(run.seconds)).map(|it| it.median)
+    fn is_any_done(&self) -> bool {
+        self.runs.iter().any(Run::is_done)
     }
 
-    fn print(&self, direct: Option<f64>, promised: Duration) {
-        let notes = self.notes(promised).join("; ");
+    /// What ways are compared by: the limit where it was never done.
+    fn compared_s(&self, terms: Terms) -> Option<f64> {
+        match self.is_any_done() {
+            true => self.of(|run| Some(run.seconds)).map(|it| it.median),
+            false => (!self.runs.is_empty()).then_some(terms.limit.as_secs_f64()),
+        }
+    }
+
+    fn times(&self, direct: Option<f64>, terms: Terms) -> Option<f64> {
+        self.compared_s(terms).zip(direct).map(|(seconds, direct)| seconds / direct)
+    }
+
+    fn print(&self, direct: Option<f64>, terms: Terms) {
+        let notes = self.notes(terms).join("; ");
         let Some(seconds) = self.of(|run| Some(run.seconds)) else {
             line(format_args!("| {} | | | | | | | | | | {notes} |", self.way.name()));
             return;
@@ -90,50 +132,58 @@ impl Row {
             seconds.median,
             seconds.low,
             seconds.high,
-            median(|run| run.before_s),
+            median(|run| run.beside_s),
             median(|run| run.bytes as f64 / f64::from(1 << 20)),
             median(Run::gbit_per_s),
-            direct.map_or("-".into(), |direct| format!("{:.2}", seconds.median / direct)),
+            self.times(direct, terms).map_or("-".into(), |times| format!("{times:.2}")),
             Spread::ms(self.of(|run| run.stood_still_ms)),
             Spread::ms(self.of(|run| run.counted_ms.map(|ms| ms as f64))),
             median(|run| run.cpu_s),
         ));
     }
 
-    fn document(&self, table: &Table, direct: Option<f64>, promised: Duration) -> Value {
+    fn document(&self, table: &Table, direct: Option<f64>, terms: Terms) -> Value {
         let mut document = described(table, &self.way);
-        let beside = self.seconds().zip(direct).map(|(seconds, direct)| seconds / direct);
+        let count = |kind: Kind| self.failures.iter().filter(|(other, _)| *other == kind).count();
         let rest = json!({
             "event": "row",
             "runs": self.runs.len(),
-            "runs_failed": self.failures.len(),
+            "runs_not_done": self.runs.iter().filter(|run| !run.is_done()).count(),
+            "runs_refused": count(Kind::Refused),
+            "runs_failed": count(Kind::Failed),
+            "runs_unsound": count(Kind::Unsound),
             "seconds": Spread::json(self.of(|run| Some(run.seconds))),
-            "before_s": Spread::json(self.of(|run| Some(run.before_s))),
+            "beside_s": Spread::json(self.of(|run| Some(run.beside_s))),
             "sent_bytes": Spread::json(self.of(|run| Some(run.bytes as f64))),
             "gbit_per_s": Spread::json(self.of(|run| Some(run.gbit_per_s()))),
-            "times_direct": beside,
+            "times_direct": self.times(direct, terms),
             "stood_still_ms": Spread::json(self.of(|run| run.stood_still_ms)),
             "downtime_ms_by_qemu": Spread::json(self.of(|run| run.counted_ms.map(|ms| ms as f64))),
             "cpu_s": Spread::json(self.of(|run| Some(run.cpu_s))),
-            "notes": self.notes(promised),
+            "notes": self.notes(terms),
         });
         merge(&mut document, rest);
         document
     }
 
-    fn notes(&self, promised: Duration) -> Vec<String> {
+    /// The worst first.
+    fn notes(&self, terms: Terms) -> Vec<String> {
         let all = self.runs.len() + self.failures.len();
-        let late = self.runs.iter().filter(|run| !run.is_done).count();
-        let late = (late > 0).then(|| format!("not done in {late} of {all} runs"));
-        let failed = self
-            .failures
-            .last()
-            .map(|why| format!("no figures in {} of {all} runs: {why}", self.failures.len()));
-        let wrote = self.of(|run| run.wrote_less);
+        let of = |what: &str, whys: &[&str]| {
+            let number = whys.len();
+            whys.last().map(|why| format!("{what} in {number} of {all} runs: {why}"))
+        };
+        let failed = [Kind::Unsound, Kind::Failed, Kind::Refused].map(|kind| {
+            let failures = self.failures.iter().filter(|(other, _)| *other == kind);
+            of("no figures", &failures.map(|(_, why)| why.as_str()).collect::<Vec<_>>())
+        });
+        let late =
+            of("not done", &self.runs.iter().filter_map(|run| run.late.as_deref()).collect::<Vec<_>>());
+        let wrote = Spread::of(self.runs.iter().filter_map(|run| run.wrote_less));
         let wrote = wrote.map(|it| format!("a guest wrote to {:.0} MB/s only", it.low / 1e6));
         let foreseen: Vec<bool> = self.runs.iter().filter_map(Run::is_as_foreseen).collect();
         let promise = (!foreseen.is_empty()).then(|| {
-            let promised_ms = promised.as_secs_f64() * 1e3;
+            let promised_ms = terms.downtime.as_secs_f64() * 1e3;
             let is_kept = |run: &&Run| run.stood_still_ms.is_some_and(|ms| ms <= promised_ms);
             format!(
                 "as long as foreseen, within a fifth, in {right} of {0}; promise kept in {kept} of {1}",
@@ -143,30 +193,33 @@ impl Row {
                 kept = self.runs.iter().filter(is_kept).count(),
             )
         });
-        let doubts: Vec<&str> = self.runs.iter().filter_map(|run| run.doubt.as_deref()).collect();
-        let doubt = doubts.last().map(|why| format!("in doubt in {} of {all} runs: {why}", doubts.len()));
-        [self.absent.clone(), late, failed, wrote, promise, doubt].into_iter().flatten().collect()
+        let doubt =
+            of("in doubt", &self.runs.iter().filter_map(|run| run.doubt.as_deref()).collect::<Vec<_>>());
+        let [unsound, failed, refused] = failed;
+        let all = [self.absent.clone(), unsound, failed, refused, late, wrote, promise, doubt];
+        all.into_iter().flatten().collect()
     }
 }
 
 /// Tells a table.
-pub fn tell(table: &Table, rows: &[Row], promised: Duration, is_json: bool) {
+pub fn tell(table: &Table, rows: &[Row], terms: Terms, is_json: bool) {
     // QEMU alone at its best, or on the line as it comes.
-    let mut of_direct = rows.iter().filter(|row| row.way.way.is_direct()).filter_map(Row::seconds);
+    let of_direct = rows.iter().filter(|row| row.way.way.is_direct());
+    let mut of_direct = of_direct.filter_map(|row| row.compared_s(terms));
     let direct = match table.place {
         Place::Here => of_direct.reduce(f64::min),
         Place::Line => of_direct.next(),
     };
     if is_json {
-        rows.iter().for_each(|row| line(row.document(table, direct, promised)));
+        rows.iter().for_each(|row| line(row.document(table, direct, terms)));
         return;
     }
     line(format_args!("## {}\n", table.name()));
     line(
-        "| way | s | spread | s before | MiB | Gbit/s | x direct | stood still, ms | QEMU's count, ms | CPU s | |",
+        "| way | s | spread | s beside | MiB | Gbit/s | x direct | stood still, ms | QEMU's count, ms | CPU s | |",
     );
     line("|---|---|---|---|---|---|---|---|---|---|---|");
-    rows.iter().for_each(|row| row.print(direct, promised));
+    rows.iter().for_each(|row| row.print(direct, terms));
     line("");
 }
 
@@ -189,16 +242,17 @@ fn described(table: &Table, way: &Path) -> Value {
 fn run_document(table: &Table, way: &Path, round: u16, run: &Result<Run, Error>) -> Value {
     let mut document = described(table, way);
     let rest = match run {
-        Err(error) => json!({"error": format!("{error:#}")}),
+        Err(error) => json!({"error": format!("{error:#}"), "kind": Kind::of(error).word()}),
         Ok(run) => json!({
             "seconds": run.seconds,
-            "before_s": run.before_s,
+            "beside_s": run.beside_s,
             "sent_bytes": run.bytes,
             "gbit_per_s": run.gbit_per_s(),
             "stood_still_ms": run.stood_still_ms,
             "downtime_ms_by_qemu": run.counted_ms,
-            "is_done": run.is_done,
-            "is_sound": run.is_done.then_some(true),
+            "is_done": run.is_done(),
+            "not_done_because": run.late,
+            "is_sound": run.is_done().then_some(true),
             "cpu_s": run.cpu_s,
             "foreseen_s": run.foreseen_s,
             "wrote_bytes_per_s_only": run.wrote_less,
@@ -219,18 +273,26 @@ fn merge(document: &mut Value, more: Value) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
+    use anyhow::anyhow;
+    use drover_pulse::Verdict;
+
     use super::*;
     use crate::cli::{Pattern, Writes};
     use crate::commands::bench::tables::Guest;
 
+    const TERMS: Terms =
+        Terms { downtime: Duration::from_millis(300), limit: Duration::from_secs(8), at_once: None };
+
     fn run(seconds: f64, stood_still_ms: Option<f64>) -> Run {
         Run {
             seconds,
-            before_s: 0.1,
+            beside_s: 0.1,
             bytes: 1 << 20,
             stood_still_ms,
             counted_ms: Some(3),
-            is_done: stood_still_ms.is_some(),
+            late: stood_still_ms.is_none().then(|| "the deadline is here".to_string()),
             cpu_s: 1.0,
             foreseen_s: Some(1.0),
             wrote_less: None,
@@ -252,15 +314,16 @@ mod tests {
     #[test]
     fn a_row_tells_medians_and_what_speaks_against_them() {
         let mut row = row(vec![run(1.1, Some(90.0)), run(0.9, Some(400.0)), run(5.0, None)]);
-        row.failures.push("QEMU ended".to_string());
-        let document = row.document(&table(), Some(0.5), Duration::from_millis(300));
-        assert_eq!(document["seconds"], json!({"median": 1.1, "min": 0.9, "max": 5.0}));
-        assert_eq!(document["times_direct"], 2.2);
+        row.failures.push((Kind::Failed, "QEMU ended".to_string()));
+        let document = row.document(&table(), Some(0.5), TERMS);
+        // What is not done is not among them.
+        assert_eq!(document["seconds"], json!({"median": 1.0, "min": 0.9, "max": 1.1}));
+        assert_eq!(document["times_direct"], 2.0);
         assert_eq!(document["stood_still_ms"]["max"], 400.0);
         assert_eq!((&document["guests"], &document["way"]), (&json!(2), &json!("link")));
-        let notes = row.notes(Duration::from_millis(300)).join("; ");
+        let notes = row.notes(TERMS).join("; ");
         for words in [
-            "not done in 1 of 4 runs",
+            "not done in 1 of 4 runs: the deadline is here",
             "no figures in 1 of 4 runs: QEMU ended",
             "within a fifth, in 2 of 3",
             "kept in 1 of 3",
@@ -270,10 +333,39 @@ mod tests {
     }
 
     #[test]
+    fn a_way_that_is_never_done_is_told_by_its_rate_and_compared_by_the_limit() {
+        let row = row(vec![run(7.6, None), run(7.4, None)]);
+        let document = row.document(&table(), Some(2.0), TERMS);
+        assert_eq!(document["seconds"]["median"], 7.5);
+        assert_eq!((&document["times_direct"], &document["runs_not_done"]), (&json!(4.0), &json!(2)));
+    }
+
+    #[test]
+    fn what_is_worse_is_told_first_and_hidden_by_nothing_that_comes_later() {
+        let mut row = row(vec![run(1.0, Some(9.0))]);
+        let unsound = Unsound(Verdict { bad_pages: 2, writes_found: 3, writes_counted: 4 });
+        let errors = [Error::new(unsound), anyhow!("QEMU ended"), Error::new(Refused("no way".into()))];
+        for error in errors {
+            row.failures.push((Kind::of(&error), format!("{error:#}")));
+        }
+        let notes = row.notes(TERMS);
+        assert!(
+            notes[0].contains("no figures in 1 of 4 runs: a guest's memory is not what it was"),
+            "{notes:?}"
+        );
+        assert_eq!(notes[1], "no figures in 1 of 4 runs: QEMU ended");
+        assert_eq!(notes[2], "no figures in 1 of 4 runs: refused: no way");
+        let document = row.document(&table(), None, TERMS);
+        for count in ["runs", "runs_refused", "runs_failed", "runs_unsound"] {
+            assert_eq!(document[count], 1, "{count}");
+        }
+    }
+
+    #[test]
     fn a_way_that_is_not_gone_has_no_figures() {
         let mut row = row(Vec::new());
         row.absent = Some("no card on this host".to_string());
-        let document = row.document(&table(), Some(0.5), Duration::from_millis(300));
+        let document = row.document(&table(), Some(0.5), TERMS);
         let figures = ["seconds", "sent_bytes", "gbit_per_s", "times_direct", "stood_still_ms", "cpu_s"];
         assert!(figures.iter().all(|name| document[name].is_null()), "{document}");
         assert_eq!(document["notes"], json!(["no card on this host"]));

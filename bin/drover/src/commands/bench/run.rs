@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use drover_mover::StopSignal;
 use drover_pulse::{PAGE_BYTES, Pulse, Verdict};
+use drover_qemu::Qmp;
 
 use super::ground::Ground;
 use super::host::Host;
@@ -41,10 +42,11 @@ impl Terms {
 #[derive(Clone, Debug)]
 pub struct Told {
     pub seconds: f64,
-    pub before_s: f64,
+    pub beside_s: f64,
     pub bytes: u64,
     pub counted_ms: Option<u64>,
-    pub is_done: bool,
+    /// Why it was given up at the limit; nothing where it is done.
+    pub late: Option<String>,
     /// Of programs beside both QEMUs.
     pub cpu_s: f64,
     /// Seconds that were foreseen once the line was known, by who foresees.
@@ -56,10 +58,10 @@ impl Told {
     pub fn beside(self, other: &Told) -> Told {
         Told {
             seconds: self.seconds.max(other.seconds),
-            before_s: self.before_s.max(other.before_s),
+            beside_s: self.beside_s.max(other.beside_s),
             bytes: self.bytes + other.bytes,
             counted_ms: self.counted_ms.max(other.counted_ms),
-            is_done: self.is_done && other.is_done,
+            late: self.late.or_else(|| other.late.clone()),
             cpu_s: self.cpu_s + other.cpu_s,
             foreseen_s: None,
         }
@@ -70,14 +72,15 @@ impl Told {
 #[derive(Clone, Debug)]
 pub struct Run {
     pub seconds: f64,
-    /// What was done before anything was sent.
-    pub before_s: f64,
+    /// What drover did besides, before it sent and after.
+    pub beside_s: f64,
     pub bytes: u64,
     /// Between two beats, from outside, of the guest that stood longest; nothing where one did not move.
     pub stood_still_ms: Option<f64>,
     /// By QEMU's own count.
     pub counted_ms: Option<u64>,
-    pub is_done: bool,
+    /// Why it was given up at the limit; nothing where it is done.
+    pub late: Option<String>,
     /// Processor time of both QEMUs, drover and its agent, from before to after.
     pub cpu_s: f64,
     /// Seconds that were foreseen once the line was known, by who foresees.
@@ -88,6 +91,10 @@ pub struct Run {
 }
 
 impl Run {
+    pub fn is_done(&self) -> bool {
+        self.late.is_none()
+    }
+
     /// Whether it took as long as was foreseen, within a fifth of that.
     pub fn is_as_foreseen(&self) -> Option<bool> {
         self.foreseen_s.map(|foreseen| (self.seconds - foreseen).abs() <= foreseen * FORESEEN_SHARE)
@@ -106,10 +113,12 @@ impl Run {
     .0.writes_found,
     .0.writes_counted
 )]
-pub struct Unsound(Verdict);
+pub struct Unsound(pub Verdict);
 
 /// By which a move may miss what was foreseen.
 const FORESEEN_SHARE: f64 = 0.2;
+/// A monitor that nobody else has answers at once.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Beats after which a guest is taken to run.
 const BEATS: usize = 20;
 /// Of what a guest was told to write, below which it is remarked: its processor is too slow, or busy.
@@ -147,27 +156,25 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
     };
     let before = cpu(&pairs);
     let told = match path.way.by {
-        By::Qemu { .. } | By::Rdma { is_drover: false } => alone::migrate(&pairs, &ours, path)?,
-        By::Drover { .. } | By::Link | By::Rdma { is_drover: true } => ours::live(&pairs, &ours, path)?,
+        By::Qemu { .. } | By::Rdma { is_drover: false } => alone::migrate(&pairs, &ours, path),
+        By::Drover { .. } | By::Link | By::Rdma { is_drover: true } => ours::live(&pairs, &ours, path),
     };
-    let cpu_s = cpu(&pairs) - before + told.cpu_s;
-    let mut stood_still_ms: Option<f64> = None;
-    for (source, target) in pairs.iter_mut().filter(|_| told.is_done) {
-        let one = heard(source, target)?;
-        stood_still_ms = Some(stood_still_ms.map_or(one, |most| most.max(one)));
-    }
+    let cpu_s = cpu(&pairs) - before;
+    let is_done = told.as_ref().is_ok_and(|told| told.late.is_none());
+    let proven = proven(&mut pairs, is_done, &bench.stop);
+    let (told, stood_still_ms) = weighed(told, proven)?;
     drop(pairs);
     drop(agent);
     let doubt = ground.leave()?;
-    let Told { seconds, before_s, bytes, counted_ms, is_done, foreseen_s, .. } = told;
+    let Told { seconds, beside_s, bytes, counted_ms, late, foreseen_s, .. } = told;
     Ok(Run {
         seconds,
-        before_s,
+        beside_s,
         bytes,
-        stood_still_ms,
+        stood_still_ms: stood_still_ms.filter(|_| is_done),
         counted_ms,
-        is_done,
-        cpu_s,
+        late,
+        cpu_s: cpu_s + told.cpu_s,
         foreseen_s,
         wrote_less,
         doubt,
@@ -185,6 +192,48 @@ fn wrote_less(pairs: &[(Pulse, Pulse)], table: &Table) -> Option<f64> {
     let slowest = pairs.iter().filter_map(|(source, _)| wrote(source)).reduce(f64::min)?;
     let told = table.guest.writes.bytes_per_s() as f64;
     (table.guest.memory == MemoryUse::Continuous && slowest < told * WRITES_SHARE).then_some(slowest)
+}
+
+/// Has all guests prove their memory, or, where not all moved, those that did; gives for how long one stood still at most.
+fn proven(pairs: &mut [(Pulse, Pulse)], is_done: bool, stop: &StopSignal) -> Result<Option<f64>> {
+    let mut all = Vec::new();
+    for (source, target) in pairs {
+        if !stop.is_set() && (is_done || runs(target)) {
+            all.push(heard(source, target));
+        }
+    }
+    longest(all)
+}
+
+/// The longest, or the worst that somebody ended in.
+fn longest(all: Vec<Result<f64>>) -> Result<Option<f64>> {
+    let (fine, errors): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+    let errors = errors.into_iter().filter_map(Result::err);
+    match errors.reduce(|worst, other| if worst.is::<Unsound>() { worst } else { other }) {
+        Some(worst) => Err(worst),
+        None => Ok(fine.into_iter().flatten().reduce(f64::max)),
+    }
+}
+
+/// Whether the guest runs at the target, whatever was said of its move.
+fn runs(target: &mut Pulse) -> bool {
+    if !target.is_alive() {
+        return false;
+    }
+    match Qmp::connect(&target.monitor(), ANSWER).and_then(|mut qmp| qmp.status()) {
+        Ok(status) => status == "running",
+        // Somebody else still has its monitor.
+        Err(_) => !target.beats().is_empty(),
+    }
+}
+
+/// What came of a run; that a guest is not what it was weighs more than that another did not move.
+fn weighed(told: Result<Told>, proven: Result<Option<f64>>) -> Result<(Told, Option<f64>)> {
+    match (told, proven) {
+        (Ok(told), Ok(stood_still_ms)) => Ok((told, stood_still_ms)),
+        (Err(error), Err(why)) if why.is::<Unsound>() => Err(why.context(format!("{error:#}"))),
+        (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+    }
 }
 
 /// Milliseconds between the last beat at the source and the first at the target.
@@ -229,3 +278,46 @@ pub fn look_again(until: Instant, stop: &StopSignal) -> Result<()> {
 }
 
 const LOOK: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn all_guests_are_heard_and_one_that_is_not_what_it_was_is_the_worst() {
+        assert_eq!(longest(vec![Ok(3.0), Ok(7.0), Ok(5.0)]).unwrap(), Some(7.0));
+        assert_eq!(longest(Vec::new()).unwrap(), None);
+        let unsound = || anyhow!(Unsound(Verdict { bad_pages: 2, writes_found: 3, writes_counted: 4 }));
+        for all in
+            [vec![Err(anyhow!("no beats")), Err(unsound())], vec![Err(unsound()), Err(anyhow!("no beats"))]]
+        {
+            assert!(longest(all).unwrap_err().is::<Unsound>());
+        }
+        assert_eq!(longest(vec![Ok(3.0), Err(anyhow!("no beats"))]).unwrap_err().to_string(), "no beats");
+    }
+
+    #[test]
+    fn a_guest_that_is_not_what_it_was_weighs_more_than_why_another_did_not_move() {
+        let told = || Told {
+            seconds: 1.0,
+            beside_s: 0.0,
+            bytes: 1,
+            counted_ms: None,
+            late: None,
+            cpu_s: 0.0,
+            foreseen_s: None,
+        };
+        let unsound = || anyhow!(Unsound(Verdict { bad_pages: 2, writes_found: 3, writes_counted: 4 }));
+        assert_eq!(weighed(Ok(told()), Ok(Some(7.0))).unwrap().1, Some(7.0));
+        assert!(weighed(Ok(told()), Err(unsound())).unwrap_err().is::<Unsound>());
+        let both = weighed(Err(anyhow!("refused")), Err(unsound())).unwrap_err();
+        assert!(both.is::<Unsound>());
+        assert!(format!("{both:#}").starts_with("refused: a guest's memory is not what it was: 2 bad pages"));
+        let first = weighed(Err(anyhow!("refused")), Err(anyhow!("no beats"))).unwrap_err();
+        assert_eq!(first.to_string(), "refused");
+        assert_eq!(weighed(Err(anyhow!("refused")), Ok(Some(7.0))).unwrap_err().to_string(), "refused");
+    }
+}
