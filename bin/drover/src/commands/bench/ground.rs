@@ -42,12 +42,13 @@ impl Line {
         }
     }
 
-    /// Looks whether it can be laid here.
-    pub fn try_out(&self) -> Result<(), Failure> {
-        self.lay("cubic", 1).map(drop).map_err(|error| {
+    /// Looks whether it can be laid here, with this congestion control.
+    pub fn try_out(&self, congestion: &str) -> Result<(), Failure> {
+        self.lay(congestion, 1).map(drop).map_err(|error| {
             let is_denied = matches!(&error, WanError::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied);
             let exit = if is_denied { Exit::Access } else { Exit::Plan };
-            let failure = Failure::new(exit, format!("no line can be laid here: {}", chain(&error)));
+            let why = format!("no line can be laid here, with {congestion}: {}", chain(&error));
+            let failure = Failure::new(exit, why);
             failure.advise(error.advice().unwrap_or("--place here, which needs no line"))
         })
     }

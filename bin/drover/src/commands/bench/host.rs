@@ -1,7 +1,8 @@
 //! Whether this host can do what is asked, before anything is begun.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use serde_json::json;
 use super::cards;
 use super::ground::Line;
 use super::keeper::{Keeper, mark};
+use super::ours::Running;
 use super::tables::{Path as Way, Table};
 use crate::cli::{AccelArg, BenchMemoryArgs, Place};
 use crate::exit::{Exit, Failure};
@@ -25,6 +27,7 @@ use crate::out::line;
 pub struct Host {
     /// The drover that moves guests.
     pub program: PathBuf,
+    program_version: String,
     /// Folder for its reports.
     pub reports: Option<PathBuf>,
     /// The long line.
@@ -40,6 +43,13 @@ pub struct Host {
 
 /// Beside a guest's memory: QEMU itself.
 const QEMU_MIB: u64 = 64;
+/// What this host keeps free for all else, or [`FREE_SHARE`] where that is more.
+const FREE_MIB: u64 = 512;
+/// One part in so many of its memory.
+const FREE_SHARE: u64 = 10;
+/// A program tells its version by then.
+const VERSION_TIME: Duration = Duration::from_secs(30);
+const VERSION_BYTES_MAX: u64 = 64 << 10;
 /// A guest of the smallest kind has begun to beat by then under software emulation, also on a busy machine.
 const PROBE_TIME: Duration = Duration::from_secs(60);
 /// Under KVM, where it takes less than a second.
@@ -58,20 +68,21 @@ impl Host {
         keeper: &Keeper,
         stop: &StopSignal,
     ) -> Result<Host, Failure> {
+        let asker = Asker { keeper, stop, time: VERSION_TIME };
+        let (program, program_version) = program(args.program.as_deref(), &asker)?;
         let qemu = whole(&args.qemu);
-        let version = version(&qemu)?;
-        let program = program(args.program.as_deref())?;
-        enough_memory(tables, &fs::read_to_string("/proc/meminfo").unwrap_or_default())?;
+        let version = version(&qemu, &asker)?;
+        enough_memory(tables, Room::here())?;
         let has_line = tables.iter().any(|table| table.place == Place::Line);
         let line = Line::of(args);
-        if has_line {
-            line.try_out()?;
+        for congestion in congestions(tables) {
+            line.try_out(congestion)?;
         }
         let reports = args.reports.as_ref().map(|folder| made(folder)).transpose()?;
         let plain = PulseSpec { qemu, stop: stop.flag(), ..PulseSpec::default() };
         let (spec, accel_why) = accelerated(args.accel, plain, keeper)?;
         let rdma = rdma(args);
-        Ok(Host { program, reports, line, rdma, spec, version, accel_why, has_line })
+        Ok(Host { program, program_version, reports, line, rdma, spec, version, accel_why, has_line })
     }
 
     /// What all guests have in common.
@@ -96,7 +107,7 @@ impl Host {
                 "qemu_program": self.spec.qemu,
                 "accelerator": self.spec.accel,
                 "accelerator_because": self.accel_why,
-                "drover": env!("CARGO_PKG_VERSION"),
+                "drover": self.program_version,
                 "drover_program": self.program,
                 "downtime_ms": downtime.as_secs_f64() * 1e3,
                 "limit_s": limit.as_secs_f64(),
@@ -115,7 +126,7 @@ impl Host {
             self.spec.accel,
             self.accel_why
         ));
-        line(format_args!("drover: {}", self.program.display()));
+        line(format_args!("drover {} ({})", self.program_version, self.program.display()));
         if let Some(note) = self.note() {
             line(note);
         }
@@ -150,36 +161,104 @@ fn whole(program: &Path) -> PathBuf {
     }
 }
 
+/// Congestion controls of all ways over the line, once each.
+fn congestions(tables: &[Table]) -> BTreeSet<&str> {
+    let of_line = tables.iter().filter(|table| table.place == Place::Line);
+    of_line.flat_map(|table| table.ways.iter().map(Way::congestion)).collect()
+}
+
+/// If memory becomes short all the same, the kernel ends what this bench has started before anything else.
+pub fn end_first_where_memory_is_short() {
+    // Where it may not say so it goes on all the same.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+}
+
+/// Asks programs what they are.
+struct Asker<'a> {
+    keeper: &'a Keeper,
+    stop: &'a StopSignal,
+    time: Duration,
+}
+
+/// Why a program did not tell what it is.
+#[derive(Debug)]
+enum Unasked {
+    Missing,
+    Failed(String),
+    Stopped,
+}
+
+impl Asker<'_> {
+    /// What a program says; one that hangs is ended.
+    fn hear(&self, command: &mut Command) -> Result<String, Unasked> {
+        let failed = |error: std::io::Error| Unasked::Failed(error.to_string());
+        let said = self.keeper.folder().join("version");
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(fs::File::create(&said).map_err(failed)?);
+        mark(command, self.keeper.folder());
+        let mut running = match command.spawn() {
+            Ok(child) => Running(child),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(Unasked::Missing),
+            Err(error) => return Err(failed(error)),
+        };
+        let ended = running.ended(self.time, self.stop, |_| {});
+        if self.stop.is_set() {
+            return Err(Unasked::Stopped);
+        }
+        ended.map_err(|error| Unasked::Failed(format!("asked for its version, {error}")))?;
+        let mut bytes = Vec::new();
+        let said = fs::File::open(&said).map_err(failed)?;
+        said.take(VERSION_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
 /// The version of a QEMU, `10.0.2`.
-fn version(qemu: &Path) -> Result<String, Failure> {
+fn version(qemu: &Path, asker: &Asker<'_>) -> Result<String, Failure> {
     let unusable = |why: String| {
         Failure::new(Exit::Plan, why)
             .advise("install QEMU (apt-get install qemu-system-x86), or name its program by --qemu")
     };
-    let asked = Command::new(qemu).arg("--version").stdin(Stdio::null()).output();
-    let said = match asked {
-        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
+    let said = match asker.hear(Command::new(qemu).arg("--version")) {
+        Ok(said) => said,
+        Err(Unasked::Stopped) => return Err(stopped()),
+        Err(Unasked::Missing) => {
             return Err(unusable(format!("there is no QEMU: {} is not found", qemu.display())));
         }
-        Err(error) => return Err(unusable(format!("{}: {error}", qemu.display()))),
+        Err(Unasked::Failed(why)) => return Err(unusable(format!("{}: {why}", qemu.display()))),
     };
-    let version =
-        said.split_once("QEMU emulator version ").and_then(|(_, rest)| rest.split_whitespace().next());
-    version.map(str::to_string).ok_or_else(|| unusable(format!("{} is no QEMU", qemu.display())))
+    let version = word_after(&said, "QEMU emulator version ");
+    version.ok_or_else(|| unusable(format!("{} is no QEMU", qemu.display())))
 }
 
-fn program(asked: Option<&Path>) -> Result<PathBuf, Failure> {
+fn word_after(said: &str, words: &str) -> Option<String> {
+    said.split_once(words)?.1.split_whitespace().next().map(str::to_string)
+}
+
+/// The drover that moves guests, and its version.
+fn program(asked: Option<&Path>, asker: &Asker<'_>) -> Result<(PathBuf, String), Failure> {
     let Some(asked) = asked else {
-        let own = std::env::current_exe();
-        return own
-            .map_err(|error| Failure::new(Exit::Internal, format!("this program's own file: {error}")));
+        let own = std::env::current_exe()
+            .map_err(|error| Failure::new(Exit::Internal, format!("this program's own file: {error}")))?;
+        return Ok((own, env!("CARGO_PKG_VERSION").to_string()));
+    };
+    let unusable = |why: String| {
+        let why = format!("--program: {why}");
+        Failure::new(Exit::Usage, why).advise("give the path of another drover")
     };
     if !asked.is_file() {
-        let why = format!("--program: there is no file {}", asked.display());
-        return Err(Failure::new(Exit::Usage, why).advise("give the path of another drover"));
+        return Err(unusable(format!("there is no file {}", asked.display())));
     }
-    std::path::absolute(asked).map_err(|error| Failure::new(Exit::Usage, format!("--program: {error}")))
+    let path = std::path::absolute(asked).map_err(|error| unusable(error.to_string()))?;
+    let said = match asker.hear(Command::new(&path).arg("--version")) {
+        Ok(said) => said,
+        Err(Unasked::Stopped) => return Err(stopped()),
+        Err(Unasked::Missing) => return Err(unusable(format!("{} cannot be run", asked.display()))),
+        Err(Unasked::Failed(why)) => return Err(unusable(format!("{}: {why}", asked.display()))),
+    };
+    let version = said.strip_prefix("drover ").and_then(|_| word_after(&said, "drover "));
+    let version = version.ok_or_else(|| unusable(format!("{} is no drover", asked.display())))?;
+    Ok((path, version))
 }
 
 fn made(folder: &Path) -> Result<PathBuf, Failure> {
@@ -187,37 +266,75 @@ fn made(folder: &Path) -> Result<PathBuf, Failure> {
     made.map_err(|error| Failure::new(Exit::Usage, format!("--reports {}: {error}", folder.display())))
 }
 
-/// Each guest has two QEMUs, whose memory is all there from the begin on.
-fn enough_memory(tables: &[Table], meminfo: &str) -> Result<(), Failure> {
-    let needed = |table: &Table| 2 * u64::from(table.guest.number) * (table.guest.memory_mib + QEMU_MIB);
-    let Some(most) = tables.iter().max_by_key(|table| needed(table)) else { return Ok(()) };
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available = available.and_then(|it| it.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    // A kernel that does not tell cannot be asked.
-    let Some(available_mib) = available.map(|kib| kib >> 10) else { return Ok(()) };
-    if needed(most) <= available_mib {
-        return Ok(());
-    }
-    let each_mib = (available_mib / 2 / u64::from(most.guest.number)).saturating_sub(QEMU_MIB);
-    let why = format!(
-        "{} x {} MiB and as much again at the target, with their QEMUs, take {} MiB; this host has {available_mib} MiB available",
-        most.guest.number,
-        most.guest.memory_mib,
-        needed(most)
-    );
-    let advice = match each_mib >= MEMORY_MIB_MIN {
-        true => format!(
-            "--size {each_mib}m or less with so many guests, fewer --guests, or free memory of this host"
-        ),
-        false => "fewer --guests, or free memory of this host".to_string(),
-    };
-    Err(Failure::new(Exit::Plan, why).advise(advice))
+/// Memory that guests may take.
+struct Room {
+    mib: u64,
+    /// Who has it, and what is kept.
+    of: String,
 }
 
-/// If memory becomes short all the same, the kernel ends what this bench has started before anything else.
-pub fn end_first_where_memory_is_short() {
-    // Where it may not say so it goes on all the same.
-    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+impl Room {
+    /// Nothing where the kernel does not tell.
+    fn here() -> Option<Room> {
+        let host = Room::of_host(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let groups = Path::new(CGROUPS).join(own);
+        let groups = groups.ancestors().filter(|group| group.starts_with(CGROUPS));
+        // A limit above counts for all below.
+        host.into_iter().chain(groups.filter_map(Room::of_group)).min_by_key(|room| room.mib)
+    }
+
+    fn of_host(meminfo: &str) -> Option<Room> {
+        let mib = |what: &str| {
+            let kib = meminfo.lines().find_map(|line| line.strip_prefix(what))?.trim().strip_suffix(" kB")?;
+            kib.trim().parse::<u64>().ok().map(|kib| kib >> 10)
+        };
+        let available = mib("MemAvailable:")?;
+        let kept = FREE_MIB.max(mib("MemTotal:").unwrap_or_default() / FREE_SHARE);
+        let of = format!("this host has {available} MiB available, of which {kept} are kept free");
+        Some(Room { mib: available.saturating_sub(kept), of })
+    }
+
+    /// Nothing where it has no limit.
+    fn of_group(group: &Path) -> Option<Room> {
+        let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+        let (most, now) = (number("memory.max")?, number("memory.current")?);
+        // What was read and not used again goes where others want memory, as in what the host has available.
+        let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+        let mib = most.saturating_sub(now.saturating_sub(cached.unwrap_or_default())) >> 20;
+        let of = format!("the control group {} has {mib} MiB left of its {}", group.display(), most >> 20);
+        Some(Room { mib, of })
+    }
+}
+
+/// Where version 2 of them is.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Each guest has two QEMUs, whose memory is all there from the begin on.
+fn enough_memory(tables: &[Table], room: Option<Room>) -> Result<(), Failure> {
+    let needed = |table: &Table| 2 * u64::from(table.guest.number) * (table.guest.memory_mib + QEMU_MIB);
+    // A kernel that does not tell cannot be asked.
+    let (Some(most), Some(room)) = (tables.iter().max_by_key(|table| needed(table)), room) else {
+        return Ok(());
+    };
+    if needed(most) <= room.mib {
+        return Ok(());
+    }
+    let each_mib = (room.mib / 2 / u64::from(most.guest.number)).saturating_sub(QEMU_MIB);
+    let why = format!(
+        "{} x {} MiB and as much again at the target, with their QEMUs, take {} MiB; {}",
+        most.guest.number,
+        most.guest.memory_mib,
+        needed(most),
+        room.of
+    );
+    let advice = match each_mib >= MEMORY_MIB_MIN {
+        true => format!("--size {each_mib}m or less with so many guests, fewer --guests, or free memory"),
+        false => "fewer --guests, or free memory".to_string(),
+    };
+    Err(Failure::new(Exit::Plan, why).advise(advice))
 }
 
 fn rdma(args: &BenchMemoryArgs) -> Result<std::net::IpAddr, String> {
@@ -319,25 +436,84 @@ mod tests {
 
     #[test]
     fn memory_is_needed_twice_for_the_largest_table() {
-        let meminfo = "MemTotal: 9 kB\nMemAvailable:    4194304 kB\n";
-        assert!(enough_memory(&[table(1, 1024), table(8, 128)], meminfo).is_ok());
-        let why = enough_memory(&[table(1, 1024), table(8, 256)], meminfo).unwrap_err();
+        let room = || Room::of_host("MemTotal: 9 kB\nMemAvailable:    4718592 kB\n");
+        assert!(enough_memory(&[table(1, 1024), table(8, 128)], room()).is_ok());
+        let why = enough_memory(&[table(1, 1024), table(8, 256)], room()).unwrap_err();
         assert_eq!(why.exit, Exit::Plan);
         let why = why.to_string();
-        assert!(why.contains("8 x 256 MiB") && why.contains("5120 MiB; this host has 4096 MiB"), "{why}");
+        assert!(why.contains("8 x 256 MiB") && why.contains("5120 MiB; this host has 4608 MiB"), "{why}");
         assert!(why.contains("--size 192m or less"), "{why}");
-        assert!(enough_memory(&[table(8, 192)], meminfo).is_ok());
-        let why = enough_memory(&[table(32, 128)], meminfo).unwrap_err().to_string();
+        assert!(enough_memory(&[table(8, 192)], room()).is_ok());
+        assert!(enough_memory(&[table(8, 193)], room()).is_err());
+        let why = enough_memory(&[table(32, 128)], room()).unwrap_err().to_string();
         assert!(why.contains("try: fewer --guests"), "{why}");
-        assert!(enough_memory(&[table(32, 1024)], "").is_ok());
+        assert!(enough_memory(&[table(32, 1024)], Room::of_host("")).is_ok());
+    }
+
+    #[test]
+    fn a_host_keeps_a_tenth_of_its_memory_or_512_mib() {
+        let mib = |total: u64, available: u64| {
+            let meminfo = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", total << 10, available << 10);
+            Room::of_host(&meminfo).unwrap().mib
+        };
+        assert_eq!([mib(2000, 1000), mib(20_000, 10_000), mib(2000, 100)], [488, 8000, 0]);
+    }
+
+    #[test]
+    fn a_control_group_has_room_up_to_its_limit() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(group.path().join(file), text).unwrap();
+        assert!(Room::of_group(group.path()).is_none());
+        write("memory.max", "max\n");
+        write("memory.current", "1073741824\n");
+        assert!(Room::of_group(group.path()).is_none());
+        write("memory.max", "3221225472\n");
+        assert_eq!(Room::of_group(group.path()).unwrap().mib, 2048);
+        write("memory.stat", "anon 5\ninactive_file 524288000\n");
+        assert_eq!(Room::of_group(group.path()).unwrap().mib, 2548);
+        write("memory.stat", "");
+        let why = enough_memory(&[table(1, 1024)], Room::of_group(group.path())).unwrap_err().to_string();
+        assert!(why.contains("take 2176 MiB; the control group") && why.contains("2048 MiB left"), "{why}");
+    }
+
+    #[test]
+    fn congestion_controls_are_those_of_all_ways_over_the_line() {
+        let way = |name: &str| Way { way: name.parse().unwrap(), chunk: None };
+        let ways = ["link@bbr", "tcp", "multifd:4@bbr"].map(way).to_vec();
+        let line = Table { place: Place::Line, ways, ..table(1, 64) };
+        let here = Table { ways: vec![way("tcp")], ..table(1, 64) };
+        assert_eq!(congestions(&[here.clone(), line]), BTreeSet::from(["bbr", "cubic"]));
+        assert!(congestions(&[here]).is_empty());
     }
 
     #[test]
     fn a_qemu_that_is_none_is_told_with_what_to_try() {
+        let (keeper, stop) = (Keeper::start().unwrap(), StopSignal::default());
+        let asker = Asker { keeper: &keeper, stop: &stop, time: VERSION_TIME };
         for (program, word) in [("/no/such/qemu", "is not found"), ("/bin/true", "is no QEMU")] {
-            let why = version(Path::new(program)).unwrap_err().to_string();
+            let why = version(Path::new(program), &asker).unwrap_err().to_string();
             assert!(why.contains(word) && why.contains("--qemu"), "{why}");
         }
+        for (file, word) in [("/no/such/drover", "no file"), ("/bin/true", "is no drover")] {
+            let why = program(Some(Path::new(file)), &asker).unwrap_err();
+            assert_eq!(why.exit, Exit::Usage);
+            assert!(why.to_string().contains(word), "{why}");
+        }
+        assert_eq!(program(None, &asker).unwrap().1, env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended_and_so_it_is_where_the_bench_is_stopped() {
+        let (keeper, stop) = (Keeper::start().unwrap(), StopSignal::default());
+        let asker = Asker { keeper: &keeper, stop: &stop, time: Duration::from_millis(20) };
+        let hear = |asker: &Asker<'_>| asker.hear(Command::new("sleep").arg("600"));
+        assert!(matches!(hear(&asker), Err(Unasked::Failed(why)) if why.contains("did not end")));
+        stop.stop();
+        let asker = Asker { time: VERSION_TIME, ..asker };
+        assert!(matches!(hear(&asker), Err(Unasked::Stopped)));
+        let stop = StopSignal::default();
+        let asker = Asker { stop: &stop, ..asker };
+        assert_eq!(asker.hear(Command::new("echo").arg("drover 1.2.3")).unwrap(), "drover 1.2.3\n");
     }
 
     #[test]
