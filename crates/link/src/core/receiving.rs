@@ -213,16 +213,12 @@ impl Receiving {
     /// A new limit for the peer, once a part of the window was read: long before the peer has used it up, or it would
     /// stand still for a round trip each time.
     pub fn credit(&mut self) -> Option<u64> {
-        if !self.is_expecting() || self.to_promise() < (self.window / 8).min(CREDIT_STEP_MAX) {
+        let to_promise = self.consumed + self.window - self.promised;
+        if !self.is_expecting() || to_promise < (self.window / 8).min(CREDIT_STEP_MAX) {
             return None;
         }
         self.promised = self.consumed + self.window;
         Some(self.promised)
-    }
-
-    /// Bytes that the window has room for and the peer does not know of.
-    fn to_promise(&self) -> u64 {
-        self.consumed + self.window - self.promised
     }
 
     /// The window grows each time half of it was read, until it is as large as it may be or as is of use on a line with this
@@ -235,7 +231,7 @@ impl Receiving {
             let useful = rtt.filter(|rtt| *rtt < NEAR).zip(when).map_or(self.window_max, |(rtt, when)| {
                 let passed = now.saturating_sub(when).max(Duration::from_micros(1));
                 let in_a_round_trip = read as f64 * rtt.as_secs_f64() / passed.as_secs_f64();
-                ((in_a_round_trip * WINDOW_ROUND_TRIPS) as u64).clamp(WINDOW_ANYWAY, u64::MAX)
+                ((in_a_round_trip * WINDOW_ROUND_TRIPS) as u64).max(WINDOW_ANYWAY)
             });
             let times = if self.window < WINDOW_SMALL { 4 } else { 2 };
             self.window = (self.window * times).min(self.window_max).min(useful).max(self.window);
