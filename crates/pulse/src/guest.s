@@ -24,6 +24,20 @@
 #             0x20001c pages below 4 GiB, 0x200040 what lidt reads
 #   0x201000  interrupts
 #   0x203000  page tables: level 4, level 3, and from 0x205000 on one of level 2 for each GiB, 507 at most
+
+# The next number of a page's stream, in eax; edx is used up.
+.macro next_of_stream
+    mov edx, eax
+    shl edx, 13
+    xor eax, edx
+    mov edx, eax
+    shr edx, 17
+    xor eax, edx
+    mov edx, eax
+    shl edx, 5
+    xor eax, edx
+.endm
+
 .pushsection .rodata.drover_pulse_guest, "a", @progbits
 .globl drover_pulse_guest
 .hidden drover_pulse_guest
@@ -153,15 +167,7 @@ drover_pulse_guest:
     or eax, 1
     mov ecx, 2
 .Lstream:
-    mov edx, eax
-    shl edx, 13
-    xor eax, edx
-    mov edx, eax
-    shr edx, 17
-    xor eax, edx
-    mov edx, eax
-    shl edx, 5
-    xor eax, edx
+    next_of_stream
     mov [rdi + rcx * 4], eax
     inc ecx
     cmp ecx, 1023
@@ -362,15 +368,7 @@ drover_pulse_guest:
     or eax, 1
     mov r8d, 2
 .Lagain:
-    mov edx, eax
-    shl edx, 13
-    xor eax, edx
-    mov edx, eax
-    shr edx, 17
-    xor eax, edx
-    mov edx, eax
-    shl edx, 5
-    xor eax, edx
+    next_of_stream
     cmp [rdi + r8 * 4], eax
     je .Lsame
     mov ecx, 1
