@@ -4,10 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use drover_wire::WireError;
-
 use crate::core::Outgoing;
-use crate::stripe::{Reading, Writing};
+use crate::stripe::{Reading, Taking, Writing};
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 256 << 10;
@@ -57,9 +55,10 @@ pub fn halves(socket: UnixStream) -> io::Result<(PlainReader, PlainWriter)> {
 }
 
 impl Reading for PlainReader {
-    fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize> {
+    fn read(&mut self, taker: &mut dyn Taking) -> io::Result<usize> {
         let length = self.socket.read(&mut self.buffer)?;
-        take(&self.buffer[..length]).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let taken = taker.take(&self.buffer[..length]);
+        taken.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(length)
     }
 }

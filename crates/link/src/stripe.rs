@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar};
 use std::thread;
 
-use drover_wire::{Decoder, WireError};
+use drover_wire::{Decoder, Frame, WireError};
 
 use crate::core::{Outgoing, Pull, Seen, StripeId};
+use crate::payload::Pool;
 use crate::shared::Shared;
 use crate::stats::StripeStats;
 
@@ -15,10 +16,22 @@ use crate::stats::StripeStats;
 /// should not have much; a fast one should not have to ask too often.
 const BATCH_BYTES: usize = 256 << 10;
 
+/// Takes what a connection brings.
+pub trait Taking {
+    /// Takes bytes.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), WireError>;
+
+    /// Where the next bytes are to be in the end, if so many are, at least. What is put there counts with [`Taking::filled`].
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]>;
+
+    /// So many were put into [`Taking::room`].
+    fn filled(&mut self, bytes: usize) -> Result<(), WireError>;
+}
+
 /// The half of a connection that reads.
 pub trait Reading: Send + 'static {
     /// Waits for bytes and gives them in order. Zero: the peer will send no more.
-    fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize>;
+    fn read(&mut self, taker: &mut dyn Taking) -> io::Result<usize>;
 }
 
 /// The half of a connection that writes.
@@ -80,26 +93,46 @@ pub fn start(
     started.map(drop)
 }
 
+/// Frames as they come.
+struct Frames<'a> {
+    decoder: Decoder,
+    whole: Vec<Frame>,
+    pool: &'a Pool,
+}
+
+impl Taking for Frames<'_> {
+    fn take(&mut self, mut bytes: &[u8]) -> Result<(), WireError> {
+        while let Some(frame) = self.decoder.take_into(&mut bytes, |bytes| self.pool.take_filled(bytes))? {
+            self.whole.push(frame);
+        }
+        Ok(())
+    }
+
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.decoder.room(bytes)
+    }
+
+    fn filled(&mut self, bytes: usize) -> Result<(), WireError> {
+        self.whole.extend(self.decoder.filled(bytes)?);
+        Ok(())
+    }
+}
+
 fn read(shared: &Shared, id: StripeId, mut reader: impl Reading) {
     let _guard = Guard { shared, id };
-    let (mut decoder, mut frames) = (Decoder::default(), Vec::new());
+    let mut frames = Frames { decoder: Decoder::default(), whole: Vec::new(), pool: &shared.pool };
     let why = loop {
-        let read = reader.read(&mut |mut bytes| {
-            while let Some(frame) = decoder.take_into(&mut bytes, |bytes| shared.pool.take(bytes))? {
-                frames.push(frame);
-            }
-            Ok(())
-        });
+        let read = reader.read(&mut frames);
         // Frames before damaged ones were sound, and count.
         let length = *read.as_ref().unwrap_or(&0);
-        if length > 0 || !frames.is_empty() {
+        if length > 0 || !frames.whole.is_empty() {
             shared.with(|inner, now| {
                 inner.core.heard(id, length, now);
-                frames.drain(..).for_each(|frame| inner.core.arrive(id, frame, now));
+                frames.whole.drain(..).for_each(|frame| inner.core.arrive(id, frame, now));
             });
         }
         match read {
-            Ok(0) if decoder.is_within_a_frame() => break "it ended within a frame".to_string(),
+            Ok(0) if frames.decoder.is_within_a_frame() => break "it ended within a frame".to_string(),
             Ok(0) => break String::new(),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

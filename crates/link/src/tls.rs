@@ -30,8 +30,8 @@ use crate::core::Outgoing;
 use crate::error::LinkError;
 use crate::identity;
 use crate::plain::in_pieces;
-use crate::stripe::{Reading, Writing};
-use records::{GROWTH_BYTES, Kind, Opener, PLAIN_BYTES_MAX, Sealer, whole};
+use crate::stripe::{Reading, Taking, Writing};
+use records::{GROWTH_BYTES, Kind, Opener, PLAIN_BYTES_MAX, Sealer, room_for, whole};
 
 /// Room for records as they come; a handshake message may take 64 KiB of it until it is whole.
 const INCOMING_BYTES: usize = 256 << 10;
@@ -372,10 +372,7 @@ impl Tls {
         while self.reader.early.len() < plain.len() {
             self.socket().set_read_timeout(Some(left(until)?))?;
             let mut early = std::mem::take(&mut self.reader.early);
-            let received = self.reader.receive(&mut |bytes| {
-                early.extend_from_slice(bytes);
-                Ok(())
-            });
+            let received = self.reader.receive(&mut Plain(&mut early));
             self.reader.early = early;
             if received? == 0 && self.reader.early.len() < plain.len() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -420,43 +417,92 @@ fn left(until: Instant) -> io::Result<Duration> {
 
 impl TlsReader {
     /// Receives bytes once, and gives what is whole of them; how many came, zero at the end.
-    fn receive(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize> {
+    fn receive(&mut self, taker: &mut dyn Taking) -> io::Result<usize> {
         if self.is_closed {
             return Ok(0);
         }
         let received = self.incoming.refill(&mut self.socket)?;
         while let Some(length) = whole(&self.incoming.bytes[self.incoming.start..self.incoming.end])? {
-            let record = &mut self.incoming.bytes[self.incoming.start..][..length];
-            let (kind, plain) = self.keys.open(record)?;
+            let said = self.open(length, taker)?;
+            self.incoming.start += length;
             self.empty += 1;
-            match kind {
-                Kind::Data => {
-                    if !plain.is_empty() {
-                        self.empty = 0;
-                    }
-                    take(plain).map_err(failed)?;
-                }
-                Kind::Handshake => {
-                    if let Some(is_asked) = renewal(plain)? {
+            match said {
+                Said::Data(0) => {}
+                Said::Data(_) => self.empty = 0,
+                Said::Handshake(message) => {
+                    if let Some(is_asked) = renewal(&message)? {
                         self.keys = self.source.next_to_read()?;
                         self.source.is_asked.fetch_or(is_asked, Ordering::Relaxed);
                     }
                 }
-                Kind::Alert => match *plain {
-                    [_, CLOSE_NOTIFY] => {
-                        self.is_closed = true;
-                        return Ok(0);
-                    }
-                    [_, why] => return Err(failed(Error::AlertReceived(AlertDescription::from(why)))),
-                    _ => return Err(failed("an alert that says nothing")),
-                },
+                Said::Alert(CLOSE_NOTIFY) => {
+                    self.is_closed = true;
+                    return Ok(0);
+                }
+                Said::Alert(why) => return Err(failed(Error::AlertReceived(AlertDescription::from(why)))),
             }
             if self.empty > EMPTY_MAX {
                 return Err(failed("records without a byte of data, again and again"));
             }
-            self.incoming.start += length;
         }
         Ok(received)
+    }
+
+    /// Opens the record of this length that comes next; what of it is data is taken.
+    fn open(&mut self, length: usize, taker: &mut dyn Taking) -> io::Result<Said> {
+        let record = &mut self.incoming.bytes[self.incoming.start..][..length];
+        match taker.room(room_for(record)) {
+            // Decrypted to where it is to be in the end.
+            Some(room) => match self.keys.open_into(record, room)? {
+                (Kind::Data, length) => {
+                    taker.filled(length).map_err(failed)?;
+                    Ok(Said::Data(length))
+                }
+                (kind, length) => said(kind, &room[..length]),
+            },
+            None => match self.keys.open(record)? {
+                (Kind::Data, plain) => {
+                    taker.take(plain).map_err(failed)?;
+                    Ok(Said::Data(plain.len()))
+                }
+                (kind, plain) => said(kind, plain),
+            },
+        }
+    }
+}
+
+/// What a record said.
+enum Said {
+    /// So many bytes of data.
+    Data(usize),
+    Handshake(Vec<u8>),
+    Alert(u8),
+}
+
+/// What a record said that is no data.
+fn said(kind: Kind, plain: &[u8]) -> io::Result<Said> {
+    match (kind, plain) {
+        (Kind::Alert, [_, why]) => Ok(Said::Alert(*why)),
+        (Kind::Alert, _) => Err(failed("an alert that says nothing")),
+        (Kind::Handshake | Kind::Data, message) => Ok(Said::Handshake(message.to_vec())),
+    }
+}
+
+/// Bytes that are no frames, in their order.
+struct Plain<'a>(&'a mut Vec<u8>);
+
+impl Taking for Plain<'_> {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), WireError> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn room(&mut self, _: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn filled(&mut self, _: usize) -> Result<(), WireError> {
+        Ok(())
     }
 }
 
@@ -470,13 +516,13 @@ fn renewal(message: &[u8]) -> io::Result<Option<bool>> {
 }
 
 impl Reading for TlsReader {
-    fn read(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), WireError>) -> io::Result<usize> {
+    fn read(&mut self, taker: &mut dyn Taking) -> io::Result<usize> {
         if !self.early.is_empty() {
             let early = std::mem::take(&mut self.early);
-            take(&early).map_err(failed)?;
+            taker.take(&early).map_err(failed)?;
             return Ok(early.len());
         }
-        self.receive(take)
+        self.receive(taker)
     }
 }
 

@@ -17,7 +17,39 @@ pub struct Frame {
 #[derive(Debug, Default)]
 pub struct Decoder {
     header: Partial,
-    current: Option<(Frame, u32)>,
+    current: Option<Current>,
+}
+
+/// A frame of which something is missing.
+#[derive(Debug)]
+struct Current {
+    /// Its parts have their lengths already.
+    frame: Frame,
+    /// Bytes of them that have come.
+    filled: usize,
+    check: u32,
+}
+
+impl Current {
+    /// What of this part has not come yet, where the next bytes belong there.
+    fn rest(&mut self) -> &mut [u8] {
+        let head_bytes = self.frame.head.len();
+        match self.filled.checked_sub(head_bytes) {
+            None => &mut self.frame.head[self.filled..],
+            Some(of_body) => &mut self.frame.body[of_body..],
+        }
+    }
+
+    /// So many bytes have come into [`Current::rest`].
+    fn has_come(&mut self, bytes: usize) {
+        // Summed up while the processor's cache holds them.
+        self.check = check_more(self.check, &self.rest()[..bytes]);
+        self.filled += bytes;
+    }
+
+    fn is_whole(&self) -> bool {
+        self.filled == self.frame.head.len() + self.frame.body.len()
+    }
 }
 
 #[derive(Debug)]
@@ -36,15 +68,13 @@ impl Decoder {
     /// Takes bytes from the front of `bytes` until a frame is whole. `None` when all are taken and more
     /// are needed.
     ///
-    /// The payload is summed up as it is copied, while the processor's cache holds it.
-    ///
     /// # Errors
     /// When a frame is damaged or breaks a bound. What follows cannot be understood then.
     pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Frame>, WireError> {
-        self.take_into(bytes, Vec::with_capacity)
+        self.take_into(bytes, |bytes| vec![0; bytes])
     }
 
-    /// As [`Decoder::take`], into buffers that `buffer` gives: empty ones, with room for so many bytes.
+    /// As [`Decoder::take`], into buffers that `buffer` gives: of so many bytes, whatever they are.
     ///
     /// # Errors
     /// As [`Decoder::take`].
@@ -56,18 +86,34 @@ impl Decoder {
         if self.current.is_none() && !self.take_header(bytes, buffer)? {
             return Ok(None);
         }
-        let Some((mut frame, mut check)) = self.current.take() else { return Ok(None) };
-        let head_bytes = usize::from(frame.header.head_bytes);
-        let body_bytes = frame.header.payload_bytes as usize - head_bytes;
-        fill(&mut frame.head, head_bytes, bytes, &mut check);
-        if frame.head.len() == head_bytes {
-            fill(&mut frame.body, body_bytes, bytes, &mut check);
-            if frame.body.len() == body_bytes {
-                return self.whole(frame, check).map(Some);
+        while let Some(current) = &mut self.current {
+            let rest = current.rest();
+            let length = rest.len().min(bytes.len());
+            if length == 0 {
+                break;
             }
+            let (now, later) = bytes.split_at(length);
+            rest[..length].copy_from_slice(now);
+            current.has_come(length);
+            *bytes = later;
         }
-        self.current = Some((frame, check));
-        Ok(None)
+        self.whole()
+    }
+
+    /// Where the next bytes belong, if so many do, at least: whoever has them elsewhere need not have them copied.
+    pub fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.current.as_mut().map(Current::rest).filter(|rest| rest.len() >= bytes)
+    }
+
+    /// So many bytes were put into [`Decoder::room`]; a frame, if it is whole now.
+    ///
+    /// # Errors
+    /// As [`Decoder::take`].
+    pub fn filled(&mut self, bytes: usize) -> Result<Option<Frame>, WireError> {
+        if let Some(current) = &mut self.current {
+            current.has_come(bytes);
+        }
+        self.whole()
     }
 
     /// Whether bytes of a frame were taken that is not whole.
@@ -91,27 +137,25 @@ impl Decoder {
         partial.filled = 0;
         let header = Header::decode(&partial.bytes)?;
         let head_bytes = usize::from(header.head_bytes);
-        let head = Vec::with_capacity(head_bytes);
-        let body = buffer(header.payload_bytes as usize - head_bytes);
-        self.current = Some((Frame { header, head, body }, 0));
+        let body_bytes = header.payload_bytes as usize - head_bytes;
+        let mut body = buffer(body_bytes);
+        body.resize(body_bytes, 0);
+        let frame = Frame { header, head: vec![0; head_bytes], body };
+        self.current = Some(Current { frame, filled: 0, check: 0 });
         Ok(true)
     }
 
-    fn whole(&mut self, frame: Frame, check: u32) -> Result<Frame, WireError> {
+    /// The frame that is whole, if one is.
+    fn whole(&mut self) -> Result<Option<Frame>, WireError> {
+        let Some(Current { frame, check, .. }) = self.current.take_if(|current| current.is_whole()) else {
+            return Ok(None);
+        };
         let Header { kind, sequence, payload_check, .. } = frame.header;
         if check != payload_check {
             return Err(WireError::PayloadCheck { kind, sequence });
         }
-        Ok(frame)
+        Ok(Some(frame))
     }
-}
-
-/// Moves bytes until `part` has `length`.
-fn fill(part: &mut Vec<u8>, length: usize, bytes: &mut &[u8], check: &mut u32) {
-    let (now, rest) = bytes.split_at(bytes.len().min(length - part.len()));
-    *check = check_more(*check, now);
-    part.extend_from_slice(now);
-    *bytes = rest;
 }
 
 #[cfg(test)]
@@ -145,6 +189,11 @@ mod tests {
             while !rest.is_empty() {
                 let (mut part, after) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
                 rest = after;
+                if let Some(room) = decoder.room(part.len()) {
+                    room[..part.len()].copy_from_slice(part);
+                    found.extend(decoder.filled(part.len()).unwrap().map(|frame| (frame.head, frame.body)));
+                    continue;
+                }
                 while let Some(frame) = decoder.take(&mut part).unwrap() {
                     found.push((frame.head, frame.body));
                 }

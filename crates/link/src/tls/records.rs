@@ -140,24 +140,49 @@ impl Opener {
 
     /// Decrypts a whole record in its place.
     pub fn open<'a>(&mut self, record: &'a mut [u8]) -> io::Result<(Kind, &'a [u8])> {
-        let unsound = || failed("a record was damaged on its way");
         let (header, encrypted) = record.split_first_chunk_mut::<HEADER_BYTES>().ok_or_else(unsound)?;
         let nonce = self.numbers.next()?;
         let plain: &[u8] =
             self.key.open_in_place(nonce, Aad::from(*header), encrypted).map_err(|_| unsound())?;
-        // Behind the kind there may be zeros, to hide the length.
-        let end = plain.iter().rposition(|byte| *byte != 0).ok_or_else(|| failed("an empty record"))?;
-        let kind = match plain[end] {
-            21 => Kind::Alert,
-            22 => Kind::Handshake,
-            23 => Kind::Data,
-            other => return Err(failed(format!("a record of kind {other}"))),
-        };
-        if end > PLAIN_BYTES_MAX {
-            return Err(failed("a record that is too long"));
-        }
-        Ok((kind, &plain[..end]))
+        let (kind, length) = content(plain)?;
+        Ok((kind, &plain[..length]))
     }
+
+    /// Decrypts a whole record into the front of `room`, [`room_for`] so much: its kind, and how long it is. Where that fails, anything
+    /// is there.
+    pub fn open_into(&mut self, record: &[u8], room: &mut [u8]) -> io::Result<(Kind, usize)> {
+        let (header, encrypted) = record.split_first_chunk::<HEADER_BYTES>().ok_or_else(unsound)?;
+        let (encrypted, tag) = encrypted.split_last_chunk::<TAG_BYTES>().ok_or_else(unsound)?;
+        let out = room.get_mut(..encrypted.len()).ok_or_else(|| failed("no room for a record"))?;
+        let nonce = self.numbers.next()?;
+        let opened = self.key.open_separate_gather(nonce, Aad::from(*header), encrypted, tag, out);
+        opened.map_err(|_| unsound())?;
+        content(out)
+    }
+}
+
+fn unsound() -> io::Error {
+    failed("a record was damaged on its way")
+}
+
+/// Room that [`Opener::open_into`] needs for a record: its bytes, and their kind behind them.
+pub fn room_for(record: &[u8]) -> usize {
+    record.len().saturating_sub(HEADER_BYTES + TAG_BYTES)
+}
+
+/// Of what was encrypted, the kind and how many bytes are of it. Behind the kind there may be zeros, to hide the length.
+fn content(plain: &[u8]) -> io::Result<(Kind, usize)> {
+    let end = plain.iter().rposition(|byte| *byte != 0).ok_or_else(|| failed("an empty record"))?;
+    let kind = match plain[end] {
+        21 => Kind::Alert,
+        22 => Kind::Handshake,
+        23 => Kind::Data,
+        other => return Err(failed(format!("a record of kind {other}"))),
+    };
+    if end > PLAIN_BYTES_MAX {
+        return Err(failed("a record that is too long"));
+    }
+    Ok((kind, end))
 }
 
 /// How long the record at the front of `bytes` is; nothing if it has not come whole.
@@ -203,8 +228,12 @@ mod tests {
             assert_eq!(whole(&record).unwrap(), Some(record.len()));
             assert_eq!(whole(&record[..record.len() - 1]).unwrap(), None);
             assert_eq!(theirs.open(&mut record).unwrap(), (kind, &plain[..]));
+            let record = sealed(&mut ours, kind, &plain);
+            let mut room = vec![7; room_for(&record) + 3];
+            assert_eq!(theirs.open_into(&record, &mut room).unwrap(), (kind, length));
+            assert_eq!((&room[..length], &room[length + 1..]), (&plain[..], &[7; 3][..]));
         }
-        assert_eq!((ours.records(), theirs.numbers.records), (4, 4));
+        assert_eq!((ours.records(), theirs.numbers.records), (8, 8));
         let mut first = sealed(&mut ours, Kind::Data, b"first");
         let mut second = sealed(&mut ours, Kind::Data, b"second");
         assert!(theirs.open(&mut second).is_err(), "before the first");
@@ -239,9 +268,13 @@ mod tests {
         for bit in 0..record.len() * 8 {
             let mut changed = record.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert!(opener().open(&mut changed).is_err(), "bit {bit}");
+            assert!(opener().open(&mut changed.clone()).is_err(), "bit {bit}");
+            assert!(opener().open_into(&changed, &mut [0; 99]).is_err(), "bit {bit}");
         }
         assert!(opener().open(&mut record.clone()).is_ok());
+        assert!(opener().open_into(&record, &mut [0; 11]).is_ok());
+        assert!(opener().open_into(&record, &mut [0; 10]).is_err(), "no room");
+        assert!(opener().open_into(&record[..20], &mut [0; 99]).is_err());
     }
 
     /// A record of a peer that pads, or says nothing at all.
