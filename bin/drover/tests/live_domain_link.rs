@@ -10,11 +10,12 @@ use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
-use common::domains::Pair;
+use common::domains::{NAME, Pair};
 use common::line::Line;
 use common::moves::{self, events, is_sending};
 use common::sites::Sites;
 use drover_lab::{Output, PulseOptions, run_by};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// What libvirt's QEMUs may write to, on either host.
@@ -207,6 +208,47 @@ fn sockets_at_which_another_drover_listens_are_left_to_it_and_a_look_needs_none_
     scene.has_moved(&output);
 }
 
+/// A guest that fills nearly all of its memory, behind a link that carries 48 MiB/s.
+fn held_up() -> Option<Scene> {
+    let guest = PulseOptions { memory_mib: 128, pages: 120 << 8, ..PulseOptions::default() };
+    let scene = Scene::new(Pair::new(|_| guest))?;
+    let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=48MiB"]).unwrap();
+    assert_eq!(limited.code, Some(0), "{limited:?}");
+    Some(scene)
+}
+
+/// With more QEMU stops a guest of which so little is left that nobody has seen it.
+const EASED: [&str; 4] = ["--channels", "1", "--downtime", "200ms"];
+
+/// That the end goes slower.
+fn is_eased(event: &Value) -> bool {
+    event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
+}
+
+#[test]
+fn the_end_of_memory_goes_slower_than_the_link_carries_it() {
+    let Some(mut scene) = held_up() else { return };
+    let output = scene.live(&EASED);
+    scene.has_moved(&output);
+    assert_eq!(events(&output).iter().filter(|event| is_eased(event)).count(), 1, "{}", output.out);
+}
+
+#[test]
+fn a_move_that_is_cancelled_as_its_end_goes_slower_leaves_the_daemon_as_it_was() {
+    let Some(mut scene) = held_up() else { return };
+    let child = moves::spawn(scene.command(&EASED), &scene.pair.told());
+    scene.wait_for("the end goes slower", is_eased);
+    // Or it would have moved before.
+    scene.line.cut(true);
+    let speed = scene.pair.hosts.virsh("a", &["migrate-getspeed", NAME]).unwrap();
+    assert!(speed.parse::<u64>().unwrap() < 48, "{speed} MiB/s");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = scene.ended(child);
+    scene.line.cut(false);
+    assert_eq!(output.code, Some(130), "{output:?}");
+    scene.pair.has_stayed();
+}
+
 #[test]
 fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
     let guest = PulseOptions { pages: 4096, pages_per_beat: 200, ..PulseOptions::default() };
@@ -214,8 +256,8 @@ fn an_agent_that_is_killed_in_postcopy_is_followed_by_another_line() {
     if !scene.pair.can_resume() {
         return;
     }
-    // Should the source be told so late, the line itself has become narrow.
-    scene.line.narrow_after(24 << 20);
+    // Should the source be told so late, the line itself has become narrow; not while it still makes passes over its 16 MiB.
+    scene.line.narrow_after(128 << 20);
     let child = moves::spawn(
         scene.command(&["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"]),
         &scene.pair.told(),

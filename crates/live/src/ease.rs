@@ -40,6 +40,8 @@ const TIMES_LEFT: u64 = 4;
 #[derive(Clone, Debug)]
 pub struct Ease {
     round_trip: Duration,
+    /// By which the end begins earlier.
+    late: Duration,
     deadline_ms: u64,
     /// Bytes of pages that are written to in a second, as far as that was measured before.
     dirty: f64,
@@ -67,8 +69,13 @@ impl Ease {
     /// Of a move over a line with this round trip, of a guest that writes to so many bytes of pages in a second.
     pub fn new(round_trip: Duration, deadline: Duration, dirty: f64) -> Ease {
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        let (from, spans, state) = (None, [0.0; 2], State::Full);
-        Ease { round_trip, deadline_ms, dirty, rate_max: 0, from, spans, state, pass: (0, 0) }
+        let (late, from, spans, state) = (Duration::ZERO, None, [0.0; 2], State::Full);
+        Ease { round_trip, late, deadline_ms, dirty, rate_max: 0, from, spans, state, pass: (0, 0) }
+    }
+
+    /// What it says is done so much later than what it says it of.
+    pub fn done_late(&mut self, late: Duration) {
+        self.late = late;
     }
 
     /// Takes in a sample, of a source that may send so many bytes a second: what it may from now on, if that changes. Whoever
@@ -146,12 +153,13 @@ impl Ease {
         is_open && self.line().is_some_and(|(line, wait_s)| self.to_come(sample) <= line * wait_s * CLOSE)
     }
 
-    /// What the line carries, and for which something waits there that QEMU has sent. Of two spans the better one: in one of
-    /// pages that hold nothing, little is sent.
+    /// What the line carries, and for how long before its end it goes slower: for which something waits there that QEMU has sent. Of
+    /// two spans the better one: in one of pages that hold nothing, little is sent.
     fn line(&self) -> Option<(f64, f64)> {
         let line = self.spans[0].max(self.spans[1]);
         let wait_s = HELD_BYTES / line + self.round_trip.as_secs_f64();
-        (WAIT_MIN_S..=WAIT_MAX_S).contains(&wait_s).then_some((line, wait_s))
+        let is_worth_it = (WAIT_MIN_S..=WAIT_MAX_S).contains(&wait_s);
+        is_worth_it.then_some((line, wait_s + self.late.as_secs_f64()))
     }
 
     fn measure(&mut self, sample: &Sample) {
@@ -226,6 +234,15 @@ mod tests {
         // Each pass leaves as much: it needs the whole line.
         assert_eq!((ease.see(&at(810), ANY), ease.is_eased()), (Some(ANY), false));
         assert_eq!((ease.see(&at(2_000), ANY), ease.is_close(&at(2_000))), (None, false));
+    }
+
+    #[test]
+    fn where_it_is_done_late_it_is_said_earlier() {
+        let (mut ease, sample) = measured(FAR, 0);
+        ease.done_late(Duration::from_millis(100));
+        assert_eq!(ease.see(&left(sample, 24 * MB), ANY), None);
+        assert!(ease.is_close(&left(sample, 70 * MB)) && !ease.is_close(&left(sample, 71 * MB)));
+        assert_eq!(ease.see(&left(sample, 23 * MB), ANY), Some(25 * MB));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use super::moves;
 
 pub const NAME: &str = "beat";
 
+/// MiB a second that libvirt has a move send at most where nobody said otherwise.
+const SPEED: &str = "8796093022207";
+
 /// A guest that writes less than what is sent of it by [`Pair::begin`], 2 MiB a second: a page of 4 KiB, 100 times a second.
 pub fn calm() -> PulseOptions {
     PulseOptions { pages_per_beat: 1, ..PulseOptions::default() }
@@ -171,6 +174,7 @@ impl Pair {
     pub fn has_stayed(&mut self) {
         self.runs_on();
         assert_eq!(self.hosts.virsh("a", &["migrate-getmaxdowntime", NAME]).unwrap(), "300");
+        assert_eq!(self.hosts.virsh("a", &["migrate-getspeed", NAME]).unwrap(), SPEED);
     }
 
     /// Refused before anything was done, for all of these reasons.

@@ -69,14 +69,23 @@ impl Virsh {
         }
     }
 
-    /// Where a move is by how the guest stands, if it stands still for that.
-    pub(super) fn phase(&self, uuid: &str) -> Result<Option<Phase>, QemuError> {
-        Ok(match self.ask(&["domstate", uuid, "--reason"])?.trim() {
-            "paused (migrating)" => Some(Phase::Switchover),
-            "paused (post-copy)" => Some(Phase::PostCopy),
-            "paused (post-copy failed)" => Some(Phase::Broken),
-            _ => None,
-        })
+    /// What is being done with a domain, and where a move is by how the guest stands, if it stands still for that. By one program
+    /// where nothing is refused: on a busy host it takes a while to start.
+    pub(super) fn look(&self, uuid: &str, at_ms: u64) -> Result<(Job, Option<Phase>), QemuError> {
+        let both = self.ask(&[&format!("domjobinfo {uuid} --rawstats; domstate {uuid} --reason")]);
+        match both {
+            Ok(told) => {
+                if let Some((values, state)) = read::job_and_state(&told) {
+                    return Ok((Job::of(&values, at_ms), read::phase(state)));
+                }
+            }
+            Err(error) if error.kind == QemuErrorKind::Timeout => return Err(error),
+            Err(_) => {}
+        }
+        let job = self.job(uuid, at_ms)?;
+        // A domain that has no definition is gone when it has moved.
+        let state = self.ask(&["domstate", uuid, "--reason"]).unwrap_or_default();
+        Ok((job, read::phase(&state)))
     }
 
     /// All that the source tells of a domain.

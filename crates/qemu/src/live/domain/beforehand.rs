@@ -81,8 +81,12 @@ fn nothing(under_way: &'static str) -> Beforehand {
 pub(super) struct Sharing {
     /// Bytes a second that it keeps.
     keeps: Option<u64>,
+    /// Bytes a second that its end goes at.
+    pub(super) eased: Option<u64>,
+    /// Bytes a second that the source's daemon was told last.
+    set: Option<u64>,
     /// MiB a second that were the most at the source's daemon before.
-    speed_before: Option<u64>,
+    pub(super) speed_before: Option<u64>,
     /// Of what was to be set.
     silence: Silence,
 }
@@ -145,6 +149,7 @@ impl Move<'_> {
 
     /// It begins with the share that it has now.
     pub(super) fn take_share(&mut self) {
+        self.sharing.set = self.rate_max();
         if let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) {
             self.tell_share(rate);
         }
@@ -161,25 +166,36 @@ impl Move<'_> {
     }
 
     fn set_share(&mut self) -> Result<(), QemuError> {
-        let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
-        if self.sharing.keeps == Some(rate) {
-            return Ok(());
+        let Some(share) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
+        let rate = self.sharing.eased.map_or(share, |eased| eased.min(share));
+        if self.sharing.set != Some(rate) {
+            // There is no job yet that could be slower, or none any more.
+            if self.ends.source.job(&self.known.uuid, 0)?.sample.sent_bytes == 0 {
+                return Ok(());
+            }
+            self.set_speed(rate)?;
         }
-        let uuid = &self.known.uuid;
-        // There is no job yet that could be slower, or none any more.
-        if self.ends.source.job(uuid, 0)?.sample.sent_bytes == 0 {
-            return Ok(());
+        if self.sharing.keeps != Some(share) {
+            self.tell_share(share);
         }
+        Ok(())
+    }
+
+    /// Sends no more from now on.
+    pub(super) fn set_speed(&mut self, rate: u64) -> Result<(), QemuError> {
+        let (source, uuid) = (&self.ends.source, &self.known.uuid);
         if self.sharing.speed_before.is_none() {
-            self.sharing.speed_before = Some(self.ends.source.speed_max(uuid, &[])?);
+            self.sharing.speed_before = Some(source.speed_max(uuid, &[])?);
         }
         let mib = (rate >> 20).max(1);
-        self.ends.source.set_speed_max(uuid, mib, &[])?;
-        if self.options.allowed.postcopy || self.is_seen_after {
+        source.set_speed_max(uuid, mib, &[])?;
+        // What it goes ahead with never goes slower by itself.
+        let goes_ahead = self.options.allowed.postcopy || self.is_seen_after;
+        if goes_ahead && self.options.share.is_some() && self.sharing.eased.is_none() {
             // libvirt sets it back with the end of the move.
-            self.ends.source.set_speed_max(uuid, mib, &AHEAD)?;
+            source.set_speed_max(uuid, mib, &AHEAD)?;
         }
-        self.tell_share(rate);
+        self.sharing.set = Some(rate);
         Ok(())
     }
 
@@ -205,7 +221,7 @@ const AHEAD: [&str; 1] = ["--postcopy"];
 
 impl Virsh {
     /// MiB a second that a move of the domain may send; of what is left when it went ahead, with that word.
-    fn speed_max(&self, uuid: &str, more: &[&str]) -> Result<u64, QemuError> {
+    pub(super) fn speed_max(&self, uuid: &str, more: &[&str]) -> Result<u64, QemuError> {
         let said = self.ask(&[&["migrate-getspeed", uuid], more].concat())?;
         said.trim().parse().map_err(|_| {
             let what =

@@ -6,6 +6,7 @@
 //! beforehand.rs  what is known of one that moves with others, and its share of what all may send
 //! run.rs    the move: look, choose, have libvirt move, watch, look, tidy up
 //! words.rs  what `virsh` is told
+//! easing.rs the end of memory, slower than a link carries it
 //! ahead.rs  post-copy: the rest of its memory, and a line that breaks
 //! cancel.rs  the end of a move that is not to go on
 //! silence.rs  daemons that do not answer for a while
@@ -15,6 +16,7 @@ mod ahead;
 mod ask;
 mod beforehand;
 mod cancel;
+mod easing;
 mod read;
 mod run;
 mod silence;

@@ -7,6 +7,7 @@ use roxmltree::{Document, Node};
 
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::Told;
+use crate::virsh::values;
 
 /// A domain, as far as its XML tells.
 pub(super) fn domain(xml: &str) -> Result<Domain, QemuError> {
@@ -199,6 +200,24 @@ fn amount(number: u64, unit: &str) -> Option<u64> {
 
 type Values = BTreeMap<String, String>;
 
+/// Where a move is by how the guest stands (`domstate --reason`), if it stands still for that.
+pub(super) fn phase(state: &str) -> Option<Phase> {
+    match state.trim() {
+        "paused (migrating)" => Some(Phase::Switchover),
+        "paused (post-copy)" => Some(Phase::PostCopy),
+        "paused (post-copy failed)" => Some(Phase::Broken),
+        _ => None,
+    }
+}
+
+/// What `domjobinfo --rawstats` and `domstate --reason` tell one after the other; nothing if either told nothing.
+pub(super) fn job_and_state(told: &str) -> Option<(Values, &str)> {
+    let (job, state) = told.trim().rsplit_once('\n')?;
+    let values = values(job);
+    let is_state = state.ends_with(')') && !state.contains([':', '=']);
+    (is_state && values.contains_key("Job type")).then_some((values, state))
+}
+
 /// Figures of a domain's job (`domjobinfo --rawstats`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Job {
@@ -281,7 +300,17 @@ const PAGE_BYTES: u64 = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::virsh::values;
+
+    #[test]
+    fn a_job_and_a_state_that_are_told_together_are_read_or_asked_for_again() {
+        let told = "Job type:         2\noperation=5\n\npaused (migrating)\n\n";
+        let (values, state) = job_and_state(told).unwrap();
+        assert_eq!((Job::of(&values, 0).kind, phase(state)), (DomainJob::Out, Some(Phase::Switchover)));
+        assert_eq!(phase("running (booted)"), None);
+        for half in ["", "running (booted)\n", "Job type: 2\noperation=5\n", "error: x\nrunning (booted)"] {
+            assert_eq!(job_and_state(half), None, "{half}");
+        }
+    }
 
     const XML: &str = "<domain type='kvm' id='3'><name>web01</name><uuid>aa-bb</uuid>
         <memory unit='GiB'>2</memory>

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Choice, Course, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Facts, Forecast,
+    Choice, Course, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Ease, Facts, Forecast,
     Phase, Room, SoFar, Spot, Watch, Way, Why, choose, copy_obstacles, domain_found, domain_obstacles,
     tight_pools,
 };
@@ -53,6 +53,8 @@ pub(super) struct Move<'a> {
     /// Bytes of memory that are free at the target.
     pub(super) free_bytes: Option<u64>,
     pub(super) sharing: Sharing,
+    /// Sees to the end of its memory over a link.
+    pub(super) easing: Option<Ease>,
     /// Of the source's daemon, while the guest's memory is sent.
     silence: Silence,
     /// It went ahead of its memory, and this run has begun to see after it.
@@ -99,6 +101,7 @@ impl<'a> Move<'a> {
             has_been_up: false,
             free_bytes: None,
             sharing: Sharing::default(),
+            easing: None,
             silence: Silence::default(),
             is_seen_after: false,
             moving: None,
@@ -308,6 +311,7 @@ impl<'a> Move<'a> {
         let excess = self.rate_max().and_then(|rate| excess_words(course.channels, rate));
         excess.into_iter().for_each(|words| self.note(words));
         self.take_share();
+        self.easing = self.eases(&plan.facts);
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
@@ -334,6 +338,8 @@ impl<'a> Move<'a> {
     fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
+        // `virsh migrate --bandwidth` sets it.
+        self.sharing.speed_before = Some(self.ends.source.speed_max(uuid, &[])?);
         let (carried, promise) = (self.options.carried.as_ref(), &self.options.promise);
         let counted = downtime_of_qemu(carried, promise, self.at_once());
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
@@ -366,7 +372,9 @@ impl<'a> Move<'a> {
             if let Some(rate) = watch.full_swing() {
                 self.foresee_anew(facts, rate);
             }
-            std::thread::sleep(LOOK_PAUSE);
+            if !self.is_close() {
+                std::thread::sleep(LOOK_PAUSE);
+            }
         }
     }
 
@@ -395,14 +403,14 @@ impl<'a> Move<'a> {
     /// One look at a move: tells, and says if it has to end, else where it is; nothing where the daemon does not answer.
     fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Option<Phase>, Ending> {
         let uuid = &self.known.uuid;
-        let job = self.ends.source.job(uuid, millis(began.elapsed()));
-        let Some(job) = self.silence.outlast(job, Instant::now())? else {
+        let asked = Instant::now();
+        let looked = self.ends.source.look(uuid, millis(began.elapsed()));
+        let Some((job, stands)) = self.silence.outlast(looked, Instant::now())? else {
             self.halt_if_stopped()?;
             return Ok(None);
         };
-        // A domain that has no definition is gone when it has moved.
-        let stands = self.ends.source.phase(uuid).unwrap_or_default().filter(|_| self.was_running);
-        let told = job.told(stands);
+        let took = asked.elapsed();
+        let told = job.told(stands.filter(|_| self.was_running));
         let phase = told.sample.phase;
         if matches!(phase, Phase::PostCopy | Phase::Broken) {
             return Ok(Some(phase));
@@ -421,9 +429,12 @@ impl<'a> Move<'a> {
         }
         self.halt_if_still_for_long(phase)?;
         let is_up = self.look_at_link();
-        let has_begun = told.sample.sent_bytes > 0;
-        let advised =
-            if has_begun && is_up { watch.see(told.sample) } else { watch.see_interrupted(told.sample) };
+        self.ease(&told, is_up, took);
+        let is_telling = told.sample.sent_bytes > 0 && is_up && self.sharing.eased.is_none();
+        let advised = match is_telling {
+            true => watch.see(told.sample),
+            false => watch.see_interrupted(told.sample),
+        };
         if let Some((deed, why)) = advised {
             self.act(deed, why)?;
         }
