@@ -462,7 +462,7 @@ impl<'a> Move<'a> {
         let mut to_look_at = facts.filter(|_| self.options.line.is_none());
         let mut watch = Watch::new(self.options.promise, deeds);
         let mut ease = self.easing(facts);
-        let (mut is_close, mut was_told) = (false, began);
+        let (mut is_close, mut was_told, mut has_told_sent) = (false, began, false);
         loop {
             let told = match self.source.sample(began) {
                 Ok(told) => told,
@@ -475,10 +475,13 @@ impl<'a> Move<'a> {
             let is_up = self.look_at_link();
             self.halt_if_still_for_long(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
+            if !has_told_sent && self.is_as_good_as_sent(told.sample.phase) {
+                has_told_sent = true;
+                (self.tell)(Event::Sent);
+            }
             match told.sample.phase {
                 Phase::Done => {
                     self.let_go_unseen();
-                    (self.tell)(Event::Sent);
                     return self.arrived(began, told, self.patience());
                 }
                 Phase::Failed => return Err(self.failed(&told)),
@@ -521,6 +524,12 @@ impl<'a> Move<'a> {
             is_close = ease.as_ref().is_some_and(|ease| ease.is_close(&told.sample));
             self.pause(told.sample.phase, is_close)?;
         }
+    }
+
+    /// Whether the line is for others. Over a link the next takes four round trips before it sends, and begins while this one stands.
+    fn is_as_good_as_sent(&self, phase: Phase) -> bool {
+        let is_next_far = self.options.carried.is_some() && !self.has_mirrored;
+        phase == Phase::Done || (phase == Phase::Switchover && is_next_far)
     }
 
     /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped. Not where memory

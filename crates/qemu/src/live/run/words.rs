@@ -76,7 +76,7 @@ pub enum Event {
     },
     /// Memory, on its way.
     Memory(Told),
-    /// All of its memory is sent: the line is for others.
+    /// All of its memory is sent, or as good as that: the line is for others.
     Sent,
     /// Something was done, and why.
     Did(Deed, Why),
