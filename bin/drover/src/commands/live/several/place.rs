@@ -167,8 +167,12 @@ pub fn not_begun(is_under_way: bool) -> LiveError {
     LiveError { cause: Ending::Stopped, guest_at }
 }
 
-/// The two hosts that a move is between: moves between the same two share a line.
+/// The two hosts that a move is between: moves between the same two share a line. A link begins on this host and ends on its agent's,
+/// whichever daemons are there.
 pub fn between(args: &LiveArgs) -> (String, String) {
+    if let Some(site) = &args.via {
+        return (HERE.into(), site.clone());
+    }
     if let Some(daemon) = args.daemon() {
         return (domain::source(args), daemon.to_string());
     }
@@ -176,7 +180,7 @@ pub fn between(args: &LiveArgs) -> (String, String) {
     let address =
         args.uri.as_ref().and_then(|uri| uri.split_once(':')).filter(|(scheme, _)| *scheme != "unix");
     let host = address.and_then(|(_, address)| address.rsplit_once(':')).map(|(host, _)| host.to_string());
-    (HERE.into(), args.via.clone().or(host).unwrap_or_else(|| HERE.into()))
+    (HERE.into(), host.unwrap_or_else(|| HERE.into()))
 }
 
 const HERE: &str = "this host";
@@ -208,5 +212,8 @@ mod tests {
         assert_eq!(pair("/b", &["--via", "site-b"]), here("site-b"));
         let (from, to) = pair("qemu+ssh://b/system", &["--connect", "qemu+ssh://a/system"]);
         assert_eq!((from.as_str(), to.as_str()), ("qemu+ssh://a/system", "qemu+ssh://b/system"));
+        for daemon in ["qemu+ssh://b/system", "qemu+ssh://b/session"] {
+            assert_eq!(pair(daemon, &["--via", "site-b"]), here("site-b"));
+        }
     }
 }
