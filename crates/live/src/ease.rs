@@ -113,11 +113,10 @@ impl Ease {
 
     fn begin(&mut self, sample: &Sample) -> Option<u64> {
         let (line, wait_s) = self.line()?;
-        let eased = (line * EASED_SHARE).max(self.dirty(sample) * TIMES_DIRTY);
+        let eased = self.eased(sample, line);
         let takes_ms = (line * wait_s / eased * LONGER * 1000.0) as u64;
         let has_time = sample.at_ms.saturating_add(takes_ms * TIMES_LEFT) <= self.deadline_ms;
-        let helps = eased <= line * EASED_SHARE_MAX && line <= self.rate_max as f64 * HELD_UP_SHARE;
-        if !has_time || !helps || self.to_come(sample) > line * wait_s {
+        if !has_time || !self.helps(sample, line) || self.to_come(sample) > line * wait_s {
             return None;
         }
         self.state = State::Eased { until_ms: sample.at_ms + takes_ms };
@@ -150,7 +149,18 @@ impl Ease {
     /// Whether the end is so near that a look comes too late that comes as usual.
     pub fn is_close(&self, sample: &Sample) -> bool {
         let is_open = self.state != State::Over && sample.phase == Phase::Precopy;
-        is_open && self.line().is_some_and(|(line, wait_s)| self.to_come(sample) <= line * wait_s * CLOSE)
+        let is_near =
+            |(line, wait_s)| self.helps(sample, line) && self.to_come(sample) <= line * wait_s * CLOSE;
+        is_open && self.line().is_some_and(is_near)
+    }
+
+    /// Bytes a second of the slower end.
+    fn eased(&self, sample: &Sample, line: f64) -> f64 {
+        (line * EASED_SHARE).max(self.dirty(sample) * TIMES_DIRTY)
+    }
+
+    fn helps(&self, sample: &Sample, line: f64) -> bool {
+        self.eased(sample, line) <= line * EASED_SHARE_MAX && line <= self.rate_max as f64 * HELD_UP_SHARE
     }
 
     /// What the line carries, and for how long before its end it goes slower: for which something waits there that QEMU has sent. Of

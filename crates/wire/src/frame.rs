@@ -190,6 +190,8 @@ mod tests {
                 let (mut part, after) = rest.split_at(rest.len().min(*cuts.next().unwrap()));
                 rest = after;
                 if let Some(room) = decoder.room(part.len()) {
+                    // What is behind counts for nothing.
+                    room.fill(0xff);
                     room[..part.len()].copy_from_slice(part);
                     found.extend(decoder.filled(part.len()).unwrap().map(|frame| (frame.head, frame.body)));
                     continue;

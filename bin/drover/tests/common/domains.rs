@@ -148,6 +148,7 @@ impl Pair {
     pub fn has_moved(&mut self, from: &str, to: &str) {
         assert_eq!(self.state(to), "running (migrated)");
         assert_eq!(self.state(from), "shut off (migrated)");
+        assert_eq!(self.hosts.virsh(from, &["migrate-getspeed", NAME]).unwrap(), SPEED);
         assert_eq!(self.uuid(from), self.uuid(to));
         assert!(self.hosts.virsh(to, &["dominfo", NAME]).unwrap().contains("Persistent:     yes"));
         let mut there = self.hosts.voice(to, NAME).unwrap();

@@ -183,11 +183,12 @@ fn wait_for_proof(guest: &Guest, name: &str, folder: &Path) -> Result<bool> {
     loop {
         let serial = std::fs::read(folder.join("serial.log")).unwrap_or_default();
         if serial.is_empty() && !is_anew && began.elapsed() > Duration::from_secs(SILENT_SECONDS_MAX) {
-            println!(
-                "{name}: its QEMU runs and has said nothing for {SILENT_SECONDS_MAX} s; it is started anew"
-            );
-            start_anew(folder)?;
             is_anew = true;
+            if !start_anew(folder)? {
+                println!("{name}: its QEMU has ended without a word");
+                return Ok(false);
+            }
+            println!("{name}: its QEMU had said nothing for {SILENT_SECONDS_MAX} s, and was started anew");
             until = Instant::now() + Duration::from_secs(BOOT_SECONDS_MAX);
         }
         let serial = String::from_utf8_lossy(&serial);
@@ -207,16 +208,17 @@ fn wait_for_proof(guest: &Guest, name: &str, folder: &Path) -> Result<bool> {
     }
 }
 
-/// Kills the QEMU of a VM's folder, and starts the machine as drover has written it down.
-fn start_anew(folder: &Path) -> Result<()> {
-    let pid = std::fs::read_to_string(folder.join("qemu.pid")).context("the pid file of a machine")?;
+/// Kills the QEMU of a VM's folder, and starts the machine as drover has written it down; false if none runs.
+fn start_anew(folder: &Path) -> Result<bool> {
+    let pid = std::fs::read_to_string(folder.join("qemu.pid")).unwrap_or_default();
     let process = Path::new("/proc").join(pid.trim());
     let line = std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
-    if line.contains(&folder.display().to_string()) {
-        Command::new("kill").args(["-9", pid.trim()]).status()?;
+    if !line.contains(&folder.display().to_string()) {
+        return Ok(false);
     }
+    Command::new("kill").args(["-9", pid.trim()]).status()?;
     let until = Instant::now() + Duration::from_secs(GONE_SECONDS_MAX);
-    while process.join("exe").exists() {
+    while is_there(&process) {
         if Instant::now() > until {
             bail!("QEMU process {} does not end", pid.trim());
         }
@@ -227,7 +229,15 @@ fn start_anew(folder: &Path) -> Result<()> {
     // It outlasts the demo, as the others do.
     let mut machine = Command::new(folder.join("run.sh"));
     machine.stdin(Stdio::null()).stdout(serial).stderr(said).process_group(0).spawn()?;
-    Ok(())
+    Ok(true)
+}
+
+/// Whether a process holds files: until its last thread has gone, and it waits for its parent only.
+fn is_there(process: &Path) -> bool {
+    let threads = std::fs::read_dir(process.join("task")).map_or(0, Iterator::count);
+    let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+    let is_zombie = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'));
+    threads > 1 || (threads == 1 && !is_zombie)
 }
 
 /// What the largest disk took, in bytes and time.

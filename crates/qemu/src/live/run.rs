@@ -17,8 +17,8 @@ use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{
     Ability, Choice, Compression, Deed, Ease, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise,
-    RATE_UNLIMITED, Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles, slow_down,
-    unshared,
+    RATE_UNLIMITED, Sample, Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles,
+    slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -475,7 +475,7 @@ impl<'a> Move<'a> {
             let is_up = self.look_at_link();
             self.halt_if_still_for_long(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
-            if !has_told_sent && self.is_as_good_as_sent(told.sample.phase) {
+            if !has_told_sent && self.is_as_good_as_sent(&told.sample, watch.rate()) {
                 has_told_sent = true;
                 (self.tell)(Event::Sent);
             }
@@ -526,10 +526,22 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// Whether the line is for others. Over a link the next takes four round trips before it sends, and begins while this one stands.
-    fn is_as_good_as_sent(&self, phase: Phase) -> bool {
-        let is_next_far = self.options.carried.is_some() && !self.has_mirrored;
-        phase == Phase::Done || (phase == Phase::Switchover && is_next_far)
+    /// Whether the line is for others. Over a link the next takes some round trips before it sends: it begins while this one stands, if
+    /// all of this one is on its way by then and what was lost of it goes again. Not where they share a budget, which would be given to
+    /// others at once.
+    fn is_as_good_as_sent(&self, sample: &Sample, rate: Option<Estimate>) -> bool {
+        let is_over_by_then = |carried: &Carried| {
+            let sends = carried.by.round_trip().as_secs_f64();
+            let is_on_its_way = rate.is_some_and(|rate| sample.left_bytes as f64 <= rate.likely * sends);
+            is_on_its_way && self.still.lasts() >= carried.by.round_trip()
+        };
+        match sample.phase {
+            Phase::Done => true,
+            Phase::Switchover if !self.goes_ahead && !self.has_mirrored && self.options.share.is_none() => {
+                self.options.carried.as_ref().is_some_and(is_over_by_then)
+            }
+            _ => false,
+        }
     }
 
     /// Over a link the end of memory goes slower, so that little waits before the line when the guest is stopped. Not where memory

@@ -33,6 +33,11 @@ impl Still {
         }
     }
 
+    /// For how long it has stood.
+    pub fn lasts(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// It stands no more. One that is done at the source does until it runs at the target.
     pub fn is_over(&mut self, phase: Phase) {
         if phase != Phase::Done {

@@ -22,7 +22,7 @@ use super::{LINE_SPREAD, failure};
 use crate::cli::LiveCommand;
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
-use place::{Ended, Place, Ready, Refusal, between, not_begun};
+use place::{Ended, Place, Ready, Refusal, between, not_begun, target_host};
 use tell::Teller;
 use wanted::{All, Wanted, bytes, wanted};
 
@@ -178,7 +178,7 @@ fn rooms(guests: &[Wanted], ready: &BTreeMap<usize, Ready>) -> Vec<(usize, Refus
     }
     let mut hosts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (number, _) in ready.iter().filter(|(_, ready)| ready.known.under_way.is_none()) {
-        hosts.entry(between(&guests[*number].args).1).or_default().push(*number);
+        hosts.entry(target_host(&guests[*number].args)).or_default().push(*number);
     }
     let mut found = Vec::new();
     for (host, numbers) in hosts {

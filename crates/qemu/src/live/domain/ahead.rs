@@ -83,6 +83,8 @@ impl Move<'_> {
             over: None,
         };
         self.is_seen_after = true;
+        // The slower end was of what went before.
+        (self.easing, self.sharing.eased) = (None, None);
         let mut has_said = false;
         loop {
             let is_stopped = self.stop.load(Ordering::Relaxed);

@@ -71,18 +71,18 @@ impl Virsh {
 
     /// What is being done with a domain, and where a move is by how the guest stands, if it stands still for that. By one program
     /// where nothing is refused: on a busy host it takes a while to start.
-    pub(super) fn look(&self, uuid: &str, at_ms: u64) -> Result<(Job, Option<Phase>), QemuError> {
+    pub(super) fn look(&self, uuid: &str) -> Result<(Job, Option<Phase>), QemuError> {
         let both = self.ask(&[&format!("domjobinfo {uuid} --rawstats; domstate {uuid} --reason")]);
         match both {
             Ok(told) => {
                 if let Some((values, state)) = read::job_and_state(&told) {
-                    return Ok((Job::of(&values, at_ms), read::phase(state)));
+                    return Ok((Job::of(&values, 0), read::phase(state)));
                 }
             }
             Err(error) if error.kind == QemuErrorKind::Timeout => return Err(error),
             Err(_) => {}
         }
-        let job = self.job(uuid, at_ms)?;
+        let job = self.job(uuid, 0)?;
         // A domain that has no definition is gone when it has moved.
         let state = self.ask(&["domstate", uuid, "--reason"]).unwrap_or_default();
         Ok((job, read::phase(&state)))

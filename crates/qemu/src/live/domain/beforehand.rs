@@ -83,8 +83,10 @@ pub(super) struct Sharing {
     keeps: Option<u64>,
     /// Bytes a second that its end goes at.
     pub(super) eased: Option<u64>,
-    /// Bytes a second that the source's daemon was told last.
+    /// Bytes a second that the source's daemon was told last; nothing where that is not known.
     set: Option<u64>,
+    /// The slower end could not be ended.
+    pub(super) is_to_be_lifted: bool,
     /// MiB a second that were the most at the source's daemon before.
     pub(super) speed_before: Option<u64>,
     /// Of what was to be set.
@@ -168,14 +170,22 @@ impl Move<'_> {
     fn set_share(&mut self) -> Result<(), QemuError> {
         let Some(share) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
         let rate = self.sharing.eased.map_or(share, |eased| eased.min(share));
+        let is_another = self.sharing.keeps != Some(share);
+        if self.sharing.set == Some(rate) && !is_another {
+            return Ok(());
+        }
+        // There is no job yet that could be slower, or none any more.
+        if self.ends.source.job(&self.known.uuid, 0)?.sample.sent_bytes == 0 {
+            return Ok(());
+        }
         if self.sharing.set != Some(rate) {
-            // There is no job yet that could be slower, or none any more.
-            if self.ends.source.job(&self.known.uuid, 0)?.sample.sent_bytes == 0 {
-                return Ok(());
-            }
             self.set_speed(rate)?;
         }
-        if self.sharing.keeps != Some(share) {
+        if is_another && (self.options.allowed.postcopy || self.is_seen_after) {
+            // libvirt sets it back with the end of the move.
+            self.ends.source.set_speed_max(&self.known.uuid, mib(share), &AHEAD)?;
+        }
+        if is_another {
             self.tell_share(share);
         }
         Ok(())
@@ -187,14 +197,9 @@ impl Move<'_> {
         if self.sharing.speed_before.is_none() {
             self.sharing.speed_before = Some(source.speed_max(uuid, &[])?);
         }
-        let mib = (rate >> 20).max(1);
-        source.set_speed_max(uuid, mib, &[])?;
-        // What it goes ahead with never goes slower by itself.
-        let goes_ahead = self.options.allowed.postcopy || self.is_seen_after;
-        if goes_ahead && self.options.share.is_some() && self.sharing.eased.is_none() {
-            // libvirt sets it back with the end of the move.
-            source.set_speed_max(uuid, mib, &AHEAD)?;
-        }
+        // What fails may be done all the same.
+        self.sharing.set = None;
+        source.set_speed_max(uuid, mib(rate), &[])?;
         self.sharing.set = Some(rate);
         Ok(())
     }
@@ -214,6 +219,11 @@ impl Move<'_> {
             ));
         }
     }
+}
+
+/// In libvirt's unit.
+fn mib(rate: u64) -> u64 {
+    (rate >> 20).max(1)
 }
 
 /// Of what goes in post-copy and nobody waits for.

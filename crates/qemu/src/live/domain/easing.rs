@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_live::{Ease, Facts, RATE_UNLIMITED};
+use drover_live::{Course, Deed, Ease, Facts, RATE_UNLIMITED};
 
 use super::run::Move;
 use crate::live::guest::Told;
@@ -15,12 +15,14 @@ const LATE_MAX: Duration = Duration::from_millis(300);
 
 impl Move<'_> {
     /// What sees to the end of a move over a link.
-    pub(super) fn eases(&self, facts: &Facts) -> Option<Ease> {
+    pub(super) fn eases(&self, course: &Course, facts: &Facts) -> Option<Ease> {
         let round_trip = self.options.carried.as_ref()?.by.round_trip();
-        Some(Ease::new(round_trip, self.options.promise.deadline, facts.dirty.likely))
+        // A guest that is to go ahead is stopped by drover, not by QEMU.
+        let goes_ahead = course.at_once == Some(Deed::PostCopy);
+        (!goes_ahead).then(|| Ease::new(round_trip, self.options.promise.deadline, facts.dirty.likely))
     }
 
-    /// Whether the end is so near that it is looked at without a pause. Once it goes slower looks would only be in its way.
+    /// Whether the end is so near that it is looked at almost without a pause. Once it goes slower looks would only be in its way.
     pub(super) fn is_close(&self) -> bool {
         let is_close = |ease: &Ease| ease.is_close(&self.last.sample) && !ease.is_eased();
         self.easing.as_ref().is_some_and(is_close)
@@ -29,12 +31,19 @@ impl Move<'_> {
     /// Sends slower, or no more so, if it is time, after a look that took so long. What the daemon refuses is no reason to end a move.
     pub(super) fn ease(&mut self, told: &Told, is_up: bool, took: Duration) {
         let rate_max = self.rate_max().unwrap_or(RATE_UNLIMITED);
-        let Some(ease) = &mut self.easing else { return };
+        let Some(ease) = &mut self.easing else {
+            if self.sharing.is_to_be_lifted {
+                self.sharing.is_to_be_lifted = self.set_speed(rate_max).is_err();
+            }
+            return;
+        };
         if !is_up {
             ease.is_away();
             return;
         }
-        ease.done_late((took * LOOKS_LATE).min(LATE_MAX));
+        if !ease.is_eased() {
+            ease.done_late((took * LOOKS_LATE).min(LATE_MAX));
+        }
         let said = ease.see(&told.sample, rate_max);
         let words = said.and_then(|rate| ease.words(rate, &told.sample));
         let eased = if ease.is_eased() { said.or(self.sharing.eased) } else { None };
@@ -46,10 +55,8 @@ impl Move<'_> {
             Err(error) => {
                 self.note(format!("how fast the end of memory goes cannot be set: {}", error.chain()));
                 (self.easing, self.sharing.eased) = (None, None);
-                // What was refused may be set all the same.
-                if let Err(error) = self.set_speed(rate_max) {
-                    self.note(format!("it goes on as fast as it is set to: {}", error.chain()));
-                }
+                // What was refused may be set all the same: with each look it is tried to be lifted.
+                self.sharing.is_to_be_lifted = true;
             }
         }
     }

@@ -65,6 +65,8 @@ pub(super) struct Move<'a> {
 
 /// Between two looks at a move; each is a program that starts and connects.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// The same where its end is near.
+const CLOSE_PAUSE: Duration = Duration::from_millis(20);
 /// What does not become clear by itself so often is not clear.
 const UNCLEAR_LOOKS: u32 = 6;
 const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
@@ -311,7 +313,7 @@ impl<'a> Move<'a> {
         let excess = self.rate_max().and_then(|rate| excess_words(course.channels, rate));
         excess.into_iter().for_each(|words| self.note(words));
         self.take_share();
-        self.easing = self.eases(&plan.facts);
+        self.easing = self.eases(course, &plan.facts);
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
@@ -338,8 +340,8 @@ impl<'a> Move<'a> {
     fn promise_downtime(&mut self) -> Result<(), QemuError> {
         let uuid = &self.known.uuid;
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
-        // `virsh migrate --bandwidth` sets it.
-        self.sharing.speed_before = Some(self.ends.source.speed_max(uuid, &[])?);
+        // `virsh migrate --bandwidth` sets it. A daemon that does not tell has nothing to be put back.
+        self.sharing.speed_before = self.ends.source.speed_max(uuid, &[]).ok();
         let (carried, promise) = (self.options.carried.as_ref(), &self.options.promise);
         let counted = downtime_of_qemu(carried, promise, self.at_once());
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
@@ -372,9 +374,8 @@ impl<'a> Move<'a> {
             if let Some(rate) = watch.full_swing() {
                 self.foresee_anew(facts, rate);
             }
-            if !self.is_close() {
-                std::thread::sleep(LOOK_PAUSE);
-            }
+            let is_close = phase.is_some() && self.is_close();
+            std::thread::sleep(if is_close { CLOSE_PAUSE } else { LOOK_PAUSE });
         }
     }
 
@@ -404,12 +405,14 @@ impl<'a> Move<'a> {
     fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Option<Phase>, Ending> {
         let uuid = &self.known.uuid;
         let asked = Instant::now();
-        let looked = self.ends.source.look(uuid, millis(began.elapsed()));
-        let Some((job, stands)) = self.silence.outlast(looked, Instant::now())? else {
+        let looked = self.ends.source.look(uuid);
+        let Some((mut job, stands)) = self.silence.outlast(looked, Instant::now())? else {
             self.halt_if_stopped()?;
             return Ok(None);
         };
         let took = asked.elapsed();
+        // It was told about in the middle of that.
+        job.sample.at_ms = millis(began.elapsed().saturating_sub(took / 2));
         let told = job.told(stands.filter(|_| self.was_running));
         let phase = told.sample.phase;
         if matches!(phase, Phase::PostCopy | Phase::Broken) {
@@ -573,6 +576,7 @@ impl<'a> Move<'a> {
         let here = source.stand(&uuid).map_err(halted)?;
         if !here.state.is_empty() {
             self.keep_off(&uuid).map_err(halted)?;
+            self.put_speed_back();
         }
         // What it was is told for a while; a move that nobody asked about in time has no figures.
         let job = self.completed();

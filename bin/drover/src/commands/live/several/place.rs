@@ -183,6 +183,11 @@ pub fn between(args: &LiveArgs) -> (String, String) {
     (HERE.into(), host.unwrap_or_else(|| HERE.into()))
 }
 
+/// The host whose memory a guest is to have: that of a daemon, however it is reached.
+pub fn target_host(args: &LiveArgs) -> String {
+    args.daemon().map_or_else(|| between(args).1, str::to_string)
+}
+
 const HERE: &str = "this host";
 
 #[cfg(test)]
@@ -214,6 +219,8 @@ mod tests {
         assert_eq!((from.as_str(), to.as_str()), ("qemu+ssh://a/system", "qemu+ssh://b/system"));
         for daemon in ["qemu+ssh://b/system", "qemu+ssh://b/session"] {
             assert_eq!(pair(daemon, &["--via", "site-b"]), here("site-b"));
+            let args = Options::parse_from(["live", "--via", "site-b"]).args;
+            assert_eq!(target_host(&LiveArgs { to: PathBuf::from(daemon), ..args }), daemon);
         }
     }
 }
