@@ -9,7 +9,7 @@ mod common;
 use std::time::Duration;
 
 use common::domains::{NAME, Pair};
-use common::moves::{self, events};
+use common::moves::{self, events, is_eased};
 use common::sites::Sites;
 use drover_lab::{PulseOptions, run_by};
 use drover_wan::line::LineSpec;
@@ -66,8 +66,7 @@ fn stood_ms(seed: u64, pages_per_beat: u32) -> Option<u128> {
     let last = pair.voice.beats().into_iter().rfind(|(_, number)| *number < first.1).unwrap();
     let stood = first.0.duration_since(last.0).as_millis();
     let told = events(&output);
-    let eased =
-        told.iter().filter_map(|event| event["text"].as_str()).find(|text| text.contains("line carries"));
+    let eased = told.iter().find(|event| is_eased(event)).and_then(|event| event["text"].as_str());
     println!(
         "  {stood} ms, {} s in all; {}",
         moves::moved(&output)["total_s"],

@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 
 use common::domains::{NAME, Pair};
 use common::line::Line;
-use common::moves::{self, events, is_sending};
+use common::moves::{self, EASED, events, is_eased, is_sending};
 use common::sites::Sites;
 use drover_lab::{Output, PulseOptions, run_by};
 use rustix::process::{Pid, Signal, kill_process};
@@ -216,14 +216,6 @@ fn held_up() -> Option<Scene> {
     let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=32MiB"]).unwrap();
     assert_eq!(limited.code, Some(0), "{limited:?}");
     Some(scene)
-}
-
-/// With more QEMU stops a guest of which so little is left that nobody has seen it.
-const EASED: [&str; 4] = ["--channels", "1", "--downtime", "200ms"];
-
-/// That the end goes slower.
-fn is_eased(event: &Value) -> bool {
-    event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::line::Line;
-use common::moves::{self, SLOWLY, busy, events, idle, is_sending, with_disks, written_sectors};
+use common::moves::{
+    self, EASED, SLOWLY, busy, events, idle, is_eased, is_sending, with_disks, written_sectors,
+};
 use common::process::wait_until;
 use common::sites::Sites;
 use drover_lab::{Output, Pulse, PulseOptions};
@@ -218,14 +220,6 @@ fn held_up(monitor: &std::path::Path) -> Option<Scene> {
     let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=48MiB"]).unwrap();
     assert_eq!(limited.code, Some(0), "{limited:?}");
     Some(scene)
-}
-
-/// With more QEMU stops a guest of which so little is left that nobody has seen it.
-const EASED: [&str; 4] = ["--channels", "1", "--downtime", "200ms"];
-
-/// That the end goes slower.
-fn is_eased(event: &Value) -> bool {
-    event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
 }
 
 /// What the source may send in a second.

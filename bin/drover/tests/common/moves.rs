@@ -28,6 +28,14 @@ pub fn idle() -> PulseOptions {
 /// QEMU lets many carry some 25 MB/s, however little they may.
 pub const SLOWLY: [&str; 4] = ["--rate-max", "8m", "--channels", "1"];
 
+/// A move over a link that is seen to go slower at its end: with more QEMU stops a guest of which so little is left that nobody has seen it.
+pub const EASED: [&str; 4] = ["--channels", "1", "--downtime", "200ms"];
+
+/// That the end goes slower.
+pub fn is_eased(event: &Value) -> bool {
+    event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
+}
+
 /// Guests here and there, with disks `a.raw` and `b.raw` of one size in this folder, filled.
 pub fn with_disks(folder: &Path, guest: &PulseOptions) -> [PulseOptions; 2] {
     [("a.raw", FILL), ("b.raw", 0)].map(|(name, fill)| {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// Software emulation on two busy cores takes half a minute for four guests.
 const BOOT_SECONDS_MAX: u64 = 180;
-/// A QEMU that has not said a word for so long will not: seen once in some hundred starts of the guest with two processors, under software
+/// A QEMU that has not said a word for so long will not: seen twice in some hundred starts of the guest with two processors, under software
 /// emulation on two busy cores, and not understood.
 const SILENT_SECONDS_MAX: u64 = 60;
 /// A process that was killed is gone after so long.
