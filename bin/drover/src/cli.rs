@@ -21,7 +21,7 @@ pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern,
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
-pub use live::{AllowArg, DisksArg, LiveArgs, LiveCommand};
+pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
 pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};

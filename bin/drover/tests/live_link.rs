@@ -4,107 +4,16 @@
 mod common;
 
 use std::os::unix::net::UnixListener;
-use std::process::{Child, Command};
-use std::time::Duration;
+use std::process::Child;
 
-use common::line::Line;
-use common::moves::{
-    self, EASED, SLOWLY, busy, events, idle, is_eased, is_sending, with_disks, written_sectors,
-};
+use common::moves::{self, EASED, SLOWLY, busy, events, idle, is_eased, with_disks, written_sectors};
 use common::process::wait_until;
+use common::scene::{PATIENCE, Scene};
 use common::sites::Sites;
-use drover_lab::{Output, Pulse, PulseOptions};
+use drover_lab::{Pulse, PulseOptions};
 use drover_qemu::Qmp;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A guest that beats here, and a QEMU that waits for it at a site, behind a line that can be cut.
-struct Scene {
-    source: Pulse,
-    target: Pulse,
-    sites: Sites,
-    line: Line,
-}
-
-impl Scene {
-    fn new(options: &PulseOptions) -> Option<Scene> {
-        Scene::allowing(options, options, "b/*")
-    }
-
-    fn allowing(here: &PulseOptions, there: &PulseOptions, allowed: &str) -> Option<Scene> {
-        Pulse::qemu()?;
-        let mut sites = Sites::not_started();
-        let source = Pulse::start(&sites.path("a"), here).unwrap();
-        let target = Pulse::waiting(&sites.path("b"), there).unwrap();
-        source.beat(3).unwrap();
-        let allowed = format!("unix:{}", sites.path(allowed).display());
-        sites.more = vec!["--allow-connect".to_string(), allowed];
-        sites.start();
-        let line = Line::to(&sites.address);
-        sites.pair_at(&line.address);
-        Some(Scene { source, target, sites, line })
-    }
-
-    fn command(&self, more: &[&str]) -> Command {
-        let mut command = self.sites.here.command(&["live"]);
-        command
-            .arg(self.source.monitor())
-            .args(["--via", "site-b", "--to"])
-            .arg(self.target.monitor())
-            .arg("--json")
-            .args(more);
-        command
-    }
-
-    fn live(&self, more: &[&str]) -> Output {
-        moves::run(self.command(more))
-    }
-
-    fn spawn(&self, more: &[&str]) -> Child {
-        moves::spawn(self.command(more), &self.sites.path("out"))
-    }
-
-    /// Waits until drover has told such an event.
-    fn wait_for(&self, what: &str, is_it: impl Fn(&Value) -> bool) {
-        let told = self.sites.path("out");
-        assert!(
-            moves::is_told(&told, is_it),
-            "{what}: it was never told: {}",
-            std::fs::read_to_string(&told).unwrap()
-        );
-    }
-
-    fn wait_until_sending(&self) {
-        self.wait_for("memory is sent", is_sending);
-    }
-
-    fn ended(&self, child: Child) -> Output {
-        moves::ended(child, &self.sites.path("out"))
-    }
-
-    /// How the move stands by the source's word.
-    fn source_says(&self) -> String {
-        let mut qmp = Qmp::connect(&self.source.monitor(), PATIENCE).unwrap();
-        let told = qmp.execute("query-migrate", Value::Null).unwrap();
-        told["status"].as_str().unwrap_or("none").to_string()
-    }
-
-    #[track_caller]
-    fn has_moved(&mut self, output: &Output) -> Value {
-        moves::has_moved(&mut self.source, &mut self.target, output);
-        let moved = moves::moved(output);
-        assert_eq!(moved["link"]["site"], "site-b");
-        assert!(moved["link"]["up_bytes"].as_u64() >= moved["sent_bytes"].as_u64(), "{moved}");
-        moved
-    }
-
-    #[track_caller]
-    fn has_stayed(&mut self) {
-        moves::has_stayed(&mut self.source, &self.target);
-    }
-}
 
 #[test]
 fn what_is_wrong_with_what_was_said_is_told_before_the_source_is_connected_to() {

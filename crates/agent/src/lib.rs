@@ -5,7 +5,7 @@
 //! site     one session to another site's agent, shared by its disks
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
-//! measure  what the way back from an agent carries
+//! measure  what the way back from an agent carries; direct: what the way past the link does
 //! places   what an agent serves: pools of files, devices, exports
 //! limits   the limit of a site, kept to together by all that send to it from this host
 //! trust    this host's key, its peers, pairing by one-time tokens
@@ -20,6 +20,7 @@
 mod client;
 mod daemon;
 mod dial;
+mod direct;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -38,6 +39,7 @@ pub mod trust;
 pub use client::{AgentDisk, AgentOptions, Target};
 pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
 pub use dial::{PORT, Route, dial, with_port};
+pub use direct::{DirectProbe, DirectWay};
 pub use error::Refusal;
 pub use measure::{MEASURE_TIME_MAX, Measured};
 pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};

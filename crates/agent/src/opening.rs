@@ -35,6 +35,9 @@ pub enum Opening {
         #[serde(default)]
         pieces: bool,
     },
+    /// A port that is listened at for a time, and what comes there is thrown away; to measure the way past the link
+    /// ([`Listening`] is the answer). It ends with the channel.
+    Listen(Listen),
     /// An order about a machine ([`crate::machine::Order`]), which is the first message, and its answer.
     Machine,
     /// Becoming a peer by a one-time token, which is the first message.
@@ -42,6 +45,26 @@ pub enum Opening {
         /// What the other side calls itself.
         name: String,
     },
+}
+
+/// A port to be listened at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listen {
+    /// An address or name of the agent's host.
+    pub host: String,
+    /// The first and the last port of which a free one is taken; 0 and 0: any.
+    pub ports: [u16; 2],
+    /// So many connections come.
+    pub connections: u16,
+}
+
+/// A port that is listened at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listening {
+    /// Which one.
+    pub port: u16,
+    /// What each connection begins with, so that strangers send nothing.
+    pub token: String,
 }
 
 /// A disk to be opened.
@@ -137,7 +160,7 @@ pub struct Announced {
     /// Names of devices and exports.
     pub devices: Vec<String>,
     /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too), `measure`
-    /// ([`Call::Measure`]).
+    /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]).
     #[serde(default)]
     pub takes: Vec<String>,
 }
@@ -289,6 +312,8 @@ mod tests {
             Opening::Connect { to: "h:1".into(), pieces: false }
         );
         assert_eq!(opening(r#"{"service":"rpc","call":"info"}"#), Opening::Rpc(Call::Info));
+        let listen = opening(r#"{"service":"listen","host":"h","ports":[0,0],"connections":4}"#);
+        assert_eq!(listen, Opening::Listen(Listen { host: "h".into(), ports: [0, 0], connections: 4 }));
         let measure = opening(r#"{"service":"rpc","call":"measure","time_ms":3000}"#);
         assert_eq!(measure, Opening::Rpc(Call::Measure { time_ms: 3000 }));
         let disk = r#"{"service":"disk","version":1,"disk":"vms/a.raw","access":{"write":

@@ -204,10 +204,15 @@ impl Site {
         self.answer(&opened)
     }
 
-    /// The one answer on a channel.
+    /// The one answer on a channel, on which nothing more is said.
     fn answer<T: DeserializeOwned>(&self, opened: &Way) -> Result<T, Refusal> {
         // An agent that has answered by now reads no more: then this fails, and its answer is there.
         let _ = opened.sender.finish();
+        self.answer_on(opened)
+    }
+
+    /// The next answer on a channel.
+    pub(crate) fn answer_on<T: DeserializeOwned>(&self, opened: &Way) -> Result<T, Refusal> {
         let message = opened.receiver.receive().inspect_err(|_| self.lost(opened.session))?;
         let message = message.ok_or_else(|| senseless("no answer"))?;
         decode::<Answer<T>>(&message.body)?.into_result()

@@ -55,6 +55,6 @@ pub use identity::{ALPN, fingerprint};
 pub use listen::{Admit, Applicant, ListenOptions, Listener, RateLimitOf};
 pub use peer::{Peer, fingerprint_hex};
 pub use rate::{RateLimit, Used};
-pub use session::{Hurry, Incoming, Session};
+pub use session::{Hurry, Incoming, Session, WeakSession};
 pub use socket::SocketOptions;
 pub use stats::{SessionState, SessionStats, StripeStats};

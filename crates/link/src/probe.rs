@@ -56,8 +56,21 @@ pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> 
 /// # Errors
 /// As the session's calls; `Protocol` if the far side has no sink.
 pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
+    probe_at_most(session, settle, time, None)
+}
+
+/// As [`probe`], with so many bytes a second at most.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_at_most(
+    session: &Session,
+    settle: Duration,
+    time: Duration,
+    rate_max: Option<u64>,
+) -> Result<Probe, LinkError> {
     let (sender, mut receiver) = session.open(Order::Stream, SINK)?.split();
-    let found = measured(session, &sender, (settle, time), |_| ())?;
+    let found = measured(session, &sender, (settle, time), rate_max, |_| ())?;
     sender.finish()?;
     // What the sink answers comes after all that was sent: the next probe finds the line empty.
     let mut answer = [0; 256];
@@ -72,7 +85,7 @@ pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Prob
 /// As [`probe`], of what happens before the end.
 pub fn probe_within(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
     let (sender, _receiver) = session.open(Order::Stream, SINK)?.split();
-    measured(session, &sender, (settle, time), Sender::reset)
+    measured(session, &sender, (settle, time), None, Sender::reset)
 }
 
 /// Writes until the time is over, and compares its ends. `over` is called then, before the last piece is waited for.
@@ -80,14 +93,16 @@ fn measured(
     session: &Session,
     sender: &Sender,
     (settle, time): (Duration, Duration),
+    rate_max: Option<u64>,
     over: impl FnOnce(&Sender),
 ) -> Result<Probe, LinkError> {
     let noise = noise()?;
     let from = Instant::now() + settle;
     let until = from + time;
+    let pace = Pace::new(rate_max);
     let (failed, failure) = channel();
     thread::scope(|scope| {
-        let writing = scope.spawn(move || write_until(sender, &noise, until, &failed));
+        let writing = scope.spawn(move || write_until(sender, &noise, (until, pace), &failed));
         let stats_at = |at| still_writing(&failure, at).map(|()| (Instant::now(), session.stats()));
         let ends = stats_at(from).and_then(|begin| Ok((begin, stats_at(until)?)));
         over(sender);
@@ -97,8 +112,42 @@ fn measured(
     })
 }
 
-fn write_until(sender: &Sender, noise: &[u8], until: Instant, failed: &Failed<LinkError>) {
-    while Instant::now() < until {
+/// Writes so that no more than so many bytes go in a second, on average since it began.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    rate_max: Option<u64>,
+    began: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Begins now; nothing holds it back where no rate is said.
+    pub fn new(rate_max: Option<u64>) -> Pace {
+        Pace { rate_max, began: Instant::now(), bytes: 0 }
+    }
+
+    /// When these bytes, which are written next, may be.
+    pub fn takes(&mut self, bytes: usize) -> Instant {
+        let due = self
+            .rate_max
+            .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.bytes as f64 / rate.max(1) as f64));
+        self.bytes += bytes as u64;
+        self.began + due
+    }
+}
+
+fn write_until(
+    sender: &Sender,
+    noise: &[u8],
+    (until, mut pace): (Instant, Pace),
+    failed: &Failed<LinkError>,
+) {
+    loop {
+        let due = pace.takes(noise.len());
+        thread::sleep(due.min(until).saturating_duration_since(Instant::now()));
+        if Instant::now() >= until {
+            return;
+        }
         if let Err(error) = sender.write_all(noise) {
             // Nobody listens once the time is over.
             let _ = failed.send(error);
@@ -119,7 +168,11 @@ fn still_writing(failure: &Failure<LinkError>, until: Instant) -> Result<(), Lin
     }
 }
 
-fn noise() -> Result<Vec<u8>, LinkError> {
+/// What no compression makes less of, as much as is written at a time.
+///
+/// # Errors
+/// Where this host has no random numbers.
+pub fn noise() -> Result<Vec<u8>, LinkError> {
     let mut noise = vec![0; PIECE_BYTES];
     crate::connect::random(&mut noise)?;
     Ok(noise)

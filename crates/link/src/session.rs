@@ -1,7 +1,7 @@
 //! Sessions, as programs use them.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
@@ -22,6 +22,19 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Session {
     handle: Arc<Handle>,
+}
+
+/// A session as somebody knows it who does not keep it open.
+#[derive(Clone)]
+pub struct WeakSession {
+    handle: Weak<Handle>,
+}
+
+impl WeakSession {
+    /// The session, if somebody else has it still.
+    pub fn upgrade(&self) -> Option<Session> {
+        self.handle.upgrade().map(|handle| Session { handle })
+    }
 }
 
 /// What clones and channels hold.
@@ -106,6 +119,16 @@ impl Session {
     pub fn hurry(&self) -> Hurry {
         self.shared().with(|inner, _| inner.core.hurry());
         Hurry(self.clone())
+    }
+
+    /// The same without keeping it open.
+    pub fn downgrade(&self) -> WeakSession {
+        WeakSession { handle: Arc::downgrade(&self.handle) }
+    }
+
+    /// Whether both are clones of one.
+    pub fn is_same(&self, other: &Session) -> bool {
+        Arc::ptr_eq(&self.handle, &other.handle)
     }
 
     /// Who is on the other side.

@@ -101,6 +101,11 @@ impl Allowed {
         is_host && ports.contains(address.port())
     }
 
+    /// Whether it is unix sockets: monitors of QEMU, and what they offer.
+    pub fn is_of_sockets(&self) -> bool {
+        self.socket().is_some()
+    }
+
     fn socket(&self) -> Option<&SocketRule> {
         match &self.0 {
             Where::Socket(rule) => Some(rule),

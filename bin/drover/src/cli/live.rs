@@ -1,6 +1,8 @@
 //! `drover live`.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -18,6 +20,7 @@ Examples:
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
   drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror
+  drover live A.sock --via site-b --to /run/vm/new.sock --direct 10.0.0.2:4444 --allow plain --disks mirror
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html
   drover live A.sock --to B.sock --uri tcp:host-b:0 --tls-x509 /etc/pki/qemu --compress zstd
   drover live web01 --to qemu+ssh://host-b/system --downtime 300ms --deadline 20m
@@ -83,6 +86,11 @@ pub struct LiveArgs {
     /// of a domain, memory and disks go so, and drover runs on the source's host
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
+    /// With --via: send memory and disks directly to this address of the target's host, past the link, where a look at both ways
+    /// finds that as good. Memory goes to PORT (else a free one), disks to the next. Wants credentials (--tls-x509, --tls-psk,
+    /// --tls-creds; of domains --tls), or leave to go unencrypted (--allow plain)
+    #[arg(long, requires = "via", value_name = "HOST[:PORT]")]
+    pub direct: Option<DirectAt>,
     /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
     /// --to and .memory; of domains: what the target's libvirt says, with --via /var/lib/libvirt/qemu/drover-UUID.memory]
     #[arg(long, value_name = "URI", value_parser = uri)]
@@ -164,7 +172,60 @@ pub enum AllowArg {
     Throttle,
     /// It runs at the target before all of its memory is there; if the line breaks then, it stands still until the line is back
     Postcopy,
+    /// Memory and disks go unencrypted where they go directly to another site (--direct)
+    Plain,
 }
+
+/// A host, and perhaps a port, where memory may go directly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectAt {
+    /// A name or an address, without brackets.
+    pub host: String,
+    pub port: Option<u16>,
+}
+
+impl DirectAt {
+    /// A place there, as QEMU and people write it.
+    pub fn with_port(&self, port: u16) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{port}", self.host),
+            false => format!("{}:{port}", self.host),
+        }
+    }
+}
+
+impl fmt::Display for DirectAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => f.write_str(&self.with_port(port)),
+            None => f.write_str(&self.host),
+        }
+    }
+}
+
+impl FromStr for DirectAt {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<DirectAt, &'static str> {
+        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, "")) => (host, None),
+            Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or(WANTED)?)),
+            None => match text.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            },
+        };
+        // Privileged ports no agent listens at; the next one is for disks.
+        let port = port.map(|port| port.parse().ok().filter(|port| (1024..u16::MAX).contains(port)));
+        match port {
+            Some(None) => Err(WANTED),
+            _ if host.is_empty() || host.contains(['/', ',', ' ']) => Err(WANTED),
+            port => Ok(DirectAt { host: host.to_string(), port: port.flatten() }),
+        }
+    }
+}
+
+const WANTED: &str = "want HOST or HOST:PORT (IPv6 in brackets), with a port from 1024 to 65534";
 
 /// A time that people give in minutes or hours (`20m`, `2h`), or a short one.
 pub(super) fn long_time(text: &str) -> Result<Duration, String> {
@@ -205,7 +266,25 @@ fn uri(text: &str) -> Result<String, String> {
 mod tests {
     use std::time::Duration;
 
-    use super::{long_time, report, uri};
+    use super::{DirectAt, long_time, report, uri};
+
+    #[test]
+    fn places_where_memory_may_go_directly() {
+        let read = |text: &str| text.parse::<DirectAt>().map(|it| (it.to_string(), it.host, it.port));
+        for (text, shown, host, port) in [
+            ("10.0.0.2", "10.0.0.2", "10.0.0.2", None),
+            ("host-b:4444", "host-b:4444", "host-b", Some(4444)),
+            ("[fe80::2]:4444", "[fe80::2]:4444", "fe80::2", Some(4444)),
+            ("[fe80::2]", "fe80::2", "fe80::2", None),
+        ] {
+            assert_eq!(read(text), Ok((shown.to_string(), host.to_string(), port)), "{text}");
+        }
+        for bad in
+            ["", ":4444", "h:", "h:80", "h:65535", "fe80::2", "[fe80::2]4444", "a/b", "h:0", "a,server"]
+        {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn minutes_and_hours_and_less() {

@@ -60,6 +60,13 @@ pub struct TlsArgs {
     pub tls_hostname: Option<String>,
 }
 
+impl TlsArgs {
+    /// Whether any was asked for.
+    pub fn is_wanted(&self) -> bool {
+        self.by_libvirt || self.tls_creds.is_some() || self.tls_x509.is_some() || self.tls_psk.is_some()
+    }
+}
+
 impl MemoryArgs {
     /// One of these options that was given; nothing where none was.
     pub fn given(&self) -> Option<&'static str> {

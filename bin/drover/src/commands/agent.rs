@@ -14,7 +14,7 @@ use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
 use drover_relay::control::ControlServer;
 use drover_relay::metrics::MetricsServer;
-use drover_relay::{Form, Ports, announcement};
+use drover_relay::{Allowed, Form, Ports, announcement};
 use drover_types::Bytes;
 use serde_json::json;
 
@@ -55,6 +55,9 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let connector = Arc::new(Connector::start(args)?);
     let agent = Agent::new(places).with_machines(machines).with_connect(connector.clone());
     let agent = if args.no_link_compression { agent.without_packing() } else { agent };
+    // Guests come to unix sockets: who may bring them may see by which way.
+    let takes_guests = args.allow_connect.iter().any(Allowed::is_of_sockets);
+    let agent = if takes_guests { agent.with_listening() } else { agent };
     let peers = Peers::new(folder.clone());
     let daemon = Daemon::new(agent, &own_name, Tokens::new(folder.clone()), peers.clone());
     let tls = server_config(&identity, |_| Ok(()))

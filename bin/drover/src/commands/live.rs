@@ -1,5 +1,6 @@
 //! `drover live`: a running guest moves from one QEMU to another, or a libvirt domain from one daemon to another.
 
+mod direct;
 mod domain;
 mod memory;
 mod over;
@@ -8,13 +9,12 @@ mod several;
 mod show;
 
 use std::panic::resume_unwind;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Choice, Deed, Moment, Phase, Promise, Side};
+use drover_live::{Allowed, Choice, Deed, Moment, Path, Phase, Promise, Side};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, Told, Where, foresee, live,
@@ -25,6 +25,7 @@ use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
+use direct::Direct;
 use over::{Over, Sites, Way};
 use record::Record;
 use show::Shown;
@@ -51,7 +52,7 @@ fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
 
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let Sides { mut source, mut target, over, options } = open(args, &Sites::default())?;
+    let Sides { mut source, mut target, over, options, path } = open(args, &Sites::default())?;
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -59,6 +60,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
         }
         view.tell(&event);
     };
+    path.into_iter().for_each(|path| tell(Event::Path(Box::new(path))));
     if args.dry_run {
         let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
         return looked_at(looked, record);
@@ -89,6 +91,8 @@ struct Sides {
     target: Guest,
     over: Option<Over>,
     options: LiveOptions,
+    /// Which way memory and disks go, where that was chosen.
+    path: Option<Path>,
 }
 
 fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
@@ -97,29 +101,50 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
         let mut source = connect_watched(&args.source)?;
         let target = connect(&args.to, Side::Target);
         let target = target.map_err(|failure| with_source(failure, &mut source))?;
-        return Ok(Sides { source, target, over: None, options });
+        return Ok(Sides { source, target, over: None, options, path: None });
     };
+    let direct = Direct::wanted(args)?;
     // What is wrong with what was said is told before anybody is connected to.
     let way = Way::find(args, site, sites)?;
     let mut options = options(args, Some(&way))?;
     // While the site is dialled and asked the guest's writing is watched.
     let socket = args.source.clone();
     let source = thread::spawn(move || connect_watched(&socket));
-    let over = match Over::open(args, way) {
+    let mut over = match Over::open(args, way) {
         Ok(over) => over,
         Err(failure) => return Err(beside_source(failure, source)),
     };
-    options.carried = Some(over.carried());
     let target = over.connect();
     let source = source.join().unwrap_or_else(|panic| resume_unwind(panic));
-    let (source, mut target) = match (source, target) {
+    let (mut source, mut target) = match (source, target) {
         (Ok(source), Ok(target)) => (source, target),
         (Ok(mut source), Err(failure)) => return Err(with_source(failure, &mut source)),
         (Err(failure), Ok(_)) => return Err(failure),
         (Err(failure), Err(other)) => return Err(both(failure, &other)),
     };
+    let path = direct.map(|direct| {
+        let path = if is_on_its_way(&mut source) { direct.already() } else { over.choose(sites, &direct) };
+        if path.is_direct {
+            over.goes_past();
+            options.uri = direct.memory();
+            if let (DisksBy::Mirror(at), Some(disks)) = (&mut options.disks, direct.disks()) {
+                *at = disks;
+            }
+        } else {
+            // The link encrypts.
+            options.memory.tls = None;
+        }
+        path
+    });
+    options.carried = Some(over.carried());
     over.ask(&mut target)?;
-    Ok(Sides { source, target, over: Some(over), options })
+    Ok(Sides { source, target, over: Some(over), options, path })
+}
+
+/// Whether an earlier run left a move that QEMU goes on with by itself. What cannot be asked is told when it is looked at.
+fn is_on_its_way(source: &mut Guest) -> bool {
+    let told = source.sample(Instant::now());
+    told.is_ok_and(|told| matches!(told.sample.phase, Phase::Precopy | Phase::Switchover | Phase::PostCopy))
 }
 
 /// What a site fails in is told at once, with what the source has failed in by then. A source that has not answered yet is
@@ -140,7 +165,7 @@ fn both(failure: Failure, other: &Failure) -> Failure {
 }
 
 /// The source, which begins to measure how fast the guest writes.
-fn connect_watched(socket: &Path) -> Result<Guest, Failure> {
+fn connect_watched(socket: &std::path::Path) -> Result<Guest, Failure> {
     let mut source = connect(socket, Side::Source)?;
     let begun = source.begin_to_measure();
     begun.map_err(|error| Failure::new(Exit::Source, error.chain()))?;
@@ -235,7 +260,7 @@ fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
     }
 }
 
-fn connect(socket: &Path, side: Side) -> Result<Guest, Failure> {
+fn connect(socket: &std::path::Path, side: Side) -> Result<Guest, Failure> {
     let exit = if side == Side::Source { Exit::Source } else { Exit::Target };
     let advice = "QEMU serves one client per monitor: see that nobody else is connected, and that QEMU runs";
     Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
@@ -321,6 +346,7 @@ impl View {
         }
         match event {
             Event::Note(text) => self.say(text),
+            Event::Path(path) => self.say(path_words(path)),
             Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
@@ -349,7 +375,7 @@ impl View {
             Event::Mending(mending) => self.say(mending_words(mending)),
             Event::Link { site, is_up: true } => self.say(format!("the link to {site} is back: it goes on")),
             Event::Link { site, is_up: false } => {
-                self.say(format!("the link to {site} is away: what is on its way waits until it is back"));
+                self.say(format!("the link to {site} is away: what goes over it waits until it is back"));
             }
         }
     }
@@ -414,7 +440,9 @@ impl View {
             |time: Option<Duration>| time.map_or("not told".into(), |time| format!("{} ms", millis(time)));
         line(format!(
             "the guest runs at the target{} after {:.1} s (foreseen {}): {} MiB in {} passes",
-            over.map(|over| format!(", over the link to {},", over.site())).unwrap_or_default(),
+            over.filter(|over| over.is_whole())
+                .map(|over| format!(", over the link to {},", over.site()))
+                .unwrap_or_default(),
             moved.total.as_secs_f64(),
             foreseen_words(moved),
             moved.last.sample.sent_bytes >> 20,
@@ -456,6 +484,7 @@ fn deed_word(deed: Deed) -> &'static str {
 fn document(event: &Event) -> Value {
     match event {
         Event::Note(text) => json!({"event": "note", "text": text}),
+        Event::Path(path) => path_document(path),
         Event::Chosen(choice) => chosen(choice),
         Event::Disk { name, state } => json!({
             "event": "disk", "name": name, "done_bytes": state.done_bytes, "all_bytes": state.all_bytes,
@@ -472,6 +501,23 @@ fn document(event: &Event) -> Value {
         Event::Mending(mending) => mending_document(mending),
         Event::Link { site, is_up } => json!({"event": "link", "site": site, "is_up": is_up}),
     }
+}
+
+fn path_words(path: &Path) -> String {
+    match path.is_direct {
+        true => format!("memory and disks go directly: {}", path.why),
+        false => format!("memory and disks go over the link: {}", path.why),
+    }
+}
+
+fn path_document(path: &Path) -> Value {
+    let Path { is_direct, why, asked, direct, link_bytes_per_s } = path;
+    json!({
+        "event": "path", "way": if *is_direct { "direct" } else { "link" }, "why": why, "direct_to": asked.to,
+        "connections": asked.connections, "rtt_us": asked.round_trip.as_micros() as u64, "rate_max_bytes_per_s": asked.rate_max,
+        "is_encrypted_by_qemu": asked.is_encrypted, "direct_bytes_per_s": direct.map(|it| it.bytes_per_s),
+        "direct_sent_again_share": direct.map(|it| it.again_share), "link_bytes_per_s": link_bytes_per_s,
+    })
 }
 
 fn share_words(rate: u64) -> String {

@@ -15,6 +15,7 @@ pub mod process;
 #[path = "../../../../crates/link/tests/tcp/proxy.rs"]
 pub mod proxy;
 pub mod running;
+pub mod scene;
 pub mod sites;
 #[path = "../../../../crates/relay/tests/common/streams.rs"]
 pub mod streams;

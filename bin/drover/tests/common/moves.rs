@@ -1,6 +1,7 @@
 //! Moves of running guests: how drover is run for one, what it tells, and what became of guests and disks.
 
 use std::fs::File;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -170,4 +171,25 @@ pub fn retried(mut again: impl FnMut() -> Output, is_it: impl Fn(&Output) -> boo
         output = again();
     }
     output
+}
+
+/// An address of this host, and a port that was free on it a moment ago, as the next one was.
+pub fn place() -> String {
+    (0..100)
+        .find_map(|_| {
+            let first = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = first.local_addr().unwrap().port();
+            let next = TcpListener::bind(("127.0.0.1", port.checked_add(1)?)).ok()?;
+            drop((first, next));
+            Some(format!("127.0.0.1:{port}"))
+        })
+        .unwrap()
+}
+
+/// What was told of the way that was chosen.
+#[track_caller]
+pub fn path(output: &Output) -> Value {
+    let paths: Vec<Value> = events(output).into_iter().filter(|event| event["event"] == "path").collect();
+    assert_eq!(paths.len(), 1, "{output:?}");
+    paths[0].clone()
 }

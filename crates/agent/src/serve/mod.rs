@@ -4,9 +4,11 @@
 //! session ── accept ── opening ──> disk     blocks of a disk: as many threads as help read its messages
 //!                                  rpc      one question, one answer
 //!                                  sink, source, echo      to measure a link
+//!                                  listen   a port for a moment, to measure the way past the link
 //!                                  connect  a stream to a port behind the agent, if somebody does that
 //!                                  machine  an order about a machine, if somebody builds them
 //! claims   which run writes which disk
+//! left     connections of sessions that nobody comes back for make way
 //! seats    how many disks are open
 //! press    packs what is read, where that pays
 //! store    where disks are; the agent does not know what they are
@@ -15,6 +17,8 @@
 mod blocks;
 mod claims;
 mod disk;
+mod left;
+mod listen;
 mod machines;
 mod orders;
 mod press;
@@ -30,14 +34,16 @@ use std::time::Duration;
 use drover_disk::DiskErrorKind;
 use drover_link::{Channel, Incoming, Peer, Session};
 
+use crate::direct;
 use crate::error::Refusal;
 use crate::machine::{Order, What};
 use crate::measure::{self, Measured};
-use crate::opening::{Announced, Answer, Call, How, Opening, Writer};
+use crate::opening::{Announced, Answer, Call, How, Listen, Opening, Writer};
 use crate::site::{decode, encode};
 
 pub use blocks::{Found, KnownBlocks};
 use claims::{Claims, Run, Taken};
+use left::Left;
 pub use machines::{Home, Hypervisor, Machines};
 pub use orders::START_WITHIN;
 use press::Presses;
@@ -63,9 +69,13 @@ pub struct Agent {
     seats: Seats,
     streams: Seats,
     probes: Seats,
+    listeners: Seats,
+    left: Left,
     presses: Presses,
     /// Whether what is read is packed for peers that unpack it.
     packs: bool,
+    /// Whether peers may measure the way past the link.
+    listens: bool,
     connect: Option<Arc<dyn Connect>>,
     machines: Option<Machines>,
     pair: Option<Box<Pair>>,
@@ -78,9 +88,32 @@ impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
         let (claims, seats, streams) = (Claims::default(), Seats::of_disks(), Seats::of_streams());
-        let (probes, presses) = (Seats::of_probes(), Presses::new());
+        let (probes, listeners) = (Seats::of_probes(), Seats::of_probes());
         let (connect, machines, pair) = (None, None, None);
-        Agent { store, claims, seats, streams, probes, presses, packs: true, connect, machines, pair }
+        let (presses, packs, listens) = (Presses::new(), true, false);
+        let left = Left::default();
+        Agent {
+            store,
+            claims,
+            seats,
+            streams,
+            probes,
+            listeners,
+            left,
+            presses,
+            packs,
+            listens,
+            connect,
+            machines,
+            pair,
+        }
+    }
+
+    /// The same that listens at ports of this host for a moment, where peers measure the way past the link: for those
+    /// whose guests may come here.
+    #[must_use]
+    pub fn with_listening(self) -> Agent {
+        Agent { listens: true, ..self }
     }
 
     /// The same with somebody who carries streams to ports.
@@ -144,9 +177,13 @@ impl Agent {
             }
             Opening::Echo => self.measure(session, channel, streams::echo),
             Opening::Connect { to, pieces } => match &self.connect {
-                Some(connect) => connect.connect(session.peer(), (&to, pieces), channel),
+                Some(connect) => {
+                    self.left.comes(session, &to);
+                    connect.connect(session.peer(), (&to, pieces), channel);
+                }
                 None => channel.split().0.reset(),
             },
+            Opening::Listen(wanted) => self.listen(session, channel, &wanted),
             Opening::Machine => self.carry_out(session, channel),
             Opening::Pair { name } => match &self.pair {
                 Some(pair) => pair(session, channel, &name),
@@ -161,6 +198,14 @@ impl Agent {
             Ok(_seat) => serve(channel),
             Err(_) => channel.split().0.reset(),
         }
+    }
+
+    fn listen(&self, session: &Session, channel: Channel, wanted: &Listen) {
+        let seat = match self.listens {
+            true => self.listeners.take(session.peer().fingerprint),
+            false => Err(refused(DiskErrorKind::Denied, NO_GUESTS)),
+        };
+        listen::serve(channel, wanted, seat);
     }
 
     fn answer(&self, session: &Session, channel: Channel, call: &Call) {
@@ -183,6 +228,7 @@ impl Agent {
     fn announce(&self) -> Announced {
         let mut takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
         takes.push(measure::MEASURE.to_string());
+        takes.extend(self.listens.then(|| direct::LISTEN.to_string()));
         Announced { takes, ..self.store.announce() }
     }
 
@@ -211,6 +257,9 @@ impl Agent {
             encode(&Answer::from(told)).map(|body| sender.send(&[], &body).and_then(|()| sender.finish()));
     }
 }
+
+const NO_GUESTS: &str =
+    "no guest may come here: drover agent run --allow-connect 'unix:/FOLDER/*' says where one may";
 
 /// Removes images: the peer is not asked for anything, and nothing has to be ended.
 struct Removal;

@@ -3,10 +3,12 @@
 
 mod conformance;
 mod daemon;
+mod direct;
 mod fence;
 mod hashes;
 mod hostile;
 mod known;
+mod left;
 mod losses;
 mod machines;
 mod measure;

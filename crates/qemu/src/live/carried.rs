@@ -40,19 +40,33 @@ pub trait Carrier: Send + Sync {
     fn has_nobody(&self) -> bool;
 }
 
-/// Where a carried move begins here.
+/// What a move has of something that carries: the target's monitor, and mostly memory and disks.
 #[derive(Clone)]
 pub struct Carried {
     /// What carries.
     pub by: Arc<dyn Carrier>,
+    /// Where memory and disks begin here; nothing where they go directly to the target's host.
+    pub ends: Option<CarriedEnds>,
+}
+
+/// Where what is carried begins here.
+#[derive(Clone, Debug)]
+pub struct CarriedEnds {
     /// Where the source sends memory, as QEMU takes it: `unix:/path`.
     pub memory: String,
     /// Where the source finds the target's disks.
     pub disks: NbdAt,
 }
 
+impl Carried {
+    /// What carries memory and disks, and where they begin; nothing where they go directly.
+    pub(super) fn whole(this: Option<&Carried>) -> Option<(&dyn Carrier, &CarriedEnds)> {
+        this.and_then(|carried| Some((&*carried.by, carried.ends.as_ref()?)))
+    }
+}
+
 impl fmt::Debug for Carried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "over the link to {} from {}", self.by.site(), self.memory)
+        write!(f, "over the link to {}: {:?}", self.by.site(), self.ends)
     }
 }

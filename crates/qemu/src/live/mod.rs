@@ -25,7 +25,7 @@ mod still;
 mod tls;
 mod turn;
 
-pub use carried::{Carried, Carrier, Hurry};
+pub use carried::{Carried, CarriedEnds, Carrier, Hurry};
 pub use disks::{MirrorState, NbdAt};
 pub use domain::{
     DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,

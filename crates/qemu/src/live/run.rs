@@ -29,7 +29,7 @@ pub use memory::{MemoryOptions, TlsBy, TlsOptions};
 pub(super) use words::domain_at;
 pub use words::{DisksBy, Ending, Event, LiveError, LiveOptions, Moved, Where};
 
-use super::carried::Carried;
+use super::carried::{Carried, CarriedEnds, Carrier};
 use super::disks::Pair;
 use super::guest::{Before, Guest, POLL, Told};
 use super::mark::new_mark;
@@ -135,7 +135,12 @@ pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
 fn lag(carried: Option<&Carried>, promise: &Promise) -> Duration {
     let Some(carried) = carried else { return Duration::ZERO };
     // A round trip that was measured on a busy line is no reason to refuse a promise.
-    (carried.by.round_trip() * 2 + LINK_QUEUE).min(promise.downtime_max / 2)
+    (carried.by.round_trip() * 2 + queue(carried)).min(promise.downtime_max / 2)
+}
+
+/// What goes directly does not wait for a link.
+fn queue(carried: &Carried) -> Duration {
+    carried.ends.as_ref().map_or(Duration::ZERO, |_| LINK_QUEUE)
 }
 
 /// For which the guest stands still beside the last pass.
@@ -146,7 +151,7 @@ pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise, at_once: us
 
 /// By which a downtime is longer for each other guest that goes at once: what a link has taken of those goes first.
 fn beside(carried: Option<&Carried>) -> Duration {
-    carried.map_or(Duration::ZERO, |_| BESIDE)
+    Carried::whole(carried).map_or(Duration::ZERO, |_| BESIDE)
 }
 
 fn others(at_once: usize) -> u32 {
@@ -167,7 +172,11 @@ pub(super) fn pace(carried: Option<&Carried>) -> Pace {
 /// waits on the line is a round trip more.
 pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise, at_once: usize) -> Duration {
     let (of_link, parts) = match carried {
-        Some(carried) => (carried.by.round_trip() * 4 + LINK_QUEUE + BESIDE * others(at_once), 10),
+        Some(Carried { by, ends: Some(_) }) => {
+            (by.round_trip() * 4 + LINK_QUEUE + BESIDE * others(at_once), 10)
+        }
+        // The order to start the guest goes over it.
+        Some(Carried { by, ends: None }) => (by.round_trip() * 2, 10),
         None => (Duration::ZERO, 2),
     };
     let kept = DOWNTIME_KEPT + of_link;
@@ -429,15 +438,16 @@ impl<'a> Move<'a> {
         // think otherwise and go on, too.
         let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
         let uri = waits.map_err(|error| self.with_rdma(Side::Target, error))?;
-        self.note(match &self.options.carried {
-            None => format!("memory goes to {uri}"),
-            Some(carried) => format!("memory goes over the link to {}, {uri} there", carried.by.site()),
+        let over = Carried::whole(self.options.carried.as_ref()).map(|(by, _)| by.site().to_string());
+        self.note(match over {
+            None => format!("memory goes to {uri}{}", self.openly(&uri)),
+            Some(site) => format!("memory goes over the link to {site}, {uri} there"),
         });
         self.halt_if_stopped()?;
         let began = Instant::now();
-        let to = self.options.carried.as_ref().map_or(&uri, |carried| &carried.memory);
         self.has_sent = true;
-        if let Err(error) = self.source.send_to(to) {
+        let to = self.goes_to(&uri).to_string();
+        if let Err(error) = self.source.send_to(&to) {
             // What QEMU refuses it does not begin; without an answer nobody knows.
             self.has_sent = error.kind == QemuErrorKind::Timeout || error.is_of_connection();
             return Err(self.with_rdma(Side::Source, error).into());
@@ -448,6 +458,16 @@ impl<'a> Move<'a> {
             at_once = None;
         }
         self.follow(began, &course.deeds, at_once, Some(&facts))
+    }
+
+    /// Where the source sends memory, of which the target waits at `uri`.
+    pub(super) fn goes_to<'b>(&'b self, uri: &'b str) -> &'b str {
+        Carried::whole(self.options.carried.as_ref()).map_or(uri, |(_, ends)| &ends.memory)
+    }
+
+    /// Whoever reads the network reads the guest's memory.
+    fn openly(&self, uri: &str) -> &'static str {
+        if uri.starts_with("tcp:") && self.options.memory.tls.is_none() { ", not encrypted" } else { "" }
     }
 
     /// Watches memory on its way, and sees it to its end. With facts, the promise is looked at again when a line is known of which nothing
@@ -530,15 +550,15 @@ impl<'a> Move<'a> {
     /// all of this one is on its way by then and what was lost of it goes again. Not where they share a budget, which would be given to
     /// others at once.
     fn is_as_good_as_sent(&self, sample: &Sample, rate: Option<Estimate>) -> bool {
-        let is_over_by_then = |carried: &Carried| {
-            let sends = carried.by.round_trip().as_secs_f64();
+        let is_over_by_then = |(by, _): (&dyn Carrier, &CarriedEnds)| {
+            let sends = by.round_trip().as_secs_f64();
             let is_on_its_way = rate.is_some_and(|rate| sample.left_bytes as f64 <= rate.likely * sends);
-            is_on_its_way && self.still.lasts() >= carried.by.round_trip()
+            is_on_its_way && self.still.lasts() >= by.round_trip()
         };
         match sample.phase {
             Phase::Done => true,
             Phase::Switchover if !self.goes_ahead && !self.has_mirrored && self.options.share.is_none() => {
-                self.options.carried.as_ref().is_some_and(is_over_by_then)
+                Carried::whole(self.options.carried.as_ref()).is_some_and(is_over_by_then)
             }
             _ => false,
         }
@@ -548,11 +568,11 @@ impl<'a> Move<'a> {
     /// is packed by QEMU: what it counts is not what the line carries.
     fn easing(&self, facts: Option<&Facts>) -> Option<Ease> {
         let memory = &self.options.memory;
-        let carried = self.options.carried.as_ref()?;
+        let (by, _) = Carried::whole(self.options.carried.as_ref())?;
         let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
         let dirty = facts?.dirty.likely;
         let deadline = self.options.promise.deadline;
-        (!is_packed).then(|| Ease::new(carried.by.round_trip(), deadline, dirty))
+        (!is_packed).then(|| Ease::new(by.round_trip(), deadline, dirty))
     }
 
     /// Sends slower, or no more so, if it is time.
@@ -594,14 +614,15 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// Whether what carries the move does; tells when that changes.
+    /// Whether what carries memory does; tells when what carries anything goes or comes.
     fn look_at_link(&mut self) -> bool {
         let Some(carried) = &self.options.carried else { return true };
         let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
+        let goes_directly = carried.ends.is_none();
         if std::mem::replace(&mut self.was_up, is_up) != is_up {
             (self.tell)(Event::Link { site, is_up });
         }
-        is_up
+        is_up || goes_directly
     }
 
     /// Whether the target cannot be reached at this moment, because what carries the move does not.
@@ -667,7 +688,7 @@ impl<'a> Move<'a> {
         let tls = self.tls();
         self.has_mirrored = true;
         self.target.offer(&self.pairs, at, tls.as_ref())?;
-        let from_here = self.options.carried.as_ref().map_or(at, |carried| &carried.disks);
+        let from_here = Carried::whole(self.options.carried.as_ref()).map_or(at, |(_, ends)| &ends.disks);
         for pair in &self.pairs {
             self.source.mirror(pair, from_here, &self.can[0], tls.as_ref(), self.share_of_mirror())?;
         }

@@ -59,7 +59,7 @@ mod tests {
     use std::sync::atomic::{AtomicIsize, Ordering};
 
     use super::*;
-    use crate::live::{Carrier, NbdAt};
+    use crate::live::Carrier;
 
     /// A link, by how many hurry on it, and how many ever did.
     #[derive(Default)]
@@ -105,7 +105,7 @@ mod tests {
     fn the_link_hurries_while_the_guest_stands_and_not_for_long() {
         let hurries = Arc::new(AtomicIsize::new(0));
         let by = Arc::new(Link(hurries.clone(), AtomicIsize::new(0)));
-        let carried = Carried { by: by.clone(), memory: String::new(), disks: NbdAt::Unix("/none".into()) };
+        let carried = Carried { by: by.clone(), ends: None };
         let downtime = Duration::from_millis(300);
         let count = || hurries.load(Ordering::Relaxed);
         let mut still = Still::default();

@@ -1,10 +1,11 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Promise};
+use drover_live::{Allowed, Path, Promise};
 use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
+use super::direct::Direct;
 use super::memory::RDMA;
 use super::over::{Over, Sites};
 use super::record::Record;
@@ -27,8 +28,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     let mut options = options(args)?;
     let name = name(args)?;
     let ends = ends(args, daemon)?;
-    let over = over(args, &ends, name, &Sites::default())?;
-    options.carried = over.as_ref().map(Over::carried);
+    let (over, path) = over(args, &ends, name, &Sites::default(), &mut options)?;
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -36,6 +36,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
         }
         view.tell(&event);
     };
+    path.into_iter().for_each(|path| tell(Event::Path(Box::new(path))));
     if args.dry_run {
         return foreseen(foresee_domain(&ends, name, &options, &mut tell), record);
     }
@@ -61,13 +62,34 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     }
 }
 
-/// What leads to a site, where the domain still needs it. The source's daemon is asked whether it sees the sockets, and the
-/// site whether they may lead where they are to; nothing is changed at either daemon.
-pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str, sites: &Sites) -> Result<Option<Over>, Failure> {
-    let Some(site) = &args.via else { return Ok(None) };
+/// What leads to a site, where the domain still needs it, and which way was chosen where it may go past that. The source's daemon is
+/// asked whether it sees the sockets, and the site whether they may lead where they are to; nothing is changed at either daemon.
+pub(super) fn over(
+    args: &LiveArgs,
+    ends: &Ends,
+    name: &str,
+    sites: &Sites,
+    options: &mut DomainOptions,
+) -> Result<(Option<Over>, Option<Path>), Failure> {
+    let Some(site) = &args.via else { return Ok((None, None)) };
     let passage = passage(ends, name).map_err(|cause| super::failure(&LiveError::of_look(cause)))?;
     if !passage.is_needed {
-        return Ok(None);
+        return Ok((None, None));
+    }
+    let path = match Direct::wanted(args)?.filter(|_| passage.waits) {
+        None => None,
+        Some(direct) => {
+            let path = sites.path(&*sites.named(args, site)?, &direct);
+            if path.is_direct {
+                (options.uri, options.disks_port) = (Some(memory_at(&direct.memory())), direct.disks_port());
+                return Ok((None, Some(path)));
+            }
+            Some(path)
+        }
+    };
+    if args.direct.is_some() {
+        // The link encrypts.
+        options.tls = None;
     }
     let over = Over::open_for_domain(args, site, sites, &passage)?;
     let is_seen = ends.source.sees(over.memory_here());
@@ -81,7 +103,8 @@ pub(super) fn over(args: &LiveArgs, ends: &Ends, name: &str, sites: &Sites) -> R
             .advise("run drover on the source's host, with that host's files: --via begins there"));
     }
     over.ask_if(passage.waits)?;
-    Ok(Some(over))
+    options.carried = Some(over.carried());
+    Ok((Some(over), path))
 }
 
 pub(super) fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
@@ -134,7 +157,8 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         ));
     }
     let tls = args.memory.tls.by_libvirt.then(|| args.memory.tls.tls_hostname.clone().unwrap_or_default());
-    if args.via.is_some() && tls.as_deref() == Some("") {
+    Direct::wanted(args)?;
+    if args.via.is_some() && args.direct.is_none() && tls.as_deref() == Some("") {
         let what = "--tls: over a link the source's QEMU connects to a socket here, which is no name in a certificate";
         return Err(Failure::new(Exit::Usage, what).advise(
             "--tls-hostname NAME, as in the target's certificate; or leave --tls out: the link encrypts",
@@ -149,6 +173,7 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
         copies_disks: args.disks == DisksArg::Mirror,
         uri: args.uri.as_deref().map(memory_at),
+        disks_port: None,
         carried: None,
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),

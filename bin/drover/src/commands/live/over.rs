@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::panic::resume_unwind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
 use drover_agent::Site;
 use drover_link::Session;
-use drover_live::Side;
-use drover_qemu::live::{Carried, Carrier, Guest, Hurry, NbdAt, Passage};
+use drover_live::{Path, Side};
+use drover_qemu::live::{Carried, CarriedEnds, Carrier, Guest, Hurry, NbdAt, Passage};
 use drover_relay::{Door, DoorError, Doors, Probed, Reach, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::direct::Direct;
 use super::memory::RDMA;
 use super::nbd_at;
 use crate::cli::{DisksArg, LiveArgs};
@@ -64,6 +65,8 @@ struct Asking {
     wanted: Vec<String>,
     /// They lie beside the target's monitor.
     is_own: bool,
+    /// Memory and disks go past the link.
+    is_direct: bool,
 }
 
 /// Where a domain's sockets lie on both sides: libvirt takes one path for the source's end and the target's.
@@ -77,7 +80,7 @@ struct Link {
     /// What the agent is asked to connect to for the target's monitor, where there is one.
     monitor: Option<String>,
     /// After the doors: what they carry ends before the session does.
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 impl Carrier for Link {
@@ -121,20 +124,32 @@ const DISKS: &str = "disks";
 
 /// Sites that guests go to. Those that go to one share a session: its connections, and what it has learnt of the line.
 #[derive(Default)]
-pub struct Sites(Mutex<BTreeMap<String, Weak<Shared>>>);
+pub struct Sites {
+    known: Mutex<BTreeMap<String, Weak<Shared>>>,
+    /// What was found of ways past links.
+    paths: Mutex<BTreeMap<String, Path>>,
+}
 
 /// A site that guests go to. When nobody goes there any more its session ends.
-struct Shared(Arc<Site>);
+pub struct Shared(Arc<Site>);
 
 impl Sites {
-    fn named(&self, args: &LiveArgs, name: &str) -> Result<Arc<Shared>, Failure> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn named(&self, args: &LiveArgs, name: &str) -> Result<Arc<Shared>, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(site) = known.get(name).and_then(Weak::upgrade) {
             return Ok(site);
         }
         let site = Arc::new(Shared(sites::site(args.state.as_deref(), name, None)?));
         known.insert(name.to_string(), Arc::downgrade(&site));
         Ok(site)
+    }
+
+    /// Which way is better to this site, the link or past it, as it was found when that was asked first. Who comes meanwhile
+    /// waits: they would measure each other.
+    pub fn path(&self, shared: &Shared, direct: &Direct) -> Path {
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = format!("{} {}", shared.0.name(), direct.key());
+        paths.entry(key).or_insert_with(|| direct.path(&shared.0)).clone()
     }
 }
 
@@ -204,8 +219,8 @@ impl Over {
         let stripes = session.stats().stripes;
         let round_trips = stripes.iter().filter_map(|stripe| stripe.rtt.or(stripe.rtt_min));
         let first_round_trip = round_trips.min().unwrap_or_default();
-        let asking = Asking { session, wanted, is_own: false };
-        let door = |path: &Path, to: String| Door { path: path.to_path_buf(), reach, to };
+        let asking = Asking { session, wanted, is_own: false, is_direct: false };
+        let door = |path: &std::path::Path, to: String| Door { path: path.to_path_buf(), reach, to };
         let mut doors = vec![door(&here.memory, memory_to), door(&here.disks, nbd_text(&disks))];
         doors.extend(monitor.iter().map(|to| door(&here.monitor, to.clone())));
         let packs = !args.no_link_compression;
@@ -215,7 +230,7 @@ impl Over {
             Some(_) => unmade(&error),
             None => no_door(error),
         })?;
-        let link = Arc::new(Link { site: name, doors: opened, first_round_trip, monitor, _shared: shared });
+        let link = Arc::new(Link { site: name, doors: opened, first_round_trip, monitor, shared });
         Ok(Over { link, here, asking, _folder: None })
     }
 
@@ -229,8 +244,8 @@ impl Over {
 
     /// The same, if nobody can be listening there yet.
     pub fn ask_if(&self, waits: bool) -> Result<(), Failure> {
-        let Asking { session, wanted, is_own } = &self.asking;
-        match waits {
+        let Asking { session, wanted, is_own, is_direct } = &self.asking;
+        match waits && !is_direct {
             // At once: each takes a round trip.
             true => thread::scope(|scope| {
                 let probes: Vec<_> =
@@ -260,14 +275,32 @@ impl Over {
         })
     }
 
+    /// Which way is better for memory and disks, this one or past it.
+    pub fn choose(&self, sites: &Sites, direct: &Direct) -> Path {
+        sites.path(&self.link.shared, direct)
+    }
+
+    /// Memory and disks go past it.
+    pub fn goes_past(&mut self) {
+        self.asking.is_direct = true;
+    }
+
     /// What a move over it is told.
     pub fn carried(&self) -> Carried {
-        let memory = format!("unix:{}", self.here.memory.display());
-        Carried { by: self.link.clone(), memory, disks: NbdAt::Unix(self.here.disks.clone()) }
+        let ends = || CarriedEnds {
+            memory: format!("unix:{}", self.here.memory.display()),
+            disks: NbdAt::Unix(self.here.disks.clone()),
+        };
+        Carried { by: self.link.clone(), ends: (!self.asking.is_direct).then(ends) }
+    }
+
+    /// Whether memory and disks go over it, too, not the target's monitor alone.
+    pub fn is_whole(&self) -> bool {
+        !self.asking.is_direct
     }
 
     /// Where the source connects to for memory.
-    pub fn memory_here(&self) -> &Path {
+    pub fn memory_here(&self) -> &std::path::Path {
         &self.here.memory
     }
 
@@ -362,19 +395,19 @@ fn unmade(error: &DoorError) -> Failure {
 }
 
 /// Beside the place of a move's socket, where a look has its own.
-fn to_look(path: &Path, name: &str) -> PathBuf {
+fn to_look(path: &std::path::Path, name: &str) -> PathBuf {
     path.with_file_name(format!("drover-look-{}.{name}", std::process::id()))
 }
 
 /// QEMU may run as another user, who must reach the sockets; nobody else does. Where that cannot be, QEMU says so.
-fn give_to_qemu(monitor: &Path, paths: &[&Path]) {
+fn give_to_qemu(monitor: &std::path::Path, paths: &[&std::path::Path]) {
     let Ok(owner) = std::fs::metadata(monitor).map(|file| file.uid()) else { return };
     for path in paths {
         let _ = chown(path, Some(owner), None);
     }
 }
 
-fn no_socket(path: &Path, why: &str) -> Failure {
+fn no_socket(path: &std::path::Path, why: &str) -> Failure {
     Failure::new(Exit::Plan, format!("{}: no socket can be there: {why}", path.display())).advise(
         "name other places with --uri and --nbd (unix:/PATH): folders that are there on both hosts, and in which drover may \
          write here, and QEMU there",

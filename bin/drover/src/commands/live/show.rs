@@ -121,7 +121,12 @@ impl Shown {
             }
             Event::Memory(told) => self.now.memory = Some(self.memory(told)),
             Event::Link { is_up, .. } => self.link_is_away = !is_up,
-            Event::Note(_) | Event::Sent | Event::Did(..) | Event::Share(_) | Event::Mending(_) => return,
+            Event::Note(_)
+            | Event::Path(_)
+            | Event::Sent
+            | Event::Did(..)
+            | Event::Share(_)
+            | Event::Mending(_) => return,
         }
         let now = self.now.clone();
         match &self.screen {

@@ -52,6 +52,8 @@ pub struct DomainOptions {
     pub copies_disks: bool,
     /// Where the source's QEMU finds the target's, if not where the target's daemon says.
     pub uri: Option<String>,
+    /// Where the target offers the disks that are copied, if not at a port that its daemon chooses.
+    pub disks_port: Option<u16>,
     /// What carries it, and the sockets that lead there: of the same paths at the target, where its QEMU listens.
     pub carried: Option<Carried>,
     /// Connections for memory, where it was said how many.

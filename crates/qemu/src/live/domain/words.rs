@@ -1,6 +1,7 @@
 //! What `virsh migrate` is told.
 
 use super::run::Move;
+use crate::live::carried::Carried;
 use crate::live::disks::NbdAt;
 
 impl Move<'_> {
@@ -13,10 +14,14 @@ impl Move<'_> {
             // Else the daemon takes what was set for this domain last, perhaps the share of a run that was killed.
             add(&["--bandwidth", MIB_UNLIMITED]);
         }
-        if let (Some(carried), false) = (&self.options.carried, self.copied.is_empty())
-            && let NbdAt::Unix(path) = &carried.disks
+        if let (Some((_, ends)), false) =
+            (Carried::whole(self.options.carried.as_ref()), self.copied.is_empty())
+            && let NbdAt::Unix(path) = &ends.disks
         {
             add(&["--disks-uri", &format!("unix://{}", path.display())]);
+        }
+        if let (Some(port), false) = (self.options.disks_port, self.copied.is_empty()) {
+            add(&["--disks-port", &port.to_string()]);
         }
         if channels > 1 {
             add(&["--parallel", "--parallel-connections", &channels.to_string()]);
@@ -57,8 +62,8 @@ impl Move<'_> {
                 add(&["--tls-destination", name]);
             }
         }
-        match (&self.options.carried, &self.options.uri) {
-            (Some(carried), _) => add(&["--migrateuri", &carried.memory.replacen("unix:", "unix://", 1)]),
+        match (Carried::whole(self.options.carried.as_ref()), &self.options.uri) {
+            (Some((_, ends)), _) => add(&["--migrateuri", &ends.memory.replacen("unix:", "unix://", 1)]),
             (None, Some(uri)) => add(&["--migrateuri", uri]),
             (None, None) => {}
         }

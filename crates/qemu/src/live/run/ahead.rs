@@ -217,8 +217,8 @@ impl Move<'_> {
             let _ = self.target.pause_line();
         }
         let uri = self.target.wait_for_line(&self.options.uri, SETTLE_TIME_MAX)?;
-        let to = self.options.carried.as_ref().map_or(&uri, |carried| &carried.memory);
-        self.source.resume_to(to)
+        let to = self.goes_to(&uri).to_string();
+        self.source.resume_to(&to)
     }
 
     fn tell_failed(&mut self, number: u32, why: String, next: Duration) {

@@ -9,6 +9,7 @@ use drover_live::{
 
 use super::{Ending, LiveError, Move, Moved, Where, channels_wanted, downtime_of_qemu, excess_words};
 use crate::error::QemuError;
+use crate::live::carried::Carried;
 use crate::live::guest::Before;
 use crate::live::tls::OWN;
 
@@ -87,8 +88,7 @@ impl Move<'_> {
                 here.map(|here| here.kind).unwrap_or_default()
             }
         };
-        let goes_to = self.options.carried.as_ref().map_or(&self.options.uri, |carried| &carried.memory);
-        found.extend(tls_name_obstacle(&kind, &tls.hostname, goes_to));
+        found.extend(tls_name_obstacle(&kind, &tls.hostname, self.goes_to(&self.options.uri)));
         Ok(found)
     }
 
@@ -108,7 +108,7 @@ impl Move<'_> {
     /// handshake, and QEMU goes by their order again.
     fn is_unordered(&self) -> bool {
         let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
-        self.options.carried.is_some() && !can_tell
+        Carried::whole(self.options.carried.as_ref()).is_some() && !can_tell
     }
 
     fn postcopy_goes_alone(&self) -> bool {

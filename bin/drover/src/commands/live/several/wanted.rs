@@ -7,7 +7,7 @@ use clap::{ArgAction, CommandFactory, Parser};
 use drover_plan::{MOVES_MAX, Moves, OneMove, Problem, Setting};
 use drover_wan::line::units::Rate;
 
-use crate::cli::{LiveArgs, LiveCommand};
+use crate::cli::{DisksArg, LiveArgs, LiveCommand};
 use crate::commands::live::domain;
 use crate::exit::{Exit, Failure};
 
@@ -287,6 +287,12 @@ fn held(guest: &Wanted) -> Vec<String> {
     }
     let fixed = args.uri.as_ref().filter(|uri| !uri.ends_with(":0"));
     held.extend(fixed.map(|uri| format!("uri {uri}{there}")));
+    if let Some(direct) = &args.direct {
+        // Memory has the port, disks the next.
+        let disks = if args.disks == DisksArg::Mirror { 1 } else { 0 };
+        let ports = direct.port.into_iter().flat_map(|port| port..=port + disks);
+        held.extend(ports.map(|port| format!("port {}{there}", direct.with_port(port))));
+    }
     held.extend(args.nbd.as_ref().map(|nbd| format!("nbd {nbd}{there}")));
     held
 }
@@ -345,6 +351,12 @@ mod tests {
                 .is_empty()
         );
         assert!(one("  - {from: /a, to: /b, via: x}\n  - {from: /c, to: /b, via: y}\n").is_empty());
+        let direct = "via: x, allow: plain, direct: 'h:";
+        let apart = format!(
+            "  - {{from: /a, to: /b, {direct}5000', disks: mirror}}\n  - {{from: /c, to: /d, {direct}5002'}}\n"
+        );
+        assert!(one(&apart).is_empty());
+        assert_eq!(one(&apart.replace("5002", "5001")), ["/a and /c both have the port h:5001 at x"]);
         let told = one("  - {from: /a, to: /b, uri: 'tcp:h:1'}\n  - {from: /a, to: /b, uri: 'tcp:h:1'}\n");
         assert_eq!(told.len(), 4, "{told:?}");
         assert_eq!(told[2], "/a and /a both have the target /b");
