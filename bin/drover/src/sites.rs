@@ -86,6 +86,11 @@ pub fn dialler(
     })
 }
 
+/// Whether something is set that limits what goes to the site of that name, at whatever hour.
+pub fn is_limited(state: Option<&Path>, name: &str) -> Result<bool, Failure> {
+    Ok(!dialled(folder(state)?, name)?.limits.is_empty())
+}
+
 /// A site whose line is measured.
 pub struct Measured {
     identity: Identity,

@@ -1,12 +1,11 @@
-//! `drover live --via SITE --direct HOST`: memory and disks go past the link where that is found to be as good.
+//! `drover live --via SITE --or-direct HOST`: memory and disks go past the link where that is found to be as good.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::path::Path;
-use std::time::Duration;
+use std::net::TcpListener;
 
-use common::moves::{self, SLOWLY, busy, events, idle, path, place, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, busy, events, idle, place, route, with_disks, written_sectors};
 use common::process::wait_until;
 use common::scene::{PATIENCE, Scene};
 use common::sites::Sites;
@@ -19,43 +18,78 @@ fn sent_to(output: &Output) -> String {
     notes.into_iter().find(|text| text.starts_with("memory goes ")).unwrap()
 }
 
-/// What loopback carries directly in any case, so that it does not matter how busy this machine is.
-const ENOUGH: [&str; 4] = ["--rate-max", "400m", "--allow", "plain,throttle"];
-
+/// Past the link loopback carries several times what the link does, which encrypts, however busy this machine is.
 #[test]
-fn memory_and_disks_go_directly_where_that_carries_what_is_wanted() {
+fn memory_and_disks_go_directly_where_that_carries_more() {
     let folder = tempfile::tempdir().unwrap();
     let [here, there] = with_disks(folder.path(), &busy());
     let Some(mut scene) = Scene::allowing(&here, &there, "b/*") else { return };
     let at = place();
-    let output = scene.live(&[&["--disks", "mirror", "--direct", &at][..], &ENOUGH].concat());
+    let output = scene.live(&["--disks", "mirror", "--or-direct", &at, "--direct-plain"]);
     moves::has_moved(&mut scene.source, &mut scene.target, &output);
-    let path = path(&output);
+    let route = route(&output);
     assert_eq!(
-        (path["way"].as_str(), path["direct_to"].as_str()),
+        (route["way"].as_str(), route["direct_to"].as_str()),
         (Some("direct"), Some(at.as_str())),
-        "{path}"
+        "{route}"
     );
-    assert!(path["direct_bytes_per_s"].as_f64() > Some(45e6), "{path}");
+    assert!(route["direct_bytes_per_s"].as_f64() > route["link_bytes_per_s"].as_f64(), "{route}");
     assert_eq!(sent_to(&output), format!("memory goes to tcp:{at}, not encrypted"));
-    // The monitor's words went over the link, and neither memory nor disks.
+    scene.target.kill();
+    assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
+}
+
+#[test]
+fn nothing_but_the_monitors_words_goes_over_the_link_then() {
+    let Some(mut scene) = Scene::new(&busy()) else { return };
+    // So the link is not measured, which would count. What goes may be too little for a busy guest.
+    let bounded = ["--rate-max", "400m", "--channels", "4", "--allow", "throttle"];
+    let output = scene.live(&[&["--or-direct", "127.0.0.1", "--direct-plain"][..], &bounded].concat());
+    moves::has_moved(&mut scene.source, &mut scene.target, &output);
+    let route = route(&output);
+    assert_eq!(
+        (route["way"].as_str(), route["reason"].as_str()),
+        (Some("direct"), Some("rate-max")),
+        "{route}"
+    );
     let moved = moves::moved(&output);
     let (up, sent) = (moved["link"]["up_bytes"].as_u64(), moved["sent_bytes"].as_u64());
     assert!(up > Some(1000) && up < Some(4 << 20) && sent > Some(30 << 20), "{moved}");
-    scene.target.kill();
-    assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
 }
 
 #[test]
 fn they_go_over_the_link_where_the_target_is_not_reached_directly() {
     let Some(mut scene) = Scene::new(&busy()) else { return };
     // An address for documents: nobody has it.
-    let output = scene.live(&["--direct", "192.0.2.1:5000", "--allow", "plain"]);
+    let output = scene.live(&["--or-direct", "192.0.2.1", "--direct-plain"]);
     scene.has_moved(&output);
-    let path = path(&output);
-    assert_eq!(path["way"], "link", "{path}");
-    assert!(path["why"].as_str().unwrap().contains("192.0.2.1:5000"), "{path}");
+    let route = route(&output);
+    assert_eq!(
+        (route["way"].as_str(), route["reason"].as_str()),
+        (Some("link"), Some("unreachable")),
+        "{route}"
+    );
+    assert!(route["why"].as_str().unwrap().contains("name the one at which its QEMU can listen"), "{route}");
     assert!(sent_to(&output).starts_with("memory goes over the link to site-b"), "{output:?}");
+}
+
+#[test]
+fn they_go_over_the_link_where_disks_have_no_port() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = with_disks(folder.path(), &busy());
+    let Some(mut scene) = Scene::allowing(&here, &there, "b/*") else { return };
+    let at = place();
+    let (host, port) = at.rsplit_once(':').unwrap();
+    let taken = TcpListener::bind((host, port.parse::<u16>().unwrap() + 1)).unwrap();
+    let output = scene.live(&["--disks", "mirror", "--or-direct", &at, "--direct-plain"]);
+    scene.has_moved(&output);
+    let route = route(&output);
+    assert_eq!(
+        (route["way"].as_str(), route["reason"].as_str()),
+        (Some("link"), Some("unreachable")),
+        "{route}"
+    );
+    drop(taken);
 }
 
 #[test]
@@ -63,28 +97,28 @@ fn a_limit_of_the_link_is_not_gone_past() {
     let Some(mut scene) = Scene::new(&busy()) else { return };
     let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=40MiB"]).unwrap();
     assert_eq!(limited.code, Some(0), "{limited:?}");
-    let output = scene.live(&["--direct", "127.0.0.1", "--allow", "plain"]);
+    let output = scene.live(&["--or-direct", "127.0.0.1:5000", "--direct-plain"]);
     scene.has_moved(&output);
-    let path = path(&output);
-    assert_eq!((&path["way"], &path["direct_bytes_per_s"]), (&"link".into(), &Value::Null), "{path}");
-    assert!(path["why"].as_str().unwrap().contains("drover agent limit"), "{path}");
+    let route = route(&output);
+    assert_eq!((&route["way"], &route["direct_bytes_per_s"]), (&"link".into(), &Value::Null), "{route}");
+    assert!(route["why"].as_str().unwrap().contains("drover agent limit"), "{route}");
 }
 
-/// Both QEMUs encrypt what goes directly, and the link what goes over it.
+/// Both QEMUs encrypt what goes directly, and the link what goes over it, by as many connections as ever.
 #[test]
 fn credentials_are_for_the_direct_way() {
     let keys = tempfile::tempdir().unwrap();
     std::fs::write(keys.path().join("keys.psk"), format!("qemu:{}\n", "a5".repeat(32))).unwrap();
     let key = keys.path().to_str().unwrap();
     let Some(mut scene) = Scene::new(&busy()) else { return };
-    // No more may be sent than either carries, so the link is as good and costs less.
-    let bounded = ["--rate-max", "400m", "--channels", "4", "--allow", "throttle"];
-    let output = scene.live(&[&["--direct", "127.0.0.1", "--tls-psk", key][..], &bounded].concat());
+    let output = scene.live(&["--or-direct", "192.0.2.1", "--tls-psk", key, "--channels", "4"]);
     scene.has_moved(&output);
-    let path = path(&output);
-    assert_eq!((path["way"].as_str(), &path["is_encrypted_by_qemu"]), (Some("link"), &true.into()), "{path}");
-    assert!(path["link_bytes_per_s"].as_f64() > Some(0.0), "{path}");
-    // Under QEMU's own encryption it has one connection over a link.
+    let route = route(&output);
+    assert_eq!(
+        (route["way"].as_str(), &route["is_encrypted_by_qemu"]),
+        (Some("link"), &false.into()),
+        "{route}"
+    );
     let chosen = events(&output).into_iter().find(|event| event["event"] == "chosen").unwrap();
     assert_eq!(chosen["channels"], 4, "{chosen}");
 }
@@ -97,15 +131,16 @@ fn what_is_wrong_with_what_was_said_is_told_before_anything_is_touched() {
         sites.here.run(&[&args[..], more].concat()).unwrap()
     };
     for (more, why) in [
-        (&["--direct", "10.0.0.2"][..], "nobody said that it may go so"),
-        (&["--direct", "10.0.0.2", "--allow", "plain", "--disks", "mirror"], "it wants a port"),
-        (&["--direct", "10.0.0.2:80", "--allow", "plain"], "a port from 1024"),
+        (&["--or-direct", "10.0.0.2"][..], "nobody said that it may go so"),
+        (&["--or-direct", "10.0.0.2", "--direct-plain", "--disks", "mirror"], "it wants a port"),
+        (&["--or-direct", "10.0.0.2:80", "--direct-plain"], "a port from 1024"),
+        (&["--direct-plain"], "--or-direct"),
     ] {
         let output = live(more);
         assert_eq!(output.code, Some(2), "{more:?}: {output:?}");
         assert!(output.err.contains(why), "{more:?}: {}", output.err);
     }
-    let alone = sites.here.run(&["live", "/a", "--to", "/b", "--direct", "h", "--allow", "plain"]).unwrap();
+    let alone = sites.here.run(&["live", "/a", "--to", "/b", "--or-direct", "h", "--direct-plain"]).unwrap();
     assert!(alone.code == Some(2) && alone.err.contains("--via"), "{alone:?}");
 }
 
@@ -113,27 +148,47 @@ fn what_is_wrong_with_what_was_said_is_told_before_anything_is_touched() {
 #[test]
 fn a_move_whose_drover_was_killed_is_gone_on_with() {
     let Some(mut scene) = Scene::new(&idle()) else { return };
-    let direct = ["--direct", "127.0.0.1", "--allow", "plain"];
+    let direct = ["--or-direct", "127.0.0.1", "--direct-plain"];
     let mut child = scene.spawn(&[&direct[..], &SLOWLY].concat());
+    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
     scene.wait_until_sending();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(Path::new(&scene.target.monitor()).exists());
     let output = scene.live(&direct);
     moves::has_moved(&mut scene.source, &mut scene.target, &output);
+    let route = route(&output);
+    assert_eq!((route["way"].as_str(), route["reason"].as_str()), (Some("direct"), Some("known")), "{route}");
     wait_until("the source has sent everything", PATIENCE, || scene.source_says() == "completed");
 }
 
-/// What goes directly does not wait for the link; the order to start the guest does.
+/// Memory goes on meanwhile; the guest goes when it can be started there.
 #[test]
-fn a_link_that_is_cut_meanwhile_holds_up_nothing_but_the_start() {
+fn a_link_that_is_cut_meanwhile_is_waited_for() {
     let Some(mut scene) = Scene::new(&idle()) else { return };
-    let child = scene.spawn(&[&["--direct", "127.0.0.1", "--allow", "plain"][..], &SLOWLY].concat());
+    let child = scene.spawn(&[&["--or-direct", "127.0.0.1", "--direct-plain"][..], &SLOWLY].concat());
+    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
     scene.wait_until_sending();
     scene.line.cut(true);
     scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
-    wait_until("all is sent", PATIENCE, || !scene.source.beats_within(Duration::from_millis(300)));
+    scene.wait_for("memory goes on", |event| event["sent_bytes"].as_u64() > Some(8 << 20));
     scene.line.cut(false);
     let output = scene.ended(child);
     moves::has_moved(&mut scene.source, &mut scene.target, &output);
+}
+
+#[test]
+fn a_link_that_stays_away_leaves_the_guest_where_it_was() {
+    let Some(mut scene) = Scene::new(&idle()) else { return };
+    let child = scene.spawn(&[&["--or-direct", "127.0.0.1", "--direct-plain"][..], &SLOWLY].concat());
+    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
+    scene.wait_until_sending();
+    scene.line.cut(true);
+    let output = scene.ended(child);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(
+        output.err.contains("could not be started there")
+            && output.err.contains("the guest is at the source"),
+        "{output:?}"
+    );
+    scene.has_stayed();
 }

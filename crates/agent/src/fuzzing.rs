@@ -10,7 +10,7 @@ use crate::client::pending::{Pending, What};
 use crate::message::{
     DATA_BYTES_MAX, Head, Kind, PIECES_MAX, decode_extents, kind_of, piece_count, pieces, words_in,
 };
-use crate::opening::{Access, Announced, Answer, Opened, Opening, Stat};
+use crate::opening::{Access, Announced, Answer, Listening, Opened, Opening, Stat};
 use crate::places::PlaceName;
 use crate::trust::{Token, check_name};
 
@@ -102,6 +102,11 @@ fn answers(bytes: &[u8]) {
     if let Ok(Answer::Ok(announced)) = serde_json::from_slice::<Answer<Announced>>(bytes) {
         let announced = announced.checked();
         assert!(announced.devices.iter().all(|name| !name.contains(char::is_control)));
+    }
+    if let Ok(Answer::Ok(listening)) = serde_json::from_slice::<Answer<Listening>>(bytes)
+        && let Ok(listening) = listening.checked([0, 0])
+    {
+        assert!(listening.port >= 1024 && !listening.token.is_empty());
     }
     if let Ok(answer) = serde_json::from_slice::<Answer<Stat>>(bytes)
         && let Err(refusal) = answer.into_result()

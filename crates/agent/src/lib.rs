@@ -39,7 +39,7 @@ pub mod trust;
 pub use client::{AgentDisk, AgentOptions, Target};
 pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
 pub use dial::{PORT, Route, dial, with_port};
-pub use direct::{DirectProbe, DirectWay};
+pub use direct::{CONNECTIONS_MAX, DirectProbe, DirectWay};
 pub use error::Refusal;
 pub use measure::{MEASURE_TIME_MAX, Measured};
 pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};

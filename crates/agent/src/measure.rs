@@ -91,7 +91,7 @@ pub(crate) fn send(session: &Session, time: Duration) -> Result<Measured, Refusa
         let why = format!("a measurement takes {} s at most", MEASURE_TIME_MAX.as_secs());
         return Err(Refusal::new(DiskErrorKind::Misuse, why));
     }
-    let probe = probe_within(session, SETTLE, time)?;
+    let probe = probe_within(session, (SETTLE, time), None)?;
     // It may have changed meanwhile, as others came and went: what it is now is told.
     Ok(Measured::of(probe, session.rate_limit_whole(), session.rate_limit()))
 }

@@ -34,9 +34,12 @@ pub enum Opening {
         /// Whether both ways go in pieces, which may be packed.
         #[serde(default)]
         pieces: bool,
+        /// Whether what another session of the same peer left connected there makes way.
+        #[serde(default)]
+        takes_over: bool,
     },
-    /// A port that is listened at for a time, and what comes there is thrown away; to measure the way past the link
-    /// ([`Listening`] is the answer). It ends with the channel.
+    /// A port that is listened at for a time, and what comes there is thrown away; to measure the way past the link. Answered by
+    /// [`Listening`], and after the peer's last word by [`Listened`].
     Listen(Listen),
     /// An order about a machine ([`crate::machine::Order`]), which is the first message, and its answer.
     Machine,
@@ -65,6 +68,13 @@ pub struct Listening {
     pub port: u16,
     /// What each connection begins with, so that strangers send nothing.
     pub token: String,
+}
+
+/// Who came while it was listened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listened {
+    /// Connections that began with the token.
+    pub connections: u16,
 }
 
 /// A disk to be opened.
@@ -309,7 +319,7 @@ mod tests {
         assert_eq!(opening(r#"{"service":"source","bytes":7,"later":1}"#), Opening::Source { bytes: 7 });
         assert_eq!(
             opening(r#"{"service":"connect","to":"h:1"}"#),
-            Opening::Connect { to: "h:1".into(), pieces: false }
+            Opening::Connect { to: "h:1".into(), pieces: false, takes_over: false }
         );
         assert_eq!(opening(r#"{"service":"rpc","call":"info"}"#), Opening::Rpc(Call::Info));
         let listen = opening(r#"{"service":"listen","host":"h","ports":[0,0],"connections":4}"#);

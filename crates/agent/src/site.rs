@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
-use drover_link::{Order, Receiver, Sender, Session};
+use drover_link::{Message, Order, Receiver, Sender, Session};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -214,9 +214,18 @@ impl Site {
     /// The next answer on a channel.
     pub(crate) fn answer_on<T: DeserializeOwned>(&self, opened: &Way) -> Result<T, Refusal> {
         let message = opened.receiver.receive().inspect_err(|_| self.lost(opened.session))?;
-        let message = message.ok_or_else(|| senseless("no answer"))?;
-        decode::<Answer<T>>(&message.body)?.into_result()
+        read(message)
     }
+}
+
+/// The next answer that comes, without a site.
+pub(crate) fn answered<T: DeserializeOwned>(receiver: &Receiver) -> Result<T, Refusal> {
+    read(receiver.receive()?)
+}
+
+fn read<T: DeserializeOwned>(message: Option<Message>) -> Result<T, Refusal> {
+    let message = message.ok_or_else(|| senseless("no answer"))?;
+    decode::<Answer<T>>(&message.body)?.into_result()
 }
 
 impl<T> Answer<T> {

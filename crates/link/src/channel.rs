@@ -1,7 +1,7 @@
 //! Channels, as programs use them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use drover_wire::{Header, Kind, check, check_more};
 
@@ -29,6 +29,19 @@ pub struct Channel {
 #[derive(Clone, Debug)]
 pub struct Sender {
     end: Arc<SenderEnd>,
+}
+
+/// A sender as somebody knows it who does not keep its channel open.
+#[derive(Clone, Debug)]
+pub struct WeakSender {
+    end: Weak<SenderEnd>,
+}
+
+impl WeakSender {
+    /// The sender, if somebody else has it still.
+    pub fn upgrade(&self) -> Option<Sender> {
+        self.end.upgrade().map(|end| Sender { end })
+    }
 }
 
 /// The half that receives. When it goes before the end, what comes is thrown away and the peer's sending
@@ -259,6 +272,11 @@ impl Sender {
     pub fn finish(&self) -> Result<(), LinkError> {
         let Place { id, handle, .. } = &self.end.place;
         handle.shared.with(|inner, _| inner.core.finish(*id))
+    }
+
+    /// The same without keeping the channel open.
+    pub fn downgrade(&self) -> WeakSender {
+        WeakSender { end: Arc::downgrade(&self.end) }
     }
 
     /// Gives both directions up: the peer's calls fail with `Reset`, and so do this side's.

@@ -41,7 +41,7 @@ mod stripe;
 mod table;
 mod tls;
 
-pub use channel::{Channel, Receiver, Sender};
+pub use channel::{Channel, Receiver, Sender, WeakSender};
 pub use connect::{ConnectOptions, connect};
 pub use core::{
     CHANNEL_CREDIT_MAX, CHANNELS_MAX, GIVE_UP_AFTER, HELD_BYTES_MAX, Limits, MESSAGES_CREDIT_FIRST, Message,

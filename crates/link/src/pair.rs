@@ -45,14 +45,31 @@ impl Session {
         Session::pair_of(limits, b"", None)
     }
 
+    /// The same, whose first end is known to the second by this key.
+    ///
+    /// # Panics
+    /// As [`Session::pair`].
+    pub fn pair_by(key: [u8; 32]) -> (Session, Session) {
+        Session::pair_whole(Limits::default(), b"", None, key)
+    }
+
     /// The same; the second end has announced something, and both send no faster than so.
     ///
     /// # Panics
     /// As [`Session::pair`].
-    #[allow(clippy::expect_used)]
     pub fn pair_of(limits: Limits, announced: &[u8], rate: Option<Arc<RateLimit>>) -> (Session, Session) {
-        let one = end(Side::Dialler, limits, ("pair-b", announced), rate.clone());
-        let two = end(Side::Listener, limits, ("pair-a", b""), rate);
+        Session::pair_whole(limits, announced, rate, [0; 32])
+    }
+
+    #[allow(clippy::expect_used)]
+    fn pair_whole(
+        limits: Limits,
+        announced: &[u8],
+        rate: Option<Arc<RateLimit>>,
+        key: [u8; 32],
+    ) -> (Session, Session) {
+        let one = end(Side::Dialler, limits, ("pair-b", announced, [0; 32]), rate.clone());
+        let two = end(Side::Listener, limits, ("pair-a", b"", key), rate);
         for _ in 0..STRIPES {
             let (here, there) = UnixStream::pair().expect("a pair of sockets");
             attach(&one, here).and_then(|()| attach(&two, there)).expect("threads for a pair of sockets");
@@ -67,12 +84,11 @@ impl Session {
 fn end(
     side: Side,
     limits: Limits,
-    (peer, announced): (&str, &[u8]),
+    (peer, announced, fingerprint): (&str, &[u8], [u8; 32]),
     rate: Option<Arc<RateLimit>>,
 ) -> Arc<Shared> {
     let core = Core::new(side, limits, limits.credits);
-    let peer =
-        Peer { name: peer.into(), fingerprint: [0; 32], version: VERSION_MAX, announced: announced.into() };
+    let peer = Peer { name: peer.into(), fingerprint, version: VERSION_MAX, announced: announced.into() };
     Shared::new(core, peer, rate, STRIPES)
 }
 

@@ -19,6 +19,9 @@ pub const SETTLE: Duration = Duration::from_secs(1);
 /// Bytes written at a time.
 const PIECE_BYTES: usize = 128 << 10;
 
+/// The same where a rate is kept to, at least.
+const PACED_BYTES_MIN: u64 = 1024;
+
 /// What one number of connections carried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
@@ -56,21 +59,8 @@ pub fn wait_for_stripes(session: &Session, stripes: usize, within: Duration) -> 
 /// # Errors
 /// As the session's calls; `Protocol` if the far side has no sink.
 pub fn probe(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
-    probe_at_most(session, settle, time, None)
-}
-
-/// As [`probe`], with so many bytes a second at most.
-///
-/// # Errors
-/// As [`probe`].
-pub fn probe_at_most(
-    session: &Session,
-    settle: Duration,
-    time: Duration,
-    rate_max: Option<u64>,
-) -> Result<Probe, LinkError> {
     let (sender, mut receiver) = session.open(Order::Stream, SINK)?.split();
-    let found = measured(session, &sender, (settle, time), rate_max, |_| ())?;
+    let found = measured(session, &sender, (settle, time), None, |_| ())?;
     sender.finish()?;
     // What the sink answers comes after all that was sent: the next probe finds the line empty.
     let mut answer = [0; 256];
@@ -78,14 +68,18 @@ pub fn probe_at_most(
     Ok(found)
 }
 
-/// As [`probe`], but over with its time whatever the far side does: for who does it by order of a peer. What is still on
-/// its way then is given up, so the session is of no use for another probe at once.
+/// As [`probe`], but over with its time whatever the far side does, and with so many bytes a second at most if that is said. What is
+/// still on its way then is given up, so the session is of no use for another probe at once.
 ///
 /// # Errors
 /// As [`probe`], of what happens before the end.
-pub fn probe_within(session: &Session, settle: Duration, time: Duration) -> Result<Probe, LinkError> {
+pub fn probe_within(
+    session: &Session,
+    (settle, time): (Duration, Duration),
+    rate_max: Option<u64>,
+) -> Result<Probe, LinkError> {
     let (sender, _receiver) = session.open(Order::Stream, SINK)?.split();
-    measured(session, &sender, (settle, time), None, Sender::reset)
+    measured(session, &sender, (settle, time), rate_max, Sender::reset)
 }
 
 /// Writes until the time is over, and compares its ends. `over` is called then, before the last piece is waited for.
@@ -126,6 +120,12 @@ impl Pace {
         Pace { rate_max, began: Instant::now(), bytes: 0 }
     }
 
+    /// How much to write at a time, of so much at most: a hundredth of what goes in a second.
+    pub fn piece_bytes(&self, most: usize) -> usize {
+        let piece = self.rate_max.map_or(most as u64, |rate| (rate / 100).max(PACED_BYTES_MIN));
+        usize::try_from(piece).unwrap_or(most).min(most)
+    }
+
     /// When these bytes, which are written next, may be.
     pub fn takes(&mut self, bytes: usize) -> Instant {
         let due = self
@@ -143,6 +143,7 @@ fn write_until(
     failed: &Failed<LinkError>,
 ) {
     loop {
+        let noise = &noise[..pace.piece_bytes(noise.len())];
         let due = pace.takes(noise.len());
         thread::sleep(due.min(until).saturating_duration_since(Instant::now()));
         if Instant::now() >= until {
@@ -305,7 +306,7 @@ mod tests {
         let (one, two) = Session::pair();
         // What was written never comes to an end, and is not even looked at.
         let ms = Duration::from_millis;
-        let found = probe_within(&one, ms(1), ms(50)).unwrap();
+        let found = probe_within(&one, (ms(1), ms(50)), None).unwrap();
         assert_eq!(found.stripes, 2);
         drop(two);
     }
@@ -316,7 +317,7 @@ mod tests {
         let (one, two) = Session::pair();
         thread::scope(|scope| {
             scope.spawn(|| two.accept().unwrap().channel.split().0.reset());
-            assert_eq!(probe_within(&one, day, day).unwrap_err().kind, LinkErrorKind::Reset);
+            assert_eq!(probe_within(&one, (day, day), None).unwrap_err().kind, LinkErrorKind::Reset);
             scope.spawn(|| {
                 let _incoming = two.accept().unwrap();
                 two.close();

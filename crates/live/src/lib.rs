@@ -8,7 +8,7 @@
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
-//! what two ways were measured to carry ────────────────> path ──> directly, or over the link
+//! what two ways were measured to carry ────────────────> route ─> directly, or over the link
 //! what both sides told ────────────────────────────────> parts ──> what the downtime was made of
 //! looks at both sides of post-copy ────────────────────> Recovery ─> a new line, lost, given up
 //! what an earlier run left ────────────────────────────> found ──> begin, go on, start at the target, nothing
@@ -28,9 +28,9 @@ mod domain;
 mod ease;
 mod forecast;
 mod found;
-mod path;
 mod preflight;
 mod recovery;
+mod route;
 mod settings;
 mod still;
 pub mod together;
@@ -47,9 +47,9 @@ pub use domain::{
 pub use ease::Ease;
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
-pub use path::{Path, PathAsked, Streams, choose_path};
 pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
+pub use route::{Route, RouteAsked, RouteReason, Streams, WantsLink, choose_route};
 pub use settings::{
     Compression, Difference, Own, RATE_UNLIMITED, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish,
     differences, settings, slow_down,

@@ -2,7 +2,7 @@
 //!
 //! Towards the target: the opening, `{"service":"connect","to":"HOST:PORT"}`, then the client's bytes, at once. With
 //! `"pieces":true`, which only an agent is told that announces it, both ways go in pieces (`drover_pack::pieces`); the
-//! answer stands before them.
+//! answer stands before them. With `"takes_over":true` what another session of the same peer left connected there makes way.
 //! Back: an answer, then the target's bytes, if there are any:
 //!
 //! ```text
@@ -107,12 +107,15 @@ struct Opening<'a> {
     to: &'a str,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pieces: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    takes_over: bool,
 }
 
 /// What the agent is told a channel is for.
-pub(crate) fn opening(to: &str, form: Form) -> Vec<u8> {
+pub(crate) fn opening(to: &str, form: Form, takes_over: bool) -> Vec<u8> {
     // A struct of texts always has a JSON.
-    serde_json::to_vec(&Opening { service: "connect", to, pieces: form == Form::Pieces }).unwrap_or_default()
+    serde_json::to_vec(&Opening { service: "connect", to, pieces: form == Form::Pieces, takes_over })
+        .unwrap_or_default()
 }
 
 /// What an agent announces when a session begins.
@@ -145,9 +148,9 @@ mod tests {
 
     #[test]
     fn an_opening_is_what_the_documents_say() {
-        assert_eq!(opening("h:1", Form::Plain), br#"{"service":"connect","to":"h:1"}"#);
-        let in_pieces = opening("h:1", Form::Pieces);
-        assert_eq!(in_pieces, br#"{"service":"connect","to":"h:1","pieces":true}"#);
+        assert_eq!(opening("h:1", Form::Plain, false), br#"{"service":"connect","to":"h:1"}"#);
+        let in_pieces = opening("h:1", Form::Pieces, true);
+        assert_eq!(in_pieces, br#"{"service":"connect","to":"h:1","pieces":true,"takes_over":true}"#);
     }
 
     #[test]

@@ -235,7 +235,7 @@ pub enum Probed {
 /// # Errors
 /// If the link is lost.
 pub fn probe(session: &Session, to: &str) -> Result<Probed, LinkError> {
-    let channel = session.open(Order::Stream, &opening(to, Form::Plain))?;
+    let channel = session.open(Order::Stream, &opening(to, Form::Plain, false))?;
     let (sender, mut receiver) = channel.split();
     let (mut reading, mut piece) = (Reading::default(), [0; 1024]);
     let probed = loop {

@@ -148,6 +148,9 @@ pub struct Via {
     pub is_shared: bool,
     /// Whether streams may be packed, if the agent knows how.
     pub packs: bool,
+    /// What an earlier program of this host left connected to the same unix sockets there makes way, once it has had no connection
+    /// for some seconds: they serve one at a time.
+    pub takes_over: bool,
 }
 
 impl fmt::Debug for Via {

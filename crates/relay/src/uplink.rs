@@ -141,7 +141,7 @@ impl Uplink {
             return self.refuse(&asked, Refusal::TargetSilent, why);
         }
         let form = if self.via.packs { form_for(&session.peer().announced) } else { Form::Plain };
-        match session.open(Order::Stream, &opening(&asked.meta.target, form)) {
+        match session.open(Order::Stream, &opening(&asked.meta.target, form, self.via.takes_over)) {
             Ok(channel) => {
                 let asking = Asking { uplink: self.clone(), turn: Some(turn), heard: Heard::Nothing };
                 let end = End::Near(asking);

@@ -62,7 +62,13 @@ impl Scene {
             attend(far, connecting.clone());
             Ok(near)
         };
-        let via = Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true };
+        let via = Via {
+            site: "b".to_string(),
+            dial: Arc::new(dial),
+            is_shared: false,
+            packs: true,
+            takes_over: false,
+        };
         let to = format!("unix:{}", self.path("far").display());
         Doors::open(via, &[Door { path: self.path("near"), reach, to }])
     }
@@ -263,7 +269,8 @@ fn doors_that_close_leave_a_session_to_the_others_that_have_it() {
         attend(far, scene.ports.clone());
         let session = near.clone();
         let dial = move || Ok(session.clone());
-        let via = Via { site: "b".to_string(), dial: Arc::new(dial), is_shared, packs: true };
+        let via =
+            Via { site: "b".to_string(), dial: Arc::new(dial), is_shared, packs: true, takes_over: false };
         let to = format!("unix:{}", scene.path("far").display());
         let place = scene.path("own");
         let doors = Doors::open(via, &[Door { path: place.clone(), reach: Reach::Folder, to: to.clone() }]);

@@ -87,7 +87,13 @@ fn scene_over(
     };
     let options = RelayOptions {
         policy: Policy::parse(policy).unwrap(),
-        via: Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs }),
+        via: Some(Via {
+            site: "b".to_string(),
+            dial: Arc::new(dial),
+            is_shared: false,
+            packs,
+            takes_over: false,
+        }),
         workers: 2,
         ..RelayOptions::new(lines)
     };
@@ -106,7 +112,13 @@ fn scene_with(connect: impl Fn(&str, Channel) + Send + Sync + 'static) -> Relay 
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true });
+    let via = Some(Via {
+        site: "b".to_string(),
+        dial: Arc::new(dial),
+        is_shared: false,
+        packs: true,
+        takes_over: false,
+    });
     Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(vec![line("h:1")]) }).unwrap()
 }
 
@@ -357,7 +369,13 @@ fn without_an_agent_clients_are_reset_and_the_next_ones_wait_for_no_second_try()
         counted.fetch_add(1, Ordering::Relaxed);
         Err("nobody there".into())
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true });
+    let via = Some(Via {
+        site: "b".to_string(),
+        dial: Arc::new(dial),
+        is_shared: false,
+        packs: true,
+        takes_over: false,
+    });
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     for _ in 0..50 {
         assert!(turns_away(&relay));
@@ -419,7 +437,13 @@ fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true });
+    let via = Some(Via {
+        site: "b".to_string(),
+        dial: Arc::new(dial),
+        is_shared: false,
+        packs: true,
+        takes_over: false,
+    });
     let lines = vec![line("silent:1"), line("good:1")];
     let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
     let silent: Vec<TcpStream> = (0..300).map(|_| connect_to(relay.addresses()[0])).collect();
@@ -525,7 +549,13 @@ fn an_agent_of_before_and_one_that_shall_not_get_streams_as_they_are() {
             attend(there, connect.clone());
             Ok(near)
         };
-        let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs });
+        let via = Some(Via {
+            site: "b".to_string(),
+            dial: Arc::new(dial),
+            is_shared: false,
+            packs,
+            takes_over: false,
+        });
         let lines = vec![line(&address(&target))];
         let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
         exchange(&relay, &target, 7);
@@ -548,7 +578,13 @@ fn an_agent_whose_pieces_are_none_is_told_by_what_is_wrong() {
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via { site: "b".to_string(), dial: Arc::new(dial), is_shared: false, packs: true });
+    let via = Some(Via {
+        site: "b".to_string(),
+        dial: Arc::new(dial),
+        is_shared: false,
+        packs: true,
+        takes_over: false,
+    });
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     let mut near = client(&relay);
     let mut got = Vec::new();

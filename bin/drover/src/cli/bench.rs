@@ -31,6 +31,7 @@ Ways:
   tls, tls-multifd:N         the same, encrypted by QEMU
   drover, drover:N           `drover live`, with as many connections as it chooses, or N
   link                       `drover live --via`, over the encrypted link to an agent that is started for it
+  chosen                     the same with `--or-direct`: over the link or past it, unencrypted, as it finds better; told in its row
   rdma, drover-rdma          QEMU alone, and `drover live`, by RDMA; needs a card
   WAY@bbr                    on the line: with that congestion control at both ends [default: cubic]
   default here: tcp,multifd:2,multifd:4,drover,tls,tls-multifd:4,link, and rdma,drover-rdma where there is a card

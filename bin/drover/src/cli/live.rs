@@ -20,7 +20,7 @@ Examples:
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --disks mirror --nbd 10.0.0.2:10810 --allow throttle
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --line 1g --dry-run
   drover live A.sock --via site-b --to /run/vm/new.sock --disks mirror
-  drover live A.sock --via site-b --to /run/vm/new.sock --direct 10.0.0.2:4444 --allow plain --disks mirror
+  drover live A.sock --via site-b --to /run/vm/new.sock --or-direct 10.0.0.2:4444 --direct-plain --disks mirror
   drover live A.sock --to B.sock --uri tcp:10.0.0.2:0 --report move.html
   drover live A.sock --to B.sock --uri tcp:host-b:0 --tls-x509 /etc/pki/qemu --compress zstd
   drover live web01 --to qemu+ssh://host-b/system --downtime 300ms --deadline 20m
@@ -86,11 +86,14 @@ pub struct LiveArgs {
     /// of a domain, memory and disks go so, and drover runs on the source's host
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
-    /// With --via: send memory and disks directly to this address of the target's host, past the link, where a look at both ways
-    /// finds that as good. Memory goes to PORT (else a free one), disks to the next. Wants credentials (--tls-x509, --tls-psk,
-    /// --tls-creds; of domains --tls), or leave to go unencrypted (--allow plain)
+    /// With --via: memory and disks go directly to this address of the target's host, past the link, where that is found to be as
+    /// good. Both ways are measured for it, a second or two each, also by --dry-run. Memory goes to PORT (else a free one), disks
+    /// to the next. Wants --direct-plain, or credentials: --tls-x509, --tls-psk or --tls-creds, of domains --tls
     #[arg(long, requires = "via", value_name = "HOST[:PORT]")]
-    pub direct: Option<DirectAt>,
+    pub or_direct: Option<DirectAt>,
+    /// What goes directly may go unencrypted: nobody else reads that network
+    #[arg(long, requires = "or_direct")]
+    pub direct_plain: bool,
     /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
     /// --to and .memory; of domains: what the target's libvirt says, with --via /var/lib/libvirt/qemu/drover-UUID.memory]
     #[arg(long, value_name = "URI", value_parser = uri)]
@@ -172,8 +175,6 @@ pub enum AllowArg {
     Throttle,
     /// It runs at the target before all of its memory is there; if the line breaks then, it stands still until the line is back
     Postcopy,
-    /// Memory and disks go unencrypted where they go directly to another site (--direct)
-    Plain,
 }
 
 /// A host, and perhaps a port, where memory may go directly.

@@ -1,23 +1,25 @@
 //! `drover live`: a running guest moves from one QEMU to another, or a libvirt domain from one daemon to another.
 
-mod direct;
 mod domain;
 mod memory;
 mod over;
 mod record;
+mod route;
 mod several;
 mod show;
 
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Choice, Deed, Moment, Path, Phase, Promise, Side};
+use drover_live::{Allowed, Choice, Deed, Found, Moment, Phase, Promise, Route, Side};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
-    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, Told, Where, foresee, live,
+    DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, TlsBy, TlsOptions, Told,
+    Where, foresee, left_by_earlier, live,
 };
 use serde_json::{Value, json};
 
@@ -25,9 +27,9 @@ use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 use crate::signals::{Undo, stop_on_signals};
-use direct::Direct;
 use over::{Over, Sites, Way};
 use record::Record;
+use route::Direct;
 use show::Shown;
 
 /// Runs `drover live`.
@@ -52,7 +54,7 @@ fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
 
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let Sides { mut source, mut target, over, options, path } = open(args, &Sites::default())?;
+    let Sides { mut source, mut target, over, options, route } = open(args, &Sites::default())?;
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -60,7 +62,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
         }
         view.tell(&event);
     };
-    path.into_iter().for_each(|path| tell(Event::Path(Box::new(path))));
+    route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
     if args.dry_run {
         let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
         return looked_at(looked, record);
@@ -92,7 +94,7 @@ struct Sides {
     over: Option<Over>,
     options: LiveOptions,
     /// Which way memory and disks go, where that was chosen.
-    path: Option<Path>,
+    route: Option<Route>,
 }
 
 fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
@@ -101,7 +103,7 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
         let mut source = connect_watched(&args.source)?;
         let target = connect(&args.to, Side::Target);
         let target = target.map_err(|failure| with_source(failure, &mut source))?;
-        return Ok(Sides { source, target, over: None, options, path: None });
+        return Ok(Sides { source, target, over: None, options, route: None });
     };
     let direct = Direct::wanted(args)?;
     // What is wrong with what was said is told before anybody is connected to.
@@ -122,29 +124,52 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
         (Err(failure), Ok(_)) => return Err(failure),
         (Err(failure), Err(other)) => return Err(both(failure, &other)),
     };
-    let path = direct.map(|direct| {
-        let path = if is_on_its_way(&mut source) { direct.already() } else { over.choose(sites, &direct) };
-        if path.is_direct {
-            over.goes_past();
+    let route = match &direct {
+        Some(direct) => Some(route_of(direct, &mut source, &mut target, (&over, sites))?),
+        None => None,
+    };
+    if let (Some(direct), Some(route)) = (&direct, &route) {
+        if route.is_direct {
+            over.set_direct();
             options.uri = direct.memory();
             if let (DisksBy::Mirror(at), Some(disks)) = (&mut options.disks, direct.disks()) {
                 *at = disks;
             }
-        } else {
-            // The link encrypts.
+        } else if !matches!(options.memory.tls, Some(TlsOptions { by: TlsBy::Object(_), .. })) {
+            // The link encrypts. What both QEMUs have by themselves they may be set to use.
             options.memory.tls = None;
         }
-        path
-    });
+    }
     options.carried = Some(over.carried());
     over.ask(&mut target)?;
-    Ok(Sides { source, target, over: Some(over), options, path })
+    Ok(Sides { source, target, over: Some(over), options, route })
 }
 
-/// Whether an earlier run left a move that QEMU goes on with by itself. What cannot be asked is told when it is looked at.
-fn is_on_its_way(source: &mut Guest) -> bool {
-    let told = source.sample(Instant::now());
-    told.is_ok_and(|told| matches!(told.sample.phase, Phase::Precopy | Phase::Switchover | Phase::PostCopy))
+/// The way that memory and disks go. Nothing is measured while an earlier move of the guest is to be ended.
+fn route_of(
+    direct: &Direct,
+    source: &mut Guest,
+    target: &mut Guest,
+    (over, sites): (&Over, &Sites),
+) -> Result<Route, Failure> {
+    let found = left_by_earlier(source, target);
+    Ok(match found.map_err(|error| Failure::new(Exit::Target, error.chain()))? {
+        Found::Nothing => over.route(sites, direct),
+        // Another line would be made as these QEMUs are set.
+        Found::Ahead | Found::Broken => match source.is_set_to_encrypt() {
+            Ok(true) => {
+                direct.known(true, "its QEMUs encrypt, so a line that has to be made anew is direct, too")
+            }
+            Ok(false) => {
+                direct.known(false, "it has gone ahead: a line that has to be made anew is over the link")
+            }
+            Err(error) => return Err(Failure::new(Exit::Source, error.chain())),
+        },
+        // What goes over a link ends with its drover.
+        Found::Sending | Found::Arrived | Found::Moved | Found::Unclear(_) => {
+            direct.known(true, "it is on its way there already")
+        }
+    })
 }
 
 /// What a site fails in is told at once, with what the source has failed in by then. A source that has not answered yet is
@@ -165,7 +190,7 @@ fn both(failure: Failure, other: &Failure) -> Failure {
 }
 
 /// The source, which begins to measure how fast the guest writes.
-fn connect_watched(socket: &std::path::Path) -> Result<Guest, Failure> {
+fn connect_watched(socket: &Path) -> Result<Guest, Failure> {
     let mut source = connect(socket, Side::Source)?;
     let begun = source.begin_to_measure();
     begun.map_err(|error| Failure::new(Exit::Source, error.chain()))?;
@@ -260,7 +285,7 @@ fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
     }
 }
 
-fn connect(socket: &std::path::Path, side: Side) -> Result<Guest, Failure> {
+fn connect(socket: &Path, side: Side) -> Result<Guest, Failure> {
     let exit = if side == Side::Source { Exit::Source } else { Exit::Target };
     let advice = "QEMU serves one client per monitor: see that nobody else is connected, and that QEMU runs";
     Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
@@ -346,7 +371,7 @@ impl View {
         }
         match event {
             Event::Note(text) => self.say(text),
-            Event::Path(path) => self.say(path_words(path)),
+            Event::Route(route) => self.say(route_words(route)),
             Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
@@ -484,7 +509,7 @@ fn deed_word(deed: Deed) -> &'static str {
 fn document(event: &Event) -> Value {
     match event {
         Event::Note(text) => json!({"event": "note", "text": text}),
-        Event::Path(path) => path_document(path),
+        Event::Route(route) => route_document(route),
         Event::Chosen(choice) => chosen(choice),
         Event::Disk { name, state } => json!({
             "event": "disk", "name": name, "done_bytes": state.done_bytes, "all_bytes": state.all_bytes,
@@ -503,20 +528,22 @@ fn document(event: &Event) -> Value {
     }
 }
 
-fn path_words(path: &Path) -> String {
-    match path.is_direct {
-        true => format!("memory and disks go directly: {}", path.why),
-        false => format!("memory and disks go over the link: {}", path.why),
+fn route_words(route: &Route) -> String {
+    match route.is_direct {
+        true => format!("what is sent goes directly: {route}"),
+        false => format!("what is sent goes over the link: {route}"),
     }
 }
 
-fn path_document(path: &Path) -> Value {
-    let Path { is_direct, why, asked, direct, link_bytes_per_s } = path;
+fn route_document(route: &Route) -> Value {
+    let Route { is_direct, reason, asked, direct, link_bytes_per_s } = route;
     json!({
-        "event": "path", "way": if *is_direct { "direct" } else { "link" }, "why": why, "direct_to": asked.to,
-        "connections": asked.connections, "rtt_us": asked.round_trip.as_micros() as u64, "rate_max_bytes_per_s": asked.rate_max,
-        "is_encrypted_by_qemu": asked.is_encrypted, "direct_bytes_per_s": direct.map(|it| it.bytes_per_s),
-        "direct_sent_again_share": direct.map(|it| it.again_share), "link_bytes_per_s": link_bytes_per_s,
+        "event": "route", "way": if *is_direct { "direct" } else { "link" }, "reason": reason.word(), "why": route.to_string(),
+        "direct_to": asked.to, "connections": asked.connections, "rate_max_bytes_per_s": asked.rate_max,
+        "is_encrypted_by_qemu": asked.is_encrypted && *is_direct, "direct_bytes_per_s": direct.map(|it| it.bytes_per_s),
+        "direct_sent_again_share": direct.map(|it| it.again_share),
+        "direct_rtt_us": direct.map(|it| u64::try_from(it.round_trip.as_micros()).unwrap_or(u64::MAX)),
+        "link_bytes_per_s": link_bytes_per_s,
     })
 }
 

@@ -228,7 +228,13 @@ fn via(args: &RelayArgs, site: &str, lease: Option<&Lease>) -> Result<Via, Failu
     let state = args.state.clone().or_else(set);
     let dial = sites::dialler(state.as_deref(), site, rate, &[], mark(args, lease))?;
     let packs = !args.no_link_compression;
-    Ok(Via { site: site.to_string(), dial: Arc::new(move || Ok(dial()?)), is_shared: false, packs })
+    Ok(Via {
+        site: site.to_string(),
+        dial: Arc::new(move || Ok(dial()?)),
+        is_shared: false,
+        packs,
+        takes_over: false,
+    })
 }
 
 fn congestion(name: &str) -> Congestion {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use drover_lab::{Output, Pulse, PulseOptions};
@@ -173,23 +174,20 @@ pub fn retried(mut again: impl FnMut() -> Output, is_it: impl Fn(&Output) -> boo
     output
 }
 
-/// An address of this host, and a port that was free on it a moment ago, as the next one was.
+/// An address of this host, and a port of it that nobody listens at, nor at the next; of those that the kernel lends to nobody.
 pub fn place() -> String {
-    (0..100)
-        .find_map(|_| {
-            let first = TcpListener::bind("127.0.0.1:0").unwrap();
-            let port = first.local_addr().unwrap().port();
-            let next = TcpListener::bind(("127.0.0.1", port.checked_add(1)?)).ok()?;
-            drop((first, next));
-            Some(format!("127.0.0.1:{port}"))
-        })
-        .unwrap()
+    static TRIED: AtomicU16 = AtomicU16::new(0);
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let first = 10_000 + (std::process::id() % 10_000) as u16 * 2;
+    let ports = std::iter::repeat_with(|| first + TRIED.fetch_add(2, Ordering::Relaxed) % 1000);
+    let port = ports.take(500).find(|port| is_free(*port) && is_free(port + 1)).unwrap();
+    format!("127.0.0.1:{port}")
 }
 
 /// What was told of the way that was chosen.
 #[track_caller]
-pub fn path(output: &Output) -> Value {
-    let paths: Vec<Value> = events(output).into_iter().filter(|event| event["event"] == "path").collect();
-    assert_eq!(paths.len(), 1, "{output:?}");
-    paths[0].clone()
+pub fn route(output: &Output) -> Value {
+    let routes: Vec<Value> = events(output).into_iter().filter(|event| event["event"] == "route").collect();
+    assert_eq!(routes.len(), 1, "{output:?}");
+    routes[0].clone()
 }

@@ -1,73 +1,90 @@
-//! Places that a peer is connected to over sessions which it has left without a word, as one whose program was killed: a
-//! QEMU serves one client of its monitor, so who comes again would wait until the session is given up.
+//! What a peer's program left connected to a unix socket when it was killed: its session is kept for the time in which it may come
+//! back, and a QEMU serves one client of its monitor. Who says that it takes over gets the place.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use drover_link::{Session, SessionState, WeakSession};
+use drover_link::{Channel, Sender, Session, SessionState, WeakSender, WeakSession};
 
-/// In which a session may come back before another of the same peer takes its place.
+/// In which a session may come back before another of the same peer takes its places.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
+/// For which another waits at most: sessions may go one after the other.
+const WAIT_MAX: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Places that are remembered, of all peers; the oldest are forgotten.
+/// Connections that are remembered, of all peers; the oldest are forgotten.
 const PLACES_MAX: usize = 4096;
-/// What goes by the path of a unix socket: others serve many.
+/// What goes by the path of a unix socket: ports serve many.
 const UNIX: &str = "unix:";
 
-/// A place, and the session over which it was connected to.
-struct Place {
+/// A connection that makes way. What ends meanwhile ends for itself.
+struct Held {
     to: String,
     session: WeakSession,
+    channel: WeakSender,
 }
 
-/// Who is connected where.
+/// Connections that make way.
 #[derive(Default)]
-pub(super) struct Left(Mutex<Vec<Place>>);
+pub(super) struct Left(Mutex<Vec<Held>>);
+
+/// One whose session has no connection, and for how long.
+struct Lost {
+    channel: Sender,
+    away: Duration,
+}
 
 impl Left {
-    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
+    fn held(&self) -> MutexGuard<'_, Vec<Held>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A peer connects there over a session. Others of its sessions that are connected there and have had no connection of
-    /// their own for a time end; they are waited for until then.
-    pub(super) fn comes(&self, session: &Session, to: &str) {
+    /// A peer comes to a place, on this channel. Connections of its other sessions to the same place, and to those that lie beside it
+    /// and belong to it (`PLACE.NAME`), end if their session has been without a connection for a time, which is waited for.
+    pub(super) fn comes(&self, session: &Session, to: &str, channel: &Channel) {
         if !to.starts_with(UNIX) {
             return;
         }
+        let until = Instant::now() + WAIT_MAX;
         loop {
             let lost = self.lost(session, to);
-            let Some((_, first)) = lost.iter().max_by_key(|(_, away)| *away) else { break };
-            if *first < BACK_WITHIN {
-                thread::sleep(PAUSE);
-                continue;
+            let (over, waits): (Vec<Lost>, Vec<Lost>) =
+                lost.into_iter().partition(|one| one.away >= BACK_WITHIN);
+            over.iter().for_each(|one| one.channel.reset());
+            if waits.is_empty() || Instant::now() >= until {
+                break;
             }
-            lost.iter().filter(|(_, away)| *away >= BACK_WITHIN).for_each(|(session, _)| session.abandon());
+            thread::sleep(PAUSE);
         }
-        let mut places = self.places();
-        let is_known =
-            |place: &Place| place.to == to && place.session.upgrade().is_some_and(|it| it.is_same(session));
-        if !places.iter().any(is_known) {
-            if places.len() >= PLACES_MAX {
-                places.remove(0);
-            }
-            places.push(Place { to: to.to_string(), session: session.downgrade() });
+        let mut held = self.held();
+        if held.len() >= PLACES_MAX {
+            held.remove(0);
         }
+        let (session, channel) = (session.downgrade(), channel.sender().downgrade());
+        held.push(Held { to: to.to_string(), session, channel });
     }
 
-    /// Other sessions of the same peer that were connected there and have no connection at this moment, and for how long.
-    fn lost(&self, session: &Session, to: &str) -> Vec<(Session, Duration)> {
-        let mut places = self.places();
-        places.retain(|place| place.session.upgrade().is_some_and(|session| !crate::is_over(&session)));
-        let there = places.iter().filter(|place| place.to == to).filter_map(|place| place.session.upgrade());
+    /// Those of other sessions of the same peer that have no connection at this moment.
+    fn lost(&self, session: &Session, to: &str) -> Vec<Lost> {
+        let mut held = self.held();
+        held.retain(|one| one.channel.upgrade().is_some());
+        let there = held.iter().filter(|one| is_of(&one.to, to));
+        let both = there.filter_map(|one| Some((one.session.upgrade()?, one.channel.upgrade()?)));
+        let both: Vec<(Session, Sender)> = both.collect();
+        drop(held);
         let is_other = |other: &Session| {
             !other.is_same(session) && other.peer().fingerprint == session.peer().fingerprint
         };
-        let away = |other: Session| match other.stats().state {
-            SessionState::Reconnecting(away) => Some((other, away)),
+        let lost = both.into_iter().filter(|(other, _)| is_other(other));
+        lost.filter_map(|(other, channel)| match other.stats().state {
+            SessionState::Reconnecting(away) => Some(Lost { channel, away }),
             SessionState::Up | SessionState::Ended(_) => None,
-        };
-        there.filter(is_other).filter_map(away).collect()
+        })
+        .collect()
     }
+}
+
+/// Whether a place is this one or belongs to it.
+fn is_of(place: &str, to: &str) -> bool {
+    place.strip_prefix(to).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -3,8 +3,8 @@
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, Builder};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
@@ -12,21 +12,23 @@ use drover_link::Channel;
 
 use super::refused;
 use super::seats::Seat;
-use crate::direct::{CONNECTIONS_MAX, LISTEN_TIME_MAX, PORTS_MAX};
+use crate::direct::{CONNECTIONS_MAX, LISTEN_TIME_MAX, PORT_MIN, PORTS_MAX};
 use crate::error::Refusal;
-use crate::opening::{Answer, Listen, Listening};
+use crate::opening::{Answer, Listen, Listened, Listening};
 use crate::site::encode;
 
-/// Ports below are not everybody's to listen at.
-const PORT_MIN: u16 = 1024;
 /// Addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 8;
+/// Connections of strangers at a time, beside those of the peer.
+const STRANGERS_MAX: usize = 8;
 /// In which a connection shows its token.
 const TOKEN_WITHIN: Duration = Duration::from_secs(3);
+/// For which connections are waited for that the peer's last word has overtaken.
+const OVERTAKEN_MAX: Duration = Duration::from_secs(2);
 /// Between two looks whether somebody came, or it is over.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Between two looks of a connection on which nothing comes.
-const QUIET: Duration = Duration::from_millis(200);
+const QUIET: Duration = Duration::from_millis(100);
 /// Bytes read at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
@@ -43,75 +45,131 @@ pub(super) fn serve(channel: Channel, wanted: &Listen, seat: Result<Seat<'_>, Re
             return;
         }
     };
-    let token = listening.token.clone().into_bytes();
-    let Ok(answer) = encode(&Answer::Ok(listening)) else { return sender.reset() };
-    if sender.send(&[], &answer).is_err() {
-        return;
-    }
-    let end = End { until: Instant::now() + LISTEN_TIME_MAX, is_told: AtomicBool::new(false) };
+    let hall = Hall {
+        until: Instant::now() + LISTEN_TIME_MAX,
+        wanted: usize::from(wanted.connections),
+        has_ended: AtomicBool::new(false),
+        token: listening.token.clone().into_bytes(),
+        known: AtomicUsize::new(0),
+    };
     thread::scope(|scope| {
-        let waits = || {
-            // Its last word, or that it is gone: both are the end.
-            let _ = receiver.receive();
-            end.is_told.store(true, Ordering::Relaxed);
-        };
-        // Without a thread it ends with its time.
-        let _ = Builder::new().name("listen-end".into()).spawn_scoped(scope, waits);
-        let mut left = usize::from(wanted.connections);
-        let mut taken = Vec::new();
-        while !end.is_there() && (left > 0 || !taken.iter().all(thread::ScopedJoinHandle::is_finished)) {
-            match listener.accept() {
-                Ok((stream, _)) if left > 0 => {
-                    let (end, token) = (&end, &token);
-                    let take = move || end.take(stream, token);
-                    if let Ok(thread) = Builder::new().name("listen".into()).spawn_scoped(scope, take) {
-                        taken.push(thread);
-                        left -= 1;
-                    }
-                }
-                // More than were told of are none of the peer's.
-                Ok(_) => {}
-                Err(_) => thread::sleep(PAUSE),
+        // Beside the rest: a peer that gives no credit is answered only when that is over.
+        let answers = || {
+            let answer = encode(&Answer::Ok(listening));
+            let is_told = answer.is_ok_and(|answer| sender.send(&[], &answer).is_ok());
+            if is_told {
+                // Its last word, or that it is gone: both are the end.
+                let _ = receiver.receive();
             }
+            hall.has_ended.store(true, Ordering::Relaxed);
+        };
+        if Builder::new().name("listen-end".into()).spawn_scoped(scope, answers).is_err() {
+            hall.has_ended.store(true, Ordering::Relaxed);
         }
-        end.is_told.store(true, Ordering::Relaxed);
-        // What a thread ended in is its own affair.
-        taken.into_iter().for_each(|thread| drop(thread.join()));
+        hall.take_all(&listener);
+        // The place is free before the peer knows.
         drop((listener, seat));
-        // The peer knows by it that there may be another. Who waits for its last word waits no more.
-        sender.reset();
+        while !hall.has_ended() && !hall.is_late() {
+            thread::sleep(PAUSE);
+        }
+        let connections = u16::try_from(hall.known()).unwrap_or(u16::MAX);
+        let listened = encode(&Answer::Ok(Listened { connections }));
+        match listened {
+            // A peer that is gone needs no word.
+            Ok(body) if hall.has_ended() => drop(sender.send(&[], &body).and_then(|()| sender.finish())),
+            // Who waits for its last word waits no more.
+            Ok(_) | Err(_) => sender.reset(),
+        }
     });
 }
 
-/// When it is over.
-struct End {
+/// What is listened for, and for how long.
+struct Hall {
     until: Instant,
-    is_told: AtomicBool,
+    /// So many connections of the peer.
+    wanted: usize,
+    /// The peer said its last word, or is gone.
+    has_ended: AtomicBool,
+    token: Vec<u8>,
+    /// Connections that showed it.
+    known: AtomicUsize,
 }
 
-impl End {
-    fn is_there(&self) -> bool {
-        self.is_told.load(Ordering::Relaxed) || Instant::now() >= self.until
+impl Hall {
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    fn known(&self) -> usize {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Takes the peer's connections, and waits for their end. Its last word may overtake them.
+    fn take_all(&self, listener: &TcpListener) {
+        thread::scope(|scope| {
+            let mut taken: Vec<ScopedJoinHandle<'_, ()>> = Vec::new();
+            let mut ended = None;
+            while !self.is_late() {
+                taken.retain(|thread| !thread.is_finished());
+                let are_there = self.known() >= self.wanted;
+                let is_waited_for = |ended: &Instant| ended.elapsed() < OVERTAKEN_MAX;
+                ended = ended.or_else(|| self.has_ended().then(Instant::now));
+                match ended {
+                    Some(ended) if are_there || !is_waited_for(&ended) => break,
+                    None if are_there && taken.is_empty() => break,
+                    Some(_) | None => {}
+                }
+                match listener.accept() {
+                    Ok((stream, _)) if taken.len() < self.wanted + STRANGERS_MAX => {
+                        let take = Builder::new().name("listen".into());
+                        // Where no thread is to be had, the connection ends.
+                        taken.extend(take.spawn_scoped(scope, move || self.take(stream)));
+                    }
+                    Ok(_) => {}
+                    Err(_) => thread::sleep(PAUSE),
+                }
+            }
+        });
     }
 
     /// Reads what comes, if it begins with the token.
-    fn take(&self, mut stream: TcpStream, token: &[u8]) {
-        let mut shown = vec![0; token.len()];
-        let is_shown = stream.set_nonblocking(false).is_ok()
-            && stream.set_read_timeout(Some(TOKEN_WITHIN)).is_ok()
-            && stream.read_exact(&mut shown).is_ok()
-            && blake3::hash(&shown) == blake3::hash(token);
-        if !is_shown || stream.set_read_timeout(Some(QUIET)).is_err() {
+    fn take(&self, mut stream: TcpStream) {
+        let is_ready = stream.set_nonblocking(false).is_ok() && stream.set_read_timeout(Some(QUIET)).is_ok();
+        if !is_ready || !self.is_shown(&mut stream) {
             return;
         }
+        self.known.fetch_add(1, Ordering::Relaxed);
         let mut piece = vec![0; PIECE_BYTES];
-        while !self.is_there() {
-            match stream.read(&mut piece) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if is_quiet(&error) => {}
-                Err(_) => return,
+        while !self.has_ended() && self.read(&mut stream, &mut piece).is_some() {}
+    }
+
+    fn is_shown(&self, stream: &mut TcpStream) -> bool {
+        let until = Instant::now() + TOKEN_WITHIN;
+        let mut shown = vec![0; self.token.len()];
+        let mut at = 0;
+        while at < shown.len() && Instant::now() < until && self.known() < self.wanted {
+            match self.read(stream, &mut shown[at..]) {
+                Some(bytes) => at += bytes,
+                None => return false,
             }
+        }
+        // By their digests, so that the time it takes tells nothing.
+        at == shown.len() && blake3::hash(&shown) == blake3::hash(&self.token)
+    }
+
+    /// What has come, which may be nothing for a while; nothing at all at the end.
+    fn read(&self, stream: &mut TcpStream, piece: &mut [u8]) -> Option<usize> {
+        if self.is_late() {
+            return None;
+        }
+        match stream.read(piece) {
+            Ok(0) => None,
+            Ok(bytes) => Some(bytes),
+            Err(error) => is_quiet(&error).then_some(0),
         }
     }
 }
@@ -133,11 +191,19 @@ fn bind(wanted: &Listen) -> Result<(TcpListener, Listening), Refusal> {
     if *connections == 0 || usize::from(*connections) > CONNECTIONS_MAX {
         return misuse(format!("{connections} connections: want 1 to {CONNECTIONS_MAX}"));
     }
-    let failed = |what: String, error: io::Error| refused(DiskErrorKind::Failed, format!("{what}: {error}"));
+    let failed = |what: String, error: &io::Error| {
+        let what = match error.kind() {
+            ErrorKind::AddrNotAvailable => {
+                format!("{what}: no address of that host: name the one at which its QEMU can listen")
+            }
+            _ => format!("{what}: {error}"),
+        };
+        refused(DiskErrorKind::Failed, what)
+    };
     let addresses = (host.as_str(), *first).to_socket_addrs();
     let addresses: Vec<SocketAddr> =
-        addresses.map_err(|error| failed(host.clone(), error))?.take(ADDRESSES_MAX).collect();
-    if addresses.iter().any(|address| address.ip().is_unspecified()) {
+        addresses.map_err(|error| failed(host.clone(), &error))?.take(ADDRESSES_MAX).collect();
+    if addresses.iter().any(|address| address.ip().to_canonical().is_unspecified()) {
         return misuse(format!("{host} is every address of this host: name the one that guests come by"));
     }
     let mut why = refused(DiskErrorKind::Failed, format!("{host} has no address"));
@@ -154,7 +220,7 @@ fn bind(wanted: &Listen) -> Result<(TcpListener, Listening), Refusal> {
                     let token = crate::random::hex(16);
                     return Ok((listener, Listening { port, token }));
                 }
-                Err(error) => why = failed(format!("listening at {at}"), error),
+                Err(error) => why = failed(format!("listening at {at}"), &error),
             }
         }
     }

@@ -69,7 +69,6 @@ pub struct Agent {
     seats: Seats,
     streams: Seats,
     probes: Seats,
-    listeners: Seats,
     left: Left,
     presses: Presses,
     /// Whether what is read is packed for peers that unpack it.
@@ -88,9 +87,9 @@ impl Agent {
     /// An agent that serves these disks, no ports and no machines.
     pub fn new(store: Arc<dyn Store>) -> Agent {
         let (claims, seats, streams) = (Claims::default(), Seats::of_disks(), Seats::of_streams());
-        let (probes, listeners) = (Seats::of_probes(), Seats::of_probes());
+        let (probes, presses) = (Seats::of_probes(), Presses::new());
         let (connect, machines, pair) = (None, None, None);
-        let (presses, packs, listens) = (Presses::new(), true, false);
+        let (packs, listens) = (true, false);
         let left = Left::default();
         Agent {
             store,
@@ -98,7 +97,7 @@ impl Agent {
             seats,
             streams,
             probes,
-            listeners,
+
             left,
             presses,
             packs,
@@ -176,9 +175,11 @@ impl Agent {
                 self.measure(session, channel, |it| streams::source(it, bytes, measure::MEASURE_TIME_MAX));
             }
             Opening::Echo => self.measure(session, channel, streams::echo),
-            Opening::Connect { to, pieces } => match &self.connect {
+            Opening::Connect { to, pieces, takes_over } => match &self.connect {
                 Some(connect) => {
-                    self.left.comes(session, &to);
+                    if takes_over {
+                        self.left.comes(session, &to, &channel);
+                    }
                     connect.connect(session.peer(), (&to, pieces), channel);
                 }
                 None => channel.split().0.reset(),
@@ -202,7 +203,7 @@ impl Agent {
 
     fn listen(&self, session: &Session, channel: Channel, wanted: &Listen) {
         let seat = match self.listens {
-            true => self.listeners.take(session.peer().fingerprint),
+            true => self.probes.take(session.peer().fingerprint),
             false => Err(refused(DiskErrorKind::Denied, NO_GUESTS)),
         };
         listen::serve(channel, wanted, seat);

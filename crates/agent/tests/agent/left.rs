@@ -35,10 +35,22 @@ impl Scene {
     }
 
     fn session(&self) -> Session {
-        let (here, there) = Session::pair();
+        self.session_of([0; 32])
+    }
+
+    fn session_of(&self, peer: [u8; 32]) -> Session {
+        let (here, there) = Session::pair_by(peer);
         let agent = self.agent.clone();
         std::thread::spawn(move || agent.serve(&there));
         here
+    }
+
+    /// What comes next, so many words of it, in the order of the alphabet.
+    #[track_caller]
+    fn told_of(&self, number: usize) -> Vec<String> {
+        let mut told: Vec<String> = (0..number).map(|_| self.next()).collect();
+        told.sort();
+        told
     }
 
     #[track_caller]
@@ -49,7 +61,8 @@ impl Scene {
 
 /// Connects; the channel has to be kept.
 fn connect(session: &Session, to: &str) -> Channel {
-    let opening = serde_json::to_vec(&Opening::Connect { to: to.into(), pieces: false }).unwrap();
+    let opening =
+        serde_json::to_vec(&Opening::Connect { to: to.into(), pieces: false, takes_over: true }).unwrap();
     session.open(Order::Stream, &opening).unwrap()
 }
 
@@ -57,20 +70,34 @@ fn connect(session: &Session, to: &str) -> Channel {
 fn one_that_was_killed_makes_way_for_its_peer() {
     let scene = Scene::new();
     let killed = scene.session();
-    let _held = connect(&killed, "unix:/m");
-    assert_eq!(scene.next(), "begins unix:/m");
+    let _held = ["unix:/m", "unix:/m.memory", "unix:/more"].map(|to| connect(&killed, to));
+    scene.told_of(3);
     killed.abandon();
     let again = scene.session();
     // What the killed one does not hold needs no wait.
-    let _other = connect(&again, "unix:/other");
+    let _free = connect(&again, "unix:/free");
     let _port = connect(&again, "h:1");
-    let mut begun = [scene.next(), scene.next()];
-    begun.sort();
-    assert_eq!(begun, ["begins h:1", "begins unix:/other"]);
+    assert_eq!(scene.told_of(2), ["begins h:1", "begins unix:/free"]);
     let _mine = connect(&again, "unix:/m");
-    let mut told = [scene.next(), scene.next()];
-    told.sort();
-    assert_eq!(told, ["begins unix:/m", "ends unix:/m"]);
+    // What belongs to the same guest, and of the rest nothing.
+    assert_eq!(scene.told_of(3), ["begins unix:/m", "ends unix:/m", "ends unix:/m.memory"]);
+    assert_eq!(scene.told.recv_timeout(Duration::from_millis(300)), Err(RecvTimeoutError::Timeout));
+}
+
+#[test]
+fn another_peer_and_who_does_not_say_so_take_nothing_over() {
+    let scene = Scene::new();
+    let killed = scene.session();
+    let _held = connect(&killed, "unix:/m");
+    assert_eq!(scene.next(), "begins unix:/m");
+    killed.abandon();
+    let (stranger, relay) = (scene.session_of([7; 32]), scene.session());
+    let _theirs = connect(&stranger, "unix:/m");
+    let shares = Opening::Connect { to: "unix:/m".into(), pieces: false, takes_over: false };
+    let _shared = relay.open(Order::Stream, &serde_json::to_vec(&shares).unwrap()).unwrap();
+    assert_eq!(scene.told_of(2), ["begins unix:/m", "begins unix:/m"]);
+    // Longer than one that takes over waits.
+    assert_eq!(scene.told.recv_timeout(Duration::from_secs(6)), Err(RecvTimeoutError::Timeout));
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub struct CarriedEnds {
 
 impl Carried {
     /// What carries memory and disks, and where they begin; nothing where they go directly.
-    pub(super) fn whole(this: Option<&Carried>) -> Option<(&dyn Carrier, &CarriedEnds)> {
+    pub(super) fn of_data(this: Option<&Carried>) -> Option<(&dyn Carrier, &CarriedEnds)> {
         this.and_then(|carried| Some((&*carried.by, carried.ends.as_ref()?)))
     }
 }

@@ -33,7 +33,7 @@ pub use domain::{
 pub use guest::{Guest, Told};
 pub use run::{
     Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, Looked, MemoryOptions, Mending, Moved, TlsBy,
-    TlsOptions, Where, foresee, live, look_beforehand,
+    TlsOptions, Where, channels_wanted, foresee, left_by_earlier, live, look_beforehand,
 };
 pub use share::Share;
 pub use turn::Turn;

@@ -126,7 +126,7 @@ const SOON_S: f64 = 3.0;
 const NEWS_SHARE: f64 = 0.05;
 
 /// Connections, where so many are asked for or none is named, and so much may be sent in a second.
-pub(super) fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
+pub fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
     asked.unwrap_or_else(|| rate_max.map_or(CHANNELS, |rate| channels_within(rate, CHANNELS)))
 }
 
@@ -151,7 +151,7 @@ pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise, at_once: us
 
 /// By which a downtime is longer for each other guest that goes at once: what a link has taken of those goes first.
 fn beside(carried: Option<&Carried>) -> Duration {
-    Carried::whole(carried).map_or(Duration::ZERO, |_| BESIDE)
+    Carried::of_data(carried).map_or(Duration::ZERO, |_| BESIDE)
 }
 
 fn others(at_once: usize) -> u32 {
@@ -245,6 +245,14 @@ pub fn live(
     let ended = one.go(plan).or_else(|cause| one.settle(cause));
     one.put_back(&ended);
     ended
+}
+
+/// What an earlier run left of a move between these two; changes nothing.
+///
+/// # Errors
+/// If a side cannot be asked.
+pub fn left_by_earlier(source: &mut Guest, target: &mut Guest) -> Result<Found, QemuError> {
+    again::find(source, target)
 }
 
 /// Looks at both sides and says what a move would take, or what an earlier run left to do (nothing is given then); moves
@@ -438,7 +446,7 @@ impl<'a> Move<'a> {
         // think otherwise and go on, too.
         let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
         let uri = waits.map_err(|error| self.with_rdma(Side::Target, error))?;
-        let over = Carried::whole(self.options.carried.as_ref()).map(|(by, _)| by.site().to_string());
+        let over = Carried::of_data(self.options.carried.as_ref()).map(|(by, _)| by.site().to_string());
         self.note(match over {
             None => format!("memory goes to {uri}{}", self.openly(&uri)),
             Some(site) => format!("memory goes over the link to {site}, {uri} there"),
@@ -462,7 +470,7 @@ impl<'a> Move<'a> {
 
     /// Where the source sends memory, of which the target waits at `uri`.
     pub(super) fn goes_to<'b>(&'b self, uri: &'b str) -> &'b str {
-        Carried::whole(self.options.carried.as_ref()).map_or(uri, |(_, ends)| &ends.memory)
+        Carried::of_data(self.options.carried.as_ref()).map_or(uri, |(_, ends)| &ends.memory)
     }
 
     /// Whoever reads the network reads the guest's memory.
@@ -506,10 +514,12 @@ impl<'a> Move<'a> {
                 }
                 Phase::Failed => return Err(self.failed(&told)),
                 Phase::Switchover if told.status == "pre-switchover" && !self.has_handed_over => {
-                    self.hand_over_disks()?;
-                    let state = serde_json::json!({"state": "pre-switchover"});
-                    self.source.qmp.execute("migrate-continue", state)?;
-                    self.has_handed_over = true;
+                    if self.may_go()? {
+                        self.hand_over_disks()?;
+                        let state = serde_json::json!({"state": "pre-switchover"});
+                        self.source.qmp.execute("migrate-continue", state)?;
+                        self.has_handed_over = true;
+                    }
                 }
                 Phase::PostCopy if self.goes_ahead => self.let_go()?,
                 Phase::PostCopy | Phase::Broken => self.mend(began, &told)?,
@@ -517,7 +527,7 @@ impl<'a> Move<'a> {
             }
             if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
                 self.halt_if_stopped()?;
-                if at_once == Some(Deed::PostCopy) && told.sample.passes > 1 {
+                if at_once == Some(Deed::PostCopy) && told.sample.passes > 1 && is_up {
                     self.start_postcopy()?;
                     at_once = None;
                 }
@@ -558,7 +568,7 @@ impl<'a> Move<'a> {
         match sample.phase {
             Phase::Done => true,
             Phase::Switchover if !self.goes_ahead && !self.has_mirrored && self.options.share.is_none() => {
-                Carried::whole(self.options.carried.as_ref()).is_some_and(is_over_by_then)
+                Carried::of_data(self.options.carried.as_ref()).is_some_and(is_over_by_then)
             }
             _ => false,
         }
@@ -568,7 +578,7 @@ impl<'a> Move<'a> {
     /// is packed by QEMU: what it counts is not what the line carries.
     fn easing(&self, facts: Option<&Facts>) -> Option<Ease> {
         let memory = &self.options.memory;
-        let (by, _) = Carried::whole(self.options.carried.as_ref())?;
+        let (by, _) = Carried::of_data(self.options.carried.as_ref())?;
         let is_packed = memory.compression != Compression::None || memory.xbzrle_bytes.is_some();
         let dirty = facts?.dirty.likely;
         let deadline = self.options.promise.deadline;
@@ -614,15 +624,33 @@ impl<'a> Move<'a> {
         }
     }
 
-    /// Whether what carries memory does; tells when what carries anything goes or comes.
+    /// Whether what carries the move does; tells when that changes.
     fn look_at_link(&mut self) -> bool {
         let Some(carried) = &self.options.carried else { return true };
         let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
-        let goes_directly = carried.ends.is_none();
         if std::mem::replace(&mut self.was_up, is_up) != is_up {
             (self.tell)(Event::Link { site, is_up });
         }
-        is_up || goes_directly
+        is_up
+    }
+
+    /// Memory and disks go past the link, over which alone the guest can be started at the target. It is not let go while that is away.
+    pub(super) fn starts_by_link_alone(&self) -> bool {
+        self.options.carried.as_ref().is_some_and(|carried| carried.ends.is_none())
+    }
+
+    /// The guest stands still, and all but the last of its memory is sent: whether it may go. It is held for as long as was promised
+    /// that it stands still.
+    fn may_go(&self) -> Result<bool, Ending> {
+        if !self.starts_by_link_alone() || !self.is_link_away() {
+            return Ok(true);
+        }
+        match self.still.lasts() < self.options.promise.downtime_max {
+            true => Ok(false),
+            false => Err(Ending::Failed(
+                self.error("the link to the target is away, and the guest could not be started there"),
+            )),
+        }
     }
 
     /// Whether the target cannot be reached at this moment, because what carries the move does not.
@@ -688,7 +716,7 @@ impl<'a> Move<'a> {
         let tls = self.tls();
         self.has_mirrored = true;
         self.target.offer(&self.pairs, at, tls.as_ref())?;
-        let from_here = Carried::whole(self.options.carried.as_ref()).map_or(at, |(_, ends)| &ends.disks);
+        let from_here = Carried::of_data(self.options.carried.as_ref()).map_or(at, |(_, ends)| &ends.disks);
         for pair in &self.pairs {
             self.source.mirror(pair, from_here, &self.can[0], tls.as_ref(), self.share_of_mirror())?;
         }

@@ -12,6 +12,15 @@ use crate::error::QemuError;
 pub(super) const OWN: &str = "drover-tls";
 
 impl Guest {
+    /// Whether its moves are set to be encrypted by QEMU.
+    ///
+    /// # Errors
+    /// As [`crate::Qmp::execute`].
+    pub fn is_set_to_encrypt(&mut self) -> Result<bool, QemuError> {
+        let parameters = self.qmp.execute("query-migrate-parameters", Value::Null)?;
+        Ok(parameters["tls-creds"].as_str().is_some_and(|name| !name.is_empty()))
+    }
+
     /// What it says of an object that may be credentials; nothing where there is none of this name.
     pub(super) fn credentials(&mut self, name: &str) -> Result<Option<Credentials>, QemuError> {
         let (command, arguments) = objects();

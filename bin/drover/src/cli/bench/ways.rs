@@ -12,6 +12,8 @@ pub enum By {
     Drover { channels: Option<u8> },
     /// Drover, over the link to an agent.
     Link,
+    /// Drover, over that link or past it, as it finds better (unencrypted past it).
+    Chosen,
     /// QEMU or drover, by RDMA.
     Rdma { is_drover: bool },
 }
@@ -35,7 +37,8 @@ impl Way {
     }
 }
 
-const NAMES: &str = "tcp, multifd:N, tls, tls-multifd:N, drover, drover:N, link, rdma and drover-rdma are";
+const NAMES: &str =
+    "tcp, multifd:N, tls, tls-multifd:N, drover, drover:N, link, chosen, rdma and drover-rdma are";
 
 impl FromStr for Way {
     type Err = String;
@@ -69,6 +72,7 @@ fn by(name: &str) -> Result<By, String> {
         ("multifd" | "tls-multifd", _) => Err(format!("want 2 to 255 connections: {kind}:4")),
         ("drover", channels) => Ok(By::Drover { channels }),
         ("link", None) => Ok(By::Link),
+        ("chosen", None) => Ok(By::Chosen),
         ("rdma", None) => Ok(By::Rdma { is_drover: false }),
         ("drover-rdma", None) => Ok(By::Rdma { is_drover: true }),
         _ => Err(format!("no way is called so; {NAMES}")),
@@ -87,6 +91,7 @@ impl fmt::Display for Way {
             By::Drover { channels: None } => f.write_str("drover"),
             By::Drover { channels: Some(channels) } => write!(f, "drover:{channels}"),
             By::Link => f.write_str("link"),
+            By::Chosen => f.write_str("chosen"),
             By::Rdma { is_drover } => f.write_str(if is_drover { "drover-rdma" } else { "rdma" }),
         }?;
         self.congestion.as_ref().map_or(Ok(()), |congestion| write!(f, "@{congestion}"))
@@ -110,6 +115,7 @@ mod tests {
             "drover:8",
             "link",
             "link@bbr",
+            "chosen",
             "rdma",
             "drover-rdma",
         ] {
@@ -137,6 +143,6 @@ mod tests {
     fn direct_is_qemu_alone_in_the_clear() {
         let is_direct = |text: &str| text.parse::<Way>().unwrap().is_direct();
         assert!(is_direct("tcp") && is_direct("multifd:4@bbr"));
-        assert!(!["tls", "drover", "link", "rdma"].into_iter().any(is_direct));
+        assert!(!["tls", "drover", "link", "chosen", "rdma"].into_iter().any(is_direct));
     }
 }

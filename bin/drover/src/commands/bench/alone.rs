@@ -58,7 +58,7 @@ pub fn rdma_uri(ours: &Ours<'_>, number: usize) -> Result<String> {
 pub fn migrate(pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path: &Path) -> Result<Told> {
     let (channels, tls) = match path.way.by {
         By::Qemu { channels, tls } => (channels, tls.then(|| ours.folder.join("tls"))),
-        By::Drover { .. } | By::Link | By::Rdma { .. } => (1, None),
+        By::Drover { .. } | By::Link | By::Chosen | By::Rdma { .. } => (1, None),
     };
     if let Some(folder) = &tls {
         make_key(folder)?;
@@ -149,6 +149,7 @@ fn outcome(told: &Value, time: Duration, late: Option<String>) -> Told {
         late,
         cpu_s: 0.0,
         foreseen_s: None,
+        chosen: None,
     }
 }
 

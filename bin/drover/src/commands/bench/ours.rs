@@ -198,10 +198,11 @@ fn order(command: &mut Command, pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path:
     let terms = ours.bench.terms;
     let (downtime, deadline) =
         (format!("{}ms", terms.downtime.as_millis()), format!("{}s", terms.limit.as_secs_f64()));
+    let past = (path.way.by == By::Chosen).then(|| ours.ground.far_address());
     let mut ways = Vec::new();
     for number in 0..pairs.len() {
         ways.push(match path.way.by {
-            By::Link => ("via", SITE.to_string()),
+            By::Link | By::Chosen => ("via", SITE.to_string()),
             By::Rdma { .. } => ("uri", rdma_uri(ours, number)?),
             By::Drover { .. } | By::Qemu { .. } => ("uri", ours.ground.tcp_uri()),
         });
@@ -213,12 +214,17 @@ fn order(command: &mut Command, pairs: &[(Pulse, Pulse)], ours: &Ours<'_>, path:
         if let By::Drover { channels: Some(channels) } = path.way.by {
             command.args(["--channels", &channels.to_string()]);
         }
+        if let Some(address) = past {
+            command.args(["--or-direct", &address.to_string(), "--direct-plain"]);
+        }
         if let Some(chunk) = path.chunk {
             command.args(["--rdma-chunk-size", &chunk.to_string()]);
         }
     } else {
         let file = ours.folder.join("moves.yaml");
-        std::fs::write(&file, moves(pairs, &ways, (&downtime, &deadline), path))?;
+        let all =
+            past.map_or(String::new(), |address| format!("or_direct: '{address}'\ndirect_plain: true\n"));
+        std::fs::write(&file, all + &moves(pairs, &ways, (&downtime, &deadline), path))?;
         command.arg("--moves").arg(file);
         if let Some(number) = terms.at_once {
             command.args(["--at-once", &number.to_string()]);
@@ -270,6 +276,12 @@ struct Ended {
 }
 
 impl Ended {
+    /// The way that was chosen for the first, where there was a choice.
+    fn chosen(&self) -> Option<String> {
+        let route = self.events.iter().find(|event| event["event"] == "route")?;
+        Some(route["way"].as_str()?.to_string())
+    }
+
     fn last(&self, name: &str) -> Option<&Value> {
         self.events.iter().rev().find(|event| event["event"] == name)
     }
@@ -303,6 +315,7 @@ impl Ended {
             late,
             cpu_s: self.cpu_s,
             foreseen_s: ended["total_s_foreseen"].as_f64().filter(|_| is_done),
+            chosen: self.chosen(),
         }))
     }
 
@@ -344,6 +357,7 @@ impl Ended {
                 foreseen_s: moved["total_s_foreseen"]
                     .as_f64()
                     .filter(|_| moved["total_s_foreseen_below"].is_null()),
+                chosen: self.chosen(),
             }));
         }
         let (Some(last), Some(late)) = (self.last("memory"), self.late()) else { return Ok(None) };
@@ -356,6 +370,7 @@ impl Ended {
             late: Some(late),
             cpu_s: self.cpu_s,
             foreseen_s: None,
+            chosen: self.chosen(),
         }))
     }
 }

@@ -195,8 +195,13 @@ impl Row {
         });
         let doubt =
             of("in doubt", &self.runs.iter().filter_map(|run| run.doubt.as_deref()).collect::<Vec<_>>());
+        let ways = self.runs.iter().filter_map(|run| run.chosen.as_ref()).collect::<Vec<_>>();
+        let chosen = (!ways.is_empty()).then(|| {
+            let directly = ways.iter().filter(|way| **way == "direct").count();
+            format!("directly in {directly} of {}, else over the link", ways.len())
+        });
         let [unsound, failed, refused] = failed;
-        let all = [self.absent.clone(), unsound, failed, refused, late, wrote, promise, doubt];
+        let all = [self.absent.clone(), unsound, failed, refused, late, wrote, promise, chosen, doubt];
         all.into_iter().flatten().collect()
     }
 }
@@ -255,6 +260,7 @@ fn run_document(table: &Table, way: &Path, round: u16, run: &Result<Run, Error>)
             "is_sound": run.is_done().then_some(true),
             "cpu_s": run.cpu_s,
             "foreseen_s": run.foreseen_s,
+            "chosen": run.chosen,
             "wrote_bytes_per_s_only": run.wrote_less,
             "doubt": run.doubt,
         }),
@@ -295,6 +301,7 @@ mod tests {
             late: stood_still_ms.is_none().then(|| "the deadline is here".to_string()),
             cpu_s: 1.0,
             foreseen_s: Some(1.0),
+            chosen: None,
             wrote_less: None,
             doubt: None,
         }

@@ -51,6 +51,8 @@ pub struct Told {
     pub cpu_s: f64,
     /// Seconds that were foreseen once the line was known, by who foresees.
     pub foreseen_s: Option<f64>,
+    /// Which way drover chose, where it was to.
+    pub chosen: Option<String>,
 }
 
 impl Told {
@@ -64,6 +66,7 @@ impl Told {
             late: self.late.or_else(|| other.late.clone()),
             cpu_s: self.cpu_s + other.cpu_s,
             foreseen_s: None,
+            chosen: self.chosen,
         }
     }
 }
@@ -85,6 +88,8 @@ pub struct Run {
     pub cpu_s: f64,
     /// Seconds that were foreseen once the line was known, by who foresees.
     pub foreseen_s: Option<f64>,
+    /// Which way drover chose, where it was to.
+    pub chosen: Option<String>,
     /// What the slowest of continuous guests wrote to, where that is much less than it was told.
     pub wrote_less: Option<f64>,
     pub doubt: Option<String>,
@@ -147,7 +152,7 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
     let wrote_less = wrote_less(&pairs, table);
     let ours = Ours { bench, ground: &ground, folder };
     let agent = match path.way.by {
-        By::Link => Some(Agent::paired(&ours, pairs.len())?),
+        By::Link | By::Chosen => Some(Agent::paired(&ours, pairs.len())?),
         By::Qemu { .. } | By::Drover { .. } | By::Rdma { .. } => None,
     };
     let cpu = |pairs: &[(Pulse, Pulse)]| {
@@ -157,7 +162,9 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
     let before = cpu(&pairs);
     let told = match path.way.by {
         By::Qemu { .. } | By::Rdma { is_drover: false } => alone::migrate(&pairs, &ours, path),
-        By::Drover { .. } | By::Link | By::Rdma { is_drover: true } => ours::live(&pairs, &ours, path),
+        By::Drover { .. } | By::Link | By::Chosen | By::Rdma { is_drover: true } => {
+            ours::live(&pairs, &ours, path)
+        }
     };
     let cpu_s = cpu(&pairs) - before;
     let is_done = told.as_ref().is_ok_and(|told| told.late.is_none());
@@ -166,7 +173,7 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
     drop(pairs);
     drop(agent);
     let doubt = ground.leave()?;
-    let Told { seconds, beside_s, bytes, counted_ms, late, foreseen_s, .. } = told;
+    let Told { seconds, beside_s, bytes, counted_ms, late, foreseen_s, chosen, .. } = told;
     Ok(Run {
         seconds,
         beside_s,
@@ -176,6 +183,7 @@ fn run_in(bench: &Bench, folder: &Folder, table: &Table, path: &Path, round: u16
         late,
         cpu_s: cpu_s + told.cpu_s,
         foreseen_s,
+        chosen,
         wrote_less,
         doubt,
     })
@@ -309,6 +317,7 @@ mod tests {
             late: None,
             cpu_s: 0.0,
             foreseen_s: None,
+            chosen: None,
         };
         let unsound = || anyhow!(Unsound(Verdict { bad_pages: 2, writes_found: 3, writes_counted: 4 }));
         assert_eq!(weighed(Ok(told()), Ok(Some(7.0))).unwrap().1, Some(7.0));

@@ -1,14 +1,14 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Path, Promise};
+use drover_live::{Allowed, Promise, Route};
 use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
-use super::direct::Direct;
 use super::memory::RDMA;
-use super::over::{Over, Sites};
+use super::over::{DOMAIN_FOLDER, Over, Sites};
 use super::record::Record;
+use super::route::Direct;
 use super::show::Shown;
 use super::{LINE_SPREAD, View, foreseen, not_moved};
 use crate::cli::{AllowArg, DisksArg, LiveArgs};
@@ -28,7 +28,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     let mut options = options(args)?;
     let name = name(args)?;
     let ends = ends(args, daemon)?;
-    let (over, path) = over(args, &ends, name, &Sites::default(), &mut options)?;
+    let (over, route) = over(args, &ends, name, &Sites::default(), &mut options)?;
     let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
     let mut tell = |event: Event| {
         if let Some(record) = record {
@@ -36,7 +36,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
         }
         view.tell(&event);
     };
-    path.into_iter().for_each(|path| tell(Event::Path(Box::new(path))));
+    route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
     if args.dry_run {
         return foreseen(foresee_domain(&ends, name, &options, &mut tell), record);
     }
@@ -70,27 +70,35 @@ pub(super) fn over(
     name: &str,
     sites: &Sites,
     options: &mut DomainOptions,
-) -> Result<(Option<Over>, Option<Path>), Failure> {
+) -> Result<(Option<Over>, Option<Route>), Failure> {
     let Some(site) = &args.via else { return Ok((None, None)) };
     let passage = passage(ends, name).map_err(|cause| super::failure(&LiveError::of_look(cause)))?;
     if !passage.is_needed {
         return Ok((None, None));
     }
-    let path = match Direct::wanted(args)?.filter(|_| passage.waits) {
+    // While this is there, what leads to the site stays.
+    let shared = sites.named(args, site)?;
+    let route = match Direct::wanted(args)? {
         None => None,
         Some(direct) => {
-            let path = sites.path(&*sites.named(args, site)?, &direct);
-            if path.is_direct {
+            let route = match passage.waits {
+                true if is_here(ends)? => sites.route(&shared, &direct),
+                true => direct.known(
+                    false,
+                    "its source's daemon is on another host, from which nothing can be measured",
+                ),
+                // libvirt knows how it encrypts.
+                false => direct.known(true, "it has gone ahead: a line that has to be made anew is direct"),
+            };
+            if route.is_direct {
                 (options.uri, options.disks_port) = (Some(memory_at(&direct.memory())), direct.disks_port());
-                return Ok((None, Some(path)));
+                return Ok((None, Some(route)));
             }
-            Some(path)
+            // The link encrypts.
+            options.tls = None;
+            Some(route)
         }
     };
-    if args.direct.is_some() {
-        // The link encrypts.
-        options.tls = None;
-    }
     let over = Over::open_for_domain(args, site, sites, &passage)?;
     let is_seen = ends.source.sees(over.memory_here());
     if !is_seen.map_err(|error| Failure::new(Exit::Source, error.chain()))? {
@@ -104,7 +112,16 @@ pub(super) fn over(
     }
     over.ask_if(passage.waits)?;
     options.carried = Some(over.carried());
-    Ok((Some(over), path))
+    Ok((Some(over), route))
+}
+
+/// Whether the source's daemon has this host's files, so that what is measured from here is measured from there.
+fn is_here(ends: &Ends) -> Result<bool, Failure> {
+    // Where that cannot be written, drover could not make sockets for the link either, and says so then.
+    let Ok(file) = tempfile::Builder::new().prefix("drover-look-").tempfile_in(DOMAIN_FOLDER) else {
+        return Ok(false);
+    };
+    ends.source.sees(file.path()).map_err(|error| Failure::new(Exit::Source, error.chain()))
 }
 
 pub(super) fn ends(args: &LiveArgs, daemon: &str) -> Result<Ends, Failure> {
@@ -158,7 +175,7 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     }
     let tls = args.memory.tls.by_libvirt.then(|| args.memory.tls.tls_hostname.clone().unwrap_or_default());
     Direct::wanted(args)?;
-    if args.via.is_some() && args.direct.is_none() && tls.as_deref() == Some("") {
+    if args.via.is_some() && args.or_direct.is_none() && tls.as_deref() == Some("") {
         let what = "--tls: over a link the source's QEMU connects to a socket here, which is no name in a certificate";
         return Err(Failure::new(Exit::Usage, what).advise(
             "--tls-hostname NAME, as in the target's certificate; or leave --tls out: the link encrypts",

@@ -9,9 +9,6 @@ use crate::exit::{Exit, Failure};
 /// Of an address that goes by RDMA.
 pub const RDMA: &str = "rdma:";
 
-/// Connections where nobody says how many.
-pub const CHANNELS: u8 = 4;
-
 /// What a compressor is told if nobody says.
 const LEVEL: u8 = 1;
 

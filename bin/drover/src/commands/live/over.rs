@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
 use drover_agent::Site;
 use drover_link::Session;
-use drover_live::{Path, Side};
+use drover_live::{Route, Side};
 use drover_qemu::live::{Carried, CarriedEnds, Carrier, Guest, Hurry, NbdAt, Passage};
 use drover_relay::{Door, DoorError, Doors, Probed, Reach, Refusal, Via, probe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::direct::Direct;
 use super::memory::RDMA;
 use super::nbd_at;
+use super::route::Direct;
 use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 use crate::sites;
@@ -70,7 +70,7 @@ struct Asking {
 }
 
 /// Where a domain's sockets lie on both sides: libvirt takes one path for the source's end and the target's.
-const DOMAIN_FOLDER: &str = "/var/lib/libvirt/qemu";
+pub const DOMAIN_FOLDER: &str = "/var/lib/libvirt/qemu";
 
 struct Link {
     site: String,
@@ -126,8 +126,8 @@ const DISKS: &str = "disks";
 #[derive(Default)]
 pub struct Sites {
     known: Mutex<BTreeMap<String, Weak<Shared>>>,
-    /// What was found of ways past links.
-    paths: Mutex<BTreeMap<String, Path>>,
+    /// What was measured of ways past links.
+    routes: Mutex<BTreeMap<String, Route>>,
 }
 
 /// A site that guests go to. When nobody goes there any more its session ends.
@@ -144,12 +144,23 @@ impl Sites {
         Ok(site)
     }
 
-    /// Which way is better to this site, the link or past it, as it was found when that was asked first. Who comes meanwhile
-    /// waits: they would measure each other.
-    pub fn path(&self, shared: &Shared, direct: &Direct) -> Path {
-        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Which way is better to this site, the link or past it. What both carry is measured once; who comes meanwhile waits, or they
+    /// would measure each other.
+    pub fn route(&self, shared: &Shared, direct: &Direct) -> Route {
+        // Each has ports of its own.
+        if let Err(route) = direct.reaches(&shared.0) {
+            return *route;
+        }
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let key = format!("{} {}", shared.0.name(), direct.key());
-        paths.entry(key).or_insert_with(|| direct.path(&shared.0)).clone()
+        if let Some(known) = routes.get(&key) {
+            return direct.as_measured(known);
+        }
+        let route = direct.route(&shared.0);
+        if route.direct.is_some() {
+            routes.insert(key, route.clone());
+        }
+        route
     }
 }
 
@@ -220,12 +231,12 @@ impl Over {
         let round_trips = stripes.iter().filter_map(|stripe| stripe.rtt.or(stripe.rtt_min));
         let first_round_trip = round_trips.min().unwrap_or_default();
         let asking = Asking { session, wanted, is_own: false, is_direct: false };
-        let door = |path: &std::path::Path, to: String| Door { path: path.to_path_buf(), reach, to };
+        let door = |path: &Path, to: String| Door { path: path.to_path_buf(), reach, to };
         let mut doors = vec![door(&here.memory, memory_to), door(&here.disks, nbd_text(&disks))];
         doors.extend(monitor.iter().map(|to| door(&here.monitor, to.clone())));
         let packs = !args.no_link_compression;
         let dial = Arc::new(move || Ok(site.session()?));
-        let via = Via { site: name.clone(), dial, is_shared: true, packs };
+        let via = Via { site: name.clone(), dial, is_shared: true, packs, takes_over: true };
         let opened = Doors::open(via, &doors).map_err(|error| match &monitor {
             Some(_) => unmade(&error),
             None => no_door(error),
@@ -269,19 +280,19 @@ impl Over {
                 }
                 None => {
                     Failure::new(Exit::Target, format!("monitor of the target at {site}: {}", error.chain()))
-                        .advise("QEMU serves one client per monitor: see that nobody else is connected there; a run that was killed holds it for up to 15 minutes, or until the agent there is restarted")
+                        .advise("QEMU serves one client per monitor: see that nobody else is connected there; what a run that was killed held is free some seconds after, so say it again")
                 }
             }
         })
     }
 
     /// Which way is better for memory and disks, this one or past it.
-    pub fn choose(&self, sites: &Sites, direct: &Direct) -> Path {
-        sites.path(&self.link.shared, direct)
+    pub fn route(&self, sites: &Sites, direct: &Direct) -> Route {
+        sites.route(&self.link.shared, direct)
     }
 
     /// Memory and disks go past it.
-    pub fn goes_past(&mut self) {
+    pub fn set_direct(&mut self) {
         self.asking.is_direct = true;
     }
 
@@ -300,7 +311,7 @@ impl Over {
     }
 
     /// Where the source connects to for memory.
-    pub fn memory_here(&self) -> &std::path::Path {
+    pub fn memory_here(&self) -> &Path {
         &self.here.memory
     }
 
@@ -395,19 +406,19 @@ fn unmade(error: &DoorError) -> Failure {
 }
 
 /// Beside the place of a move's socket, where a look has its own.
-fn to_look(path: &std::path::Path, name: &str) -> PathBuf {
+fn to_look(path: &Path, name: &str) -> PathBuf {
     path.with_file_name(format!("drover-look-{}.{name}", std::process::id()))
 }
 
 /// QEMU may run as another user, who must reach the sockets; nobody else does. Where that cannot be, QEMU says so.
-fn give_to_qemu(monitor: &std::path::Path, paths: &[&std::path::Path]) {
+fn give_to_qemu(monitor: &Path, paths: &[&Path]) {
     let Ok(owner) = std::fs::metadata(monitor).map(|file| file.uid()) else { return };
     for path in paths {
         let _ = chown(path, Some(owner), None);
     }
 }
 
-fn no_socket(path: &std::path::Path, why: &str) -> Failure {
+fn no_socket(path: &Path, why: &str) -> Failure {
     Failure::new(Exit::Plan, format!("{}: no socket can be there: {why}", path.display())).advise(
         "name other places with --uri and --nbd (unix:/PATH): folders that are there on both hosts, and in which drover may \
          write here, and QEMU there",

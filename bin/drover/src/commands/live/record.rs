@@ -60,7 +60,7 @@ impl Record {
         let at_s = self.began.elapsed().as_secs_f64();
         match event {
             Event::Note(text) => self.report.add_note(at_s, text.as_str()),
-            Event::Path(path) => self.report.add_note(at_s, super::path_words(path)),
+            Event::Route(route) => self.report.add_note(at_s, super::route_words(route)),
             Event::Chosen(choice) => {
                 // What is looked at once memory is on its way is what its rate told.
                 let line_is_known = self.line_is_known || !self.report.samples.is_empty();
@@ -198,7 +198,6 @@ fn asked(args: &LiveArgs) -> LiveAsked {
     let word = |allow: &AllowArg| match allow {
         AllowArg::Throttle => "throttle".to_string(),
         AllowArg::Postcopy => "postcopy".to_string(),
-        AllowArg::Plain => "plain".to_string(),
     };
     LiveAsked {
         downtime_ms: millis(args.downtime),

@@ -122,7 +122,7 @@ impl Shown {
             Event::Memory(told) => self.now.memory = Some(self.memory(told)),
             Event::Link { is_up, .. } => self.link_is_away = !is_up,
             Event::Note(_)
-            | Event::Path(_)
+            | Event::Route(_)
             | Event::Sent
             | Event::Did(..)
             | Event::Share(_)

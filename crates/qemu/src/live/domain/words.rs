@@ -15,7 +15,7 @@ impl Move<'_> {
             add(&["--bandwidth", MIB_UNLIMITED]);
         }
         if let (Some((_, ends)), false) =
-            (Carried::whole(self.options.carried.as_ref()), self.copied.is_empty())
+            (Carried::of_data(self.options.carried.as_ref()), self.copied.is_empty())
             && let NbdAt::Unix(path) = &ends.disks
         {
             add(&["--disks-uri", &format!("unix://{}", path.display())]);
@@ -62,7 +62,7 @@ impl Move<'_> {
                 add(&["--tls-destination", name]);
             }
         }
-        match (Carried::whole(self.options.carried.as_ref()), &self.options.uri) {
+        match (Carried::of_data(self.options.carried.as_ref()), &self.options.uri) {
             (Some((_, ends)), _) => add(&["--migrateuri", &ends.memory.replacen("unix:", "unix://", 1)]),
             (None, Some(uri)) => add(&["--migrateuri", uri]),
             (None, None) => {}

@@ -10,15 +10,21 @@ use super::arrive::is_to_be_started;
 use super::words::unclear_at;
 use super::{DisksBy, Ending, LiveError, Move, Moved, Where};
 use crate::error::QemuError;
+use crate::live::guest::Guest;
 use crate::live::mark::{are_ends, unclear};
+
+/// What both sides say of an earlier move.
+pub(super) fn find(source: &mut Guest, target: &mut Guest) -> Result<Found, QemuError> {
+    // The source first: what it has sent by then the target has, or is about to.
+    let (here, marks_here) = source.stand_and_marks()?;
+    let (there, marks_there) = target.stand_and_marks()?;
+    Ok(found(&here, &there, are_ends(&marks_here, &marks_there)))
+}
 
 impl Move<'_> {
     /// What both sides say of an earlier move.
     pub(super) fn find(&mut self) -> Result<Found, QemuError> {
-        // The source first: what it has sent by then the target has, or is about to.
-        let (here, marks_here) = self.source.stand_and_marks()?;
-        let (there, marks_there) = self.target.stand_and_marks()?;
-        Ok(found(&here, &there, are_ends(&marks_here, &marks_there)))
+        find(self.source, self.target)
     }
 
     /// Ends what an earlier run began; nothing if there is none, and a new one may begin.

@@ -108,7 +108,7 @@ impl Move<'_> {
     /// handshake, and QEMU goes by their order again.
     fn is_unordered(&self) -> bool {
         let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
-        Carried::whole(self.options.carried.as_ref()).is_some() && !can_tell
+        Carried::of_data(self.options.carried.as_ref()).is_some() && !can_tell
     }
 
     fn postcopy_goes_alone(&self) -> bool {
@@ -127,7 +127,7 @@ impl Move<'_> {
             throttle: self.throttle(),
             postcopy: self.options.allowed.postcopy,
             postcopy_goes_alone: self.postcopy_goes_alone(),
-            pause_before_switchover: !self.pairs.is_empty(),
+            pause_before_switchover: !self.pairs.is_empty() || self.starts_by_link_alone(),
             dirty_bitmaps: false,
             is_carried: self.options.carried.is_some(),
             is_unordered: self.is_unordered(),

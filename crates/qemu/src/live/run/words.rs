@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Allowed, Choice, Deed, DomainUnclear, Forecast, Obstacle, Path, Promise, SettingsError, Unclear, Why,
+    Allowed, Choice, Deed, DomainUnclear, Forecast, Obstacle, Promise, Route, SettingsError, Unclear, Why,
 };
 
 use super::ahead::Mending;
@@ -65,8 +65,8 @@ pub enum DisksBy {
 pub enum Event {
     /// In words.
     Note(String),
-    /// Which way memory and disks go to another site. Told by who looks for one, before the move.
-    Path(Box<Path>),
+    /// Which way memory and disks go to another site. Told by who chooses one, before the move.
+    Route(Box<Route>),
     /// How it will go, and what else was looked at.
     Chosen(Box<Choice>),
     /// A disk, on its way.

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Moment, Path, Promise, together};
+use drover_live::{Moment, Promise, Route, together};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Turn, Where, live, live_domain,
@@ -57,8 +57,8 @@ impl Ready {
     /// Looks at both sides; changes nothing.
     pub fn look(args: &LiveArgs, sites: &Sites, tell: &mut dyn FnMut(Event)) -> Result<Ready, Refusal> {
         let opened = Place::open(args, sites).map_err(|failure| Refusal { failure, guest_at: None });
-        let (mut place, path) = opened?;
-        path.into_iter().for_each(|path| tell(Event::Path(Box::new(path))));
+        let (mut place, route) = opened?;
+        route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
         let known = match &mut place {
             Place::Qemu(sides) => {
                 let Sides { source, target, options, .. } = &mut **sides;
@@ -96,17 +96,17 @@ impl Ready {
 
 impl Place {
     /// With the way that was chosen, where there was a choice.
-    fn open(args: &LiveArgs, sites: &Sites) -> Result<(Place, Option<Path>), Failure> {
+    fn open(args: &LiveArgs, sites: &Sites) -> Result<(Place, Option<Route>), Failure> {
         let Some(daemon) = args.daemon() else {
             let sides = open(args, sites)?;
-            let path = sides.path.clone();
-            return Ok((Place::Qemu(Box::new(sides)), path));
+            let route = sides.route.clone();
+            return Ok((Place::Qemu(Box::new(sides)), route));
         };
         let (mut options, name) = (domain::options(args)?, domain::name(args)?.to_string());
         let ends = domain::ends(args, daemon)?;
-        let (over, path) = domain::over(args, &ends, &name, sites, &mut options)?;
+        let (over, route) = domain::over(args, &ends, &name, sites, &mut options)?;
         let (options, over) = (Box::new(options), over.map(Box::new));
-        Ok((Place::Domain { ends, name, options, over }, path))
+        Ok((Place::Domain { ends, name, options, over }, route))
     }
 
     /// The source's daemon has it, or the target's once it has moved.

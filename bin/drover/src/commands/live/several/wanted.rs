@@ -287,7 +287,7 @@ fn held(guest: &Wanted) -> Vec<String> {
     }
     let fixed = args.uri.as_ref().filter(|uri| !uri.ends_with(":0"));
     held.extend(fixed.map(|uri| format!("uri {uri}{there}")));
-    if let Some(direct) = &args.direct {
+    if let Some(direct) = &args.or_direct {
         // Memory has the port, disks the next.
         let disks = if args.disks == DisksArg::Mirror { 1 } else { 0 };
         let ports = direct.port.into_iter().flat_map(|port| port..=port + disks);
@@ -351,7 +351,7 @@ mod tests {
                 .is_empty()
         );
         assert!(one("  - {from: /a, to: /b, via: x}\n  - {from: /c, to: /b, via: y}\n").is_empty());
-        let direct = "via: x, allow: plain, direct: 'h:";
+        let direct = "via: x, direct_plain: true, or_direct: 'h:";
         let apart = format!(
             "  - {{from: /a, to: /b, {direct}5000', disks: mirror}}\n  - {{from: /c, to: /d, {direct}5002'}}\n"
         );
