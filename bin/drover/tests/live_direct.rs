@@ -4,12 +4,13 @@
 mod common;
 
 use std::net::TcpListener;
+use std::process::Child;
 
 use common::moves::{self, SLOWLY, busy, events, idle, place, route, with_disks, written_sectors};
 use common::process::wait_until;
 use common::scene::{PATIENCE, Scene};
 use common::sites::Sites;
-use drover_lab::Output;
+use drover_lab::{Output, Pulse, PulseOptions};
 use serde_json::Value;
 
 /// Where the source was told to send memory.
@@ -144,17 +145,24 @@ fn what_is_wrong_with_what_was_said_is_told_before_anything_is_touched() {
     assert!(alone.code == Some(2) && alone.err.contains("--via"), "{alone:?}");
 }
 
+const DIRECT: [&str; 3] = ["--or-direct", "127.0.0.1", "--direct-plain"];
+
+/// A slow move, directly, that has begun to send.
+fn begun(scene: &Scene) -> Child {
+    let child = scene.spawn(&[&DIRECT[..], &SLOWLY].concat());
+    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
+    scene.wait_until_sending();
+    child
+}
+
 /// The source's QEMU goes on by itself, and the target's monitor is free again soon.
 #[test]
 fn a_move_whose_drover_was_killed_is_gone_on_with() {
     let Some(mut scene) = Scene::new(&idle()) else { return };
-    let direct = ["--or-direct", "127.0.0.1", "--direct-plain"];
-    let mut child = scene.spawn(&[&direct[..], &SLOWLY].concat());
-    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
-    scene.wait_until_sending();
+    let mut child = begun(&scene);
     child.kill().unwrap();
     child.wait().unwrap();
-    let output = scene.live(&direct);
+    let output = scene.live(&DIRECT);
     moves::has_moved(&mut scene.source, &mut scene.target, &output);
     let route = route(&output);
     assert_eq!((route["way"].as_str(), route["reason"].as_str()), (Some("direct"), Some("known")), "{route}");
@@ -165,9 +173,7 @@ fn a_move_whose_drover_was_killed_is_gone_on_with() {
 #[test]
 fn a_link_that_is_cut_meanwhile_is_waited_for() {
     let Some(mut scene) = Scene::new(&idle()) else { return };
-    let child = scene.spawn(&[&["--or-direct", "127.0.0.1", "--direct-plain"][..], &SLOWLY].concat());
-    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
-    scene.wait_until_sending();
+    let child = begun(&scene);
     scene.line.cut(true);
     scene.wait_for("the link is away", |event| event["event"] == "link" && event["is_up"] == false);
     scene.wait_for("memory goes on", |event| event["sent_bytes"].as_u64() > Some(8 << 20));
@@ -179,9 +185,7 @@ fn a_link_that_is_cut_meanwhile_is_waited_for() {
 #[test]
 fn a_link_that_stays_away_leaves_the_guest_where_it_was() {
     let Some(mut scene) = Scene::new(&idle()) else { return };
-    let child = scene.spawn(&[&["--or-direct", "127.0.0.1", "--direct-plain"][..], &SLOWLY].concat());
-    scene.wait_for("it goes directly", |event| event["event"] == "route" && event["way"] == "direct");
-    scene.wait_until_sending();
+    let child = begun(&scene);
     scene.line.cut(true);
     let output = scene.ended(child);
     assert_eq!(output.code, Some(7), "{output:?}");
@@ -191,4 +195,47 @@ fn a_link_that_stays_away_leaves_the_guest_where_it_was() {
         "{output:?}"
     );
     scene.has_stayed();
+}
+
+/// The guest goes ahead, and is started by the link.
+#[test]
+fn a_guest_goes_ahead_directly() {
+    // 16 MiB, all of which it writes to within a second.
+    let guest = PulseOptions { pages: 4096, pages_per_beat: 200, ..PulseOptions::default() };
+    let Some(mut scene) = Scene::new(&guest) else { return };
+    let more = ["--allow", "postcopy", "--line", "80m", "--rate-max", "80m"];
+    let output = scene.live(&[&DIRECT[..], &more].concat());
+    moves::has_moved(&mut scene.source, &mut scene.target, &output);
+    assert_eq!(route(&output)["way"], "direct");
+    let is_ahead = |event: &Value| event["phase"] == "postcopy";
+    assert!(events(&output).iter().any(is_ahead), "{output:?}");
+}
+
+#[test]
+fn for_several_guests_both_ways_are_measured_once() {
+    let Some(mut scene) = Scene::allowing(&idle(), &idle(), "**") else { return };
+    let mut source = Pulse::start(&scene.sites.path("a2"), &idle()).unwrap();
+    let mut target = Pulse::waiting(&scene.sites.path("b2"), &idle()).unwrap();
+    source.beat(3).unwrap();
+    let ways = [place(), place()];
+    let one = |name: &str, from: &Pulse, to: &Pulse, way: &str| {
+        let (from, to) = (from.monitor(), to.monitor());
+        format!("  - {{name: {name}, from: {}, to: {}, or_direct: '{way}'}}\n", from.display(), to.display())
+    };
+    let file = scene.sites.path("moves.yaml");
+    let head = "via: site-b\ndirect_plain: true\nmoves:\n".to_string();
+    let both =
+        head + &one("one", &scene.source, &scene.target, &ways[0]) + &one("two", &source, &target, &ways[1]);
+    std::fs::write(&file, both).unwrap();
+    let output = scene.sites.here.run(&["live", "--moves", file.to_str().unwrap(), "--json"]).unwrap();
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let mut routes: Vec<Value> =
+        events(&output).into_iter().filter(|event| event["event"] == "route").collect();
+    routes.sort_by_key(|route| route["guest"].to_string());
+    let told: Vec<&str> = routes.iter().map(|route| route["direct_to"].as_str().unwrap()).collect();
+    assert_eq!(told, ways, "{routes:?}");
+    assert!(routes.iter().all(|route| route["way"] == "direct"), "{routes:?}");
+    assert_eq!(routes[0]["direct_bytes_per_s"], routes[1]["direct_bytes_per_s"], "{routes:?}");
+    moves::has_arrived(&mut scene.source, &mut scene.target);
+    moves::has_arrived(&mut source, &mut target);
 }
