@@ -211,7 +211,7 @@ fn sockets_at_which_another_drover_listens_are_left_to_it_and_a_look_needs_none_
 /// A guest that fills nearly all of its memory and writes to it, so that there are several ends to see, behind a link that carries 32 MiB/s.
 fn held_up() -> Option<Scene> {
     let guest =
-        PulseOptions { memory_mib: 128, pages: 120 << 8, pages_per_beat: 20, ..PulseOptions::default() };
+        PulseOptions { memory_mib: 128, pages: 120 << 8, pages_per_beat: 8, ..PulseOptions::default() };
     let scene = Scene::new(Pair::new(|_| guest))?;
     let limited = scene.sites.here.run(&["agent", "limit", "site-b", "00:00-24:00=32MiB"]).unwrap();
     assert_eq!(limited.code, Some(0), "{limited:?}");

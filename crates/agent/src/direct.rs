@@ -190,7 +190,11 @@ fn connect_all(host: &str, listening: &Listening, connections: usize) -> Result<
             Err(error) => why = error,
         }
     }
-    let (address, stream) = found.ok_or_else(|| failed("connecting to", why))?;
+    let found = found.ok_or_else(|| failed("connecting to", why));
+    let (address, stream) = found.map_err(|refusal| {
+        let why = format!("{refusal}; is the port open in the firewall of that host?");
+        Refusal::new(refusal.kind, why)
+    })?;
     let mut streams = vec![stream];
     while streams.len() < connections {
         streams.push(connect(address, listening).map_err(|error| failed("connecting to", error))?);

@@ -96,7 +96,7 @@ pub struct WantsLink {
 pub fn choose_route(asked: RouteAsked, direct: Result<Streams, String>) -> Result<Route, WantsLink> {
     let streams = match direct {
         Ok(streams) => streams,
-        Err(why) => return Ok(Route::new(false, RouteReason::Unreachable(why), asked, None)),
+        Err(why) => return Ok(Route::unreachable(asked, why)),
     };
     if streams.round_trip >= FAR && streams.again_share > AGAIN_MAX {
         return Ok(Route::new(false, RouteReason::Losses, asked, Some(streams)));
@@ -131,6 +131,11 @@ impl WantsLink {
 impl Route {
     fn new(is_direct: bool, reason: RouteReason, asked: RouteAsked, direct: Option<Streams>) -> Route {
         Route { is_direct, reason, asked, direct, link_bytes_per_s: None }
+    }
+
+    /// The link, as there is no direct way: why.
+    pub fn unreachable(asked: RouteAsked, why: String) -> Route {
+        Route::new(false, RouteReason::Unreachable(why), asked, None)
     }
 
     /// One that needs no measuring.

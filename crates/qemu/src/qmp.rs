@@ -167,6 +167,27 @@ impl Qmp {
         self.run(if self.has_oob { "exec-oob" } else { "execute" }, command, arguments)
     }
 
+    /// Answers are waited for so long from now on.
+    pub(crate) fn set_answer_time_max(&mut self, time_max: Duration) {
+        self.answer_time_max = time_max;
+    }
+
+    /// As [`Qmp::execute`], with an answer that is waited for no longer than so; one that comes later is passed over.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub(crate) fn execute_within(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        time_max: Duration,
+    ) -> Result<Value, QemuError> {
+        let usual = std::mem::replace(&mut self.answer_time_max, time_max);
+        let answer = self.execute(command, arguments);
+        self.answer_time_max = usual;
+        answer
+    }
+
     fn run(&mut self, how: &str, command: &str, arguments: Value) -> Result<Value, QemuError> {
         let id = self.ask(how, command, arguments)?;
         self.take_answer(command, id)
@@ -531,6 +552,14 @@ mod tests {
         assert!(
             qmp.execute_each("qom-get", &[json!({}), json!({})]).unwrap_err().kind == QemuErrorKind::Timeout
         );
+    }
+
+    #[test]
+    fn an_answer_that_was_waited_for_no_longer_is_passed_over() {
+        let (_folder, mut qmp) = connected(&["", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 3}\n"]);
+        let error = qmp.execute_within("first", Value::Null, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind, QemuErrorKind::Timeout);
+        assert_eq!(qmp.execute("second", Value::Null).unwrap(), json!(2));
     }
 
     #[test]

@@ -87,11 +87,12 @@ pub struct LiveArgs {
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
     /// With --via: memory and disks go directly to this address of the target's host, past the link, where that is found to be as
-    /// good. Both ways are measured for it, a second or two each, also by --dry-run. Memory goes to PORT (else a free one), disks
-    /// to the next. Wants --direct-plain, or credentials: --tls-x509, --tls-psk or --tls-creds, of domains --tls
+    /// good. Both ways are measured for it, a second or two each, also by --dry-run. Memory goes to PORT (1024 to 65534; else a free
+    /// one), disks to the next; with --disks mirror it must be said, except of domains. Wants --direct-plain, or credentials:
+    /// --tls-x509, --tls-psk or --tls-creds, of domains --tls
     #[arg(long, requires = "via", value_name = "HOST[:PORT]")]
     pub or_direct: Option<DirectAt>,
-    /// What goes directly may go unencrypted: nobody else reads that network
+    /// What goes directly may go neither encrypted nor authenticated: nobody else reads that network, or reaches these ports
     #[arg(long, requires = "or_direct")]
     pub direct_plain: bool,
     /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
@@ -199,6 +200,7 @@ impl fmt::Display for DirectAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port {
             Some(port) => f.write_str(&self.with_port(port)),
+            None if self.host.contains(':') => write!(f, "[{}]", self.host),
             None => f.write_str(&self.host),
         }
     }
@@ -226,7 +228,7 @@ impl FromStr for DirectAt {
     }
 }
 
-const WANTED: &str = "want HOST or HOST:PORT (IPv6 in brackets), with a port from 1024 to 65534";
+const WANTED: &str = "want HOST or HOST:PORT, without tcp:, IPv6 in brackets, with a port from 1024 to 65534 (disks have the next)";
 
 /// A time that people give in minutes or hours (`20m`, `2h`), or a short one.
 pub(super) fn long_time(text: &str) -> Result<Duration, String> {
@@ -276,7 +278,7 @@ mod tests {
             ("10.0.0.2", "10.0.0.2", "10.0.0.2", None),
             ("host-b:4444", "host-b:4444", "host-b", Some(4444)),
             ("[fe80::2]:4444", "[fe80::2]:4444", "fe80::2", Some(4444)),
-            ("[fe80::2]", "fe80::2", "fe80::2", None),
+            ("[fe80::2]", "[fe80::2]", "fe80::2", None),
         ] {
             assert_eq!(read(text), Ok((shown.to_string(), host.to_string(), port)), "{text}");
         }

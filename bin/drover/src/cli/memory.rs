@@ -55,7 +55,7 @@ pub struct TlsArgs {
     /// Whose key in keys.psk
     #[arg(long, value_name = "NAME", default_value = "qemu", requires = "tls_psk")]
     pub tls_psk_user: String,
-    /// The target's name in its certificate [default: the host of --uri]
+    /// The target's name in its certificate [default: the host of --uri, or of --or-direct]
     #[arg(long, value_name = "NAME", requires = "tls")]
     pub tls_hostname: Option<String>,
 }

@@ -116,14 +116,10 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
         Ok(over) => over,
         Err(failure) => return Err(beside_source(failure, source)),
     };
+    // Who has the source's monitor is the one drover that moves this guest: what another left at the target's makes way.
+    let mut source = source.join().unwrap_or_else(|panic| resume_unwind(panic))?;
     let target = over.connect();
-    let source = source.join().unwrap_or_else(|panic| resume_unwind(panic));
-    let (mut source, mut target) = match (source, target) {
-        (Ok(source), Ok(target)) => (source, target),
-        (Ok(mut source), Err(failure)) => return Err(with_source(failure, &mut source)),
-        (Err(failure), Ok(_)) => return Err(failure),
-        (Err(failure), Err(other)) => return Err(both(failure, &other)),
-    };
+    let mut target = target.map_err(|failure| with_source(failure, &mut source))?;
     let route = match &direct {
         Some(direct) => Some(route_of(direct, &mut source, &mut target, (&over, sites))?),
         None => None,

@@ -39,8 +39,8 @@ impl Left {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A peer comes to a place, on this channel. Connections of its other sessions to the same place, and to those that lie beside it
-    /// and belong to it (`PLACE.NAME`), end if their session has been without a connection for a time, which is waited for.
+    /// A peer comes to a place, on this channel. Connections of its other sessions to the same place, and to those beside it that
+    /// are the same guest's (`PLACE.memory`, `PLACE.disks`), end if their session has been without a connection for a time, which is waited for.
     pub(super) fn comes(&self, session: &Session, to: &str, channel: &Channel) {
         if !to.starts_with(UNIX) {
             return;
@@ -86,5 +86,8 @@ impl Left {
 
 /// Whether a place is this one or belongs to it.
 fn is_of(place: &str, to: &str) -> bool {
-    place.strip_prefix(to).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    place.strip_prefix(to).is_some_and(|rest| rest.is_empty() || OWN.contains(&rest))
 }
+
+/// What lies beside a monitor for the same guest, as `drover live` places it.
+const OWN: [&str; 2] = [".memory", ".disks"];

@@ -70,7 +70,7 @@ fn connect(session: &Session, to: &str) -> Channel {
 fn one_that_was_killed_makes_way_for_its_peer() {
     let scene = Scene::new();
     let killed = scene.session();
-    let _held = ["unix:/m", "unix:/m.memory", "unix:/more"].map(|to| connect(&killed, to));
+    let _held = ["unix:/m", "unix:/m.memory", "unix:/m.2"].map(|to| connect(&killed, to));
     scene.told_of(3);
     killed.abandon();
     let again = scene.session();

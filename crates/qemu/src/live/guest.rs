@@ -89,6 +89,19 @@ impl Guest {
         Ok(())
     }
 
+    /// The same, if it can be had within so long.
+    pub(super) fn connect_again_within(&mut self, time_max: Duration) -> Result<(), QemuError> {
+        self.qmp.hang_up();
+        self.qmp = Qmp::connect(&self.socket, time_max)?;
+        self.qmp.set_answer_time_max(ANSWER_TIME_MAX);
+        Ok(())
+    }
+
+    /// Whether it answers within so long.
+    pub(super) fn answers_within(&mut self, time_max: Duration) -> Result<(), QemuError> {
+        self.qmp.execute_within("query-status", Value::Null, time_max).map(drop)
+    }
+
     /// Which side it is.
     pub fn side(&self) -> Side {
         self.side

@@ -76,6 +76,8 @@ struct Move<'a> {
     has_asked: bool,
     /// The guest stands still to be handed over.
     still: Still,
+    /// When the target was connected to last, to have the link made anew.
+    looked_for_link: Option<Instant>,
     /// Its disks were handed over and the source was told to go on, which it may take a while to do.
     has_handed_over: bool,
     /// Bytes a second that it keeps, of those that it shares with others.
@@ -122,6 +124,9 @@ const LINE_SPREAD: f64 = 0.2;
 
 /// A move that is foreseen to take no longer may be over before its line is known.
 const SOON_S: f64 = 3.0;
+/// Between two tries to have a link made anew that nothing but the target's monitor goes over, and for which one is waited.
+const LOOK_FOR_LINK_PAUSE: Duration = Duration::from_secs(5);
+const LOOK_FOR_LINK_TIME: Duration = Duration::from_secs(2);
 /// What is foreseen is told again if it is off by more.
 const NEWS_SHARE: f64 = 0.05;
 
@@ -135,12 +140,12 @@ pub fn channels_wanted(asked: Option<u8>, rate_max: Option<u64>) -> u8 {
 fn lag(carried: Option<&Carried>, promise: &Promise) -> Duration {
     let Some(carried) = carried else { return Duration::ZERO };
     // A round trip that was measured on a busy line is no reason to refuse a promise.
-    (carried.by.round_trip() * 2 + queue(carried)).min(promise.downtime_max / 2)
-}
-
-/// What goes directly does not wait for a link.
-fn queue(carried: &Carried) -> Duration {
-    carried.ends.as_ref().map_or(Duration::ZERO, |_| LINK_QUEUE)
+    let parts = match carried.ends {
+        Some(_) => carried.by.round_trip() * 2 + LINK_QUEUE,
+        // The target is asked once more, and told to start.
+        None => carried.by.round_trip() * 3,
+    };
+    parts.min(promise.downtime_max / 2)
 }
 
 /// For which the guest stands still beside the last pass.
@@ -175,8 +180,8 @@ pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise, at_
         Some(Carried { by, ends: Some(_) }) => {
             (by.round_trip() * 4 + LINK_QUEUE + BESIDE * others(at_once), 10)
         }
-        // The order to start the guest goes over it.
-        Some(Carried { by, ends: None }) => (by.round_trip() * 2, 10),
+        // A last look at the target and the order to start the guest go over it.
+        Some(Carried { by, ends: None }) => (by.round_trip() * 3, 10),
         None => (Duration::ZERO, 2),
     };
     let kept = DOWNTIME_KEPT + of_link;
@@ -313,6 +318,7 @@ impl<'a> Move<'a> {
             was_up: true,
             has_asked: false,
             still: Still::default(),
+            looked_for_link: None,
             has_handed_over: false,
             keeps: None,
         }
@@ -501,6 +507,9 @@ impl<'a> Move<'a> {
                 (self.tell)(Event::Memory(told.clone()));
             }
             let is_up = self.look_at_link();
+            if matches!(told.sample.phase, Phase::Setup | Phase::Precopy) {
+                self.look_for_link();
+            }
             self.halt_if_still_for_long(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
             if !has_told_sent && self.is_as_good_as_sent(&told.sample, watch.rate()) {
@@ -639,17 +648,39 @@ impl<'a> Move<'a> {
         self.options.carried.as_ref().is_some_and(|carried| carried.ends.is_none())
     }
 
-    /// The guest stands still, and all but the last of its memory is sent: whether it may go. It is held for as long as was promised
-    /// that it stands still.
-    fn may_go(&self) -> Result<bool, Ending> {
-        if !self.starts_by_link_alone() || !self.is_link_away() {
-            return Ok(true);
+    /// The guest stands still, and all but the last of its memory is sent: whether it may go. A link is told to be there for seconds
+    /// after it was cut, so the target's own word counts; it is waited for as long as was promised that the guest stands still.
+    fn may_go(&mut self) -> Result<bool, Ending> {
+        let Some(Carried { by, ends: None }) = &self.options.carried else { return Ok(true) };
+        let least = by.round_trip() * 3 + POLL;
+        let left = self.options.promise.downtime_max.saturating_sub(self.still.lasts());
+        let error = match self.target.answers_within(left.max(least)) {
+            Ok(()) => return Ok(true),
+            Err(error) => error,
+        };
+        self.look_at_link();
+        if self.still.lasts() >= self.options.promise.downtime_max {
+            let why = format!(
+                "the guest could not be started at the target, which does not answer: {}",
+                error.chain()
+            );
+            return Err(Ending::Failed(self.error(&why)));
         }
-        match self.still.lasts() < self.options.promise.downtime_max {
-            true => Ok(false),
-            false => Err(Ending::Failed(
-                self.error("the link to the target is away, and the guest could not be started there"),
-            )),
+        if error.is_of_connection() && error.kind != QemuErrorKind::Timeout {
+            // The next look tells whether that helped.
+            let _ = self.target.connect_again_within(left.max(least));
+        }
+        Ok(false)
+    }
+
+    /// A link whose session ended comes back with the next connection, and while memory goes past it nobody makes one.
+    fn look_for_link(&mut self) {
+        let is_to_be_made = self.starts_by_link_alone() && self.is_link_away() && !self.is_link_waited_for();
+        let is_time = self.looked_for_link.is_none_or(|at| at.elapsed() >= LOOK_FOR_LINK_PAUSE);
+        if is_to_be_made && is_time {
+            self.looked_for_link = Some(Instant::now());
+            // It is tried again.
+            let _ = self.target.connect_again_within(LOOK_FOR_LINK_TIME);
         }
     }
 

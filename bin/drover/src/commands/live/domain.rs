@@ -87,8 +87,13 @@ pub(super) fn over(
                     false,
                     "its source's daemon is on another host, from which nothing can be measured",
                 ),
-                // libvirt knows how it encrypts.
-                false => direct.known(true, "it has gone ahead: a line that has to be made anew is direct"),
+                // How it was begun libvirt does not tell.
+                false if args.direct_plain => {
+                    direct.known(true, "it has gone ahead: a line that has to be made anew is direct")
+                }
+                false => {
+                    direct.known(false, "it has gone ahead: a line that has to be made anew is over the link")
+                }
             };
             if route.is_direct {
                 (options.uri, options.disks_port) = (Some(memory_at(&direct.memory())), direct.disks_port());

@@ -128,6 +128,8 @@ pub struct Sites {
     known: Mutex<BTreeMap<String, Weak<Shared>>>,
     /// What was measured of ways past links.
     routes: Mutex<BTreeMap<String, Route>>,
+    /// Most bytes a second that all guests may send, which holds for measuring, too.
+    rate_max: Option<u64>,
 }
 
 /// A site that guests go to. When nobody goes there any more its session ends.
@@ -144,23 +146,23 @@ impl Sites {
         Ok(site)
     }
 
+    /// For guests that may all together send so many bytes a second.
+    pub fn within(rate_max: Option<u64>) -> Sites {
+        Sites { rate_max, ..Sites::default() }
+    }
+
     /// Which way is better to this site, the link or past it. What both carry is measured once; who comes meanwhile waits, or they
     /// would measure each other.
     pub fn route(&self, shared: &Shared, direct: &Direct) -> Route {
-        // Each has ports of its own.
-        if let Err(route) = direct.reaches(&shared.0) {
-            return *route;
-        }
+        let direct = direct.within(self.rate_max);
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each has ports of its own, if any.
+        if let Err(why) = direct.reaches(&shared.0) {
+            return direct.unreachable(why);
+        }
         let key = format!("{} {}", shared.0.name(), direct.key());
-        if let Some(known) = routes.get(&key) {
-            return direct.as_measured(known);
-        }
-        let route = direct.route(&shared.0);
-        if route.direct.is_some() {
-            routes.insert(key, route.clone());
-        }
-        route
+        let known = routes.entry(key).or_insert_with(|| direct.route(&shared.0));
+        direct.as_measured(known)
     }
 }
 

@@ -1,5 +1,8 @@
 //! `--or-direct`: whether memory and disks go past the link, by what both ways were measured to carry.
 
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::Builder;
 use std::time::Duration;
 
 use drover_agent::{CONNECTIONS_MAX, DirectWay, Site};
@@ -17,9 +20,12 @@ const LIBVIRT_PORTS: [u16; 2] = [49152, 49215];
 const ROUND_TRIPS: u32 = 10;
 /// The same in time: what is less tells little, and nobody wants to wait longer.
 const SETTLE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+/// For which it is looked for the way, each port and both ways for themselves.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(40);
 const TIME: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1)];
 
 /// Where memory and disks may go directly, and how.
+#[derive(Clone, Debug)]
 pub struct Direct {
     at: DirectAt,
     /// Of which the agent takes a free one to measure.
@@ -34,26 +40,33 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// What was said of it. Fails with what is wrong with that.
-    pub fn wanted(args: &LiveArgs) -> Result<Option<Direct>, Failure> {
-        let Some(at) = args.or_direct.clone() else { return Ok(None) };
-        let is_encrypted = args.memory.tls.is_wanted();
-        if !is_encrypted && !args.direct_plain {
+    /// What is wrong with what was said of it.
+    pub fn check(args: &LiveArgs) -> Result<(), Failure> {
+        let Some(at) = &args.or_direct else { return Ok(()) };
+        if !args.memory.tls.is_wanted() && !args.direct_plain {
             let what = format!(
-                "--or-direct {at}: what goes there is not encrypted, and nobody said that it may go so"
+                "--or-direct {at}: what goes there is neither encrypted nor authenticated: neither credentials nor --direct-plain were given"
             );
             return Err(Failure::new(Exit::Usage, what).advise(
-                "--direct-plain, if nobody else reads that network; or credentials of both hosts: --tls-x509, --tls-psk or \
-                 --tls-creds, of domains --tls",
+                "--direct-plain, if nobody else reads that network or reaches these ports; or credentials of both hosts: --tls-x509, \
+                 --tls-psk or --tls-creds, of domains --tls",
             ));
         }
-        let (is_domain, copies) = (args.daemon().is_some(), args.disks == DisksArg::Mirror);
-        if at.port.is_none() && copies && !is_domain {
+        if at.port.is_none() && args.disks == DisksArg::Mirror && args.daemon().is_none() {
             let what = format!(
                 "--or-direct {at}: with --disks mirror it wants a port: HOST:PORT, and disks have the next"
             );
             return Err(Failure::new(Exit::Usage, what));
         }
+        Ok(())
+    }
+
+    /// What was said of it. Fails with what is wrong with that.
+    pub fn wanted(args: &LiveArgs) -> Result<Option<Direct>, Failure> {
+        Direct::check(args)?;
+        let Some(at) = args.or_direct.clone() else { return Ok(None) };
+        let is_encrypted = args.memory.tls.is_wanted();
+        let (is_domain, copies) = (args.daemon().is_some(), args.disks == DisksArg::Mirror);
         let ports = match (at.port, is_domain) {
             (Some(port), _) => [port, port],
             (None, true) => LIBVIRT_PORTS,
@@ -71,34 +84,36 @@ impl Direct {
         Ok(Some(Direct { at, ports, fixed, connections, rate_max, is_encrypted, is_limited }))
     }
 
+    /// The same with so many bytes a second at most, if that is less.
+    pub fn within(&self, rate_max: Option<u64>) -> Direct {
+        let rate_max = self.rate_max.into_iter().chain(rate_max).min();
+        Direct { rate_max, ..self.clone() }
+    }
+
     /// Looks whether what has its own port comes there.
-    pub fn reaches(&self, site: &Site) -> Result<(), Box<Route>> {
-        if self.is_limited {
-            // Nothing is tried.
-            return Ok(());
+    pub fn reaches(&self, site: &Arc<Site>) -> Result<(), String> {
+        // Nothing is tried where that is known beforehand.
+        for port in self.fixed.iter().copied().filter(|_| !self.is_limited) {
+            let (site, host) = (site.clone(), self.at.host.clone());
+            within_time(move || site.reaches_direct(&host, port).map_err(|refusal| refusal.to_string()))??;
         }
-        let reached = self.fixed.iter().try_for_each(|port| site.reaches_direct(&self.at.host, *port));
-        reached.map_err(|refusal| match choose_route(self.asked(), Err(refusal.to_string())) {
-            Ok(route) => Box::new(route),
-            Err(wants) => Box::new(wants.with(Err(refusal.to_string()))),
-        })
+        Ok(())
     }
 
     /// Measures both ways, as far as it matters, and chooses.
-    pub fn route(&self, site: &Site) -> Route {
-        let asked = self.asked();
+    pub fn route(&self, site: &Arc<Site>) -> Route {
         if self.is_limited {
-            return Route::known(
-                false,
-                asked,
-                "there is a limit (`drover agent limit`), which only the link keeps",
-            );
+            return self.known(false, "there is a limit (`drover agent limit`), which only the link keeps");
         }
+        let (direct, of_site) = (self.clone(), site.clone());
+        let route = within_time(move || direct.measured(&of_site));
+        route.unwrap_or_else(|why| self.known(false, &why))
+    }
+
+    fn measured(&self, site: &Site) -> Route {
         let session = match site.session() {
             Ok(session) => session,
-            Err(refusal) => {
-                return Route::known(false, asked, format!("its agent cannot be asked: {refusal}"));
-            }
+            Err(refusal) => return self.known(false, &format!("its agent cannot be asked: {refusal}")),
         };
         let stripes = session.stats().stripes;
         let round_trip =
@@ -118,10 +133,15 @@ impl Direct {
             again_share: probe.again,
             round_trip: probe.rtt_min,
         });
-        choose_route(asked, direct.map_err(|refusal| refusal.to_string())).unwrap_or_else(|wants| {
+        choose_route(self.asked(), direct.map_err(|refusal| refusal.to_string())).unwrap_or_else(|wants| {
             let probe = probe_within(&session, (settle, time), self.rate_max);
             wants.with(probe.map(|probe| probe.goodput).map_err(|error| error.to_string()))
         })
+    }
+
+    /// The direct way is none.
+    pub fn unreachable(&self, why: String) -> Route {
+        Route::unreachable(self.asked(), why)
     }
 
     /// The same as for another guest, whose ways were measured.
@@ -146,8 +166,10 @@ impl Direct {
 
     /// What two such ways have in common, if the same was measured of both.
     pub fn key(&self) -> String {
-        let Direct { at, connections, rate_max, is_encrypted, .. } = self;
-        format!("{} {connections} {rate_max:?} {is_encrypted}", at.host)
+        let Direct { at, ports, fixed, connections, rate_max, is_encrypted, .. } = self;
+        // Ports of its own were tried by themselves.
+        let ports = fixed.is_empty().then_some(ports);
+        format!("{} {ports:?} {connections} {rate_max:?} {is_encrypted}", at.host)
     }
 
     /// Where memory goes, as QEMU takes it.
@@ -164,4 +186,14 @@ impl Direct {
     pub fn disks_port(&self) -> Option<u16> {
         self.at.port.map(|port| port + 1)
     }
+}
+
+/// What that gives, if it does within a time. A link that is cut meanwhile holds it up for as long as it may come back.
+fn within_time<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    let (tell, told) = channel();
+    // Nobody listens any more where it took too long.
+    let looks = Builder::new().name("live-route".into()).spawn(move || drop(tell.send(does())));
+    looks.map_err(|error| format!("starting a thread: {error}"))?;
+    told.recv_timeout(LOOK_TIME_MAX)
+        .map_err(|_| format!("looking for the way did not end in {} s", LOOK_TIME_MAX.as_secs()))
 }

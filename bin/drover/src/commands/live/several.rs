@@ -54,7 +54,7 @@ pub fn run(command: &LiveCommand) -> Result<Exit, Failure> {
 fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exit, Failure> {
     parts_fit(all)?;
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-    let (mut ready, mut refusals) = look(&all.guests, teller);
+    let (mut ready, mut refusals) = look(all, teller);
     let mut pairs = Vec::new();
     if refusals.is_empty() {
         pairs = self::pairs(all, &ready);
@@ -99,8 +99,8 @@ fn move_all(command: &LiveCommand, all: &All, teller: &mut Teller) -> Result<Exi
 }
 
 /// Looks at all guests; changes nothing. Gives those that can move, by their numbers, and all that stands in the way of any.
-fn look(guests: &[Wanted], teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Refusal)>) {
-    let sites = Sites::default();
+fn look(all: &All, teller: &mut Teller) -> (BTreeMap<usize, Ready>, Vec<(usize, Refusal)>) {
+    let (guests, sites) = (&all.guests, Sites::within(all.budget()));
     let looks = each(guests, LOOKS_MAX, |wanted| {
         let mut told = Vec::new();
         let ready = Ready::look(&wanted.args, &sites, &mut |event| told.push(event));

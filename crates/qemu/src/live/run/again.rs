@@ -75,6 +75,8 @@ impl Move<'_> {
                 if self.options.carried.is_some() {
                     self.send_as_allowed()?;
                 }
+                // It was told to go ahead, and waits to be let go.
+                self.goes_ahead = self.was_running && self.source.is_marked_stopped()?;
                 self.follow(began, &[], None, None)
             }
             Found::Ahead | Found::Broken => {

@@ -176,6 +176,8 @@ impl Move<'_> {
         if !self.is_link_away() {
             // A target whose guest did not come has mostly ended by itself.
             let _ = self.target.withdraw();
+        } else if self.starts_by_link_alone() {
+            self.note("the target's QEMU may still offer its disks on the network, which cannot be withdrawn while the link is away: end it");
         }
     }
 }

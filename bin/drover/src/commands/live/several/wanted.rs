@@ -9,6 +9,7 @@ use drover_wan::line::units::Rate;
 
 use crate::cli::{DisksArg, LiveArgs, LiveCommand};
 use crate::commands::live::domain;
+use crate::commands::live::route::Direct;
 use crate::exit::{Exit, Failure};
 
 /// A guest that is to move.
@@ -218,7 +219,7 @@ fn guest(
         return Err(problems);
     }
     let options = Options::try_parse_from(words.iter().map(|(word, _)| word))
-        .map_err(|error| vec![Problem::error(&path, first_line(&error.to_string())).at(one.at)])?;
+        .map_err(|error| vec![Problem::error(&path, first_words(&error.to_string())).at(one.at)])?;
     let (source, to) = (from.unwrap_or_default(), to.unwrap_or_default());
     let args = LiveArgs {
         source: source.clone().into(),
@@ -229,6 +230,7 @@ fn guest(
         watch: command.watch,
         ..options.args
     };
+    Direct::check(&args).map_err(|failure| vec![Problem::error(&path, failure.message).at(one.at)])?;
     Ok(Wanted { name: name.unwrap_or(source), args })
 }
 
@@ -257,6 +259,18 @@ fn word(known: &clap::Command, key: &str, values: &[String]) -> Result<Option<St
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.strip_prefix("error: ").unwrap_or(line).to_string()
+}
+
+/// The same with the options that it lists, where it ends in a colon.
+fn first_words(text: &str) -> String {
+    let line = first_line(text);
+    match line.ends_with(':') {
+        false => line,
+        true => {
+            let listed = text.lines().skip(1).take_while(|line| line.starts_with("  ")).map(str::trim);
+            format!("{line} {}", listed.collect::<Vec<_>>().join(", "))
+        }
+    }
 }
 
 /// What two moves cannot both have.
@@ -341,6 +355,16 @@ mod tests {
             read("rate_max: fast\nmoves: [{from: a, to: b}]\n").unwrap_err()[0]
                 .contains("1:1: error: rate_max")
         );
+    }
+
+    #[test]
+    fn what_one_option_wants_of_others_is_told() {
+        let told =
+            |more: &str| read(&format!("moves: [{{from: /a, to: /b, {more}}}]\n")).unwrap_err().join("\n");
+        let alone = told("or_direct: h, direct_plain: true");
+        assert!(alone.contains("1:9: error: moves[0]: ") && alone.contains("--via <SITE>"), "{alone}");
+        let open = told("via: x, or_direct: h");
+        assert!(open.contains("1:9: error: moves[0]: ") && open.contains("--direct-plain"), "{open}");
     }
 
     #[test]
