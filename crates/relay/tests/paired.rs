@@ -17,7 +17,7 @@ use drover_link::{Channel, Limits, Order, RateLimit, Receiver, Session};
 use drover_relay::address::Pairing;
 use drover_relay::rule::Policy;
 use drover_relay::{
-    ConnectionStats, Form, Line, Ports, Refusal, Relay, RelayOptions, Snapshot, Via, announcement,
+    ConnectionStats, DialError, Form, Line, Ports, Refusal, Relay, RelayOptions, Snapshot, Via, announcement,
 };
 use drover_tcp as tcp;
 use serde_json::Value;
@@ -65,6 +65,12 @@ fn scene_of(lines: Vec<Line>, ports: Arc<Ports>, policy: &str) -> Scene {
     scene_over(|| Session::pair_of(Limits::default(), &announcement(), None), true, lines, ports, policy)
 }
 
+/// A link of a relay's own to the other site.
+fn via(dial: impl Fn() -> Result<Session, DialError> + Send + Sync + 'static, packs: bool) -> Option<Via> {
+    let (site, dial) = ("b".to_string(), Arc::new(dial));
+    Some(Via { site, dial, is_shared: false, packs, takes_over: false })
+}
+
 /// A scene over such sessions, whose near end packs or does not.
 fn scene_over(
     session: impl Fn() -> (Session, Session) + Send + Sync + 'static,
@@ -87,13 +93,7 @@ fn scene_over(
     };
     let options = RelayOptions {
         policy: Policy::parse(policy).unwrap(),
-        via: Some(Via {
-            site: "b".to_string(),
-            dial: Arc::new(dial),
-            is_shared: false,
-            packs,
-            takes_over: false,
-        }),
+        via: via(dial, packs),
         workers: 2,
         ..RelayOptions::new(lines)
     };
@@ -112,13 +112,7 @@ fn scene_with(connect: impl Fn(&str, Channel) + Send + Sync + 'static) -> Relay 
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via {
-        site: "b".to_string(),
-        dial: Arc::new(dial),
-        is_shared: false,
-        packs: true,
-        takes_over: false,
-    });
+    let via = via(dial, true);
     Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(vec![line("h:1")]) }).unwrap()
 }
 
@@ -369,13 +363,7 @@ fn without_an_agent_clients_are_reset_and_the_next_ones_wait_for_no_second_try()
         counted.fetch_add(1, Ordering::Relaxed);
         Err("nobody there".into())
     };
-    let via = Some(Via {
-        site: "b".to_string(),
-        dial: Arc::new(dial),
-        is_shared: false,
-        packs: true,
-        takes_over: false,
-    });
+    let via = via(dial, true);
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     for _ in 0..50 {
         assert!(turns_away(&relay));
@@ -437,13 +425,7 @@ fn clients_of_a_target_that_never_answers_keep_no_others_waiting() {
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via {
-        site: "b".to_string(),
-        dial: Arc::new(dial),
-        is_shared: false,
-        packs: true,
-        takes_over: false,
-    });
+    let via = via(dial, true);
     let lines = vec![line("silent:1"), line("good:1")];
     let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
     let silent: Vec<TcpStream> = (0..300).map(|_| connect_to(relay.addresses()[0])).collect();
@@ -549,13 +531,7 @@ fn an_agent_of_before_and_one_that_shall_not_get_streams_as_they_are() {
             attend(there, connect.clone());
             Ok(near)
         };
-        let via = Some(Via {
-            site: "b".to_string(),
-            dial: Arc::new(dial),
-            is_shared: false,
-            packs,
-            takes_over: false,
-        });
+        let via = via(dial, packs);
         let lines = vec![line(&address(&target))];
         let relay = Relay::start(&RelayOptions { via, workers: 1, ..RelayOptions::new(lines) }).unwrap();
         exchange(&relay, &target, 7);
@@ -578,13 +554,7 @@ fn an_agent_whose_pieces_are_none_is_told_by_what_is_wrong() {
         attend(there, connect.clone());
         Ok(near)
     };
-    let via = Some(Via {
-        site: "b".to_string(),
-        dial: Arc::new(dial),
-        is_shared: false,
-        packs: true,
-        takes_over: false,
-    });
+    let via = via(dial, true);
     let relay = Relay::start(&RelayOptions { via, ..RelayOptions::new(vec![line("x:1")]) }).unwrap();
     let mut near = client(&relay);
     let mut got = Vec::new();

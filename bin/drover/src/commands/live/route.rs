@@ -20,9 +20,9 @@ const LIBVIRT_PORTS: [u16; 2] = [49152, 49215];
 const ROUND_TRIPS: u32 = 10;
 /// The same in time: what is less tells little, and nobody wants to wait longer.
 const SETTLE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+const TIME: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1)];
 /// For which it is looked for the way, each port and both ways for themselves.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(40);
-const TIME: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(1)];
 
 /// Where memory and disks may go directly, and how.
 #[derive(Clone, Debug)]
