@@ -28,6 +28,7 @@ func run() error {
 	file := flag.String("inventory", "", "YAML `file` that says what to simulate (required)")
 	listen := flag.String("listen", "127.0.0.1:0", "`address` of the SDK")
 	mode := flag.String("mode", "vcenter", "vcenter, or esxi for the first host alone")
+	nfcPort := flag.Int("nfc-port", 0, "`port` of the hosts' NFC, 902 on real ones; 0 picks a free one")
 	work := flag.String("work", "", "`folder` for datastores; default a fresh temporary one")
 	withParent := flag.Bool("exit-with-parent", false, "end when the process that started this one is gone")
 	flag.Parse()
@@ -52,7 +53,7 @@ func run() error {
 		return err
 	}
 	defer release()
-	s, err := sim.Start(sim.Options{Inventory: inv, Listen: *listen, ESXi: *mode == "esxi", Dir: dir})
+	s, err := sim.Start(sim.Options{Inventory: inv, Listen: *listen, ESXi: *mode == "esxi", NFCPort: *nfcPort, Dir: dir})
 	if err != nil {
 		return err
 	}

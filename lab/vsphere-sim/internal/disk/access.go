@@ -13,8 +13,12 @@ func (vm *VM) Write(index int, offset int64, data []byte) error {
 	if d == nil {
 		return fmt.Errorf("there is no disk %d", index)
 	}
+	return vm.write(d, offset, data)
+}
+
+func (vm *VM) write(d *Disk, offset int64, data []byte) error {
 	if offset < 0 || offset > d.Capacity || int64(len(data)) > d.Capacity-offset {
-		return fmt.Errorf("write of %d bytes at %d: disk %d has %d bytes", len(data), offset, index, d.Capacity)
+		return fmt.Errorf("write of %d bytes at %d: the disk has %d bytes", len(data), offset, d.Capacity)
 	}
 	if err := d.openLive(); err != nil {
 		return err

@@ -24,6 +24,16 @@ type Extent struct {
 // End is the first byte after the extent.
 func (e Extent) End() int64 { return e.Start + e.Length }
 
+// DataExtents lists the allocated areas of a disk's open file, as changed block tracking would tell them.
+func DataExtents(file *os.File, capacity int64) ([]Extent, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	extents, err := dataExtents(file, min(capacity, info.Size()))
+	return roundOut(extents, capacity), err
+}
+
 // dataExtents lists the runs of file that are no holes, in order.
 func dataExtents(file *os.File, size int64) ([]Extent, error) {
 	var extents []Extent

@@ -34,6 +34,8 @@ func (s *Sim) controlMux() http.Handler {
 	mux.HandleFunc("POST /fault/clear", control(func(struct{}) (any, error) {
 		s.httpFaults.clearAll()
 		s.taskFaults.clear()
+		s.nfcFaults.clear()
+		s.nfc.ClearFaults()
 		s.service.ClearFaultRules()
 		return done, nil
 	}))
@@ -72,6 +74,7 @@ func (s *Sim) controlMux() http.Handler {
 	mux.HandleFunc("GET /vms", s.showVMs)
 	mux.HandleFunc("GET /stats", s.showStats)
 	s.othersMux(mux)
+	s.nfcMux(mux)
 	return mux
 }
 
@@ -332,6 +335,7 @@ func (s *Sim) all() []*machine {
 
 func (s *Sim) resetStats(struct{}) (any, error) {
 	s.stats.reset()
+	s.nfc.ResetStats()
 	for _, e := range s.endpoints {
 		e.reset()
 	}

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"drover.dev/lab/vsphere-sim/internal/nfc"
 )
 
 // sendBytes is how much of a file goes to the connection at once.
@@ -35,10 +37,15 @@ func (s *Sim) serveFolder(w http.ResponseWriter, r *http.Request, conn *connecti
 		http.NotFound(w, r)
 		return
 	}
-	if s.store.Locked(name) {
+	unlock, free := s.locks.Lock(name, nfc.Download)
+	if !free || s.store.Locked(name) {
+		if free {
+			unlock()
+		}
 		http.Error(w, "file is locked", http.StatusInternalServerError)
 		return
 	}
+	defer unlock()
 	file, err := os.Open(name)
 	if err != nil {
 		http.NotFound(w, r)

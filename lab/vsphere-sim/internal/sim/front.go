@@ -34,6 +34,9 @@ func (s *Sim) dispatch(w http.ResponseWriter, r *http.Request, conn *connection)
 		if path == "/sdk/" {
 			r.URL.Path = "/sdk"
 		}
+		if s.nfcSOAP(w, r) {
+			return
+		}
 		s.service.ServeMux.ServeHTTP(w, r)
 	case strings.HasPrefix(path, "/rest") || strings.HasPrefix(path, "/api"):
 		if !s.sessions.restAlive(r) {

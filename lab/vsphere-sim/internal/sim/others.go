@@ -82,6 +82,7 @@ type moveOrder struct {
 	Host          string `json:"host,omitempty"`
 	Datastore     string `json:"datastore,omitempty"`
 	KeepChangeIDs bool   `json:"keep_change_ids,omitempty"`
+	CutNFC        bool   `json:"cut_nfc,omitempty"`
 }
 
 // orderMove is vMotion (host), storage vMotion (datastore), or both at once.
@@ -94,6 +95,9 @@ func (s *Sim) orderMove(order moveOrder) (any, error) {
 	return s.onVM(order.VM, func(ctx *simulator.Context, m *machine) error {
 		if hostKnown {
 			s.moveToHost(ctx, m, host)
+		}
+		if order.CutNFC {
+			s.nfc.CutVM(m.ref.Value)
 		}
 		if !datastoreKnown {
 			return nil

@@ -24,6 +24,7 @@ import (
 
 	"drover.dev/lab/vsphere-sim/internal/disk"
 	"drover.dev/lab/vsphere-sim/internal/inventory"
+	"drover.dev/lab/vsphere-sim/internal/nfc"
 )
 
 // Options say what to simulate and where.
@@ -31,6 +32,7 @@ type Options struct {
 	Inventory *inventory.Inventory
 	Listen    string // address and port of the SDK; port 0 picks a free one
 	ESXi      bool   // one host alone instead of a vCenter
+	NFCPort   int    // of the hosts' NFC; 0 picks a free one
 	Dir       string // own empty folder for datastores and certificates
 }
 
@@ -44,6 +46,7 @@ type Ready struct {
 	ThumbprintSHA256 string `json:"thumbprint_sha256"`
 	Work             string `json:"work"`
 	Control          string `json:"control"`
+	NFCPort          int    `json:"nfc_port"`
 }
 
 // Sim is a running simulator.
@@ -76,6 +79,10 @@ type Sim struct {
 	tickets     tickets
 	httpFaults  httpFaults
 	taskFaults  taskFaults
+	nfcFaults   taskFaults
+	nfc         *nfc.Server
+	nfcHosts    map[string][]net.Listener
+	locks       nfc.Locks
 	shape       shape
 	stats       stats
 	areasMax    atomic.Int64
@@ -101,14 +108,17 @@ func Start(options Options) (*Sim, error) {
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.areasMax.Store(areasMaxDefault)
-	if err := s.start(options.Listen); err != nil {
+	if err := s.start(options.Listen, options.NFCPort); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Sim) start(listen string) error {
+func (s *Sim) start(listen string, nfcPort int) error {
 	if err := s.listen(listen); err != nil {
+		return err
+	}
+	if err := s.listenNFC(nfcPort); err != nil {
 		return err
 	}
 	if err := s.newCert(); err != nil {
@@ -254,6 +264,7 @@ func (s *Sim) serve() error {
 	s.Ready.URL, s.Ready.PID, s.Ready.Work = s.sdkURL().String(), os.Getpid(), s.dir
 	s.Ready.Control = "http://" + control.Addr().String()
 	go s.sessions.watch(s.stopped)
+	s.serveNFC()
 	return nil
 }
 
@@ -271,6 +282,7 @@ func (s *Sim) Close() error {
 	s.stop()
 	s.writers.stopAll()
 	s.closeListeners()
+	s.closeNFC()
 	var err error
 	if s.server != nil {
 		// The listeners are closed already, which the server may or may not have seen.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +53,9 @@ func (s *Sim) orderSoapFault(order soapOrder) error {
 	case "", "call":
 		if order.Quiesced {
 			return errors.New("quiesced: want it together with as task")
+		}
+		if strings.HasPrefix(order.Method, "Nfc") {
+			return s.orderNFCFault(order, fault, count)
 		}
 		name := "*"
 		if order.VM != "" {
