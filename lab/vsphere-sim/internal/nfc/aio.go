@@ -93,7 +93,9 @@ func (c *conn) aio(rest []byte) error {
 	err := c.readFrames(bufio.NewReaderSize(from, 64<<10))
 	close(c.gone)
 	close(c.queue)
-	if other := <-answered; other != nil {
+	other := <-answered
+	c.answered(int(c.inFlight.now.Load())) // Those that were never answered.
+	if other != nil {
 		return other
 	}
 	if c.ended {
@@ -253,9 +255,6 @@ func (c *conn) answered(n int) {
 // serveOne answers anything but a read.
 func (c *conn) serveOne(req *request) error {
 	stage, payload, extra := c.serve(req)
-	if c.ended {
-		_ = c.flush()
-	}
 	return c.reply(stage, req, payload, extra)
 }
 

@@ -441,7 +441,7 @@ func (c *client) reads(codec uint32, areas ...[2]int) ([][]byte, []*frame, error
 // unpack decodes a fragment. FastLZ and zlib are left to the server's own decoder, which its own tests look at.
 func unpack(data []byte, codec uint32, n int) ([]byte, error) {
 	out := make([]byte, n)
-	if codec != 0 && len(data) == n && (codec != 3 || int(binary.LittleEndian.Uint32(data)) != n) {
+	if codec != 0 && codec <= 3 && len(data) == n && (codec != 3 || int(binary.LittleEndian.Uint32(data)) != n) {
 		codec = 0 // The code was left where the data is raw.
 	}
 	return out, decode(out, data, codec)

@@ -81,11 +81,23 @@ func (c *conn) run() {
 	if err != nil && !errors.Is(err, errClosed) && !errors.Is(err, io.EOF) && !c.ordered.Load() {
 		c.log("ends: %s", err)
 	}
+	if errors.Is(err, errRefuse) {
+		c.linger()
+	}
 	_ = c.tcp.Close()
 	c.host.mu.Lock()
 	delete(c.host.conns, c)
 	c.host.mu.Unlock()
 	c.leave()
+}
+
+// linger reads what the client had sent already. Else its unread bytes would make a reset of the end, which can take
+// the refusal away before the client reads it.
+func (c *conn) linger() {
+	const wait = time.Second
+	_ = c.tcp.CloseWrite()
+	_ = c.tcp.SetReadDeadline(time.Now().Add(wait))
+	_, _ = io.Copy(io.Discard, c.tcp)
 }
 
 func (c *conn) talk() error {

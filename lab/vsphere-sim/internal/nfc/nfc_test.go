@@ -72,6 +72,9 @@ func TestReadsWholeDiskByAllServicesAndCodecs(t *testing.T) {
 	l := start(t)
 	for _, service := range []string{"vpxa-nfc", "vpxa-nfcssl", "nfc", "nfcssl"} {
 		for codec := range uint32(4) {
+			if codec == 1 && service != "nfcssl" || codec == 2 && service != "vpxa-nfc" {
+				continue // Slow ones need not be everywhere.
+			}
 			c := l.connect(service, 1<<20, 4, 0x1e)
 			// More than 32 MiB in one request.
 			got, frames, err := c.reads(codec, [2]int{0, 36 << 20}, [2]int{36 << 20, 4 << 20})
@@ -194,6 +197,7 @@ func TestTicketsAreForOneUseOneVMAndOneService(t *testing.T) {
 }
 
 func TestHandshakeVariants(t *testing.T) {
+	l := start(t)
 	for order, want := range map[string]string{
 		`{"split_bytes":7}`:                               "",
 		`{"sha256":false}`:                                "", // The client then leaves lines and message 43 out.
@@ -207,7 +211,7 @@ func TestHandshakeVariants(t *testing.T) {
 		`{"greeting":"220 old, SHA256 supported/x"}`:      "",
 		`{"greeting":"220 too old: A, B","sha256":false}`: "",
 	} {
-		l := start(t)
+		l.server.Reset()
 		l.set(order)
 		_, err := l.join(l.ticket(nil), "vpxa-nfcssl")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
