@@ -37,7 +37,7 @@ const diskName = "[ds1] vm1/vm1.vmdk"
 
 // lab is a server with one host and the disks of two VMs.
 type lab struct {
-	*testing.T
+	testing.TB
 	server *Server
 	data   []byte
 	files  map[string]File
@@ -49,10 +49,10 @@ func (l *lab) Find(name string) (File, bool) {
 	return file, ok
 }
 
-func start(t *testing.T) *lab {
+func start(t testing.TB) *lab {
 	t.Helper()
 	dir := t.TempDir()
-	l := &lab{T: t, data: testData(), files: map[string]File{}}
+	l := &lab{TB: t, data: testData(), files: map[string]File{}}
 	path := filepath.Join(dir, "vm1-flat.vmdk")
 	file, err := os.Create(path)
 	check(t, err)
@@ -91,20 +91,20 @@ func start(t *testing.T) *lab {
 	return l
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (l *lab) set(order string) { l.Helper(); check(l.T, l.server.Set([]byte(order))) }
+func (l *lab) set(order string) { l.Helper(); check(l.TB, l.server.Set([]byte(order))) }
 
 func (l *lab) order(text string) {
 	l.Helper()
 	var order FaultOrder
-	check(l.T, json.Unmarshal([]byte(text), &order))
-	check(l.T, l.server.Order(order))
+	check(l.TB, json.Unmarshal([]byte(text), &order))
+	check(l.TB, l.server.Order(order))
 }
 
 func (l *lab) ticket(change func(*Grant)) Ticket {
@@ -114,7 +114,7 @@ func (l *lab) ticket(change func(*Grant)) Ticket {
 		change(&grant)
 	}
 	ticket, err := l.server.Issue(grant, nil)
-	check(l.T, err)
+	check(l.TB, err)
 	return ticket
 }
 
@@ -137,9 +137,9 @@ var errReply = errors.New("reply")
 func (l *lab) dial(ticket Ticket) (*client, error) {
 	l.Helper()
 	tcp, err := net.Dial("tcp", net.JoinHostPort(ticket.Address, strconv.Itoa(ticket.Port)))
-	check(l.T, err)
+	check(l.TB, err)
 	l.Cleanup(func() { _ = tcp.Close() })
-	check(l.T, tcp.SetDeadline(time.Now().Add(20*time.Second)))
+	check(l.TB, tcp.SetDeadline(time.Now().Add(20*time.Second)))
 	c := &client{lab: l, tcp: tcp}
 	if c.greeting, err = readLine(tcp); err != nil {
 		return c, err
@@ -290,7 +290,7 @@ func (c *client) send(kind uint32, payload, extra []byte) uint32 {
 	c.lab.Helper()
 	frame := append(words(0xA100DA7A, kind, uint32(len(payload)), c.op), payload...)
 	_, err := c.wire.Write(append(frame, extra...))
-	check(c.lab.T, err)
+	check(c.lab.TB, err)
 	c.op++
 	return c.op - 1
 }
@@ -451,9 +451,9 @@ func unpack(data []byte, codec uint32, n int) ([]byte, error) {
 func (l *lab) connect(service string, buffer, count uint32, flags uint32) *client {
 	l.Helper()
 	c, err := l.join(l.ticket(func(g *Grant) { g.Service = strings.TrimSuffix(service, "ssl"); g.Write = flags == 0x1a }), service)
-	check(l.T, err)
-	check(l.T, c.session(buffer, count))
-	check(l.T, c.open(diskName, flags))
+	check(l.TB, err)
+	check(l.TB, c.session(buffer, count))
+	check(l.TB, c.open(diskName, flags))
 	return c
 }
 
@@ -474,12 +474,12 @@ func (l *lab) join(ticket Ticket, service string) (*client, error) {
 func (c *client) close() {
 	c.lab.Helper()
 	_, err := c.ask(5, binary.LittleEndian.AppendUint64(nil, c.handle), nil, -1)
-	check(c.lab.T, err)
+	check(c.lab.TB, err)
 	_, err = c.ask(3, words(0), nil, -1)
-	check(c.lab.T, err)
+	check(c.lab.TB, err)
 	_, err = c.wire.Write(message(4))
-	check(c.lab.T, err)
-	check(c.lab.T, c.tcp.Close())
+	check(c.lab.TB, err)
+	check(c.lab.TB, c.tcp.Close())
 }
 
 func unhex(text string) []byte {

@@ -232,8 +232,8 @@ func appendFragment(out []byte, part fragment, codec uint32, extra int) []byte {
 
 // emitRaw reads the file right into what is sent.
 func (c *conn) emitRaw(part fragment, codec uint32) error {
-	if c.out == nil {
-		c.out = make([]byte, 0, outBytes)
+	if cap(c.out) < outBytes { // Other replies need less.
+		c.out = append(make([]byte, 0, outBytes), c.out...)
 	}
 	const least = 32 << 10 // Smaller pieces than this wait for the next buffer.
 	if cap(c.out)-len(c.out) < headerBytes+ioBytes+min(part.n, least) {
