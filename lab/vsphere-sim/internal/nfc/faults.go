@@ -1,6 +1,7 @@
 package nfc
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,6 +30,7 @@ type FaultOrder struct {
 	Do       string `json:"do"`
 	Where    string `json:"where,omitempty"`    // of cut and stall: before, header, payload, extra, after
 	Fragment int    `json:"fragment,omitempty"` // of a read's answer, from 0
+	Offset   *int64 `json:"offset,omitempty"`   // of reads: only those of this byte of the disk, in its fragment
 	Code     int64  `json:"code,omitempty"`
 	Text     string `json:"text,omitempty"`
 	MS       int64  `json:"ms,omitempty"`    // of delay, and of a stall that ends; 0: until cleared
@@ -50,6 +52,8 @@ func (s *Server) Order(order FaultOrder) error {
 		return fmt.Errorf("at %q: want one of %s", order.At, strings.Join(stages, ", "))
 	case !slices.Contains(actions, order.Do):
 		return fmt.Errorf("do %q: want one of %s", order.Do, strings.Join(actions, ", "))
+	case order.Offset != nil && order.At != "read":
+		return errors.New("offset: want it together with at read")
 	case order.Do == "lie" && !slices.Contains(lies, order.Text):
 		return fmt.Errorf("text %q of a lie: want one of %s", order.Text, strings.Join(lies, ", "))
 	case !slices.Contains([]string{"", "before", "header", "payload", "extra", "after"}, order.Where):
@@ -91,7 +95,10 @@ func (f *faults) cleared() <-chan struct{} {
 }
 
 // fault gives what is ordered for this connection's reply at stage, and counts it.
-func (c *conn) fault(stage string) *FaultOrder {
+func (c *conn) fault(stage string) *FaultOrder { return c.faultIn(stage, extent{}) }
+
+// faultIn is the same for a read of an area.
+func (c *conn) faultIn(stage string, area extent) *FaultOrder {
 	f := &c.server.faults
 	if !f.any.Load() {
 		return nil
@@ -100,6 +107,7 @@ func (c *conn) fault(stage string) *FaultOrder {
 	defer f.mu.Unlock()
 	for _, order := range f.list {
 		if order.At != stage || order.Count == 0 || order.Host != "" && order.Host != c.host.name ||
+			order.Offset != nil && (*order.Offset < area.Start || *order.Offset >= area.End()) ||
 			order.VM != "" && order.VM != c.ticketVM() || !strings.Contains(c.fileName(), order.Path) {
 			continue
 		}

@@ -116,6 +116,21 @@ func TestStallHoldsUntilFaultsAreCleared(t *testing.T) {
 	check(t, l.copyOnce("vpxa-nfc"))
 }
 
+func TestAFlippedBitIsAtTheOffsetOrdered(t *testing.T) {
+	l := start(t)
+	l.order(`{"at":"read","do":"flip","offset":1234567}`)
+	c := l.connect("vpxa-nfc", 64<<10, 1, 0x1e)
+	got, _, err := c.reads(0, [2]int{0, 1 << 20}, [2]int{1 << 20, 1 << 20}, [2]int{1 << 20, 1 << 20})
+	check(t, err)
+	if !bytes.Equal(got[0], l.data[:1<<20]) || !bytes.Equal(got[2], l.data[1<<20:2<<20]) {
+		t.Error("other requests have other data")
+	}
+	got[1][1234567-1<<20] ^= 1
+	if !bytes.Equal(got[1], got[2]) {
+		t.Error("the bit is somewhere else")
+	}
+}
+
 func TestErrorAloneWhereTheSwitchSaysSo(t *testing.T) {
 	l := start(t)
 	l.set(`{"error_then_reply":false}`)

@@ -63,9 +63,7 @@ func (c *conn) serveReads(first request) error {
 	for i := range requests {
 		r, problem := c.checkRead(&requests[i], b)
 		if problem == nil {
-			if f := c.fault("read"); f != nil {
-				r.fault = f
-			}
+			r.fault = c.faultIn("read", extent{Start: r.offset, Length: int64(r.total)})
 			c.cutUp(r, b)
 			continue
 		}
@@ -161,7 +159,7 @@ func (c *conn) emit(part fragment, b *Behaviour) error {
 	if r.failed {
 		return nil
 	}
-	spoiled := r.fault != nil && r.fault.Fragment == r.sent
+	spoiled := r.fault != nil && r.fault.hits(part)
 	r.sent++
 	if spoiled && (r.fault.Do == "error" || r.fault.Do == "status") {
 		return c.failRead(part)
@@ -201,6 +199,15 @@ func (c *conn) emit(part fragment, b *Behaviour) error {
 		return c.flush()
 	}
 	return nil
+}
+
+// hits tells if the fault is for this fragment of its read.
+func (f *FaultOrder) hits(part fragment) bool {
+	if f.Offset == nil {
+		return f.Fragment == part.read.sent
+	}
+	start := part.read.offset + int64(part.at)
+	return *f.Offset >= start && *f.Offset < start+int64(part.n)
 }
 
 func (c *conn) failRead(part fragment) error {

@@ -11,7 +11,7 @@ func (c *conn) spoil(f *FaultOrder, frame []byte, size int) error {
 		return c.send(frame)
 	case "flip":
 		if len(frame) > headerBytes+size {
-			frame[headerBytes+size+(len(frame)-headerBytes-size)/2] ^= 1
+			frame[flipPoint(f, frame, size)] ^= 1
 		}
 		return c.send(frame)
 	case "lie":
@@ -30,6 +30,16 @@ func (c *conn) spoil(f *FaultOrder, frame []byte, size int) error {
 	}
 	c.ordered.Store(true)
 	return errCut
+}
+
+// flipPoint is the byte of the offset in raw data, else one in the middle.
+func flipPoint(f *FaultOrder, frame []byte, size int) int {
+	p := frame[headerBytes:]
+	if f.Offset != nil && le.Uint32(p[ioExtra:]) == le.Uint32(p[ioPlain:]) {
+		start := int64(le.Uint64(p[ioOffset:])) + int64(le.Uint32(p[ioPosition:]))
+		return headerBytes + size + int(*f.Offset-start)
+	}
+	return headerBytes + size + (len(frame)-headerBytes-size)/2
 }
 
 // cutPoint is a byte in the middle of the part of a frame that where names.

@@ -8,11 +8,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/vmware/govmomi/vim25/types"
+
+	"drover.dev/lab/vsphere-sim/internal/nfc"
 )
 
 // soap sends a body to the SDK as the client's session and gives the answer.
@@ -170,5 +174,46 @@ func TestNFCFindsEveryFileOfAChain(t *testing.T) {
 	}
 	if got := ddbUUID("6000C29a-0102-0304-0506-0708090a0b0c"); got != "60 00 C2 9a 01 02 03 04-05 06 07 08 09 0a 0b 0c" {
 		t.Errorf("uuid %q", got)
+	}
+}
+
+func TestNFCWritesAreTrackedAndFilesInUseAreNotDownloaded(t *testing.T) {
+	l := start(t, false, "30m")
+	web := l.vm("prod/web/web01")
+	l.control("POST", "/vm/power", `{"vm":"prod/web/web01","state":"off"}`, nil)
+	first := l.snapshot(web, "one")
+	disk, frozen := firstDisk(l.config(first))
+	file, ok := nfcDisks{l.sim}.Find("[ds1] web01/web01-000001.vmdk")
+	if !ok || file.Live || file.Open == nil {
+		t.Fatalf("live file of a VM that is off: %v %+v", ok, file)
+	}
+	write, err := file.Open()
+	check(t, err)
+	check(t, write(3<<20, []byte("by NFC")))
+	if content, err := os.ReadFile(file.Path); err != nil || string(content[3<<20:][:6]) != "by NFC" {
+		t.Errorf("the write went elsewhere: %v", err)
+	}
+	second := l.snapshot(web, "two")
+	areas, _ := l.changed(web, second, disk.Key, frozen.ChangeId, disk.CapacityInBytes)
+	if len(areas) != 1 || areas[0].Start != 3<<20 {
+		t.Errorf("changed areas: %v", areas)
+	}
+	// The rest of a last sector is dropped.
+	odd, ok := nfcDisks{l.sim}.Find("[ds2] web01/web01_1-000002.vmdk")
+	if !ok {
+		t.Fatal("no odd disk")
+	}
+	write, err = odd.Open()
+	check(t, err)
+	check(t, write(1000448-512, make([]byte, 512)))
+
+	get := fetch{file: "web01/web01.vmdk", cookie: l.cookie(), method: "HEAD"}
+	unlock, ok := l.sim.locks.Lock(filepath.Join(filepath.Dir(file.Path), "web01.vmdk"), nfc.Reader)
+	if !ok || l.status(get) != http.StatusInternalServerError {
+		t.Error("a download beside an open disk")
+	}
+	unlock()
+	if got := l.status(get); got != http.StatusOK {
+		t.Errorf("after the disk was closed: %d", got)
 	}
 }
