@@ -44,7 +44,8 @@ type conn struct {
 	plain   []byte // a decoded fragment of a write
 	coded   []byte
 
-	// Of the answering goroutine.
+	// Of the answering goroutine, and of the handshake before it.
+	cleared <-chan struct{} // of the last fault
 	pending *request
 	out     []byte
 	in      []byte // a fragment to encode

@@ -85,15 +85,6 @@ func (f *faults) clear() {
 	}
 }
 
-func (f *faults) cleared() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.ended == nil {
-		f.ended = make(chan struct{})
-	}
-	return f.ended
-}
-
 // fault gives what is ordered for this connection's reply at stage, and counts it.
 func (c *conn) fault(stage string) *FaultOrder { return c.faultIn(stage, extent{}) }
 
@@ -118,6 +109,10 @@ func (c *conn) faultIn(stage string, area extent) *FaultOrder {
 		if order.Count > 0 {
 			order.Count--
 		}
+		if f.ended == nil {
+			f.ended = make(chan struct{})
+		}
+		c.cleared = f.ended // Taken here, so that no clearing after this can be missed.
 		return order
 	}
 	return nil
@@ -133,7 +128,7 @@ func (c *conn) stall(ms int64) {
 	}
 	select {
 	case <-after:
-	case <-c.server.faults.cleared():
+	case <-c.cleared:
 	case <-c.gone:
 	case <-c.server.ctx.Done():
 	}

@@ -101,7 +101,11 @@ func TestStallHoldsUntilFaultsAreCleared(t *testing.T) {
 		_, _, err := c.reads(0, [2]int{0, 1 << 20})
 		ended <- err
 	}()
-	waitFor(t, "the stall", func() bool { return l.server.faults.list[0].Count == 0 })
+	waitFor(t, "the stall", func() bool {
+		l.server.faults.mu.Lock()
+		defer l.server.faults.mu.Unlock()
+		return l.server.faults.list[0].Count == 0
+	})
 	select {
 	case err := <-ended:
 		t.Errorf("it did not stall: %v", err)
