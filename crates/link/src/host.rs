@@ -60,7 +60,7 @@ const SETTINGS: [(&str, &str); 7] = [
 /// Looks at this host's settings. `line` is the rate in bytes a second and the round trip to be filled by one
 /// connection; without it, what fits 10 Gbit/s across a continent.
 pub fn settings(line: Option<(u64, Duration)>) -> Vec<Setting> {
-    judge(line, |name| {
+    judge(line, has_fq(), |name| {
         fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/")))
             .ok()
             .map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -72,7 +72,21 @@ pub fn has_bbr() -> bool {
     drover_tcp::available_congestion().is_ok_and(|all| all.iter().any(|it| it == drover_tcp::BBR))
 }
 
-fn judge(line: Option<(u64, Duration)>, read: impl Fn(&str) -> Option<String>) -> Vec<Setting> {
+/// Whether this kernel has the queue `fq`, or a module of it, as far as its files tell.
+fn has_fq() -> bool {
+    let Ok(release) = fs::read_to_string("/proc/sys/kernel/osrelease") else { return false };
+    let folder = format!("/lib/modules/{}", release.trim());
+    ["modules.builtin", "modules.dep"]
+        .iter()
+        .any(|file| fs::read_to_string(format!("{folder}/{file}")).is_ok_and(|modules| names_fq(&modules)))
+}
+
+/// Whether a list of modules has it, packed or not.
+fn names_fq(modules: &str) -> bool {
+    modules.lines().any(|line| line.split(':').next().unwrap_or_default().contains("/sch_fq.ko"))
+}
+
+fn judge(line: Option<(u64, Duration)>, has_fq: bool, read: impl Fn(&str) -> Option<String>) -> Vec<Setting> {
     let (socket, automatic) = match line {
         None => (SOCKET_BYTES, AUTOMATIC_BYTES),
         Some((rate, rtt)) => {
@@ -89,7 +103,9 @@ fn judge(line: Option<(u64, Duration)>, read: impl Fn(&str) -> Option<String>) -
                 "net.core.rmem_max" | "net.core.wmem_max" => Wanted::Least(socket),
                 "net.ipv4.tcp_rmem" | "net.ipv4.tcp_wmem" => Wanted::Last(automatic),
                 "net.ipv4.tcp_mtu_probing" => Wanted::Word(&["1", "2"]),
-                "net.core.default_qdisc" => Wanted::Word(&["fq"]),
+                "net.core.default_qdisc" if has_fq => Wanted::Word(&["fq"]),
+                // To set what the kernel lacks fails. BBR spaces out by itself then, at some more processor time.
+                "net.core.default_qdisc" => Wanted::Word(&[]),
                 _ => Wanted::Word(&["bbr"]),
             };
             let value = read(name).unwrap_or_default();
@@ -105,7 +121,8 @@ impl Wanted {
             Wanted::Least(least) if value.parse::<u64>().is_ok_and(|it| it >= least) => value.to_string(),
             Wanted::Least(least) => least.to_string(),
             Wanted::Word(words) if words.contains(&value) => value.to_string(),
-            Wanted::Word(words) => words[0].to_string(),
+            // As it is, where there is none to set.
+            Wanted::Word(words) => words.first().map_or(value, |word| *word).to_string(),
             Wanted::Last(least) => {
                 let mut parts: Vec<&str> = value.split_whitespace().collect();
                 let (last, least_text) =
@@ -144,8 +161,18 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_the_kernel_lacks_is_not_proposed() {
+        let all = judge(None, false, debian);
+        let queue = all.iter().find(|it| it.name == "net.core.default_qdisc").unwrap();
+        assert!(!queue.is_lacking() && queue.wanted == "pfifo_fast", "{queue:?}");
+        assert!(names_fq("kernel/net/sched/sch_cbs.ko.xz:\nkernel/net/sched/sch_fq.ko.xz:\n"));
+        assert!(names_fq("kernel/net/sched/sch_fq.ko\n"));
+        assert!(!names_fq("kernel/net/sched/sch_fq_codel.ko: kernel/net/sched/sch_fq.ko\n"));
+    }
+
+    #[test]
     fn a_host_as_installed_lacks_all_and_is_told_what_to_set() {
-        let all = judge(None, debian);
+        let all = judge(None, true, debian);
         assert!(all.iter().all(Setting::is_lacking));
         assert_eq!(wanted(&all, "net.core.rmem_max"), "134217728");
         assert_eq!(wanted(&all, "net.ipv4.tcp_wmem"), "4096 16384 67108864");
@@ -154,8 +181,8 @@ mod tests {
 
     #[test]
     fn a_host_that_was_tuned_lacks_nothing() {
-        let first = judge(None, debian);
-        let again = judge(None, |name| Some(wanted(&first, name)));
+        let first = judge(None, true, debian);
+        let again = judge(None, true, |name| Some(wanted(&first, name)));
         assert!(!again.iter().any(Setting::is_lacking), "{again:?}");
     }
 
@@ -166,17 +193,17 @@ mod tests {
             "net.ipv4.tcp_mtu_probing" => Some("2".into()),
             name => debian(name),
         };
-        let all = judge(Some((1_250_000_000, Duration::from_millis(100))), large);
+        let all = judge(Some((1_250_000_000, Duration::from_millis(100))), true, large);
         assert_eq!(wanted(&all, "net.core.rmem_max"), (1_u64 << 31).to_string());
         assert_eq!(wanted(&all, "net.ipv4.tcp_mtu_probing"), "2");
         assert_eq!(wanted(&all, "net.ipv4.tcp_rmem"), "4096 131072 268435456");
-        let short = judge(Some((125_000_000, Duration::from_millis(1))), debian);
+        let short = judge(Some((125_000_000, Duration::from_millis(1))), true, debian);
         assert_eq!(wanted(&short, "net.ipv4.tcp_rmem"), "4096 131072 6291456");
     }
 
     #[test]
     fn what_a_kernel_does_not_tell_is_lacking() {
-        let none = judge(None, |_| None);
+        let none = judge(None, true, |_| None);
         assert!(none.iter().all(Setting::is_lacking));
         assert_eq!(wanted(&none, "net.ipv4.tcp_rmem"), "4096 131072 67108864");
     }

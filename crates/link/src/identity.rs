@@ -95,6 +95,10 @@ pub fn refusal(error: &std::io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     let text = match error {
         Error::InvalidCertificate(CertificateError::Revoked) => "the peer's key was revoked".into(),
+        // What a verifier of ours says rustls shows as a programmer would see it.
+        Error::InvalidCertificate(CertificateError::Other(why)) => {
+            format!("the peer is not the one that was expected: {}", why.0)
+        }
         Error::InvalidCertificate(why) => format!("the peer is not the one that was expected: {why}"),
         Error::NoCertificatesPresented => "the peer showed no certificate".into(),
         Error::AlertReceived(alert) => match alert {
@@ -106,9 +110,7 @@ pub fn refusal(error: &std::io::Error) -> Option<String> {
             | AlertDescription::CertificateExpired
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateRequired
-            | AlertDescription::DecryptError => {
-                format!("the peer refused us: our key is not known there ({alert:?})")
-            }
+            | AlertDescription::DecryptError => "the peer refused us: our key is not known there".into(),
             AlertDescription::NoApplicationProtocol => "the peer does not speak the protocol of links".into(),
             _ => return None,
         },
@@ -154,6 +156,16 @@ mod tests {
         fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
             Some(cipher.to_vec())
         }
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_words_and_not_as_a_program_sees_it() {
+        let why = rustls::OtherError(Arc::new(std::io::Error::other("its key is abc")));
+        let refused = Error::InvalidCertificate(CertificateError::Other(why));
+        let text = refusal(&std::io::Error::other(refused)).unwrap();
+        assert_eq!(text, "the peer is not the one that was expected: its key is abc");
+        let alert = std::io::Error::other(Error::AlertReceived(AlertDescription::AccessDenied));
+        assert!(!refusal(&alert).unwrap().contains("AccessDenied"));
     }
 
     #[test]

@@ -131,6 +131,10 @@ impl ControlServer {
                 DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
             }
             check_folder(folder)?;
+            if folder == control_folder() {
+                // What killed ones left there.
+                ["relay", "agent"].iter().try_for_each(|what| living(folder, what).map(drop))?;
+            }
         }
         if is_abandoned(path) {
             std::fs::remove_file(path)?;

@@ -1,8 +1,11 @@
 //! `drover agent`: the daemon, and who is trusted.
 
 use std::collections::BTreeMap;
+use std::fs::{File, Permissions};
 use std::io::{IsTerminal, Read};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -302,6 +305,7 @@ fn new_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
         .issue(identity.fingerprint(), args.name.clone(), now(), args.valid.0)
         .map_err(|error| unusable(&error))?;
     let text = issued.token.text();
+    keep_to_owner(&std::io::stdout());
     if args.json {
         crate::out::line(
             json!({"token": text.reveal(), "until": issued.until, "key": identity.fingerprint()}),
@@ -315,6 +319,19 @@ fn new_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
         );
     }
     Ok(Exit::Success)
+}
+
+/// A secret that is written to a file (`--new-token >FILE`) is for its owner only, whatever the shell made it.
+fn keep_to_owner(out: &impl AsFd) {
+    let Ok(file) = out.as_fd().try_clone_to_owned().map(File::from) else { return };
+    let Ok(meta) = file.metadata() else { return };
+    if !meta.is_file() {
+        return;
+    }
+    let mode = meta.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 && file.set_permissions(Permissions::from_mode(mode & 0o700)).is_err() {
+        eprintln!("warning: the token is written to a file that others may read");
+    }
 }
 
 /// Secrets are never arguments: anyone on this host can read those.
@@ -447,4 +464,22 @@ pub fn info(args: &AgentNamedArgs) -> Result<Exit, Failure> {
         crate::out::line(format_args!("  agent://{}/{device}", args.name));
     }
     Ok(Exit::Success)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_in_a_file_is_for_its_owner_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("token")).unwrap();
+        file.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        keep_to_owner(&file);
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        // What is no file is left alone.
+        keep_to_owner(&File::options().write(true).open("/dev/null").unwrap());
+        assert_eq!(std::fs::metadata("/dev/null").unwrap().permissions().mode() & 0o777, 0o666);
+    }
 }

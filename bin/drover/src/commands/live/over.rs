@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -48,7 +49,7 @@ pub struct Over {
     here: Here,
     asking: Asking,
     /// Where sockets of QEMU's moves lie.
-    _folder: Option<TempDir>,
+    _folder: Option<Sockets>,
 }
 
 /// Sockets on this side.
@@ -118,6 +119,54 @@ impl Carrier for Link {
 }
 
 /// Names of the sockets here.
+/// A folder for sockets of one run, which holds a lock on it as long as it lives: what killed runs left the next one removes.
+struct Sockets {
+    folder: TempDir,
+    _lock: File,
+}
+
+/// What it is called, and what is locked in it.
+const SOCKETS: &str = "drover-live-";
+const LOCK: &str = "lock";
+
+impl Sockets {
+    fn make(place: &Path) -> std::io::Result<Sockets> {
+        clear_sockets(place);
+        let folder = tempfile::Builder::new().prefix(SOCKETS).tempdir_in(place)?;
+        // It gets its name when it is locked: nobody takes it for that of a run that is gone.
+        let new = folder.path().join("new");
+        let lock = File::create_new(&new)?;
+        lock.lock()?;
+        std::fs::rename(new, folder.path().join(LOCK))?;
+        Ok(Sockets { folder, _lock: lock })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Removes folders of runs that are gone. What cannot be looked at or removed is another user's, or another run was faster.
+fn clear_sockets(place: &Path) {
+    let Ok(entries) = std::fs::read_dir(place) else { return };
+    let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(SOCKETS));
+    for path in ours.map(|entry| entry.path()).take(CLEARED_MAX) {
+        let user = rustix::process::geteuid();
+        // QEMU's user may have got it.
+        let is_ours = |meta: &std::fs::Metadata| user.is_root() || meta.uid() == user.as_raw();
+        let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir() && is_ours(&meta));
+        let lock = File::options().read(true).custom_flags(AS_IT_IS).open(path.join(LOCK));
+        if is_folder && lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// Folders that one run looks at.
+const CLEARED_MAX: usize = 1000;
+/// Whatever somebody else put there is neither followed nor waited for.
+const AS_IT_IS: i32 = (rustix::fs::OFlags::NOFOLLOW.bits() | rustix::fs::OFlags::NONBLOCK.bits()) as i32;
+
 const MONITOR: &str = "monitor";
 const MEMORY: &str = "memory";
 const DISKS: &str = "disks";
@@ -177,7 +226,7 @@ impl Over {
     /// Sees whether the site is there, and makes the sockets. QEMU is not touched.
     pub fn open(args: &LiveArgs, way: Way) -> Result<Over, Failure> {
         let Way { shared, memory, disks } = way;
-        let folder = tempfile::Builder::new().prefix("drover-live-").tempdir();
+        let folder = Sockets::make(&std::env::temp_dir());
         let folder = folder.map_err(|error| internal("folder for sockets", &error))?;
         let path = |name: &str| folder.path().join(name);
         let here = Here { monitor: path(MONITOR), memory: path(MEMORY), disks: path(DISKS) };
@@ -444,5 +493,29 @@ fn no_door(error: DoorError) -> Failure {
         .advise("run drover as root"),
         DoorError::Failed { path, source } => no_socket(&path, &source.to_string()),
         DoorError::Threads(error) => internal("sockets of the link", &error),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_runs_that_are_gone_are_removed_and_of_those_that_live_never() {
+        let place = tempfile::tempdir().unwrap();
+        let alive = Sockets::make(place.path()).unwrap();
+        let killed = Sockets::make(place.path()).unwrap();
+        let gone = killed.path().to_path_buf();
+        std::fs::write(gone.join(MONITOR), "").unwrap();
+        let Sockets { folder, _lock } = killed;
+        drop(_lock);
+        let _ = folder.keep();
+        // Somebody else's, and one that is being made.
+        let others = place.path().join("drover-live-x");
+        std::fs::create_dir(&others).unwrap();
+        let next = Sockets::make(place.path()).unwrap();
+        assert!(!gone.exists() && others.exists());
+        assert!(alive.path().join(LOCK).exists() && next.path().join(LOCK).exists());
     }
 }
