@@ -53,6 +53,11 @@ impl QemuError {
 
     /// An error of the system.
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
+        // What a socket with a time limit says is of no use to anybody: "Resource temporarily unavailable".
+        let source = match source.kind() {
+            io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "no answer in time"),
+            _ => source,
+        };
         QemuError::new(QemuErrorKind::of(&source), what).because(source)
     }
 

@@ -47,8 +47,20 @@ impl Qmp {
     /// [`QemuErrorKind::NotFound`] if nobody listens; [`QemuErrorKind::Timeout`] if there is no greeting in time,
     /// which is also what a second client sees.
     pub fn connect(socket: &Path, answer_time_max: Duration) -> Result<Qmp, QemuError> {
+        Qmp::connect_greeted(socket, answer_time_max, answer_time_max)
+    }
+
+    /// The same, with a greeting that is waited for no longer than so: QEMU sends it at once to whom it serves.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub(crate) fn connect_greeted(
+        socket: &Path,
+        greeting_time_max: Duration,
+        answer_time_max: Duration,
+    ) -> Result<Qmp, QemuError> {
         let what = || format!("connection to the QEMU monitor {}", socket.display());
-        let stream = connect_unix(socket, answer_time_max).map_err(|error| match error.kind() {
+        let stream = connect_unix(socket, greeting_time_max).map_err(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused => {
                 QemuError::new(QemuErrorKind::NotFound, what()).because(error)
             }
@@ -64,10 +76,11 @@ impl Qmp {
             last_id: 0,
             round_trips: 0,
             has_answered: true,
-            answer_time_max,
+            answer_time_max: greeting_time_max,
             has_oob: false,
         };
         let offers_oob = qmp.read_greeting()?;
+        qmp.answer_time_max = answer_time_max;
         let enable = if offers_oob { json!({"enable": ["oob"]}) } else { Value::Null };
         qmp.execute("qmp_capabilities", enable)?;
         qmp.has_oob = offers_oob;
@@ -567,6 +580,21 @@ mod tests {
         let (_folder, mut qmp) = connected(&["{\"ret"]);
         qmp.answer_time_max = Duration::from_secs(2);
         assert_eq!(qmp.status().unwrap_err().kind, QemuErrorKind::Timeout);
+    }
+
+    #[test]
+    fn a_monitor_that_says_nothing_is_told_so_and_not_in_the_words_of_a_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let short = Duration::from_millis(100);
+        let error = Qmp::connect_greeted(&socket, short, Duration::from_secs(600)).unwrap_err();
+        assert_eq!(error.kind, QemuErrorKind::Timeout);
+        assert!(
+            error.chain().contains("greeting on") && error.chain().ends_with("no answer in time"),
+            "{}",
+            error.chain()
+        );
     }
 
     #[test]
