@@ -37,6 +37,8 @@ pub enum Exit {
     Verification = 9,
     /// The source is not what the checksums say that came with it.
     Manifest = 11,
+    /// A guest moved, and stood still or took for longer than was promised.
+    PromiseBroken = 12,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::moves::{self, SLOWLY, busy, events, idle, say, with_disks, written_sectors};
+use common::moves::{self, SLOWLY, ask, busy, events, idle, say, say_with, with_disks, written_sectors};
 use common::pair::Pair;
 use drover_lab::{Drover, Output, PulseOptions};
+use drover_qemu::Qmp;
 use serde_json::{Value, json};
 
 #[test]
@@ -139,6 +140,46 @@ fn disks_go_with_the_guest() {
     assert!(page.ends_with("</html>\n") && page.contains(&stood), "{stood}: {page}");
     pair.target.kill();
     assert!(written_sectors(folder.path()) > 0, "the guest wrote nothing");
+}
+
+#[test]
+fn a_job_at_work_on_a_disk_is_named_before_anything_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = with_disks(folder.path(), &busy());
+    let Some(mut pair) = Pair::unlike(&here, &there) else { return };
+    let nodes = ask(&pair.source, "query-block", Value::Null);
+    let node = nodes[0]["inserted"]["node-name"].as_str().unwrap().to_string();
+    let copy = json!({"driver": "null-co", "node-name": "copy", "size": 8 << 20, "read-zeroes": true});
+    say_with(&pair.source, "blockdev-add", copy);
+    let backup = json!({"job-id": "nightly", "device": node, "target": "copy", "sync": "full", "speed": 1});
+    say_with(&pair.source, "blockdev-backup", backup);
+    let nbd = format!("unix:{}", pair.path("nbd.sock").display());
+    let output = pair.live(&["--disks", "mirror", "--nbd", &nbd]);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("the block job nightly (backup) is at work at the source"), "{output:?}");
+    pair.has_stayed();
+    say_with(&pair.source, "block-job-cancel", json!({"device": "nightly", "force": true}));
+    let output = pair.live(&["--disks", "mirror", "--nbd", &nbd]);
+    pair.has_moved(&output);
+}
+
+#[test]
+fn a_guest_that_is_stopped_on_its_way_stays_stopped_at_the_target() {
+    let mut here = idle();
+    here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));
+    let Some(mut pair) = Pair::unlike(&here, &idle()) else { return };
+    let child = pair.spawn(&SLOWLY);
+    pair.wait_until_sending();
+    let mut admin = Qmp::connect(&pair.path("a/second.sock"), Duration::from_secs(60)).unwrap();
+    admin.execute("stop", Value::Null).unwrap();
+    admin.execute("migrate-set-parameters", json!({"max-bandwidth": 1 << 30})).unwrap();
+    let output = pair.ended(child);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("somebody stopped the guest at the source"), "{output:?}");
+    assert!(!pair.target.beats_within(Duration::from_millis(300)), "it was started");
+    say(&pair.target, "cont");
+    pair.target.beat(5).unwrap();
+    assert!(pair.target.verify().unwrap().is_sound());
 }
 
 #[test]

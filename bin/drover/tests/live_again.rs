@@ -129,6 +129,38 @@ fn a_move_under_way_is_watched_to_its_end() {
     pair.has_moved(&output);
 }
 
+/// Drover is held up for a second while the guest stands still and waits for its disks to be handed over.
+#[test]
+fn a_promise_that_was_broken_is_said_in_json_report_and_exit_code() {
+    let Some((mut pair, _disks)) = Pair::with_disks() else { return };
+    let report = pair.folder.path().join("report.json");
+    let more = ["--disks", "mirror", "--report", report.to_str().unwrap()];
+    let child = pair.spawn(&[&SLOWLY[..], &more].concat());
+    let out = pair.folder.path().join("out");
+    assert!(moves::is_told(&out, is_sending), "nothing is sent");
+    signal(&child, "-STOP");
+    pair.hurry();
+    let mut qmp = Qmp::connect(&pair.folder.path().join("a/second.sock"), PATIENCE).unwrap();
+    while qmp.execute("query-migrate", Value::Null).unwrap()["status"] != "pre-switchover" {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    signal(&child, "-CONT");
+    let output = moves::truly_ended(child, &out);
+    assert_eq!(output.code, Some(12), "{output:?}");
+    moves::has_arrived(&mut pair.source, &mut pair.target);
+    let moved = moves::moved(&output);
+    assert!(moved["stood_still_ms"].as_u64().unwrap() >= 1000 && moved["promise_kept"] == false, "{moved}");
+    assert!(moved["promise_broken"].as_str().unwrap().contains("300 were promised"), "{moved}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    assert_eq!(report["promise_kept"], false);
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
 #[test]
 fn a_guest_that_waits_at_the_target_is_started_once() {
     let Some(mut pair) = Pair::new() else { return };

@@ -17,6 +17,20 @@ pub struct Allowed {
     pub postcopy: bool,
 }
 
+impl Allowed {
+    /// What of this is possible.
+    #[must_use]
+    pub fn of(self, possible: Allowed) -> Allowed {
+        Allowed { throttle: self.throttle && possible.throttle, postcopy: self.postcopy && possible.postcopy }
+    }
+
+    /// What may be done when it does not converge, in its order. Giving up is the last.
+    #[must_use]
+    pub fn deeds(self) -> Vec<Deed> {
+        deeds_after(None, self)
+    }
+}
+
 /// By which each connection may go beyond a bound, in bytes a second: QEMU looks at what was sent ten times a second, and a
 /// connection of many sends packets of 512 KiB. One alone keeps the bound.
 const EXCESS_BYTES_PER_S: u64 = 10 * (512 << 10);
@@ -196,6 +210,15 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
     const MB: f64 = 1e6;
+
+    #[test]
+    fn a_move_that_is_taken_over_does_what_is_allowed_and_was_allowed_when_it_began() {
+        let both = Allowed { throttle: true, postcopy: true };
+        let one = Allowed { throttle: false, postcopy: true };
+        assert_eq!(both.deeds(), [Deed::Throttle, Deed::PostCopy, Deed::GiveUp]);
+        assert_eq!(both.of(one).deeds(), [Deed::PostCopy, Deed::GiveUp]);
+        assert_eq!(one.of(Allowed::default()).deeds(), [Deed::GiveUp]);
+    }
 
     #[test]
     fn a_bound_on_what_is_sent_takes_connections_away() {

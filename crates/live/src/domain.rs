@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::preflight::Obstacle;
+use crate::preflight::{Obstacle, job_obstacle};
 use crate::settings::Side;
 
 /// A domain at the source, as its daemon tells.
@@ -235,10 +235,10 @@ impl Found {
 
     fn devices(&mut self, domain: &Domain) {
         for disk in domain.disks.iter().filter(|disk| disk.has_job) {
-            self.add(
-                format!("a job is at work on disk {}", disk.target),
-                format!("wait for its end, or end it: `virsh blockjob DOMAIN {} --abort`", disk.target),
-            );
+            self.0.push(job_obstacle(
+                &format!("a job is at work on disk {}", disk.target),
+                &format!("`virsh blockjob DOMAIN {} --abort`", disk.target),
+            ));
         }
         if !domain.host_devices.is_empty() {
             self.add(

@@ -28,6 +28,7 @@ mod domain;
 mod ease;
 mod forecast;
 mod found;
+mod handover;
 mod preflight;
 mod recovery;
 mod route;
@@ -36,7 +37,7 @@ mod still;
 pub mod together;
 mod watch;
 
-pub use ability::Ability;
+pub use ability::{Ability, LOSES_WRITES, loses_writes};
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
 pub use conflicts::conflicts;
 pub use credentials::{Credentials, tls_left_set, tls_name_obstacle, tls_obstacles};
@@ -47,7 +48,8 @@ pub use domain::{
 pub use ease::Ease;
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
-pub use preflight::{Disk, Machine, Obstacle, obstacles, unshared};
+pub use handover::{Handover, in_step};
+pub use preflight::{BlockJob, Disk, Machine, Obstacle, job_obstacles, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
 pub use route::{Route, RouteAsked, RouteReason, Streams, WantsLink, choose_route};
 pub use settings::{

@@ -26,6 +26,17 @@ pub struct Machine {
     pub blocked: Vec<String>,
     /// What another migration is doing there; absent: none.
     pub migrating: Option<String>,
+    /// Block jobs at work there, drover's own left out.
+    pub jobs: Vec<BlockJob>,
+}
+
+/// A job at work on the disks of a machine, beside its guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockJob {
+    /// By which it can be ended.
+    pub name: String,
+    /// `backup`, `mirror`, `commit`, `stream`, in QEMU's words.
+    pub kind: String,
 }
 
 /// A disk of a machine.
@@ -79,6 +90,26 @@ pub fn unshared(source: &Machine, target: &Machine) -> Vec<Obstacle> {
     apart.collect()
 }
 
+/// Jobs at work on the disks of one side. A move does not take them along: a backup ends the move after all memory was sent ("Bad address"),
+/// a mirror stops without a word and its copy grows old.
+pub fn job_obstacles(side: Side, jobs: &[BlockJob]) -> Vec<Obstacle> {
+    let obstacle = |BlockJob { name, kind }: &BlockJob| {
+        job_obstacle(
+            &format!("the block job {name} ({kind}) is at work at the {side}"),
+            &format!("`block-job-cancel` of {name} at its monitor"),
+        )
+    };
+    jobs.iter().map(obstacle).collect()
+}
+
+/// The same of any job, with how to end it.
+pub(crate) fn job_obstacle(what: &str, end: &str) -> Obstacle {
+    Obstacle {
+        what: format!("{what} and would not move with the guest"),
+        advice: format!("wait for its end, or end it: {end}"),
+    }
+}
+
 #[derive(Default)]
 struct Found(Vec<Obstacle>);
 
@@ -108,6 +139,7 @@ impl Found {
             for reason in &machine.blocked {
                 self.add(format!("QEMU cannot move this {side}: {reason}"), "remove what it names");
             }
+            self.0.extend(job_obstacles(side, &machine.jobs));
         }
     }
 
@@ -279,6 +311,18 @@ mod tests {
             "cannot move this source: vfio",
         );
         one(&source, &Machine { migrating: Some("active".into()), ..target }, "at the target (active)");
+    }
+
+    #[test]
+    fn a_job_at_work_on_a_disk_is_named_with_how_to_end_it() {
+        let jobs = vec![BlockJob { name: "nightly".into(), kind: "backup".into() }];
+        let (source, target) = both();
+        one(
+            &Machine { jobs: jobs.clone(), ..source.clone() },
+            &target,
+            "nightly (backup) is at work at the source",
+        );
+        one(&source, &Machine { jobs, ..target.clone() }, "`block-job-cancel` of nightly");
     }
 
     #[test]

@@ -267,9 +267,14 @@ const DIRTY_LIMIT_IDLE_MIB_PER_S: u64 = 1 << 20;
 const DIRTY_LIMIT_SHARE: f64 = 0.5;
 
 /// What to set at the source, in a move under way, to slow the guest down from now on: one of so many processors, where so
-/// many bytes a second are sent. Of what it was `before` only that is set back, so nothing else is set.
-pub fn slow_down(throttle: Throttle, before: &Settings, rate: f64, processors: usize) -> Map<String, Value> {
-    let known = THROTTLE_HARD.into_iter().filter(|(name, _)| before.parameters.contains_key(*name));
+/// many bytes a second are sent. Only what is known is set: what was there before is to be had back.
+pub fn slow_down(
+    throttle: Throttle,
+    is_known: impl Fn(&str) -> bool,
+    rate: f64,
+    processors: usize,
+) -> Map<String, Value> {
+    let known = THROTTLE_HARD.into_iter().filter(|(name, _)| is_known(name));
     let mut parameters: Map<String, Value> =
         known.map(|(name, value)| (name.to_string(), value.into())).collect();
     if throttle == Throttle::DirtyLimit {

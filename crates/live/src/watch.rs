@@ -168,6 +168,8 @@ const SETTLE_MS: u64 = 5_000;
 const TOO_SLOW_FACTOR: f64 = 1.3;
 /// Cancelling takes a moment; giving up comes so long before the deadline.
 const CANCEL_MS: u64 = 500;
+/// A line that carries nothing for so long is cut, and may come back: twice as long as a stream waits before it sends again what was lost.
+const CUT_MS: u64 = 400;
 /// A line that carries nothing for so long is broken, whatever TCP thinks.
 const SILENCE_MS: u64 = 30_000;
 /// Passes that are remembered.
@@ -262,6 +264,11 @@ impl Watch {
         let sent_before = self.last.map_or(0, |last| last.sent_bytes);
         if sample.sent_bytes > sent_before || self.last.is_none() {
             self.moved_ms = sample.at_ms;
+        } else if self.is_cut(&sample) {
+            // Nothing is concluded from a time in which nothing goes: what the line carries is measured anew when it does.
+            (self.span_from, self.grown) = (None, None);
+            self.last = Some(sample);
+            return;
         }
         if self.last.is_some_and(|last| sample.passes > last.passes) {
             if self.begins.len() == BEGINS_MAX {
@@ -279,6 +286,12 @@ impl Watch {
             self.grown.get_or_insert(sample);
         }
         self.last = Some(sample);
+    }
+
+    /// Nothing was sent for so long that it says nothing of the line's rate. A line that is so slow from the begin is taken as it is.
+    fn is_cut(&self, sample: &Sample) -> bool {
+        let silent_ms = sample.at_ms.saturating_sub(self.moved_ms);
+        (CUT_MS..SILENCE_MS).contains(&silent_ms)
     }
 
     fn cause(&self, sample: &Sample) -> Option<Cause> {

@@ -290,8 +290,31 @@ impl LiveReport {
     /// guest that did not move, or of whose downtime nothing is known.
     pub fn is_kept(&self) -> Option<bool> {
         let LiveOutcome::Moved(real) = &self.outcome else { return None };
-        let down_ms = real.stood_still_ms.or(real.downtime_ms_by_qemu)?;
-        Some(down_ms <= self.asked.downtime_ms && real.total_s <= self.asked.deadline_s)
+        real.is_kept(&self.asked)
+    }
+}
+
+impl LiveReal {
+    /// Whether it is what was promised; nothing where nothing is known of the downtime.
+    pub fn is_kept(&self, asked: &LiveAsked) -> Option<bool> {
+        self.stood_ms().map(|_| self.broken(asked).is_none())
+    }
+
+    /// What of the promise was broken, in words, with both figures.
+    pub fn broken(&self, asked: &LiveAsked) -> Option<String> {
+        let stood = self.stood_ms().filter(|ms| *ms > asked.downtime_ms);
+        let stood =
+            stood.map(|ms| format!("the guest stood still for {ms} ms, {} were promised", asked.downtime_ms));
+        let late = self.total_s > asked.deadline_s;
+        let late =
+            late.then(|| format!("it took {:.1} s, {:.1} were promised", self.total_s, asked.deadline_s));
+        let all: Vec<String> = stood.into_iter().chain(late).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// For how long it stood still, by what is known best.
+    fn stood_ms(&self) -> Option<u64> {
+        self.stood_still_ms.or(self.downtime_ms_by_qemu)
     }
 }
 
@@ -430,6 +453,18 @@ pub(crate) mod tests {
             (&json!("failed"), &json!("source"))
         );
         assert_eq!(told["promise_kept"], Value::Null);
+    }
+
+    #[test]
+    fn what_was_broken_is_told_with_both_figures() {
+        let asked = LiveAsked { downtime_ms: 300, deadline_s: 60.0, ..LiveAsked::default() };
+        let real = LiveReal { stood_still_ms: Some(514), total_s: 12.0, ..LiveReal::default() };
+        assert_eq!(real.broken(&asked).unwrap(), "the guest stood still for 514 ms, 300 were promised");
+        let late = LiveReal { stood_still_ms: Some(300), total_s: 61.5, ..real.clone() };
+        assert_eq!(late.broken(&asked).unwrap(), "it took 61.5 s, 60.0 were promised");
+        assert_eq!(LiveReal { total_s: 60.0, ..late.clone() }.broken(&asked), None);
+        let counted = LiveReal { stood_still_ms: None, downtime_ms_by_qemu: Some(301), ..real };
+        assert_eq!((counted.is_kept(&asked), late.is_kept(&asked)), (Some(false), Some(false)));
     }
 
     #[test]

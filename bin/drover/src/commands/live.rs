@@ -21,6 +21,7 @@ use drover_qemu::live::{
     DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, TlsBy, TlsOptions, Told,
     Where, foresee, left_by_earlier, live,
 };
+use drover_view::LiveAsked;
 use serde_json::{Value, json};
 
 use crate::cli::{AllowArg, DisksArg, LiveArgs, LiveCommand};
@@ -55,7 +56,7 @@ fn move_one(args: &LiveArgs) -> Result<Exit, Failure> {
 fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let Sides { mut source, mut target, over, options, route } = open(args, &Sites::default())?;
-    let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
+    let mut view = View::of_one(args);
     let mut tell = |event: Event| {
         if let Some(record) = record {
             record.take(&event);
@@ -65,7 +66,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
     route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
     if args.dry_run {
         let looked = foresee(&mut source, &mut target, &options, &mut tell).map(drop);
-        return looked_at(looked, record);
+        return looked_at(args, looked, record);
     }
     let flag: Arc<_> = stop.flag();
     // Ended in its midst, the guest could be left on neither side: further signals, and readers that have gone, ask for
@@ -80,8 +81,7 @@ fn move_guest(args: &LiveArgs, record: &mut Option<Record>) -> Result<Exit, Fail
             if let Some(record) = record {
                 record.moved(&moved, &source.moments(), &target.moments());
             }
-            view.moved(&moved, over.as_ref());
-            Ok(Exit::Success)
+            Ok(view.moved(&moved, over.as_ref()))
         }
         Err(error) => Err(not_moved(args, &error, record, &source.moments())),
     }
@@ -194,17 +194,25 @@ fn connect_watched(socket: &Path) -> Result<Guest, Failure> {
 }
 
 /// What a look at a domain ends in that moves nothing.
-fn foreseen(looked: Result<(), Ending>, record: &mut Option<Record>) -> Result<Exit, Failure> {
-    looked_at(looked.map_err(LiveError::of_look), record)
+fn foreseen(
+    args: &LiveArgs,
+    looked: Result<(), Ending>,
+    record: &mut Option<Record>,
+) -> Result<Exit, Failure> {
+    looked_at(args, looked.map_err(LiveError::of_look), record)
 }
 
 /// What a look ends in that moves nothing.
-fn looked_at(looked: Result<(), LiveError>, record: &mut Option<Record>) -> Result<Exit, Failure> {
+fn looked_at(
+    args: &LiveArgs,
+    looked: Result<(), LiveError>,
+    record: &mut Option<Record>,
+) -> Result<Exit, Failure> {
     let Err(error) = looked else { return Ok(Exit::Success) };
     if let Some(record) = record {
         record.failed(&error, &[]);
     }
-    Err(failure(&error))
+    Err(failure(&error, allowed(args)))
 }
 
 /// Tells that a guest did not move, or not as it should.
@@ -215,7 +223,7 @@ fn not_moved(args: &LiveArgs, error: &LiveError, record: &mut Option<Record>, so
     if args.json {
         line(failed_document(error));
     }
-    failure(error)
+    failure(error, allowed(args))
 }
 
 fn failed_document(error: &LiveError) -> Value {
@@ -227,7 +235,6 @@ fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
     if args.p2p || args.connect.is_some() {
         return Err(Failure::new(Exit::Usage, NO_DAEMON));
     }
-    let allows = |what| args.allow.contains(&what);
     let disks = match (args.disks, way, args.nbd.as_deref()) {
         (DisksArg::Shared, _, _) => DisksBy::Shared { other_paths: args.other_paths },
         (DisksArg::Mirror, Some(way), _) => DisksBy::Mirror(way.disks.clone()),
@@ -247,7 +254,7 @@ fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(LiveOptions {
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
-        allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
+        allowed: allowed(args),
         uri,
         disks,
         channels: args.channels,
@@ -259,6 +266,12 @@ fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
         turn: None,
         looked: None,
     })
+}
+
+/// What may be done to keep the promise.
+fn allowed(args: &LiveArgs) -> Allowed {
+    let allows = |what| args.allow.contains(&what);
+    Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) }
 }
 
 const NO_DAEMON: &str = "--connect and --p2p are for libvirt domains, where --to is the address of a daemon: qemu+ssh://host/system";
@@ -283,8 +296,9 @@ fn nbd_at(text: &str) -> Result<NbdAt, Failure> {
 
 fn connect(socket: &Path, side: Side) -> Result<Guest, Failure> {
     let exit = if side == Side::Source { Exit::Source } else { Exit::Target };
-    let advice = "QEMU serves one client per monitor: see that nobody else is connected, and that QEMU runs";
-    Guest::connect(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
+    let advice = "see that this is the monitor of a QEMU that runs (`-qmp unix:PATH,server=on,wait=off`), and that nobody else is \
+                  connected: QEMU serves one client per monitor";
+    Guest::connect_here(socket, side).map_err(|error| Failure::new(exit, error.chain()).advise(advice))
 }
 
 /// A target that is not to be reached, with what the source has to do with it: a move may be half done.
@@ -309,8 +323,11 @@ fn with_source(mut failure: Failure, source: &mut Guest) -> Failure {
     failure
 }
 
-fn failure(error: &LiveError) -> Failure {
+/// How it ends, of a move that was allowed this.
+fn failure(error: &LiveError, allowed: Allowed) -> Failure {
     let exit = match &error.cause {
+        // It was the source that failed, and took the guest with it.
+        Ending::Failed(_) if error.guest_at == Where::Ended => Exit::Source,
         Ending::Obstacles(_) | Ending::Settings(_) | Ending::Promise(_) | Ending::Unclear(_) => Exit::Plan,
         Ending::GivenUp(_) => Exit::Source,
         Ending::Stopped => Exit::Interrupted,
@@ -318,9 +335,7 @@ fn failure(error: &LiveError) -> Failure {
     };
     let failure = Failure::new(exit, error.to_string());
     match &error.cause {
-        Ending::Promise(_) | Ending::GivenUp(_) => {
-            failure.advise("allow more (--allow throttle,postcopy), or promise less (--downtime, --deadline)")
-        }
+        Ending::Promise(_) | Ending::GivenUp(_) => failure.advise(more(allowed)),
         Ending::Failed(error) => match QemuError::advice(error) {
             Some(advice) => failure.advise(advice),
             None => failure,
@@ -329,8 +344,22 @@ fn failure(error: &LiveError) -> Failure {
     }
 }
 
+/// What may be said otherwise where a promise could not be kept, of what was not said already.
+fn more(allowed: Allowed) -> String {
+    let words = [(allowed.throttle, "throttle"), (allowed.postcopy, "postcopy")];
+    let words: Vec<&str> =
+        words.iter().filter(|(is_allowed, _)| !is_allowed).map(|(_, word)| *word).collect();
+    let less = "promise less (--downtime, --deadline)";
+    if words.is_empty() {
+        less.into()
+    } else {
+        format!("allow more (--allow {}), or {less}", words.join(","))
+    }
+}
+
 fn place(place: &Where) -> &'static str {
     match place {
+        Where::Ended => "ended",
         Where::Source => "source",
         Where::Target => "target",
         Where::Both => "both",
@@ -352,12 +381,19 @@ struct View {
     said_ms: Option<u64>,
     /// What is shown in place of progress, where that is wanted.
     shown: Option<Shown>,
+    /// What was promised.
+    asked: LiveAsked,
 }
 
 /// Between two lines of progress for people.
 const SAY_EVERY_MS: u64 = 1000;
 
 impl View {
+    fn of_one(args: &LiveArgs) -> View {
+        let asked = record::asked(args);
+        View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args), asked }
+    }
+
     fn tell(&mut self, event: &Event) {
         if self.json {
             return self.print(document(event));
@@ -435,9 +471,13 @@ impl View {
         }
     }
 
-    fn moved(&mut self, moved: &Moved, over: Option<&Over>) {
+    /// Tells of a move that came through, and gives how it ends: a promise that was broken is no failure, and no success.
+    fn moved(&mut self, moved: &Moved, over: Option<&Over>) -> Exit {
+        let real = record::real(moved);
+        let broken = real.broken(&self.asked);
+        let exit = if broken.is_some() { Exit::PromiseBroken } else { Exit::Success };
         if self.json {
-            return self.print(json!({
+            self.print(json!({
                 "event": "moved",
                 "link": over.map(Over::told),
                 "total_s": moved.total.as_secs_f64(),
@@ -449,7 +489,11 @@ impl View {
                 "sent_bytes": moved.last.sample.sent_bytes,
                 "passes": moved.last.sample.passes,
                 "deeds": moved.deeds.iter().map(|(deed, _)| deed_word(*deed)).collect::<Vec<_>>(),
+                "promise_kept": real.is_kept(&self.asked),
+                "promise_broken": broken,
+                "downtime_ms_promised": self.asked.downtime_ms,
             }));
+            return exit;
         }
         // What moved on the terminal goes before what stays is written below; of several the others go on moving there.
         let shown = self.shown.take().filter(|_| self.who.is_some());
@@ -475,6 +519,10 @@ impl View {
             time(moved.downtime_by_qemu),
             moved.foreseen.downtime.likely * 1000.0,
         ));
+        if let Some(broken) = broken {
+            line(format!("the promise was broken: {broken}"));
+        }
+        exit
     }
 }
 
@@ -601,5 +649,18 @@ fn phase_word(phase: Phase) -> &'static str {
         Phase::Broken => "broken",
         Phase::Done => "done",
         Phase::Failed => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_allowed_already_is_not_advised() {
+        let one = Allowed { throttle: true, postcopy: false };
+        assert!(more(Allowed::default()).contains("(--allow throttle,postcopy), or promise less"));
+        assert!(more(one).contains("(--allow postcopy)"));
+        assert!(more(Allowed { postcopy: true, ..one }).starts_with("promise less"));
     }
 }

@@ -250,6 +250,26 @@ fn a_line_that_is_away_for_a_while_changes_nothing() {
 }
 
 #[test]
+fn a_cut_right_after_sending_began_is_not_taken_for_the_line() {
+    let mut world = World::new(1000.0, 100.0, 10.0);
+    let mut watch = Watch::new(promise(600), &ALL);
+    for _ in 0..2 {
+        assert_eq!(watch.see(world.step(300.0)), None);
+    }
+    let rate = std::mem::replace(&mut world.rate, 0.0);
+    for _ in 0..50 {
+        assert_eq!(watch.see(world.step(300.0)), None);
+        assert_eq!(watch.rate(), None);
+    }
+    world.rate = rate;
+    for _ in 0..12 {
+        assert_eq!(watch.see(world.step(300.0)), None);
+    }
+    let found = watch.rate().unwrap().likely;
+    assert!((found / rate - 1.0).abs() < 0.05, "{found}");
+}
+
+#[test]
 fn a_line_that_stays_away_is_given_up_at_the_deadline() {
     let mut world = World::new(1000.0, 0.0, 10.0);
     let mut watch = Watch::new(promise(100), &ALL);

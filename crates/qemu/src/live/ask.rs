@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use drover_live::{Ability, Disk, Machine};
+use drover_live::{Ability, BlockJob, Disk, Machine};
 use serde_json::{Value, json};
 
+use super::disks::MIRROR;
 use super::guest::{Guest, POLL};
 use super::run::WATCH_S;
 use crate::error::QemuError;
@@ -18,6 +19,8 @@ pub(super) struct Look {
     pub machine: Machine,
     /// The name of the credentials that its moves are set to use; empty: none.
     pub credentials_set: String,
+    /// Its guest runs under software emulation.
+    pub is_emulated: bool,
 }
 
 impl Guest {
@@ -39,6 +42,8 @@ impl Guest {
             here,
             anonymous,
             blocks,
+            jobs,
+            kvm,
             status,
         ] = self.qmp.execute_in_turn([
             ("query-version", Value::Null),
@@ -52,6 +57,8 @@ impl Guest {
             ("qom-list", json!({"path": DEVICES[0]})),
             ("qom-list", json!({"path": DEVICES[1]})),
             ("query-block", Value::Null),
+            JOBS,
+            ("query-kvm", Value::Null),
             ("query-status", Value::Null),
         ])?;
         let (kinds, features) = self.processors(&texts(&processors, "qom-path"))?;
@@ -66,22 +73,38 @@ impl Guest {
             disks: disks(&blocks),
             blocked: reasons.filter_map(|reason| Some(reason.as_str()?.to_string())).collect(),
             migrating: migrating["status"].as_str().filter(is_busy).map(str::to_string),
+            jobs: others_jobs(&jobs),
         };
         let can = Ability::read(&version, &schema, &capabilities);
-        Ok(Look { can, machine, credentials_set: text_of(&parameters["tls-creds"]) })
+        let is_emulated = kvm["enabled"] != true;
+        Ok(Look { can, machine, credentials_set: text_of(&parameters["tls-creds"]), is_emulated })
     }
 
-    /// Whether it is what it was, of all that changes while a guest runs: its state, its devices, its disks.
+    /// Capabilities that are on for its moves.
+    pub(super) fn capabilities_set(&mut self) -> Result<Vec<String>, QemuError> {
+        let told = self.qmp.execute("query-migrate-capabilities", Value::Null)?;
+        let is_on = |entry: &&Value| entry["state"] == true;
+        Ok(texts_of(told.as_array().into_iter().flatten().filter(is_on), "capability"))
+    }
+
+    /// Jobs at work on its disks that are not drover's.
+    pub(super) fn others_jobs(&mut self) -> Result<Vec<BlockJob>, QemuError> {
+        Ok(others_jobs(&self.qmp.execute(JOBS.0, JOBS.1)?))
+    }
+
+    /// Whether it is what it was, of all that changes while a guest runs: its state, its devices, its disks and their jobs.
     pub(super) fn is_still(&mut self, machine: &Machine) -> Result<bool, QemuError> {
-        let [status, here, anonymous, blocks] = self.qmp.execute_in_turn([
+        let [status, here, anonymous, blocks, jobs] = self.qmp.execute_in_turn([
             ("query-status", Value::Null),
             ("qom-list", json!({"path": DEVICES[0]})),
             ("qom-list", json!({"path": DEVICES[1]})),
             ("query-block", Value::Null),
+            JOBS,
         ])?;
         Ok(status["status"] == machine.status.as_str()
             && devices(&[here, anonymous]) == machine.devices
-            && disks(&blocks) == machine.disks)
+            && disks(&blocks) == machine.disks
+            && others_jobs(&jobs) == machine.jobs)
     }
 
     /// The kinds of its processors, and names of what the first has switched on; nothing where they are not told.
@@ -206,6 +229,18 @@ fn disks(blocks: &Value) -> BTreeMap<String, Disk> {
     blocks.as_array().into_iter().flatten().filter_map(disk).collect()
 }
 
+/// Asks for jobs on disks.
+const JOBS: (&str, Value) = ("query-block-jobs", Value::Null);
+
+fn others_jobs(jobs: &Value) -> Vec<BlockJob> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let all = jobs.as_array().into_iter().flatten();
+    // One that has ended and was not dismissed does nothing any more.
+    let at_work = all.filter(|job| !matches!(job["status"].as_str(), Some("concluded" | "null")));
+    let all = at_work.map(|job| BlockJob { name: text(&job["device"]), kind: text(&job["type"]) });
+    all.filter(|job| !job.name.starts_with(MIRROR)).collect()
+}
+
 /// Whether something moves there, by QEMU's word for a move.
 fn is_busy(status: &&str) -> bool {
     matches!(*status, "setup" | "active" | "cancelling" | "device")
@@ -296,6 +331,17 @@ mod tests {
         for name in ["x-pdcm-on-even-without-pmu", "full-cpuid-auto-level", "realized"] {
             assert!(!is_feature(name), "{name}");
         }
+    }
+
+    #[test]
+    fn jobs_that_have_ended_or_are_drovers_own_are_in_nobodys_way() {
+        let jobs = json!([
+            {"device": "b", "type": "backup", "status": "running"},
+            {"device": "c", "type": "commit", "status": "concluded"},
+            {"device": "drover-mirror-0", "type": "mirror", "status": "ready"},
+        ]);
+        assert_eq!(others_jobs(&jobs), [BlockJob { name: "b".into(), kind: "backup".into() }]);
+        assert_eq!(others_jobs(&json!({})), []);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! A mirror copies everything, then every write until it is ended. It is ended while the guest stands still, so both
 //! sides hold the same bytes when the target takes over; never before, and never after.
 
+use std::io::ErrorKind;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,23 @@ impl NbdAt {
         }
     }
 
+    /// From here to there and back: for as long as it takes to be told that nobody listens there yet. Nothing where that is not told, or
+    /// it is on this host.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        let NbdAt::Tcp(host, port) = self else { return None };
+        let at = (host.as_str(), *port).to_socket_addrs().ok()?.next().filter(|at| !at.ip().is_loopback())?;
+        let once = || {
+            let began = Instant::now();
+            match TcpStream::connect_timeout(&at, ROUND_TRIP_TIME_MAX) {
+                Ok(_) => Some(began.elapsed()),
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => Some(began.elapsed()),
+                Err(_) => None,
+            }
+        };
+        // The first may have to find the way.
+        once().and_then(|first| Some(first.min(once()?)))
+    }
+
     fn flat(&self) -> Value {
         match self {
             NbdAt::Unix(path) => json!({"type": "unix", "path": path}),
@@ -38,6 +57,9 @@ impl NbdAt {
         }
     }
 }
+
+/// For which a round trip is waited for.
+const ROUND_TRIP_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A disk on both sides.
 #[derive(Clone, Debug)]
@@ -59,13 +81,16 @@ impl Pair {
     }
 
     pub(super) fn job(&self) -> String {
-        format!("drover-mirror-{}", self.number)
+        format!("{MIRROR}{}", self.number)
     }
 
     fn node(&self) -> String {
         format!("drover-nbd-{}", self.number)
     }
 }
+
+/// What the names of drover's mirrors begin with.
+pub(super) const MIRROR: &str = "drover-mirror-";
 
 /// How far a mirror is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,6 +155,15 @@ impl Guest {
         self.qmp.execute("blockdev-mirror", job).map(drop)
     }
 
+    /// Has each write of the guest wait for the target from now on (source).
+    pub(super) fn mirror_in_step(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
+        for pair in pairs {
+            let change = json!({"id": pair.job(), "type": "mirror", "copy-mode": "write-blocking"});
+            self.qmp.execute("block-job-change", change)?;
+        }
+        Ok(())
+    }
+
     /// How far a mirror is.
     ///
     /// # Errors
@@ -191,7 +225,8 @@ impl Guest {
                 let what = format!("end of the mirror {}", job["device"]);
                 return Err(QemuError::new(QemuErrorKind::Timeout, what));
             }
-            std::thread::sleep(POLL);
+            // The end of one is told.
+            self.wait_for_news(POLL)?;
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Seen {
     pub stopped_us: Option<i64>,
     /// When it was started last.
     pub resumed_us: Option<i64>,
+    /// It was stopped or started since that was asked last.
+    turned: bool,
     /// Jobs that ended with an error, by name.
     pub failed_jobs: Vec<(String, String)>,
     /// What happened to the guest and its move, the latest last.
@@ -68,6 +70,8 @@ const FAILED_JOBS_MAX: usize = 256;
 
 /// A monitor answers at once; while QEMU stops the guest and sends what is left, it may take the whole downtime.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+/// It greets whom it serves at once, even on a busy host.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Guest {
     /// Connects to a monitor that serves nobody else.
@@ -76,6 +80,15 @@ impl Guest {
     /// As [`Qmp::connect`].
     pub fn connect(socket: &Path, side: Side) -> Result<Guest, QemuError> {
         let qmp = Qmp::connect(socket, ANSWER_TIME_MAX)?;
+        Ok(Guest { qmp, side, socket: socket.to_path_buf(), seen: Seen::default(), measures: None })
+    }
+
+    /// The same on this host, where a monitor that is silent serves somebody else, or is none.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub fn connect_here(socket: &Path, side: Side) -> Result<Guest, QemuError> {
+        let qmp = Qmp::connect_greeted(socket, GREETING_TIME_MAX, ANSWER_TIME_MAX)?;
         Ok(Guest { qmp, side, socket: socket.to_path_buf(), seen: Seen::default(), measures: None })
     }
 
@@ -251,6 +264,12 @@ impl Guest {
         Ok(&self.seen)
     }
 
+    /// Whether the guest was stopped or started since this was asked last.
+    pub(super) fn has_turned(&mut self) -> Result<bool, QemuError> {
+        self.seen()?;
+        Ok(std::mem::take(&mut self.seen.turned))
+    }
+
     /// Forgets how a job of this name ended.
     pub(super) fn forget_job(&mut self, name: &str) -> Result<(), QemuError> {
         self.seen()?;
@@ -264,10 +283,12 @@ impl Guest {
         match event["event"].as_str() {
             Some("STOP") => {
                 self.seen.stopped_us = moment_us(&event);
+                self.seen.turned = true;
                 self.seen.moment(Happened::Stopped, self.seen.stopped_us);
             }
             Some("RESUME") => {
                 self.seen.resumed_us = moment_us(&event);
+                self.seen.turned = true;
                 self.seen.moment(Happened::Started, self.seen.resumed_us);
             }
             Some("MIGRATION") => {
@@ -290,11 +311,14 @@ impl Guest {
         self.seen.moments.iter().cloned().collect()
     }
 
-    /// Lets the guest run.
-    pub(super) fn give_leave(&mut self) -> Result<(), QemuError> {
+    /// Lets the guest run, after its disks are offered to nobody any more where they were.
+    pub(super) fn give_leave(&mut self, withdraws: bool) -> Result<(), QemuError> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.seen.moment(Happened::LeaveGiven, i64::try_from(now.as_micros()).ok());
-        self.order("cont")
+        let orders = [("nbd-server-stop", Value::Null), ("cont", Value::Null)];
+        // They go at once. An offer that is withdrawn already is none.
+        let answers = self.qmp.execute_all(&orders[usize::from(!withdraws)..])?;
+        answers.into_iter().next_back().unwrap_or(Ok(Value::Null)).map(drop)
     }
 
     /// Runs a command that takes nothing.

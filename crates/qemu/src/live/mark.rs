@@ -7,6 +7,7 @@ use std::io::Read;
 use drover_live::{Side, Stand};
 use serde_json::{Value, json};
 
+use super::disks::MIRROR;
 use super::guest::Guest;
 use crate::error::{QemuError, QemuErrorKind};
 
@@ -15,6 +16,9 @@ const MARK: &str = "drover-move-";
 
 /// On a source whose guest drover stopped, to send it ahead.
 const STOPPED: &str = "drover-move-stopped";
+
+/// On a source whose guest stood when it was sent, as somebody wanted: it is not started at the target.
+const PAUSED: &str = "drover-move-paused";
 
 /// A name that no other move has.
 pub(super) fn new_mark() -> Result<String, QemuError> {
@@ -33,6 +37,20 @@ impl Guest {
         self.qmp.execute_all(&orders)?.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
+    /// Says on it whether the guest that is sent stands because somebody wants it to, for a run that sees to the end of another's move.
+    pub(super) fn mark_paused(&mut self, is_paused: bool) -> Result<(), QemuError> {
+        match (is_paused, self.is_marked_paused()?) {
+            (true, false) => self.put_mark(PAUSED),
+            (false, true) => self.qmp.execute("object-del", json!({ "id": PAUSED })).map(drop),
+            (true, true) | (false, false) => Ok(()),
+        }
+    }
+
+    /// Whether [`Guest::mark_paused`] was said of it.
+    pub(super) fn is_marked_paused(&mut self) -> Result<bool, QemuError> {
+        Ok(self.marks()?.iter().any(|mark| mark == PAUSED))
+    }
+
     fn put_mark(&mut self, mark: &str) -> Result<(), QemuError> {
         self.qmp.execute("object-add", object(mark)).map(drop)
     }
@@ -44,8 +62,7 @@ impl Guest {
             ("query-block-exports", Value::Null),
             ("query-migrate-parameters", Value::Null),
         ])?;
-        let mut offered = exports.as_array().into_iter().flatten().filter_map(|export| export["id"].as_str());
-        if self.side == Side::Target && offered.any(|name| name.starts_with("drover-")) {
+        if self.side == Side::Target && has_offers(&exports) {
             self.withdraw()?;
         }
         self.drop_credentials_of(&parameters, &objects)?;
@@ -103,12 +120,22 @@ impl Guest {
         Ok(stand.status == "inmigrate" && stand.migration == "none")
     }
 
+    /// Whether disks are offered here by drover.
+    pub(super) fn offers_disks(&mut self) -> Result<bool, QemuError> {
+        Ok(has_offers(&self.qmp.execute("query-block-exports", Value::Null)?))
+    }
+
     /// Whether drover's mirrors are at work here.
     pub(super) fn has_mirrors(&mut self) -> Result<bool, QemuError> {
         let jobs = self.qmp.execute("query-block-jobs", Value::Null)?;
         let mut names = jobs.as_array().into_iter().flatten().filter_map(|job| job["device"].as_str());
-        Ok(names.any(|name| name.starts_with("drover-mirror-")))
+        Ok(names.any(|name| name.starts_with(MIRROR)))
     }
+}
+
+fn has_offers(exports: &Value) -> bool {
+    let mut offered = exports.as_array().into_iter().flatten().filter_map(|export| export["id"].as_str());
+    offered.any(|name| name.starts_with("drover-"))
 }
 
 /// Asks for what was made on it.
@@ -132,7 +159,7 @@ fn object(mark: &str) -> Value {
 
 /// Whether marks of both sides have one of a move among them. A guest that moves on is marked as stopped at one side only.
 pub(super) fn are_ends(here: &[String], there: &[String]) -> bool {
-    here.iter().any(|mark| mark != STOPPED && there.contains(mark))
+    here.iter().any(|mark| mark != STOPPED && mark != PAUSED && there.contains(mark))
 }
 
 /// The kind of a state of affairs that is no failure of any command.

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{
-    Ability, Choice, Compression, Deed, Ease, Facts, Forecast, Found, Machine, Obstacle, Phase, Promise,
-    RATE_UNLIMITED, Sample, Side, SoFar, Watch, Way, Why, channels_within, choose, excess, obstacles,
-    slow_down, unshared,
+    Ability, Choice, Compression, Deed, Ease, Facts, Forecast, Found, Handover, LOSES_WRITES, Machine,
+    Obstacle, Phase, Promise, RATE_UNLIMITED, Sample, Side, SoFar, Watch, Way, Why, channels_within, choose,
+    excess, in_step, job_obstacles, loses_writes, obstacles, slow_down, unshared,
 };
 use serde_json::Value;
 
@@ -82,6 +82,12 @@ struct Move<'a> {
     has_handed_over: bool,
     /// Bytes a second that it keeps, of those that it shares with others.
     keeps: Option<u64>,
+    /// From here to where the target offers its disks and back, where nothing carries the move.
+    round_trip: Option<Duration>,
+    /// The guest's writes wait for the target, or that was refused.
+    has_got_in_step: bool,
+    /// The target offers its disks, and its guest cannot be started while it does.
+    is_offered: bool,
 }
 
 /// What is done, and what it was chosen from.
@@ -149,8 +155,14 @@ fn lag(carried: Option<&Carried>, promise: &Promise) -> Duration {
 }
 
 /// For which the guest stands still beside the last pass.
-pub(super) fn overhead(carried: Option<&Carried>, promise: &Promise, at_once: usize) -> Estimate {
-    let lag = (lag(carried, promise) + beside(carried) * others(at_once)).as_secs_f64();
+pub(super) fn overhead(
+    carried: Option<&Carried>,
+    promise: &Promise,
+    at_once: usize,
+    handover: Handover,
+) -> Estimate {
+    let lag = lag(carried, promise) + beside(carried) * others(at_once) + handover.takes();
+    let lag = lag.as_secs_f64();
     Estimate { likely: OVERHEAD.likely + lag, spread: OVERHEAD.spread + lag / 2.0 }
 }
 
@@ -175,16 +187,21 @@ pub(super) fn pace(carried: Option<&Carried>) -> Pace {
 
 /// What QEMU may use of a promised downtime. Of what goes over a link some is lost at its very end, and comes two round trips later; and what
 /// waits on the line is a round trip more.
-pub(super) fn downtime_of_qemu(carried: Option<&Carried>, promise: &Promise, at_once: usize) -> Duration {
+pub(super) fn downtime_of_qemu(
+    carried: Option<&Carried>,
+    promise: &Promise,
+    at_once: usize,
+    handover: Handover,
+) -> Duration {
     let (of_link, parts) = match carried {
         Some(Carried { by, ends: Some(_) }) => {
             (by.round_trip() * 4 + LINK_QUEUE + BESIDE * others(at_once), 10)
         }
         // A last look at the target and the order to start the guest go over it.
         Some(Carried { by, ends: None }) => (by.round_trip() * 3, 10),
-        None => (Duration::ZERO, 2),
+        None => (Duration::ZERO, if handover.takes().is_zero() { 2 } else { 10 }),
     };
-    let kept = DOWNTIME_KEPT + of_link;
+    let kept = DOWNTIME_KEPT + of_link + handover.takes();
     promise.downtime_max.saturating_sub(kept).max(promise.downtime_max / parts)
 }
 
@@ -246,7 +263,7 @@ pub fn live(
         }
         return ended;
     }
-    let plan = one.look_in_turn().map_err(|cause| LiveError { cause, guest_at: Where::Source })?;
+    let plan = one.look_in_turn().map_err(|cause| one.unsent(cause))?;
     let ended = one.go(plan).or_else(|cause| one.settle(cause));
     one.put_back(&ended);
     ended
@@ -276,7 +293,7 @@ pub fn foresee(
     match one.find().map_err(|error| LiveError::of_look(error.into()))? {
         Found::Nothing => {
             let looked = one.look().map(|plan| Some(plan.choice));
-            looked.map_err(|cause| LiveError { cause, guest_at: Where::Source })
+            looked.map_err(|cause| one.unsent(cause))
         }
         Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
         found => {
@@ -321,6 +338,9 @@ impl<'a> Move<'a> {
             looked_for_link: None,
             has_handed_over: false,
             keeps: None,
+            round_trip: None,
+            has_got_in_step: false,
+            is_offered: false,
         }
     }
 
@@ -352,6 +372,7 @@ impl<'a> Move<'a> {
         let (here, there) = (self.source.look()?, self.target.look()?);
         self.can = [here.can, there.can];
         let credentials_set = [here.credentials_set, there.credentials_set];
+        let is_emulated = [here.is_emulated, there.is_emulated];
         let (from, to) = (here.machine, there.machine);
         let mut found = obstacles(&from, &to);
         if from.status != RUNNING && self.source.is_marked_stopped()? {
@@ -367,8 +388,20 @@ impl<'a> Move<'a> {
         if !found.is_empty() {
             return Err(Ending::Obstacles(found));
         }
+        self.round_trip = match (&self.options.disks, &self.options.carried) {
+            (DisksBy::Mirror(at), None) => at.round_trip(),
+            _ => None,
+        };
         self.was_running = from.status == RUNNING;
         self.machine = from;
+        for (side, can, is_emulated) in [
+            (Side::Source, &self.can[0].version, is_emulated[0]),
+            (Side::Target, &self.can[1].version, is_emulated[1]),
+        ] {
+            if loses_writes(can, is_emulated) {
+                (self.tell)(Event::Note(format!("the {side} has QEMU {can}: {LOSES_WRITES}")));
+            }
+        }
         self.settings(self.channels())?;
         self.facts()
     }
@@ -421,7 +454,18 @@ impl<'a> Move<'a> {
 
     /// For which the guest stands still beside the last pass.
     pub(super) fn overhead(&self) -> Estimate {
-        overhead(self.options.carried.as_ref(), &self.options.promise, self.at_once())
+        overhead(self.options.carried.as_ref(), &self.options.promise, self.at_once(), self.handover())
+    }
+
+    /// What the way takes of the downtime beside the last pass.
+    pub(super) fn handover(&self) -> Handover {
+        let carried = self.options.carried.as_ref().map(|carried| carried.by.round_trip());
+        Handover {
+            round_trip: carried.or(self.round_trip).unwrap_or_default(),
+            has_disks: !self.pairs.is_empty(),
+            is_in_step: self.can[0].knows(IN_STEP_COMMAND),
+            is_carried: carried.is_some(),
+        }
     }
 
     fn choose(&mut self, facts: &Facts) -> Choice {
@@ -448,6 +492,11 @@ impl<'a> Move<'a> {
         self.foreseen = choice.forecast;
         self.foreseen_below_s = self.options.line.is_none().then(|| choice.forecast.below_s());
         self.mirror()?;
+        // Disks take long, and somebody may have begun a job on them meanwhile.
+        let jobs = job_obstacles(Side::Source, &self.source.others_jobs()?);
+        if !jobs.is_empty() {
+            return Err(Ending::Obstacles(jobs));
+        }
         // It is stopped, so that it starts the guest when drover says so, not when it thinks that all is there: the source might
         // think otherwise and go on, too.
         let waits = self.target.wait_for_guest(&self.options.uri, SETTLE_TIME_MAX);
@@ -458,6 +507,8 @@ impl<'a> Move<'a> {
             Some(site) => format!("memory goes over the link to {site}, {uri} there"),
         });
         self.halt_if_stopped()?;
+        self.see_whether_it_runs()?;
+        self.source.mark_paused(!self.was_running)?;
         let began = Instant::now();
         self.has_sent = true;
         let to = self.goes_to(&uri).to_string();
@@ -511,6 +562,7 @@ impl<'a> Move<'a> {
                 self.look_for_link();
             }
             self.halt_if_still_for_long(told.sample.phase)?;
+            self.keep_to_orders(told.sample.phase)?;
             self.keep_share(told.sample.phase)?;
             if !has_told_sent && self.is_as_good_as_sent(&told.sample, watch.rate()) {
                 has_told_sent = true;
@@ -544,6 +596,7 @@ impl<'a> Move<'a> {
                 if at_once.is_none() && !self.goes_ahead {
                     self.ease(&mut ease, &told, is_up)?;
                 }
+                self.get_in_step(&told.sample, watch.rate());
                 let is_telling = is_up && !ease.as_ref().is_some_and(Ease::is_eased);
                 let advised = match is_telling {
                     true => watch.see(told.sample),
@@ -706,6 +759,39 @@ impl<'a> Move<'a> {
         goes_on.map_err(|why| Ending::Failed(self.error(why)))
     }
 
+    /// Somebody else may stop the guest while it moves, or start it: so it is at the target, too. One that is sent ahead drover stops
+    /// itself.
+    fn keep_to_orders(&mut self, phase: Phase) -> Result<(), Ending> {
+        let may_be_told =
+            matches!(phase, Phase::Setup | Phase::Precopy | Phase::Switchover) && !self.goes_ahead;
+        let done = match may_be_told {
+            true => {
+                self.source.has_turned().and_then(|has| if has { self.see_whether_it_runs() } else { Ok(()) })
+            }
+            false => Ok(()),
+        };
+        done.map_err(|error| self.source_failed(error))
+    }
+
+    /// Whether the guest runs at the source, or stands as somebody wants. What QEMU stops to hand it over says nothing of that.
+    fn see_whether_it_runs(&mut self) -> Result<(), QemuError> {
+        let runs = match self.source.status()?.as_str() {
+            RUNNING => true,
+            "paused" => false,
+            _ => return Ok(()),
+        };
+        if std::mem::replace(&mut self.was_running, runs) != runs {
+            self.note(match runs {
+                true => "somebody started the guest at the source: it is started at the target, too",
+                false => "somebody stopped the guest at the source: it is not started at the target (`cont` at its monitor)",
+            });
+            if self.has_sent {
+                self.source.mark_paused(!runs)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Until the next look. While the guest stands still each millisecond counts, so whatever QEMU says ends the wait.
     fn pause(&mut self, phase: Phase, is_close: bool) -> Result<(), Ending> {
         // One that goes ahead stands still until it is started.
@@ -746,6 +832,7 @@ impl<'a> Move<'a> {
         }
         let tls = self.tls();
         self.has_mirrored = true;
+        self.is_offered = true;
         self.target.offer(&self.pairs, at, tls.as_ref())?;
         let from_here = Carried::of_data(self.options.carried.as_ref()).map_or(at, |(_, ends)| &ends.disks);
         for pair in &self.pairs {
@@ -775,7 +862,34 @@ impl<'a> Move<'a> {
             return Ok(());
         }
         self.source.end_mirrors(&self.pairs, MIRROR_END_TIME_MAX)?;
-        Ok(self.target.withdraw()?)
+        // Where the target takes its disks only when it is started, the offer is withdrawn with that order: to wait for it here would
+        // take a round trip, for which the guest stands still.
+        if !self.can.iter().all(|can| can.has("late-block-activate")) {
+            self.target.withdraw()?;
+            self.is_offered = false;
+        }
+        Ok(())
+    }
+
+    /// Lets the guest run at the target, which offers its disks to nobody any more.
+    pub(super) fn give_leave(&mut self) -> Result<(), QemuError> {
+        let is_offered = std::mem::take(&mut self.is_offered);
+        self.target.give_leave(is_offered)
+    }
+
+    /// Close to its end each write of the guest waits for the target, so that nothing is left to be copied while it stands still.
+    fn get_in_step(&mut self, sample: &Sample, rate: Option<Estimate>) {
+        let is_far = !self.handover().round_trip.is_zero();
+        let line = rate.or(self.options.line).unwrap_or(LINE_ASSUMED).likely;
+        if self.has_got_in_step || self.pairs.is_empty() || !is_far || !self.can[0].knows(IN_STEP_COMMAND) {
+            return;
+        }
+        if in_step(sample.left_bytes, line) && sample.phase == Phase::Precopy {
+            self.has_got_in_step = true;
+            if let Err(error) = self.source.mirror_in_step(&self.pairs) {
+                self.note(format!("writes to disks do not wait for the target: {}", error.chain()));
+            }
+        }
     }
 
     fn act(&mut self, deed: Deed, why: Why) -> Result<(), Ending> {
@@ -808,8 +922,13 @@ impl<'a> Move<'a> {
     /// From now on, where so many bytes a second are sent.
     fn slow_down(&mut self, rate: f64) -> Result<(), Ending> {
         let throttle = self.throttle();
-        let parameters =
-            slow_down(throttle, &self.before[0].settings, rate, self.machine.processors.len().max(1));
+        let before = &self.before[0].settings;
+        // Of a move that was taken over nobody knows what was set before.
+        let is_known = |name: &str| match before.is_empty() {
+            true => self.can[0].takes(name),
+            false => before.parameters.contains_key(name),
+        };
+        let parameters = slow_down(throttle, is_known, rate, self.machine.processors.len().max(1));
         let parameters = Value::Object(parameters);
         self.source.qmp.execute("migrate-set-parameters", parameters)?;
         Ok(())
@@ -833,6 +952,8 @@ impl<'a> Move<'a> {
     }
 }
 
+/// Changes a mirror on its way, in QEMU 8.2 and later.
+const IN_STEP_COMMAND: &str = "block-job-change";
 /// How far off a rate is that was measured by looking at some pages for a second.
 pub(super) const DIRTY_SPREAD: f64 = 0.25;
 /// A line of which nothing is known: what a LAN carries, give or take. It is measured by the first second of sending.

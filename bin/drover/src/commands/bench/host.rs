@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use drover_engine::chain;
+use drover_live::{LOSES_WRITES, loses_writes};
 use drover_mover::StopSignal;
 use drover_pulse::{MEMORY_MIB_MIN, Pulse, PulseError, PulseSpec};
 use drover_qemu::Accelerator;
@@ -143,11 +144,8 @@ impl Host {
     }
 
     fn note(&self) -> Option<String> {
-        let major: Option<u32> = self.version.split('.').next().and_then(|it| it.parse().ok());
-        let is_old = self.spec.accel == "tcg" && major.is_some_and(|major| major < 8);
-        is_old.then(|| {
-            "note: QEMU before 8.0 loses writes when it migrates under software emulation; its guests may fail their proof".into()
-        })
+        loses_writes(&self.version, self.spec.accel == "tcg")
+            .then(|| format!("note: {LOSES_WRITES}; its guests may fail their proof"))
     }
 }
 

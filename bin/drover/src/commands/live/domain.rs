@@ -1,7 +1,7 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Promise, Route};
+use drover_live::{Promise, Route};
 use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
@@ -9,9 +9,8 @@ use super::memory::RDMA;
 use super::over::{DOMAIN_FOLDER, Over, Sites};
 use super::record::Record;
 use super::route::Direct;
-use super::show::Shown;
 use super::{LINE_SPREAD, View, foreseen, not_moved};
-use crate::cli::{AllowArg, DisksArg, LiveArgs};
+use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
 
@@ -29,7 +28,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     let name = name(args)?;
     let ends = ends(args, daemon)?;
     let (over, route) = over(args, &ends, name, &Sites::default(), &mut options)?;
-    let mut view = View { who: None, json: args.json, said_ms: None, shown: Shown::begin(args) };
+    let mut view = View::of_one(args);
     let mut tell = |event: Event| {
         if let Some(record) = record {
             record.take(&event);
@@ -38,7 +37,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
     };
     route.into_iter().for_each(|route| tell(Event::Route(Box::new(route))));
     if args.dry_run {
-        return foreseen(foresee_domain(&ends, name, &options, &mut tell), record);
+        return foreseen(args, foresee_domain(&ends, name, &options, &mut tell), record);
     }
     // Ended in its midst, nobody would see to it that the promise is kept.
     let _undo = Undo::begin();
@@ -55,8 +54,7 @@ pub fn move_domain(args: &LiveArgs, daemon: &str, record: &mut Option<Record>) -
             if let Some(record) = record {
                 record.moved(&moved, &[], &[]);
             }
-            view.moved(&moved, over.as_ref());
-            Ok(Exit::Success)
+            Ok(view.moved(&moved, over.as_ref()))
         }
         Err(error) => Err(not_moved(args, &error, record, &[])),
     }
@@ -72,7 +70,8 @@ pub(super) fn over(
     options: &mut DomainOptions,
 ) -> Result<(Option<Over>, Option<Route>), Failure> {
     let Some(site) = &args.via else { return Ok((None, None)) };
-    let passage = passage(ends, name).map_err(|cause| super::failure(&LiveError::of_look(cause)))?;
+    let passage = passage(ends, name)
+        .map_err(|cause| super::failure(&LiveError::of_look(cause), super::allowed(args)))?;
     if !passage.is_needed {
         return Ok((None, None));
     }
@@ -186,13 +185,12 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
             "--tls-hostname NAME, as in the target's certificate; or leave --tls out: the link encrypts",
         ));
     }
-    let allows = |what| args.allow.contains(&what);
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(DomainOptions {
         turn: None,
         looked: None,
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
-        allowed: Allowed { throttle: allows(AllowArg::Throttle), postcopy: allows(AllowArg::Postcopy) },
+        allowed: super::allowed(args),
         copies_disks: args.disks == DisksArg::Mirror,
         uri: args.uri.as_deref().map(memory_at),
         disks_port: None,

@@ -96,13 +96,7 @@ impl Record {
 
     /// The guest runs at the target.
     pub fn moved(&mut self, moved: &Moved, source: &[Moment], target: &[Moment]) {
-        self.report.outcome = LiveOutcome::Moved(LiveReal {
-            total_s: moved.total.as_secs_f64(),
-            downtime_ms_by_qemu: moved.downtime_by_qemu.map(millis),
-            stood_still_ms: moved.stood_still.map(millis),
-            sent_bytes: moved.last.sample.sent_bytes,
-            passes: moved.last.sample.passes,
-        });
+        self.report.outcome = LiveOutcome::Moved(real(moved));
         let parts = parts(source, target).into_iter();
         self.report.downtime_parts = parts
             .map(|part| LivePart {
@@ -194,7 +188,19 @@ pub fn fits(path: &Path) -> Result<(), Failure> {
     fresh(path).map(drop).map_err(|error| unfit(error.to_string()))
 }
 
-fn asked(args: &LiveArgs) -> LiveAsked {
+/// What a move really took.
+pub fn real(moved: &Moved) -> LiveReal {
+    LiveReal {
+        total_s: moved.total.as_secs_f64(),
+        downtime_ms_by_qemu: moved.downtime_by_qemu.map(millis),
+        stood_still_ms: moved.stood_still.map(millis),
+        sent_bytes: moved.last.sample.sent_bytes,
+        passes: moved.last.sample.passes,
+    }
+}
+
+/// What was asked for.
+pub fn asked(args: &LiveArgs) -> LiveAsked {
     let word = |allow: &AllowArg| match allow {
         AllowArg::Throttle => "throttle".to_string(),
         AllowArg::Postcopy => "postcopy".to_string(),

@@ -14,6 +14,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
+use drover_live::Allowed;
 use drover_live::together::{self, Pipe, Progress, Schedule, Step, Together, room_obstacle, schedule};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
 
@@ -320,7 +321,9 @@ fn promises(pairs: &[Pair]) -> Vec<(usize, Refusal)> {
         for (one, choice) in pair.schedule.alone.iter().enumerate() {
             if choice.course.is_none() && !pair.guests[one].is_under_way {
                 let cause = Ending::Promise(Box::new(choice.clone()));
-                failures.push((pair.numbers[one], LiveError { cause, guest_at: Where::Source }.into()));
+                let error = LiveError { cause, guest_at: Where::Source };
+                let failure = weighed(&error, pair.guests[one].allowed);
+                failures.push((pair.numbers[one], Refusal { failure, guest_at: Some(error.guest_at) }));
             }
         }
     }
@@ -529,11 +532,12 @@ impl Pair {
 
 /// What a guest's move ended in. Where it is counts more than why: one that is not at the source is what has to be seen to
 /// first.
-fn weighed(error: &LiveError) -> Failure {
-    let failure = failure(error);
+fn weighed(error: &LiveError, allowed: Allowed) -> Failure {
+    let failure = failure(error, allowed);
     match error.guest_at {
         Where::Source => failure,
-        Where::Target
+        Where::Ended
+        | Where::Target
         | Where::Both
         | Where::Between
         | Where::Lost { .. }
@@ -601,7 +605,10 @@ mod tests {
 
     #[test]
     fn a_guest_that_is_not_at_the_source_is_worse_than_any_cause() {
-        let of = |guest_at| weighed(&LiveError { cause: Ending::Unclear(Unclear::BothRun), guest_at }).exit;
+        let of = |guest_at| {
+            let error = LiveError { cause: Ending::Unclear(Unclear::BothRun), guest_at };
+            weighed(&error, Allowed::default()).exit
+        };
         assert_eq!(
             (of(Where::Source), of(Where::Unknown), of(Where::Both)),
             (Exit::Plan, Exit::Target, Exit::Target)

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use drover_live::{Domain, DomainDisk, DomainJob, DomainStand, Phase, Room, Spot, cannot_resume};
+use drover_live::{
+    Domain, DomainDisk, DomainJob, DomainStand, Phase, Room, Spot, cannot_resume, loses_writes,
+};
 
 use super::read::{self, Job};
 use crate::child::private_folder;
@@ -176,6 +178,13 @@ impl Virsh {
     pub(super) fn tells_connections_apart(&self) -> bool {
         let told = self.ask(&["version"]).unwrap_or_default();
         read::hypervisor(&told).is_some_and(|version| version >= TELLS_APART)
+    }
+
+    /// Whether guests of its software emulation were seen to lose writes when they moved; false where its version is not told.
+    pub(super) fn loses_writes(&self, domain: &Domain) -> bool {
+        let told = self.ask(&["version"]).unwrap_or_default();
+        let version = read::hypervisor(&told).map(|(major, minor)| format!("{major}.{minor}"));
+        loses_writes(&version.unwrap_or_default(), domain.virt == "qemu")
     }
 
     /// Why a line of post-copy that comes here cannot be made anew; nothing if it can, or if nobody knows.

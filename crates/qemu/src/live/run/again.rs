@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use drover_live::{Found, Machine, found};
+use drover_live::{Allowed, Deed, Found, Machine, Throttle, found};
 
 use super::arrive::is_to_be_started;
 use super::words::unclear_at;
@@ -54,12 +54,16 @@ impl Move<'_> {
 
     /// Learns of a move under way what its first run knew.
     fn prepare(&mut self, found: &Found) -> Result<(), Ending> {
+        self.was_running = !self.source.is_marked_paused()?;
+        // The first run withdraws its offer when it starts the guest.
+        self.is_offered = self.target.offers_disks()?;
         if *found != Found::Sending {
             return Ok(());
         }
         let (here, there) = (self.source.look()?, self.target.look()?);
         self.can = [here.can, there.can];
-        self.was_running = here.machine.status != "paused" || self.source.is_marked_stopped()?;
+        self.was_running &= here.machine.status != "paused" || self.source.is_marked_stopped()?;
+        self.machine = here.machine.clone();
         self.find_mirrors(&here.machine, &there.machine)
     }
 
@@ -77,7 +81,8 @@ impl Move<'_> {
                 }
                 // It was told to go ahead, and waits to be let go.
                 self.goes_ahead = self.was_running && self.source.is_marked_stopped()?;
-                self.follow(began, &[], None, None)
+                let deeds = if self.goes_ahead { Vec::new() } else { self.deeds_left()? };
+                self.follow(began, &deeds, None, None)
             }
             Found::Ahead | Found::Broken => {
                 // The first run may have been killed before it started the guest there.
@@ -92,6 +97,27 @@ impl Move<'_> {
             }
             Found::Nothing | Found::Unclear(_) => unreachable!("nothing is taken over"),
         }
+    }
+
+    /// What may be done to keep the promise, of what is allowed now: a move under way keeps what it was begun with.
+    pub(super) fn deeds_left(&mut self) -> Result<Vec<Deed>, QemuError> {
+        let set = [self.source.capabilities_set()?, self.target.capabilities_set()?];
+        let is_on = |set: &[String], name: &str| set.iter().any(|other| other == name);
+        let throttle = if self.throttle() == Throttle::DirtyLimit { "dirty-limit" } else { "auto-converge" };
+        let possible = Allowed {
+            throttle: is_on(&set[0], throttle),
+            postcopy: set.iter().all(|set| is_on(set, "postcopy-ram")),
+        };
+        let allowed = self.options.allowed;
+        for (is_late, word) in [
+            (allowed.throttle && !possible.throttle, "throttle"),
+            (allowed.postcopy && !possible.postcopy, "postcopy"),
+        ] {
+            if is_late {
+                self.note(format!("--allow {word} comes too late: the move was begun without it"));
+            }
+        }
+        Ok(allowed.of(possible).deeds())
     }
 
     /// The disks that are on their way, too, by what is at work and not by what was asked for this time.

@@ -76,7 +76,7 @@ impl Move<'_> {
         if is_ours && self.options.carried.is_some() {
             self.has_let_go = true;
             // What becomes of it the look tells.
-            let _ = self.target.give_leave();
+            let _ = self.give_leave();
         }
     }
 
@@ -101,8 +101,11 @@ impl Move<'_> {
         if self.was_running {
             // Before the order: that its answer is lost does not mean that it was not carried out.
             self.has_let_go = true;
-            self.target.give_leave()?;
+            self.give_leave()?;
             return self.wait_until_it_runs();
+        }
+        if std::mem::take(&mut self.is_offered) {
+            self.target.withdraw()?;
         }
         Ok(true)
     }

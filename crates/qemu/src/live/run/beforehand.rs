@@ -7,7 +7,7 @@ use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
 use drover_live::{Ability, Facts, Found, Machine, Phase, SoFar};
 
-use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, RUNNING, Where, again, pace};
+use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, RUNNING, again, pace};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::disks::Pair;
 use crate::live::guest::Guest;
@@ -58,7 +58,7 @@ pub fn look_beforehand(
     let mut one = Move::new(source, target, options, &stop, tell);
     let unknown = |error: QemuError| LiveError::of_look(error.into());
     match one.find().map_err(unknown)? {
-        Found::Nothing => one.beforehand().map_err(|cause| LiveError { cause, guest_at: Where::Source }),
+        Found::Nothing => one.beforehand().map_err(|cause| one.unsent(cause)),
         Found::Unclear(unclear) => Err(LiveError::of_look(Ending::Unclear(unclear))),
         found => Ok((one.left_to_do(&found).map_err(unknown)?, None)),
     }

@@ -121,7 +121,12 @@ impl Move<'_> {
             channels,
             compression: memory.compression,
             xbzrle_bytes: memory.xbzrle_bytes,
-            downtime_max: downtime_of_qemu(self.options.carried.as_ref(), &promise, self.at_once()),
+            downtime_max: downtime_of_qemu(
+                self.options.carried.as_ref(),
+                &promise,
+                self.at_once(),
+                self.handover(),
+            ),
             rate_max: self.rate_max(),
             switchover_rate: self.options.line.map(|line| self.within_share(line).likely as u64),
             throttle: self.throttle(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use drover_live::{Half, Phase};
 
 use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
-use crate::error::QemuError;
+use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::{POLL, Told};
 use crate::live::still::Still;
 
@@ -18,7 +18,7 @@ impl Move<'_> {
                 self.note(CANCELS);
             }
             self.clean_up();
-            return Err(LiveError { cause, guest_at: Where::Source });
+            return Err(self.unsent(cause));
         }
         let began = Instant::now();
         if self.ahead.lost.is_some() {
@@ -67,6 +67,21 @@ impl Move<'_> {
             self.warn_of_copy();
         }
         Err(LiveError { cause, guest_at })
+    }
+
+    /// What a move ended in of which no memory was sent: the guest is at the source, unless that ended meanwhile.
+    pub(super) fn unsent(&mut self, cause: Ending) -> LiveError {
+        let answers = match self.source.status() {
+            Err(error) if error.is_of_connection() => self.source.connect_again_within(LOOK_AGAIN_TIME_MAX),
+            other => other.map(drop),
+        };
+        let guest_at = match answers {
+            Ok(()) => Where::Source,
+            // Nobody listens there any more.
+            Err(error) if error.kind == QemuErrorKind::NotFound => Where::Ended,
+            Err(_) => Where::Unknown,
+        };
+        LiveError { cause, guest_at }
     }
 
     /// Waits until QEMU has ended the move; gives what it said last, or nothing where it says nothing any more.
@@ -184,6 +199,8 @@ impl Move<'_> {
 
 /// What is said to somebody who stopped it, and may lose patience. What comes of it is not known yet.
 const CANCELS: &str = "it is being cancelled, if that is still possible, and where the guest is will be told: another Ctrl-C changes nothing";
+/// For which a source is waited for whose connection broke: it may serve another.
+const LOOK_AGAIN_TIME_MAX: Duration = Duration::from_secs(2);
 /// For which a cancelled move may take to end by itself.
 const CANCEL_TIME_MAX: Duration = Duration::from_secs(1);
 /// For which QEMU may need to let a guest run again.

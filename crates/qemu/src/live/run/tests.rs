@@ -42,6 +42,8 @@ struct Said {
     looks_until_ready: u32,
     /// Bounds on mirrors, in the order in which they were set.
     speeds: Vec<Value>,
+    /// What was made on it.
+    objects: Vec<String>,
 }
 
 impl Said {
@@ -87,6 +89,9 @@ impl Said {
             "query-qmp-schema" => schema(),
             "query-cpus-fast" => json!([{"qom-path": "/processor"}]),
             "qom-list" if arguments["path"] == "/processor" => properties(),
+            "qom-list" if arguments["path"] == "/objects" => {
+                self.objects.iter().map(|name| json!({ "name": name })).collect()
+            }
             "qom-get" if arguments["property"] == "type" => json!("kind"),
             "qom-get" => json!(true),
             "query-version" => json!({"qemu": {"major": 10, "minor": 0, "micro": 0}}),
@@ -542,4 +547,118 @@ fn connections_that_do_not_keep_a_bound_are_told_with_what_they_may_send() {
     assert_eq!((excess_words(1, 1 << 20), excess_words(4, 500_000_000)), (None, None));
     let words = excess_words(4, 37_500_000).unwrap();
     assert!(words.contains("4 connections may go up to 20 MB/s beyond --rate-max"), "{words}");
+}
+
+#[test]
+fn a_job_that_began_while_disks_were_copied_is_refused_before_memory_is_sent() {
+    let (source, target) = sent_at_once("running");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    let plan = one.look_in_turn().unwrap();
+    source.said().mirror = Some("nightly");
+    let ended = one.go(plan).unwrap_err();
+    assert!(ended.to_string().contains("the block job nightly"), "{ended}");
+    assert!(!source.was_told("migrate") && !target.was_told("migrate-incoming"));
+    assert!(matches!(one.look(), Err(Ending::Obstacles(_))), "it was there when it was looked");
+}
+
+/// Somebody else does so at the source while memory is sent, which ends some looks later.
+fn told_on_the_way(word: &'static str, begins: &'static str, becomes: &'static str) -> (Fake, Fake) {
+    let (source, target) = (Fake::new(begins, "none"), Fake::new("inmigrate", "none"));
+    source.said().turns.push(("migrate", becomes, "active"));
+    target.said().turns.push(("migrate-incoming", "paused", "completed"));
+    target.said().turns.push(("cont", "running", "completed"));
+    let event = json!({"event": word, "timestamp": {"seconds": 1, "microseconds": 0}});
+    source.said().news = Some(("migrate", event));
+    let here = source.clone();
+    thread::spawn(move || {
+        for _ in 0..12_000 {
+            let mut said = here.said();
+            let told = said.orders.iter().skip_while(|it| *it != "migrate");
+            if told.filter(|it| *it == "query-migrate").count() > 3 {
+                (said.status, said.migration) = ("postmigrate".to_string(), "completed".to_string());
+                return;
+            }
+            drop(said);
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    (source, target)
+}
+
+#[test]
+fn a_guest_that_somebody_stops_on_its_way_stays_stopped_at_the_target() {
+    let (source, target) = told_on_the_way("STOP", "running", "paused");
+    moved(&source, &target, false).unwrap();
+    assert!(!target.was_told("cont"), "it was started though somebody had stopped it");
+}
+
+#[test]
+fn a_guest_that_somebody_starts_on_its_way_is_started_at_the_target() {
+    let (source, target) = told_on_the_way("RESUME", "paused", "running");
+    moved(&source, &target, false).unwrap();
+    assert!(target.was_told("cont"));
+}
+
+#[test]
+fn a_guest_that_qemu_stops_to_hand_it_over_is_started_at_the_target() {
+    let (source, target) = told_on_the_way("STOP", "running", "finish-migrate");
+    moved(&source, &target, false).unwrap();
+    assert!(target.was_told("cont"));
+}
+
+/// Both ends of a move whose first run was killed.
+fn left_by_a_killed_run(source: (&str, &str), target: (&str, &str), marks: &[&str]) -> (Fake, Fake) {
+    let (source, target) = (Fake::new(source.0, source.1), Fake::new(target.0, target.1));
+    target.said().turns.push(("cont", "running", "completed"));
+    source.said().objects = ["drover-move-1"].iter().chain(marks).map(ToString::to_string).collect();
+    target.said().objects = vec!["drover-move-1".to_string()];
+    (source, target)
+}
+
+#[test]
+fn a_guest_that_stood_when_it_was_sent_is_not_started_by_a_run_that_takes_over() {
+    for (marks, is_started) in [(&["drover-move-paused"][..], false), (&[][..], true)] {
+        let ends = (("postmigrate", "completed"), ("paused", "completed"));
+        let (source, target) = left_by_a_killed_run(ends.0, ends.1, marks);
+        moved(&source, &target, false).unwrap();
+        assert_eq!(target.was_told("cont"), is_started);
+    }
+}
+
+#[test]
+fn a_run_that_takes_over_does_what_it_is_allowed_and_the_move_was_begun_with() {
+    let ends = (("running", "active"), ("inmigrate", "active"));
+    let (source, target) = left_by_a_killed_run(ends.0, ends.1, &[]);
+    let on = |name: &str| json!({"capability": name, "state": true});
+    (source.said().capabilities, target.said().capabilities) =
+        (json!([on("postcopy-ram")]), json!([on("postcopy-ram")]));
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let allowed = Allowed { throttle: true, postcopy: true };
+    let (options, stop) = (LiveOptions { allowed, ..options() }, AtomicBool::new(false));
+    let mut notes = Vec::new();
+    let mut tell = |event| notes.extend(if let Event::Note(text) = event { Some(text) } else { None });
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    assert_eq!(one.deeds_left().unwrap(), [Deed::PostCopy, Deed::GiveUp]);
+    assert!(notes.iter().any(|note| note.contains("--allow throttle comes too late")), "{notes:?}");
+}
+
+#[test]
+fn a_source_that_ends_while_disks_are_copied_is_not_said_to_have_the_guest() {
+    let (source, target) = (Fake::new("running", "none"), Fake::new("inmigrate", "none"));
+    source.said().leaves = Some("blockdev-mirror");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let at = crate::live::NbdAt::Unix("/nowhere".into());
+    let options = LiveOptions { disks: DisksBy::Mirror(at), ..options() };
+    let (stop, mut tell) = (AtomicBool::new(false), |_| {});
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
+    let cause = one.mirror().unwrap_err();
+    let error = one.settle(cause).unwrap_err();
+    assert_eq!(error.guest_at, Where::Ended, "{error}");
+    assert!(error.to_string().contains("the source's QEMU has ended"), "{error}");
 }

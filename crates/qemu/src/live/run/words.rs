@@ -119,6 +119,8 @@ pub struct Moved {
 pub enum Where {
     /// Where it was, as it was.
     Source,
+    /// Nowhere: the source's QEMU ended before anything of its memory was sent.
+    Ended,
     /// At the target, with all of its memory.
     Target,
     /// At both: each side says that it runs it.
@@ -232,6 +234,10 @@ impl fmt::Display for LiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.guest_at {
             Where::Source => "the guest is at the source, as it was",
+            Where::Ended => {
+                "the source's QEMU has ended and the guest with it, and nothing of its memory was sent: start it anew from the \
+                 source's disks, like after a power cut; those of the target are not whole"
+            }
             Where::Target => "the guest runs at the target",
             Where::Both => {
                 "both sides say that they run the guest: stop one of them at once (`stop` at its monitor, `virsh destroy`) and \

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use drover_copy::converge::Estimate;
-use drover_live::{Moment, Promise, Route, together};
+use drover_live::{Allowed, Moment, Promise, Route, together};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     Beforehand, DomainOptions, Ending, Ends, Event, LiveError, Moved, Share, Turn, Where, live, live_domain,
@@ -41,7 +41,7 @@ pub struct Refusal {
 
 impl From<LiveError> for Refusal {
     fn from(error: LiveError) -> Refusal {
-        Refusal { failure: weighed(&error), guest_at: Some(error.guest_at) }
+        Refusal { failure: weighed(&error, Allowed::default()), guest_at: Some(error.guest_at) }
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use drover_live::Moment;
 use drover_live::together::{Foreseen, Turn};
+use drover_live::{Allowed, Moment};
 use drover_qemu::live::{Event, LiveError, Where};
 use drover_view::{
     LiveOfSeveral, LiveOutcome, LiveSchedule, LiveSeveralReport, LiveSeveralWay, LiveTurn, live_several_html,
@@ -17,9 +17,9 @@ use super::place::{Ended, Refusal};
 use super::wanted::Wanted;
 use super::{Pair, weighed, worst};
 use crate::cli::LiveCommand;
-use crate::commands::live::record::{Record, now_ms, put};
+use crate::commands::live::record::{self, Record, now_ms, put};
 use crate::commands::live::show::{Lines, Shown};
-use crate::commands::live::{View, failed_document, place};
+use crate::commands::live::{View, allowed, failed_document, place};
 use crate::exit::{Exit, Failure};
 use crate::out::{line, say};
 
@@ -28,6 +28,8 @@ pub struct Teller {
     json: bool,
     lines: Option<Arc<Lines>>,
     guests: Vec<Guest>,
+    /// Guests that moved and whose promise was broken.
+    broken: usize,
     began: Instant,
     path: Option<PathBuf>,
     report: LiveSeveralReport,
@@ -39,6 +41,7 @@ struct Guest {
     name: String,
     view: View,
     record: Record,
+    allowed: Allowed,
     began_s: Option<f64>,
     failure: Option<Failure>,
 }
@@ -49,9 +52,12 @@ impl Teller {
         let lines = Lines::begin(&command.args, &names);
         let guest = |(number, wanted): (usize, &Wanted)| {
             let shown = lines.clone().map(|lines| Shown::of_several(lines, number, &wanted.args));
-            let view = View { who: Some(wanted.name.clone()), json: command.args.json, said_ms: None, shown };
+            let asked = record::asked(&wanted.args);
+            let who = Some(wanted.name.clone());
+            let view = View { who, json: command.args.json, said_ms: None, shown, asked };
             let record = Record::new(&wanted.args, PathBuf::new());
-            Guest { name: wanted.name.clone(), view, record, began_s: None, failure: None }
+            let allowed = allowed(&wanted.args);
+            Guest { name: wanted.name.clone(), view, record, allowed, began_s: None, failure: None }
         };
         let guests = guests.iter().enumerate().map(guest).collect();
         let report = LiveSeveralReport { began_ms: now_ms(), ..LiveSeveralReport::default() };
@@ -60,6 +66,7 @@ impl Teller {
             json: command.args.json,
             lines,
             guests,
+            broken: 0,
             began: Instant::now(),
             path,
             report,
@@ -147,7 +154,8 @@ impl Teller {
             Ok(moved) => {
                 let guest = &mut self.guests[number];
                 guest.record.moved(&moved, &source, &target);
-                guest.view.moved(&moved, place.over());
+                let exit = guest.view.moved(&moved, place.over());
+                self.broken += usize::from(exit == Exit::PromiseBroken);
                 let words = format!("runs at the target, after {:.1} s", moved.total.as_secs_f64());
                 self.state(number, &words);
                 None
@@ -163,7 +171,7 @@ impl Teller {
         if self.json {
             guest.view.print(failed_document(error));
         }
-        let failure = weighed(error);
+        let failure = weighed(error, guest.allowed);
         guest.failure = Some(failure.clone());
         guest.view.say(&failure);
         self.state(number, &error.to_string());
@@ -218,7 +226,7 @@ impl Teller {
         match self.json {
             true => line(json!({
                 "event": "ended", "guests": guests, "moved": guests - failed, "total_s": seconds,
-                "total_s_foreseen": self.foreseen_s,
+                "total_s_foreseen": self.foreseen_s, "promises_broken": self.broken,
             })),
             false => line(format!(
                 "{} of {guests} guests run at their targets after {seconds:.1} s (foreseen {:.1})",
@@ -227,7 +235,7 @@ impl Teller {
             )),
         }
         if failures.is_empty() {
-            return Ok(Exit::Success);
+            return Ok(if self.broken > 0 { Exit::PromiseBroken } else { Exit::Success });
         }
         let exit = worst(failures.iter().map(|(_, failure)| failure.exit));
         let mut text = format!("{failed} of {guests} guests did not move as they should:");
