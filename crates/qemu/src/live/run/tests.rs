@@ -662,3 +662,32 @@ fn a_source_that_ends_while_disks_are_copied_is_not_said_to_have_the_guest() {
     assert_eq!(error.guest_at, Where::Ended, "{error}");
     assert!(error.to_string().contains("the source's QEMU has ended"), "{error}");
 }
+
+#[test]
+fn the_offer_of_disks_is_withdrawn_in_the_same_round_trip_as_the_order_to_start() {
+    let (source, target) = (Fake::new("postmigrate", "completed"), Fake::new("paused", "completed"));
+    let folder = tempfile::tempdir().unwrap();
+    let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
+    let (options, stop, mut tell) = (options(), AtomicBool::new(false), |_| {});
+    let mut one = Move::new(&mut from, &mut to, &options, &stop, &mut tell);
+    one.is_offered = true;
+    let before = one.target.qmp.round_trips();
+    one.give_leave().unwrap();
+    assert_eq!(one.target.qmp.round_trips() - before, 1);
+    let orders = target.said().orders.clone();
+    assert_eq!(orders[orders.len() - 2..], ["nbd-server-stop", "cont"]);
+    // It is withdrawn once.
+    one.give_leave().unwrap();
+    assert_eq!(target.said().orders.iter().filter(|order| *order == "nbd-server-stop").count(), 1);
+}
+
+#[test]
+fn round_trips_of_mirrored_disks_are_in_the_forecast_and_kept_back_of_what_qemu_may_use() {
+    let promise = Promise { downtime_max: Duration::from_millis(500), deadline: Duration::from_secs(60) };
+    let far = Handover { round_trip: Duration::from_millis(50), has_disks: true, ..Handover::default() };
+    let more =
+        overhead(None, &promise, 1, far).likely - overhead(None, &promise, 1, Handover::default()).likely;
+    assert!((more - far.takes().as_secs_f64()).abs() < 1e-9, "{more}");
+    let counted = |handover| downtime_of_qemu(None, &promise, 1, handover).as_millis();
+    assert_eq!((counted(Handover::default()), counted(far)), (440, 190));
+}
