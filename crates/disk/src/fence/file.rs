@@ -8,7 +8,11 @@
 //! A new epoch goes into the slot that does not hold the highest, so a torn write costs only an epoch
 //! that nobody was told to be durable. The check is the first eight bytes of the BLAKE3 of what stands
 //! before it. The file is locked while a server uses it: two servers on one disk could not fence it.
+//!
+//! A file is taken as a fence only if it is empty, of these slots and nothing behind them, or what is left of the first slot
+//! of all that was cut off while it was written. Only a file that this server made is removed.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -63,6 +67,8 @@ pub(crate) struct FenceFile {
     highest: Epoch,
     /// Where the next epoch goes.
     next: usize,
+    /// Whether this made the file.
+    is_made: bool,
 }
 
 impl FenceFile {
@@ -73,12 +79,17 @@ impl FenceFile {
     /// that forgot its epoch would let in whom it kept out, so it is never made anew on its own.
     pub(crate) fn open(path: &Path) -> Result<FenceFile, FenceFileError> {
         let wrap = |op| move |source| FenceFileError { op, path: path.to_path_buf(), source };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = open_locked(path, OPEN_ATTEMPTS_MAX, |path| options.open(path), lock);
+        let is_made = Cell::new(false);
+        let open = |path: &Path| {
+            let (file, is_new) = open_or_make(path)?;
+            is_made.set(is_new);
+            Ok(file)
+        };
+        let file = open_locked(path, OPEN_ATTEMPTS_MAX, open, lock);
         let file = file.map_err(|(op, error)| wrap(op)(error))?;
         let (highest, slot) = read(&file).map_err(wrap("reading"))?;
-        Ok(FenceFile { file, path: path.to_path_buf(), highest, next: (slot + 1) % SLOTS })
+        let (path, next) = (path.to_path_buf(), (slot + 1) % SLOTS);
+        Ok(FenceFile { file, path, highest, next, is_made: is_made.get() })
     }
 
     pub(crate) fn highest(&self) -> Epoch {
@@ -99,12 +110,29 @@ impl FenceFile {
     }
 }
 
-/// A file that no epoch went into is not left behind.
+/// A file that was made here and that no epoch went into is not left behind.
 impl Drop for FenceFile {
     fn drop(&mut self) {
-        if self.highest == 0 {
+        if self.is_made && self.highest == 0 {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Opens the file, or makes it; and whether it was made.
+fn open_or_make(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            match options.clone().create_new(true).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    Ok((options.open(path)?, false))
+                }
+                made => Ok((made?, true)),
+            }
+        }
+        there => Ok((there?, false)),
     }
 }
 
@@ -133,12 +161,14 @@ fn read(file: &File) -> io::Result<(Epoch, usize)> {
             length => filled += length,
         }
     }
+    let meta = file.metadata()?;
+    let length = if meta.is_file() { meta.len() } else { u64::MAX };
     let slots = bytes.chunks(SLOT_BYTES).enumerate();
     let found = slots.filter_map(|(index, slot)| Some((decode(slot)?, index))).max();
     match found {
-        Some(found) => Ok(found),
-        None if never_whole(&bytes) => Ok((0, SLOTS - 1)),
-        None => {
+        Some(found) if length <= (SLOTS * SLOT_BYTES) as u64 => Ok(found),
+        None if length <= SLOT_BYTES as u64 && never_whole(&bytes) => Ok((0, SLOTS - 1)),
+        _ => {
             let text = "it holds no epoch drover wrote; if no earlier run can still be alive, remove it";
             Err(io::Error::new(io::ErrorKind::InvalidData, text))
         }
@@ -233,9 +263,23 @@ mod tests {
         let path = folder.path().join("fence");
         let mut flipped = encode(7);
         flipped[30] ^= 1;
-        for bytes in [&[b'x'; 4096][..], b"x", &flipped] {
+        // The head of a bare ext4 file system is zeros.
+        let mut ext4 = vec![0; 65536];
+        ext4[1080..1082].copy_from_slice(b"\x53\xef");
+        let longer = [&encode(7)[..], &[0; 1024]].concat();
+        for bytes in [&[b'x'; 4096][..], b"x", &flipped, &ext4, &longer, &[0; 1024]] {
             std::fs::write(&path, bytes).unwrap();
             assert!(FenceFile::open(&path).is_err());
+            assert!(std::fs::read(&path).unwrap() == bytes, "what is refused stays as it is");
         }
+    }
+
+    #[test]
+    fn a_file_that_was_there_before_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fence");
+        std::fs::write(&path, "").unwrap();
+        drop(FenceFile::open(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
 }
