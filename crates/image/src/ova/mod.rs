@@ -39,6 +39,8 @@ pub struct Ova {
     name: String,
     files: Store,
     descriptor_name: String,
+    /// All that it is made of, open: what writes to a file looks whether this process has it open.
+    _held: Vec<Piece>,
     descriptor: Descriptor,
 }
 
@@ -99,7 +101,12 @@ impl Ova {
         let (files, descriptor_name) = Store::open(path)?;
         let text = files.text(&descriptor_name, xml::XML_BYTES_MAX)?;
         let descriptor = ovf::read(&text).map_err(|error| about(&descriptor_name, error))?;
-        Ok(Ova { name: name.to_string(), files, descriptor_name, descriptor })
+        let beside = ["mf", "cert"].map(|end| beside(&descriptor_name, end));
+        let hrefs = descriptor.disks.iter().filter_map(|disk| disk.file.as_ref().map(|file| &file.href));
+        let names = std::iter::once(&descriptor_name).chain(&beside).chain(hrefs);
+        // What is missing is told when it is needed.
+        let held = names.filter_map(|name| files.find(name).ok()).collect();
+        Ok(Ova { name: name.to_string(), files, descriptor_name, _held: held, descriptor })
     }
 
     /// The machine, in the words of the inventory: power off, no folder, no host, no snapshots.
@@ -205,11 +212,10 @@ impl Ova {
         disk: Option<usize>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> io::Result<ManifestCheck> {
-        let with_end = |end: &str| Path::new(&self.descriptor_name).with_extension(end).display().to_string();
-        let manifest = with_end("mf");
+        let manifest = beside(&self.descriptor_name, "mf");
         let mut check = ManifestCheck {
             present: self.files.find(&manifest).is_ok(),
-            certificate: self.files.find(&with_end("cert")).is_ok(),
+            certificate: self.files.find(&beside(&self.descriptor_name, "cert")).is_ok(),
             ..ManifestCheck::default()
         };
         if !check.present {
@@ -243,6 +249,11 @@ impl Ova {
         check.unlisted = needed.into_iter().filter(|name| !listed(name)).cloned().collect();
         Ok(check)
     }
+}
+
+/// The file beside a descriptor with another ending.
+fn beside(descriptor: &str, end: &str) -> String {
+    Path::new(descriptor).with_extension(end).display().to_string()
 }
 
 /// The files of an appliance.
