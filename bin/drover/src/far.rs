@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use drover_agent::machine::Defined;
 use drover_agent::opening::{Announced, Pool};
-use drover_disk::DiskErrorKind;
+use drover_disk::{DiskErrorKind, in_threads};
 use drover_plan::{PlannedDisk, PlannedVm, Problem, Resolution, Space, space_needed};
 use drover_types::Bytes;
 
@@ -130,18 +130,14 @@ fn place_problems(
 ) -> BTreeMap<String, u64> {
     let found = Mutex::new((Vec::new(), BTreeMap::<String, u64>::new()));
     let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..ASKED_AT_ONCE.min(resolution.vms.len()) {
-            scope.spawn(|| {
-                while let Some(vm) = resolution.vms.get(next.fetch_add(1, SeqCst)) {
-                    let (told, taken) = of_vm(vm, there);
-                    let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    found.0.extend(told);
-                    for (pool, bytes) in taken {
-                        *found.1.entry(pool).or_default() += bytes;
-                    }
-                }
-            });
+    in_threads(ASKED_AT_ONCE.min(resolution.vms.len()), |_| {
+        while let Some(vm) = resolution.vms.get(next.fetch_add(1, SeqCst)) {
+            let (told, taken) = of_vm(vm, there);
+            let mut found = found.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            found.0.extend(told);
+            for (pool, bytes) in taken {
+                *found.1.entry(pool).or_default() += bytes;
+            }
         }
     });
     let (mut told, taken) = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -33,6 +33,7 @@ use cli::{
 use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
+    signals::take_file_size_limits();
     match run(&Cli::parse()) {
         Ok(code) => code,
         Err(failure) => {

@@ -1,10 +1,10 @@
 //! Ctrl-C, SIGTERM and SIGHUP, and what must be undone before the process ends.
 
 use std::io::Result;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drover_mover::StopSignal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::{SigId, flag, low_level};
 
 /// What was asked of the kernel, and how many [`Undo`]s there are.
@@ -38,6 +38,13 @@ pub fn stop_on_signals() -> Result<StopSignal> {
     fresh.arm()?;
     *state() = Some(fresh);
     Ok(stop)
+}
+
+/// Lets a write beyond a limit on the size of files (`ulimit -f`) fail as one without room, which can be gone on with;
+/// without it the kernel ends the process. Programs that this one starts are not concerned.
+pub fn take_file_size_limits() {
+    // A kernel that takes no handler ends the process as before.
+    let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
 impl State {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{MIB, disk_file, same_bytes};
-use drover_lab::Drover;
+use drover_lab::{Drover, run_by};
 
 fn setup() -> (tempfile::TempDir, Drover) {
     let folder = tempfile::tempdir().unwrap();
@@ -112,5 +112,43 @@ fn the_memory_that_was_given_bounds_what_is_in_flight() {
         let target = folder.path().join(memory);
         copy(&drover, &source, &target, &["--memory", memory]);
         assert!(same_bytes(&source, &target), "{memory}");
+    }
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_a_full_target_and_the_copy_goes_on_without_it() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    let target = folder.path().join("target.qcow2");
+    let limited = drover.command(&["copy", source.to_str().unwrap(), target.to_str().unwrap()]);
+    let before = ["prlimit".to_string(), format!("--fsize={MIB}")];
+    let output = run_by(&before, &limited).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(8), "{said}");
+    copy(&drover, &source, &target, &["--verify", "full"]);
+}
+
+#[test]
+fn a_copy_that_may_start_no_thread_ends_well() {
+    const NOBODY: u32 = 61_723;
+    let (folder, drover) = setup();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root may be somebody else");
+        return;
+    }
+    let source = disk_file(folder.path(), "source", 4 * MIB);
+    std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let who = ["setpriv", "--clear-groups", "--reuid", &NOBODY.to_string(), "--regid", &NOBODY.to_string()]
+        .map(str::to_string);
+    let before = [&who[..], &["prlimit".to_string(), "--nproc=1".to_string()]].concat();
+    for name in ["target", "target.qcow2"] {
+        let target = folder.path().join(name);
+        let args = ["copy", source.to_str().unwrap(), target.to_str().unwrap(), "--verify", "source"];
+        let output = run_by(&before, &drover.command(&args)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+        let output = drover.run(&["verify", source.to_str().unwrap(), target.to_str().unwrap()]).unwrap();
+        assert_eq!(output.code, Some(0), "{}", output.err);
     }
 }

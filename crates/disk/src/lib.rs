@@ -25,6 +25,7 @@ mod file;
 mod lanes;
 pub mod memory;
 mod patience;
+mod threads;
 
 pub use around::Around;
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
@@ -34,6 +35,7 @@ pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable
 pub use lanes::Lanes;
 pub use memory::MemDisk;
 pub use patience::{lock_file, open_locked};
+pub use threads::in_threads;
 
 use drover_types::{ByteSpan, Extent};
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use drover_mover::StopSignal;
@@ -44,8 +45,13 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(
         }
     };
     std::thread::scope(|scope| {
-        (0..workers).for_each(|_| drop(scope.spawn(work_off)));
-        while ended.load(Ordering::SeqCst) < workers {
+        let start = |_: &usize| Builder::new().spawn_scoped(scope, work_off).is_ok();
+        let started = (0..workers).take_while(start).count();
+        if started == 0 && workers > 0 {
+            // No thread can be had: then it takes longer.
+            work_off();
+        }
+        while ended.load(Ordering::SeqCst) < started {
             if run_stop.is_set() {
                 stop.stop();
             }

@@ -1,6 +1,7 @@
 //! Hashing a disk in parts, and comparing it with another disk or with a report made years ago.
 
 use std::io::Read;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_copy::report::{ReportError, ReportReader};
@@ -191,18 +192,22 @@ fn hash_both(
     stop: &StopSignal,
 ) -> Result<[LeafTable; 2], MoveError> {
     let both = stop.child();
+    let one = |disk: &dyn Disk| {
+        let result = hash_part(disk, span, share, options, progress, &both);
+        if result.is_err() {
+            both.stop();
+        }
+        result
+    };
     let [first, second] = std::thread::scope(|scope| {
-        let threads = disks.map(|disk| {
-            let both = &both;
-            scope.spawn(move || {
-                let result = hash_part(disk, span, share, options, progress, both);
-                if result.is_err() {
-                    both.stop();
-                }
-                result
-            })
-        });
-        threads.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        // One after the other where no thread can be had.
+        let thread = Builder::new().spawn_scoped(scope, || one(disks[0]));
+        let second = one(disks[1]);
+        let first = match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => one(disks[0]),
+        };
+        [first, second]
     });
     match (first, second) {
         (Ok(first), Ok(second)) => Ok([first, second]),

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_copy::{Leaf, LeafTable, RootHasher, SEGMENT_BYTES, Totals, Verdict};
@@ -73,11 +74,20 @@ pub fn stream(
     let lanes = options.lanes.unwrap_or(LANES_DEFAULT).clamp(1, limits.lanes_max.max(1));
     let root = std::thread::scope(|scope| {
         pipe.state().workers = lanes;
-        for _ in 0..lanes {
-            scope.spawn(|| {
+        for number in 0..lanes {
+            let work = || {
                 let _leave = Leave(&pipe);
                 pipe.work();
-            });
+            };
+            if let Err(source) = Builder::new().spawn_scoped(scope, work) {
+                // Those that there are do the work; this one writes, and cannot.
+                pipe.state().workers = number;
+                if number == 0 {
+                    let what = format!("starting a thread to read {}", disk.name());
+                    pipe.end(Some(MoveError::Other { what, source: Box::new(source) }));
+                }
+                break;
+            }
         }
         let root = pipe.write(sink, progress);
         pipe.end(None);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use drover_copy::{Leaf, LeafTable, Sample, zero_leaf};
-use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, in_threads};
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest, Extent, ExtentKind};
 
 use crate::progress::{Progress, StopSignal};
@@ -47,13 +47,13 @@ pub(crate) fn hash_there(
         stop,
         state: Mutex::new(State { leaves: LeafTable::new(size), next: 0, mapped: Vec::new(), done: 0 }),
     };
-    std::thread::scope(|scope| {
-        let askers: Vec<_> = (0..ASKERS).map(|_| scope.spawn(|| work.ask_all())).collect();
-        // A panic is a defect, and goes on as one.
-        let ends =
-            askers.into_iter().map(|asker| asker.join().unwrap_or_else(|it| std::panic::resume_unwind(it)));
-        ends.collect::<Result<Vec<()>, MoveError>>()
-    })?;
+    let failed = Mutex::new(None);
+    in_threads(ASKERS, |_| {
+        if let Err(error) = work.ask_all() {
+            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)?;
     let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Some(state.leaves))
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::{Leaf, Next};
-use drover_disk::{Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work};
+use drover_disk::{
+    Buffer, Completion, Disk, DiskError, DiskErrorKind, DiskOp, Lane, Request, Slice, Work, in_threads,
+};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::progress::Progress;
@@ -14,13 +16,9 @@ use crate::shared::{Sent, Shared, Turn};
 
 /// Runs up to `count` workers to the end of the copy. A panic of one is passed on.
 pub(crate) fn run_workers(shared: &Shared<'_>, count: usize, source: &dyn Disk, target: Option<&dyn Disk>) {
-    std::thread::scope(|scope| {
-        for number in 0..count {
-            scope.spawn(move || {
-                let _guard = PanicGuard(shared);
-                Worker::new(number, shared, source, target).run();
-            });
-        }
+    in_threads(count, |number| {
+        let _guard = PanicGuard(shared);
+        Worker::new(number, shared, source, target).run();
     });
 }
 

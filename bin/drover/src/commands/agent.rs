@@ -81,11 +81,15 @@ pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let outlets = Outlets::open(args, &connector.ports)?;
     announce(args, &listener, &identity.fingerprint().to_string(), (&connector.ports, &outlets));
     let (accepting, serving, json) = (listener.clone(), daemon.clone(), args.json);
-    let accept = std::thread::spawn(move || {
+    let accept = std::thread::Builder::new().spawn(move || {
         while let Ok(session) = accepting.accept() {
             serving.take(session, move |event| tell(json, &event));
         }
     });
+    let accept = accept.map_err(|error| {
+        Failure::new(Exit::Internal, format!("starting a thread for the agent: {error}"))
+            .advise("let this user have more threads (`ulimit -u`)")
+    })?;
     let mut looked = std::time::Instant::now();
     while !stop.is_set() {
         std::thread::sleep(LOOK);

@@ -38,8 +38,12 @@ impl Proof {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         };
-        let thread = Some(std::thread::spawn(move || ova.check_manifest_of(disk, go_on)));
-        Ok(Some(Proof { path, thread, given_up }))
+        let thread = std::thread::Builder::new().spawn(move || ova.check_manifest_of(disk, go_on));
+        let thread = thread.map_err(|error| {
+            Failure::new(Exit::Internal, format!("starting a thread for the manifest: {error}"))
+                .advise("let this user have more threads (`ulimit -u`), then the same command again")
+        })?;
+        Ok(Some(Proof { path, thread: Some(thread), given_up }))
     }
 
     /// Waits for it; what the manifest says, or the failure that it says otherwise.

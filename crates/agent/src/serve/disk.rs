@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use drover_disk::{Buffer, Disk, DiskErrorKind, DiskOp, Lanes, Request, Slice, Work};
+use drover_disk::{Buffer, Disk, DiskErrorKind, DiskOp, Lanes, Request, Slice, Work, in_threads};
 use drover_link::{Channel, LinkError, Message, Receiver, Sender, Session};
 use drover_pack::{Codec, unpack};
 use drover_types::{BLOCK_BYTES, ByteSpan};
@@ -172,14 +172,10 @@ impl Drop for PanicGuard<'_> {
 
 impl Service<'_> {
     fn run(&self, sender: &Sender, receiver: &Receiver) {
-        std::thread::scope(|scope| {
-            for _ in 0..self.threads {
-                scope.spawn(|| {
-                    let _guard = PanicGuard(sender);
-                    if let Err(End::Senseless) = self.take_messages(sender, receiver) {
-                        sender.reset();
-                    }
-                });
+        in_threads(self.threads, |_| {
+            let _guard = PanicGuard(sender);
+            if let Err(End::Senseless) = self.take_messages(sender, receiver) {
+                sender.reset();
             }
         });
     }

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 use drover_types::ByteSpan;
 
@@ -72,19 +72,24 @@ impl Writers {
 
     /// Has a checked write or zero request carried out; it ends in `done`.
     pub fn submit(&self, request: Request, done: Arc<Done>) {
-        self.start();
-        lock(&self.shared.queue).jobs.push_back(Job { request, done });
+        let job = Job { request, done };
+        if !self.start() {
+            return self.shared.end(job);
+        }
+        lock(&self.shared.queue).jobs.push_back(job);
         self.shared.wake.notify_one();
     }
 
-    fn start(&self) {
+    /// Whether there are any. Where a limit lets none start, the lanes write by themselves.
+    fn start(&self) -> bool {
         let mut threads = lock(&self.threads);
         if threads.is_empty() {
-            threads.extend((0..WRITERS).map(|_| {
+            threads.extend((0..WRITERS).map_while(|_| {
                 let shared = self.shared.clone();
-                std::thread::spawn(move || shared.write())
+                Builder::new().spawn(move || shared.write()).ok()
             }));
         }
+        !threads.is_empty()
     }
 }
 
@@ -102,14 +107,18 @@ impl Drop for Writers {
 impl Shared {
     /// Carries out jobs until the end.
     fn write(&self) {
-        while let Some(Job { request, done }) = self.next() {
-            let Request { id, span, work } = request;
-            // A lane waits for each of its requests, so each has to end.
-            let result = catch_unwind(AssertUnwindSafe(|| self.carry_out(span, &work)))
-                .unwrap_or_else(|_| Err(self.panicked(span, &work)));
-            lock(&done.ended).push_back(Completion { id, span, work, result });
-            done.wake.notify_one();
+        while let Some(job) = self.next() {
+            self.end(job);
         }
+    }
+
+    fn end(&self, Job { request, done }: Job) {
+        let Request { id, span, work } = request;
+        // A lane waits for each of its requests, so each has to end.
+        let result = catch_unwind(AssertUnwindSafe(|| self.carry_out(span, &work)))
+            .unwrap_or_else(|_| Err(self.panicked(span, &work)));
+        lock(&done.ended).push_back(Completion { id, span, work, result });
+        done.wake.notify_one();
     }
 
     fn carry_out(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
