@@ -6,7 +6,7 @@
 //! target    disks to be written, and which of them are refused
 //! existing  targets that hold all but a part already
 //! agent     disks of other sites
-//! guard     what must not be overwritten
+//! guard     what must not be overwritten, whosever it is
 //! ```
 
 pub mod agent;
@@ -26,7 +26,7 @@ use drover_disk::Disk;
 pub use existing::open_existing_target;
 pub use place::{appliance_of, is_stream, nbd_uri_of, path_of};
 pub use source::{Named, open_in_place, open_source};
-pub use target::{holds_nothing, open_raw_target, open_target};
+pub use target::{open_target, raw_end, target_failure};
 
 use crate::cli::Format;
 

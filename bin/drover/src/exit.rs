@@ -159,6 +159,7 @@ pub fn link_failure(error: &LinkError) -> Failure {
 pub fn transfer_failure(error: MoveError, target: &str) -> Failure {
     let exit = match &error {
         MoveError::Cancelled => Exit::Interrupted,
+        MoveError::Journal(_) if error.is_out_of_space() => Exit::TargetFull,
         MoveError::TooSmall { .. }
         | MoveError::Resized { .. }
         | MoveError::Journal(_)

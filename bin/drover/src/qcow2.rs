@@ -4,7 +4,7 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use drover_disk::{Disk, DiskError, DiskErrorKind, HostFile};
+use drover_disk::{Disk, DiskError, DiskErrorKind, LockedFile};
 use drover_engine::chain;
 use drover_mover::{file_tag, journal_path};
 use drover_qcow2::{Compression, Preallocation, Qcow2Disk, Qcow2Options};
@@ -87,29 +87,59 @@ pub fn open_in_place(path: &Path) -> Result<End, Failure> {
     Ok(End { disk, keep, notes: Vec::new(), link: None })
 }
 
-/// Makes an image, or goes on with one that an `earlier` copy left or that holds nothing. With `force`, another
-/// is replaced.
-pub fn open_target(
+/// The image in a locked file, as it is; nothing if it is none of the kind that drover makes.
+pub fn image_in(file: &LockedFile) -> Result<Option<Qcow2Disk>, Failure> {
+    let host = file.host_reader().map_err(failure)?;
+    Ok(Qcow2Disk::open_for_verify_on(Box::new(host)).ok())
+}
+
+/// Makes an image where no file is.
+pub fn create(path: &Path, size: u64, options: Qcow2Options) -> Result<TargetEnd, Failure> {
+    end(path, Qcow2Disk::create(path, size, options).map_err(failure)?, true)
+}
+
+/// Goes on with an image of ours, or, if it is as good as new, with one that an earlier try made and did not write to.
+pub fn go_on(
+    file: LockedFile,
     path: &Path,
     size: u64,
-    earlier: bool,
-    force: bool,
+    is_new: bool,
     options: Qcow2Options,
 ) -> Result<TargetEnd, Failure> {
-    let (disk, is_new) = match path.exists() {
-        false => (create(path, size, options)?, true),
-        true if earlier => (open(path, size, options)?, false),
-        true if force => (replace(path, size, options)?, true),
-        // To be opened for writing it has to be known as ours: that would mend what an interrupted run left in it.
-        true => match Qcow2Disk::open_for_verify(path) {
-            // An earlier try made it and ended before its journal.
-            Ok(looked) if looked.was_empty() && fits(&looked, size) => (open(path, size, options)?, true),
-            _ => {
-                return Err(Failure::new(Exit::Target, format!("{} is there already", path.display()))
-                    .advise("remove it, choose another name, or overwrite it with --force"));
-            }
-        },
-    };
+    let host = file.into_host_file().map_err(failure)?;
+    let disk = Qcow2Disk::open_on(Box::new(host), options).map_err(failure)?;
+    if fits(&disk, size) {
+        return end(path, disk, is_new);
+    }
+    let what =
+        format!("{} holds a disk of {} bytes, and {size} are to be copied", path.display(), disk.size());
+    Err(Failure::new(Exit::Target, what).advise("remove it and its journal, or choose another name"))
+}
+
+/// Makes an image in place of a locked file. That stays locked until the image is there: whoever waits for it finds another
+/// in its place then.
+pub fn replace(
+    file: LockedFile,
+    path: &Path,
+    size: u64,
+    options: Qcow2Options,
+) -> Result<TargetEnd, Failure> {
+    let failed = |error: std::io::Error| Failure::new(Exit::Target, format!("{}: {error}", path.display()));
+    options.check_for(size).map_err(failed)?;
+    // Its room, too, before the new one takes any.
+    file.file().set_len(0).map_err(failed)?;
+    std::fs::remove_file(path).map_err(failed)?;
+    let made = create(path, size, options);
+    drop(file);
+    made
+}
+
+/// Whether an image is of this size; those are rounded up to sectors.
+pub fn fits(disk: &Qcow2Disk, size: u64) -> bool {
+    size.checked_next_multiple_of(512) == Some(disk.size())
+}
+
+fn end(path: &Path, disk: Qcow2Disk, is_new: bool) -> Result<TargetEnd, Failure> {
     let tag =
         file_tag(path).map_err(|error| Failure::new(Exit::Target, format!("{}: {error}", path.display())))?;
     let mut notes = Vec::new();
@@ -119,36 +149,6 @@ pub fn open_target(
     }
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes, link: None };
     Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)) })
-}
-
-fn create(path: &Path, size: u64, options: Qcow2Options) -> Result<Qcow2Disk, Failure> {
-    Qcow2Disk::create(path, size, options).map_err(failure)
-}
-
-fn open(path: &Path, size: u64, options: Qcow2Options) -> Result<Qcow2Disk, Failure> {
-    let disk = Qcow2Disk::open(path, options).map_err(failure)?;
-    if fits(&disk, size) {
-        return Ok(disk);
-    }
-    let what =
-        format!("{} holds a disk of {} bytes, and {size} are to be copied", path.display(), disk.size());
-    Err(Failure::new(Exit::Target, what).advise("remove it and its journal, or choose another name"))
-}
-
-/// Sizes are rounded up to sectors.
-fn fits(disk: &Qcow2Disk, size: u64) -> bool {
-    size.checked_next_multiple_of(512) == Some(disk.size())
-}
-
-/// Makes an image in place of a file that nobody uses.
-fn replace(path: &Path, size: u64, options: Qcow2Options) -> Result<Qcow2Disk, Failure> {
-    let failed = |error: std::io::Error| Failure::new(Exit::Target, format!("{}: {error}", path.display()));
-    options.check_for(size).map_err(failed)?;
-    // Behind a link, which stays.
-    let path = path.canonicalize().map_err(failed)?;
-    drop(HostFile::open(&path).map_err(failure)?);
-    std::fs::remove_file(&path).map_err(failed)?;
-    create(&path, size, options)
 }
 
 fn failure(error: DiskError) -> Failure {

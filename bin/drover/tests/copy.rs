@@ -300,7 +300,7 @@ fn qcow2_images_are_made_as_asked_and_replaced_only_by_force() {
         copied(&drover, to, &back, &["--force"]);
         assert!(same_bytes(&source, &back), "{more:?}");
     }
-    refused(&drover, &[from, to], 7, "is there already");
+    refused(&drover, &[from, to], 7, "already holds");
     refused(&drover, &[from, to, "--force", "-o", "cluster_size=1000"], 7, "a cluster of 1000 bytes");
     assert!(target.exists(), "what cannot be replaced stays");
     refused(&drover, &[from, "x.qcow2", "-o", "lazy_refcounts=on"], 2, "no such option");

@@ -144,6 +144,71 @@ fn files_that_the_sources_image_is_made_of_are_no_targets() {
     assert!(std::fs::read(&base).unwrap() == before);
 }
 
+const OVF: &str = r#"<?xml version="1.0"?>
+<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"
+  xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData">
+ <References/><DiskSection><Info>disks</Info><Disk ovf:diskId="disk1" ovf:capacity="1048576"/></DiskSection>
+ <VirtualSystem ovf:id="web01"><Info>a machine</Info><VirtualHardwareSection><Info>hardware</Info>
+  <Item><rasd:ElementName>CPU</rasd:ElementName><rasd:InstanceID>1</rasd:InstanceID>
+   <rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>1</rasd:VirtualQuantity></Item>
+  <Item><rasd:AllocationUnits>byte * 2^20</rasd:AllocationUnits><rasd:ElementName>memory</rasd:ElementName>
+   <rasd:InstanceID>2</rasd:InstanceID><rasd:ResourceType>4</rasd:ResourceType>
+   <rasd:VirtualQuantity>256</rasd:VirtualQuantity></Item>
+  <Item><rasd:ElementName>SCSI 0</rasd:ElementName><rasd:InstanceID>3</rasd:InstanceID>
+   <rasd:ResourceSubType>lsilogic</rasd:ResourceSubType><rasd:ResourceType>6</rasd:ResourceType></Item>
+  <Item><rasd:AddressOnParent>0</rasd:AddressOnParent><rasd:ElementName>Hard disk 1</rasd:ElementName>
+   <rasd:HostResource>ovf:/disk/disk1</rasd:HostResource><rasd:InstanceID>4</rasd:InstanceID>
+   <rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType></Item>
+ </VirtualHardwareSection></VirtualSystem>
+</Envelope>"#;
+
+#[test]
+fn files_that_an_appliance_is_made_of_are_no_targets() {
+    let (folder, drover) = setup();
+    let parts = folder.path().join("parts");
+    std::fs::create_dir(&parts).unwrap();
+    let (descriptor, certificate) = (parts.join("vm.ovf"), parts.join("vm.cert"));
+    std::fs::write(&descriptor, OVF).unwrap();
+    std::fs::write(&certificate, "who made it").unwrap();
+    let disk = format!("ova:{}/0", text(&parts));
+    for file in [&descriptor, &certificate] {
+        let before = std::fs::read(file).unwrap();
+        let output = drover.run(&["copy", &disk, text(file), "--force"]).unwrap();
+        assert_eq!(output.code, Some(2), "{}", output.err);
+        assert!(output.err.contains("a part of the source"), "{}", output.err);
+        assert!(std::fs::read(file).unwrap() == before);
+    }
+    let output = drover.run(&["copy", &disk, text(&parts.join("disk.raw"))]).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+}
+
+#[test]
+fn a_disk_of_another_host_by_the_name_of_an_image_is_not_taken_for_raw_unasked() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", MIB);
+    let back = folder.path().join("back");
+    let said = |args: &[&str]| {
+        let output = drover.run(args).unwrap();
+        (output.code, output.err)
+    };
+    for place in ["agent://b/vms/x.qcow2", "agent://b/vms/x.vmdk"] {
+        for args in [["copy", text(&source), place], ["copy", place, text(&back)]] {
+            let (code, err) = said(&args);
+            assert!(code == Some(2) && err.contains("has the name of an image"), "{args:?}: {err}");
+        }
+        for args in [
+            ["copy", text(&source), place, "--format", "raw"],
+            ["copy", place, text(&back), "--source-format", "raw"],
+        ] {
+            let (code, err) = said(&args);
+            assert!(code != Some(0) && !err.contains("has the name of an image"), "{args:?}: {err}");
+        }
+    }
+    let (code, err) = said(&["copy", "ssh://localhost/srv/x.qcow2", text(&back)]);
+    assert!(code == Some(2) && err.contains("has the name of an image"), "{err}");
+    assert!(!back.exists());
+}
+
 #[test]
 fn a_symbolic_link_is_followed_and_the_target_has_one_journal() {
     let (folder, drover) = setup();
@@ -281,7 +346,7 @@ fn qcow2_targets_are_taken_anew_if_forced() {
     std::io::Write::write_all(&mut std::fs::File::options().append(true).open(&image).unwrap(), &[7; 1000])
         .unwrap();
     let before = std::fs::read(&image).unwrap();
-    refused(&drover, &source, &image, &[], 7, "is there already");
+    refused(&drover, &source, &image, &[], 7, "already holds");
     assert!(std::fs::read(&image).unwrap() == before, "an image that is refused is as it was");
     copied(&drover, &source, &image, &["--format", "qcow2", "--force"]);
     let output = drover.run(&["copy", text(&image), text(&back)]).unwrap();

@@ -31,7 +31,9 @@ pub use around::Around;
 pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
-pub use file::{FileDisk, FileKind, HostFile, OpenTarget, free_bytes, is_writable_dir};
+pub use file::{
+    FileDisk, FileKind, HostFile, LockedFile, OpenTarget, free_bytes, holds_nothing, is_writable_dir,
+};
 pub use lanes::Lanes;
 pub use memory::MemDisk;
 pub use patience::{lock_file, open_locked};

@@ -129,11 +129,7 @@ impl EngineError {
             EngineError::Copy { source: MoveError::Cancelled, .. } | EngineError::Cancelled => {
                 Cause::Cancelled
             }
-            EngineError::Copy { source: MoveError::Disk(error), .. }
-                if error.kind == DiskErrorKind::OutOfSpace =>
-            {
-                Cause::TargetFull
-            }
+            EngineError::Copy { source, .. } if source.is_out_of_space() => Cause::TargetFull,
             EngineError::Copy { side, .. } => *side,
             EngineError::Differs { .. } => Cause::Verification,
             EngineError::Store(_) => Cause::Internal,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use drover_copy::{Leaf, LeafTable};
-use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Request, Work};
+use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Lane, Request, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::there::leaves_there;
@@ -61,7 +61,7 @@ impl Held {
 }
 
 /// The recorded blocks that are looked at: of data at most 64, and as many of zeros, spread over the disk.
-pub fn looked_at(leaves: &LeafTable) -> Vec<u64> {
+fn looked_at(leaves: &LeafTable) -> Vec<u64> {
     let stride = (leaves.data_blocks() / LOOKED_AT_MAX).max(1);
     let data = (0..leaves.blocks()).filter(|block| is_data(leaves.get(*block)));
     let data = data.step_by(stride as usize).take(LOOKED_AT_MAX as usize);
@@ -75,7 +75,11 @@ pub fn looked_at(leaves: &LeafTable) -> Vec<u64> {
 /// # Errors
 /// If they cannot be read, after some tries where that may pass.
 pub fn look(disk: &dyn Disk, leaves: &LeafTable) -> Result<Held, DiskError> {
-    let mut left = looked_at(leaves);
+    look_at(disk, leaves, looked_at(leaves))
+}
+
+/// As [`look`], at these blocks.
+pub(crate) fn look_at(disk: &dyn Disk, leaves: &LeafTable, mut left: Vec<u64>) -> Result<Held, DiskError> {
     // An end in the midst of the target's blocks may not be read by itself.
     left.retain(|block| leaves.span_of(*block).length == BLOCK_BYTES || disk.size() <= leaves.size());
     let data = left.iter().filter(|block| is_data(leaves.get(**block))).count() as u64;
@@ -142,6 +146,18 @@ fn look_once(
         }
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// One read, by a lane that does nothing else.
+pub(crate) fn read_block(lane: &mut dyn Lane, span: ByteSpan) -> Result<Buffer, DiskError> {
+    let work = Work::Read(Buffer::zeroed(span.length as usize));
+    lane.submit(Request { id: 0, span, work });
+    let completion = lane.complete().expect("a request in flight ends");
+    completion.result?;
+    match completion.work {
+        Work::Read(bytes) => Ok(bytes),
+        Work::Write(_) | Work::Zero => unreachable!("only a read was asked for"),
+    }
 }
 
 fn is_data(leaf: Option<Leaf>) -> bool {

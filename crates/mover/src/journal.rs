@@ -90,6 +90,8 @@ pub struct JournalStart {
     pub complete: Option<Digest>,
     /// The last pass, if the copy is made in passes.
     pub pass: Option<PassRecord>,
+    /// Whether the journal that was found recorded data of this target, of whatever source.
+    pub had_data: bool,
     /// How much of an earlier try is there to go on with.
     pub resumed: Option<String>,
     /// What else the user should know: why it is not gone on with, or what was wrong.
@@ -140,9 +142,10 @@ impl JournalFile {
                 file.set_len(sound_bytes).map_err(wrap("cutting"))?;
                 file.write_all(&encode_entry(&header, &Entry::Run(epoch))).map_err(wrap("writing"))?;
                 let journal = JournalFile::opened(file, path, header, epoch, bases)?;
-                Ok(JournalStart { journal, leaves, complete, pass, resumed: Some(resumed), note })
+                let had_data = leaves.data_blocks() > 0;
+                Ok(JournalStart { journal, leaves, complete, pass, had_data, resumed: Some(resumed), note })
             }
-            Old::StartAgain { note, .. } => {
+            Old::StartAgain { had_data, note, .. } => {
                 let header = Header { epoch, ..wanted };
                 if file.metadata().map_err(wrap("reading"))?.len() > 0 {
                     file = replace(path, &header).map_err(wrap("replacing"))?;
@@ -151,7 +154,15 @@ impl JournalFile {
                 }
                 let journal = JournalFile::opened(file, path, header, epoch, Bases::default())?;
                 let leaves = LeafTable::new(size);
-                Ok(JournalStart { journal, leaves, complete: None, pass: None, resumed: None, note })
+                Ok(JournalStart {
+                    journal,
+                    leaves,
+                    complete: None,
+                    pass: None,
+                    had_data,
+                    resumed: None,
+                    note,
+                })
             }
         }
     }
@@ -372,25 +383,27 @@ fn lock(file: &File) -> io::Result<()> {
 
 enum Old {
     Continue { old: Box<Replay>, resumed: String, note: Option<String> },
-    StartAgain { epoch: u64, note: Option<String> },
+    StartAgain { epoch: u64, had_data: bool, note: Option<String> },
 }
 
 fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Old> {
     if file.metadata()?.len() == 0 {
-        return Ok(Old::StartAgain { epoch: 0, note: None });
+        return Ok(Old::StartAgain { epoch: 0, had_data: false, note: None });
     }
     file.seek(SeekFrom::Start(0))?;
     let old = match replay(&mut BufReader::with_capacity(1 << 20, &*file)) {
         Ok(old) => old,
         Err(JournalError::Io(error)) => return Err(error),
         Err(error) => {
-            return Ok(Old::StartAgain { epoch: 0, note: Some(format!("journal started again: {error}")) });
+            let note = Some(format!("journal started again: {error}"));
+            return Ok(Old::StartAgain { epoch: 0, had_data: false, note });
         }
     };
     let epoch = old.epoch;
+    let had_data = old.header.target == wanted.target && old.leaves.data_blocks() > 0;
     let again = |why: &str| {
         let note = Some(format!("copy started again from the beginning: {why}"));
-        Ok(Old::StartAgain { epoch, note })
+        Ok(Old::StartAgain { epoch, had_data, note })
     };
     if target_is_new {
         return again("the target of the earlier try is gone");

@@ -12,6 +12,7 @@ mod compare;
 mod held;
 mod journal;
 mod memory;
+mod owner;
 mod part;
 mod pass;
 mod progress;
@@ -26,9 +27,10 @@ pub use blocks::{recorded, recorded_leaves, verify_blocks};
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
 };
-pub use held::{Held, look, looked_at};
+pub use held::{Held, look};
 pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
 pub use memory::{MemoryBudget, MemoryShare};
+pub use owner::{Earlier, FoundTarget, Naming, Standing, earlier, judge, naming, why_others};
 pub use pass::{Areas, Audit, PassJob, PassReport};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
 pub use shared::Found;

@@ -8,11 +8,12 @@ use drover_copy::{
     Copier, CopierConfig, Entry, LeafTable, MISMATCHES_MAX, Mismatch, Mode, REQUEST_BYTES_START, RetryPolicy,
     Sample, StopCause, Window, WindowLimits, miss_probability,
 };
-use drover_disk::{Disk, DiskError};
+use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_types::{BLOCK_BYTES, Digest};
 
 use crate::journal::{JournalFile, JournalFileError, JournalStart, recorded_size};
 use crate::memory::MemoryBudget;
+use crate::owner::check_marks;
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
 use crate::shared::{End, Found, Shared};
@@ -67,6 +68,9 @@ pub struct CopyJob {
     pub target_is_new: bool,
     /// Whether it is proven to read as zeros where nothing was written.
     pub target_zeroed: bool,
+    /// Whether it was decided already, under its lock, that it may be overwritten ([`crate::judge`]). If not, and if its
+    /// journal recorded no data, a file system or the like that the source does not have is refused.
+    pub target_is_judged: bool,
     /// Where the journal lies; without one the copy cannot be resumed.
     pub journal: Option<PathBuf>,
     /// Which pass of a copy in passes this is; `None` for a copy from a source that stands still.
@@ -193,6 +197,21 @@ pub enum MoveError {
     },
 }
 
+impl MoveError {
+    /// Whether there was no room: on a disk, or for the journal.
+    pub fn is_out_of_space(&self) -> bool {
+        let kind = match self {
+            MoveError::Disk(error) => Some(error.kind),
+            MoveError::Journal(error) => Some(DiskErrorKind::of(&error.source)),
+            MoveError::TooSmall { .. }
+            | MoveError::Resized { .. }
+            | MoveError::Cancelled
+            | MoveError::Other { .. } => None,
+        };
+        kind == Some(DiskErrorKind::OutOfSpace)
+    }
+}
+
 /// Copies a disk, or goes on with a copy.
 ///
 /// # Errors
@@ -226,6 +245,11 @@ pub fn copy_telling(
         Some(path) => Some(JournalFile::start(path, size, &source_tag, &job.target_tag, job.target_is_new)?),
         None => None,
     };
+    if let Some(start) =
+        start.as_ref().filter(|it| !job.target_is_judged && !job.target_is_new && !it.had_data)
+    {
+        check_marks(job.target.as_ref(), &start.leaves, job.source.as_ref())?;
+    }
     let is_other_base = job.pass.as_ref().is_some_and(|pass| pass.has_other_base(start.as_ref()));
     // A pass after a completed one goes on with nothing.
     let is_resumed = |start: &JournalStart| {

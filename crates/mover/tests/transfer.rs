@@ -48,6 +48,7 @@ fn job(source: &Arc<MemDisk>, target: &Arc<MemDisk>, journal: Option<&Path>) -> 
         target_tag: "target".into(),
         target_is_new: false,
         target_zeroed: false,
+        target_is_judged: true,
         journal: journal.map(Path::to_path_buf),
         pass: None,
         options: options(),

@@ -69,7 +69,14 @@ impl Qcow2Disk {
     /// # Errors
     /// As [`Qcow2Disk::open`].
     pub fn open_for_verify(path: &Path) -> Result<Qcow2Disk, DiskError> {
-        let host = Box::new(HostFile::open_for_verify(path)?);
+        Qcow2Disk::open_for_verify_on(Box::new(HostFile::open_for_verify(path)?))
+    }
+
+    /// As [`Qcow2Disk::open_for_verify`], in a file of any kind.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn open_for_verify_on(host: Box<dyn Host>) -> Result<Qcow2Disk, DiskError> {
         Ok(Qcow2Disk { image: Arc::new(Image::open_for_verify(host)?), is_new: false })
     }
 

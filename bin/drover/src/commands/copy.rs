@@ -89,6 +89,7 @@ impl Job<'_> {
             target_tag: target.tag.clone(),
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
+            target_is_judged: true,
             journal: journal.clone(),
             pass: None,
             options: self.run.options.clone(),

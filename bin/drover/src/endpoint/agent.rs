@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use drover_agent::opening::{How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, PlaceName, Refusal, Site, Target};
-use drover_copy::Replay;
 use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_engine::chain;
+use drover_mover::{Earlier, FoundTarget, Standing, earlier, judge};
 
 use super::existing::{check_size, not_there};
-use super::guard::{self, Earlier};
-use super::target::{journal_in_state, remove_if_there, target_failure};
+use super::guard;
+use super::target::{journal_in_state, remove_if_there};
 use super::{End, TargetEnd};
 use crate::cli::{CopyArgs, TuneArgs};
 use crate::exit::{Exit, Failure, disk_exit};
@@ -101,6 +101,16 @@ fn not_opened(error: &DiskError, is_up: bool) -> Failure {
     Failure::new(exit, chain(error))
 }
 
+/// What a look at a target of a site came to.
+enum Looked {
+    /// A copy of ours that stopped; the tag of its target.
+    GoesOn(String, AgentDisk),
+    /// Ours, to be copied to from the beginning, in this epoch.
+    StartsAgain(u64),
+    /// Not ours, and why if a journal says; the epoch in which it was looked at.
+    Others(Option<String>, u64),
+}
+
 struct Wanted<'a> {
     args: &'a CopyArgs,
     source: &'a dyn Disk,
@@ -116,16 +126,19 @@ impl Wanted<'_> {
             return Ok(self.end(disk, &tag, journal));
         }
         let stat = self.site.stat(&self.place.disk).map_err(|refusal| self.refused(&refusal))?;
-        if let Some((half, disk)) = self.go_on(&stat, journal.as_deref())? {
-            return Ok(self.end(disk, &half, journal));
-        }
-        let how = self.how(&stat, journal.as_deref())?;
+        let (how, epoch) = match self.look(&stat, journal.as_deref())? {
+            Looked::GoesOn(tag, disk) => return Ok(self.end(disk, &tag, journal)),
+            Looked::StartsAgain(epoch) => (How::Force, epoch),
+            // Higher than what a host whose clock is ahead, or was, has left there.
+            Looked::Others(why, epoch) => {
+                (self.how(&stat, why)?, drover_mover::new_epoch(stat.epoch.max(epoch)))
+            }
+        };
         if let Some(journal) = &journal {
             // What it says of the bytes that were there is not true any more.
             remove_if_there(journal)?;
         }
-        // Higher than what a host whose clock is ahead, or was, has left there.
-        let disk = self.open_as(how, stat.epoch)?;
+        let disk = self.open_with(how, self.source.size(), epoch).map_err(|error| self.not_opened(&error))?;
         let tag = self.tag(&disk.opened().tag);
         Ok(self.end(disk, &tag, journal))
     }
@@ -139,7 +152,10 @@ impl Wanted<'_> {
         }
         let beside = journal_of_place(self.args.run.state.as_deref(), self.place);
         let journal = self.args.journal.as_ref().unwrap_or(&beside);
-        let before = guard::journal_of(journal, &self.tag(&stat.tag)).map_or(0, |found| found.epoch);
+        let before = match earlier(journal, &self.tag(&stat.tag), None) {
+            Earlier::Half(found) => found.epoch,
+            Earlier::Nothing | Earlier::Other(_) => 0,
+        };
         let disk = self.open_as(How::Resume, before)?;
         let tag = self.tag(&disk.opened().tag);
         Ok(self.end(disk, &tag, Some(beside)))
@@ -165,54 +181,59 @@ impl Wanted<'_> {
         }
     }
 
-    /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded.
-    fn go_on(&self, stat: &Stat, journal: Option<&Path>) -> Result<Option<(String, AgentDisk)>, Failure> {
+    /// Goes on with a copy of ours that stopped, if there is one and the target still holds what it recorded. The agent has
+    /// it locked while it is looked at.
+    fn look(&self, stat: &Stat, journal: Option<&Path>) -> Result<Looked, Failure> {
         let tag = self.tag(&stat.tag);
-        let Some(Earlier::Half(half)) =
-            journal.filter(|_| stat.size.is_some()).map(|path| self.earlier(path, &tag))
-        else {
-            return Ok(None);
+        let (Some(journal), Some(there)) = (journal, stat.size) else { return Ok(Looked::Others(None, 0)) };
+        let half = match earlier(journal, &tag, None) {
+            Earlier::Nothing => return Ok(Looked::Others(None, 0)),
+            Earlier::Other(why) => return Ok(Looked::Others(Some(why), 0)),
+            Earlier::Half(half) => half,
         };
-        if half.header.size != self.source.size() {
-            return Ok(None);
+        let (size, epoch) = (half.header.size, drover_mover::new_epoch(half.epoch));
+        let changed = || Looked::Others(Some("it was changed since its journal was made".to_string()), epoch);
+        // A device may be larger than what is copied to it.
+        if self.place.disk.contains('/') && there != size {
+            return Ok(changed());
         }
-        let disk = self.open_as(How::Resume, half.epoch)?;
-        let same = self.tag(&disk.opened().tag) == tag;
-        let holds = same && guard::disk_still_holds(&disk, &half.leaves).map_err(target_failure)?;
-        Ok(holds.then_some((tag, disk)))
-    }
-
-    fn earlier(&self, journal: &Path, tag: &str) -> Earlier {
-        guard::earlier_copy(journal, self.source.size(), &self.source.identity(), tag)
+        let opened = self.open_with(How::Resume, size, epoch);
+        let disk = opened.map_err(|error| self.not_opened(&error))?;
+        if self.tag(&disk.opened().tag) != tag {
+            return Ok(changed());
+        }
+        // Whether it holds nothing was told before; the agent looks again if it is to be taken as new for that.
+        let is_blank = || Ok(stat.holds_nothing);
+        let found = FoundTarget {
+            journal: Some(journal),
+            tag: &tag,
+            born: None,
+            disk: Some(&disk),
+            is_blank: &is_blank,
+        };
+        let standing = judge(&found, self.source)
+            .map_err(|error| Failure::new(disk_exit(&error, disk.name()), chain(&error)))?;
+        Ok(match standing {
+            Standing::Half(_) if size == self.source.size() => Looked::GoesOn(tag, disk),
+            // Of a source that has another size now. Whoever comes between has a higher epoch.
+            Standing::Half(_) => Looked::StartsAgain(epoch),
+            Standing::Blank => Looked::Others(None, epoch),
+            Standing::Others(why) => Looked::Others(why, epoch),
+        })
     }
 
     /// How a target is opened that is not gone on with.
-    fn how(&self, stat: &Stat, journal: Option<&Path>) -> Result<How, Failure> {
+    fn how(&self, stat: &Stat, why: Option<String>) -> Result<How, Failure> {
         if self.args.force {
             return Ok(How::Force);
         }
         if stat.holds_nothing {
             return Ok(How::New);
         }
-        let why = match journal.map(|path| self.earlier(path, &self.tag(&stat.tag))) {
-            // Ours, and of a source that has another size now: it starts again.
-            Some(Earlier::Half(half)) if half.header.size != self.source.size() && self.holds(&half)? => {
-                return Ok(How::Force);
-            }
-            Some(Earlier::Half(_)) => " (it was changed since its journal was made)".to_string(),
-            Some(Earlier::Other(why)) => format!(" ({why})"),
-            Some(Earlier::Nothing) | None => String::new(),
-        };
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
         let bytes = stat.size.unwrap_or_default();
         let text = format!("{} already holds something, {bytes} bytes{why}", self.args.target);
         Err(Failure::new(Exit::Target, text).advise("choose another name, or overwrite it with --force"))
-    }
-
-    /// Whether what is there still is what was recorded of it.
-    fn holds(&self, half: &Replay) -> Result<bool, Failure> {
-        let opened = AgentDisk::open_source(&self.site, &self.place.disk, options(&self.args.tune));
-        let disk = opened.map_err(|error| self.not_opened(&error))?;
-        guard::disk_still_holds(&disk, &half.leaves).map_err(target_failure)
     }
 
     fn open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, Failure> {
@@ -224,8 +245,11 @@ impl Wanted<'_> {
     }
 
     fn try_open_as(&self, how: How, epoch_before: u64) -> Result<AgentDisk, DiskError> {
-        let epoch = drover_mover::new_epoch(epoch_before);
-        let target = Target { size: self.source.size(), how, epoch };
+        self.open_with(how, self.source.size(), drover_mover::new_epoch(epoch_before))
+    }
+
+    fn open_with(&self, how: How, size: u64, epoch: u64) -> Result<AgentDisk, DiskError> {
+        let target = Target { size, how, epoch };
         let options = AgentOptions {
             pack: !self.args.no_link_compression,
             offer: !self.args.no_have_by_hash,

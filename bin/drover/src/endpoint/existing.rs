@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use drover_copy::Header;
 use drover_disk::device::{DeviceNumber, device_identity};
-use drover_disk::{Disk, FileDisk, OpenTarget};
-use drover_mover::{file_tag, journal_path};
+use drover_disk::{Disk, LockedFile};
+use drover_mover::{Earlier, earlier, journal_path, look};
 use drover_qcow2::Qcow2Options;
 
 use super::agent;
-use super::guard::{self, Earlier};
+use super::guard;
 use super::place::{Place, nbd_uri_of, place};
 use super::source::only_read;
 use super::target::{check_raw, journal_in_state, open_nbd_target, real_path, target_failure, unusable};
@@ -35,7 +35,7 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
         }
         Place::Path(path) => open_path(args, &path, size)?,
         Place::Agent(to) => {
-            check_raw(args)?;
+            check_raw(args, &to.disk)?;
             agent::open_existing_target(args, source, &to)?
         }
         Place::Web(_)
@@ -89,7 +89,7 @@ fn check_earlier(
     size: u64,
     what: &str,
 ) -> Result<(), Failure> {
-    let Earlier::Half(half) = guard::earlier_copy(journal, size, what, &target.tag) else { return Ok(()) };
+    let Earlier::Half(half) = earlier(journal, &target.tag, None) else { return Ok(()) };
     let at = journal.display();
     if half.header.source != Header::new(size, what, &target.tag, 1).source {
         if half.complete.is_some() || half.leaves.known_blocks() == 0 {
@@ -101,7 +101,7 @@ fn check_earlier(
              first, or copy all of the disk with --force and without --bitmap",
         ));
     }
-    if guard::disk_still_holds(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)? {
+    if look(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)?.is_all() {
         return Ok(());
     }
     let text = format!("{} was changed since its journal {at} was made", args.target);
@@ -117,7 +117,6 @@ fn open_path(args: &CopyArgs, path: &Path, size: u64) -> Result<TargetEnd, Failu
     let Ok(meta) = std::fs::metadata(&path) else {
         return Err(not_there(&path.display().to_string()));
     };
-    guard::check_not_open(&path, &meta)?;
     if meta.file_type().is_block_device() && format == Format::Raw {
         return open_device(args, &path, DeviceNumber::of(meta.rdev()), size);
     }
@@ -125,24 +124,31 @@ fn open_path(args: &CopyArgs, path: &Path, size: u64) -> Result<TargetEnd, Failu
         return Err(Failure::new(Exit::Target, format!("{} is no file that can be changed", path.display())));
     }
     if format == Format::Qcow2 {
-        return qcow2::open_target(&path, size, true, false, Qcow2Options::default());
+        let file = locked(&path)?;
+        return qcow2::go_on(file, &path, size, false, Qcow2Options::default());
     }
-    // Before it is opened: that would change its length.
-    check_size(&args.target, meta.len(), size)?;
-    let tag = file_tag(&path).map_err(|error| unusable(&path, &error))?;
-    opened(&path, size, tag, journal_path(&path))
+    let file = locked(&path)?;
+    // Before it is taken: that would change the length of an empty one.
+    check_size(&args.target, file.metadata().map_err(target_failure)?.len(), size)?;
+    let tag = file.tag().map_err(target_failure)?;
+    opened(file, size, tag, journal_path(&path))
+}
+
+fn locked(path: &Path) -> Result<LockedFile, Failure> {
+    let file = LockedFile::open(path).map_err(target_failure)?;
+    guard::check_not_open(path, &file)?;
+    Ok(file)
 }
 
 fn open_device(args: &CopyArgs, path: &Path, device: DeviceNumber, size: u64) -> Result<TargetEnd, Failure> {
     guard::check_unused(path, device)?;
     let tag = device_identity(Path::new("/"), device);
     let journal = journal_in_state(args.run.state.as_deref(), &tag);
-    opened(path, size, tag, journal)
+    opened(locked(path)?, size, tag, journal)
 }
 
-fn opened(path: &Path, size: u64, tag: String, journal: PathBuf) -> Result<TargetEnd, Failure> {
-    let how = OpenTarget { size, create: false, resume: true };
-    let disk = FileDisk::open_target(path, how).map_err(target_failure)?;
+fn opened(file: LockedFile, size: u64, tag: String, journal: PathBuf) -> Result<TargetEnd, Failure> {
+    let disk = file.into_disk(size).map_err(target_failure)?;
     let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
     Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal: Some(journal) })
 }

@@ -1,80 +1,23 @@
-//! What keeps a copy from overwriting what it must not: its own source by another name, a device that
-//! is in use, and whatever was there before and is not a copy of drover's own that stopped half-way.
+//! What keeps a copy from overwriting what it must not: its own source by another name, and a device that
+//! is in use. Whose the rest is that may be there, `drover_mover::judge` decides.
 
 use std::fs::{File, Metadata};
-use std::io::{self, BufReader};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use drover_copy::{Header, Leaf, LeafTable, Replay, replay};
+use drover_disk::LockedFile;
 use drover_disk::device::{DeviceNumber, Signature, device_usage, whole_disk_of};
-use drover_disk::{Disk, DiskError};
-use drover_mover::{look, looked_at};
-use drover_types::{BLOCK_BYTES, ByteSpan};
 
+use super::target::target_failure;
 use crate::exit::{Exit, Failure};
 
-/// Whether an earlier copy to this target can be gone on with.
-pub enum Earlier {
-    /// There was none.
-    Nothing,
-    /// This one stopped half-way. Of the same source, or else its journal says so and it starts again.
-    Half(Box<Replay>),
-    /// Its journal speaks of something else: why.
-    Other(String),
-}
-
-/// Judges the journal at `path` for a copy of this source to the target `tag`.
-pub fn earlier_copy(path: &Path, size: u64, source: &str, tag: &str) -> Earlier {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Earlier::Nothing,
-        Err(error) => return Earlier::Other(format!("{} cannot be read: {error}", path.display())),
-    };
-    let found = match replay(&mut BufReader::with_capacity(1 << 20, file)) {
-        Ok(found) => found,
-        Err(error) => return Earlier::Other(format!("{} is no use: {error}", path.display())),
-    };
-    let wanted = Header::new(size, source, tag, 1);
-    if found.header.target != wanted.target {
-        return Earlier::Other(format!("{} belongs to another target", path.display()));
-    }
-    let same = found.header.source == wanted.source && found.header.size == wanted.size;
-    if found.complete.is_some() && !same {
-        return Earlier::Other("it is the finished copy of another source".to_string());
-    }
-    Earlier::Half(Box::new(found))
-}
-
-/// What a journal says of the target with this tag; nothing if it is another's, or cannot be read.
-pub fn journal_of(path: &Path, tag: &str) -> Option<Box<Replay>> {
-    let file = File::open(path).ok()?;
-    let found = replay(&mut BufReader::with_capacity(1 << 20, file)).ok()?;
-    let wanted = Header::new(found.header.size, "", tag, 1);
-    (found.header.target == wanted.target).then(|| Box::new(found))
-}
-
-/// Whether the target still holds what its journal says, as far as some blocks of it tell. Something
-/// else may have been put in its place or written to it since, which a journal alone cannot know.
-pub fn still_holds(target: &Path, leaves: &LeafTable) -> bool {
-    let Ok(file) = File::open(target) else { return false };
-    looked_at(leaves).into_iter().all(|block| block_is(&file, leaves.span_of(block), leaves.get(block)))
-}
-
-/// As [`still_holds`], of a disk that is already open: an export of a server, an image, a disk of another site.
-pub fn disk_still_holds(disk: &dyn Disk, leaves: &LeafTable) -> Result<bool, DiskError> {
-    Ok(look(disk, leaves)?.is_all())
-}
-
-fn block_is(file: &File, span: ByteSpan, leaf: Option<Leaf>) -> bool {
-    let mut bytes = vec![0; span.length as usize];
-    file.read_exact_at(&mut bytes, span.offset).is_ok() && Some(Leaf::of(&bytes)) == leaf
-}
-
 /// Refuses a target that this process has open: then it is the source, a file that the source's image
-/// is made of, or standard output, under whichever name. To be called before the target is opened.
-pub fn check_not_open(target: &Path, meta: &Metadata) -> Result<(), Failure> {
-    if !is_open(meta) {
+/// is made of, or standard output, under whichever name.
+pub fn check_not_open(target: &Path, file: &LockedFile) -> Result<(), Failure> {
+    let meta = file.metadata().map_err(target_failure)?;
+    if !is_open(&meta, Some(file.file().as_raw_fd())) {
         return Ok(());
     }
     let text = format!("{} is both source and target, or a part of the source", target.display());
@@ -90,7 +33,7 @@ pub fn check_journal(path: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(usage(format!("journal {}: {error}", path.display()))),
     };
-    if !meta.is_file() || is_open(&meta) {
+    if !meta.is_file() || is_open(&meta, None) {
         return Err(usage(format!("{} cannot be the journal of this copy", path.display())));
     }
     let mut start = [0; JOURNAL_MARK.len()];
@@ -104,12 +47,13 @@ pub fn check_journal(path: &Path) -> Result<(), Failure> {
 /// How every journal begins (docs/journal.md).
 const JOURNAL_MARK: &[u8; 8] = b"DROVERJ\n";
 
-fn is_open(meta: &Metadata) -> bool {
+/// Whether this process has it open, but for one descriptor.
+fn is_open(meta: &Metadata, but: Option<RawFd>) -> bool {
     let target_disk = device_of(meta);
     if !meta.is_file() && target_disk.is_none() {
         return false;
     }
-    open_files().iter().any(|open| {
+    open_files(but).iter().any(|open| {
         let same = open.dev() == meta.dev() && open.ino() == meta.ino();
         let overlaps = match (target_disk, device_of(open)) {
             (Some(target), Some(open)) => overlap(target, open),
@@ -121,9 +65,11 @@ fn is_open(meta: &Metadata) -> bool {
     })
 }
 
-fn open_files() -> Vec<Metadata> {
+fn open_files(but: Option<RawFd>) -> Vec<Metadata> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| std::fs::metadata(entry.path()).ok()).collect()
+    let but = but.map(|number| number.to_string());
+    let others = entries.flatten().filter(|entry| but.as_deref() != entry.file_name().to_str());
+    others.filter_map(|entry| std::fs::metadata(entry.path()).ok()).collect()
 }
 
 fn device_of(meta: &Metadata) -> Option<DeviceNumber> {
@@ -158,17 +104,6 @@ pub fn check_unused(path: &Path, device: DeviceNumber) -> Result<(), Failure> {
     let advice = "see `lsblk`; unmount it, or take it out of use, first (--force does not change this)";
     let text = format!("{} is in use: {}", path.display(), found.join("; "));
     Err(Failure::new(Exit::Target, text).advise(advice))
-}
-
-/// Whether an earlier copy of drover's own left these signatures: the blocks they lie in are still as
-/// its journal recorded them, or were not recorded before it stopped.
-pub fn are_ours(path: &Path, found: &[Signature], leaves: &LeafTable) -> bool {
-    let Ok(file) = File::open(path) else { return false };
-    found.iter().all(|signature| {
-        let block = signature.offset / BLOCK_BYTES;
-        let leaf = leaves.get(block);
-        leaf.is_none() || block_is(&file, leaves.span_of(block), leaf)
-    })
 }
 
 /// The refusal of a device that holds something.

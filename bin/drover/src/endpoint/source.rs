@@ -63,10 +63,14 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             Ok(simple(Arc::new(disk)))
         }
         Place::Ssh(uri) => {
+            check_read_raw(named, &uri.path, "files of other hosts")?;
             let disk = SftpDisk::open(&uri, SftpOptions::default()).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
-        Place::Agent(place) => agent::open_source(&place, named.state, named.pack),
+        Place::Agent(place) => {
+            check_read_raw(named, &place.disk, "an agent's disks")?;
+            agent::open_source(&place, named.state, named.pack)
+        }
         Place::Ova(path, disk) => open_ova(&path, disk, named.manifest_is_checked),
         Place::Vsphere { host, vm, disk } => open_vsphere(&host, &vm, disk, named.user, named.secret),
         Place::Path(path) => {
@@ -91,6 +95,19 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
                 .advise("a file of that name is ./-"))
         }
     }
+}
+
+/// Refuses what is read as a raw disk and was said to be, or by its name is, an image.
+fn check_read_raw(named: &Named<'_>, name: &str, what: &str) -> Result<(), Failure> {
+    let why = match (named.format, format_of(Path::new(name), named.format)) {
+        (_, Format::Raw) => return Ok(()),
+        (Some(_), _) => "another format cannot be asked for".to_string(),
+        (None, _) => format!("{} has the name of an image", named.text),
+    };
+    let text = format!("{what} are read as raw disks, and {why}");
+    Err(Failure::new(Exit::Usage, text).advise(
+        "say that its format is raw to read its bytes as they are, or read it where it lies (`drover serve-disk`)",
+    ))
 }
 
 /// A disk of an appliance, read at its place in the archive.

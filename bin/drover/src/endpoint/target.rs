@@ -1,21 +1,19 @@
 //! Disks to be written, and which of them are refused.
 
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drover_copy::Replay;
 use drover_disk::device::{DeviceNumber, content_on, device_identity, signatures_on};
-use drover_disk::{Disk, FileDisk, OpenTarget};
+use drover_disk::{Disk, DiskError, DiskOp, FileDisk, LockedFile};
 use drover_engine::chain;
-use drover_mover::{file_tag, journal_path};
+use drover_mover::{Earlier, FoundTarget, Standing, earlier, file_tag, journal_path, judge, look};
 use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
-use drover_qcow2::Qcow2Disk;
+use drover_types::ByteSpan;
 
 use super::agent;
-use super::guard::{self, Earlier};
+use super::guard;
 use super::place::{Place, place};
 use super::source::only_read;
 use super::{End, TargetEnd, format_of};
@@ -42,13 +40,13 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
                 return Err(Failure::new(Exit::Usage, format!("{} is both source and target", args.target)));
             }
             let target = open_nbd_target(&uri)?;
-            look_before_going_on(target, args, source).map(Some)
+            look_before_going_on(target, args).map(Some)
         }
         Place::Agent(to) => {
             if matches!(place(&args.source), Ok(Place::Agent(from)) if from == to) {
                 return Err(Failure::new(Exit::Usage, format!("{} is both source and target", args.target)));
             }
-            check_raw(args)?;
+            check_raw(args, &to.disk)?;
             agent::open_target(args, source, &to).map(Some)
         }
         Place::Path(path) => Wanted { args, source }.open(&path).map(Some),
@@ -58,10 +56,16 @@ fn open_place(args: &CopyArgs, source: &dyn Disk) -> Result<Option<TargetEnd>, F
     }
 }
 
-/// Other sites write raw disks only.
-pub(super) fn check_raw(args: &CopyArgs) -> Result<(), Failure> {
+/// Other sites write raw disks only, and a raw disk by the name of an image would be taken for one later.
+pub(super) fn check_raw(args: &CopyArgs, disk: &str) -> Result<(), Failure> {
     if args.format.is_some_and(|format| format != Format::Raw) || args.compress || !args.options.is_empty() {
         return Err(Failure::new(Exit::Usage, "an agent writes raw disks: no --format, -o and --compress"));
+    }
+    if format_of(Path::new(disk), args.format) != Format::Raw {
+        let text = format!("an agent writes raw disks, and {} has the name of an image", args.target);
+        return Err(Failure::new(Exit::Usage, text).advise(
+            "choose a name that ends in .raw, or add --format raw to write a raw disk all the same",
+        ));
     }
     Ok(())
 }
@@ -83,32 +87,23 @@ impl Wanted<'_> {
                 .advise("add --format qcow2"));
         }
         let path = real_path(path)?;
+        // What kind of thing it is, no more: what it holds counts only when it is locked.
         let meta = std::fs::metadata(&path).ok();
-        if let Some(meta) = &meta {
-            guard::check_not_open(&path, meta)?;
-        }
-        match (meta, format) {
-            (Some(meta), Format::Raw) if meta.file_type().is_block_device() => {
-                self.open_device(&path, DeviceNumber::of(meta.rdev()))
-            }
-            (Some(meta), _) if meta.is_file() => self.open_existing(&path, &meta, format),
-            (Some(meta), Format::Qcow2) if meta.file_type().is_block_device() => Err(Failure::new(
+        let device = meta.filter(|meta| meta.file_type().is_block_device());
+        match (device, format) {
+            (Some(meta), Format::Raw) => self.open_device(&path, DeviceNumber::of(meta.rdev())),
+            (Some(_), _) => Err(Failure::new(
                 Exit::Usage,
                 format!("{} is a device: a qcow2 image is a file", path.display()),
             )
             .advise("use --format raw")),
-            (_, Format::Qcow2) => self.with_journal(self.qcow2(&path, false, false)?, &path),
-            _ => self.with_journal(open_raw_file(&path, self.size(), false)?, &path),
+            (None, Format::Qcow2) => self.with_journal(self.open_image(&path)?, &path),
+            (None, _) => self.with_journal(self.open_file(&path)?, &path),
         }
     }
 
     fn size(&self) -> u64 {
         self.source.size()
-    }
-
-    fn qcow2(&self, path: &Path, earlier: bool, force: bool) -> Result<TargetEnd, Failure> {
-        let options = qcow2::options(&self.args.options, self.args.compress)?;
-        qcow2::open_target(path, self.size(), earlier, force, options)
     }
 
     /// Where the journal of this run lies; `beside` is its place if nothing else was said.
@@ -120,100 +115,109 @@ impl Wanted<'_> {
         }
     }
 
-    fn earlier(&self, journal: Option<&Path>, tag: &str) -> Earlier {
-        let judge = |path| guard::earlier_copy(path, self.size(), &self.source.identity(), tag);
-        journal.map_or(Earlier::Nothing, judge)
-    }
-
-    /// A file that is there: gone on with if it is a copy of drover's own that stopped, else emptied if
-    /// that was asked for, else refused.
-    fn open_existing(&self, path: &Path, meta: &Metadata, format: Format) -> Result<TargetEnd, Failure> {
-        let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
+    /// Whose a locked file is.
+    fn judge(
+        &self,
+        file: &LockedFile,
+        path: &Path,
+        disk: Option<&dyn Disk>,
+        is_blank: &dyn Fn() -> Result<bool, DiskError>,
+    ) -> Result<Standing, Failure> {
+        let (tag, meta) = (file.tag().map_err(target_failure)?, file.metadata().map_err(target_failure)?);
         let journal = self.journal(journal_path(path));
-        let why = match self.earlier(journal.as_deref(), &tag) {
-            Earlier::Half(half) => match self.go_on(path, format, &half)? {
-                Some(opened) => return self.with_journal(opened, path),
-                None => Some("it was changed since its journal was made".to_string()),
-            },
-            Earlier::Other(why) => Some(why),
-            Earlier::Nothing if format == Format::Raw && holds_nothing(path, meta) => {
-                return self.with_journal(open_raw_file(path, self.size(), true)?, path);
+        let born = meta.created().ok();
+        let found = FoundTarget { journal: journal.as_deref(), tag: &tag, born, disk, is_blank };
+        match judge(&found, self.source).map_err(|error| self.not_looked_at(error, path))? {
+            Standing::Others(why) if !self.args.force => {
+                let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+                let text = format!("{} already holds {} bytes{why}", path.display(), meta.len());
+                Err(Failure::new(Exit::Target, text)
+                    .advise("choose another name, remove it, or overwrite it with --force"))
             }
-            // It knows an image that was made and never written.
-            Earlier::Nothing if format == Format::Qcow2 => {
-                return self.with_journal(self.qcow2(path, false, self.args.force)?, path);
-            }
-            Earlier::Nothing => None,
-        };
-        if !self.args.force {
-            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
-            let text = format!("{} already holds {} bytes{why}", path.display(), meta.len());
-            return Err(Failure::new(Exit::Target, text)
-                .advise("choose another name, remove it, or overwrite it with --force"));
+            standing => Ok(standing),
         }
-        let opened = match format {
-            Format::Raw => open_raw_file(path, self.size(), true)?,
-            _ => self.qcow2(path, false, true)?,
-        };
-        // What it says of the bytes that were here is not true any more.
-        if let Some(journal) = journal.filter(|_| why.is_some()) {
-            remove_if_there(&journal)?;
-        }
-        self.with_journal(opened, path)
     }
 
-    /// Goes on with what an earlier copy left, if it still holds what was recorded of it.
-    fn go_on(&self, path: &Path, format: Format, half: &Replay) -> Result<Option<TargetEnd>, Failure> {
-        let fits = half.header.size == self.size();
-        if format == Format::Raw {
-            let opened = match guard::still_holds(path, &half.leaves) {
-                false => return Ok(None),
-                true if fits => open_raw_target_as(path, self.size(), true),
-                // The journal starts again if the source changed; so may the file's size.
-                true => open_raw_file(path, self.size(), true),
-            };
-            return opened.map(Some);
+    fn not_looked_at(&self, error: DiskError, path: &Path) -> Failure {
+        Failure::new(disk_exit(&error, &path.display().to_string()), chain(&error))
+    }
+
+    /// A raw file: gone on with if it is a copy of drover's own that stopped, else emptied if nothing is in it or that was
+    /// asked for, else refused.
+    fn open_file(&self, path: &Path) -> Result<TargetEnd, Failure> {
+        let file = LockedFile::open_or_create(path).map_err(target_failure)?;
+        guard::check_not_open(path, &file)?;
+        let reader = file.reader().map_err(target_failure)?;
+        let standing = self.judge(&file, path, Some(&reader), &|| file.holds_nothing())?;
+        drop(reader);
+        let disk = match standing {
+            // The journal starts again if the source changed; so may the file's size.
+            Standing::Half(half) if half.header.size == self.size() => file.into_disk(self.size()),
+            _ => file.into_empty_disk(self.size()),
+        };
+        raw_end(path, disk.map_err(target_failure)?)
+    }
+
+    /// As [`Wanted::open_file`], of an image. What is not gone on with is replaced by another.
+    fn open_image(&self, path: &Path) -> Result<TargetEnd, Failure> {
+        let (size, options) = (self.size(), qcow2::options(&self.args.options, self.args.compress)?);
+        if !path.exists() {
+            return qcow2::create(path, size, options);
         }
-        // Looked at before it is opened to be written: a disk of another size is put in its place.
-        let Ok(image) = Qcow2Disk::open_for_verify(path) else { return Ok(None) };
-        if !guard::disk_still_holds(&image, &half.leaves).map_err(target_failure)? {
-            return Ok(None);
-        }
+        let file = LockedFile::open(path).map_err(target_failure)?;
+        guard::check_not_open(path, &file)?;
+        let image = qcow2::image_in(&file)?;
+        let is_blank = image.as_ref().is_some_and(|image| image.was_empty() && qcow2::fits(image, size));
+        let disk = image.as_ref().map(|image| image as &dyn Disk);
+        let standing = self.judge(&file, path, disk, &|| Ok(is_blank))?;
         drop(image);
-        self.qcow2(path, fits, !fits).map(Some)
+        match standing {
+            // An earlier try made it and ended before its journal.
+            Standing::Blank => qcow2::go_on(file, path, size, true, options),
+            Standing::Half(half) if half.header.size == size => {
+                qcow2::go_on(file, path, size, false, options)
+            }
+            Standing::Half(_) | Standing::Others(_) => qcow2::replace(file, path, size, options),
+        }
     }
 
     fn open_device(&self, path: &Path, device: DeviceNumber) -> Result<TargetEnd, Failure> {
         guard::check_unused(path, device)?;
+        let file = LockedFile::open(path).map_err(target_failure)?;
+        guard::check_not_open(path, &file)?;
         let tag = device_identity(Path::new("/"), device);
         let journal = self.journal(journal_in_state(self.args.run.state.as_deref(), &tag));
-        let earlier = self.earlier(journal.as_deref(), &tag);
-        let found = signatures_on(path).map_err(|error| unusable(path, &error))?;
-        let ours = match &earlier {
-            Earlier::Half(half) => {
-                guard::are_ours(path, &found, &half.leaves) && guard::still_holds(path, &half.leaves)
-            }
-            Earlier::Nothing | Earlier::Other(_) => false,
+        let reader = file.reader().map_err(target_failure)?;
+        let is_blank = || self.is_blank(path);
+        let found = FoundTarget {
+            journal: journal.as_deref(),
+            tag: &tag,
+            born: None,
+            disk: Some(&reader),
+            is_blank: &is_blank,
         };
-        if !ours && !found.is_empty() && !self.args.force {
-            return Err(guard::holds(path, &found));
+        let standing = judge(&found, self.source).map_err(|error| self.not_looked_at(error, path))?;
+        drop(reader);
+        let is_ours = matches!(standing, Standing::Half(_));
+        if matches!(standing, Standing::Others(_)) && !self.args.force {
+            return Err(holds_something(path)?);
         }
-        if !ours && !self.args.force {
-            let content = content_on(path).map_err(|error| unusable(path, &error))?;
-            content.map_or(Ok(()), |byte| Err(guard::holds_unknown(path, byte)))?;
-        }
-        let how = OpenTarget { size: self.size(), create: false, resume: true };
-        let disk = FileDisk::open_target(path, how).map_err(target_failure)?;
-        if let Some(journal) = journal.as_deref().filter(|_| !ours) {
-            remove_if_there(journal)?;
-        }
+        let disk = file.into_disk(self.size()).map_err(target_failure)?;
         if let Some(folder) = journal.as_deref().and_then(Path::parent) {
             std::fs::create_dir_all(folder).map_err(|error| {
                 unusable(folder, &error).advise("name a journal with --journal FILE, or use --no-journal")
             })?;
         }
         let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
-        Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal })
+        // What a journal says of the bytes that were here is not true any more, unless they are gone on with.
+        Ok(TargetEnd { end, tag, is_new: !is_ours, zeroed: false, journal })
+    }
+
+    fn is_blank(&self, path: &Path) -> Result<bool, DiskError> {
+        let failed =
+            |error| DiskError::new(DiskOp::Read, ByteSpan::new(0, 0), &path.display().to_string(), error);
+        let found = signatures_on(path).map_err(failed)?;
+        Ok(found.is_empty() && content_on(path).map_err(failed)?.is_none())
     }
 
     /// Puts the journal where it was asked for. One beside the file that this run does not keep would be
@@ -226,6 +230,21 @@ impl Wanted<'_> {
         }
         Ok(TargetEnd { journal, ..target })
     }
+}
+
+/// The refusal of a device that is not blank.
+fn holds_something(path: &Path) -> Result<Failure, Failure> {
+    let failed = |error: io::Error| unusable(path, &error);
+    let found = signatures_on(path).map_err(failed)?;
+    Ok(match (found.as_slice(), content_on(path).map_err(failed)?) {
+        ([], Some(byte)) => guard::holds_unknown(path, byte),
+        // Blank, but its journal tells of data: somebody emptied it.
+        ([], None) => {
+            let text = format!("{} was emptied since its journal was made", path.display());
+            Failure::new(Exit::Target, text).advise("if it may be copied to anew, --force")
+        }
+        (found, _) => guard::holds(path, found),
+    })
 }
 
 /// Journals of block devices and of disks of other sites lie in the state folder, by what these are known by: `/dev`
@@ -273,16 +292,11 @@ pub fn unusable(path: &Path, error: &io::Error) -> Failure {
 
 /// The journal of a copy to an NBD server, if there is one, is believed only while the export holds what it says: a
 /// server that kept its disk in memory, or was given another one, has the same name.
-fn look_before_going_on(
-    mut target: TargetEnd,
-    args: &CopyArgs,
-    source: &dyn Disk,
-) -> Result<TargetEnd, Failure> {
+fn look_before_going_on(mut target: TargetEnd, args: &CopyArgs) -> Result<TargetEnd, Failure> {
     target.journal = args.journal.clone();
     let Some(path) = &target.journal else { return Ok(target) };
-    if let Earlier::Half(half) = guard::earlier_copy(path, source.size(), &source.identity(), &target.tag) {
-        target.is_new =
-            !guard::disk_still_holds(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)?;
+    if let Earlier::Half(half) = earlier(path, &target.tag, None) {
+        target.is_new = !look(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)?.is_all();
     }
     Ok(target)
 }
@@ -296,27 +310,8 @@ pub fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
 }
 
-/// Opens a raw file or block device. A file with a journal is gone on with; one that holds something
-/// and has none is somebody else's.
-pub fn open_raw_target(path: &Path, size: u64) -> Result<TargetEnd, Failure> {
-    let nothing = std::fs::metadata(path).is_ok_and(|meta| holds_nothing(path, &meta));
-    open_raw_target_as(path, size, journal_path(path).exists() || nothing)
-}
-
-fn open_raw_target_as(path: &Path, size: u64, resume: bool) -> Result<TargetEnd, Failure> {
-    let how = OpenTarget { size, create: true, resume };
-    raw_end(path, FileDisk::open_target(path, how).map_err(target_failure)?)
-}
-
-/// Makes a file, or takes what is there and empties it.
-fn open_raw_file(path: &Path, size: u64, emptied: bool) -> Result<TargetEnd, Failure> {
-    if !emptied {
-        return open_raw_target_as(path, size, false);
-    }
-    raw_end(path, FileDisk::open_target_emptied(path, size).map_err(target_failure)?)
-}
-
-fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
+/// A raw file that is open.
+pub fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
     let zeroed = disk.features().zeroed;
     let mut notes = Vec::new();
     if !disk.is_direct() {
@@ -327,16 +322,6 @@ fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
     let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
     Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
 }
-
-/// Whether a file has no byte but zeros, and no room taken for any: an earlier try made it and ended
-/// before its journal. Some file systems keep tiny files without a block, so those are read.
-pub fn holds_nothing(path: &Path, meta: &Metadata) -> bool {
-    let is_blank = || std::fs::read(path).is_ok_and(|bytes| drover_copy::is_zero(&bytes));
-    meta.is_file() && meta.blocks() == 0 && (meta.len() > TINY_BYTES_MAX || is_blank())
-}
-
-/// No file system keeps more than this inside the file's own record.
-const TINY_BYTES_MAX: u64 = 64 << 10;
 
 pub fn target_failure(error: drover_disk::DiskError) -> Failure {
     let name = error.disk.clone();

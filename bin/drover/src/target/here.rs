@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::Home;
-use drover_disk::{Disk, DiskError, FileDisk};
+use drover_disk::{Disk, DiskError, FileDisk, LockedFile};
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::journal_path;
 use drover_plan::{Convert, ImageFormat, PlannedDisk, PlannedVm, Target};
@@ -14,8 +14,8 @@ use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, RunOptions, Validation, VmFolder,
 };
 
-use crate::endpoint::{TargetEnd, open_raw_target};
-use crate::exit::Failure;
+use crate::endpoint::{TargetEnd, raw_end, target_failure};
+use crate::exit::{Exit, Failure};
 use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
@@ -99,18 +99,35 @@ impl TargetProvider for Here {
         vm: &PlannedVm,
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
-        let beside = Here::check_ours(disk, vm)?;
-        // The journal is that of an image that was removed.
-        let is_blank = beside == Some(Image::Blank);
-        let opened = match vm.format {
-            ImageFormat::Raw => open_raw_target(&disk.path, size),
+        let path = &disk.path;
+        let options = qcow2::planned(&self.target.qcow2);
+        if vm.format == ImageFormat::Qcow2 && !path.exists() {
+            return Ok(opened(qcow2::create(path, size, options).map_err(from_failure)?));
+        }
+        // Locked first, looked at then: whoever had it until now may have finished a copy.
+        let file = match vm.format {
+            ImageFormat::Raw => LockedFile::open_or_create(path),
+            ImageFormat::Qcow2 => LockedFile::open(path),
+        };
+        let file = file.map_err(|error| from_failure(target_failure(error)))?;
+        let is_ours = match Here::check_ours(disk, vm)? {
+            Some(Image::Missing | Image::Blank) | None => false,
+            Some(Image::Ours | Image::Unnamed | Image::Others(_)) => true,
+        };
+        let target = match vm.format {
+            ImageFormat::Raw => {
+                let opened = if is_ours { file.into_disk(size) } else { file.into_new_disk(size) };
+                opened.map_err(target_failure).and_then(|disk| raw_end(path, disk))
+            }
+            ImageFormat::Qcow2 if is_ours || is_new_image(&file, size).map_err(from_failure)? => {
+                qcow2::go_on(file, path, size, !is_ours, options)
+            }
             ImageFormat::Qcow2 => {
-                let earlier = beside.is_some() && !is_blank;
-                qcow2::open_target(&disk.path, size, earlier, false, qcow2::planned(&self.target.qcow2))
+                Err(Failure::new(Exit::Target, format!("{} is there already", path.display()))
+                    .advise("remove it, or choose another name"))
             }
         };
-        let TargetEnd { end, tag, is_new, zeroed, .. } = opened.map_err(from_failure)?;
-        Ok(OpenedTarget { disk: end.disk, tag, is_new: is_new || is_blank, zeroed, link: None })
+        target.map(opened).map_err(from_failure)
     }
 
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
@@ -202,6 +219,17 @@ impl TargetProvider for Here {
         }
         all_removed(&left)
     }
+}
+
+fn opened(target: TargetEnd) -> OpenedTarget {
+    let TargetEnd { end, tag, is_new, zeroed, .. } = target;
+    OpenedTarget { disk: end.disk, tag, is_new, zeroed, link: None }
+}
+
+/// Whether an earlier try made this image and did not write to it.
+fn is_new_image(file: &LockedFile, size: u64) -> Result<bool, Failure> {
+    let image = qcow2::image_in(file)?;
+    Ok(image.is_some_and(|image| image.was_empty() && qcow2::fits(&image, size)))
 }
 
 fn why_it_stays(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {

@@ -1,21 +1,18 @@
 //! Whose an image at a plan's place is. Nothing but its journal proves that this plan made it: the journal names the file
-//! by device and inode, and a file that got the number of one that was removed was made after that journal. A device may
-//! itself get another number, by a reboot or a remount; then the content shows whether it is the image that is gone on with.
+//! by device and inode, and a file that got the number of one that was removed was made after that journal
+//! (`drover_mover::naming`). A device may itself get another number, by a reboot or a remount; then the content shows whether
+//! it is the image that is gone on with.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use drover_copy::{Header, JournalError};
-use drover_disk::{Disk, DiskError, DiskErrorKind, FileDisk};
+use drover_disk::{Disk, DiskError, DiskErrorKind, FileDisk, holds_nothing};
 use drover_engine::{Cause, ProviderError};
-use drover_mover::{Held, journal_path, look, recorded_leaves};
+use drover_mover::{Held, Naming, journal_path, look, naming, recorded_leaves};
 use drover_plan::ImageFormat;
 use drover_qcow2::Qcow2Disk;
-
-use crate::endpoint::holds_nothing;
 
 /// What is at an image's place.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,12 +30,6 @@ pub enum Image {
     Others(String),
 }
 
-/// A file may look so much younger than its journal: clocks of file servers are a little ahead.
-const BORN_AFTER_MAX: Duration = Duration::from_secs(10);
-
-/// Epochs from here on are microseconds since 1970, of 2001 and later. In format 1 they counted runs.
-const EPOCH_TIME_MIN: u64 = 1_000_000_000_000_000;
-
 /// Judges the file at `path`, which a journal lies beside.
 pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
     let meta = match std::fs::metadata(path) {
@@ -46,27 +37,19 @@ pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Image::Missing),
         Err(error) => return Err(error),
     };
+    let tag = format!("file dev={} ino={}", meta.dev(), meta.ino());
     let journal = journal_path(path);
-    let image = match header_of(&journal) {
-        Ok(header) => judge(&meta, &header, std::fs::metadata(&journal)?.created().ok()),
-        Err(why) => Image::Others(why),
+    let image = match naming(&journal, &tag, meta.created().ok()) {
+        Naming::Named(_) => Image::Ours,
+        Naming::Unnamed(_) => Image::Unnamed,
+        Naming::Useless(why) => Image::Others(why),
+        Naming::Nothing => Image::Others(format!("its journal {} is empty", journal.display())),
     };
     Ok(match image {
         // Nothing is written to an image before it has a journal of its own, with a beginning that can be read.
-        Image::Unnamed | Image::Others(_) if is_blank(path, &meta, format) => Image::Blank,
+        Image::Unnamed | Image::Others(_) if is_blank(path, format)? => Image::Blank,
         judged => judged,
     })
-}
-
-fn judge(image: &Metadata, header: &Header, journal_born: Option<SystemTime>) -> Image {
-    if !is_named(image, header) {
-        return Image::Unnamed;
-    }
-    let began = began(journal_born, header.epoch);
-    match image.created().is_ok_and(|born| is_younger(born, began)) {
-        true => Image::Others("it was made after its journal".to_string()),
-        false => Image::Ours,
-    }
 }
 
 /// Whether a file that its journal does not name is this plan's all the same: many blocks of data were recorded, and
@@ -122,38 +105,11 @@ fn not_looked_at(path: &Path, error: impl std::error::Error + Send + Sync + 'sta
         .advise("see why it or its journal cannot be read, then the same command again")
 }
 
-fn header_of(journal: &Path) -> Result<Header, String> {
-    let at = journal.display();
-    let unread = |error: std::io::Error| format!("its journal {at} cannot be read ({error})");
-    Header::read(&mut File::open(journal).map_err(unread)?).map_err(|error| match error {
-        JournalError::Io(error) => unread(error),
-        other => format!("its journal {at} is no use ({other})"),
-    })
-}
-
-fn is_named(meta: &Metadata, header: &Header) -> bool {
-    let tag = format!("file dev={} ino={}", meta.dev(), meta.ino());
-    header.target == Header::new(header.size, "", &tag, 1).target
-}
-
-/// When a journal was begun, as far as its file and its epoch tell. The file's time is that of the image's own clock, which
-/// may be another than this host's; it is later than the epoch also where the journal was rewritten, and the image was this
-/// plan's then.
-fn began(journal_born: Option<SystemTime>, epoch: u64) -> Option<SystemTime> {
-    let told = (epoch >= EPOCH_TIME_MIN).then(|| UNIX_EPOCH + Duration::from_micros(epoch));
-    journal_born.max(told)
-}
-
-/// Whether a file was made after a run began its journal; it made its image before.
-fn is_younger(born: SystemTime, began: Option<SystemTime>) -> bool {
-    began.is_some_and(|began| born > began + BORN_AFTER_MAX)
-}
-
-fn is_blank(path: &Path, meta: &Metadata, format: ImageFormat) -> bool {
+fn is_blank(path: &Path, format: ImageFormat) -> std::io::Result<bool> {
     match format {
-        ImageFormat::Raw => holds_nothing(path, meta),
+        ImageFormat::Raw => holds_nothing(&File::open(path)?),
         // Opened to be written it would be mended, and it may be somebody else's.
-        ImageFormat::Qcow2 => Qcow2Disk::open_for_verify(path).is_ok_and(|disk| disk.was_empty()),
+        ImageFormat::Qcow2 => Ok(Qcow2Disk::open_for_verify(path).is_ok_and(|disk| disk.was_empty())),
     }
 }
 
@@ -251,51 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_the_number_of_the_one_that_was_removed_is_younger_than_the_journal() {
-        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let (journal, born) = (2_000_000_000, |after: u64| at(2_000_000_000 + after));
-        for began in [began(None, journal * 1_000_000), began(Some(at(journal)), 7)] {
-            assert!(!is_younger(at(0), began) && !is_younger(born(10), began));
-            assert!(is_younger(born(11), began));
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let path = image(folder.path());
-        let meta = std::fs::metadata(&path).unwrap();
-        if meta.created().is_err() {
-            println!("skipped in part: files here do not tell when they were made");
-            return;
-        }
-        // As if the journal had been begun long ago.
-        let header = Header { epoch: EPOCH_TIME_MIN, ..header_of(&journal_path(&path)).unwrap() };
-        let younger = Image::Others("it was made after its journal".to_string());
-        assert_eq!(judge(&meta, &header, None), younger);
-    }
-
-    #[test]
-    fn a_journal_that_tells_no_time_and_a_clock_that_is_ahead_make_no_image_younger() {
-        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert_eq!(began(None, 7), None, "an epoch of format 1 counts runs");
-        assert!(!is_younger(at(2_000_000_000), began(None, 7)));
-        // A file server's clock, an hour ahead of this host's: of both files.
-        let (host, server) = (2_000_000_000, 2_000_003_600);
-        assert!(!is_younger(at(server), began(Some(at(server)), host * 1_000_000)));
-        assert!(is_younger(at(server), began(None, host * 1_000_000)), "what the epoch alone would say");
-        let folder = tempfile::tempdir().unwrap();
-        let path = image(folder.path());
-        let journal = journal_path(&path);
-        let header = Header { epoch: 7, ..header_of(&journal).unwrap() };
-        std::fs::write(&journal, header.encode()).unwrap();
-        assert_eq!(raw(&path), Image::Ours);
-    }
-
-    #[test]
     fn without_a_journal_that_can_be_read_only_what_holds_nothing_may_be_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = image(folder.path());
         let journal = journal_path(&path);
         let bytes = std::fs::read(&journal).unwrap();
         for (content, words) in [
-            (&[][..], "not a drover journal"),
+            (&[][..], "is empty"),
             (&bytes[..100], "not a drover journal"),
             (&[&bytes[..60], b"x", &bytes[61..]].concat(), "header is damaged"),
         ] {
@@ -332,12 +250,5 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(Qcow2Disk::create(&path, BLOCKS * BLOCK_BYTES, Qcow2Options::default()).unwrap());
         assert_eq!(image_at(&path, ImageFormat::Qcow2).unwrap(), Image::Blank);
-        // Or its number was given out again.
-        let journal = journal_path(&path);
-        let header = header_of(&journal).unwrap();
-        let tag = file_tag(&path).unwrap();
-        let named = Header { epoch: EPOCH_TIME_MIN, ..Header::new(header.size, "source", &tag, 1) };
-        let meta = std::fs::metadata(&path).unwrap();
-        assert!(meta.created().is_err() || judge(&meta, &named, None) != Image::Ours);
     }
 }

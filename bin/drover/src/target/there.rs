@@ -1,9 +1,11 @@
 //! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_agent::machine::{Image, Machine, Order, Told, What};
@@ -12,14 +14,13 @@ use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
-use drover_mover::{StopSignal, look};
+use drover_mover::{Earlier, StopSignal, earlier, look};
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
 use super::{Setting, all_removed};
 use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
-use crate::endpoint::guard;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::machine::{boot_bus, machine_of, site_name};
 use crate::sites;
 
@@ -53,7 +54,10 @@ impl There {
     pub fn new(name: &str, about: &Setting) -> Result<There, Failure> {
         let site = sites::site_within(about.state.as_deref(), name, None, &about.target.rate_limit)?;
         let open = Arc::default();
-        watch(&about.stop, &site, &open);
+        watch(&about.stop, &site, &open).map_err(|error| {
+            Failure::new(Exit::Internal, format!("starting a thread to watch the site {name}: {error}"))
+                .advise("let this user have more threads (`ulimit -u`), then the same command again")
+        })?;
         Ok(There {
             site,
             about: about.clone(),
@@ -97,7 +101,10 @@ impl There {
 
     fn recorded(&self, disk: &PlannedDisk, stat: &Stat) -> Option<Box<Replay>> {
         let journal = journal(self.about.state.as_deref(), self.name(), disk);
-        stat.size.and_then(|_| guard::journal_of(&journal, &tag_of(self.name(), &stat.tag)))
+        stat.size.and_then(|_| match earlier(&journal, &tag_of(self.name(), &stat.tag), None) {
+            Earlier::Half(found) => Some(found),
+            Earlier::Nothing | Earlier::Other(_) => None,
+        })
     }
 
     fn machine(&self, vm: &PlannedVm) -> Machine {
@@ -217,9 +224,9 @@ fn options(limits: &Limits) -> AgentOptions {
 }
 
 /// Once a stop was asked for, nobody waits long for a link that is down.
-fn watch(stop: &StopSignal, site: &Arc<Site>, open: &Arc<Mutex<Vec<Weak<AgentDisk>>>>) {
+fn watch(stop: &StopSignal, site: &Arc<Site>, open: &Arc<Mutex<Vec<Weak<AgentDisk>>>>) -> io::Result<()> {
     let (stop, site, open) = (stop.clone(), Arc::downgrade(site), open.clone());
-    std::thread::spawn(move || {
+    let watcher = move || {
         let mut down = Duration::ZERO;
         loop {
             std::thread::sleep(LOOK);
@@ -236,7 +243,8 @@ fn watch(stop: &StopSignal, site: &Arc<Site>, open: &Arc<Mutex<Vec<Weak<AgentDis
             drop(disks);
             site.hang_up();
         }
-    });
+    };
+    Builder::new().name("watch-site".into()).spawn(watcher).map(drop)
 }
 
 /// What goes over the link for a disk.

@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use drover_disk::device::{DeviceNumber, content_on, device_identity, device_usage, signatures_on};
-use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
+use drover_disk::{Disk, DiskErrorKind, FileDisk, LockedFile};
 
 use super::{generation, told};
 use crate::error::Refusal;
@@ -34,10 +34,11 @@ pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
             format!("{} is in use: {}", path.display(), found.join("; ")),
         ));
     }
+    let file = LockedFile::open(path)?;
     if writer.how == How::New {
         check_blank(path)?;
     }
-    let disk = FileDisk::open_target(path, OpenTarget { size: writer.size, create: false, resume: true })?;
+    let disk = file.into_disk(writer.size)?;
     let opened = told(&disk, tag(path)?, generation::of_device());
     Ok(Held::new(disk, opened))
 }

@@ -1,42 +1,46 @@
 //! Raw files in pools.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use drover_disk::{DiskErrorKind, FileDisk, OpenTarget};
+use drover_disk::device::signatures_on;
+use drover_disk::{DiskErrorKind, FileDisk, LockedFile, OpenTarget};
 
 use super::{generation, told};
 use crate::error::Refusal;
 use crate::opening::{DISK_BYTES_MAX, How, Stat, Writer};
 use crate::serve::Held;
 
-/// No file system keeps more than this inside the file's own record.
-const TINY_BYTES_MAX: u64 = 64 << 10;
-
 pub(super) fn read(path: &Path) -> Result<Held, Refusal> {
     // Past the page cache, where that works: who reads a copy back wants to know what is on the disk.
     let disk = FileDisk::open_for_verify(path)?;
-    let opened = told(&disk, tag(path)?, generation::of_file(path)?);
+    let mut opened = told(&disk, tag(path)?, generation::of_file(path)?);
+    opened.notes.extend(image_in(path).map(|what| {
+        format!(
+            "{}: its first bytes are those of a {what}; it is read as the raw disk it lies in",
+            path.display()
+        )
+    }));
     Ok(Held::new(disk, opened))
+}
+
+/// What kind of image a file seems to be. Only seems: a guest can write such a head to its raw disk.
+fn image_in(path: &Path) -> Option<&'static str> {
+    let marks = signatures_on(path).ok()?;
+    marks.iter().map(|mark| mark.name).find(|name| name.ends_with("image"))
 }
 
 pub(super) fn write(path: &Path, writer: &Writer) -> Result<Held, Refusal> {
     if writer.size > DISK_BYTES_MAX {
         return Err(Refusal::new(DiskErrorKind::Unsupported, "no disk has more than 1 PiB"));
     }
-    let there = std::fs::metadata(path).ok();
     let size = writer.size;
-    let disk = match (writer.how, there) {
-        (How::New, None) | (How::Force, None) => {
-            FileDisk::open_target(path, OpenTarget { size, create: true, resume: false })?
-        }
-        (How::New, Some(meta)) if !holds_nothing(path, &meta) => {
-            let why = format!("{} already holds {} bytes", path.display(), meta.len());
-            return Err(Refusal::new(DiskErrorKind::Denied, why));
-        }
-        (How::New | How::Force, Some(_)) => FileDisk::open_target_emptied(path, size)?,
-        (How::Resume, _) => FileDisk::open_target(path, OpenTarget { size, create: false, resume: true })?,
+    // Locked first, looked at then: whoever had it until now may have finished a copy.
+    let disk = match writer.how {
+        How::New => LockedFile::open_or_create(path)?.into_new_disk(size)?,
+        How::Force => LockedFile::open_or_create(path)?.into_empty_disk(size)?,
+        How::Resume => FileDisk::open_target(path, OpenTarget { size, create: false, resume: true })?,
     };
     let zeroed = drover_disk::Disk::features(&disk).zeroed;
     let mut opened = told(&disk, tag(path)?, generation::of_file(path)?);
@@ -72,8 +76,8 @@ fn tag(path: &Path) -> Result<String, Refusal> {
     Ok(generation::tag_of(&meta))
 }
 
-/// Whether a file has no byte but zeros, and no room taken for any.
+/// As far as it can be told without its lock; one that takes room is not opened for that.
 fn holds_nothing(path: &Path, meta: &Metadata) -> bool {
-    let is_blank = || std::fs::read(path).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0));
-    meta.is_file() && meta.blocks() == 0 && (meta.len() > TINY_BYTES_MAX || is_blank())
+    let is_blank = || File::open(path).and_then(|file| drover_disk::holds_nothing(&file));
+    meta.is_file() && meta.blocks() == 0 && is_blank().unwrap_or(false)
 }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use drover_types::ByteSpan;
 
 use super::handle::{Handle, retry};
+use super::locked::LockedFile;
 use super::target::{lock, open_options, parent_of};
 use super::{FileKind, check_kind, open_error};
 use crate::{DiskError, DiskErrorKind, DiskOp};
@@ -55,15 +56,12 @@ impl HostFile {
     /// When it is not there or no regular file, or another process holds it.
     pub fn open(path: &Path) -> Result<HostFile, DiskError> {
         let name = path.display().to_string();
-        let opened = regular(path).and_then(|()| {
-            let file = open_options().open(path)?;
-            lock(&file)?;
-            let length = file.metadata()?.len();
-            Ok((file, length))
-        });
-        let (file, length) = opened.map_err(|error| open_error(&name, error))?;
-        let handle = Handle::for_target(name, file, FileKind::Regular, length, None);
-        Ok(HostFile { handle, unpublished: Mutex::new(None) })
+        regular(path).map_err(|error| open_error(&name, error))?;
+        LockedFile::open(path)?.into_host_file()
+    }
+
+    pub(super) fn of(handle: Handle) -> HostFile {
+        HostFile { handle, unpublished: Mutex::new(None) }
     }
 
     /// Opens a file to read it back, past the page cache where that works.
@@ -78,10 +76,7 @@ impl HostFile {
             Ok((file, length))
         });
         let (file, length) = opened.map_err(|error| open_error(&name, error))?;
-        Ok(HostFile {
-            handle: Handle::for_verify(name, file, FileKind::Regular, length),
-            unpublished: Mutex::new(None),
-        })
+        Ok(HostFile::of(Handle::for_verify(name, file, FileKind::Regular, length)))
     }
 
     /// Makes what was written durable and gives the file its name, durably and without replacing another.

@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! mod        FileDisk: the Disk and Lane of a path
-//! target     opening a path that will be overwritten, and all reasons to refuse
+//! locked     opening a path that may be overwritten: locked first, looked at then
+//! blank      whether a file holds anything
+//! target     a locked path as a target
 //! handle     reads, writes and zeroing of any span, direct where the file system takes it
 //! direct     whether and how direct I/O works on an open file
 //! pieces     cutting a span at whole grains
@@ -12,16 +14,20 @@
 //! writers    threads that write, so that lanes do not stand still
 //! ```
 
+mod blank;
 mod direct;
 mod handle;
 mod host;
+mod locked;
 mod map;
 mod pieces;
 mod preflight;
 mod target;
 mod writers;
 
+pub use blank::holds_nothing;
 pub use host::HostFile;
+pub use locked::LockedFile;
 pub use preflight::{free_bytes, is_writable_dir};
 pub use target::OpenTarget;
 
@@ -99,15 +105,17 @@ impl FileDisk {
         let opened = check_kind(path).and_then(|kind| Ok((File::open(path)?, kind)));
         let (file, kind) = opened.map_err(|source| open_error(&name, source))?;
         let size = size_of(&file, kind).map_err(|source| open_error(&name, source))?;
-        let handle = handle(name, file, kind, size);
+        Ok(FileDisk::of_reader(handle(name, file, kind, size), kind))
+    }
+
+    fn of_reader(handle: Handle, kind: FileKind) -> FileDisk {
         let features = Features {
             writable: false,
             fast_zero: false,
-            extents: kind == FileKind::Regular && map::works(handle.file(), size),
+            extents: kind == FileKind::Regular && map::works(handle.file(), handle.size()),
             zeroed: false,
         };
-        let handle = Arc::new(handle);
-        Ok(FileDisk { handle, kind, access: Access::Source, features, writers: None })
+        FileDisk { handle: Arc::new(handle), kind, access: Access::Source, features, writers: None }
     }
 
     /// Opens a file or block device to be read from the disk itself, past the page cache where the

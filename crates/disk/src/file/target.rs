@@ -1,16 +1,16 @@
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::handle::Handle;
+use super::locked::LockedFile;
 use super::writers::Writers;
-use super::{Access, FileDisk, FileKind, check_kind, map, open_error, size_of};
-use crate::patience::{lock_file, patiently};
+use super::{Access, FileDisk, FileKind, map, open_error};
+use crate::patience::lock_file;
 use crate::{DiskError, Features};
 
 /// How a target is opened.
@@ -34,55 +34,32 @@ impl FileDisk {
     /// device is smaller than asked, mounted or otherwise in use; when another process holds the
     /// lock (a second drover, a running QEMU); when the path is neither file nor device.
     pub fn open_target(path: impl AsRef<Path>, how: OpenTarget) -> Result<FileDisk, DiskError> {
-        FileDisk::target(path.as_ref(), how, false)
-    }
-
-    /// As [`FileDisk::open_target`], but takes a regular file whatever it holds and whatever its size,
-    /// and empties it once it is locked.
-    ///
-    /// # Errors
-    /// As [`FileDisk::open_target`].
-    pub fn open_target_emptied(path: impl AsRef<Path>, size: u64) -> Result<FileDisk, DiskError> {
-        FileDisk::target(path.as_ref(), OpenTarget { size, create: true, resume: true }, true)
-    }
-
-    fn target(path: &Path, how: OpenTarget, emptied: bool) -> Result<FileDisk, DiskError> {
-        let name = path.display().to_string();
-        let target = open(path, how, emptied).map_err(|source| open_error(&name, source))?;
-        let handle = Handle::for_target(name, target.file, target.kind, how.size, target.new_in);
-        let features = Features {
-            writable: true,
-            fast_zero: punches(handle.file(), target.kind, how.size),
-            extents: target.kind == FileKind::Regular && map::works(handle.file(), how.size),
-            zeroed: target.zeroed,
-        };
-        let handle = Arc::new(handle);
-        let writers = Some(Arc::new(Writers::new(handle.clone())));
-        Ok(FileDisk { handle, kind: target.kind, access: Access::Target, features, writers })
+        let path = path.as_ref();
+        let found = LockedFile::at(path, how.create);
+        let found = found.map_err(|source| open_error(&path.display().to_string(), source))?;
+        found.into_target(how.size, how.resume)
     }
 }
 
-struct Target {
+/// A target of a file that is locked and has its size. `new_in` is the directory whose entry for it is not durable yet.
+pub(super) fn finish(
+    name: String,
     file: File,
     kind: FileKind,
+    size: u64,
     zeroed: bool,
-    /// The directory whose entry for the file is not durable yet.
     new_in: Option<PathBuf>,
-}
-
-fn open(path: &Path, how: OpenTarget, emptied: bool) -> io::Result<Target> {
-    match check_kind(path) {
-        Ok(FileKind::Block) => open_block(path, how),
-        Ok(FileKind::Regular) if emptied => {
-            let file = open_options().open(path)?;
-            lock(&file)?;
-            file.set_len(0)?;
-            fill_locked(file, how, None)
-        }
-        Ok(FileKind::Regular) => fill(open_options().open(path)?, how, None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && how.create => create(path, how),
-        Err(error) => Err(error),
-    }
+) -> FileDisk {
+    let handle = Handle::for_target(name, file, kind, size, new_in);
+    let features = Features {
+        writable: true,
+        fast_zero: punches(handle.file(), kind, size),
+        extents: kind == FileKind::Regular && map::works(handle.file(), size),
+        zeroed,
+    };
+    let handle = Arc::new(handle);
+    let writers = Some(Arc::new(Writers::new(handle.clone())));
+    FileDisk { handle, kind, access: Access::Target, features, writers }
 }
 
 pub(super) fn open_options() -> OpenOptions {
@@ -91,64 +68,11 @@ pub(super) fn open_options() -> OpenOptions {
     options
 }
 
-fn open_block(path: &Path, how: OpenTarget) -> io::Result<Target> {
-    // For a block device O_EXCL means: nobody else claims it, neither a mount nor RAID nor LVM.
-    let claim = || open_options().custom_flags(OFlags::EXCL.bits() as i32).open(path);
-    let file = patiently(claim, |error| error.kind() == io::ErrorKind::ResourceBusy).map_err(in_use)?;
-    lock(&file)?;
-    let size = size_of(&file, FileKind::Block)?;
-    if size < how.size {
-        return Err(refusal(format!("the device holds {size} bytes, {} are needed", how.size)));
-    }
-    Ok(Target { file, kind: FileKind::Block, zeroed: false, new_in: None })
-}
-
-fn in_use(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::ResourceBusy => {
-            let text = "the device is in use: mounted, or part of a volume or array";
-            io::Error::new(io::ErrorKind::ResourceBusy, text)
-        }
-        _ => error,
-    }
-}
-
-fn create(path: &Path, how: OpenTarget) -> io::Result<Target> {
-    let file = open_options().create_new(true).mode(0o600).open(path)?;
-    let filled = fill(file, how, Some(parent_of(path).to_path_buf()));
-    if filled.is_err() {
-        // It was made a moment ago and nothing is in it. If it cannot be removed either, the
-        // first error still says more.
-        let _ = std::fs::remove_file(path);
-    }
-    filled
-}
-
 pub(super) fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
-}
-
-/// Locks a regular file, then brings it to its size, then judges what it holds: in this order,
-/// since only the lock keeps others from changing it.
-fn fill(file: File, how: OpenTarget, new_in: Option<PathBuf>) -> io::Result<Target> {
-    lock(&file)?;
-    fill_locked(file, how, new_in)
-}
-
-fn fill_locked(file: File, how: OpenTarget, new_in: Option<PathBuf>) -> io::Result<Target> {
-    let length = file.metadata()?.len();
-    let zeroed = length == 0;
-    if zeroed {
-        file.set_len(how.size)?;
-    } else if !how.resume {
-        return Err(refusal(format!("it already holds {length} bytes; resume it, or remove it first")));
-    } else if length != how.size {
-        return Err(refusal(format!("it holds {length} bytes, but the disk to resume has {}", how.size)));
-    }
-    Ok(Target { file, kind: FileKind::Regular, zeroed, new_in })
 }
 
 fn refusal(text: String) -> io::Error {
