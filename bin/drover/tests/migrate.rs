@@ -198,3 +198,29 @@ fn inventory_status_and_report_speak_json_and_text() {
     assert_ne!(stage.run(&new).code, Some(0), "an existing plan is not overwritten");
     assert_eq!(stage.run(&["plan", "check", drafted.to_str().unwrap(), "--offline"]).code, Some(0));
 }
+
+#[test]
+fn a_guest_that_drover_starts_inherits_no_password() {
+    let Some(stage) = Stage::new(17, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("starts", &[("convert: never", "convert: never\nstart: true")]);
+    let output = stage.run(&["migrate", &plan]);
+    if output.err.contains("is not installed") {
+        return println!("skipped: {}", output.err);
+    }
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    let folder = drover_qemu::VmFolder::new(&stage.vms().join("one"));
+    let running = drover_qemu::find_running(&folder).unwrap().unwrap();
+    let environment = std::fs::read(format!("/proc/{}/environ", running.pid)).unwrap();
+    running.stop(std::time::Duration::ZERO).unwrap();
+    let names: Vec<_> = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    assert!(names.iter().any(|name| name.starts_with("PATH=")), "{names:?}");
+    assert!(
+        !names.iter().any(|name| name.contains("DROVER_") || name.contains(drover_lab::PASSWORD)),
+        "{names:?}"
+    );
+}

@@ -75,6 +75,27 @@ fn pure_crates_touch_no_clock_socket_thread_or_file() {
     }
 }
 
+#[test]
+fn children_of_the_program_are_made_in_one_place_that_gives_them_no_secret() {
+    // Development only, but for `lab wan`, whose command is the user's own.
+    let exempt = ["crates/child/", "crates/lab/", "crates/wan/", "commands/lab.rs", "/tests.rs", "/tests/"];
+    let folders = ["crates", "bin"].map(|name| drover_lab::workspace().join(name));
+    let (mut looked_at, mut makers) = (0, 0);
+    for file in folders.iter().flat_map(|folder| rust_files(folder)) {
+        let name = file.to_string_lossy().into_owned();
+        if !name.ends_with(".rs") || !name.contains("/src/") || exempt.iter().any(|it| name.contains(it)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        // Unit tests stand last in their files.
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        looked_at += 1;
+        makers += usize::from(text.contains("drover_child::command("));
+        assert!(!text.contains("Command::new("), "{name}: make it with drover_child::command");
+    }
+    assert!(looked_at > 100 && makers > 10, "{looked_at} files with {makers} makers were looked at");
+}
+
 fn rust_files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] }).collect()

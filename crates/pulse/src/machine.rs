@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::error::PulseError;
 use crate::voice::{PATIENCE, POLL, Voice};
+use drover_child::Kind;
 
 /// What a guest that beats does, and in which machine.
 #[derive(Clone, Debug)]
@@ -176,7 +177,7 @@ impl PulseSpec {
         std::fs::write(&image, self.image()?)
             .map_err(PulseError::of(format!("writing {}", image.display())))?;
         let socket = |name: &str| format!("unix:{},server=on,wait=off", folder.join(name).display());
-        let mut command = Command::new(&self.qemu);
+        let mut command = drover_child::command(&self.qemu, Kind::Plain);
         command
             .args(["-machine", &self.machine, "-accel", &self.accel, "-cpu", &self.cpu])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])

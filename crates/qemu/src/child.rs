@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
 use crate::error::{QemuError, QemuErrorKind};
+use drover_child::Kind;
 
 /// How a child ended.
 #[derive(Debug)]
@@ -119,7 +120,8 @@ impl Guarded {
     /// Starts `program arguments` under a guard; when this process or the value is gone, `folder` is removed
     /// and the child gets SIGTERM. Both outputs of the child go to `log`.
     pub(crate) fn spawn(command: &Command, folder: &Path, log: fs::File) -> io::Result<Guarded> {
-        let mut shell = Command::new("/bin/sh");
+        // What `command` inherits is among the variables it sets.
+        let mut shell = drover_child::command("/bin/sh", Kind::Plain);
         shell
             .args(["-c", GUARD, "drover-guard"])
             .arg(folder)

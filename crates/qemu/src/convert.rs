@@ -17,7 +17,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::child::{self, Guarded, private_folder, run_of};
@@ -28,6 +27,7 @@ use crate::image::{HOURS, PACKAGE};
 use crate::libvirt::libvirt_xml;
 use crate::spec::{DiskSpec, ImageFormat, MachineSpec};
 use crate::validate::find_program;
+use drover_child::Kind;
 
 /// How a guest is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,14 +73,21 @@ pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOu
         State::Converted => {}
         State::Untouched => {
             let Some(program) = options.program.clone().or_else(find_converter) else {
-                let why = "virt-v2v-in-place is not installed (package virt-v2v)";
-                return Ok(ConvertOutcome::NotAvailable(why.into()));
+                return Ok(ConvertOutcome::NotAvailable(NO_CONVERTER.into()));
             };
             conversion.run(&program, options.time_max)?;
         }
     }
     conversion.commit()?;
     Ok(ConvertOutcome::Converted(conversion.log()))
+}
+
+/// Whether this machine has a converter.
+///
+/// # Errors
+/// Why it has none.
+pub fn can_convert() -> Result<(), String> {
+    find_converter().map(drop).ok_or_else(|| NO_CONVERTER.into())
 }
 
 /// Removes what a conversion left in a machine's folder: overlays, state and log. For when the images go too, as
@@ -132,7 +139,7 @@ impl Conversion<'_> {
     fn commit(&self) -> Result<(), QemuError> {
         for overlay in self.overlays() {
             let what = format!("merge of the converted {}", overlay.display());
-            let mut command = Command::new("qemu-img");
+            let mut command = drover_child::command("qemu-img", Kind::Plain);
             // `-d` keeps the overlay's content, which must stay whole until all are merged.
             command.args(["commit", "-q", "-d", "-f", "qcow2"]).arg(&overlay);
             run_of(PACKAGE, &mut command, HOURS)?.check(what)?;
@@ -192,7 +199,7 @@ impl Conversion<'_> {
 
     /// It ends with us, so that it never works on overlays behind the back of a drover that was started anew.
     fn run_program(&self, program: &Path, time_max: Duration) -> Result<(), QemuError> {
-        let mut command = Command::new(program);
+        let mut command = drover_child::command(program, Kind::Converter);
         command.args(["-i", "libvirtxml"]).arg(self.definition());
         if std::env::var_os(BACKEND).is_none() {
             // No libvirtd is needed to look into a disk.
@@ -258,7 +265,7 @@ impl Conversion<'_> {
 }
 
 fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuError> {
-    let mut command = Command::new("qemu-img");
+    let mut command = drover_child::command("qemu-img", Kind::Plain);
     command
         .args(["create", "-q", "-f", "qcow2", "-F", disk.format.as_str(), "-b"])
         .arg(&disk.path)
@@ -271,6 +278,7 @@ fn find_converter() -> Option<PathBuf> {
     find_program("virt-v2v-in-place", &["/usr/libexec", "/usr/lib", "/usr/lib/virt-v2v"])
 }
 
+const NO_CONVERTER: &str = "virt-v2v-in-place is not installed (package virt-v2v)";
 const CONVERTED: &str = "converted";
 const COMMITTED: &str = "committed";
 const BACKEND: &str = "LIBGUESTFS_BACKEND";
@@ -335,7 +343,7 @@ mod tests {
         /// Whether both disks start with these bytes.
         fn disks_start_with(&self, first: u8, second: u8) -> bool {
             let read = format!("read -q -P {second} 0 64k");
-            let mut command = Command::new("qemu-io");
+            let mut command = drover_child::command("qemu-io", Kind::Plain);
             command.args(["-f", "qcow2", "-c", &read]).arg(&self.spec.disks[1].path);
             // qemu-io tells a differing pattern only in words.
             let ended = child::run(&mut command, Duration::from_secs(60)).unwrap();
@@ -372,7 +380,7 @@ mod tests {
         assert!(scene.is_as_copied());
         // The first disk was merged, then drover was killed.
         let overlay = &conversion.overlays()[0];
-        let mut commit = Command::new("qemu-img");
+        let mut commit = drover_child::command("qemu-img", Kind::Plain);
         commit.args(["commit", "-q", "-d", "-f", "qcow2"]).arg(overlay);
         assert!(child::run(&mut commit, Duration::from_secs(60)).unwrap().success);
         assert!(scene.disks_start_with(7, 0));

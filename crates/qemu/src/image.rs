@@ -1,7 +1,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command};
+use std::process;
 use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::child::run_of;
 use crate::error::{QemuError, QemuErrorKind};
 use crate::spec::ImageFormat;
+use drover_child::Kind;
 
 /// How a qcow2 image is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,7 @@ fn make_qcow2(new: &Path, size_bytes: u64, options: &Qcow2Options, what: &str) -
         Preallocation::Full => "full",
     };
     let format = format!("cluster_size={},preallocation={preallocation}", options.cluster_bytes);
-    let mut command = Command::new("qemu-img");
+    let mut command = drover_child::command("qemu-img", Kind::Plain);
     command.args(["create", "-q", "-f", "qcow2", "-o", &format]).arg(new).arg(size_bytes.to_string());
     // Writing zeros over a whole disk takes as long as it takes.
     let time_max = if options.preallocation == Preallocation::Full { HOURS } else { CREATE_TIME_MAX };
@@ -134,7 +135,7 @@ pub struct ImageInfo {
 /// [`QemuErrorKind::WrongFormat`] or QEMU's own words; [`QemuErrorKind::Missing`] without `qemu-img`.
 pub fn image_info(path: &Path, format: ImageFormat) -> Result<ImageInfo, QemuError> {
     let what = format!("look at {}", path.display());
-    let mut command = Command::new("qemu-img");
+    let mut command = drover_child::command("qemu-img", Kind::Plain);
     command.args(["info", "--output=json", "-U", "-f", format.as_str()]).arg(path);
     let ended = run_of(PACKAGE, &mut command, INFO_TIME_MAX)?.check(&what)?;
     let answer: Value = serde_json::from_slice(&ended.stdout)

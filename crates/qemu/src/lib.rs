@@ -36,7 +36,7 @@ mod xml;
 
 pub use accel::Detected;
 pub use command::{RunOptions, Serial, qemu_command};
-pub use convert::{ConvertOptions, ConvertOutcome, convert, forget_conversion};
+pub use convert::{ConvertOptions, ConvertOutcome, can_convert, convert, forget_conversion};
 pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};
 pub use folder::VmFolder;

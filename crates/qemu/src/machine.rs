@@ -1,6 +1,5 @@
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use crate::process::{find_pid, is_alive, is_running, wait_gone};
 use crate::qmp::Qmp;
 use crate::serial::wait_for_line;
 use crate::spec::{Accelerator, MachineSpec};
+use drover_child::Kind;
 
 /// A machine that runs. It goes on running when this value, or drover, is gone.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ fn remove_traces(folder: &VmFolder) -> std::io::Result<()> {
 /// Runs QEMU until it has gone to the background, which it does only when the machine is set up.
 fn launch(spec: &MachineSpec, options: &RunOptions, what: &str) -> Result<(), QemuError> {
     let words = qemu_command(spec, options)?;
-    let mut command = Command::new(&words[0]);
+    let mut command = drover_child::command(&words[0], Kind::Plain);
     command.args(&words[1..]).current_dir(spec.folder.path());
     // With `-daemonize` and `-D` all that QEMU says goes there, from its start on.
     command.args(["-msg", "timestamp=on", "-daemonize", "-D"]).arg(spec.folder.qemu_log());

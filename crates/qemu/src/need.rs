@@ -21,19 +21,25 @@ pub fn needs_conversion(guest_id: &str, boot_bus: DiskBus) -> Need {
         return windows(boot_bus);
     }
     if OLD_LINUX.iter().any(|old| id.starts_with(old)) {
-        return Need::Needed(format!("{guest_id} is older than the virtio drivers"));
+        return Need::Needed(format!(
+            "its guest id {guest_id} names a system that is older than the virtio drivers"
+        ));
     }
     if MANY_DRIVERS.iter().any(|name| id.starts_with(name)) {
-        return Need::NotNeeded(format!("{guest_id} has virtio drivers in its initramfs"));
+        return Need::NotNeeded(format!(
+            "guests with the id {guest_id} usually boot from virtio; the guest itself was not looked at"
+        ));
     }
     if OWN_DRIVERS_ONLY.iter().any(|name| id.starts_with(name)) {
         return Need::Advised(format!(
-            "{guest_id} may have built its initramfs for VMware's controllers alone; without conversion, boot its \
+            "a guest with the id {guest_id} may have an initramfs for VMware's controllers alone; without conversion, boot its \
              rescue entry once and run `dracut --force --no-hostonly`"
         ));
     }
     if id.contains("linux") || id.contains("photon") {
-        return Need::NotNeeded(format!("{guest_id} has virtio drivers in its kernel"));
+        return Need::NotNeeded(format!(
+            "guests with the id {guest_id} usually boot from virtio; the guest itself was not looked at"
+        ));
     }
     Need::Advised(format!("nothing is known about {guest_id:?}"))
 }
@@ -41,10 +47,10 @@ pub fn needs_conversion(guest_id: &str, boot_bus: DiskBus) -> Need {
 fn windows(boot_bus: DiskBus) -> Need {
     match boot_bus {
         DiskBus::Sata => {
-            Need::Advised("Windows boots from SATA, but its NICs need the virtio drivers".into())
+            Need::Advised("its guest id names Windows, which boots from SATA; virtio NICs need drivers that it may lack".into())
         }
         DiskBus::Virtio | DiskBus::Scsi => Need::Needed(
-            "Windows stops with INACCESSIBLE_BOOT_DEVICE until the virtio drivers start at boot".into(),
+            "its guest id names Windows, which stops with INACCESSIBLE_BOOT_DEVICE unless virtio drivers start at boot".into(),
         ),
     }
 }

@@ -2,7 +2,6 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use crate::error::{QemuError, QemuErrorKind};
 use crate::image::{PACKAGE, format_of, image_info};
 use crate::qmp::SOCKET_PATH_BYTES_MAX;
 use crate::spec::{Cache, ImageFormat};
+use drover_child::Kind;
 
 /// An image served over NBD on a private socket, by a `qemu-nbd` that ends with this value or this process,
 /// also when the process is killed. Any number of clients may come, go, and come again.
@@ -92,7 +92,7 @@ impl ImageServer {
         }
         let program = crate::validate::find_program("qemu-nbd", &[])
             .ok_or_else(|| start_error(PACKAGE, "qemu-nbd", std::io::ErrorKind::NotFound.into()))?;
-        let mut command = Command::new(program);
+        let mut command = drover_child::command(program, Kind::Plain);
         command.args(arguments(image, format, access)).arg("--socket").arg(&socket).arg("--").arg(image);
         let log = log_in(folder.path());
         let child = File::create(&log)

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::child;
 use crate::error::{QemuError, QemuErrorKind};
+use drover_child::Kind;
 
 /// A daemon by its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ impl Virsh {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = drover_child::command(PROGRAM, Kind::Libvirt);
         // What is read is what it says in no other language.
         command.env("LC_ALL", "C").args(["-q", "-c", &self.uri]).args(words);
         command

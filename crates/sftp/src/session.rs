@@ -2,7 +2,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::SftpOptions;
 use crate::uri::SshUri;
 use crate::wire;
+use drover_child::Kind;
 
 /// How much of what ssh says on standard error is kept: its end.
 const SAID_BYTES_MAX: usize = 2048;
@@ -43,7 +44,7 @@ pub struct Head {
 impl Session {
     /// Starts ssh and agrees on the version.
     pub fn start(uri: &SshUri, options: &SftpOptions) -> io::Result<Session> {
-        let mut command = Command::new(&options.program);
+        let mut command = drover_child::command(&options.program, Kind::Ssh);
         // A server that stops to answer is noticed by ssh itself; a question would wait for nobody.
         command.args(["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]);
         command.args(["-o", "ConnectTimeout=30", "-T", "-x", "-a"]);

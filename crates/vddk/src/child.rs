@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use drover_child::Kind;
 use drover_types::Secret;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -16,9 +17,6 @@ use crate::error::{VddkError, VddkErrorKind};
 use crate::log::Log;
 use crate::settings::{READY, SOCKET};
 
-/// Variables that a child gets: what programs need to run, and none that may hold a secret.
-const VARIABLES: &[&str] =
-    &["PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// Time for VDDK to close a disk in order, which gives its memory at the host back at once.
 const CLOSE_PAUSE: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(10);
@@ -45,9 +43,9 @@ impl Server {
         log: &Arc<Log>,
     ) -> io::Result<Server> {
         files.iter().try_for_each(|(path, text)| fs::write(path, text))?;
-        let mut command = Command::new("/bin/sh");
+        let mut command = drover_child::command("/bin/sh", Kind::Plain);
         command.args(["-c", GUARD, "drover-guard"]).arg(folder).arg("nbdkit").args(arguments);
-        limit_environment(&mut command).env("TMPDIR", folder);
+        command.env("TMPDIR", folder);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         // A group of its own: Ctrl-C on the terminal is ours to handle.
         let mut guard = command.process_group(0).spawn()?;
@@ -173,11 +171,6 @@ wait "$reader"
 "#;
 const ENDED: &str = "ended";
 
-fn limit_environment(command: &mut Command) -> &mut Command {
-    let kept = VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-    command.env_clear().envs(kept)
-}
-
 fn kill_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It fails only if all of the group is gone.
@@ -195,11 +188,7 @@ pub(crate) fn ask(command: &mut Command) -> Result<String, VddkError> {
         }
         _ => VddkError::new(VddkErrorKind::Failed, format!("run of {program}")).because(error),
     };
-    limit_environment(command)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn().map_err(failed)?;
     let stdout = child.stdout.take();
     let reader = thread::spawn(move || {

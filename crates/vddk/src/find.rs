@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::child;
 use crate::error::{VddkError, VddkErrorKind};
+use drover_child::Kind;
 
 /// Releases of the library that plugins look for, the newest first.
 const LIBRARY_MAJORS: &[u32] = &[9, 8, 7, 6];
@@ -65,8 +65,10 @@ impl Installation {
     pub fn versions(&self) -> Result<Versions, VddkError> {
         let mut libdir = std::ffi::OsString::from("libdir=");
         libdir.push(&self.libdir);
-        let told = child::ask(Command::new("nbdkit").arg(&self.plugin).arg(libdir).arg("--dump-plugin"))?;
-        let version = child::ask(Command::new("nbdkit").arg("--version"))?;
+        let told = child::ask(
+            drover_child::command("nbdkit", Kind::Plain).arg(&self.plugin).arg(libdir).arg("--dump-plugin"),
+        )?;
+        let version = child::ask(drover_child::command("nbdkit", Kind::Plain).arg("--version"))?;
         let value = |key: &str| told.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         if value("vddk_library_version").is_none() {
             let what =
@@ -107,7 +109,7 @@ fn no_library(libdir: &Path, why: &str) -> VddkError {
 }
 
 fn installed_plugin() -> Result<PathBuf, VddkError> {
-    let told = child::ask(Command::new("nbdkit").arg("--dump-config"))?;
+    let told = child::ask(drover_child::command("nbdkit", Kind::Plain).arg("--dump-config"))?;
     let folder = told.lines().find_map(|line| line.strip_prefix("plugindir="));
     let folder = folder.ok_or_else(|| {
         VddkError::new(VddkErrorKind::Missing, "nbdkit does not tell where its plugins are")

@@ -7,12 +7,13 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Fingerprint, Peer, Peers, Token, Tokens, pair_with, server_config};
 use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
+use drover_child::Kind;
 use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
 use drover_relay::control::ControlServer;
@@ -215,7 +216,10 @@ fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
 /// The folder of a libvirt pool, as `virsh` tells it.
 fn libvirt_folder(pool: &str) -> Result<PathBuf, Failure> {
     let usage = |text: String| Failure::new(Exit::Usage, format!("libvirt pool {pool}: {text}"));
-    let output = Command::new("virsh").args(["pool-dumpxml", "--", pool]).stdin(Stdio::null()).output();
+    let output = drover_child::command("virsh", Kind::Libvirt)
+        .args(["pool-dumpxml", "--", pool])
+        .stdin(Stdio::null())
+        .output();
     let output = output.map_err(|error| usage(format!("virsh: {error}")))?;
     if !output.status.success() {
         return Err(usage(String::from_utf8_lossy(&output.stderr).trim().to_string()));

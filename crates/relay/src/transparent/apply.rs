@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 use super::script::{Catch, NUMBER_MAX, TABLE_PREFIX, mark, number_of, table_name};
+use drover_child::Kind;
 
 /// Numbers that are tried before giving up.
 const TRIES_MAX: u32 = 64;
@@ -46,7 +47,7 @@ pub enum ApplyError {
 fn run(program: &str, args: &[&str], input: &str) -> Result<String, ApplyError> {
     let line = format!("{program} {}", args.join(" "));
     let started = |source| ApplyError::Start { program: line.clone(), source };
-    let mut command = Command::new(program);
+    let mut command = drover_child::command(program, Kind::Plain);
     // Ctrl-C is for the relay, not for what takes its rules away.
     command.args(args).env("LC_ALL", "C").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use drover_child::Kind;
 use drover_engine::chain;
 use drover_live::{LOSES_WRITES, loses_writes};
 use drover_mover::StopSignal;
@@ -217,7 +218,7 @@ fn version(qemu: &Path, asker: &Asker<'_>) -> Result<String, Failure> {
         Failure::new(Exit::Plan, why)
             .advise("install QEMU (apt-get install qemu-system-x86), or name its program by --qemu")
     };
-    let said = match asker.hear(Command::new(qemu).arg("--version")) {
+    let said = match asker.hear(drover_child::command(qemu, Kind::Plain).arg("--version")) {
         Ok(said) => said,
         Err(Unasked::Stopped) => return Err(stopped()),
         Err(Unasked::Missing) => {
@@ -248,7 +249,7 @@ fn program(asked: Option<&Path>, asker: &Asker<'_>) -> Result<(PathBuf, String),
         return Err(unusable(format!("there is no file {}", asked.display())));
     }
     let path = std::path::absolute(asked).map_err(|error| unusable(error.to_string()))?;
-    let said = match asker.hear(Command::new(&path).arg("--version")) {
+    let said = match asker.hear(drover_child::command(&path, Kind::Plain).arg("--version")) {
         Ok(said) => said,
         Err(Unasked::Stopped) => return Err(stopped()),
         Err(Unasked::Missing) => return Err(unusable(format!("{} cannot be run", asked.display()))),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use crate::exit::{Exit, Failure};
+use drover_child::Kind;
 
 /// Ends what works in the folder, and removes it, when this value goes or this process ends.
 ///
@@ -60,7 +61,7 @@ impl Keeper {
                 format!("set TMPDIR to a folder whose path has {} bytes at most", PATH_BYTES_MAX - 20);
             return Err(Failure::new(Exit::Plan, why).advise(advice));
         }
-        let mut shell = Command::new("/bin/sh");
+        let mut shell = drover_child::command("/bin/sh", Kind::Plain);
         shell.args(["-c", KEEP, "drover-keeper"]).arg(&path).arg(MARK).current_dir("/");
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // Ctrl-C on the terminal is ours to handle.

@@ -19,6 +19,7 @@ use super::run::{Bench, Told, cpu_s, look_again};
 use super::tables::Path;
 use crate::cli::By;
 use crate::exit::Exit;
+use drover_child::Kind;
 
 /// Of an order that is soon done.
 const SOON: Duration = Duration::from_secs(30);
@@ -44,7 +45,7 @@ impl Ours<'_> {
     fn command(&self, state: &str, words: &[&str]) -> Result<Command> {
         let (state, temporary) = (self.folder.join(state), self.folder.join("t"));
         std::fs::create_dir_all(&temporary)?;
-        let mut command = Command::new(&self.bench.host.program);
+        let mut command = drover_child::command(&self.bench.host.program, Kind::Plain);
         command.args(words).env("DROVER_STATE", state).env("TMPDIR", temporary);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(command)
