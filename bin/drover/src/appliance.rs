@@ -142,7 +142,11 @@ impl SourceProvider for Appliance {
     }
 
     /// An appliance does not run.
-    fn shutdown_guest(&self, _: &Vm, _: Duration) -> Result<(), ProviderError> {
+    fn ask_shutdown(&self, _: &Vm) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
+    fn wait_until_off(&self, _: &Vm, _: Duration) -> Result<(), ProviderError> {
         Ok(())
     }
 
@@ -239,7 +243,11 @@ impl SourceProvider for LeftAlone {
         found.ok_or_else(|| ProviderError::new(Cause::Internal, format!("{id} is not in the plan")))
     }
 
-    fn shutdown_guest(&self, _: &Vm, _: Duration) -> Result<(), ProviderError> {
+    fn ask_shutdown(&self, _: &Vm) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
+    fn wait_until_off(&self, _: &Vm, _: Duration) -> Result<(), ProviderError> {
         Ok(())
     }
 

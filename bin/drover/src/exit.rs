@@ -136,7 +136,7 @@ impl From<ProviderError> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
-        Failure::new(Exit::Internal, chain(&error)).advise("give a folder that can be written with --state")
+        Failure::new(Exit::Internal, chain(&error)).advise(error.advice())
     }
 }
 

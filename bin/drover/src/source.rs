@@ -29,8 +29,12 @@ impl SourceProvider for VsphereSource {
         self.session.vm(id).map_err(provider_error)
     }
 
-    fn shutdown_guest(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError> {
-        self.session.shutdown_guest(&vm.id, timeout).map_err(provider_error)
+    fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.ask_shutdown(&vm.id).map_err(provider_error)
+    }
+
+    fn wait_until_off(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError> {
+        self.session.wait_until_off(&vm.id, timeout).map_err(provider_error)
     }
 
     fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
-use drover_plan::{Limits, PlannedDisk, PlannedVm, Target};
+use drover_plan::{At, Limits, PlannedDisk, PlannedVm, Problem, Target};
 use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
@@ -57,6 +57,18 @@ impl QemuTarget {
     /// The site of the plan, if it goes to one.
     pub fn site(&self) -> Option<Result<Arc<There>, Failure>> {
         self.about.target.via.as_deref().map(|site| self.there(site))
+    }
+
+    /// What of this machine stands in the way of VMs that come here; touches nothing.
+    pub fn problems(&self, vms: &[PlannedVm]) -> Vec<Problem> {
+        let here = vms.iter().filter(|vm| vm.site.is_none());
+        let problem = |vm: &PlannedVm| {
+            let error = self.here.look_ahead(vm).err()?;
+            let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
+            let problem = problem.at(At { line: vm.line, column: 1 });
+            Some(error.advice.into_iter().fold(problem, Problem::advise))
+        };
+        here.filter_map(problem).collect()
     }
 
     fn there(&self, site: &str) -> Result<Arc<There>, Failure> {

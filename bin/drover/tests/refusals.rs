@@ -108,7 +108,7 @@ fn target_folders_that_cannot_take_it_are_refused_before_the_start() {
 fn an_image_that_drover_did_not_make_is_not_overwritten() {
     let Some(stage) = Stage::new(22, |folder| {
         let a = disk_file(folder, "a", 2 * MIB);
-        vec![vm("one", &[&a])]
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
     }) else {
         return;
     };
@@ -116,11 +116,28 @@ fn an_image_that_drover_did_not_make_is_not_overwritten() {
     std::fs::create_dir_all(image.parent().unwrap()).unwrap();
     std::fs::write(&image, b"somebody's work").unwrap();
     let before = stage.source_state();
-    let output = stage.run(&["migrate", &stage.plan("keep", &[])]);
+    let plan = stage.plan("keep", &[]);
+    let check = stage.run(&["plan", "check", &plan]);
+    assert_eq!(check.code, Some(3), "{}", check.err);
+    assert!(check.err.contains("already holds"), "{}", check.err);
+    let output = stage.run(&["migrate", &plan]);
     assert_eq!(output.code, Some(7), "{}", output.err);
     assert!(output.err.contains("already holds"), "{}", output.err);
     assert_eq!(std::fs::read(&image).unwrap(), b"somebody's work");
     assert_eq!(stage.source_state(), before);
+    let report = stage.report(&plan);
+    let phases: Vec<_> =
+        report["vms"][0]["phases"].as_array().unwrap().iter().map(|it| &it["phase"]).collect();
+    assert_eq!(phases, ["check"], "the guest was shut down for nothing");
+    assert!(
+        report["summary"]["equal"] == json!("not_checked") && !output.out.contains("equal"),
+        "{}",
+        output.out
+    );
+    // A folder in the way of the image, and a converter that is not there.
+    std::fs::remove_file(&image).unwrap();
+    std::fs::create_dir(&image).unwrap();
+    assert_eq!(stage.run(&["plan", "check", &plan]).code, Some(3));
 }
 
 #[test]
@@ -176,4 +193,43 @@ fn garbage_and_answers_that_never_end_are_given_up() {
     refused(&stage, &plan, 5, &["is not one of a vSphere server"]);
     stage.sim.post("/fault/clear", json!({})).unwrap();
     stage.migrate(&plan);
+}
+
+#[test]
+fn a_state_that_cannot_be_written_is_shown_and_one_that_is_damaged_is_said_to_be() {
+    let Some(stage) = Stage::new(25, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        vec![vm("one", &[&a])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("shown", &[]);
+    stage.migrate(&plan);
+    let state = stage.path("state");
+    let mount = |args: &[&str]| {
+        let output = std::process::Command::new("mount").args(args).arg(&state).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if mount(&["--bind", state.to_str().unwrap()]) {
+        let is_read_only = mount(&["-o", "remount,bind,ro"]);
+        let asked = [["status", "shown"], ["report", "shown"]].map(|words| stage.run(&words));
+        assert!(std::process::Command::new("umount").arg(&state).status().unwrap().success());
+        assert!(is_read_only);
+        for output in asked {
+            assert!(output.code == Some(0) && output.out.contains("one"), "{}{}", output.out, output.err);
+        }
+    } else {
+        println!("skipped in part: a read-only folder cannot be mounted (needs root)");
+    }
+    std::fs::write(state.join("drover.db"), vec![b'x'; 65536]).unwrap();
+    for log in ["drover.db-wal", "drover.db-shm"] {
+        let _ = std::fs::remove_file(state.join(log));
+    }
+    let damaged = stage.run(&["status"]);
+    assert_eq!(damaged.code, Some(1), "{}", damaged.err);
+    assert!(
+        damaged.err.contains("it is damaged") && !damaged.err.contains("can be written"),
+        "{}",
+        damaged.err
+    );
 }

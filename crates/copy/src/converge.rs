@@ -49,6 +49,31 @@ impl Estimate {
     }
 }
 
+impl Estimate {
+    /// What samples in seconds, the latest last, tell of the next: eight times of ten it is not further off than the
+    /// spread. Of what is spread evenly to both sides that is 1.6 times the mean distance.
+    pub fn measured(samples: impl IntoIterator<Item = f64>) -> Option<Estimate> {
+        let samples: Vec<f64> = samples.into_iter().collect();
+        let factor = if samples.len() > 1 { P90_OF_MEAN } else { 1.0 };
+        let Estimate { likely, spread } = Estimate::smoothed(samples)?;
+        let least = (likely * SPREAD_SHARE_MIN).max(SPREAD_MIN_S);
+        Some(Estimate { likely, spread: (spread * factor).max(least) })
+    }
+
+    /// Both together, one after the other.
+    #[must_use]
+    pub fn and(self, other: Estimate) -> Estimate {
+        let spread = (self.spread * self.spread + other.spread * other.spread).sqrt();
+        Estimate { likely: self.likely + other.likely, spread }
+    }
+}
+
+const P90_OF_MEAN: f64 = 1.6;
+/// What was measured twice alike may still differ the third time, by this share ...
+const SPREAD_SHARE_MIN: f64 = 0.15;
+/// ... and by what an order to another host may be late.
+const SPREAD_MIN_S: f64 = 0.1;
+
 /// How much the latest sample counts.
 const WEIGHT: f64 = 0.5;
 /// How far off a single sample may be, as a share of it.
@@ -133,10 +158,8 @@ impl Trend {
         let spread_of_bytes = self.churn.spread * open_s + self.churn.likely * costs.shutdown.spread;
         let delta =
             Estimate { likely: delta_s, spread: spread_of_bytes / self.rate + delta_s * SPREAD_OF_RATE };
-        let parts = [costs.shutdown, costs.freeze, delta, costs.prove, costs.boot];
-        let likely: f64 = parts.iter().map(|part| part.likely).sum();
-        // They go wrong independently of each other.
-        let spread = parts.iter().map(|part| part.spread * part.spread).sum::<f64>().sqrt();
+        let [shutdown, freeze, prove, boot] = costs.parts();
+        let (likely, spread) = sum_of(&[shutdown, freeze, delta, prove, boot]);
         Forecast {
             likely: seconds(likely),
             low: seconds((likely - spread).max(0.0)),
@@ -144,6 +167,24 @@ impl Trend {
             delta_bytes: bytes as u64,
         }
     }
+}
+
+impl Costs {
+    fn parts(&self) -> [Estimate; 4] {
+        [self.shutdown, self.freeze, self.prove, self.boot]
+    }
+
+    /// The most that is to be expected of all parts together.
+    fn high(&self) -> Duration {
+        let (likely, spread) = sum_of(&self.parts());
+        seconds(likely + spread)
+    }
+}
+
+/// The sum of parts that go wrong independently of each other, and how far off it may well be.
+fn sum_of(parts: &[Estimate]) -> (f64, f64) {
+    let likely = parts.iter().map(|part| part.likely).sum();
+    (likely, parts.iter().map(|part| part.spread * part.spread).sum::<f64>().sqrt())
 }
 
 /// How far off the measured rate may be when it counts, as a share of it.
@@ -156,6 +197,11 @@ const DELTAS_MIN: usize = 2;
 /// What measuring says of the way a machine is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
+    /// Even if nothing had changed, the machine would be down for longer than it may: it never fits.
+    NeverFits {
+        /// The upper end of what a cutover takes besides copying.
+        least: Duration,
+    },
     /// Passes gain nothing: it changes about as fast as it is copied.
     Hopeless,
     /// A pass takes longer than the interval, so that snapshots follow each other without a pause.
@@ -293,6 +339,10 @@ impl Contract {
     pub fn advice(&self, trend: &Trend, costs: &Costs) -> Option<Advice> {
         if trend.is_hopeless() {
             return Some(Advice::Hopeless);
+        }
+        let least = costs.high();
+        if self.when == When::Fits && least > self.downtime_max {
+            return Some(Advice::NeverFits { least });
         }
         let interval = self.interval.filter(|_| trend.deltas >= DELTAS_MIN)?;
         let pass = seconds(trend.pass_s(interval.as_secs_f64()));

@@ -106,7 +106,7 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
     problems.extend(thaw(context, planned));
     match may_go_down(context, planned)? {
         true => problems.push(format!(
-            "{} runs, but was asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
+            "{} runs, but may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
              is switched on again",
             planned.vm.name,
             planned.shutdown_timeout.as_secs()

@@ -147,6 +147,7 @@ impl EngineError {
                  journal, check the machine's log, and run the plan again"
                     .into(),
             ),
+            EngineError::Store(error) => Some(error.advice().into()),
             EngineError::Running { .. } => Some("wait for it, or stop it with `drover cancel`".into()),
             _ => None,
         }

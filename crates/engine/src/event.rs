@@ -126,14 +126,16 @@ pub enum Event {
         /// How long it will be down.
         forecast: Option<Downtime>,
     },
-    /// A VM that moved over runs at the target.
+    /// A VM has moved over: it runs at the target, or can be started there.
     CutoverEnded {
         /// VM.
         vm: String,
         /// What was predicted.
         forecast: Option<Downtime>,
-        /// How long it was down, in milliseconds.
-        downtime_ms: u64,
+        /// How long it was down, in milliseconds; absent if drover did not start it.
+        downtime_ms: Option<u64>,
+        /// Milliseconds from the shutdown until it ran or could be started.
+        ready_ms: u64,
     },
     /// A VM reached its end.
     VmEnded {

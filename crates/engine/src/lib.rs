@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod begun;
 mod cancel;
 mod clock;
 mod error;
@@ -21,11 +22,12 @@ mod slots;
 mod store;
 mod tracking;
 
+pub use begun::{begun, left_out};
 pub use cancel::cancel;
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
-pub use itinerary::{SNAPSHOT_MARK, is_own_snapshot};
+pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
 pub use provider::{

@@ -19,8 +19,12 @@ pub trait SourceProvider: Send + Sync {
     /// A fresh look at a VM.
     fn vm(&self, id: &str) -> Result<Vm, ProviderError>;
 
-    /// Asks the guest to shut down and waits until it is off.
-    fn shutdown_guest(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError>;
+    /// Asks the guest to shut down. A VM that is off is fine, and so is a request of which nobody knows whether it
+    /// arrived; an error says that the guest was not asked.
+    fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError>;
+
+    /// Waits until a VM whose guest was asked is off. After an error it may go off yet.
+    fn wait_until_off(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError>;
 
     /// Switches a VM off at once. One that is off already is fine.
     fn power_off(&self, vm: &Vm) -> Result<(), ProviderError>;

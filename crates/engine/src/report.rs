@@ -41,8 +41,11 @@ pub struct WarmReport {
     /// What the store has.
     #[serde(flatten)]
     pub row: WarmRow,
-    /// Its real downtime in milliseconds, once it has moved over.
+    /// Its real downtime in milliseconds, from the shutdown to the start that drover saw; absent for a guest that
+    /// drover did not start.
     pub downtime_ms: Option<u64>,
+    /// Milliseconds from the shutdown to a target that was started, or could be where that is left to others.
+    pub ready_ms: Option<u64>,
     /// Its passes in order.
     pub passes: Vec<PassRow>,
 }
@@ -120,7 +123,7 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     let mut vms: Vec<VmReport> =
         store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
     for vm in &mut vms {
-        vm.warm = warm_report(store, name, &vm.row.id)?;
+        vm.warm = warm_report(store, name, &vm.row)?;
     }
     let rates = rates(&store.samples(name)?);
     Ok(Some(PlanReport { plan, vms, rates, events }))
@@ -132,13 +135,15 @@ fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
     VmReport { row, disks, phases, warm: None }
 }
 
-fn warm_report(store: &Store, plan: &str, vm: &str) -> Result<Option<WarmReport>, StoreError> {
-    let passes = store.passes_of(plan, vm)?;
+fn warm_report(store: &Store, plan: &str, vm: &VmRow) -> Result<Option<WarmReport>, StoreError> {
+    let passes = store.passes_of(plan, &vm.id)?;
     if passes.is_empty() {
         return Ok(None);
     }
-    let row = store.warm(plan, vm)?;
-    Ok(Some(WarmReport { downtime_ms: row.downtime_ms(), row, passes }))
+    let row = store.warm(plan, &vm.id)?;
+    let ready_ms = row.ready_ms();
+    let downtime_ms = ready_ms.filter(|_| vm.started.is_some());
+    Ok(Some(WarmReport { downtime_ms, ready_ms, row, passes }))
 }
 
 fn disk_report(row: &DiskRow) -> DiskReport {

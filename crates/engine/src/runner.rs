@@ -79,10 +79,9 @@ impl Runner<'_> {
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
-        for vm in self.vms {
-            let planned = serde_json::to_string(vm).unwrap_or_default();
-            self.store.enter_vm(self.plan, &vm.vm.id, &vm.target_name, &planned)?;
-        }
+        let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
+        let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
+        self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
         let rows = self.store.vms(self.plan)?;
         let is_done =
             |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);

@@ -46,7 +46,7 @@ fn what_cannot_be_undone_is_told_and_the_next_run_sees_to_it() {
 #[test]
 fn a_guest_that_goes_down_after_it_was_given_up_is_switched_on_when_cancelled() {
     let world = one();
-    world.set_trouble("shut down", Trouble::Fails);
+    world.set_trouble("wait until off", Trouble::Fails);
     world.run(&NoObserver);
     let error = world.row("vm-on").error.unwrap();
     assert!(error.contains("left behind: on runs; should it go down yet"), "{error}");

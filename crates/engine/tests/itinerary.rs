@@ -9,11 +9,12 @@ use drover_types::inventory::PowerState;
 use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, every_call, leaves};
 
 /// Every call of a migration that goes well.
-const CALLS: [&str; 12] = [
+const CALLS: [&str; 13] = [
     "look",
     "is running",
     "prepare",
     "shut down",
+    "wait until off",
     "create snapshot",
     "open source",
     "open target",

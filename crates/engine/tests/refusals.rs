@@ -44,14 +44,46 @@ fn a_suspended_vm_keeps_its_memory() {
 }
 
 #[test]
+fn a_vm_whose_power_state_is_not_told_may_run() {
+    let world = one(PowerState::Off);
+    let planned = world.planned();
+    world.set_power("vm-one", PowerState::Unknown);
+    assert_eq!(refused(&world, &planned), "one may run: the source does not tell its power state");
+    assert_eq!(world.calls("shut down") + world.calls("power on"), 0);
+}
+
+#[test]
+fn the_target_is_not_started_once_the_source_no_longer_tells_its_power_state() {
+    for call in ["open target", "define"] {
+        let world = one(PowerState::Off);
+        world.before(call, |state| state.vms.get_mut("vm-one").unwrap().power = PowerState::Unknown);
+        let outcome = world.run(&NoObserver);
+        assert_eq!(outcome.failed, [("one".into(), Cause::Source)], "{call}");
+        let error = world.row("vm-one").error.unwrap();
+        assert!(
+            error.starts_with("one may run: the source does not tell its power state"),
+            "{call}: {error}"
+        );
+        assert_eq!((world.calls("start"), world.own_snapshots()), (0, 0), "{call}");
+        world.set_power("vm-one", PowerState::Off);
+        assert!(world.run(&NoObserver).is_complete(), "{call}");
+        world.assert_arrived(call);
+    }
+}
+
+#[test]
 fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
     type Change = fn(&mut Vm);
-    let changes: [(Change, &str); 4] = [
+    let changes: [(Change, &str); 5] = [
+        (
+            |vm| vm.disks[0].uuid = "other".into(),
+            "Hard disk 1 of one is another disk than when the plan was checked",
+        ),
         (
             |vm| vm.disks[1].capacity_bytes += 65536,
             "Hard disk 2 of one has 1376256 bytes now and had 1310720",
         ),
-        (|vm| vm.disks.truncate(1), "disk 2001 of one is gone"),
+        (|vm| vm.disks.truncate(1), "Hard disk 2 of one was removed after the plan was checked"),
         (
             |vm| {
                 let mut third = vm.disks[1].clone();
@@ -64,6 +96,9 @@ fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
     ];
     for (change, expected) in changes {
         let world = one(PowerState::On);
+        world.change("vm-one", |vm| {
+            vm.disks.iter_mut().for_each(|disk| disk.uuid = format!("disk-{}", disk.key))
+        });
         let planned = world.planned();
         world.change("vm-one", change);
         let error = refused(&world, &planned);
@@ -82,20 +117,31 @@ fn a_machine_that_runs_at_the_target_already_is_left_running() {
 
 #[test]
 fn a_guest_that_does_not_shut_down_is_switched_off_only_by_force() {
-    let world = one(PowerState::On);
-    world.set_trouble("shut down", Trouble::Fails);
-    let error = refused(&world, &world.planned());
-    assert!(error.starts_with("shut down fails as ordered; left behind: one runs; should it"), "{error}");
-    assert_eq!((world.power("vm-one"), world.calls("power off")), (PowerState::On, 0));
-    let world = one(PowerState::On);
-    let mut planned = world.planned();
-    planned[0].power_off = PowerOff::Force;
-    world.set_trouble("shut down", Trouble::Fails);
-    world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
-    world.assert_arrived("by force");
-    assert_eq!(world.calls("power off"), 1);
-    let events = world.store.events(PLAN).unwrap();
-    assert!(events.iter().any(|event| event.kind == "note" && event.text.contains("was switched off")));
+    let told = [
+        // Nothing was asked of it, so nothing is said to come of that.
+        ("shut down", "shut down fails as ordered"),
+        (
+            "wait until off",
+            "wait until off fails as ordered; left behind: one runs; should it go down yet, because it was asked to, \
+             `drover cancel` switches it on again",
+        ),
+    ];
+    for (call, expected) in told {
+        let world = one(PowerState::On);
+        world.set_trouble(call, Trouble::Fails);
+        assert_eq!(refused(&world, &world.planned()), expected);
+        assert_eq!((world.power("vm-one"), world.calls("power off")), (PowerState::On, 0));
+        assert_eq!(world.row("vm-one").switched_off, call == "wait until off");
+        let world = one(PowerState::On);
+        let mut planned = world.planned();
+        planned[0].power_off = PowerOff::Force;
+        world.set_trouble(call, Trouble::Fails);
+        world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+        world.assert_arrived("by force");
+        assert_eq!(world.calls("power off"), 1);
+        let events = world.store.events(PLAN).unwrap();
+        assert!(events.iter().any(|event| event.kind == "note" && event.text.contains("was switched off")));
+    }
 }
 
 #[test]

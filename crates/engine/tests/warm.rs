@@ -20,14 +20,14 @@ fn three_passes_an_automatic_cutover_and_what_arrives_is_what_the_guest_wrote_la
     assert_eq!((passes[0].kind, passes[3].kind), (PassKind::Full, PassKind::Delta));
     let (warm, report) = (world.warm_row(), plan_report(&world.store, PLAN).unwrap().unwrap());
     assert_eq!(warm.reason.as_deref(), Some("the predicted downtime fits"));
-    assert!(warm.forecast.is_some() && warm.downtime_ms().is_some());
+    assert!(warm.forecast.is_some() && warm.ready_ms().is_some());
     assert_eq!((report.vms[0].equal(), report.vms[0].phases.len()), (Some(true), 11));
     // Only deltas are read after the first pass.
     assert_eq!(world.calls("shut down"), 1);
 }
 
 /// Every call of a warm migration that goes well.
-const CALLS: [&str; 15] = [
+const CALLS: [&str; 16] = [
     "look",
     "is running",
     "prepare",
@@ -35,6 +35,7 @@ const CALLS: [&str; 15] = [
     "freeze",
     "areas",
     "shut down",
+    "wait until off",
     "open source",
     "open target",
     "open for verify",

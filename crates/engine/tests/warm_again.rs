@@ -8,9 +8,9 @@ use std::time::Duration;
 use drover_disk::DiskOp;
 use drover_disk::memory::{Effect, Nth};
 use drover_engine::{Clock, Event, NoObserver, PassKind};
-use drover_mover::journal_path;
+use drover_mover::{StopSignal, journal_path};
 use drover_plan::Cutover;
-use drover_types::inventory::PowerState;
+use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Trouble, Watch, World, stop_at_wait};
 
 #[test]
@@ -60,6 +60,98 @@ fn what_an_audit_found_is_known_also_if_the_process_is_killed_while_it_is_mended
     world.run(&NoObserver);
     world.assert_arrived("after a kill while it was mended");
     assert!(world.passes()[1..].iter().all(|pass| pass.kind == PassKind::HashDiff), "{:?}", world.passes());
+}
+
+#[test]
+fn a_cutover_that_is_asked_for_after_the_guest_did_not_go_down_is_done() {
+    for call in ["wait until off", "shut down"] {
+        let world = World::warm("warm: {interval: 1s}");
+        stop_at_wait(&world, 2);
+        world.store.ask_cutover(PLAN, None).unwrap();
+        world.set_trouble(call, Trouble::Fails);
+        world.fails();
+        assert_eq!((world.calls("shut down"), world.power("vm-on")), (1, PowerState::On), "{call}");
+        assert!(!world.warm_row().cutover_asked, "{call}: one that was undone has to be asked for again");
+        world.store.ask_cutover(PLAN, None).unwrap();
+        world.run(&NoObserver);
+        world.assert_arrived(call);
+    }
+}
+
+#[test]
+fn a_cutover_that_is_asked_for_while_another_fails_is_done_by_the_next_run() {
+    let world = World::warm("warm: {interval: 1s}");
+    stop_at_wait(&world, 2);
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.set_trouble("define", Trouble::Fails);
+    let again = Watch(|event: &Event| {
+        if matches!(event, Event::PhaseStarted { phase: drover_engine::Phase::Copy, .. }) {
+            world.store.ask_cutover(PLAN, None).unwrap();
+        }
+    });
+    assert!(!world.run(&again).is_complete());
+    world.run(&NoObserver);
+    world.assert_arrived("as asked for the second time");
+}
+
+#[test]
+fn disks_that_were_added_or_removed_are_refused_by_name_in_every_order_of_cutover_and_resume() {
+    type Change = fn(&mut Vm);
+    let changes: [(Change, &str); 2] = [
+        (
+            |vm| {
+                let mut third = vm.disks[1].clone();
+                (third.key, third.label) = (2002, "Hard disk 3".into());
+                vm.disks.push(third);
+            },
+            "Hard disk 3 of on was added",
+        ),
+        (|vm| vm.disks.truncate(1), "Hard disk 2 of on was removed"),
+    ];
+    for (change, words) in changes {
+        for asked_first in [true, false] {
+            let world = World::warm("warm: {interval: 1s}");
+            stop_at_wait(&world, 2);
+            let ask = || drop(world.store.ask_cutover(PLAN, None).unwrap());
+            if asked_first {
+                ask();
+            }
+            let before = world.state().vms["vm-on"].clone();
+            world.change("vm-on", change);
+            for _ in 0..2 {
+                // Once as resumed, and once more as resumed after that refusal.
+                let outcome =
+                    world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+                assert_eq!(outcome.failed.len(), 1, "{words}");
+                let error = world.row("vm-on").error.unwrap();
+                assert!(error.starts_with(words), "{error}");
+                assert_eq!((world.calls("shut down"), world.power("vm-on")), (0, PowerState::On), "{words}");
+                if !asked_first {
+                    ask();
+                }
+            }
+            world.change("vm-on", |vm| vm.disks = before.disks);
+            world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+            world.assert_arrived(words);
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_moves_the_vm_it_began_with_under_the_name_it_had() {
+    let world = World::warm("warm: {interval: 1s}");
+    stop_at_wait(&world, 2);
+    world.store.ask_cutover(PLAN, None).unwrap();
+    world.change("vm-on", |vm| vm.name = "renamed".into());
+    // A new VM that the plan's selection fits is not the run's.
+    world.state().vms.insert("vm-new".into(), fakes::vm("new", PowerState::On, 1));
+    let resumed = world.resumed();
+    assert_eq!(resumed.iter().map(|vm| vm.target_name.as_str()).collect::<Vec<_>>(), ["on"]);
+    world.change("vm-on", |vm| vm.name = "on".into());
+    world.run_plan(PLAN, &resumed, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((world.power("vm-new"), world.runs_at_target("on")), (PowerState::On, true));
+    // Given again with its file, the plan takes what it selects now.
+    assert_eq!(world.planned().len(), 2);
 }
 
 const MOMENT: &str = "warm: {interval: 60s, cutover: '1970-01-01T00:07:30Z'}";

@@ -81,6 +81,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("empty-disk", Weight::Blocks, "the disk has 0 bytes"),
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
     ("suspended", Weight::Blocks, "the VM is suspended"),
+    ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
     ("convert-far", Weight::Blocks, "the guest has to be converted, and it goes to another site"),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
@@ -88,7 +89,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
     ("unknown-firmware", Weight::Warning, "the firmware is not known"),
     ("secure-boot", Weight::Info, "secure boot is on"),
-    ("needs-drivers", Weight::Warning, "the guest has no virtio drivers of its own"),
+    ("needs-drivers", Weight::Warning, "the guest id names a system that comes without virtio drivers"),
     ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
     ("tracking-unsupported", Weight::Blocks, "changed blocks cannot be tracked, so no pass can be a delta"),
@@ -316,6 +317,14 @@ impl Found<'_> {
             PowerState::Suspended => {
                 return self.add("suspended", None, "is suspended", "resume it and shut it down");
             }
+            PowerState::Unknown => {
+                return self.add(
+                    "power-unknown",
+                    None,
+                    "its power state is not told, so it may run",
+                    "see that its host is connected and that this user may read the VM",
+                );
+            }
             PowerState::On => {}
         }
         let advice = match context.power_off {
@@ -362,7 +371,12 @@ impl Found<'_> {
                 Some(Convert::Never) => "let it be converted (`convert: auto`), or use `disk_bus: sata`",
                 _ => "it is converted with virt-v2v-in-place, if that is installed",
             };
-            self.add("needs-drivers", None, "is Windows, which has no virtio drivers of its own", advice);
+            self.add(
+                "needs-drivers",
+                None,
+                "has a guest id of Windows, which comes without virtio drivers",
+                advice,
+            );
         }
     }
 
@@ -400,6 +414,7 @@ mod tests {
         let vm = Vm {
             name: "web01".into(),
             host_id: "host-1".into(),
+            power: PowerState::Off,
             firmware: Some(Firmware::Bios),
             change_tracking: true,
             disks: vec![disk],
@@ -470,6 +485,7 @@ mod tests {
             change("empty-disk", &|vm, _| vm.disks[0].capacity_bytes = 0),
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
+            change("power-unknown", &|vm, _| vm.power = PowerState::Unknown),
             change_far("convert-far", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),

@@ -188,7 +188,15 @@ mod tests {
     fn vm(name: &str, network: &str) -> Vm {
         let disk = VmDisk { capacity_bytes: 1 << 20, ..VmDisk::default() };
         let nic = Nic { network: network.into(), connected: true, ..Nic::default() };
-        Vm { id: "vm-1".into(), name: name.into(), disks: vec![disk], nics: vec![nic], ..Vm::default() }
+        let power = PowerState::Off;
+        Vm {
+            id: "vm-1".into(),
+            name: name.into(),
+            power,
+            disks: vec![disk],
+            nics: vec![nic],
+            ..Vm::default()
+        }
     }
 
     fn drafted(vm: Vm) -> String {

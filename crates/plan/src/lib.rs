@@ -6,12 +6,14 @@
 //!   editors the same rules.
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
+//! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
 //! - [`schedule`] decides which VM goes next; [`draft`] writes a first plan from an inventory.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod begun;
 mod concern;
 mod draft;
 mod glob;
@@ -28,6 +30,7 @@ mod resolve;
 pub mod schedule;
 mod warm;
 
+pub use begun::{Begun, Others, as_begun};
 pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
 pub use draft::{DraftOptions, DraftSource, draft};
 pub use keys::schema;

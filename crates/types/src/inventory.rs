@@ -177,10 +177,12 @@ pub struct Vm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerState {
+    /// The source did not tell. It may run.
+    #[default]
+    Unknown,
     /// Running.
     On,
     /// Off.
-    #[default]
     Off,
     /// Suspended to disk.
     Suspended,

@@ -281,6 +281,7 @@ fn power(state: PowerState) -> &'static str {
         PowerState::On => "on",
         PowerState::Off => "off",
         PowerState::Suspended => "suspended",
+        PowerState::Unknown => UNKNOWN,
     }
 }
 
@@ -341,8 +342,13 @@ mod tests {
             nics: vec![Nic { label: "Network adapter 1".into(), network: "LAN".into(), ..Nic::default() }],
             ..Vm::default()
         };
-        let bare =
-            Vm { id: "vm-2".into(), name: "\u{1b}[2Jbare".into(), host_id: "gone".into(), ..Vm::default() };
+        let bare = Vm {
+            id: "vm-2".into(),
+            name: "\u{1b}[2Jbare".into(),
+            host_id: "gone".into(),
+            power: PowerState::Off,
+            ..Vm::default()
+        };
         let host = Host {
             id: "host-1".into(),
             name: "esx1".into(),

@@ -209,7 +209,7 @@ mod tests {
         let expected = format!(
             "\
 plan lab: incomplete, 2026-03-01 14:05:10 to 2026-03-01 14:06:22, 1 min 12 s
-1 of 2 VMs arrived, 1 failed; not all disks were compared
+1 of 2 VMs arrived, 1 failed; every block of the 1 VM that arrived was read back and is equal
 3 disks of 30 GiB, 6 GiB of data; 5 GiB read, 6 GiB written in the last run, 1 GiB kept from runs before
 copies waited for: source 71 %, target 20 %, cpu 6 %
 

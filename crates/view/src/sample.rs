@@ -189,7 +189,7 @@ pub(crate) fn warm() -> WarmReport {
         up_ms: Some(START + 94_000),
         ..WarmRow::default()
     };
-    WarmReport { downtime_ms: row.downtime_ms(), row, passes: vec![first, second] }
+    WarmReport { downtime_ms: row.ready_ms(), ready_ms: row.ready_ms(), row, passes: vec![first, second] }
 }
 
 pub(crate) fn empty() -> PlanReport {

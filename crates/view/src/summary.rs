@@ -54,6 +54,16 @@ impl Equal {
         disks.into_iter().map(Equal::of_disk).reduce(Equal::and).unwrap_or(Equal::NotChecked)
     }
 
+    /// Of several VMs. What was read back of one that has not arrived may not be what its source holds by now.
+    pub(crate) fn of_vms<'a>(vms: impl IntoIterator<Item = &'a VmReport>) -> Equal {
+        let of_vm = |vm: &VmReport| match (Equal::of_disks(&vm.disks), vm.is_done()) {
+            (Equal::No, _) => Equal::No,
+            (_, false) => Equal::NotChecked,
+            (equal, true) => equal,
+        };
+        vms.into_iter().map(of_vm).reduce(Equal::and).unwrap_or(Equal::NotChecked)
+    }
+
     fn and(self, other: Equal) -> Equal {
         match (self, other) {
             (Equal::No, _) | (_, Equal::No) => Equal::No,
@@ -86,7 +96,11 @@ pub(crate) struct Summary {
     pub written_bytes: u64,
     pub resumed_bytes: u64,
     pub retries: u64,
+    /// Of all VMs: one that has not arrived is not known to be equal.
     pub equal: Equal,
+    /// Of those that arrived.
+    #[serde(skip)]
+    pub arrived_equal: Equal,
     /// From the begin of the plan to its end, or to the last that is known of it.
     pub elapsed_ms: u64,
     /// The moment that the plan ended, or the last that is known of it.
@@ -115,7 +129,8 @@ impl Summary {
             written_bytes: sum(|disk| disk.details.written_bytes),
             resumed_bytes: sum(|disk| disk.details.resumed_bytes),
             retries: sum(|disk| disk.details.retries),
-            equal: Equal::of_disks(disks()),
+            equal: Equal::of_vms(&report.vms),
+            arrived_equal: Equal::of_vms(report.vms.iter().filter(|vm| vm.is_done())),
             elapsed_ms: between(report.plan.started_ms, ended_ms).as_millis() as u64,
             ended_ms,
             attribution: disks()
@@ -140,19 +155,24 @@ impl Summary {
         text
     }
 
-    /// The proof in a sentence.
+    /// The proof in a sentence, about what has arrived and nothing else.
     pub(crate) fn proof(&self) -> String {
-        match self.equal {
+        let of_these = match self.vms - self.done {
+            0 => String::new(),
+            _ => format!(" of the {} that arrived", count(self.done, "VM")),
+        };
+        match (self.equal, self.arrived_equal) {
             _ if self.disks == 0 => "no disk was copied".into(),
-            Equal::Yes => "every block was read back and is equal".into(),
-            Equal::Sampled(share) => {
+            (Equal::No, _) => "SOME DISK IS NOT EQUAL TO ITS SOURCE".into(),
+            _ if self.done == 0 => "nothing has arrived that could be equal".into(),
+            (_, Equal::Yes) => format!("every block{of_these} was read back and is equal"),
+            (_, Equal::Sampled(share)) => {
+                let percent = percent(share);
                 format!(
-                    "of each disk {} % of the blocks or more were read back and are equal",
-                    percent(share)
+                    "of each disk{of_these} {percent} % of the blocks or more were read back and are equal"
                 )
             }
-            Equal::No => "SOME DISK IS NOT EQUAL TO ITS SOURCE".into(),
-            Equal::NotChecked => "not all disks were compared".into(),
+            (_, Equal::No | Equal::NotChecked) => format!("not all disks{of_these} were compared"),
         }
     }
 }
@@ -260,8 +280,32 @@ mod tests {
     fn the_sum_of_a_plan_says_what_arrived_and_what_is_proven() {
         let summary = Summary::of(&sample::report());
         assert_eq!(summary.verdict(), "1 of 2 VMs arrived, 1 failed");
-        assert_eq!(summary.proof(), "not all disks were compared");
+        assert_eq!(summary.proof(), "every block of the 1 VM that arrived was read back and is equal");
+        assert_eq!(summary.equal, Equal::NotChecked);
         assert_eq!((summary.disks, summary.read_bytes), (3, 5 << 30));
+    }
+
+    #[test]
+    fn nothing_is_called_equal_beside_vms_that_did_not_arrive() {
+        let mut report = sample::report();
+        // Failed after its disks were read back; and another that failed before it had any.
+        report.vms[0].row.state = VmState::Failed;
+        report.vms[1].disks.clear();
+        let summary = Summary::of(&report);
+        assert_eq!(summary.verdict(), "0 of 2 VMs arrived, 2 failed");
+        assert_eq!(summary.proof(), "nothing has arrived that could be equal");
+        report.vms[0].row.state = VmState::Done;
+        let summary = Summary::of(&report);
+        assert_eq!(summary.proof(), "every block of the 1 VM that arrived was read back and is equal");
+        let json = crate::report_json(&report);
+        assert_eq!(json["summary"]["equal"], serde_json::json!(Equal::NotChecked));
+        let (text, page) = (crate::report_text(&report), crate::report_html(&report));
+        assert!(
+            !text.contains("; every block was read back") && !page.contains("; every block was read back")
+        );
+        assert!(!page.contains("verdict good"));
+        report.vms.remove(1);
+        assert_eq!(Summary::of(&report).proof(), "every block was read back and is equal");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use drover_engine::{EngineError, Event, LinkBytes, Phase};
 use drover_types::{Bytes, Rate};
 
 use crate::text::{clean, count, duration, percent};
-use crate::warm::{forecast_words, kind_word, wait_words};
+use crate::warm::{cutover_words, forecast_words, kind_word, wait_words};
 
 /// A line that stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,10 +243,10 @@ fn words(event: &Event) -> String {
                 forecast.as_ref().map(|it| format!(", predicted downtime {}", forecast_words(it)));
             format!("{vm}: moves over: {reason}{}", predicted.unwrap_or_default())
         }
-        Event::CutoverEnded { vm, forecast, downtime_ms } => {
+        Event::CutoverEnded { vm, forecast, downtime_ms, ready_ms } => {
             let predicted = forecast.as_ref().map(|it| format!(", predicted {}", forecast_words(it)));
-            let real = duration(Duration::from_millis(*downtime_ms));
-            format!("{vm}: was down for {real}{}", predicted.unwrap_or_default())
+            let real = cutover_words(*downtime_ms, *ready_ms);
+            format!("{vm}: {real}{}", predicted.unwrap_or_default())
         }
         Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
         Event::PlanEnded { plan, done, failed, unfinished } => {

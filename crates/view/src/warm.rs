@@ -17,6 +17,14 @@ pub(crate) fn forecast_words(forecast: &Downtime) -> String {
     format!("{likely} ({low} to {high})")
 }
 
+/// `down for 14 s`; of a guest that drover did not start nobody knows for how long it is down.
+pub(crate) fn cutover_words(downtime_ms: Option<u64>, ready_ms: u64) -> String {
+    match downtime_ms {
+        Some(ms) => format!("down for {}", duration(Duration::from_millis(ms))),
+        None => format!("ready to be started after {}", duration(Duration::from_millis(ready_ms))),
+    }
+}
+
 /// `pass 4 at 14:05:10, down for 12 s (8 s to 20 s) if it moved over now`.
 pub(crate) fn wait_words(number: u32, next_ms: i64, forecast: Option<&Downtime>) -> String {
     let down = forecast.map(|it| format!(", down for {} if it moved over now", forecast_words(it)));
@@ -44,13 +52,10 @@ pub(crate) fn downtime_words(vm: &VmReport) -> Option<String> {
     let warm = vm.warm.as_ref()?;
     let forecast = warm.row.forecast.as_ref().map(forecast_words);
     let predicted = forecast.clone().unwrap_or_else(|| UNKNOWN.into());
-    Some(match (warm.row.downtime_ms(), warm.row.down_ms) {
-        (Some(real), _) => {
+    Some(match (warm.ready_ms, warm.row.down_ms) {
+        (Some(ready_ms), _) => {
             let why = warm.row.reason.as_deref().map_or(String::new(), |why| format!(" ({})", clean(why)));
-            format!(
-                "moved over{why}: down for {}, predicted {predicted}",
-                duration(Duration::from_millis(real))
-            )
+            format!("moved over{why}: {}, predicted {predicted}", cutover_words(warm.downtime_ms, ready_ms))
         }
         (None, Some(down_ms)) => format!("down since {}, predicted {predicted}", local(down_ms)),
         (None, None) => match warm.row.next_ms {
@@ -168,8 +173,12 @@ web01: change tracking is damaged
 "
         );
         assert_eq!(downtime_words(&report.vms[1]), None);
+        report.vms[0].warm.as_mut().unwrap().downtime_ms = None;
+        let words = downtime_words(&report.vms[0]).unwrap();
+        assert!(words.contains("ready to be started after 14 s") && !words.contains("down for"), "{words}");
         assert_eq!(warm_status_text(&report).lines().count(), 2);
         let warm = report.vms[0].warm.as_mut().unwrap();
+        warm.ready_ms = None;
         (warm.row.down_ms, warm.row.next_ms) = (None, Some(sample::START + 90_000));
         let words = downtime_words(&report.vms[0]).unwrap();
         assert_eq!(words, "pass 3 at 14:06:40, down for 12 s (8.0 s to 20 s) if it moved over now");

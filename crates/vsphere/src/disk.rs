@@ -142,8 +142,13 @@ impl Inner {
             Some(snapshot) => self.snapshot_disks(snapshot)?,
             None => {
                 let vm = self.vm(&o.vm.id)?;
-                if vm.power == PowerState::On {
-                    return Err(refuse(VsphereErrorKind::State, "the VM runs; take a snapshot first"));
+                let why = match vm.power {
+                    PowerState::On => Some("the VM runs; take a snapshot first"),
+                    PowerState::Unknown => Some("vSphere does not tell whether the VM runs"),
+                    PowerState::Off | PowerState::Suspended => None,
+                };
+                if let Some(why) = why {
+                    return Err(refuse(VsphereErrorKind::State, why));
                 }
                 vm.disks
             }

@@ -14,11 +14,11 @@ const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
 pub(crate) const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Session {
-    /// Asks the guest to shut down and waits until the VM is off.
+    /// Asks the guest to shut down. A VM that is off is fine; so is a request of which nobody knows whether it arrived.
     ///
     /// # Errors
-    /// [`VsphereErrorKind::State`] if no guest tools run, [`VsphereErrorKind::Timeout`] if it stays on.
-    pub fn shutdown_guest(&self, vm: &str, timeout: Duration) -> Result<(), VsphereError> {
+    /// [`VsphereErrorKind::State`] if no guest tools run. The guest was not asked.
+    pub fn ask_shutdown(&self, vm: &str) -> Result<(), VsphereError> {
         let session = &self.inner;
         let op = session.op("shut down", vm);
         if session.power(&op, vm)? == PowerState::Off {
@@ -27,9 +27,18 @@ impl Session {
         let this = &vm_ref(vm);
         let call = Call { op: &op, method: "ShutdownGuest", this, arguments: "", is_read: false };
         match session.call(&call) {
-            Err(error) if error.is_fault("InvalidPowerState") => {}
-            done => drop(done?),
+            Err(error) if error.is_fault("InvalidPowerState") || error.is_unclear() => Ok(()),
+            done => done.map(drop),
         }
+    }
+
+    /// Waits until a VM is off.
+    ///
+    /// # Errors
+    /// [`VsphereErrorKind::Timeout`] if it stays on.
+    pub fn wait_until_off(&self, vm: &str, timeout: Duration) -> Result<(), VsphereError> {
+        let (session, this) = (&self.inner, &vm_ref(vm));
+        let op = session.op("shut down", vm);
         let off = |state: &crate::xml::Element| power_of(Some(&state.text)) == PowerState::Off;
         session.wait_for(&op, this, "runtime.powerState", "runtime.powerState", timeout, off).map(drop)
     }

@@ -139,7 +139,7 @@ fn untracked(vm: &Vm) -> Option<String> {
         return Some("the VM".to_string());
     }
     let is_on = |disk: &&VmDisk| match vm.power {
-        PowerState::On => disk.change_id.is_some(),
+        PowerState::On | PowerState::Unknown => disk.change_id.is_some(),
         PowerState::Off | PowerState::Suspended => disk.change_tracking || disk.change_id.is_some(),
     };
     vm.disks.iter().find(|disk| !is_on(disk)).map(|disk| disk.label.clone())

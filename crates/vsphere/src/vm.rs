@@ -182,7 +182,8 @@ pub(crate) fn power_of(text: Option<&str>) -> PowerState {
     match text {
         Some("poweredOn") => PowerState::On,
         Some("suspended") => PowerState::Suspended,
-        _ => PowerState::Off,
+        Some("poweredOff") => PowerState::Off,
+        _ => PowerState::Unknown,
     }
 }
 
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn a_vm_of_which_nothing_is_told_is_a_vm_still() {
         let vm = vm_of(&object("VirtualMachine", "vm-1", &[]), &Surroundings::default());
-        assert_eq!((vm.power, vm.firmware, vm.cores_per_socket), (PowerState::Off, None, 1));
+        assert_eq!((vm.power, vm.firmware, vm.cores_per_socket), (PowerState::Unknown, None, 1));
     }
 
     #[test]

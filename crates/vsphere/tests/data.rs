@@ -247,8 +247,10 @@ fn a_vm_is_shut_down_and_switched_on_and_off() {
     let session = sim.session();
     let id = sim::vm(&session, "prod/web", "web01").id;
     session.power_on(&id).unwrap();
-    session.shutdown_guest(&id, Duration::from_secs(120)).unwrap();
-    session.shutdown_guest(&id, Duration::from_secs(120)).unwrap();
+    for _ in 0..2 {
+        session.ask_shutdown(&id).unwrap();
+        session.wait_until_off(&id, Duration::from_secs(120)).unwrap();
+    }
     session.power_off(&id).unwrap();
     let off = session.vm(&id).unwrap();
     assert!(off.nics[0].connected && !off.nics[1].connected, "what will be at power on");
@@ -256,7 +258,7 @@ fn a_vm_is_shut_down_and_switched_on_and_off() {
     session.power_off(&id).unwrap();
     let other = sim::vm(&session, "test", "web01").id;
     session.power_on(&other).unwrap();
-    let error = session.shutdown_guest(&other, Duration::from_secs(1)).unwrap_err();
+    let error = session.ask_shutdown(&other).unwrap_err();
     assert_eq!(error.kind, VsphereErrorKind::State, "no guest tools run: {error}");
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use drover_engine::PlanState;
-use drover_plan::{DraftOptions, DraftSource, ManifestUse, OvaSource};
+use drover_plan::{DraftOptions, DraftSource, ManifestUse, Others, OvaSource};
 
 use super::{migrate, plan};
 use crate::appliance::Appliance;
@@ -44,7 +44,7 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
         eprintln!("this is plan {name}; it goes on with `drover resume {name}` if it is interrupted");
     }
     let file = plan::parse(text, folder.join(format!("{name}.yaml")), folder)?;
-    migrate::run(file, args.start, &args.run)
+    migrate::run(file, Others::Selected, args.start, &args.run)
 }
 
 /// Another plan of this name would be overwritten in drover's state; the same one goes on.

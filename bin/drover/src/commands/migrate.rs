@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
+    Board, Cause, Clock, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
-use drover_plan::{Limits, PlannedVm, resolve};
+use drover_plan::{Limits, Others, PlannedVm, as_begun, resolve};
 use drover_types::inventory::Inventory;
 use drover_view::{Display, DisplayMode};
 
@@ -28,7 +28,7 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 /// Runs a plan file.
 pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
     let file = plan::read(&args.plan)?;
-    run(file, args.start, &args.run)
+    run(file, Others::Selected, args.start, &args.run)
 }
 
 /// Goes on with a plan, as it was when it was begun.
@@ -46,18 +46,24 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
     }
     drop(store);
     let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
-    run(file, args.start, &args.run)
+    run(file, Others::LeftOut, args.start, &args.run)
 }
 
-pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
+/// Runs a plan, or goes on with it: with the VMs that it began with, and with `others`.
+pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let store = open_store(args)?;
     let provider = Provider::open(&file)?;
     let mut inventory = provider.inventory()?;
+    let begun = drover_engine::begun(&store, &file.plan.name, others)?;
+    // One that ended before it entered its VMs began with none.
+    let others = if begun.is_empty() { Others::Selected } else { others };
+    as_begun(&mut inventory, &begun, others);
     hide_what_passes_see_to(&file, &store, &mut inventory)?;
     provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
     resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
+    resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
     let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &stop);
     if let Some(site) = target.site() {
         site?.dial()?;
@@ -73,9 +79,26 @@ pub fn run(file: PlanFile, start: bool, args: &RunArgs) -> Result<Exit, Failure>
         return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
     }
     let vms = resolution.vms;
+    check_none_is_left_out(&store, &file.plan.name, &vms)?;
     let outcome = run_shown(&file, &vms, &store, provider.source(), &target, &stop, args)?;
     provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
+}
+
+/// A plan that was edited must not leave a VM switched off, or with drover's snapshot.
+fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<(), Failure> {
+    let names = drover_engine::left_out(store, plan, vms)?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "{} was begun by an earlier run of {plan} and is not in the plan any more, but is switched off by drover or has \
+         drover's snapshot",
+        names.join(", ")
+    );
+    Err(Failure::new(Exit::Plan, text).advise(format!(
+        "put it back into the plan; or `drover resume {plan}` goes on with the plan as it was, and `drover cancel {plan}` undoes it"
+    )))
 }
 
 /// Hides what the guardian of warm VMs judges before each pass, and what would stop a plan that is only begun.
@@ -219,6 +242,11 @@ pub fn plan_name(text: &str) -> Result<String, Failure> {
 pub fn unknown_plan(name: &str) -> Failure {
     Failure::new(Exit::Plan, format!("there is no plan '{name}' in drover's state"))
         .advise("see `drover status` for those there are, and check --state")
+}
+
+/// Opens the state folder to look into it, also where it cannot be written.
+pub fn open_store_to_read(args: &RunArgs) -> Result<Store, Failure> {
+    Ok(Store::open_to_read(&state_folder(args.state.as_deref()))?)
 }
 
 /// Opens the state folder.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use drover_engine::{Store, StoreError};
+use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    DraftOptions, DraftSource, ManifestUse, OvaSource, Plan, Problem, Resolution, Weight, resolve,
-    space_needed,
+    At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlannedVm, Problem,
+    Resolution, Weight, resolve, space_needed,
 };
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
@@ -77,6 +77,21 @@ pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Invent
         resolution.problems.extend(space_problems(file, &resolution));
     }
     resolution
+}
+
+/// Moments that passed too long ago for a run that begins now: with them a VM that was not begun would never move over.
+pub fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
+    let is_begun = |vm: &PlannedVm| begun.iter().any(|it| it.planned.vm.id == vm.vm.id);
+    let is_past = |vm: &&PlannedVm| match vm.warm.map(|warm| warm.cutover) {
+        Some(Cutover::At(moment)) => moment + MOMENT_GRACE_MS < now_ms && !is_begun(vm),
+        _ => false,
+    };
+    let problem = |vm: &PlannedVm| {
+        let text = format!("the moment for the cutover of {} passed more than an hour ago", vm.vm.name);
+        let problem = Problem::error("warm.cutover", text).at(At { line: vm.line, column: 1 });
+        problem.advise("write one that is to come, or `manual`")
+    };
+    vms.iter().filter(is_past).map(problem).collect()
 }
 
 /// NFC memory that was told for a vCenter, whose agents have a fixed amount.
@@ -158,6 +173,10 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         nfc = provider.share_out(&file, &mut resolution, &inventory);
         let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
+        let here = target.problems(&resolution.vms);
+        resolution.problems.extend(here);
+        let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
+        resolution.problems.extend(past);
         if !args.json {
             let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
             let sums = nfc_sums(&nfc, &inventory);
@@ -221,6 +240,13 @@ fn told_concerns(resolution: &Resolution) -> String {
     lines.concat()
 }
 
+/// The VMs of a plan that were begun; none where its state cannot be looked at.
+fn begun_here(plan: &str) -> Vec<Begun> {
+    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+    let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
+    if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
+}
+
 /// What the passes so far tell of a plan that was begun; nothing if it was not.
 fn told_by_passes(plan: &str) -> String {
     let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
@@ -228,7 +254,7 @@ fn told_by_passes(plan: &str) -> String {
         return String::new();
     }
     let hints = || -> Result<String, StoreError> {
-        let store = Store::open(&folder)?;
+        let store = Store::open_to_read(&folder)?;
         let mut lines = String::new();
         for vm in store.vms(plan)? {
             let hint = store.warm(plan, &vm.id)?.hint;

@@ -1,12 +1,12 @@
 //! `drover status` and `drover report`.
 
-use super::migrate::{open_store, plan_name, unknown_plan};
+use super::migrate::{open_store_to_read, plan_name, unknown_plan};
 use crate::cli::{ReportArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
 
 /// Shows plans, or the VMs of one.
 pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
-    let store = open_store(&args.run)?;
+    let store = open_store_to_read(&args.run)?;
     match &args.plan {
         None => {
             let plans = store.plans()?;
@@ -42,7 +42,7 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
 
 /// Shows what a plan did.
 pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
-    let store = open_store(&args.run)?;
+    let store = open_store_to_read(&args.run)?;
     let name = plan_name(&args.plan)?;
     let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&name))?;
     if let Some(path) = &args.html {

@@ -70,8 +70,11 @@ fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
     };
     let chosen = resolution.vms.iter().find(fits);
     match (chosen, vm) {
-        (Some(planned), _) if planned.vm.power == PowerState::On => {
-            let message = format!("{} runs, and a running VM is read from a snapshot only", planned.vm.name);
+        (Some(planned), _) if matches!(planned.vm.power, PowerState::On | PowerState::Unknown) => {
+            let message = format!(
+                "{} runs, or may run, and a running VM is read from a snapshot only",
+                planned.vm.name
+            );
             return Err(Failure::new(Exit::Plan, message).advise("name one that is off with --vm"));
         }
         (Some(planned), _) => {

@@ -20,7 +20,7 @@ use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
 use crate::target::all_removed;
-use crate::target::ours::{Image, image_at, is_known_by_content, why_another};
+use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
@@ -51,7 +51,11 @@ impl Here {
     fn check_ours(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Image>, ProviderError> {
         let journal = journal_path(&disk.path);
         if !journal.exists() {
-            return Ok(None);
+            let is_taken = is_in_the_way(&disk.path, vm.format);
+            return match is_taken.map_err(|error| io_error("looking at", &disk.path, error))? {
+                false => Ok(None),
+                true => Err(taken(&disk.path)),
+            };
         }
         let image = image_of(disk, vm)?;
         let why = match image {
@@ -73,6 +77,29 @@ impl Here {
         )))
     }
 
+    /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
+    pub fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        for folder in Here::folders(vm) {
+            // A part of the path may be a file.
+            match std::fs::metadata(folder) {
+                Ok(meta) if !meta.is_dir() => {
+                    let what = format!("{} is no folder", folder.display());
+                    return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE));
+                }
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(io_error("looking at", folder, error));
+                }
+                _ => {}
+            }
+        }
+        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm).map(drop))?;
+        self.spec(vm)?.check().map_err(qemu_error)?;
+        match vm.convert {
+            Convert::Always => drover_qemu::can_convert().map_err(|why| no_converter(&why)),
+            Convert::Auto | Convert::Never => Ok(()),
+        }
+    }
+
     fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
         let disks = vm.disks.iter().filter_map(|disk| disk.path.parent());
         std::iter::once(vm.folder.as_path()).chain(disks)
@@ -89,8 +116,7 @@ impl TargetProvider for Here {
                     .advise("choose a folder that this user may write to")
             })?;
         }
-        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm).map(drop))?;
-        self.spec(vm)?.check().map_err(qemu_error)
+        self.look_ahead(vm)
     }
 
     fn open_disk(
@@ -232,6 +258,20 @@ fn is_new_image(file: &LockedFile, size: u64) -> Result<bool, Failure> {
     Ok(image.is_some_and(|image| image.was_empty() && qcow2::fits(&image, size)))
 }
 
+const ANOTHER_PLACE: &str = "remove it if it may go, or choose another folder or target_name";
+
+fn taken(path: &Path) -> ProviderError {
+    let what = format!(
+        "{} already holds something that drover did not write: no journal is beside it",
+        path.display()
+    );
+    ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE)
+}
+
+fn no_converter(why: &str) -> ProviderError {
+    ProviderError::new(Cause::Target, why).advise("install it, or choose `convert: auto` or `never`")
+}
+
 fn why_it_stays(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
     Ok(match image_of(disk, vm)? {
         Image::Others(why) => Some(why),
@@ -261,10 +301,7 @@ fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderErro
     match (drover_qemu::convert(spec, &ConvertOptions::default()).map_err(qemu_error)?, vm.convert) {
         (ConvertOutcome::Converted(log), _) => Ok(Converted::Done(log.display().to_string())),
         (ConvertOutcome::ConvertedBefore, _) => Ok(Converted::Skipped("an earlier run converted it".into())),
-        (ConvertOutcome::NotAvailable(why), Convert::Always) => {
-            Err(ProviderError::new(Cause::Target, why)
-                .advise("install it, or choose `convert: auto` or `never`"))
-        }
+        (ConvertOutcome::NotAvailable(why), Convert::Always) => Err(no_converter(&why)),
         (ConvertOutcome::NotAvailable(why), _) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
     }
 }

@@ -105,6 +105,15 @@ fn not_looked_at(path: &Path, error: impl std::error::Error + Send + Sync + 'sta
         .advise("see why it or its journal cannot be read, then the same command again")
 }
 
+/// Whether something lies at an image's place that no journal tells of: it is somebody else's.
+pub fn is_in_the_way(path: &Path, format: ImageFormat) -> std::io::Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(meta) => Ok(!meta.is_file() || !is_blank(path, format)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(std::fs::symlink_metadata(path).is_ok()),
+        Err(error) => Err(error),
+    }
+}
+
 fn is_blank(path: &Path, format: ImageFormat) -> std::io::Result<bool> {
     match format {
         ImageFormat::Raw => holds_nothing(&File::open(path)?),

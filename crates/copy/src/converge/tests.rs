@@ -430,3 +430,41 @@ fn whatever_was_measured_there_is_an_answer_and_a_wait_lies_ahead() {
         }
     }
 }
+
+#[test]
+fn a_cutover_that_can_never_fit_is_told() {
+    let fits = |seconds| Contract {
+        when: When::Fits,
+        downtime_max: Duration::from_secs(seconds),
+        ..contract(When::Asked)
+    };
+    let assumed = Costs {
+        shutdown: Estimate { likely: 30.0, spread: 20.0 },
+        prove: Estimate { likely: 2.0, spread: 2.0 },
+        boot: Estimate { likely: 5.0, spread: 5.0 },
+        ..Costs::default()
+    };
+    let trend = trend_of(1.0);
+    let Some(Advice::NeverFits { least }) = fits(57).advice(&trend, &assumed) else {
+        panic!("nothing is said")
+    };
+    assert_eq!(least.as_secs(), 57, "{least:?}");
+    assert!(!matches!(fits(58).advice(&trend, &assumed), Some(Advice::NeverFits { .. })));
+    let asked = Contract { when: When::Asked, ..fits(1) };
+    assert!(
+        !matches!(asked.advice(&trend, &assumed), Some(Advice::NeverFits { .. })),
+        "whoever asks gets it"
+    );
+}
+
+#[test]
+fn what_was_measured_may_be_off_by_what_it_was_off_and_never_by_nothing() {
+    assert_eq!(Estimate::measured([]), None);
+    let of = |samples: &[f64]| Estimate::measured(samples.iter().copied()).unwrap();
+    let once = of(&[4.0]);
+    assert_eq!((once.likely, once.spread), (4.0, 2.0));
+    assert_eq!(of(&[2.0; 9]).spread, 0.3, "15 %");
+    assert_eq!(of(&[0.001; 9]).spread, 0.1, "what takes no time counts as measured");
+    let even = of(&[4.0, 6.0, 4.0, 6.0, 4.0, 6.0, 4.0, 6.0]);
+    assert!(even.likely - even.spread < 4.0 && even.likely + even.spread > 6.0, "{even:?}");
+}

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use drover_plan::PlannedVm;
+use drover_types::inventory::Vm;
 
 use super::{Journey, Outcome};
 use crate::error::{Cause, ProviderError};
@@ -14,27 +15,7 @@ impl Journey<'_> {
             return Err(self.refused("cannot move warm: its source tracks no changes", "use `mode: cold`"));
         }
         let now = self.look()?;
-        let planned: Vec<_> =
-            self.planned.disks.iter().map(|disk| (disk.disk.key, disk.disk.capacity_bytes)).collect();
-        for (key, capacity) in planned {
-            match now.disks.iter().find(|disk| disk.key == key) {
-                Some(disk) if disk.capacity_bytes == capacity => {}
-                Some(disk) => {
-                    return Err(self.source_error(format!(
-                        "{} of {} has {} bytes now and had {capacity} when the plan was checked",
-                        disk.label, now.name, disk.capacity_bytes
-                    )));
-                }
-                None => return Err(self.source_error(format!("disk {key} of {} is gone", now.name))),
-            }
-        }
-        let known = |key: i32| self.planned.vm.disks.iter().any(|disk| disk.key == key);
-        if let Some(new) = now.disks.iter().find(|disk| !known(disk.key)) {
-            return Err(self.source_error(format!(
-                "{} of {} was added after the plan was checked",
-                new.label, now.name
-            )));
-        }
+        self.check_disks(&now)?;
         self.check_other_plans()?;
         if self.context.target.is_running(self.planned)? {
             let what = format!("{} runs at the target already", self.planned.target_name);
@@ -43,6 +24,35 @@ impl Journey<'_> {
         self.context.target.prepare(self.planned)?;
         // A replica is looked at when it is known whether an earlier cutover changed it.
         if self.is_warm() { Ok(()) } else { self.check_images() }
+    }
+
+    /// The disks are those that the run began with.
+    fn check_disks(&self, now: &Vm) -> Outcome<()> {
+        let name = &now.name;
+        let refuse = |what: String| {
+            let advice = "put it back as it was, then `drover resume`; or give this copy up with `drover cancel` and begin anew";
+            Err(ProviderError::new(Cause::Source, what).advise(advice).into())
+        };
+        for was in self.planned.disks.iter().map(|disk| &disk.disk) {
+            let (label, had) = (&was.label, was.capacity_bytes);
+            let Some(is) = now.disks.iter().find(|disk| disk.key == was.key) else {
+                return refuse(format!("{label} of {name} was removed after the plan was checked"));
+            };
+            if is.capacity_bytes != had {
+                let has = is.capacity_bytes;
+                return refuse(format!(
+                    "{label} of {name} has {has} bytes now and had {had} when the plan was checked"
+                ));
+            }
+            if !was.uuid.is_empty() && !is.uuid.is_empty() && was.uuid != is.uuid {
+                return refuse(format!("{label} of {name} is another disk than when the plan was checked"));
+            }
+        }
+        let known = |key: i32| self.planned.vm.disks.iter().any(|disk| disk.key == key);
+        match now.disks.iter().find(|disk| !known(disk.key)) {
+            Some(new) => refuse(format!("{} of {name} was added after the plan was checked", new.label)),
+            None => Ok(()),
+        }
     }
 
     /// Two plans with one VM: the later must not write over what the earlier brought, nor run it twice.

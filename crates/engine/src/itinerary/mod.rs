@@ -20,6 +20,7 @@ use drover_types::inventory::{PowerState, Vm};
 pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
 use self::still::Stillness;
 use self::warm::FrozenVm;
+pub use self::warm::MOMENT_GRACE_MS;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
@@ -68,6 +69,8 @@ pub(crate) struct Journey<'a> {
     touched_before: bool,
     /// The guest was asked to shut down and had not by the time it was given; it may do so yet.
     may_go_down: bool,
+    /// The phase found nothing to do, so that its time tells nothing of the next one.
+    did_nothing: bool,
     /// The source as its last snapshot left it, off.
     still: Option<Stillness<'a>>,
     /// When this run came to its passes, if it is a warm one.
@@ -107,6 +110,7 @@ impl<'a> Journey<'a> {
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
             may_go_down: false,
+            did_nothing: false,
             still: None,
             passes_began_ms: None,
             frozen: None,
@@ -181,7 +185,8 @@ impl<'a> Journey<'a> {
             Phase::CleanUp => self.clean_up()?,
         }
         let seconds = started.elapsed().as_secs_f64();
-        self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", "")?;
+        let text = if std::mem::take(&mut self.did_nothing) { NOTHING_DONE } else { "" };
+        self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", text)?;
         self.tell(Event::PhaseEnded { vm: self.name(), phase, seconds });
         Ok(())
     }
@@ -288,10 +293,6 @@ impl<'a> Journey<'a> {
         Ok(look(self.context.source, self.planned)?)
     }
 
-    fn source_error(&self, what: String) -> EngineError {
-        ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN).into()
-    }
-
     fn refused(&self, what: &str, advice: &str) -> EngineError {
         ProviderError::new(Cause::Source, format!("{} {what}", self.planned.vm.name)).advise(advice).into()
     }
@@ -311,6 +312,9 @@ impl<'a> Journey<'a> {
         self.planned.target_name.clone()
     }
 }
+
+/// Said of a phase that ended without anything to do.
+const NOTHING_DONE: &str = "nothing to do";
 
 const LOOK_AND_RUN_AGAIN: &str = "look at the source, then run the plan again";
 

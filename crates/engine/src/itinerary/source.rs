@@ -13,11 +13,20 @@ impl Journey<'_> {
     pub(super) fn power_off(&mut self) -> Outcome<()> {
         let now = self.look()?;
         match (now.power, self.planned.power_off) {
-            (PowerState::Off, _) => return Ok(()),
+            (PowerState::Off, _) => {
+                self.did_nothing = true;
+                return self.take_cutover();
+            }
+            (PowerState::Unknown, _) => {
+                self.take_cutover()?;
+                return Err(self.power_untold());
+            }
             (PowerState::Suspended, _) => {
+                self.take_cutover()?;
                 return Err(self.refused("is suspended", "resume it and shut it down, or discard its state"));
             }
             (PowerState::On, PowerOff::Refuse) => {
+                self.take_cutover()?;
                 return Err(self.refused(
                     "is running",
                     "shut it down, or allow it with `power_off: shutdown` in the plan",
@@ -25,26 +34,34 @@ impl Journey<'_> {
             }
             (PowerState::On, PowerOff::Shutdown | PowerOff::Force) => {}
         }
-        if self.is_warm() {
-            self.context.store.set_down(
-                self.context.plan,
-                &self.planned.vm.id,
-                self.context.clock.now_ms(),
-            )?;
-        }
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         // Recorded before it happens: after a crash in between, cancelling switches it on again.
-        self.context.store.set_switched_off(self.context.plan, &self.planned.vm.id, true)?;
-        let clean = self.context.source.shutdown_guest(&now, self.planned.shutdown_timeout);
-        match (clean, self.planned.power_off) {
-            (Ok(()), _) => Ok(()),
+        match self.is_warm() {
+            true => store.begin_downtime(plan, id, self.context.clock.now_ms())?,
+            false => store.set_switched_off(plan, id, true)?,
+        }
+        match (self.shut_down(&now), self.planned.power_off) {
             (Err(error), PowerOff::Force) => {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
+                self.may_go_down = false;
                 Ok(self.context.source.power_off(&now)?)
             }
-            (Err(error), _) => {
-                self.may_go_down = true;
-                Err(error.into())
-            }
+            (done, _) => Ok(done?),
+        }
+    }
+
+    fn shut_down(&mut self, now: &Vm) -> Result<(), ProviderError> {
+        self.context.source.ask_shutdown(now)?;
+        let off = self.context.source.wait_until_off(now, self.planned.shutdown_timeout);
+        self.may_go_down = off.is_err();
+        off
+    }
+
+    /// A cutover that was asked for is under way: should it be undone, it has to be asked for again.
+    fn take_cutover(&self) -> Outcome<()> {
+        match self.is_warm() {
+            true => Ok(self.context.store.take_cutover(self.context.plan, &self.planned.vm.id)?),
+            false => Ok(()),
         }
     }
 
@@ -52,9 +69,7 @@ impl Journey<'_> {
     /// have run since, and what it wrote then is not in it.
     pub(super) fn freeze(&mut self) -> Outcome<()> {
         let now = self.look()?;
-        if now.power != PowerState::Off {
-            return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
-        }
+        self.must_be_off(&now, "was switched on again by someone", "leave it off until it has arrived")?;
         remove_own_snapshots(self.context.plan, self.context.source, &now)?;
         self.watch_power(&now)?;
         let name = format!("drover-{}", self.context.plan);
@@ -75,14 +90,27 @@ impl Journey<'_> {
     /// What arrived is only right as long as the source stays off.
     pub(super) fn clean_up(&mut self) -> Outcome<()> {
         self.thaw()?;
-        if self.look()?.power == PowerState::Off {
-            return Ok(());
-        }
-        Err(self.refused(
+        self.must_be_off(
+            &self.look()?,
             "was switched on at the source after it had arrived",
             "decide which of the two goes on: switch the source off and `drover resume`, or stop the target, \
              remove its files and move the VM with another plan",
-        ))
+        )
+    }
+
+    /// Refuses with this if the VM is not off. One whose power state is not told may run.
+    pub(super) fn must_be_off(&self, now: &Vm, what: &str, advice: &str) -> Outcome<()> {
+        match now.power {
+            PowerState::Off => Ok(()),
+            PowerState::Unknown => Err(self.power_untold()),
+            PowerState::On | PowerState::Suspended => Err(self.refused(what, advice)),
+        }
+    }
+
+    fn power_untold(&self) -> EngineError {
+        let advice =
+            "see that its host is connected and that this user may read the VM, then `drover resume`";
+        self.refused("may run: the source does not tell its power state", advice)
     }
 }
 

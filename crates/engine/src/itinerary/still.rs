@@ -4,7 +4,7 @@
 //! guest wrote then would be lost. Two witnesses are asked: the source's history of power, where it has one, and
 //! the live disks' files and change ids.
 
-use drover_types::inventory::{PowerState, Vm};
+use drover_types::inventory::Vm;
 
 use super::{Journey, Outcome};
 use crate::provider::PowerWatch;
@@ -46,9 +46,7 @@ impl Journey<'_> {
     /// Refuses to go on if the VM runs, or ran since its last snapshot.
     pub(super) fn check_still(&self) -> Outcome<()> {
         let now = self.look()?;
-        if now.power != PowerState::Off {
-            return Err(self.refused("runs at the source", "switch it off there, then `drover resume`"));
-        }
+        self.must_be_off(&now, "runs at the source", "switch it off there, then `drover resume`")?;
         let Some(still) = &self.still else { return Ok(()) };
         let advice = "leave it off until it has arrived; what was written meanwhile comes with the next `drover resume`";
         if still.watch.as_ref().map_or(Ok(false), |watch| watch.was_switched_on())? {

@@ -32,6 +32,7 @@ impl Journey<'_> {
         self.check_still()?;
         if !self.planned.start {
             // Whoever starts it can do so now.
+            self.did_nothing = true;
             return self.end_downtime();
         }
         self.set_touched()?;

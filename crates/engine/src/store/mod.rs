@@ -1,9 +1,12 @@
 //! The state of all plans, in one SQLite file.
 //!
-//! Every change is a transaction of its own and durable when the call returns (WAL, `synchronous =
-//! FULL`), so after a crash the store tells what had begun and what had ended. Bytes are kept as the
-//! 64-bit integers SQLite has; no disk is larger than 2^63 bytes.
+//! Every change is a transaction of its own. What decides how a run goes on after a crash - phases, what drover did
+//! to the source, change ids - is durable when the call returns; changes of many VMs share their flushes. Events,
+//! samples and other words for the report ride along with the next of these: a power cut may take the last ones,
+//! the end of the process takes none. Bytes are kept as the 64-bit integers SQLite has; no disk is larger than 2^63
+//! bytes.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,9 +15,12 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
 use self::schema::{SCHEMA_VERSION, open_database};
+use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
+mod read;
 mod schema;
+mod sync;
 mod warm;
 
 /// The store could not be read or written.
@@ -40,10 +46,44 @@ pub enum StoreFault {
     /// A later drover made it.
     #[error("it has schema {0}, made by a later drover; this one knows {SCHEMA_VERSION}")]
     Newer(i64),
+    /// Somebody removed it, or put another in its place, while it was in use.
+    #[error("it was removed or replaced while this run used it")]
+    Gone,
     /// A value in it makes no sense.
     #[error("{0}")]
     Value(String),
 }
+
+impl StoreError {
+    /// What to try.
+    pub fn advice(&self) -> &'static str {
+        use rusqlite::ErrorCode as E;
+        const WRITABLE: &str = "give a folder that can be written with --state";
+        match &self.source {
+            StoreFault::Newer(_) => "use the drover that made it, or give another folder with --state",
+            StoreFault::Gone => {
+                "see who removes drover's state and put it back; without it, `drover migrate` with the plan's file goes on with \
+                 the images, and the source may have drover's snapshots"
+            }
+            StoreFault::Value(_) => DAMAGED,
+            StoreFault::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => MAKE_ROOM,
+            StoreFault::Io(_) => WRITABLE,
+            StoreFault::Sqlite(error) => match error.sqlite_error_code() {
+                Some(E::NotADatabase | E::DatabaseCorrupt | E::TypeMismatch) => DAMAGED,
+                Some(E::DiskFull) => MAKE_ROOM,
+                Some(E::DatabaseBusy | E::DatabaseLocked) => {
+                    "another program holds it for long; see who has it open, then try again"
+                }
+                Some(_) => WRITABLE,
+                None => DAMAGED,
+            },
+        }
+    }
+}
+
+const MAKE_ROOM: &str = "make room on its file system";
+const DAMAGED: &str = "it is damaged: put back a copy of it; or move it away, and `drover migrate` with the plan's file goes on \
+                       with the images (look at the source for drover's snapshots, and for VMs it switched off)";
 
 /// State of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -211,6 +251,20 @@ pub struct SampleRow {
 pub struct Store {
     connection: Mutex<Connection>,
     path: PathBuf,
+    /// Device and inode of the file.
+    file: Option<(u64, u64)>,
+    log: LogSync,
+    /// A copy of a store that this user may only read.
+    _copy: Option<read::Copy>,
+}
+
+/// Whether a change has to outlast a power cut when the call returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Durable {
+    /// It is waited for.
+    Now,
+    /// It rides along with the next that is waited for.
+    WithTheNext,
 }
 
 type Outcome<T> = Result<T, StoreError>;
@@ -232,7 +286,14 @@ impl Store {
         let wrap = |source: StoreFault| StoreError { path: path.clone(), source };
         std::fs::create_dir_all(folder).map_err(|error| wrap(error.into()))?;
         let connection = open_database(&path).map_err(wrap)?;
-        Ok(Store { connection: Mutex::new(connection), path })
+        let file = file_at(&path);
+        let (connection, log) = (Mutex::new(connection), LogSync::of(&path));
+        Ok(Store { connection, path, file, log, _copy: None })
+    }
+
+    /// How often the store was flushed so far.
+    pub fn flushes(&self) -> u64 {
+        self.log.flushes()
     }
 
     /// The file.
@@ -242,7 +303,7 @@ impl Store {
 
     /// Enters a plan for a run by this process; keeps what an earlier run left.
     pub fn begin_plan(&self, name: &str, text: &str, folder: &Path) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute(
                 "INSERT INTO plan (name, text, folder, state, pid, started_ms) VALUES (?1, ?2, ?3, 'running', ?4, ?5)
                  ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,
@@ -255,13 +316,13 @@ impl Store {
 
     /// Forgets all about a plan.
     pub fn remove_plan(&self, name: &str) -> Outcome<()> {
-        self.run(|db| db.execute("DELETE FROM plan WHERE name = ?1", [name]))?;
+        self.change(Durable::Now, |db| db.execute("DELETE FROM plan WHERE name = ?1", [name]))?;
         Ok(())
     }
 
     /// Ends a plan.
     pub fn end_plan(&self, name: &str, state: PlanState) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute(
                 "UPDATE plan SET state = ?2, pid = NULL, ended_ms = ?3 WHERE name = ?1",
                 params![name, word(&state), now_ms()],
@@ -272,13 +333,15 @@ impl Store {
 
     /// Asks whoever runs a plan to stop.
     pub fn ask_cancel(&self, name: &str) -> Outcome<()> {
-        self.run(|db| db.execute("UPDATE plan SET cancel_asked = 1 WHERE name = ?1", [name]))?;
+        self.change(Durable::Now, |db| {
+            db.execute("UPDATE plan SET cancel_asked = 1 WHERE name = ?1", [name])
+        })?;
         Ok(())
     }
 
     /// Whether a stop was asked for.
     pub fn cancel_asked(&self, name: &str) -> Outcome<bool> {
-        let asked = self.run(|db| {
+        let asked = self.read(|db| {
             db.query_row("SELECT cancel_asked FROM plan WHERE name = ?1", [name], |row| row.get::<_, bool>(0))
                 .optional()
         })?;
@@ -297,15 +360,20 @@ impl Store {
 
     /// Enters a VM as queued, unless it is there; then only what is planned is renewed.
     pub fn enter_vm(&self, plan: &str, id: &str, name: &str, planned: &str) -> Outcome<()> {
-        self.run(|db| {
-            db.execute(
+        self.enter_vms(plan, &[(id, name, planned.to_string())])
+    }
+
+    /// As [`Store::enter_vm`], of many by id, name and what is planned.
+    pub fn enter_vms(&self, plan: &str, vms: &[(&str, &str, String)]) -> Outcome<()> {
+        self.change(Durable::Now, |db| {
+            let mut enter = db.prepare(
                 "INSERT INTO vm (plan, id, name, state, planned) VALUES (?1, ?2, ?3, 'queued', ?4)
                  ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
                  state = CASE WHEN state = 'done' THEN state ELSE 'queued' END",
-                params![plan, id, name, planned],
-            )
-        })?;
-        Ok(())
+            )?;
+            vms.iter()
+                .try_for_each(|(id, name, planned)| enter.execute(params![plan, id, name, planned]).map(drop))
+        })
     }
 
     /// VMs of a plan, in the order they were entered.
@@ -327,14 +395,14 @@ impl Store {
 
     /// Records that a VM enters a phase, before it does.
     pub fn enter_phase(&self, plan: &str, vm: &str, phase: &str) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute(
                 "UPDATE vm SET state = 'running', phase = ?3, error = NULL, cause = NULL, advice = NULL,
                  started_ms = COALESCE(started_ms, ?4), ended_ms = NULL WHERE plan = ?1 AND id = ?2",
                 params![plan, vm, phase, now_ms()],
-            )
-        })?;
-        self.add_event(plan, Some(vm), Some(phase), "started", "")
+            )?;
+            add_event(db, plan, Some(vm), Some(phase), "started", "")
+        })
     }
 
     /// Ends a VM, well or with error, cause and advice.
@@ -347,7 +415,7 @@ impl Store {
     ) -> Outcome<()> {
         let (text, cause, advice) =
             error.map_or((None, None, None), |(text, cause, advice)| (Some(text), Some(cause), advice));
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute(
                 "UPDATE vm SET state = ?3, error = ?4, cause = ?5, advice = ?6, ended_ms = ?7 WHERE plan = ?1 AND id = ?2",
                 params![plan, vm, word(&state), text, cause, advice, now_ms()],
@@ -358,7 +426,7 @@ impl Store {
 
     /// Records the snapshot that drover holds on a VM, or that it holds none.
     pub fn set_snapshot(&self, plan: &str, vm: &str, snapshot: Option<&str>) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute("UPDATE vm SET snapshot = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, snapshot])
         })?;
         Ok(())
@@ -366,7 +434,7 @@ impl Store {
 
     /// Records whether drover switched a VM off.
     pub fn set_switched_off(&self, plan: &str, vm: &str, yes: bool) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute("UPDATE vm SET switched_off = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, yes])
         })?;
         Ok(())
@@ -374,7 +442,7 @@ impl Store {
 
     /// Records that the images may change from now on, other than by copying.
     pub fn set_touched(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute("UPDATE vm SET touched = 1 WHERE plan = ?1 AND id = ?2", params![plan, vm])
         })?;
         Ok(())
@@ -382,7 +450,7 @@ impl Store {
 
     /// Records what the start phase said.
     pub fn set_started(&self, plan: &str, vm: &str, text: Option<&str>) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute("UPDATE vm SET started = ?3 WHERE plan = ?1 AND id = ?2", params![plan, vm, text])
         })?;
         Ok(())
@@ -391,7 +459,7 @@ impl Store {
     /// Writes all that is known of a disk.
     pub fn put_disk(&self, plan: &str, disk: &DiskRow) -> Outcome<()> {
         let number = |value: Option<u64>| value.map(|value| value as i64);
-        self.run(|db| {
+        self.change(Durable::WithTheNext, |db| {
             db.execute(
                 "INSERT OR REPLACE INTO disk VALUES
                  (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
@@ -437,13 +505,7 @@ impl Store {
         kind: &str,
         text: &str,
     ) -> Outcome<()> {
-        self.run(|db| {
-            db.execute(
-                "INSERT INTO event (plan, at_ms, vm, phase, kind, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-                params![plan, now_ms(), vm, phase, kind, text],
-            )
-        })?;
-        Ok(())
+        self.change(Durable::WithTheNext, |db| add_event(db, plan, vm, phase, kind, text))
     }
 
     /// Events of a plan in order.
@@ -458,9 +520,21 @@ impl Store {
         self.rows(sql, [plan, vm], event_row)
     }
 
+    /// What a phase took in seconds the latest times that it ended with such a text, with any VM of any plan, the latest
+    /// last.
+    pub fn phase_seconds(&self, phase: &str, ended: &str, most: usize) -> Outcome<Vec<f64>> {
+        let sql = "SELECT at_ms - (SELECT at_ms FROM event b WHERE b.plan = e.plan AND b.vm = e.vm AND b.phase = e.phase
+                   AND b.kind = 'started' AND b.id < e.id ORDER BY b.id DESC LIMIT 1) AS ms
+                   FROM event e WHERE phase = ?1 AND kind = 'ended' AND text = ?2 ORDER BY id DESC LIMIT ?3";
+        let mut latest =
+            self.rows(sql, params![phase, ended, most as i64], |row| row.get::<_, Option<i64>>(0))?;
+        latest.reverse();
+        Ok(latest.into_iter().flatten().map(|ms| ms.max(0) as f64 / 1000.0).collect())
+    }
+
     /// Adds a sample of the rate.
     pub fn add_sample(&self, plan: &str, read: u64, written: u64, disks: u64) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::WithTheNext, |db| {
             db.execute(
                 "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5)",
                 params![plan, now_ms(), read as i64, written as i64, disks as i64],
@@ -481,8 +555,32 @@ impl Store {
         })
     }
 
-    fn run<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Outcome<T> {
+    fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Outcome<T> {
         work(&self.lock()).map_err(|error| self.wrap(error.into()))
+    }
+
+    /// Does some work in one transaction.
+    fn change<T>(
+        &self,
+        durable: Durable,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Outcome<T> {
+        let wrap = |error: rusqlite::Error| self.wrap(error.into());
+        let mut connection = self.lock();
+        let change =
+            connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(wrap)?;
+        let done = work(&change).map_err(wrap)?;
+        change.commit().map_err(wrap)?;
+        let commit = self.log.committed();
+        drop(connection);
+        if durable == Durable::Now {
+            self.log.wait_for(commit).map_err(|error| self.wrap(error.into()))?;
+            // What is written to a file without a name is lost with this process, and nobody could resume.
+            if self.file.is_none() || file_at(&self.path) != self.file {
+                return Err(self.wrap(StoreFault::Gone));
+            }
+        }
+        Ok(done)
     }
 
     fn rows<T, P: rusqlite::Params>(
@@ -491,7 +589,7 @@ impl Store {
         params: P,
         read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
     ) -> Outcome<Vec<T>> {
-        self.run(|db| db.prepare(sql)?.query_map(params, read)?.collect())
+        self.read(|db| db.prepare(sql)?.query_map(params, read)?.collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -501,6 +599,25 @@ impl Store {
     fn wrap(&self, source: StoreFault) -> StoreError {
         StoreError { path: self.path.clone(), source }
     }
+}
+
+fn add_event(
+    db: &Connection,
+    plan: &str,
+    vm: Option<&str>,
+    phase: Option<&str>,
+    kind: &str,
+    text: &str,
+) -> rusqlite::Result<()> {
+    db.execute(
+        "INSERT INTO event (plan, at_ms, vm, phase, kind, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        params![plan, now_ms(), vm, phase, kind, text],
+    )
+    .map(drop)
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Milliseconds since 1970 by this machine's clock.
@@ -649,6 +766,79 @@ mod tests {
         ["a", "b"].iter().for_each(|id| store.enter_vm("p", id, id, "{}").unwrap());
         let states: Vec<_> = store.vms("p").unwrap().iter().map(|vm| vm.state).collect();
         assert_eq!(states, [VmState::Done, VmState::Queued]);
+    }
+
+    #[test]
+    fn words_for_the_report_cost_no_flush_and_ride_along_with_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        store.enter_vm("p", "v", "v", "{}").unwrap();
+        let before = store.flushes();
+        for _ in 0..100 {
+            store.add_event("p", Some("v"), None, "note", "a word").unwrap();
+            store.add_sample("p", 1, 2, 3).unwrap();
+            store.put_disk("p", &DiskRow { vm: "v".into(), ..DiskRow::default() }).unwrap();
+        }
+        assert_eq!(store.flushes(), before);
+        // Another process sees them, flushed or not.
+        assert_eq!(Store::open(folder.path()).unwrap().events("p").unwrap().len(), 100);
+        store.enter_phase("p", "v", "copy").unwrap();
+        assert_eq!(store.flushes(), before + 1, "row and event are one change");
+    }
+
+    #[test]
+    fn changes_of_many_vms_share_their_flushes() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        let ids: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+        let vms: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str(), "{}".to_string())).collect();
+        let before = store.flushes();
+        store.enter_vms("p", &vms).unwrap();
+        assert_eq!(store.flushes(), before + 1);
+        std::thread::scope(|scope| {
+            for id in &ids {
+                let store = &store;
+                scope.spawn(move || (0..50).for_each(|_| store.enter_phase("p", id, "copy").unwrap()));
+            }
+        });
+        assert!(store.flushes() - before <= 401, "never more than one for each change");
+        assert_eq!(store.events("p").unwrap().len(), 400);
+    }
+
+    #[test]
+    fn a_store_that_is_removed_or_replaced_while_it_is_used_takes_no_further_step() {
+        for replaced in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("state");
+            let store = Store::open(&path).unwrap();
+            store.begin_plan("p", "", Path::new("/")).unwrap();
+            store.enter_vm("p", "v", "v", "{}").unwrap();
+            std::fs::rename(&path, folder.path().join("away")).unwrap();
+            if replaced {
+                Store::open(&path).unwrap();
+            }
+            let error = store.enter_phase("p", "v", "power off").unwrap_err();
+            assert!(matches!(error.source, StoreFault::Gone), "{error:?}");
+            assert!(error.advice().contains("drover migrate"), "{}", error.advice());
+        }
+    }
+
+    #[test]
+    fn what_to_try_goes_with_what_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = folder.path().join("drover.db");
+        let advice = || Store::open(folder.path()).unwrap_err().advice();
+        std::fs::write(&db, vec![b'x'; 8192]).unwrap();
+        assert!(advice().contains("damaged"), "{}", advice());
+        std::fs::remove_file(&db).unwrap();
+        drop(Store::open(folder.path()).unwrap());
+        Connection::open(&db).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        assert!(advice().contains("the drover that made it"), "{}", advice());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Store::open(&file.path().join("state")).unwrap_err();
+        assert!(error.advice().contains("can be written"), "{}", error.advice());
     }
 
     #[test]

@@ -69,7 +69,8 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
     db.busy_timeout(Duration::from_secs(10))?;
     patiently(|| db.pragma_update(None, "journal_mode", "wal"))?;
-    db.pragma_update(None, "synchronous", "full")?;
+    // What has to be durable is flushed by `sync.rs`.
+    db.pragma_update(None, "synchronous", "normal")?;
     db.pragma_update(None, "foreign_keys", true)?;
     let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let version = change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;

@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
-use super::{Outcome, Store, state, unsigned, word};
+use super::{Durable, Outcome, Store, state, unsigned, word};
 
 /// What a pass was meant to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,8 +143,8 @@ pub struct WarmRow {
 }
 
 impl WarmRow {
-    /// Real downtime in milliseconds, if the VM has moved over.
-    pub fn downtime_ms(&self) -> Option<u64> {
+    /// Milliseconds from the shutdown to a target that was started or could be, if the VM has moved over.
+    pub fn ready_ms(&self) -> Option<u64> {
         Some(self.up_ms?.saturating_sub(self.down_ms?).max(0) as u64)
     }
 }
@@ -163,14 +163,14 @@ impl Store {
             Ok((row.get::<_, String>("id")?, row.get::<_, String>("name")?))
         })?;
         for (id, _) in &vms {
-            self.set_warm(plan, id, "cutover_asked = 1", &[])?;
+            self.set_warm(Durable::Now, plan, id, "cutover_asked = 1", &[])?;
         }
         Ok(vms.into_iter().map(|(_, name)| name).collect())
     }
 
     /// Whether the cutover of a VM was asked for.
     pub fn cutover_asked(&self, plan: &str, vm: &str) -> Outcome<bool> {
-        let asked = self.run(|db| {
+        let asked = self.read(|db| {
             let sql = "SELECT cutover_asked FROM warm WHERE plan = ?1 AND vm = ?2";
             db.query_row(sql, [plan, vm], |row| row.get::<_, bool>(0)).optional()
         })?;
@@ -188,6 +188,7 @@ impl Store {
         let forecast = forecast.map(|it| [it.forecast_ms, it.low_ms, it.high_ms].map(|ms| ms as i64));
         let part = |at: usize| forecast.map(|it| it[at]);
         self.set_warm(
+            Durable::WithTheNext,
             plan,
             vm,
             "next_ms = ?3, forecast_ms = ?4, forecast_low_ms = ?5, forecast_high_ms = ?6",
@@ -197,45 +198,55 @@ impl Store {
 
     /// Records why the cutover begins.
     pub fn set_cutover_reason(&self, plan: &str, vm: &str, reason: &str) -> Outcome<()> {
-        self.set_warm(plan, vm, "reason = ?3, next_ms = NULL", &[&reason])
+        self.set_warm(Durable::Now, plan, vm, "reason = ?3, next_ms = NULL", &[&reason])
     }
 
-    /// Records when the downtime began; nothing if it has begun before.
-    pub fn set_down(&self, plan: &str, vm: &str, at_ms: i64) -> Outcome<()> {
-        self.set_warm(plan, vm, "down_ms = COALESCE(down_ms, ?3), up_ms = NULL", &[&at_ms])
+    /// Records at once that drover switches a VM off, when its downtime began, unless it had begun before, and that
+    /// the cutover that was asked for is under way. One that is asked for later is another.
+    pub fn begin_downtime(&self, plan: &str, vm: &str, at_ms: i64) -> Outcome<()> {
+        self.change(Durable::Now, |db| {
+            let set = "down_ms = COALESCE(down_ms, ?3), up_ms = NULL, cutover_asked = 0";
+            set_warm(db, plan, vm, set, &[&at_ms])?;
+            db.execute("UPDATE vm SET switched_off = 1 WHERE plan = ?1 AND id = ?2", [plan, vm]).map(drop)
+        })
+    }
+
+    /// Records that the cutover that was asked for is under way.
+    pub fn take_cutover(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.set_warm(Durable::WithTheNext, plan, vm, "cutover_asked = 0", &[])
     }
 
     /// Records when the target ran.
     pub fn set_up(&self, plan: &str, vm: &str, at_ms: i64) -> Outcome<()> {
-        self.set_warm(plan, vm, "up_ms = ?3", &[&at_ms])
+        self.set_warm(Durable::WithTheNext, plan, vm, "up_ms = ?3", &[&at_ms])
     }
 
-    /// Records that a cutover was undone. One that was asked for has to be asked for again, and the moment that the
-    /// plan sets, if any, does not count any more.
+    /// Records that a cutover was undone. The moment that the plan sets, if any, does not count any more; a cutover
+    /// that was asked for since does.
     pub fn undo_cutover(&self, plan: &str, vm: &str, moment_ms: Option<i64>) -> Outcome<()> {
-        let set = "down_ms = NULL, up_ms = NULL, cutover_asked = 0, reason = NULL, \
+        let set = "down_ms = NULL, up_ms = NULL, reason = NULL, \
                    moment_tried_ms = COALESCE(?3, moment_tried_ms)";
-        self.set_warm(plan, vm, set, &[&moment_ms])
+        self.set_warm(Durable::Now, plan, vm, set, &[&moment_ms])
     }
 
     /// Records whether the images may hold something else than was copied.
     pub fn set_replica_touched(&self, plan: &str, vm: &str, touched: bool) -> Outcome<()> {
-        self.set_warm(plan, vm, "replica_touched = ?3", &[&touched])
+        self.set_warm(Durable::Now, plan, vm, "replica_touched = ?3", &[&touched])
     }
 
     /// Records why change tracking is not believed any more.
     pub fn set_distrust(&self, plan: &str, vm: &str, why: &str) -> Outcome<()> {
-        self.set_warm(plan, vm, "distrust = ?3", &[&why])
+        self.set_warm(Durable::Now, plan, vm, "distrust = ?3", &[&why])
     }
 
     /// Records advice.
     pub fn set_hint(&self, plan: &str, vm: &str, hint: Option<&str>) -> Outcome<()> {
-        self.set_warm(plan, vm, "hint = ?3", &[&hint])
+        self.set_warm(Durable::WithTheNext, plan, vm, "hint = ?3", &[&hint])
     }
 
     /// Forgets all passes of a VM and what went with them.
     pub fn forget_warm(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             ["warm", "tracked", "pass"].iter().try_for_each(|table| {
                 let sql = format!("DELETE FROM {table} WHERE plan = ?1 AND vm = ?2");
                 db.execute(&sql, [plan, vm]).map(|_| ())
@@ -245,23 +256,18 @@ impl Store {
 
     /// Forgets all passes of a VM, but not what was found out about it or asked for.
     pub fn forget_passes(&self, plan: &str, vm: &str) -> Outcome<()> {
-        let mut connection = self.lock();
-        let mut write = || {
-            let change = connection.transaction()?;
-            change.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
-            change.execute("DELETE FROM pass WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
+        self.change(Durable::Now, |db| {
+            db.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
+            db.execute("DELETE FROM pass WHERE plan = ?1 AND vm = ?2", [plan, vm])?;
             let sql =
                 "UPDATE warm SET host = NULL, hint = NULL, replica_touched = 0 WHERE plan = ?1 AND vm = ?2";
-            change.execute(sql, [plan, vm])?;
-            change.commit()
-        };
-        let result: rusqlite::Result<()> = write();
-        result.map_err(|error| self.wrap(error.into()))
+            db.execute(sql, [plan, vm]).map(drop)
+        })
     }
 
     /// Forgets since when changes are known: until the next pass is complete, nobody knows what changed.
     pub fn forget_change_ids(&self, plan: &str, vm: &str) -> Outcome<()> {
-        self.run(|db| {
+        self.change(Durable::Now, |db| {
             db.execute("UPDATE tracked SET change_id = NULL WHERE plan = ?1 AND vm = ?2", [plan, vm])
         })?;
         Ok(())
@@ -269,7 +275,7 @@ impl Store {
 
     /// Writes what is known of a pass.
     pub fn put_pass(&self, plan: &str, pass: &PassRow) -> Outcome<()> {
-        self.run(|db| put_pass(db, plan, pass))
+        self.change(Durable::WithTheNext, |db| put_pass(db, plan, pass))
     }
 
     /// Records a pass as complete, together with what the next one is asked from, or nothing of both.
@@ -281,26 +287,22 @@ impl Store {
     /// Records what the next try or the next pass is asked from. The first pass says so as soon as its
     /// snapshot stands: should it be interrupted, what is on the target need not be read again.
     pub fn begin_from(&self, plan: &str, pass: &PassRow, host: &str, disks: &[TrackedRow]) -> Outcome<()> {
-        let mut connection = self.lock();
-        let mut write = || {
-            let change = connection.transaction()?;
-            put_pass(&change, plan, pass)?;
-            change.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, &pass.vm])?;
+        self.change(Durable::Now, |db| {
+            put_pass(db, plan, pass)?;
+            db.execute("DELETE FROM tracked WHERE plan = ?1 AND vm = ?2", [plan, &pass.vm])?;
             for it in disks {
                 let (id, capacity) = (&it.change_id, it.capacity as i64);
-                change.execute(
+                db.execute(
                     "INSERT INTO tracked VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                     params![plan, pass.vm, it.disk, id, it.datastore, it.path, it.uuid, capacity],
                 )?;
             }
-            change.execute(
+            db.execute(
                 "INSERT INTO warm (plan, vm, host) VALUES (?1, ?2, ?3) ON CONFLICT(plan, vm) DO UPDATE SET host = ?3",
                 params![plan, pass.vm, host],
-            )?;
-            change.commit()
-        };
-        let result: rusqlite::Result<()> = write();
-        result.map_err(|error| self.wrap(error.into()))
+            )
+            .map(drop)
+        })
     }
 
     /// Disks as the last completed pass found them.
@@ -329,16 +331,30 @@ impl Store {
     }
 
     /// Sets columns of a VM's row, which is made if it is not there. Values begin with `?3`.
-    fn set_warm(&self, plan: &str, vm: &str, set: &str, values: &[&dyn rusqlite::ToSql]) -> Outcome<()> {
-        self.run(|db| {
-            db.execute("INSERT OR IGNORE INTO warm (plan, vm) VALUES (?1, ?2)", [plan, vm])?;
-            let mut all: Vec<&dyn rusqlite::ToSql> = vec![&plan, &vm];
-            all.extend(values);
-            let sql = format!("UPDATE warm SET {set} WHERE plan = ?1 AND vm = ?2");
-            db.execute(&sql, all.as_slice())
-        })?;
-        Ok(())
+    fn set_warm(
+        &self,
+        durable: Durable,
+        plan: &str,
+        vm: &str,
+        set: &str,
+        values: &[&dyn rusqlite::ToSql],
+    ) -> Outcome<()> {
+        self.change(durable, |db| set_warm(db, plan, vm, set, values))
     }
+}
+
+fn set_warm(
+    db: &rusqlite::Connection,
+    plan: &str,
+    vm: &str,
+    set: &str,
+    values: &[&dyn rusqlite::ToSql],
+) -> rusqlite::Result<()> {
+    db.execute("INSERT OR IGNORE INTO warm (plan, vm) VALUES (?1, ?2)", [plan, vm])?;
+    let mut all: Vec<&dyn rusqlite::ToSql> = vec![&plan, &vm];
+    all.extend(values);
+    let sql = format!("UPDATE warm SET {set} WHERE plan = ?1 AND vm = ?2");
+    db.execute(&sql, all.as_slice()).map(drop)
 }
 
 fn put_pass(db: &rusqlite::Connection, plan: &str, pass: &PassRow) -> rusqlite::Result<()> {
@@ -454,7 +470,7 @@ mod tests {
         assert_eq!(store.ask_cutover("p", None).unwrap(), ["b", "c"]);
         assert_eq!(store.ask_cutover("p", Some("x")).unwrap(), Vec::<String>::new());
         // An undone cutover has to be asked for again.
-        store.set_down("p", "b", 5).unwrap();
+        store.begin_downtime("p", "b", 5).unwrap();
         assert!(store.warm("p", "b").unwrap().down_ms.is_some());
         store.undo_cutover("p", "b", Some(77)).unwrap();
         store.undo_cutover("p", "b", None).unwrap();
@@ -470,10 +486,10 @@ mod tests {
         let forecast = Downtime { forecast_ms: 9000, low_ms: 5000, high_ms: 20_000 };
         store.set_next_pass("p", "v", Some(77), Some(forecast)).unwrap();
         let row = store.warm("p", "v").unwrap();
-        assert_eq!((row.next_ms, row.forecast, row.downtime_ms()), (Some(77), Some(forecast), None));
-        store.set_down("p", "v", 1000).unwrap();
-        store.set_down("p", "v", 5000).unwrap();
+        assert_eq!((row.next_ms, row.forecast, row.ready_ms()), (Some(77), Some(forecast), None));
+        store.begin_downtime("p", "v", 1000).unwrap();
+        store.begin_downtime("p", "v", 5000).unwrap();
         store.set_up("p", "v", 9000).unwrap();
-        assert_eq!(store.warm("p", "v").unwrap().downtime_ms(), Some(8000), "from the first shutdown on");
+        assert_eq!(store.warm("p", "v").unwrap().ready_ms(), Some(8000), "from the first shutdown on");
     }
 }

@@ -13,10 +13,10 @@ use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, NoObserver, Observer, OpenedSource,
     OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
-    TargetProvider, VmRow, VmState,
+    TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
-use drover_plan::{Plan, PlannedDisk, PlannedVm, resolve};
+use drover_plan::{Begun, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
 use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{About, Inventory, PowerState, Snapshot, ToolsState, Vm, VmDisk};
 
@@ -135,11 +135,22 @@ impl World {
     }
 
     pub fn planned(&self) -> Vec<PlannedVm> {
+        self.planned_with(&[], Others::Selected)
+    }
+
+    /// As `drover resume` plans it.
+    pub fn resumed(&self) -> Vec<PlannedVm> {
+        self.planned_with(&begun(&self.store, PLAN, Others::LeftOut).unwrap(), Others::LeftOut)
+    }
+
+    fn planned_with(&self, begun: &[Begun], others: Others) -> Vec<PlannedVm> {
         let mut vms: Vec<Vm> = self.state().vms.values().cloned().collect();
         // As the program does: snapshots of drover's own do not stop a plan from going on.
         vms.iter_mut().for_each(|vm| vm.snapshots.retain(|it| !it.description.starts_with(SNAPSHOT_MARK)));
         let about = About { is_vcenter: true, ..About::default() };
-        let resolution = resolve(&self.plan, &Inventory { about, vms, ..Inventory::default() });
+        let mut inventory = Inventory { about, vms, ..Inventory::default() };
+        as_begun(&mut inventory, begun, others);
+        let resolution = resolve(&self.plan, &inventory);
         assert!(resolution.is_ok(), "{:#?}", resolution.problems);
         resolution.vms
     }
@@ -465,8 +476,14 @@ impl SourceProvider for World {
         })
     }
 
-    fn shutdown_guest(&self, vm: &Vm, _: Duration) -> Result<(), ProviderError> {
-        self.call("shut down", &vm.name, |state| state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off)
+    fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.call("shut down", &vm.name, |_| ())
+    }
+
+    fn wait_until_off(&self, vm: &Vm, _: Duration) -> Result<(), ProviderError> {
+        self.call("wait until off", &vm.name, |state| {
+            state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off
+        })
     }
 
     fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {

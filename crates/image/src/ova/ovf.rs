@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use drover_types::inventory::{Firmware, Vm};
+use drover_types::inventory::{Firmware, PowerState, Vm};
 use roxmltree::Node;
 
 use super::hardware;
@@ -99,6 +99,7 @@ fn machine(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Vm {
             .map(|it| it.text_of("VirtualSystemType"))
             .unwrap_or_default(),
         cores_per_socket: 1,
+        power: PowerState::Off,
         ..Vm::default()
     }
 }

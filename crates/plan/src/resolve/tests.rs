@@ -17,6 +17,7 @@ fn vm(id: &str, name: &str, folder: &str) -> Vm {
         name: name.into(),
         folder: folder.into(),
         host_id: "host-1".into(),
+        power: PowerState::Off,
         firmware: Some(Firmware::Bios),
         change_tracking: true,
         tools: ToolsState::Running,

@@ -136,6 +136,9 @@ fn check_disks(before: &Before<'_>, now: &Vm) -> Result<(), ProviderError> {
 pub(super) fn power_word(now: &Vm) -> Option<&'static str> {
     match now.power {
         PowerState::On => None,
+        PowerState::Unknown => {
+            Some("has a power state that the source does not tell; it has to be known to be off")
+        }
         PowerState::Off => {
             Some("was switched off by someone; its passes go on, and nothing is left to shut down")
         }

@@ -9,6 +9,7 @@ mod passes;
 mod replica;
 mod unmapped;
 
+pub use self::outlook::MOMENT_GRACE_MS;
 pub(super) use self::pass::{DiskPass, FrozenVm};
 pub(super) use self::unmapped::Unmapped;
 
@@ -48,7 +49,7 @@ impl Journey<'_> {
         self.copy_pass()
     }
 
-    /// The target runs: the VM is down no more.
+    /// The target runs, or could: the cutover is over.
     pub(super) fn end_downtime(&self) -> Outcome<()> {
         if !self.is_warm() {
             return Ok(());
@@ -56,8 +57,10 @@ impl Journey<'_> {
         let (store, plan, vm) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.set_up(plan, vm, self.context.clock.now_ms())?;
         let row = store.warm(plan, vm)?;
-        if let Some(downtime_ms) = row.downtime_ms() {
-            self.tell(Event::CutoverEnded { vm: self.name(), forecast: row.forecast, downtime_ms });
+        if let Some(ready_ms) = row.ready_ms() {
+            let downtime_ms = self.planned.start.then_some(ready_ms);
+            let forecast = row.forecast;
+            self.tell(Event::CutoverEnded { vm: self.name(), forecast, downtime_ms, ready_ms });
         }
         Ok(())
     }

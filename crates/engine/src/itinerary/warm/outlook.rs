@@ -5,9 +5,8 @@ use std::time::Duration;
 use drover_copy::converge::{Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When};
 use drover_plan::{Audit, Cutover, Interval};
 
-use crate::itinerary::{Journey, Outcome};
+use crate::itinerary::{Journey, NOTHING_DONE, Outcome};
 use crate::phase::Phase;
-use crate::report::phase_times;
 use crate::store::{Downtime, PassKind, PassRow};
 
 /// A guest that was never seen shutting down.
@@ -17,8 +16,11 @@ const BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
 /// What was copied last is read back, and the definition is written.
 const PROVE: Estimate = Estimate { likely: 2.0, spread: 2.0 };
 
-/// A run that begins so long after the plan's moment still moves the VM over.
-const MOMENT_GRACE_MS: i64 = 3_600_000;
+/// The latest of these are looked at: what was measured long ago says little.
+const SAMPLES_MAX: usize = 20;
+
+/// A run that begins so many milliseconds after the plan's moment still moves the VM over.
+pub const MOMENT_GRACE_MS: i64 = 3_600_000;
 
 impl Journey<'_> {
     pub(super) fn contract(&self) -> Outcome<Contract> {
@@ -61,18 +63,11 @@ impl Journey<'_> {
         })
     }
 
-    /// What a downtime has in it besides copying: as measured with this plan's VMs, or assumed.
+    /// What a downtime has in it besides copying: as measured with whatever VMs moved before, or assumed.
     pub(super) fn costs(&self, passes: &[PassRow]) -> Outcome<Costs> {
-        let mut vms: Vec<_> = self.context.store.events(self.context.plan)?;
-        vms.sort_by(|a, b| a.vm.cmp(&b.vm));
-        let times: Vec<_> =
-            vms.chunk_by(|a, b| a.vm == b.vm).flat_map(|events| phase_times(events.iter())).collect();
-        let measured = |phase: Phase| {
-            let of_phase = times.iter().filter(|time| time.phase == phase.name());
-            // One that found nothing to do tells nothing.
-            let seconds =
-                of_phase.filter_map(|time| Some((time.ended_ms? - time.started_ms) as f64 / 1000.0));
-            Estimate::smoothed(seconds.filter(|seconds| *seconds >= 0.1))
+        let measured = |phase: Phase, ended: &str| -> Outcome<Option<Estimate>> {
+            let seconds = self.context.store.phase_seconds(phase.name(), ended, SAMPLES_MAX)?;
+            Ok(Estimate::measured(seconds))
         };
         let freezes =
             passes.iter().filter_map(|pass| Some((pass.frozen_ms? - pass.began_ms) as f64 / 1000.0));
@@ -81,15 +76,21 @@ impl Journey<'_> {
             Some(trend) => self.planned.capacity_bytes() as f64 / trend.rate,
             None => 0.0,
         };
-        let converting = measured(Phase::Convert).unwrap_or_default();
+        let prove = match (measured(Phase::Verify, "")?, measured(Phase::Define, "")?) {
+            (Some(verify), Some(define)) => verify.and(define),
+            _ => PROVE,
+        };
+        let prove = prove.and(measured(Phase::Convert, "")?.unwrap_or_default());
+        let boot = match self.planned.start {
+            true => measured(Phase::Start, "")?.unwrap_or(BOOT),
+            // What is left is a last look at the source.
+            false => measured(Phase::Start, NOTHING_DONE)?.unwrap_or_default(),
+        };
         Ok(Costs {
-            shutdown: measured(Phase::PowerOff).unwrap_or(SHUTDOWN),
-            freeze: Estimate::smoothed(freezes).unwrap_or_default(),
-            prove: Estimate {
-                likely: PROVE.likely + audit + converting.likely,
-                spread: PROVE.spread + audit / 4.0 + converting.spread,
-            },
-            boot: measured(Phase::Start).unwrap_or(BOOT),
+            shutdown: measured(Phase::PowerOff, "")?.unwrap_or(SHUTDOWN),
+            freeze: Estimate::measured(freezes).unwrap_or_default(),
+            prove: prove.and(Estimate { likely: audit, spread: audit / 4.0 }),
+            boot,
         })
     }
 
@@ -128,6 +129,12 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
 /// Advice for whoever runs the plan. The same as long as no other interval is meant, so that it is told once.
 pub(super) fn advice_words(advice: Advice) -> String {
     match advice {
+        Advice::NeverFits { least } => format!(
+            "a cutover takes up to {} s besides copying (shutdown, proof, start: as measured with VMs that moved before, or \
+             assumed), which is more than downtime_max, so `cutover: auto` never moves it: say `drover cutover`, or allow \
+             more",
+            least.as_secs_f64().ceil()
+        ),
         Advice::Hopeless => "it changes as fast as it is copied, so further passes gain nothing: move it with `mode: cold`, at a \
                              time when less is written, or over a faster way"
             .into(),

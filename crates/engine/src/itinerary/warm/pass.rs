@@ -49,10 +49,8 @@ impl Journey<'_> {
         let id = self.planned.vm.id.clone();
         let began_ms = self.context.clock.now_ms();
         let (now, doubts) = self.guard()?;
-        if is_last && now.power != PowerState::Off {
-            return Err(self.refused("was switched on again by someone", "leave it off until it has arrived"));
-        }
         if is_last {
+            self.must_be_off(&now, "was switched on again by someone", "leave it off until it has arrived")?;
             self.watch_power(&now)?;
         }
         // What was converted of earlier images is worth nothing once these change.

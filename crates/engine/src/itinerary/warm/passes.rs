@@ -168,8 +168,9 @@ impl Journey<'_> {
     /// things, that it has to be decided anew.
     fn is_ready(&mut self, reason: Reason, looked_again: &mut bool) -> Outcome<bool> {
         let cut_short = self.is_cut_short()?;
+        // Also of a cutover that is gone on with: disks that are not the run's are refused while the guest may run.
+        let (now, doubts) = self.inspect_now()?;
         if !cut_short {
-            let (now, doubts) = self.inspect_now()?;
             if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
                 // Better found now than while the guest is down.
                 self.pass()?;

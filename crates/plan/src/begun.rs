@@ -1,0 +1,159 @@
+//! A run goes on with the VMs and disks it began with, whatever they are called by now.
+
+use drover_types::inventory::{Inventory, Vm, VmDisk};
+
+use crate::resolution::PlannedVm;
+
+/// A VM that an earlier run of a plan began with.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// As it was planned then.
+    pub planned: PlannedVm,
+    /// Whether it has arrived, so that nothing that befell it since matters.
+    pub has_arrived: bool,
+}
+
+/// Which VMs a run may take besides those that were begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// None: the run is resumed.
+    LeftOut,
+    /// All that the plan selects: the plan file was given again, and may have been edited.
+    Selected,
+}
+
+/// Makes an inventory what it was when the run began, as far as that decides which VMs and disks it is about:
+/// selections and file names go by names, tags and the order of disks, and these may have changed since. A VM
+/// that is gone, or whose id another VM has now, stays as it was: the run finds that out when it looks at it.
+/// So it does with disks that were added or removed.
+pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
+    for Begun { planned, has_arrived } in begun {
+        let then = &planned.vm;
+        match inventory.vms.iter_mut().find(|vm| vm.id == then.id) {
+            Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => take_back(now, then),
+            Some(now) => *now = then.clone(),
+            None => inventory.vms.push(then.clone()),
+        }
+    }
+    if others == Others::LeftOut {
+        inventory.vms.retain(|vm| begun.iter().any(|it| it.planned.vm.id == vm.id));
+    }
+}
+
+fn take_back(now: &mut Vm, then: &Vm) {
+    now.name.clone_from(&then.name);
+    now.folder.clone_from(&then.folder);
+    now.tags.clone_from(&then.tags);
+    let disk = |was: &VmDisk| match now.disks.iter().find(|disk| disk.key == was.key) {
+        Some(is) => VmDisk {
+            label: was.label.clone(),
+            capacity_bytes: was.capacity_bytes,
+            uuid: was.uuid.clone(),
+            ..is.clone()
+        },
+        None => was.clone(),
+    };
+    now.disks = then.disks.iter().map(disk).collect();
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use drover_types::inventory::{About, PowerState};
+
+    use super::*;
+    use crate::{Plan, resolve};
+
+    const PLAN: &str = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                        target: {type: qemu, folder: /vms}\nvms: [{glob: 'web*'}]\n";
+
+    fn vm(id: &str, name: &str) -> Vm {
+        let disk = |key| VmDisk {
+            key,
+            label: format!("Hard disk {key}"),
+            capacity_bytes: 1 << 20,
+            ..VmDisk::default()
+        };
+        Vm {
+            id: id.into(),
+            name: name.into(),
+            instance_uuid: format!("uuid-{id}"),
+            power: PowerState::Off,
+            disks: vec![disk(1), disk(2)],
+            ..Vm::default()
+        }
+    }
+
+    fn inventory(vms: Vec<Vm>) -> Inventory {
+        Inventory { about: About { is_vcenter: true, ..About::default() }, vms, ..Inventory::default() }
+    }
+
+    fn planned(inventory: &Inventory) -> Vec<PlannedVm> {
+        let resolution = resolve(&Plan::parse(PLAN).unwrap(), inventory);
+        assert!(resolution.is_ok(), "{:?}", resolution.problems);
+        resolution.vms
+    }
+
+    fn begun(vms: Vec<Vm>) -> Vec<Begun> {
+        planned(&inventory(vms)).into_iter().map(|planned| Begun { planned, has_arrived: false }).collect()
+    }
+
+    fn paths(vms: &[PlannedVm]) -> Vec<String> {
+        vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.path.display().to_string()).collect()
+    }
+
+    #[test]
+    fn a_resumed_run_is_about_the_vms_it_began_with_whatever_they_are_called_now() {
+        let began = begun(vec![vm("vm-1", "web01"), vm("vm-2", "web02"), vm("vm-3", "db")]);
+        // One was renamed out of the selection, one into it, and there is a new one.
+        let now = || {
+            inventory(vec![
+                vm("vm-1", "old-web"),
+                vm("vm-2", "web02"),
+                vm("vm-3", "web03"),
+                vm("vm-4", "web04"),
+            ])
+        };
+        let mut resumed = now();
+        as_begun(&mut resumed, &began, Others::LeftOut);
+        let then: Vec<PlannedVm> = began.iter().map(|it| it.planned.clone()).collect();
+        assert_eq!(planned(&resumed), then);
+        let mut again = now();
+        as_begun(&mut again, &began, Others::Selected);
+        let names: Vec<String> = planned(&again).into_iter().map(|vm| vm.target_name).collect();
+        assert_eq!(names, ["web01", "web02", "web03", "web04"]);
+    }
+
+    #[test]
+    fn disks_keep_their_places_and_those_that_are_new_or_gone_do_not_enter() {
+        let began = begun(vec![vm("vm-1", "web01")]);
+        let mut changed = vm("vm-1", "web01");
+        changed.disks.remove(0);
+        changed
+            .disks
+            .insert(0, VmDisk { key: 9, label: "new".into(), capacity_bytes: 5 << 20, ..VmDisk::default() });
+        (changed.disks[1].capacity_bytes, changed.disks[1].change_id) = (2 << 20, Some("ab/1".into()));
+        let mut now = inventory(vec![changed]);
+        as_begun(&mut now, &began, Others::LeftOut);
+        let resumed = planned(&now);
+        assert_eq!(paths(&resumed), paths(&[began[0].planned.clone()]));
+        let disk = &resumed[0].disks[1].disk;
+        assert_eq!(
+            (disk.capacity_bytes, disk.change_id.as_deref()),
+            (1 << 20, Some("ab/1")),
+            "what is not its size is of now"
+        );
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_and_one_whose_id_was_given_again_stay_what_they_were() {
+        let mut began = begun(vec![vm("vm-1", "web01"), vm("vm-2", "web02"), vm("vm-3", "web03")]);
+        began[2].has_arrived = true;
+        let then: Vec<PlannedVm> = began.iter().map(|it| it.planned.clone()).collect();
+        let other = Vm { instance_uuid: "another".into(), ..vm("vm-2", "database") };
+        let arrived = Vm { power: PowerState::On, ..vm("vm-3", "archive") };
+        let mut now = inventory(vec![other, arrived]);
+        as_begun(&mut now, &began, Others::LeftOut);
+        assert_eq!(planned(&now), then);
+    }
+}
