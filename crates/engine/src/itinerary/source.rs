@@ -37,7 +37,7 @@ impl Journey<'_> {
         let clean = self.context.source.shutdown_guest(&now, self.planned.shutdown_timeout);
         match (clean, self.planned.power_off) {
             (Ok(()), _) => Ok(()),
-            (Err(error), PowerOff::Force) => {
+            (Err(error), PowerOff::Force) if error.cause != Cause::Cancelled => {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 Ok(self.context.source.power_off(&now)?)
             }
@@ -58,10 +58,10 @@ impl Journey<'_> {
         remove_own_snapshots(self.context.plan, self.context.source, &now)?;
         self.watch_power(&now)?;
         let name = format!("drover-{}", self.context.plan);
-        let id = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id;
-        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
-        self.snapshot = Some(id);
-        self.keep_live_disks()
+        let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?;
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&frozen.snapshot))?;
+        self.snapshot = Some(frozen.snapshot);
+        self.keep_live_disks(&frozen.change_ids)
     }
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
