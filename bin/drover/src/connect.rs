@@ -1,6 +1,6 @@
 //! From what a user wrote to a session: secrets, trust, endpoints.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use drover_engine::chain;
 use drover_plan::{Login, SecretSource, Trust as PlanTrust, VsphereSource};
@@ -103,7 +103,7 @@ fn env_password(name: &str) -> Result<Secret, Failure> {
     })
 }
 
-fn read_password(path: &PathBuf) -> Result<Secret, Failure> {
+fn read_password(path: &Path) -> Result<Secret, Failure> {
     let failed = |why: String| {
         Failure::new(Exit::Usage, format!("password file {}: {why}", path.display()))
             .advise("it holds the password on its first line and is readable by you alone (chmod 600)")
