@@ -334,7 +334,7 @@ fn keep_to_owner(out: &impl AsFd) {
     }
     let mode = meta.permissions().mode() & 0o777;
     if mode & 0o077 != 0 && file.set_permissions(Permissions::from_mode(mode & 0o700)).is_err() {
-        eprintln!("warning: the token is written to a file that others may read");
+        crate::out::say("warning: the token is written to a file that others may read");
     }
 }
 
