@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Compared, OpenedSource, ProviderError, SourceProvider, chain};
+use drover_engine::{Cause, Compared, Frozen, OpenedSource, ProviderError, SourceProvider, chain};
 use drover_image::{ManifestCheck, Ova};
 use drover_plan::{ManifestUse, OvaSource, PlannedDisk, PlannedVm, Problem, Resolution};
-use drover_types::inventory::{About, Inventory, Network, Snapshot, Vm};
+use drover_types::inventory::{About, Inventory, Network, Vm};
 
 use crate::exit::{Exit, Failure};
 
@@ -164,13 +164,8 @@ impl SourceProvider for Appliance {
 
     /// Nothing is made: the files are only read, and that they stayed as they were is told by their
     /// identity when a copy goes on.
-    fn create_snapshot(&self, _: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
-        Ok(Snapshot {
-            id: "none".into(),
-            name: name.into(),
-            description: description.into(),
-            created_s: None,
-        })
+    fn create_snapshot(&self, _: &Vm, _: &str, _: &str) -> Result<Frozen, ProviderError> {
+        Ok(Frozen { snapshot: "none".into(), ..Frozen::default() })
     }
 
     fn remove_snapshot(&self, _: &Vm, _: &str) -> Result<(), ProviderError> {
@@ -259,7 +254,7 @@ impl SourceProvider for LeftAlone {
         Ok(())
     }
 
-    fn create_snapshot(&self, _: &Vm, _: &str, _: &str) -> Result<Snapshot, ProviderError> {
+    fn create_snapshot(&self, _: &Vm, _: &str, _: &str) -> Result<Frozen, ProviderError> {
         Err(given_up())
     }
 

@@ -1,6 +1,6 @@
 //! From what a user wrote to a session: secrets, trust, endpoints.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use drover_engine::chain;
 use drover_plan::{Login, SecretSource, Trust as PlanTrust, VsphereSource};
@@ -9,6 +9,7 @@ use drover_vsphere::{ConnectOptions, Session, Thumbprint, Timeouts, Trust};
 
 use crate::cli::{ProviderArgs, SecretArgs};
 use crate::exit::{Exit, Failure};
+use crate::files::read_text;
 
 /// A password file may not be larger; a larger one is the wrong file.
 const PASSWORD_BYTES_MAX: u64 = 4096;
@@ -47,10 +48,10 @@ pub fn connect_host(host: &str, user: Option<&str>, secret: &SecretArgs) -> Resu
 
 fn connect(options: ConnectOptions) -> Result<Session, Failure> {
     if matches!(options.trust, Trust::Insecure) {
-        eprintln!(
+        crate::out::say(format_args!(
             "warning: the certificate of {} is not verified; anyone on the line can read and change everything",
             options.endpoint
-        );
+        ));
     }
     Ok(Session::connect(options)?)
 }
@@ -102,16 +103,12 @@ fn env_password(name: &str) -> Result<Secret, Failure> {
     })
 }
 
-fn read_password(path: &PathBuf) -> Result<Secret, Failure> {
+fn read_password(path: &Path) -> Result<Secret, Failure> {
     let failed = |why: String| {
         Failure::new(Exit::Usage, format!("password file {}: {why}", path.display()))
             .advise("it holds the password on its first line and is readable by you alone (chmod 600)")
     };
-    let meta = std::fs::metadata(path).map_err(|error| failed(chain(&error)))?;
-    if meta.len() > PASSWORD_BYTES_MAX {
-        return Err(failed(format!("it has {} bytes, which no password has", meta.len())));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| failed(chain(&error)))?;
+    let text = read_text(path, PASSWORD_BYTES_MAX).map_err(|error| failed(chain(&error)))?;
     match text.lines().next() {
         Some(line) if !line.is_empty() => Ok(Secret::new(line)),
         _ => Err(failed("its first line is empty".into())),

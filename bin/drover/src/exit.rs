@@ -107,12 +107,16 @@ pub fn vsphere_cause(error: &VsphereError) -> Cause {
     use VsphereErrorKind as K;
     match error.kind {
         K::WrongPassword | K::UserWithoutDomain | K::PermissionDenied => Cause::Access,
-        K::CertificateNotTrusted | K::ThumbprintMismatch | K::Unreachable | K::Timeout | K::NotVsphere => {
-            Cause::Connection
-        }
+        K::CertificateNotTrusted
+        | K::ThumbprintMismatch
+        | K::Unencrypted
+        | K::Unreachable
+        | K::Timeout
+        | K::NotVsphere => Cause::Connection,
         K::NotFound | K::Busy | K::State | K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => {
             Cause::Source
         }
+        K::Stopped => Cause::Cancelled,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The drover program: picks the providers, wires them to the engine, and speaks to the user.
 #![forbid(unsafe_code)]
+// What a person or a program reads goes through `out`, which keeps others from driving the terminal.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod appliance;
 mod cli;
@@ -8,6 +10,7 @@ mod connect;
 mod endpoint;
 mod exit;
 mod far;
+mod files;
 mod hypervisor;
 mod image;
 mod limits;
@@ -15,6 +18,7 @@ mod machine;
 mod out;
 mod provider;
 mod qcow2;
+mod rights;
 mod signals;
 mod sites;
 mod source;
@@ -49,7 +53,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
         Command::Plan { command: PlanCommand::Schema } => {
-            crate::out::line(format!("{:#}", drover_plan::schema()));
+            crate::out::json(format_args!("{:#}", drover_plan::schema()));
             Ok(Exit::Success)
         }
         Command::Migrate(args) => commands::migrate::migrate(args),

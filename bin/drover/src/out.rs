@@ -8,9 +8,30 @@ use std::time::{Duration, Instant};
 /// What a shell reports for a program that SIGPIPE ended.
 const BROKEN_PIPE: i32 = 141;
 
-/// Writes to standard output. Ends the program, without a word, when nobody reads any more; while something is to
+/// Writes to standard output, for people: what others named themselves drives no terminal. For programs there is
+/// [`json`]. Ends the program, without a word, when nobody reads any more; while something is to
 /// be undone ([`crate::signals::Undo`]) it is asked to stop instead, and what was to be written is lost.
 pub fn print(text: &str) {
+    put(&drover_view::plain(text));
+}
+
+/// Writes JSON and a line end. It says exactly what it was, and drives no terminal.
+pub fn json(text: impl std::fmt::Display) {
+    put(&(drover_view::plain_json(&text.to_string()) + "\n"));
+}
+
+/// Goes to the beginning of the terminal on standard output, and empties it.
+pub fn fresh_page() {
+    put("\x1b[H\x1b[J");
+}
+
+/// Asks a person for something, on standard error.
+pub fn ask(text: &str) {
+    // Where nobody listens, nobody will answer.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+fn put(text: &str) {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => {}
@@ -38,6 +59,13 @@ pub fn gone() -> ! {
 pub fn say(text: impl std::fmt::Display) {
     if writeln!(std::io::stderr(), "{}", drover_view::plain(&text.to_string())).is_err() {
         crate::signals::stop_to_undo();
+    }
+}
+
+/// Says what is wrong with a file, if anything is.
+pub fn problems(file: &std::path::Path, problems: &[drover_plan::Problem]) {
+    if !problems.is_empty() {
+        say(drover_view::problems_text(file, problems).trim_end());
     }
 }
 

@@ -1,8 +1,10 @@
 //! The source of a plan, of whatever kind it is.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use drover_engine::{SourceProvider, Store};
+use drover_mover::StopSignal;
 use drover_plan::nfc::{HostNfc, share_out};
 use drover_plan::{PlannedVm, Problem, Resolution, Source};
 use drover_types::inventory::{About, Inventory};
@@ -11,6 +13,7 @@ use crate::appliance::{self, Appliance, LeftAlone};
 use crate::commands::plan::PlanFile;
 use crate::connect;
 use crate::exit::Failure;
+use crate::rights;
 use crate::source::VsphereSource;
 use crate::vddk::{self, Way};
 
@@ -38,6 +41,14 @@ impl Provider {
         }
     }
 
+    /// A stop breaks off what is being asked of it, and not what undoes something afterwards.
+    pub fn stop_when(&self, stop: &StopSignal) {
+        if let Provider::Vsphere(source) = self {
+            let stop = stop.clone();
+            source.session.stop_when(Arc::new(move || stop.is_set()));
+        }
+    }
+
     /// What it has.
     pub fn inventory(&self) -> Result<Inventory, Failure> {
         match self {
@@ -59,6 +70,14 @@ impl Provider {
         match self {
             Provider::Vsphere(_) => Vec::new(),
             Provider::Appliance(appliance) => appliance.problems(resolution),
+        }
+    }
+
+    /// What of a plan the user may not do, or that nobody can tell; touches nothing.
+    pub fn rights(&self, resolution: &Resolution) -> Result<Vec<Problem>, Failure> {
+        match self {
+            Provider::Vsphere(source) => Ok(rights::problems(&source.session, &source.way, resolution)?),
+            Provider::Appliance(_) => Ok(Vec::new()),
         }
     }
 

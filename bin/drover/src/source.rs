@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_engine::{
-    Cause, ChangeTracking, OpenedSource, PowerWatch, ProviderError, SourceProvider, is_own_snapshot,
+    Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, SourceProvider, is_own_snapshot,
 };
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm};
@@ -14,7 +14,7 @@ use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereErr
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
-use crate::vddk::{Frozen, VddkWay, Way, log_path};
+use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
 pub struct VsphereSource {
@@ -45,9 +45,9 @@ impl SourceProvider for VsphereSource {
         self.session.power_on(&vm.id).map_err(provider_error)
     }
 
-    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Frozen, ProviderError> {
         // The VM is off: there is nothing to quiesce.
-        self.session.create_snapshot(&vm.id, name, description, false).map_err(provider_error)
+        self.freeze(vm, name, description, false)
     }
 
     fn remove_snapshot(&self, _: &Vm, snapshot: &str) -> Result<(), ProviderError> {
@@ -135,7 +135,7 @@ impl VsphereSource {
         let log = log_path(&disk.path);
         let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
         let log = is_here.then_some(log);
-        let frozen = Frozen { snapshot: Some(snapshot), file: frozen.path, identity };
+        let frozen = FrozenFile { snapshot: Some(snapshot), file: frozen.path, identity };
         let opened = way.open(&self.session, vm, disk, frozen, log)?;
         Ok(OpenedSource { disk: Arc::new(opened), notes: vec![way.note(vm)] })
     }

@@ -22,18 +22,13 @@ impl ChangeTracking for VsphereSource {
     fn changed_areas(
         &self,
         vm: &Vm,
-        snapshot: &str,
+        snapshot: Option<&str>,
         disk: i32,
         capacity: u64,
         change_id: &str,
     ) -> Result<Vec<ByteSpan>, AreasError> {
-        let query = ChangedAreas {
-            vm: &vm.id,
-            snapshot: Some(snapshot),
-            disk_key: disk,
-            capacity_bytes: capacity,
-            change_id,
-        };
+        let query =
+            ChangedAreas { vm: &vm.id, snapshot, disk_key: disk, capacity_bytes: capacity, change_id };
         self.session.changed_areas(&query).map_err(areas_error)
     }
 

@@ -262,3 +262,25 @@ fn cancel_leaves_what_somebody_put_in_an_images_place() {
     assert_eq!(cancelled.code, Some(0), "{}", cancelled.err);
     assert!(!drover_mover::journal_path(&image).exists());
 }
+
+#[test]
+fn ctrl_c_ends_the_wait_for_a_guest_that_does_not_go_down() {
+    let Some(stage) = stage(46, 4) else { return };
+    let before = stage.source_state();
+    // The guest was asked to by somebody before, and takes its time.
+    let fault = json!({"method": "ShutdownGuest", "fault": "InvalidPowerState", "count": -1});
+    stage.sim.post("/fault/soap", fault).unwrap();
+    let plan = stage.plan("waits", &[FEW]);
+    let mut child = stage.drover.start(&["migrate", &plan]).unwrap().child;
+    let calls = || stage.sim.get("/stats").unwrap()["soap"]["WaitForUpdatesEx"].as_u64().unwrap_or(0);
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while calls() == 0 {
+        assert!(std::time::Instant::now() < until, "it does not wait for the guest");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    // The plan would wait for ten minutes.
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(stage.source_state(), before);
+}

@@ -196,8 +196,113 @@ fn garbage_and_answers_that_never_end_are_given_up() {
 }
 
 #[test]
-fn a_state_that_cannot_be_written_is_shown_and_one_that_is_damaged_is_said_to_be() {
+fn missing_rights_are_named_before_anything_is_touched() {
     let Some(stage) = Stage::new(25, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"})), vm("two", &[&a])]
+    }) else {
+        return;
+    };
+    let deny = |vm: &str, privileges: &[&str]| {
+        stage.sim.post("/privileges", json!({"vm": vm, "deny": privileges})).unwrap();
+    };
+    let (off, on) = ("VirtualMachine.Interact.PowerOff", "VirtualMachine.Interact.PowerOn");
+    let (make, remove) = ("VirtualMachine.State.CreateSnapshot", "VirtualMachine.State.RemoveSnapshot");
+    let plan = stage.plan("all", &[]);
+    deny("one", &[off, on]);
+    deny("two", &[off, on, remove]);
+    let words = [
+        "lacks the privilege VirtualMachine.Interact.PowerOff on one:",
+        "lacks the privilege VirtualMachine.Interact.PowerOn on one:",
+        "lacks the privilege VirtualMachine.State.RemoveSnapshot on two:",
+        "nothing was touched",
+    ];
+    refused(&stage, &plan, 4, &words);
+    let check = stage.run(&["plan", "check", &plan]);
+    assert_eq!(check.code, Some(4), "{}", check.err);
+    assert!(words.iter().all(|words| check.err.contains(words)), "{}", check.err);
+    deny("one", &[]);
+    deny("two", &[make]);
+    refused(&stage, &plan, 4, &["CreateSnapshot on two: it is needed to freeze disks"]);
+    // A VM that is off is not switched off or on.
+    deny("two", &[off, on]);
+    // A server that cannot tell is no reason to stop.
+    let unknown = json!({"method": "HasPrivilegeOnEntities", "fault": "NotSupported", "count": -1});
+    stage.sim.post("/fault/soap", unknown).unwrap();
+    let check = stage.run(&["plan", "check", &plan]);
+    assert_eq!(check.code, Some(0), "{}", check.err);
+    assert!(check.err.contains("warning: source.user: the server does not tell"), "{}", check.err);
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    stage.migrate(&plan);
+}
+
+#[test]
+fn names_of_others_drive_no_terminal_and_stay_as_they_are_for_programs() {
+    let odd = "o\u{9b}31m\u{202e}\u{85}\u{61c}\u{2067}\u{7f}dd";
+    let Some(stage) = Stage::new(26, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![with(vm(odd, &[&a]), json!({"tags": [format!("t{odd}:x")]}))]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("all", &[]);
+    let drives = |c: char| c != '\n' && drover_types::drives_terminal(c);
+    let port = stage.sim.port;
+    let host = format!("127.0.0.1:{port}");
+    let login = ["--user", drover_lab::USER, "--thumbprint", &stage.sim.thumbprint];
+    let of_host = |args: &[&str]| [args, &login].concat().iter().map(|it| it.to_string()).collect::<Vec<_>>();
+    let commands = [
+        vec!["plan".to_string(), "check".into(), plan.clone()],
+        vec!["plan".to_string(), "check".into(), plan.clone(), "--json".into()],
+        of_host(&["inventory", &host, "--details"]),
+        of_host(&["inventory", &host, "--json"]),
+        vec!["migrate".to_string(), plan.clone()],
+        vec!["migrate".to_string(), plan.clone(), "--json".into()],
+        vec!["status".to_string(), plan.clone()],
+        vec!["report".to_string(), plan.clone()],
+        vec!["report".to_string(), plan.clone(), "--json".into()],
+    ];
+    for command in &commands {
+        let args: Vec<&str> = command.iter().map(String::as_str).collect();
+        let mut run = stage.drover.command(&args);
+        let output = run.env("DROVER_PASSWORD", drover_lab::PASSWORD).output().unwrap();
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert!(text.len() > 10 && !text.contains(drives), "{args:?}: {text:?}");
+        if args[0] == "inventory" && args.contains(&"--json") {
+            let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert!(found.to_string().contains(odd), "{found}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_without_end_and_a_provider_without_tls_are_refused() {
+    let Some(stage) = Stage::new(27, |folder| vec![vm("one", &[&disk_file(folder, "a", MIB)])]) else {
+        return;
+    };
+    let endless = stage.run(&["plan", "check", "/dev/zero"]);
+    assert_eq!(endless.code, Some(3), "{}", endless.err);
+    assert!(endless.err.contains("larger than 16 MiB"), "{}", endless.err);
+    let url = format!("http://127.0.0.1:{}", stage.sim.port);
+    let disk = format!("vsphere://{url}/one/0");
+    for args in [["inventory", &url, "--insecure"], ["copy", &disk, "null:"]] {
+        let mut run = stage.drover.command(&args);
+        let run = run.env("DROVER_PASSWORD", "hunter2").env("DROVER_USER", "root");
+        let output = run.output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(matches!(output.status.code(), Some(2 | 5)), "{args:?}: {text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let mut run = stage.drover.command(&["inventory", &url, "--insecure"]);
+    let output = run.env("DROVER_PASSWORD", "hunter2").env("DROVER_USER", "root").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{text}");
+    assert!(text.contains("is not encrypted") && text.contains("https://"), "{text}");
+}
+
+#[test]
+fn a_state_that_cannot_be_written_is_shown_and_one_that_is_damaged_is_said_to_be() {
+    let Some(stage) = Stage::new(28, |folder| {
         let a = disk_file(folder, "a", MIB);
         vec![vm("one", &[&a])]
     }) else {

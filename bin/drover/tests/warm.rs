@@ -397,7 +397,20 @@ fn an_expired_session_a_quiesce_fault_and_a_switched_off_guest_are_outlasted() {
 
 #[test]
 fn a_source_that_ran_for_a_moment_while_it_was_converted_is_noticed_and_nothing_is_lost() {
-    let Some(warm) = Warm::new(109, 8, MANUAL) else { return };
+    ran_for_a_moment(109, true);
+}
+
+#[test]
+fn without_power_events_a_source_that_ran_for_a_moment_is_noticed_by_what_it_wrote() {
+    ran_for_a_moment(129, false);
+}
+
+fn ran_for_a_moment(number: u8, tells_events: bool) {
+    let Some(warm) = Warm::new(number, 8, MANUAL) else { return };
+    if !tells_events {
+        let fault = json!({"method": "QueryEvents", "fault": "NoPermission", "count": -1});
+        warm.stage.sim.post("/fault/soap", fault).unwrap();
+    }
     let text = std::fs::read_to_string(&warm.plan).unwrap().replace("convert: never", "convert: always");
     std::fs::write(&warm.plan, text).unwrap();
     // A converter that changes nothing and takes as long as it is told.
@@ -421,7 +434,9 @@ fn a_source_that_ran_for_a_moment_while_it_was_converted_is_noticed_and_nothing_
     std::fs::write(&go, "").unwrap();
     assert_eq!(drover.wait().unwrap().code(), Some(6));
     let error = warm.report()["vms"][0]["error"].to_string();
-    assert!(error.contains("was switched on and off again by someone"), "{error}");
+    let word =
+        if tells_events { "was switched on and off again by someone" } else { "was changed by someone" };
+    assert!(error.contains(word), "{error}");
     assert_eq!(warm.stage.sim.vm("one").unwrap()["power"], "poweredOn", "drover had switched it off");
     warm.cutover();
     let end = warm.stage.drover.command(&["resume", &warm.plan]).env("PATH", &path).output().unwrap();

@@ -2,7 +2,7 @@ use std::io;
 
 use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_link::{LinkError, LinkErrorKind};
-use drover_types::ByteSpan;
+use drover_types::{ByteSpan, drives_terminal};
 
 use crate::message::{WORDS_BYTES_MAX, kind_of, status_of};
 use crate::opening::Refused;
@@ -69,12 +69,8 @@ impl From<LinkError> for Refusal {
 /// A text of a peer as it may be shown: `?` for characters that drive a terminal or turn the direction of writing, and
 /// cut to [`WORDS_BYTES_MAX`].
 pub(crate) fn printable(mut text: String) -> String {
-    let odd = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if text.contains(odd) {
-        text = text.replace(odd, "?");
+    if text.contains(drives_terminal) {
+        text = text.replace(drives_terminal, "?");
     }
     let mut end = text.len().min(WORDS_BYTES_MAX);
     while !text.is_char_boundary(end) {

@@ -8,11 +8,11 @@ use std::time::Duration;
 use drover_disk::Disk;
 use drover_mover::journal_path;
 use drover_plan::{PlannedDisk, PlannedVm};
-use drover_types::inventory::{Snapshot, Vm};
+use drover_types::inventory::Vm;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ProviderError;
-use crate::tracking::ChangeTracking;
+use crate::tracking::{ChangeTracking, Frozen};
 
 /// Where VMs come from. Calls are made from several threads.
 pub trait SourceProvider: Send + Sync {
@@ -32,8 +32,8 @@ pub trait SourceProvider: Send + Sync {
     /// Switches a VM on. One that is on already is fine.
     fn power_on(&self, vm: &Vm) -> Result<(), ProviderError>;
 
-    /// Freezes the disks of a VM under a snapshot of this name.
-    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError>;
+    /// Freezes the disks of a VM, which is off, under a snapshot of this name.
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Frozen, ProviderError>;
 
     /// Removes a snapshot. One that is gone already is fine.
     fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError>;

@@ -23,11 +23,12 @@ pub trait ChangeTracking: Send + Sync {
     fn freeze(&self, vm: &Vm, name: &str, description: &str, quiesce: bool) -> Result<Frozen, ProviderError>;
 
     /// Areas of a disk that changed between `change_id` and the snapshot, or that were ever written if
-    /// it is [`ALL_WRITTEN`]; in order, within `capacity`, complete to the very end of the disk.
+    /// it is [`ALL_WRITTEN`]; in order, within `capacity`, complete to the very end of the disk. Without a snapshot it
+    /// is the disk as it is now, of a VM that is off.
     fn changed_areas(
         &self,
         vm: &Vm,
-        snapshot: &str,
+        snapshot: Option<&str>,
         disk: i32,
         capacity: u64,
         change_id: &str,

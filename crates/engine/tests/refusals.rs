@@ -195,6 +195,54 @@ fn a_vm_that_ran_for_a_moment_after_its_snapshot_is_not_started_at_the_target() 
 }
 
 #[test]
+fn without_power_events_change_tracking_witnesses_that_a_vm_ran_for_a_moment() {
+    for is_tracked in [true, false] {
+        let world = World::with(&[vm("one", PowerState::On, 2)], "start: true");
+        world.state().forgets_power = true;
+        if is_tracked {
+            world.state().reset_tracking("vm-one");
+        }
+        let watch = Watch(|event: &Event| {
+            if enters(event, "one", Phase::Define) {
+                world.set_power("vm-one", PowerState::On);
+                world.guest_writes("one", 2001, 70_000, b"written while it should have been off");
+                world.set_power("vm-one", PowerState::Off);
+            }
+        });
+        let outcome = world.run(&watch);
+        let note = "Hard disk 1, Hard disk 2 is not tracked: nothing can witness";
+        assert_eq!(world.notes().contains(note), !is_tracked, "{}", world.notes());
+        if !is_tracked {
+            // Nobody can know; it was said.
+            assert_eq!(outcome.done, 1);
+            continue;
+        }
+        assert_eq!(outcome.failed, [("one".to_string(), Cause::Source)]);
+        assert!(
+            world.row("vm-one").error.unwrap().contains("was changed by someone after its last snapshot")
+        );
+        assert_eq!((world.calls("start"), world.power("vm-one")), (0, PowerState::On));
+        world.run(&NoObserver);
+        world.assert_arrived("after it ran for a moment");
+    }
+}
+
+#[test]
+fn where_change_tracking_forgot_and_no_power_events_are_told_nobody_vouches_for_the_vm() {
+    for forgets_power in [true, false] {
+        let world = World::with(&[vm("one", PowerState::On, 1)], "start: true");
+        world.state().forgets_power = forgets_power;
+        world.state().reset_tracking("vm-one");
+        let watch = Watch(|event: &Event| {
+            if enters(event, "one", Phase::Define) {
+                world.state().reset_tracking("vm-one");
+            }
+        });
+        assert_eq!(world.run(&watch).failed.len(), usize::from(forgets_power));
+    }
+}
+
+#[test]
 fn a_source_that_is_switched_on_after_arrival_is_not_called_done() {
     let world = World::with(&[vm("one", PowerState::On, 1)], "start: false");
     world.set_trouble("remove snapshot", Trouble::Fails);

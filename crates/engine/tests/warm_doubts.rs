@@ -120,6 +120,7 @@ fn a_vm_that_ran_for_a_moment_after_its_last_snapshot_is_not_started_at_the_targ
             });
             let outcome = world.run(&watch);
             assert_eq!((outcome.done, outcome.failed.len()), (0, 1), "{phase}");
+            // Without power events only what was written tells: a live disk keeps its change id when its VM runs.
             let word = if forgets_power { "was changed by someone" } else { "was switched on and off again" };
             assert!(world.row("vm-on").error.unwrap().contains(word), "{phase}: {word}");
             assert_eq!((world.calls("start"), world.power("vm-on")), (0, PowerState::On), "{phase}");

@@ -4,6 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use drover_http::{Client, Request, Timeouts, Trust, Url};
+use drover_types::drives_terminal;
 use serde_json::{Value, json};
 
 use crate::program::lab_folder;
@@ -52,7 +53,12 @@ impl Sim {
         std::fs::create_dir_all(work)?;
         // JSON is YAML.
         let file = work.join("inventory.yaml");
-        std::fs::write(&file, inventory.to_string())?;
+        // YAML takes some characters of JSON's strings only where they are escaped.
+        let escaped = |c: char| match c {
+            c if drives_terminal(c) => format!("\\u{:04x}", u32::from(c)),
+            c => c.to_string(),
+        };
+        std::fs::write(&file, inventory.to_string().chars().map(escaped).collect::<String>())?;
         let mut child = Command::new(program)
             .args(["--mode", mode, "--exit-with-parent", "--work"])
             .arg(work)

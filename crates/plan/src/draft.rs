@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use drover_types::drives_terminal;
 use drover_types::inventory::{Inventory, PowerState, Vm};
 
 use crate::concern::{ConcernContext, Weight, concerns};
@@ -167,14 +168,13 @@ fn quote(text: &str) -> String {
 }
 
 fn is_odd(c: char) -> bool {
-    matches!(c, '\u{7f}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-        || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    drives_terminal(c) || matches!(c, '\u{fffe}' | '\u{ffff}')
 }
 
 /// For a comment.
 fn one_line(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().map(|c| if c.is_control() || is_odd(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    line.chars().map(|c| if is_odd(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -7,14 +7,18 @@ mod day_limit;
 mod digest;
 pub mod inventory;
 mod secret;
+mod shown;
 mod size;
 mod span;
+mod xml;
 
 pub use day_limit::{DayLimit, Hours, HoursError, limit_at, line_rate};
 pub use digest::{Digest, DigestError};
 pub use secret::Secret;
+pub use shown::drives_terminal;
 pub use size::{Bytes, Rate, SizeError};
 pub use span::{ByteSpan, Extent, ExtentKind};
+pub use xml::XmlBounds;
 
 /// Bytes of one leaf of the hash tree, the grain of the journal and of every comparison.
 pub const BLOCK_BYTES: u64 = 64 << 10;

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 
 use crate::tally::Line;
+use crate::text::clean;
 
-/// A terminal and how many moving lines are on it.
+/// A terminal and how many moving lines are on it. What is put on it drives it in no other way than this does.
 #[derive(Debug)]
 pub(crate) struct Canvas<W> {
     out: W,
@@ -28,21 +29,22 @@ impl<W: Write> Canvas<W> {
             text.push_str(&format!("\x1b[{}A\r", self.moving));
         }
         for line in staying {
+            let words = clean(&line.text);
             match (line.bad, self.colour) {
-                (true, true) => text.extend([RED, &line.text, NO_COLOUR]),
-                _ => text.push_str(&line.text),
+                (true, true) => text.extend([RED, &words, NO_COLOUR]),
+                _ => text.push_str(&words),
             }
             text.push_str("\x1b[K\n");
         }
-        moving.iter().for_each(|line| text.extend([line, "\x1b[K\n"]));
+        moving.iter().for_each(|line| text.extend([&clean(line), "\x1b[K\n"]));
         text.push_str("\x1b[J");
         self.moving = moving.len();
         self.put(&text)
     }
 
-    /// Puts lines as they are.
+    /// Puts lines.
     pub(crate) fn log(&mut self, lines: &[Line]) -> io::Result<()> {
-        self.put(&lines.iter().flat_map(|line| [line.text.as_str(), "\n"]).collect::<String>())
+        self.put(&lines.iter().flat_map(|line| [clean(&line.text), "\n".into()]).collect::<String>())
     }
 
     fn put(&mut self, text: &str) -> io::Result<()> {

@@ -7,7 +7,7 @@ use drover_types::{Bytes, Rate};
 use serde::Serialize;
 
 use crate::meter::Meter;
-use crate::text::{UNKNOWN, estimate, percent};
+use crate::text::{UNKNOWN, estimate, percent, plain_json};
 
 /// A disk at work.
 #[derive(Clone, Debug)]
@@ -216,9 +216,10 @@ pub(crate) fn rate_text(rate: Option<f64>) -> String {
 
 /// A value on one line; a value that cannot be written leaves a line that says so.
 pub(crate) fn to_line(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_else(|error| {
+    let text = serde_json::to_string(value).unwrap_or_else(|error| {
         serde_json::json!({ "event": "unwritable", "error": error.to_string() }).to_string()
-    })
+    });
+    plain_json(&text)
 }
 
 fn whole_seconds(time: Duration) -> u64 {

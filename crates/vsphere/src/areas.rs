@@ -1,5 +1,6 @@
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use drover_http::ExtentSource;
 use drover_types::{ByteSpan, Extent};
@@ -27,8 +28,11 @@ pub struct ChangedAreas<'a> {
 /// Areas in one answer; servers send at most some 2,000.
 const AREAS_MAX: usize = 1 << 20;
 
-/// Answers to one question; a disk of 62 TiB of which every other block changed takes a quarter of that.
-const PAGES_MAX: u32 = 1 << 20;
+/// Answers about one disk that tell of less than a tracked block each. With it answers are bounded as blocks are.
+const SHORT_ANSWERS_MAX: u32 = 256;
+/// Asking may take this long, and no longer than reading the disk would: comparing all of it is the other way.
+const ASKING_TIME_MIN: Duration = Duration::from_secs(60);
+const READ_BYTES_PER_S: u64 = 1 << 30;
 /// Areas kept of one disk (16 MiB of them). Where there are more they are widened until they are not.
 const AREAS_KEPT_MAX: usize = 1 << 20;
 /// How finely vSphere tracks.
@@ -50,21 +54,70 @@ impl Session {
     /// [`VsphereErrorKind::ChangesUnknown`] for a change id that vSphere no longer knows, tracking that is off or began
     /// anew, and answers that make no sense: compare the whole disk then. Others are failures that may pass.
     pub fn changed_areas(&self, query: &ChangedAreas<'_>) -> Result<Vec<ByteSpan>, VsphereError> {
-        let mut areas: Vec<ByteSpan> = Vec::new();
-        let mut grain = GRAIN_BYTES;
-        let mut from = 0;
-        for _ in 0..PAGES_MAX {
-            if from >= query.capacity_bytes {
-                return Ok(areas);
-            }
-            let page = self.inner.query_areas(query, from)?;
-            page.areas.into_iter().for_each(|area| append(&mut areas, area));
-            from = page.until;
-            grain = widen(&mut areas, AREAS_KEPT_MAX, grain, query.capacity_bytes);
+        let op = self.inner.areas_op(query);
+        let work = self.inner.begin();
+        let ask = |from| work.check(&op).and_then(|()| self.inner.query_areas(query, from));
+        all_areas(query.capacity_bytes, ask).map_err(|error| match error {
+            Unanswered::Failed(error) => error,
+            Unanswered::Endless(why) => VsphereError::new(VsphereErrorKind::ChangesUnknown, &op, why),
+        })
+    }
+}
+
+/// Why areas could not be had.
+#[derive(Debug)]
+enum Unanswered {
+    Failed(VsphereError),
+    /// Asking takes too long, or would never end.
+    Endless(String),
+}
+
+/// The areas of a disk, from as many answers as it takes.
+fn all_areas(
+    capacity: u64,
+    mut ask: impl FnMut(u64) -> Result<Page, VsphereError>,
+) -> Result<Vec<ByteSpan>, Unanswered> {
+    let mut areas: Vec<ByteSpan> = Vec::new();
+    let (mut grain, mut from) = (GRAIN_BYTES, 0);
+    let mut effort = Effort::default();
+    while from < capacity {
+        let asked = Instant::now();
+        let page = ask(from).map_err(Unanswered::Failed)?;
+        effort.add(&page, capacity, asked.elapsed()).map_err(Unanswered::Endless)?;
+        page.areas.into_iter().for_each(|area| append(&mut areas, area));
+        from = page.until;
+        grain = widen(&mut areas, AREAS_KEPT_MAX, grain, capacity);
+    }
+    Ok(areas)
+}
+
+/// What asking for the areas of one disk took so far.
+#[derive(Debug, Default)]
+pub(crate) struct Effort {
+    short: u32,
+    spent: Duration,
+}
+
+impl Effort {
+    /// Counts an answer; says why no more should be asked.
+    fn add(&mut self, page: &Page, capacity: u64, took: Duration) -> Result<(), String> {
+        self.spent += took;
+        self.short += u32::from(page.until < capacity && page.until - page.from < GRAIN_BYTES);
+        let until = page.until;
+        if self.short > SHORT_ANSWERS_MAX {
+            return Err(format!(
+                "more than {SHORT_ANSWERS_MAX} answers told of less than {GRAIN_BYTES} bytes each, and came only to \
+                 {until:#x} of {capacity:#x}"
+            ));
         }
-        let op = format!("ask for areas of disk {} of {}", query.disk_key, self.inner.name_of(query.vm));
-        let why = format!("{PAGES_MAX} answers came only to {from:#x} of {:#x}", query.capacity_bytes);
-        Err(VsphereError::new(VsphereErrorKind::ChangesUnknown, &op, why))
+        if until < capacity && self.spent > ASKING_TIME_MIN + Duration::from_secs(capacity / READ_BYTES_PER_S)
+        {
+            return Err(format!(
+                "answers came only to {until:#x} of {capacity:#x} in {} s",
+                self.spent.as_secs()
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -93,9 +146,13 @@ fn widen(areas: &mut Vec<ByteSpan>, count_max: usize, mut grain: u64, capacity: 
 }
 
 impl Inner {
+    fn areas_op(&self, query: &ChangedAreas<'_>) -> String {
+        format!("ask for areas of disk {} of {}", query.disk_key, self.name_of(query.vm))
+    }
+
     fn query_areas(&self, query: &ChangedAreas<'_>, from: u64) -> Result<Page, VsphereError> {
         assert!(from < query.capacity_bytes, "asked for areas at or beyond the disk's end");
-        let op = format!("ask for areas of disk {} of {}", query.disk_key, self.name_of(query.vm));
+        let op = self.areas_op(query);
         let snapshot = query.snapshot.map(|id| Moref::new("VirtualMachineSnapshot", id).tag("snapshot"));
         let arguments = snapshot.unwrap_or_default()
             + &tag("deviceKey", &query.disk_key.to_string())
@@ -125,6 +182,10 @@ fn unknown_or_failed(error: VsphereError) -> VsphereError {
 }
 
 /// Takes an answer only as far as it can be believed. Where it leaves open what is allocated, all is.
+///
+/// What is asked next begins where the answer says that it ends. An area outside of what the answer speaks for
+/// contradicts that: nobody knows then what lies between, so the answer is worth nothing. Areas may be widened to
+/// the left, and beyond the end of the disk.
 fn page_of(info: &Element, from: u64, capacity: u64) -> Result<Page, String> {
     let told_start: u64 = info.number_at("startOffset").unwrap_or(from);
     let told_length: u64 = info.number_at("length").ok_or("answer tells no length")?;
@@ -134,12 +195,18 @@ fn page_of(info: &Element, from: u64, capacity: u64) -> Result<Page, String> {
     if areas.len() > AREAS_MAX {
         return Err(format!("answer holds more than {AREAS_MAX} areas"));
     }
+    let told_end = told_start.saturating_add(told_length);
+    let is_outside =
+        |area: &&ByteSpan| area.end() <= told_start || area.end() > told_end && told_end < capacity;
+    if let Some(area) = areas.iter().filter(|area| !area.is_empty()).find(is_outside) {
+        return Err(format!(
+            "the answer contradicts itself: it speaks for {told_start:#x} to {told_end:#x}, and tells of {area}"
+        ));
+    }
     if told_start > from {
         areas.push(ByteSpan::from_bounds(from, told_start));
     }
-    // An area that reaches beyond the told end counts as well: the next answer may leave its tail out.
-    let told_end = told_start.saturating_add(told_length);
-    let until = areas.iter().map(ByteSpan::end).fold(told_end, u64::max).min(capacity);
+    let until = told_end.min(capacity);
     if until <= from {
         return Err(format!("answer for {from:#x} ends at {until:#x}, so asking again would never end"));
     }
@@ -186,6 +253,7 @@ pub(crate) struct AllocatedAreas {
     pub capacity_bytes: u64,
     /// The last answer: callers ask for less than it tells.
     pub last: Mutex<Option<Arc<PageSlot>>>,
+    pub effort: Mutex<Effort>,
     /// Why the server is not asked any more, for the operator.
     pub notes: Arc<Mutex<Vec<String>>>,
 }
@@ -207,7 +275,12 @@ impl AllocatedAreas {
             capacity_bytes: self.capacity_bytes,
             change_id: "*",
         };
-        let slot = Arc::new(PageSlot(self.session.query_areas(&query, from)?));
+        let asked = Instant::now();
+        let page = self.session.query_areas(&query, from)?;
+        lock(&self.effort).add(&page, self.capacity_bytes, asked.elapsed()).map_err(|why| {
+            VsphereError::new(VsphereErrorKind::ChangesUnknown, &self.session.areas_op(&query), why)
+        })?;
+        let slot = Arc::new(PageSlot(page));
         *lock(&self.last) = Some(slot.clone());
         Ok(slot)
     }
@@ -262,6 +335,60 @@ mod tests {
         let page = page(&text, 0, 1000).unwrap();
         let wanted = [ByteSpan::new(0, 64), ByteSpan::new(500, 150), ByteSpan::new(990, 10)];
         assert_eq!((page.until, page.areas.as_slice()), (1000, &wanted[..]));
+    }
+
+    #[test]
+    fn an_area_beyond_the_answers_own_end_makes_it_worth_nothing() {
+        let told = |start, length| {
+            page(
+                &("<startOffset>100</startOffset><length>200</length>".to_string() + &area(start, length)),
+                100,
+                1000,
+            )
+        };
+        // What lies between 300 and 900 was never told of, so going on from 901 would skip it.
+        for (start, length) in [(900, 1), (250, 51), (300, 100), (1, 9)] {
+            assert!(told(start, length).unwrap_err().contains("contradicts itself"), "{start}+{length}");
+        }
+        assert_eq!(told(250, 50).unwrap().until, 300);
+        assert_eq!(told(90, 20).unwrap().areas, [ByteSpan::new(100, 10)], "widened to the left");
+        // Rounded up at the end of the disk.
+        let last = page(
+            &("<startOffset>0</startOffset><length>1000</length>".to_string() + &area(990, 99)),
+            0,
+            1000,
+        );
+        assert_eq!(last.unwrap().areas, [ByteSpan::new(990, 10)]);
+    }
+
+    #[test]
+    fn answers_of_a_byte_each_come_to_an_end() {
+        let mut asked = 0;
+        let one_byte = |from| {
+            asked += 1;
+            Ok(Page { from, until: from + 1, areas: Vec::new() })
+        };
+        let error = all_areas(1 << 30, one_byte).unwrap_err();
+        assert!(
+            matches!(&error, Unanswered::Endless(why) if why.contains("less than 65536 bytes")),
+            "{error:?}"
+        );
+        assert_eq!(asked, SHORT_ANSWERS_MAX + 1);
+        // A disk of that many bytes ends by itself, and so do answers of a block each.
+        let page = |from, until| Ok(Page { from, until, areas: vec![ByteSpan::from_bounds(from, until)] });
+        assert_eq!(all_areas(100, |from| page(from, from + 1)).unwrap(), [ByteSpan::new(0, 100)]);
+        let blocks = all_areas(1 << 30, |from| page(from, from + GRAIN_BYTES));
+        assert_eq!(blocks.unwrap(), [ByteSpan::new(0, 1 << 30)]);
+    }
+
+    #[test]
+    fn asking_takes_no_longer_than_reading_would() {
+        let page = Page { from: 0, until: 1 << 20, areas: Vec::new() };
+        let after = |seconds, capacity| Effort::default().add(&page, capacity, Duration::from_secs(seconds));
+        assert!(after(61, 1 << 30).is_ok());
+        assert!(after(62, 1 << 30).unwrap_err().contains("0x100000 of 0x40000000 in 62 s"));
+        assert!(after(62, 1 << 40).is_ok());
+        assert!(after(1 << 20, 1 << 20).is_ok(), "it is complete");
     }
 
     #[test]

@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use crate::error::{VsphereError, VsphereErrorKind};
 use crate::session::{Call, Inner};
 use crate::soap::{Moref, tag};
@@ -35,7 +37,12 @@ impl Object {
 
 /// Objects of one page. vCenter slows down with larger pages, and each page has to fit in memory.
 const PAGE_OBJECTS_MAX: u32 = 100;
-const PAGES_MAX: usize = 10_000;
+/// Objects in all; the largest vCenter has some 70,000 VMs.
+const OBJECTS_MAX: usize = 500_000;
+/// Pages without an object, which tell nothing but that more is to come.
+const EMPTY_PAGES_MAX: u32 = 16;
+/// All pages together; a vCenter of 5,000 VMs takes seconds.
+const PAGES_TIME_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Properties to read, by type.
 pub(crate) type Properties<'a> = &'a [(&'a str, &'a [&'a str])];
@@ -68,15 +75,13 @@ impl Inner {
             "<specSet>{spec}</specSet><options>{}</options>",
             tag("maxObjects", &PAGE_OBJECTS_MAX.to_string())
         );
-        let mut page = self.page(op, "RetrievePropertiesEx", &first)?;
-        let mut found = Vec::new();
-        for _ in 0..PAGES_MAX {
-            let Some(result) = page.child("returnval") else { return Ok(found) };
-            found.extend(result.all("objects").map(object_of));
-            let Some(token) = result.text_at("token") else { return Ok(found) };
-            page = self.page(op, "ContinueRetrievePropertiesEx", &tag("token", token))?;
-        }
-        Err(VsphereError::new(VsphereErrorKind::NotVsphere, op, "pages of objects without end"))
+        let work = self.begin();
+        let first = self.page(op, "RetrievePropertiesEx", &first)?;
+        let next = |token: &str| {
+            work.check(op)?;
+            self.page(op, "ContinueRetrievePropertiesEx", &tag("token", token))
+        };
+        follow(op, first, next, Instant::now() + PAGES_TIME_MAX)
     }
 
     fn page(&self, op: &str, method: &str, arguments: &str) -> Result<Element, VsphereError> {
@@ -90,6 +95,29 @@ impl Inner {
             VsphereError::new(VsphereErrorKind::NotFound, op, format!("{} is not there", object.id))
         })
     }
+}
+
+/// The objects of a page and of all that come after it.
+fn follow(
+    op: &str,
+    mut page: Element,
+    mut next: impl FnMut(&str) -> Result<Element, VsphereError>,
+    deadline: Instant,
+) -> Result<Vec<Object>, VsphereError> {
+    let mut found = Vec::new();
+    let mut empty_pages = 0;
+    while let Some(result) = page.child("returnval") {
+        let before = found.len();
+        found.extend(result.all("objects").map(object_of));
+        let Some(token) = result.text_at("token") else { break };
+        empty_pages += u32::from(found.len() == before);
+        if empty_pages > EMPTY_PAGES_MAX || found.len() > OBJECTS_MAX || Instant::now() >= deadline {
+            let why = format!("pages of objects without end ({} so far)", found.len());
+            return Err(VsphereError::new(VsphereErrorKind::NotVsphere, op, why));
+        }
+        page = next(token)?;
+    }
+    Ok(found)
 }
 
 pub(crate) fn object_of(content: &Element) -> Object {
@@ -114,6 +142,31 @@ mod tests {
         assert!(
             object.text("runtime.host").is_none() && object.get("broken").is_none() && !object.flag("none")
         );
+    }
+
+    #[test]
+    fn pages_without_end_are_given_up() {
+        let page = |objects: usize| {
+            let object = "<objects><obj type=\"VirtualMachine\">vm-1</obj></objects>".repeat(objects);
+            xml::parse(&format!("<r><returnval><token>t</token>{object}</returnval></r>")).unwrap()
+        };
+        let later = || Instant::now() + PAGES_TIME_MAX;
+        let asked = |objects: usize, deadline: Instant| {
+            let mut asked = 0;
+            let next = |_: &str| {
+                asked += 1;
+                assert!(asked < 10_000, "without end");
+                Ok(page(objects))
+            };
+            let error = follow("read", page(objects), next, deadline).unwrap_err();
+            assert_eq!(error.kind, VsphereErrorKind::NotVsphere);
+            asked
+        };
+        assert_eq!(asked(0, later()), EMPTY_PAGES_MAX);
+        assert_eq!(asked(1000, later()), 500);
+        assert_eq!(asked(1, Instant::now()), 0);
+        let last = || xml::parse("<r><returnval><objects/></returnval></r>");
+        assert_eq!(follow("read", page(2), |_| Ok(last().unwrap()), later()).unwrap().len(), 3);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::areas::AllocatedAreas;
 use crate::collect::Object;
 use crate::device;
 use crate::error::{VsphereError, VsphereErrorKind};
+use crate::login::secure_endpoint;
 use crate::session::{ConnectOptions, Inner, Session, lock};
 use crate::soap::Moref;
 use crate::tags::encode;
@@ -167,7 +168,7 @@ impl Inner {
             }
             Route::Host { address, trust, login } => (address, trust, login),
         };
-        let endpoint: Endpoint = address.parse().map_err(|error| VsphereError::of_http(op, error))?;
+        let endpoint = secure_endpoint(op, address)?;
         let authorise: Arc<dyn Authorise> = match login {
             Some((user, password)) => {
                 Arc::new(SessionCookie(self.host_session(address, trust, user, password)?))
@@ -218,6 +219,7 @@ impl Inner {
             disk_key: frozen.key,
             capacity_bytes: frozen.capacity_bytes,
             last: Mutex::default(),
+            effort: Mutex::default(),
             notes: notes.clone(),
         }))
     }

@@ -43,6 +43,8 @@ pub enum VsphereErrorKind {
     CertificateNotTrusted,
     /// The server's certificate is another one than the given thumbprint says.
     ThumbprintMismatch,
+    /// The endpoint is one without TLS.
+    Unencrypted,
     /// No connection, or it broke.
     Unreachable,
     /// No answer in time.
@@ -64,6 +66,8 @@ pub enum VsphereErrorKind {
     /// What changed cannot be told: the change id is not known any more, tracking began anew or is off, or the
     /// answer makes no sense. The whole disk has to be compared.
     ChangesUnknown,
+    /// The user asked for the end.
+    Stopped,
 }
 
 impl VsphereError {
@@ -102,12 +106,14 @@ impl VsphereError {
             | K::PermissionDenied
             | K::CertificateNotTrusted
             | K::ThumbprintMismatch
+            | K::Unencrypted
             | K::NotVsphere
             | K::NotFound
             | K::State
             | K::Fault
             | K::Unsupported
-            | K::ChangesUnknown => false,
+            | K::ChangesUnknown
+            | K::Stopped => false,
         }
     }
 
@@ -154,6 +160,7 @@ impl VsphereError {
                 });
             }
             K::CertificateNotTrusted | K::ThumbprintMismatch => return from_http(),
+            K::Unencrypted => "give the host alone, or a URL with https://",
             K::Unreachable => {
                 return from_http().or_else(|| Some("check address, port, route and firewall".to_string()));
             }
@@ -167,7 +174,7 @@ impl VsphereError {
             K::Fault if self.fault.as_ref().is_some_and(|fault| fault.name.contains("Quiesce")) => {
                 "look at the guest's tools (and, on Windows, at its VSS writers), or do without quiescing"
             }
-            K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown => return None,
+            K::Fault | K::Unsupported | K::Disk | K::ChangesUnknown | K::Stopped => return None,
         };
         Some(text.to_string())
     }
@@ -199,6 +206,7 @@ impl fmt::Display for VsphereErrorKind {
             K::PermissionDenied => "permission denied",
             K::CertificateNotTrusted => "the server's certificate is not trusted",
             K::ThumbprintMismatch => "the server's certificate is not the one with the given thumbprint",
+            K::Unencrypted => "the connection would not be encrypted",
             K::Unreachable => "no working connection to the server",
             K::Timeout => "no answer in time",
             K::NotVsphere => "the answer is not one of a vSphere server",
@@ -209,6 +217,7 @@ impl fmt::Display for VsphereErrorKind {
             K::Unsupported => "not supported",
             K::Disk => "the disk's data cannot be read",
             K::ChangesUnknown => "what changed is not known",
+            K::Stopped => "stopped as asked",
         })
     }
 }

@@ -12,8 +12,7 @@ const ACTION_FIRST: &str = "urn:vim25/6.0";
 impl Inner {
     pub fn connect(options: ConnectOptions) -> Result<Self, VsphereError> {
         let op = format!("connect to {}", options.endpoint);
-        let endpoint: Endpoint =
-            options.endpoint.parse().map_err(|error| VsphereError::of_http(&op, error))?;
+        let endpoint = secure_endpoint(&op, &options.endpoint)?;
         let client = Client::new(endpoint, &options.trust, options.timeouts)
             .map_err(|error| VsphereError::of_http(&op, error))?;
         let content = service_content(&client, &op)?;
@@ -22,8 +21,8 @@ impl Inner {
         Ok(session)
     }
 
-    /// Logs in and gives back the session cookie.
-    pub fn login(&self) -> Result<String, VsphereError> {
+    /// Logs in, and gives back the session's cookie and key.
+    pub fn login(&self) -> Result<(String, String), VsphereError> {
         let user = &self.options.user;
         let op = format!("log in as {user} at {}", self.client.endpoint().authority());
         let arguments = tag("userName", user) + &tag("password", self.options.password.reveal());
@@ -35,13 +34,14 @@ impl Inner {
             // Not reading, but a second login does no harm.
             is_read: true,
         };
-        let (_, head) =
+        let (answer, head) =
             exchange(&self.client, self.content.action, &call, "").map_err(|error| self.explain(error))?;
         let cookie = head.header_all("set-cookie").find(|value| value.starts_with("vmware_soap_session="));
         let cookie = cookie.and_then(|value| value.split(';').next()).map(str::to_string);
-        cookie.ok_or_else(|| {
+        let cookie = cookie.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, &op, "no session cookie in the answer")
-        })
+        })?;
+        Ok((cookie, answer.string_at("returnval/key")))
     }
 
     fn explain(&self, mut error: VsphereError) -> VsphereError {
@@ -51,6 +51,16 @@ impl Inner {
         }
         error
     }
+}
+
+/// The endpoint that a text names, if what is said there is encrypted: the first thing said is a password.
+pub(crate) fn secure_endpoint(op: &str, text: &str) -> Result<Endpoint, VsphereError> {
+    let endpoint: Endpoint = text.parse().map_err(|error| VsphereError::of_http(op, error))?;
+    if !endpoint.https {
+        let why = format!("{endpoint} is not encrypted, and would show the password to everyone on the line");
+        return Err(VsphereError::new(VsphereErrorKind::Unencrypted, op, why));
+    }
+    Ok(endpoint)
 }
 
 fn service_content(client: &Client, op: &str) -> Result<Content, VsphereError> {
@@ -71,6 +81,7 @@ fn content_of(content: &Element) -> Option<Content> {
         views: reference("viewManager")?,
         sessions: reference("sessionManager")?,
         events: reference("eventManager"),
+        authorization: reference("authorizationManager"),
         action: action_for(&about.api_version),
         about,
     })
@@ -108,6 +119,23 @@ mod tests {
         {
             assert_eq!(action_for(server), format!("urn:vim25/{action}"));
         }
+    }
+
+    #[test]
+    fn nothing_is_said_to_an_endpoint_without_tls() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let options = ConnectOptions {
+            endpoint: format!("http://{}/sdk", listener.local_addr().unwrap()),
+            user: "root".into(),
+            password: drover_types::Secret::new("hunter2"),
+            trust: crate::Trust::Insecure,
+            timeouts: crate::Timeouts { stall: std::time::Duration::from_millis(50), ..Default::default() },
+        };
+        let error = Inner::connect(options).map(drop).unwrap_err();
+        assert_eq!(error.kind, VsphereErrorKind::Unencrypted);
+        assert!(error.advice().unwrap().contains("https://"));
+        assert_eq!(listener.accept().map(drop).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -1,15 +1,23 @@
+use std::thread;
 use std::time::Duration;
 
 use drover_types::inventory::{PowerState, Snapshot};
 
 use crate::error::{VsphereError, VsphereErrorKind};
-use crate::session::{Call, Inner, Session};
+use crate::session::{Call, Inner, Session, Work};
 use crate::soap::{Moref, tag};
 use crate::vm::power_of;
 
 const POWER_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 /// Quiescing a busy guest takes minutes, and vSphere has its own limits.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
+/// How long a removal waits for another task of the VM, a backup's above all: a snapshot that stays slows the VM
+/// down, and keeps one that was shut down from being switched on again.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(10 * 60);
+const BUSY_FIRST_PAUSE: Duration = Duration::from_secs(1);
+const BUSY_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A pause is slept in pieces of this length, so that a stop is noticed.
+const TICK: Duration = Duration::from_millis(250);
 /// Consolidation writes everything that changed since back into the disk.
 pub(crate) const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -101,19 +109,51 @@ impl Session {
     /// Removes a snapshot, lets its data flow back into its parent, and waits for that. One that is gone is fine.
     ///
     /// # Errors
-    /// When vSphere refuses, or the VM is busy with another task. Where a file is held open elsewhere the snapshot is
-    /// gone all the same, and the VM says that it needs consolidation.
+    /// When vSphere refuses, or the VM stays busy with other tasks for ten minutes. Where a file is held open elsewhere
+    /// the snapshot is gone all the same, and the VM says that it needs consolidation.
     pub fn remove_snapshot(&self, snapshot: &str) -> Result<(), VsphereError> {
         let op = format!("remove snapshot {snapshot}");
         let arguments = tag("removeChildren", "false") + &tag("consolidate", "true");
         let this = &Moref::new("VirtualMachineSnapshot", snapshot);
         let call =
             Call { op: &op, method: "RemoveSnapshot_Task", this, arguments: &arguments, is_read: false };
-        match self.inner.run_task(&call, CONSOLIDATION_TIME_MAX) {
-            Err(error) if error.kind == VsphereErrorKind::NotFound => Ok(()),
-            Err(error) if error.is_unclear() && self.inner.is_gone(this) => Ok(()),
-            done => done.map(drop),
+        let work = self.inner.begin();
+        let mut pauses = busy_pauses();
+        loop {
+            let busy = match self.inner.run_task(&call, CONSOLIDATION_TIME_MAX) {
+                Err(error) if error.kind == VsphereErrorKind::NotFound => return Ok(()),
+                Err(error) if error.is_unclear() && self.inner.is_gone(this) => return Ok(()),
+                Err(error) if error.kind == VsphereErrorKind::Busy && !self.inner.is_gone(this) => error,
+                done => return done.map(drop),
+            };
+            let Some(pause) = pauses.next() else { return Err(busy) };
+            work.sleep(&op, pause)?;
         }
+    }
+}
+
+/// Pauses between tries of something that is busy: twice as long each time, ten minutes in all.
+fn busy_pauses() -> impl Iterator<Item = Duration> {
+    let longer = |pause: &Duration| Some((*pause * 2).min(BUSY_PAUSE_MAX));
+    let mut left = BUSY_TIME_MAX;
+    std::iter::successors(Some(BUSY_FIRST_PAUSE), longer).map_while(move |pause| {
+        let pause = pause.min(left);
+        left -= pause;
+        (!pause.is_zero()).then_some(pause)
+    })
+}
+
+impl Work<'_> {
+    /// Sleeps, unless the stop is asked for.
+    fn sleep(&self, op: &str, time: Duration) -> Result<(), VsphereError> {
+        let mut left = time;
+        while !left.is_zero() {
+            self.check(op)?;
+            let tick = left.min(TICK);
+            thread::sleep(tick);
+            left -= tick;
+        }
+        self.check(op)
     }
 }
 
@@ -171,4 +211,17 @@ impl Inner {
 
 pub(crate) fn vm_ref(id: &str) -> Moref {
     Moref::new("VirtualMachine", id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_busy_is_tried_for_ten_minutes_and_not_hastily() {
+        let pauses: Vec<Duration> = busy_pauses().collect();
+        assert_eq!(pauses[..6], [1, 2, 4, 8, 16, 30].map(Duration::from_secs));
+        assert_eq!(pauses.iter().sum::<Duration>(), BUSY_TIME_MAX);
+        assert!(pauses.len() < 40);
+    }
 }

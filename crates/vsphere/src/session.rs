@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,40 @@ pub(crate) struct Inner {
     warnings: Mutex<Vec<String>>,
     /// Names by id, for messages.
     names: Mutex<HashMap<String, String>>,
+    /// Tells whether the user asked for the end.
+    stop: OnceLock<StopAsked>,
     /// Logins at ESXi hosts for reading disks, by address and user.
     pub hosts: Mutex<HashMap<(String, String), Weak<Inner>>>,
+}
+
+/// Tells whether the user asked for the end.
+pub type StopAsked = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// A piece of work that a stop breaks off, unless it began after the stop was asked for: then it undoes something,
+/// and is carried to its end.
+pub(crate) struct Work<'a> {
+    session: &'a Inner,
+    began_stopped: bool,
+}
+
+impl Work<'_> {
+    /// Whether the stop was asked for while this went on.
+    pub fn is_broken_off(&self) -> bool {
+        !self.began_stopped && self.session.is_stopped()
+    }
+
+    /// An error if the stop was asked for while this went on.
+    pub fn check(&self, op: &str) -> Result<(), VsphereError> {
+        match self.is_broken_off() {
+            false => Ok(()),
+            true => Err(VsphereError {
+                kind: VsphereErrorKind::Stopped,
+                op: op.to_string(),
+                fault: None,
+                source: None,
+            }),
+        }
+    }
 }
 
 /// What the server says of itself: where its managers are.
@@ -58,6 +90,8 @@ pub(crate) struct Content {
     pub sessions: Moref,
     /// Absent where there is no history of events.
     pub events: Option<Moref>,
+    /// Absent where nobody can be asked what a user may do.
+    pub authorization: Option<Moref>,
     /// Value of the SOAPAction header, which asks for a version of the API.
     pub action: &'static str,
 }
@@ -66,6 +100,8 @@ pub(crate) struct Content {
 pub(crate) struct Auth {
     /// `vmware_soap_session=...`; empty when logged out.
     pub cookie: String,
+    /// The session's own name, which is no secret and no cookie.
+    pub key: String,
     /// Grows with each login.
     pub version: u64,
 }
@@ -106,6 +142,13 @@ impl Session {
     /// have kinds of their own.
     pub fn connect(options: ConnectOptions) -> Result<Session, VsphereError> {
         Ok(Session { inner: Arc::new(Inner::connect(options)?) })
+    }
+
+    /// From when `asked` says so, whatever goes on is broken off: waits, and questions that take many answers. What
+    /// begins later is not, because it undoes something. Counts once for a session.
+    pub fn stop_when(&self, asked: StopAsked) {
+        // A second one is of the same run.
+        let _ = self.inner.stop.set(asked);
     }
 
     /// What answers at the endpoint.
@@ -170,12 +213,14 @@ impl Inner {
             renewal: Mutex::default(),
             warnings: Mutex::default(),
             names: Mutex::default(),
+            stop: OnceLock::new(),
             hosts: Mutex::default(),
         }
     }
 
     /// Calls a method under the session, logging in again if it has expired.
     pub fn call(&self, call: &Call<'_>) -> Result<Element, VsphereError> {
+        let work = self.begin();
         let mut renewed = false;
         let mut tries = 1;
         loop {
@@ -186,6 +231,7 @@ impl Inner {
                     renewed = true;
                 }
                 Err(error) if call.is_read && error.is_transient() && tries < READ_TRIES_MAX => {
+                    work.check(call.op)?;
                     thread::sleep(FIRST_PAUSE * 4u32.pow(tries - 1));
                     tries += 1;
                 }
@@ -196,6 +242,15 @@ impl Inner {
 
     fn call_once(&self, call: &Call<'_>, cookie: &str) -> Result<Element, VsphereError> {
         exchange(&self.client, self.content.action, call, cookie).map(|(element, _)| element)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.get().is_some_and(|asked| asked())
+    }
+
+    /// Begins something that a stop breaks off.
+    pub fn begin(&self) -> Work<'_> {
+        Work { session: self, began_stopped: self.is_stopped() }
     }
 
     pub fn auth(&self) -> Auth {
@@ -213,8 +268,8 @@ impl Inner {
         {
             return Err(VsphereError { kind: *kind, op: op.clone(), fault: fault.clone(), source: None });
         }
-        let cookie = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
-        *lock(&self.auth) = Auth { cookie, version: version + 1 };
+        let (cookie, key) = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
+        *lock(&self.auth) = Auth { cookie, key, version: version + 1 };
         Ok(())
     }
 

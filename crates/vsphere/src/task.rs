@@ -7,8 +7,10 @@ use crate::session::{Call, Inner};
 use crate::soap::{Moref, tag, task_fault};
 use crate::xml::Element;
 
-/// How long the server may hold one wait open; below the stall timeout, so that a dead server is noticed.
-const WAIT_SECONDS_MAX: u64 = 15;
+/// How long the server may hold one wait open: a stop is noticed within this time, and a dead server too.
+const WAIT_SECONDS_MAX: u64 = 3;
+/// After a stop, a task may still end by itself for so long: what it did is known then, and can be undone.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
 /// Failures in a row to ask for a change, before the wait is given up.
 const FAILURES_MAX: u32 = 8;
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +40,31 @@ impl Inner {
         let task = task.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, call.op, "no task in the answer")
         })?;
-        self.wait_task(call.op, &task, timeout)
+        match self.wait_task(call.op, &task, timeout) {
+            Err(stopped) if stopped.kind == VsphereErrorKind::Stopped => self.end_task(call, &task, stopped),
+            done => done,
+        }
+    }
+
+    /// After a stop: a snapshot need not be made to its end, whatever else was begun goes on by itself.
+    fn end_task(
+        &self,
+        call: &Call<'_>,
+        task: &Moref,
+        stopped: VsphereError,
+    ) -> Result<Option<Element>, VsphereError> {
+        if call.method == "CreateSnapshot_Task" {
+            let cancel = Call { op: call.op, method: "CancelTask", this: task, arguments: "", is_read: true };
+            // One that cannot be cancelled is waited for as the others are.
+            let _ = self.call(&cancel);
+        }
+        match self.wait_task(call.op, task, STOP_TIME_MAX) {
+            Err(error) if error.is_fault("RequestCanceled") => Err(stopped),
+            Err(error) if error.kind == VsphereErrorKind::Timeout => {
+                Err(VsphereError { source: Some("its task goes on at the server".into()), ..stopped })
+            }
+            done => done,
+        }
     }
 
     /// Waits for the end of a task.
@@ -68,6 +94,7 @@ impl Inner {
         timeout: Duration,
         done: impl Fn(&Element) -> bool,
     ) -> Result<Element, VsphereError> {
+        let work = self.begin();
         let deadline = Instant::now() + timeout;
         let mut watch: Option<Watch<'_>> = None;
         let mut failures = 0;
@@ -76,6 +103,7 @@ impl Inner {
             if done(&seen) {
                 return Ok(seen);
             }
+            work.check(op)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let why = format!("not done after {} s", timeout.as_secs());

@@ -1,5 +1,7 @@
 use std::fmt::Write as _;
 
+use drover_types::XmlBounds;
+
 /// An element of an answer, with names without their prefixes: prefixes differ from server to server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Element {
@@ -17,37 +19,19 @@ pub struct Element {
 
 /// No answer may be nested deeper; snapshot trees may be 32 deep, each with one level of its own.
 const DEPTH_MAX: usize = 200;
+/// No element of an answer may have more attributes; each has one or two.
+const ATTRIBUTES_MAX: usize = 64;
 /// No answer may have more nodes. A page of a hundred VMs has some 60,000.
 const NODES_MAX: u32 = 2_000_000;
 
 /// Reads an XML text.
 pub fn parse(text: &str) -> Result<Element, String> {
-    check_depth(text)?;
+    XmlBounds { depth_max: DEPTH_MAX, attributes_max: ATTRIBUTES_MAX }.check(text)?;
     let options =
         roxmltree::ParsingOptions { allow_dtd: false, nodes_limit: NODES_MAX, ..Default::default() };
     let document =
         roxmltree::Document::parse_with_options(text, options).map_err(|error| error.to_string())?;
     convert(document.root_element(), 0)
-}
-
-/// The parser calls itself for each level, so a text of a million opening tags would end the program.
-/// Counts tags only roughly, which is enough for a bound: comments and CDATA are rare in answers.
-fn check_depth(text: &str) -> Result<(), String> {
-    let bytes = text.as_bytes();
-    let mut depth = 0usize;
-    for (at, byte) in bytes.iter().enumerate() {
-        match (byte, bytes.get(at + 1)) {
-            (b'<', Some(b'/')) => depth = depth.saturating_sub(1),
-            (b'<', Some(b'?' | b'!')) => {}
-            (b'<', _) => depth += 1,
-            (b'/', Some(b'>')) => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > 2 * DEPTH_MAX {
-            return Err("nested too deeply".to_string());
-        }
-    }
-    Ok(())
 }
 
 fn convert(node: roxmltree::Node<'_, '_>, depth: usize) -> Result<Element, String> {
@@ -169,6 +153,14 @@ mod tests {
         assert!(parse(&"<a>".repeat(1 << 20)).is_err());
         let deep = format!("{}{}", "<a>".repeat(300), "</a>".repeat(300));
         assert!(parse(&deep).is_err());
+        let hidden = format!("{}{}", "<a b=\"/>\">".repeat(1 << 20), "</a>".repeat(1 << 20));
+        assert!(parse(&hidden).is_err());
+    }
+
+    #[test]
+    fn an_element_of_a_million_attributes_is_refused_without_a_wait() {
+        let attributes: String = (0..1_000_000).map(|i| format!(" a{i}=\"\"")).collect();
+        assert!(parse(&format!("<a{attributes}/>")).unwrap_err().contains("attributes"));
     }
 
     #[test]

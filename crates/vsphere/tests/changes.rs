@@ -411,3 +411,28 @@ fn what_other_users_do_to_a_vm_is_seen_at_the_next_look() {
         assert_eq!(session.vm(&vm.id).unwrap().power, seen);
     }
 }
+
+#[test]
+fn a_vm_that_ran_since_its_snapshot_is_told_by_the_changes_of_its_live_disk() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "", "tracked");
+    session.power_off(&vm.id).unwrap();
+    let frozen = freeze(&session, &vm, "drover-last");
+    let changes = || {
+        let disk = &frozen.disks[0];
+        let query = ChangedAreas {
+            vm: &frozen.vm.id,
+            snapshot: None,
+            disk_key: disk.key,
+            capacity_bytes: disk.capacity_bytes,
+            change_id: &frozen.change_id(),
+        };
+        session.changed_areas(&query).unwrap()
+    };
+    assert_eq!(changes(), []);
+    session.power_on(&vm.id).unwrap();
+    sim.fill(&vm.id, 0, ByteSpan::new(5 * MIB, 100));
+    session.power_off(&vm.id).unwrap();
+    assert_eq!(changes(), [ByteSpan::new(5 * MIB, BLOCK)]);
+}

@@ -3,6 +3,8 @@
 
 mod sim;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use drover_types::inventory::{DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState};
@@ -241,4 +243,73 @@ fn a_vm_that_was_switched_on_and_off_again_is_told_from_one_that_stayed_off() {
     let fault = json!({"method": "QueryEvents", "fault": "NotImplemented"});
     sim.post("/fault/soap", fault);
     assert_eq!(session.power_mark(&web.id).unwrap(), None, "such as a host without a history");
+}
+
+#[test]
+fn a_snapshot_of_a_busy_vm_is_removed_once_it_is_free() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    sim.post("/fault/soap", json!({"method": "RemoveSnapshot_Task", "fault": "TaskInProgress", "count": 2}));
+    session.remove_snapshot(&snapshot.id).unwrap();
+    assert_eq!(session.vm(&vm.id).unwrap().snapshots, []);
+}
+
+#[test]
+fn a_stop_breaks_off_what_goes_on_and_not_what_undoes_it() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = stop.clone();
+    session.stop_when(Arc::new(move || asked.load(Ordering::Relaxed)));
+    sim.post("/fault/soap", json!({"method": "RemoveSnapshot_Task", "fault": "TaskInProgress", "count": -1}));
+    let removal = std::thread::scope(|scope| {
+        let removal = scope.spawn(|| session.remove_snapshot(&snapshot.id));
+        while sim.calls("RemoveSnapshot_Task") < 2 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stop.store(true, Ordering::Relaxed);
+        removal.join().unwrap()
+    });
+    assert_eq!(removal.unwrap_err().kind, VsphereErrorKind::Stopped);
+    // What comes after the stop is the clean-up.
+    sim.post("/fault/clear", json!({}));
+    session.remove_snapshot(&snapshot.id).unwrap();
+    assert_eq!(session.vm(&vm.id).unwrap().snapshots, []);
+}
+
+#[test]
+fn a_stop_ends_the_wait_for_a_guest_that_does_not_go_down() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let looks = AtomicU32::new(0);
+    // Nobody asked when it began; it is asked for while the guest goes down.
+    session.stop_when(Arc::new(move || looks.fetch_add(1, Ordering::Relaxed) >= 4));
+    let stay_on = json!({"method": "ShutdownGuest", "fault": "InvalidPowerState", "count": -1});
+    sim.post("/fault/soap", stay_on);
+    let error = session.shutdown_guest(&vm.id, Duration::from_secs(3600)).unwrap_err();
+    assert_eq!(error.kind, VsphereErrorKind::Stopped);
+}
+
+#[test]
+fn missing_privileges_are_told_of_each_vm_also_after_the_session_expired() {
+    let sim = simulator!();
+    let session = sim.session();
+    let (web, legacy) = (sim::vm(&session, "prod/web", "web01"), sim::vm(&session, "", "legacy"));
+    let (off, on) = ("VirtualMachine.Interact.PowerOff", "VirtualMachine.Interact.PowerOn");
+    let missing = || session.missing_privileges(&[&web.id, &legacy.id], &[off, on]).unwrap().unwrap();
+    assert!(missing().is_empty());
+    sim.post("/privileges", json!({"vm": "prod/web/web01", "deny": [on]}));
+    assert_eq!(missing().into_iter().collect::<Vec<_>>(), [(web.id.clone(), vec![on.to_string()])]);
+    sim.post("/sessions/expire", json!({}));
+    assert_eq!(missing().len(), 1);
+    assert_eq!(session.power_on(&legacy.id).map_err(|error| error.kind), Ok(()));
+    let refused = session.power_off(&web.id).and_then(|()| session.power_on(&web.id)).unwrap_err();
+    assert_eq!(refused.kind, VsphereErrorKind::PermissionDenied);
+    sim.post("/fault/soap", json!({"method": "HasPrivilegeOnEntities", "fault": "NotSupported"}));
+    assert_eq!(session.missing_privileges(&[&web.id], &[on]).unwrap(), None);
 }

@@ -163,7 +163,7 @@ impl Connector {
     fn tell_broken(&self) {
         for it in self.ports.take_broken() {
             match self.json {
-                true => crate::out::line(json!({"event": "broken", "to": it.target, "why": it.why})),
+                true => crate::out::json(json!({"event": "broken", "to": it.target, "why": it.why})),
                 false => crate::out::say(format_args!("a stream to {} was reset: {}", it.target, it.why)),
             }
         }
@@ -181,7 +181,7 @@ impl Connect for Connector {
         }
         match (passes, self.json) {
             (false, _) => {}
-            (true, true) => crate::out::line(
+            (true, true) => crate::out::json(
                 json!({"event": "not-connected", "about": peer, "to": to, "why": chain(&error)}),
             ),
             (true, false) => {
@@ -257,7 +257,7 @@ fn announce(args: &AgentRunArgs, listener: &Listener, key: &str, (ports, outlets
     let metrics = outlets.metrics.as_ref().map(outlets::url);
     let control = outlets.control.as_ref().map(|it| it.path().display().to_string());
     if args.json {
-        crate::out::line(json!({
+        crate::out::json(json!({
             "event": "listening", "addresses": addresses, "key": key,
             "connections_max": ports.connections_max(), "notes": ports.notes(),
             "metrics": metrics, "control": control,
@@ -283,7 +283,7 @@ fn tell(json: bool, event: &Event) {
         Event::State(why) => ("state", why.clone()),
     };
     if json {
-        crate::out::line(json!({"event": name, "about": about}));
+        crate::out::json(json!({"event": name, "about": about}));
         return;
     }
     crate::out::say(match event {
@@ -315,16 +315,16 @@ fn new_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
     let text = issued.token.text();
     keep_to_owner(&std::io::stdout());
     if args.json {
-        crate::out::line(
+        crate::out::json(
             json!({"token": text.reveal(), "until": issued.until, "key": identity.fingerprint()}),
         );
     } else {
         crate::out::line(text.reveal());
-        eprintln!(
+        crate::out::say(format_args!(
             "it counts once, for {} s, while `drover agent run` listens here; on the other host:\n  \
              drover agent pair THIS-HOST --name NAME --token-file FILE",
             args.valid.0
-        );
+        ));
     }
     Ok(Exit::Success)
 }
@@ -338,7 +338,7 @@ fn keep_to_owner(out: &impl AsFd) {
     }
     let mode = meta.permissions().mode() & 0o777;
     if mode & 0o077 != 0 && file.set_permissions(Permissions::from_mode(mode & 0o700)).is_err() {
-        eprintln!("warning: the token is written to a file that others may read");
+        crate::out::say("warning: the token is written to a file that others may read");
     }
 }
 
@@ -354,7 +354,7 @@ fn token(args: &AgentPairArgs) -> Result<Token, Failure> {
         text = found.to_string_lossy().into_owned();
     } else {
         if std::io::stdin().is_terminal() {
-            eprint!("token: ");
+            crate::out::ask("token: ");
             let read = std::io::stdin().read_line(&mut text);
             read.map_err(|error| usage(format!("standard input: {error}")))?;
         } else {
@@ -386,7 +386,7 @@ fn pair_by_token(args: &AgentPairArgs) -> Result<Exit, Failure> {
     session.close();
     let paired = paired.map_err(|error| Failure::new(Exit::Access, chain(&error)))?;
     if args.json {
-        crate::out::line(json!({"name": paired.name, "key": paired.key, "called": paired.called}));
+        crate::out::json(json!({"name": paired.name, "key": paired.key, "called": paired.called}));
     } else {
         crate::out::say(format_args!(
             "paired: the agent is {} here, and this host is {} there; try `drover agent info {}`",
@@ -413,7 +413,7 @@ pub fn list(args: &AgentListArgs) -> Result<Exit, Failure> {
     let identity = sites::identity(&folder)?;
     let peers = Peers::new(folder).list().map_err(|error| unusable(&error))?;
     if args.json {
-        crate::out::line(json!({"name": sites::own_name(), "key": identity.fingerprint(), "peers": peers}));
+        crate::out::json(json!({"name": sites::own_name(), "key": identity.fingerprint(), "peers": peers}));
         return Ok(Exit::Success);
     }
     crate::out::line(format_args!("this host: {}, key {}", sites::own_name(), identity.fingerprint()));
@@ -437,7 +437,7 @@ pub fn revoke(args: &AgentNamedArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, text).advise("see `drover agent list`"));
     }
     if args.json {
-        crate::out::line(json!({"revoked": args.name}));
+        crate::out::json(json!({"revoked": args.name}));
     } else {
         crate::out::say(format_args!("{} is trusted no more; a running agent ends its sessions", args.name));
     }
@@ -460,7 +460,7 @@ pub fn info(args: &AgentNamedArgs) -> Result<Exit, Failure> {
     let site = sites::site(args.state.as_deref(), &args.name, None)?;
     let info = site.info().map_err(|refusal| Failure::new(Exit::Connection, refusal.to_string()))?;
     if args.json {
-        crate::out::line(json!({"site": args.name, "agent": info}));
+        crate::out::json(json!({"site": args.name, "agent": info}));
         return Ok(Exit::Success);
     }
     crate::out::line(format_args!("{}: drover {}", args.name, info.version));

@@ -124,7 +124,7 @@ impl Job<'_> {
         let (now, size) = (&report.snapshot, report.leaves.size());
         let marked: u64 = self.areas.spans.iter().map(|span| span.length).sum();
         if self.args.run.json {
-            crate::out::line(json!({
+            crate::out::json(json!({
                 "event": "done", "root": null, "size": size, "bitmap": self.bitmap, "bytes_marked": marked,
                 "bytes_read": now.read, "bytes_written": now.written, "bytes_resumed": now.resumed,
                 "retries": now.retries, "seconds": report.elapsed.as_secs_f64(), "attribution": now.attribution,

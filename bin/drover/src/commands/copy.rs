@@ -117,7 +117,7 @@ impl Job<'_> {
     fn tell_cloned(&self, size: u64) {
         let given_up = "not hashed, not verified; damage to a shared block damages both";
         if self.args.run.json {
-            crate::out::line(json!({"event": "done", "root": null, "size": size, "reflink": true}));
+            crate::out::json(json!({"event": "done", "root": null, "size": size, "reflink": true}));
         }
         self.run
             .say(&format!("{} shared with the source (reflink), no byte copied: {given_up}", Bytes(size)));
@@ -136,7 +136,7 @@ impl Job<'_> {
         let rate = Rate::of(bytes, found.elapsed);
         let (root, link) = (found.root, Linked::of(source.link.as_deref(), None));
         if self.args.run.json {
-            crate::out::line(
+            crate::out::json(
                 json!({"event": "done", "root": root.to_hex(), "size": disk.size(), "bytes_read": bytes,
                 "seconds": found.elapsed.as_secs_f64(), "link": link.json(0)}),
             );
@@ -197,7 +197,7 @@ impl Job<'_> {
                 "escape_probability": check.map(|check| check.escape),
                 "link": link.json(now.zero),
             });
-            crate::out::line(line);
+            crate::out::json(line);
             return;
         }
         let (stage, share) = now.attribution.slowest();

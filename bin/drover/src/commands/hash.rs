@@ -60,19 +60,19 @@ fn hash(
 
 fn tell(args: &HashArgs, disk: &dyn Disk, found: &HashedDisk, read: &Snapshot) {
     if args.json {
-        crate::out::line(json!({"event": "done", "root": found.root.to_hex(), "size": disk.size(),
+        crate::out::json(json!({"event": "done", "root": found.root.to_hex(), "size": disk.size(),
             "bytes_read": read.read, "seconds": found.elapsed.as_secs_f64(), "report": args.output}));
         return;
     }
     crate::out::line(found.root);
     if !args.quiet {
-        eprintln!(
+        crate::out::say(format_args!(
             "{} of {} read in {:.1} s at {}",
             Bytes(read.read),
             Bytes(disk.size()),
             found.elapsed.as_secs_f64(),
             Rate::of(read.read, found.elapsed)
-        );
+        ));
     }
 }
 

@@ -41,7 +41,9 @@ pub fn run(args: &ImportArgs) -> Result<Exit, Failure> {
     }
     if !args.run.quiet && !args.run.json {
         crate::out::say(&text);
-        eprintln!("this is plan {name}; it goes on with `drover resume {name}` if it is interrupted");
+        crate::out::say(format_args!(
+            "this is plan {name}; it goes on with `drover resume {name}` if it is interrupted"
+        ));
     }
     let file = plan::parse(text, folder.join(format!("{name}.yaml")), folder)?;
     migrate::run(file, Others::Selected, args.start, &args.run)

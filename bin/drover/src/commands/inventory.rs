@@ -18,7 +18,7 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let concerns = all_concerns(&inventory);
     if args.json {
-        crate::out::line(format!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
+        crate::out::json(format_args!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
         crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details));
     }

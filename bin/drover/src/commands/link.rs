@@ -33,7 +33,7 @@ pub fn test(args: &LinkTestArgs) -> Result<Exit, Failure> {
     }
     let back = args.back.then(|| back(args, &site)).transpose()?;
     match (&back, args.json) {
-        (back, true) => line(document(&args.site, &there, back.as_ref())),
+        (back, true) => crate::out::json(document(&args.site, &there, back.as_ref())),
         (Some(back), false) => back.tell(),
         (None, false) => {}
     }

@@ -9,7 +9,7 @@ use drover_engine::{
     Board, Cause, Clock, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
-use drover_plan::{Limits, Others, PlannedVm, as_begun, resolve};
+use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::Inventory;
 use drover_view::{Display, DisplayMode};
 
@@ -37,7 +37,7 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
     if row.state == PlanState::Done {
-        eprintln!("plan {name} is done; nothing is left to do");
+        crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
         return Ok(Exit::Success);
     }
     if row.state == PlanState::Cancelled {
@@ -54,6 +54,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let store = open_store(args)?;
     let provider = Provider::open(&file)?;
+    provider.stop_when(&stop);
     let mut inventory = provider.inventory()?;
     let begun = drover_engine::begun(&store, &file.plan.name, others)?;
     // One that ended before it entered its VMs began with none.
@@ -72,11 +73,14 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
             crate::out::say(line.trim_end());
         }
     }
-    if !resolution.problems.is_empty() {
-        eprint!("{}", drover_view::problems_text(&file.path, &resolution.problems));
-    }
+    crate::out::problems(&file.path, &resolution.problems);
     if !resolution.is_ok() {
         return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
+    }
+    let rights = provider.rights(&resolution)?;
+    crate::out::problems(&file.path, &rights);
+    if rights.iter().any(Problem::is_error) {
+        return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
     }
     let vms = resolution.vms;
     check_none_is_left_out(&store, &file.plan.name, &vms)?;
@@ -178,7 +182,9 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
     let state =
         args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
     if !args.quiet {
-        eprintln!("go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}");
+        crate::out::say(format_args!(
+            "go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}"
+        ));
     }
     let mut causes: Vec<Cause> = outcome.failed.iter().map(|(_, cause)| *cause).collect();
     causes.dedup();
@@ -196,7 +202,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
     if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
-        eprintln!("plan {name} has ended; there is nothing to cancel");
+        crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
     }
     let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
@@ -208,7 +214,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     store.ask_cancel(&name)?;
     let left = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
     if left.is_empty() {
-        eprintln!("plan {name} is cancelled; what it had begun is undone");
+        crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
         return Ok(Exit::Success);
     }
     left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));

@@ -18,7 +18,7 @@ pub fn list(args: &NbdListArgs) -> Result<Exit, Failure> {
     let found = list_of(&uri, &NbdOptions::default())
         .map_err(|error| Failure::new(disk_exit(&error, ""), chain(&error)))?;
     match args.json {
-        true => crate::out::line(format!("{:#}", document(&found))),
+        true => crate::out::json(format_args!("{:#}", document(&found))),
         false => crate::out::print(&text(&found)),
     }
     Ok(Exit::Success)

@@ -12,11 +12,13 @@ use drover_plan::{
 };
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
+use drover_view::clean;
 
 use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
 use crate::exit::{Exit, Failure};
 use crate::far;
+use crate::files::read_text;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
 use crate::state::state_folder;
@@ -37,11 +39,7 @@ pub struct PlanFile {
 /// Reads a plan file; prints its problems if it has any.
 pub fn read(path: &Path) -> Result<PlanFile, Failure> {
     let failed = |why: String| Failure::new(Exit::Plan, format!("plan {}: {why}", path.display()));
-    let meta = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?;
-    if meta.len() > PLAN_BYTES_MAX {
-        return Err(failed(format!("it has {}, which no plan has", Bytes(meta.len()))));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let text = read_text(path, PLAN_BYTES_MAX).map_err(|error| failed(error.to_string()))?;
     let absolute = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
     let folder = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
     parse(text, absolute, folder)
@@ -57,7 +55,7 @@ pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, F
             Ok(PlanFile { plan, text, path, folder })
         }
         Err(problems) => {
-            eprint!("{}", drover_view::problems_text(&path, &problems));
+            crate::out::problems(&path, &problems);
             Err(Failure::new(
                 Exit::Plan,
                 format!("the plan has {} problems; nothing was touched", problems.len()),
@@ -163,14 +161,15 @@ fn nearest_existing(folder: &Path) -> PathBuf {
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
-    let mut nfc = Vec::new();
-    let problems = if args.offline {
+    let (mut nfc, mut rights) = (Vec::new(), Vec::new());
+    let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
         let provider = Provider::open(&file)?;
         let mut inventory = provider.inventory()?;
         let mut resolution = resolve_here(&file, &provider, &mut inventory);
         nfc = provider.share_out(&file, &mut resolution, &inventory);
+        rights = provider.rights(&resolution)?;
         let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
         let here = target.problems(&resolution.vms);
@@ -185,14 +184,18 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         }
         resolution.problems
     };
+    let is_fine = problems.iter().all(|problem| !problem.is_error());
+    problems.extend(rights);
     if args.json {
-        crate::out::line(format!("{:#}", serde_json::json!({ "problems": problems, "nfc": nfc })));
+        crate::out::json(format_args!("{:#}", serde_json::json!({ "problems": problems, "nfc": nfc })));
     } else {
-        eprint!("{}", drover_view::problems_text(&file.path, &problems));
+        crate::out::problems(&file.path, &problems);
     }
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
-        return Err(Failure::new(Exit::Plan, format!("the plan has {errors} errors; nothing was touched")));
+        // Where the plan itself is fine, it is the user's rights that it lacks.
+        let exit = if is_fine { Exit::Access } else { Exit::Plan };
+        return Err(Failure::new(exit, format!("the plan has {errors} errors; nothing was touched")));
     }
     if !args.json {
         crate::out::line("the plan is fine; nothing was touched");
@@ -220,14 +223,14 @@ fn told_concerns(resolution: &Resolution) -> String {
     let concerns = || resolution.vms.iter().flat_map(|vm| &vm.concerns);
     let mut lines: Vec<String> = Vec::new();
     for concern in concerns().filter(|concern| concern.severity == Weight::Warning) {
-        let line = format!("warning: {concern}\n");
+        let line = format!("warning: {}\n", clean(&concern.to_string()));
         if !lines.contains(&line) {
             lines.push(line);
         }
     }
     let mut notes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for concern in concerns().filter(|concern| concern.severity == Weight::Info) {
-        notes.entry(&concern.id).or_default().push(format!("note: {concern}\n"));
+        notes.entry(&concern.id).or_default().push(format!("note: {}\n", clean(&concern.to_string())));
     }
     for (id, mut of_kind) in notes {
         let more = of_kind.len().saturating_sub(NOTES_SHOWN_MAX);
@@ -258,7 +261,7 @@ fn told_by_passes(plan: &str) -> String {
         let mut lines = String::new();
         for vm in store.vms(plan)? {
             let hint = store.warm(plan, &vm.id)?.hint;
-            lines.extend(hint.map(|hint| format!("warning: {}: {hint}\n", vm.name)));
+            lines.extend(hint.map(|hint| format!("warning: {}: {}\n", clean(&vm.name), clean(&hint))));
         }
         Ok(lines)
     };
@@ -270,7 +273,7 @@ fn told_by_passes(plan: &str) -> String {
 fn nfc_sums(hosts: &[HostNfc], inventory: &Inventory) -> String {
     let name =
         |host: &HostNfc| inventory.host(&host.host_id).map_or(host.host_id.clone(), |it| it.name.clone());
-    hosts.iter().map(|host| format!("NFC of {}: {}\n", name(host), host.words())).collect()
+    hosts.iter().map(|host| format!("NFC of {}: {}\n", clean(&name(host)), host.words())).collect()
 }
 
 fn summary(resolution: &Resolution) -> String {
@@ -287,11 +290,11 @@ pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
         None => crate::out::print(&text),
         Some(path) => {
             write_new(path, &text)?;
-            eprintln!(
+            crate::out::say(format_args!(
                 "wrote {}; look through it, then: drover plan check {}",
                 path.display(),
                 path.display()
-            );
+            ));
         }
     }
     Ok(Exit::Success)

@@ -287,11 +287,8 @@ fn policy(args: &RelayArgs) -> Result<Policy, Failure> {
     let mut policy = Policy { rules: args.rules.clone() };
     if let Some(path) = &args.policy {
         let failed = |why: String| usage(format!("--policy {}: {why}", path.display()));
-        let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
-        if size > POLICY_BYTES_MAX {
-            return Err(failed(format!("larger than {}", Bytes(POLICY_BYTES_MAX))));
-        }
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let text =
+            crate::files::read_text(path, POLICY_BYTES_MAX).map_err(|error| failed(error.to_string()))?;
         let rules = Policy::parse(&text).map_err(failed)?.rules;
         if rules.is_empty() && policy.rules.is_empty() {
             return Err(
@@ -309,7 +306,7 @@ fn announce(args: &RelayArgs, running: &Running) {
     let metrics = running.metrics.as_ref().map(outlets::url);
     let control = running.control.as_ref().map(|it| it.path().display().to_string());
     if args.json {
-        crate::out::line(json!({
+        crate::out::json(json!({
             "event": "listening", "addresses": relay.addresses(), "congestion": relay.congestion(),
             "connections_max": relay.connections_max(), "metrics": metrics, "control": control,
             "notes": relay.notes(), "via": args.via,
@@ -345,7 +342,7 @@ fn end(args: &RelayArgs, running: Running) -> Result<Exit, Failure> {
 
 fn summary(args: &RelayArgs, told: &Snapshot) {
     if args.json {
-        crate::out::line(json!({ "event": "ended", "live": told.live, "totals": told.totals }));
+        crate::out::json(json!({ "event": "ended", "live": told.live, "totals": told.totals }));
         return;
     }
     let totals = &told.totals;

@@ -160,25 +160,27 @@ fn announce(args: &ServeDiskArgs, server: &Server, end: &End, half: Option<&Repl
     let recorded = half.map(|journal| recorded_bytes(journal, size));
     let epoch = server.exports().iter().find_map(|export| export.epoch());
     if args.json {
-        crate::out::line(json!({
+        crate::out::json(json!({
             "event": "serving", "uri": uri, "disk": end.disk.name(), "size": size, "writable": args.writable,
             "epoch": epoch, "recorded_bytes": recorded, "notes": end.notes,
         }));
         return;
     }
     let how = if args.writable { "writable" } else { "read-only" };
-    eprintln!("serving {} ({}, {how}) until Ctrl-C", end.disk.name(), Bytes(size));
+    crate::out::say(format_args!("serving {} ({}, {how}) until Ctrl-C", end.disk.name(), Bytes(size)));
     end.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
     if let Some(recorded) = recorded {
-        eprintln!(
+        crate::out::say(format_args!(
             "note: half copied: {} of {} are recorded; the rest reads as whatever is there \
              (block status: {RECORDED}, 1 means not recorded)",
             Bytes(recorded),
             Bytes(size)
-        );
+        ));
     }
     if let Some(epoch) = epoch.filter(|epoch| *epoch > 0) {
-        eprintln!("note: epoch {epoch} has taken this disk; writers with a lower one or none are refused");
+        crate::out::say(format_args!(
+            "note: epoch {epoch} has taken this disk; writers with a lower one or none are refused"
+        ));
     }
     crate::out::line(uri);
 }

@@ -11,7 +11,7 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
         None => {
             let plans = store.plans()?;
             if args.run.json {
-                crate::out::line(format!("{:#}", serde_json::json!({ "plans": plans })));
+                crate::out::json(format_args!("{:#}", serde_json::json!({ "plans": plans })));
             } else {
                 crate::out::print(&drover_view::plans_text(&plans));
             }
@@ -27,7 +27,7 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
                     .iter()
                     .filter_map(|vm| Some((vm.row.name.clone(), serde_json::json!(vm.warm.as_ref()?))))
                     .collect();
-                crate::out::line(format!(
+                crate::out::json(format_args!(
                     "{:#}",
                     serde_json::json!({ "plan": plan, "vms": vms, "disks": disks, "warm": warm })
                 ));
@@ -48,9 +48,9 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
     if let Some(path) = &args.html {
         let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", path.display()));
         std::fs::write(path, drover_view::report_html(&report)).map_err(failed)?;
-        eprintln!("wrote {}", path.display());
+        crate::out::say(format_args!("wrote {}", path.display()));
     } else if args.run.json {
-        crate::out::line(format!("{:#}", drover_view::report_json(&report)));
+        crate::out::json(format_args!("{:#}", drover_view::report_json(&report)));
     } else {
         crate::out::print(&drover_view::report_text(&report));
     }

@@ -13,7 +13,7 @@ pub fn run(args: &HostTuneArgs) -> Result<Exit, Failure> {
     let all = settings(fill);
     let bbr = has_bbr();
     if args.json {
-        line(format!("{:#}", document(&all, bbr)));
+        crate::out::json(format_args!("{:#}", document(&all, bbr)));
     } else {
         text(&all, bbr);
     }

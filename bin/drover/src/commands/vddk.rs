@@ -34,7 +34,7 @@ pub fn check(args: &VddkCheckArgs) -> Result<Exit, Failure> {
         (None, None) => return Err(Failure::new(Exit::Usage, "give a plan or --libdir")),
     };
     match args.json {
-        true => crate::out::line(format!("{told:#}")),
+        true => crate::out::json(format_args!("{told:#}")),
         false => crate::out::print(&text(&told)),
     }
     Ok(Exit::Success)
@@ -170,7 +170,7 @@ pub fn logs(args: &VddkLogsArgs) -> Result<Exit, Failure> {
         all.push(json!({"file": path, "findings": found.iter().map(finding).collect::<Vec<_>>()}));
     }
     if args.json {
-        crate::out::line(format!("{:#}", json!({ "files": all })));
+        crate::out::json(format_args!("{:#}", json!({ "files": all })));
     }
     Ok(Exit::Success)
 }

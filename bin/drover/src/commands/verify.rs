@@ -113,7 +113,7 @@ impl Job<'_> {
         let sizes_fit = sides.sizes[0] == sides.sizes[1] || self.args.allow_longer;
         let equal = found.is_equal() && sizes_fit;
         if self.args.run.json {
-            crate::out::line(as_json(sides, found, report, equal));
+            crate::out::json(as_json(sides, found, report, equal));
         } else {
             self.tell(sides, found, report, equal);
         }

@@ -16,13 +16,13 @@ pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
     let asked = drover_engine::ask_cutover(&store, &name, args.vm.as_deref())?;
     let running = drover_engine::is_running(&store, &name)?;
     if args.run.json {
-        crate::out::line(json!({ "plan": name, "cutover": asked, "running": running }));
+        crate::out::json(json!({ "plan": name, "cutover": asked, "running": running }));
     } else if !args.run.quiet {
         let when = match running {
             true => "the drover that runs the plan begins with it".to_string(),
             false => format!("nothing runs the plan: go on with `drover resume {name}`"),
         };
-        eprintln!("cutover asked for: {}; {when}", asked.join(", "));
+        crate::out::say(format_args!("cutover asked for: {}; {when}", asked.join(", ")));
     }
     Ok(Exit::Success)
 }
@@ -36,20 +36,25 @@ pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
     let (source, _) = to_give_up(&file, &store)?;
     let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;
     if args.run.json {
-        crate::out::line(json!({ "plan": name, "cleaned": cleaned }));
+        crate::out::json(json!({ "plan": name, "cleaned": cleaned }));
     } else if !args.run.quiet {
         for found in cleaned.found.iter().filter(|found| found.gone) {
-            eprintln!("removed: {}: snapshot {} ({})", found.vm, found.snapshot, found.name);
+            crate::out::say(format_args!(
+                "removed: {}: snapshot {} ({})",
+                found.vm, found.snapshot, found.name
+            ));
         }
         if cleaned.left.is_empty() {
             let vms = cleaned.vms;
-            eprintln!("plan {name}: {vms} VMs looked at, no snapshot of drover's is left at the source");
+            crate::out::say(format_args!(
+                "plan {name}: {vms} VMs looked at, no snapshot of drover's is left at the source"
+            ));
         }
     }
     if cleaned.left.is_empty() {
         return Ok(Exit::Success);
     }
-    cleaned.left.iter().for_each(|problem| eprintln!("left behind: {problem}"));
+    cleaned.left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
     Err(Failure::new(Exit::Source, "not everything could be removed")
         .advise("mend the cause, then clean again"))
 }

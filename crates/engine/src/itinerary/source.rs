@@ -41,7 +41,7 @@ impl Journey<'_> {
             false => store.set_switched_off(plan, id, true)?,
         }
         match (self.shut_down(&now), self.planned.power_off) {
-            (Err(error), PowerOff::Force) => {
+            (Err(error), PowerOff::Force) if error.cause != Cause::Cancelled => {
                 self.note(format!("the guest did not shut down ({}), so it was switched off", chain(&error)));
                 self.may_go_down = false;
                 Ok(self.context.source.power_off(&now)?)
@@ -73,10 +73,10 @@ impl Journey<'_> {
         remove_own_snapshots(self.context.plan, self.context.source, &now)?;
         self.watch_power(&now)?;
         let name = format!("drover-{}", self.context.plan);
-        let id = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?.id;
-        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&id))?;
-        self.snapshot = Some(id);
-        self.keep_live_disks()
+        let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?;
+        self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&frozen.snapshot))?;
+        self.snapshot = Some(frozen.snapshot);
+        self.keep_live_disks(&frozen.change_ids)
     }
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.

@@ -11,9 +11,9 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
-    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, NoObserver, Observer, OpenedSource,
-    OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
-    TargetProvider, VmRow, VmState, begun,
+    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen, NoObserver, Observer,
+    OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK,
+    SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Begun, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
@@ -418,8 +418,6 @@ impl State {
         let vm = self.vms.get_mut(id).unwrap();
         if power == PowerState::On && vm.power != PowerState::On {
             *self.switched_on.entry(id.to_string()).or_default() += 1;
-            let name = vm.name.clone();
-            self.advance_change_ids(&name);
         }
         self.vms.get_mut(id).unwrap().power = power;
     }
@@ -494,7 +492,7 @@ impl SourceProvider for World {
         self.call("power on", &vm.name, |state| state.set_power(&vm.id, PowerState::On))
     }
 
-    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Snapshot, ProviderError> {
+    fn create_snapshot(&self, vm: &Vm, name: &str, description: &str) -> Result<Frozen, ProviderError> {
         self.call("create snapshot", &vm.name, |state| {
             let id = state.new_snapshot_id();
             let vm = state.vms.get_mut(&vm.id).unwrap();
@@ -502,7 +500,10 @@ impl SourceProvider for World {
             let snapshot =
                 Snapshot { id, name: name.into(), description: description.into(), created_s: None };
             vm.snapshots.push(snapshot.clone());
-            snapshot
+            let name = vm.name.clone();
+            let change_ids = state.change_ids(&name);
+            state.advance_change_ids(&name);
+            Frozen { snapshot: snapshot.id, change_ids }
         })
     }
 

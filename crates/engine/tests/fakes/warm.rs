@@ -99,7 +99,16 @@ impl State {
         }
     }
 
-    /// The live disks of a VM are in another state than before, as after a snapshot or when it is switched on.
+    /// The states that a snapshot of a VM freezes now.
+    pub fn change_ids(&self, vm: &str) -> BTreeMap<i32, String> {
+        let disks = self.vms.values().filter(|it| it.name == vm).flat_map(|it| &it.disks);
+        let id = |key| self.tracks.disks.get(&format!("{vm}/{key}"));
+        disks
+            .filter_map(|disk| id(disk.key).map(|it| (disk.key, format!("52 de {}/{}", it.epoch, it.state))))
+            .collect()
+    }
+
+    /// The live disks of a VM are in another state than before, as after a snapshot.
     pub fn advance_change_ids(&mut self, vm: &str) {
         let Some(vm) = self.vms.values_mut().find(|it| it.name == vm) else { return };
         for disk in &mut vm.disks {
@@ -149,7 +158,7 @@ impl ChangeTracking for World {
                 created_s: None,
             };
             state.vms.get_mut(&vm.id).unwrap().snapshots.push(snapshot);
-            let mut change_ids = BTreeMap::new();
+            let change_ids = state.change_ids(&vm.name);
             for disk in &vm.disks {
                 let name = format!("{}/{}", vm.name, disk.key);
                 let mut content = self.sources[&name].content();
@@ -159,9 +168,6 @@ impl ChangeTracking for World {
                 let image = MemDisk::new(&name, content);
                 let features = Features { writable: false, ..image.features() };
                 state.tracks.frozen.insert((id.clone(), name.clone()), image.with_features(features));
-                if let Some(track) = state.tracks.disks.get(&name) {
-                    change_ids.insert(disk.key, format!("52 de {}/{}", track.epoch, track.state));
-                }
             }
             state.advance_change_ids(&vm.name);
             state.guests_write();
@@ -176,17 +182,18 @@ impl ChangeTracking for World {
     fn changed_areas(
         &self,
         vm: &Vm,
-        snapshot: &str,
+        snapshot: Option<&str>,
         disk: i32,
         capacity: u64,
         change_id: &str,
     ) -> Result<Vec<ByteSpan>, AreasError> {
         let name = format!("{}/{disk}", vm.name);
         let areas = self.call("areas", &vm.name, |state| {
-            assert!(
-                state.vms[&vm.id].snapshots.iter().any(|it| it.id == snapshot),
-                "asked without a snapshot"
-            );
+            let now = &state.vms[&vm.id];
+            match snapshot {
+                Some(snapshot) => assert!(now.snapshots.iter().any(|it| it.id == snapshot), "of no snapshot"),
+                None => assert_eq!(now.power, PowerState::Off, "asked without a snapshot"),
+            }
             let track = &state.tracks.disks[&name];
             let (epoch, since) = change_id.rsplit_once('/').unwrap();
             if epoch != format!("52 de {}", track.epoch) {

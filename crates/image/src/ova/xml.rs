@@ -1,5 +1,6 @@
 use std::io;
 
+use drover_types::XmlBounds;
 use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::fault::damaged;
@@ -8,30 +9,15 @@ use crate::fault::damaged;
 pub(crate) const XML_BYTES_MAX: u64 = 8 << 20;
 /// OVF is nested some eight deep.
 const DEPTH_MAX: usize = 100;
+/// An envelope declares some ten namespaces.
+const ATTRIBUTES_MAX: usize = 64;
 const NODES_MAX: u32 = 500_000;
 
 /// Reads an XML text: no document types, so no entities but the five of XML itself.
 pub(crate) fn parse(text: &str) -> io::Result<Document<'_>> {
-    check_depth(text)?;
+    XmlBounds { depth_max: DEPTH_MAX, attributes_max: ATTRIBUTES_MAX }.check(text).map_err(damaged)?;
     let options = ParsingOptions { allow_dtd: false, nodes_limit: NODES_MAX, ..Default::default() };
     Document::parse_with_options(text, options).map_err(|error| damaged(error.to_string()))
-}
-
-/// The parser calls itself for each level. A rough count of tags before it starts is enough for a bound.
-fn check_depth(text: &str) -> io::Result<()> {
-    let mut depth = 0usize;
-    for pair in text.as_bytes().windows(2) {
-        match pair {
-            [b'<', b'/'] | [b'/', b'>'] => depth = depth.saturating_sub(1),
-            [b'<', b'?' | b'!'] => {}
-            [b'<', _] => depth += 1,
-            _ => {}
-        }
-        if depth > DEPTH_MAX {
-            return Err(damaged("its elements are nested too deeply"));
-        }
-    }
-    Ok(())
 }
 
 /// Elements by their local names: OVF 1 and 2 and the vendors differ in namespaces only.

@@ -36,6 +36,9 @@ func (s *Sim) handle(ctx *simulator.Context, method *simulator.Method) (mo.Refer
 		// It may be on its way out, where the simulator's own code would stumble over it.
 		return nil, &types.ManagedObjectNotFound{Obj: method.This}
 	}
+	if fault := s.refusal(method, m); fault != nil {
+		return nil, fault
+	}
 	instead := s.instead(method, m)
 	if instead == nil {
 		return nil, nil
@@ -49,8 +52,11 @@ var propertyReads = []string{"Fetch", "RetrieveProperties", "RetrievePropertiesE
 // extended are the methods that extension has.
 var extended = []string{
 	"QueryChangedDiskAreas", "ShutdownGuest", "ConsolidateVMDisks_Task", "RevertToCurrentSnapshot_Task",
-	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket",
+	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket", "HasPrivilegeOnEntities",
 }
+
+// ofManagers are those of them that are no VM's.
+var ofManagers = []string{"AcquireGenericServiceTicket", "HasPrivilegeOnEntities"}
 
 // instead gives what is to carry out a call on an object of m, or nil for the object itself.
 func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
@@ -69,7 +75,7 @@ func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
 	if !slices.Contains(extended, method.Name) {
 		return nil
 	}
-	if m == nil && method.Name != "AcquireGenericServiceTicket" {
+	if m == nil && !slices.Contains(ofManagers, method.Name) {
 		return nil
 	}
 	return &extension{sim: s, ref: method.This, machine: m}

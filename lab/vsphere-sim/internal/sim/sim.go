@@ -87,6 +87,7 @@ type Sim struct {
 	stats       stats
 	areasMax    atomic.Int64
 	writers     writers
+	privileges  privileges
 	server      *http.Server
 	controlHTTP *http.Server
 	connections connections

@@ -102,7 +102,7 @@ impl Host {
         let (downtime, limit) = (args.downtime, args.limit);
         let rdma = self.rdma.as_ref().map_or_else(Clone::clone, |address| format!("at {address}"));
         if args.json {
-            line(json!({
+            crate::out::json(json!({
                 "event": "bench",
                 "machine": machine(),
                 "qemu": self.version,

@@ -41,7 +41,7 @@ impl Log {
         }
         let Refused { client, target, reason, why } = refused;
         if self.json {
-            crate::out::line(json!({
+            crate::out::json(json!({
                 "event": "refused", "client": client, "target": target, "reason": reason.word(), "why": why,
             }));
         } else {
@@ -57,7 +57,7 @@ impl Log {
         self.state.clone_from(&link.state);
         if self.json {
             let connections = link.connections;
-            crate::out::line(json!({
+            crate::out::json(json!({
                 "event": "link", "site": link.site, "state": link.state, "why": link.why, "connections": connections,
             }));
             return;

@@ -16,8 +16,6 @@ use crate::signals::stop_on_signals;
 const EVERY: Duration = Duration::from_secs(1);
 /// How often to look whether to stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// Cursor to the top, and all below it gone.
-const FRESH_PAGE: &str = "\x1b[H\x1b[J";
 
 /// Shows them, for a `relay` or an `agent`.
 pub fn run(args: &TopArgs, what: &str) -> Result<Exit, Failure> {
@@ -31,7 +29,7 @@ pub fn run(args: &TopArgs, what: &str) -> Result<Exit, Failure> {
     if args.json {
         let told = asker.ask(number).map_err(gone)?;
         let text = serde_json::to_string_pretty(&told);
-        crate::out::line(text.map_err(|error| Failure::new(Exit::Internal, error.to_string()))?);
+        crate::out::json(text.map_err(|error| Failure::new(Exit::Internal, error.to_string()))?);
         return Ok(Exit::Success);
     }
     if args.once || !std::io::stdout().is_terminal() {
@@ -41,7 +39,8 @@ pub fn run(args: &TopArgs, what: &str) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     while !stop.is_set() {
         let told = asker.ask(number).map_err(gone)?;
-        crate::out::print(&format!("{FRESH_PAGE}{}", page(&told)));
+        crate::out::fresh_page();
+        crate::out::print(&page(&told));
         (0..EVERY.as_millis() / LOOK.as_millis())
             .take_while(|_| !stop.is_set())
             .for_each(|_| std::thread::sleep(LOOK));

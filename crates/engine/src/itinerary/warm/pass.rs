@@ -8,7 +8,7 @@ use drover_types::inventory::{PowerState, Vm};
 
 use super::audit::audit_share;
 use super::guardian::{Before, Doubts, inspect, is_same_epoch};
-use crate::error::{EngineError, chain};
+use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
 use crate::itinerary::{Copied, Journey, Outcome, own_description, remove_own_snapshots};
 use crate::parallel::in_parallel;
@@ -71,8 +71,11 @@ impl Journey<'_> {
         } else {
             store.put_pass(plan, &frozen.row)?;
         }
+        if is_last {
+            self.keep_live_disks(&frozen.change_ids)?;
+        }
         self.frozen = Some(frozen);
-        if is_last { self.keep_live_disks() } else { Ok(()) }
+        Ok(())
     }
 
     /// Whether there are images of an earlier state that this plan knows nothing of, with their journals: then
@@ -137,7 +140,7 @@ impl Journey<'_> {
         let tracking = self.tracking()?;
         let quiesce = now.power == PowerState::On && self.planned.warm.is_some_and(|warm| warm.quiesce);
         match tracking.freeze(now, &name, &mark, quiesce) {
-            Err(error) if quiesce && !is_last => {
+            Err(error) if quiesce && !is_last && error.cause != Cause::Cancelled => {
                 let why = chain(&error);
                 self.note(format!("the guest could not be quiesced, so this pass goes without: {why}"));
                 // Nobody knows what the failed try left.
@@ -285,7 +288,7 @@ impl Journey<'_> {
         if !is_same_epoch(Some(since), Some(now)) {
             return all(format!("tracking of {label} began anew"));
         }
-        let snapshot = frozen.row.snapshot.as_deref().unwrap_or_default();
+        let snapshot = frozen.row.snapshot.as_deref();
         let capacity = disk.disk.capacity_bytes;
         match self.tracking()?.changed_areas(&frozen.vm.vm, snapshot, key, capacity, since) {
             Ok(areas) => Ok(DiskAreas { areas: Areas::Changed(areas), doubt: None }),

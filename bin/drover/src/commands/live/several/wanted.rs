@@ -99,14 +99,17 @@ fn of_names(command: &LiveCommand) -> Result<All, Failure> {
     Ok(All { guests, line: None, rate_max: None, connection: None, at_once: None })
 }
 
+/// A file of moves may not be larger.
+const MOVES_BYTES_MAX: u64 = 16 << 20;
+
 fn of_file(command: &LiveCommand, path: &Path) -> Result<All, Failure> {
     only_of_all(&command.args)?;
-    let text = std::fs::read_to_string(path);
+    let text = crate::files::read_text(path, MOVES_BYTES_MAX);
     let text =
         text.map_err(|error| Failure::new(Exit::Usage, format!("--moves {}: {error}", path.display())))?;
     let read = Moves::parse(&text).and_then(|moves| all(&moves, &command.args));
     read.map_err(|problems| {
-        eprint!("{}", drover_view::problems_text(path, &problems));
+        crate::out::problems(path, &problems);
         let text = format!("{} has {} problems; nothing was touched", path.display(), problems.len());
         Failure::new(Exit::Plan, text)
     })
