@@ -47,6 +47,8 @@ pub(crate) struct Inner {
     names: Mutex<HashMap<String, String>>,
     /// Logins at ESXi hosts for reading disks, by address and user.
     pub hosts: Mutex<HashMap<(String, String), Weak<Inner>>>,
+    /// The manager of NFC tickets, once it was looked for.
+    pub nfc: Mutex<Option<Moref>>,
 }
 
 /// What the server says of itself: where its managers are.
@@ -171,6 +173,7 @@ impl Inner {
             warnings: Mutex::default(),
             names: Mutex::default(),
             hosts: Mutex::default(),
+            nfc: Mutex::default(),
         }
     }
 
