@@ -32,8 +32,10 @@ fn plan(stage: &Stage, stand_in: &StandIn, name: &str, keys: &str, edits: &[(&st
         stand_in.libdir().display(),
         StandIn::plugin().display()
     );
-    let mut all =
-        vec![("from: hosts", vddk.as_str()), ("vms:\n", "limits: {retries: 0, retry_for: 1s}\nvms:\n")];
+    let mut all = vec![
+        ("path: https\n    from: hosts", vddk.as_str()),
+        ("vms:\n", "limits: {retries: 0, retry_for: 1s}\nvms:\n"),
+    ];
     all.extend(edits);
     stage.plan(name, &all)
 }

@@ -158,17 +158,25 @@ impl Ledger {
         Ok(Some(Grant { buffers, waited, path, _file: file }))
     }
 
-    /// The host refused one more disk: for a while its budget is what the open ones have.
-    pub fn lower(&self, host: &str, service: &str) -> io::Result<u64> {
+    /// The host refused one more disk with so many bytes of buffers: for a while its budget is lower. What others than
+    /// drover have taken of it nobody tells, so the next disk gets half of that, as often as it takes.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub fn lower(&self, host: &str, service: &str, refused: u64) -> io::Result<u64> {
         let place = self.place(host, service);
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
-        let lowered = used(&place)?.0.max(LOWERED_MIN).min(self.budget_of(&place));
+        let left = refused / 2 * FREE_PART;
+        let lowered = (used(&place)?.0 + left).max(LOWERED_MIN).min(self.budget_of(&place));
         fs::write(place.join("lowered"), lowered.to_string())?;
         Ok(lowered)
     }
 
     /// Bytes in use, and by how many disks.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
     pub fn used(&self, host: &str, service: &str) -> io::Result<(u64, u32)> {
         let place = self.place(host, service);
         fs::create_dir_all(&place)?;
@@ -286,9 +294,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (ledger, other) = (Ledger::new(folder.path()), Ledger::new(folder.path()));
         let _grant = reserve(&ledger, u64::MAX).unwrap();
-        assert_eq!(ledger.lower(HOST, "nfc").unwrap(), 8 << 20);
-        assert_eq!(other.budget(HOST, "nfc"), 8 << 20);
-        assert!(reserve(&other, u64::MAX).is_err(), "nothing is free");
+        assert_eq!(ledger.lower(HOST, "nfc", 4 << 20).unwrap(), 20 << 20, "8 MiB are in use");
+        assert_eq!(other.budget(HOST, "nfc"), 20 << 20);
+        assert_eq!(
+            reserve(&other, u64::MAX).unwrap().buffers,
+            buffers(1 << 20, 2),
+            "half of what was refused"
+        );
+        // Down to the least, however often it is refused.
+        for _ in 0..20 {
+            other.lower(HOST, "nfc", 64 << 10).unwrap();
+        }
+        assert_eq!(reserve(&other, u64::MAX).unwrap().buffers, buffers(64 << 10, 1));
         assert_eq!(other.budget("esx2.lab", "nfc"), BUDGET_BYTES);
     }
 }

@@ -287,7 +287,9 @@ impl NfcDisk {
         if no_memory {
             let state = lock(&self.state).clone();
             let host = state.host.rsplit_once(':').map_or("", |(host, _)| host);
-            let _ = self.ledger.lower(host, &state.service);
+            // The ledger's folder was good a moment ago; without it the disk still gets smaller buffers.
+            let refused = had.map_or(0, |had| had.total());
+            let _ = self.ledger.lower(host, &state.service, refused);
             most = had.and_then(|had| had.smaller()).map_or(most, |smaller| smaller.total());
         }
         let made =
@@ -450,7 +452,9 @@ fn make(
                 notes.push("the host does not know the tag of newer ones".to_string());
             }
             NfcErrorKind::Memory => {
-                let lowered = ledger.lower(&ticket.host, &ticket.service).unwrap_or(0);
+                let lowered = ledger
+                    .lower(&ticket.host, &ticket.service, buffers.total())
+                    .unwrap_or_else(|_| ledger.budget(&ticket.host, &ticket.service));
                 notes.push(format!(
                     "the host has no NFC memory for buffers of {buffers}; drover now counts on {} there",
                     Bytes(lowered)

@@ -94,3 +94,85 @@ fn requests(mut connection: Connection) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::CONTROL;
+    use crate::pending::Ended;
+
+    const HANDSHAKE: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-all");
+    const REFUSED: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-refused");
+
+    fn open(bytes: &[u8]) -> Result<connect::Session, NfcError> {
+        let (socket, peer) = stream_of(bytes).unwrap();
+        // Kept open: the session says good-bye to it.
+        std::mem::forget(peer);
+        let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace: None, no_tag: false };
+        let ticket = Ticket {
+            host: "esx1".to_string(),
+            port: 902,
+            trust: Trust::System,
+            service: "nfc".to_string(),
+            session: Secret::new("52-ab"),
+        };
+        let (stream, tag) = connect::talk(&way, &ticket, socket)?;
+        assert_eq!(tag, Some("PlainText"));
+        let (stream, version) = connect::classic(&way, stream, tag)?;
+        connect::session(
+            &way,
+            stream,
+            version,
+            Buffers { bytes: BUFFER_BYTES, count: 1 },
+            "[a] b/b.vmdk",
+            false,
+        )
+    }
+
+    #[test]
+    fn a_whole_session_of_a_host_with_mixed_fragments_and_an_error_with_its_reply() {
+        let session = open(HANDSHAKE).unwrap();
+        assert_eq!((session.version, session.opened.capacity), (11, 1 << 20));
+        assert_eq!(session.opened.handle, 0xffff_ffff_8000_1234);
+        let mut connection = session.connection;
+        for (id, codec) in (0..).zip([Codec::None, Codec::Zlib, Codec::FastLz, Codec::SkipZ]) {
+            let work = Work::Read(Buffer::zeroed(2048));
+            connection.start_work(Owner { owner: OWNER, id }, ByteSpan::new(id * 4096, 2048), work, codec);
+        }
+        let write = Work::Write(Slice::from(Buffer::zeroed(512)));
+        connection.start_work(Owner { owner: OWNER, id: 4 }, ByteSpan::new(0, 512), write, Codec::None);
+        connection.start_control(kind::QUERY_ALLOCATED, &frame::query_allocated(1, 65536, 0, 64), &[], 64);
+        connection.start_control(kind::DDB_GET, &frame::ddb_get(1, "uuid"), b"uuid", 0);
+        let mut take = |owner| -> Ended {
+            loop {
+                match connection.take(owner) {
+                    Some(ended) => return ended,
+                    None => connection.receive(),
+                }
+            }
+        };
+        let mut expected = vec![vec![9u8; 2048], vec![6; 2048], vec![0; 2048], vec![8; 2048]];
+        expected[3][1024..].fill(7);
+        expected[2][5..8].copy_from_slice(b"abc");
+        for (id, content) in [(3, &expected[2]), (0, &expected[3]), (2, &expected[0]), (1, &expected[1])] {
+            let ended = take(OWNER);
+            assert_eq!((ended.owner.id, ended.result.is_ok()), (id, true));
+            let Work::Read(buffer) = ended.work else { panic!("a read") };
+            assert!(buffer[..] == content[..], "read {id}");
+        }
+        assert_eq!(take(OWNER).owner.id, 4, "the write");
+        assert_eq!(take(CONTROL).result.unwrap().extra, [0xaa; 8]);
+        let error = crate::connection::control_error("asking", take(CONTROL).result.unwrap_err());
+        assert!(error.to_string().contains("NFC error 99: no such"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_before_aio_is_told_in_the_hosts_words() {
+        let error = open(REFUSED).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("no"), "{error}");
+        // Cut anywhere it is an error, and never a hang or a panic.
+        for length in (0..HANDSHAKE.len()).step_by(97) {
+            handshake(&HANDSHAKE[..length]);
+        }
+    }
+}
