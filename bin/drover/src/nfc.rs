@@ -55,7 +55,7 @@ impl NfcWay {
     /// Opens a disk as a snapshot froze it; without one the VM has to be off.
     pub fn open(&self, asked: Asked<'_>) -> Result<NfcDisk, ProviderError> {
         let Asked { session, vm, disk, frozen, route, identity, extents, trace } = asked;
-        let tickets = TicketsOf::new(session, vm, disk, route)?;
+        let tickets = TicketsOf::new(session, vm, disk, route);
         let options = NfcOptions {
             identity,
             size: Some(disk.capacity_bytes),
@@ -137,8 +137,13 @@ struct TicketsOf {
 }
 
 impl TicketsOf {
-    fn new(session: &Session, vm: &Vm, disk: &VmDisk, route: Route) -> Result<TicketsOf, ProviderError> {
-        let of_provider = |address, trust| TicketsOf {
+    /// The endpoint gives the tickets, also where the plan has a login on the host.
+    fn new(session: &Session, vm: &Vm, disk: &VmDisk, route: Route) -> TicketsOf {
+        let (address, trust) = match route {
+            Route::Provider => (None, session.trust().clone()),
+            Route::Host { address, trust, .. } => (Some(host_of(&address)), trust),
+        };
+        TicketsOf {
             session: session.clone(),
             vm: vm.id.clone(),
             disk: disk.key,
@@ -146,29 +151,6 @@ impl TicketsOf {
             address,
             first_host: Mutex::default(),
             trust,
-        };
-        match route {
-            Route::Provider => Ok(of_provider(None, session.trust().clone())),
-            Route::Host { address, trust, login: None } => Ok(of_provider(Some(host_of(&address)), trust)),
-            Route::Host { address, trust, login: Some((user, password)) } => {
-                let host = session
-                    .at_host(&address, &trust, &user, &password)
-                    .map_err(crate::source::provider_error)?;
-                let inventory = host.inventory().map_err(crate::source::provider_error)?;
-                let found = inventory.vms.iter().find(|it| it.instance_uuid == vm.instance_uuid);
-                let id = found.map(|it| it.id.clone()).ok_or_else(|| {
-                    ProviderError::new(Cause::Source, format!("{} is not on host {address}", vm.name))
-                })?;
-                Ok(TicketsOf {
-                    session: host,
-                    vm: id,
-                    disk: disk.key,
-                    host: String::new(),
-                    address: Some(host_of(&address)),
-                    first_host: Mutex::default(),
-                    trust,
-                })
-            }
         }
     }
 
@@ -226,8 +208,8 @@ impl Tickets for TicketsOf {
 
 fn provider_error(error: NfcError) -> ProviderError {
     let cause = match error.kind {
-        NfcErrorKind::Permission | NfcErrorKind::Certificate | NfcErrorKind::Ticket => Cause::Access,
-        NfcErrorKind::Connection => Cause::Connection,
+        NfcErrorKind::Permission | NfcErrorKind::Ticket => Cause::Access,
+        NfcErrorKind::Certificate | NfcErrorKind::Connection => Cause::Connection,
         _ => Cause::Source,
     };
     let mut wrapped = ProviderError::new(cause, format!("NFC: {error}"));

@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,7 +218,7 @@ fn every_pass_of_a_warm_migration_is_read_by_nfc() {
 }
 
 #[test]
-fn a_single_host_is_read_by_its_own_service_and_with_its_own_login_too() {
+fn a_single_host_is_read_by_its_own_service_and_an_address_that_the_plan_names() {
     let Some(stage) = Stage::new_as("esxi", 137, one(4)) else { return };
     let plan_esxi = plan(&stage, "esxi", "", &[("administrator@vsphere.local", "root")]);
     stage.migrate(&plan_esxi);
@@ -230,7 +231,7 @@ fn a_single_host_is_read_by_its_own_service_and_with_its_own_login_too() {
     stage.migrate(&plan_login);
     assert_equal(&stage, "login", "one", 0, &stage.path("a"));
     let told = note(&stage, &plan_login);
-    assert!(told.contains("read by NFC from 127.138.1.1:") && told.contains("(nfc, "), "{told}");
+    assert!(told.contains("read by NFC from 127.138.1.1:") && told.contains("(vpxa-nfc, "), "{told}");
 }
 
 #[test]
@@ -246,17 +247,18 @@ fn two_programs_never_take_more_of_a_host_than_it_has() {
         let others: Vec<String> =
             (0..12).filter(|it| !vms.contains(it)).map(|it| format!("  - name: \"vm{it}\"\n")).collect();
         let mut edits: Vec<(&str, &str)> = others.iter().map(|other| (other.as_str(), "")).collect();
-        edits.push(("\nvms:\n", "\nlimits: {disks: 12, vms: 12}\nvms:\n"));
+        edits.push(("\nvms:\n", "\nlimits: {disks: 12, vms_per_host: 12}\nvms:\n"));
         let folder = format!("/{name}-vms\n");
         let nfc = [("path: https", "path: nfc"), ("/vms\n", folder.as_str())];
         stage.plan(name, &[&nfc[..], &edits[..]].concat())
     };
     let (first, second) = (half("first", 0..6), half("second", 6..12));
     let mut other = stage.drover.command(&["migrate", &first]);
-    let other = other.env("DROVER_STATE", stage.path("state2")).output();
+    let other = other.env("DROVER_STATE", stage.path("state2"));
+    let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let output = stage.run(&["migrate", &second]);
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    assert!(other.unwrap().status.success());
+    assert!(other.wait().unwrap().success());
     assert!(counted(&stage, "esx1.lab", "vpxa-nfc", "memory_most") <= 48 * MIB);
     assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "refused"), 0);
     assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);

@@ -145,10 +145,10 @@ impl Io {
     }
 }
 
-/// Refuses a payload that is shorter than what is read from it.
+/// Refuses a payload of another length: one that is taken for longer or shorter than it is shifts all data behind it.
 pub fn need(payload: &[u8], bytes: usize, what: &str) -> Result<(), String> {
     match payload.len() {
-        length if length < bytes => Err(format!("{what} has {length} bytes instead of {bytes}")),
+        length if length != bytes => Err(format!("{what} has {length} bytes instead of {bytes}")),
         _ => Ok(()),
     }
 }
@@ -179,7 +179,7 @@ pub struct Opened {
 
 impl Opened {
     pub fn decode(payload: &[u8]) -> Result<Opened, String> {
-        need(payload, 52, "the answer to an open")?;
+        need(payload, 60, "the answer to an open")?;
         let (status, handle) = (u64_at(payload, 0), u64_at(payload, 8));
         let sector = if u32_at(payload, 36) == 0 { 512 } else { u32_at(payload, 36) };
         Ok(Opened { status, handle, capacity: u64_at(payload, 28), sector })
@@ -225,7 +225,7 @@ pub fn extra_of(kind: u32, payload: &[u8]) -> Result<u64, String> {
             }
         }
         kind::QUERY_ALLOCATED => {
-            need(payload, 40, "an answer about allocated blocks")?;
+            need(payload, 48, "an answer about allocated blocks")?;
             match u64_at(payload, 32) {
                 chunks if chunks <= CHUNKS_MAX => Ok(bitmap_bytes(chunks)),
                 chunks => Err(format!("a bitmap of {chunks} chunks")),
@@ -301,7 +301,8 @@ mod tests {
         let opened = Opened::decode(&payload).unwrap();
         assert_eq!((opened.handle, opened.capacity), (0xffff_ffff_8000_0001, 0x1_2345_6600));
         assert_eq!(opened.sector, 512, "0 means 512");
-        assert!(Opened::decode(&payload[..51]).is_err());
+        assert!(Opened::decode(&payload[..59]).is_err() && Opened::decode(&[0; 61]).is_err());
+        assert!(Io::decode(&[0; 43]).is_err() && Io::decode(&[0; 48]).is_err());
     }
 
     #[test]

@@ -102,12 +102,12 @@ mod tests {
     use crate::pending::Ended;
 
     const HANDSHAKE: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-all");
+    const FRAMES: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_frames/seed-all");
     const REFUSED: &[u8] = include_bytes!("../../../fuzz/corpus/nfc_handshake/seed-refused");
 
-    fn open(bytes: &[u8]) -> Result<connect::Session, NfcError> {
-        let (socket, peer) = stream_of(bytes).unwrap();
-        // Kept open: the session says good-bye to it.
-        std::mem::forget(peer);
+    /// Up to the last classic message; gives the host's version.
+    fn open(bytes: &[u8]) -> Result<u32, NfcError> {
+        let (socket, _peer) = stream_of(bytes).unwrap();
         let way = Way { tls: Arc::new(NoTls), encrypted: true, timeout: LIMIT, trace: None, no_tag: false };
         let ticket = Ticket {
             host: "esx1".to_string(),
@@ -118,23 +118,13 @@ mod tests {
         };
         let (stream, tag) = connect::talk(&way, &ticket, socket)?;
         assert_eq!(tag, Some("PlainText"));
-        let (stream, version) = connect::classic(&way, stream, tag)?;
-        connect::session(
-            &way,
-            stream,
-            version,
-            Buffers { bytes: BUFFER_BYTES, count: 1 },
-            "[a] b/b.vmdk",
-            false,
-        )
+        Ok(connect::classic(&way, stream, tag)?.1)
     }
 
     #[test]
-    fn a_whole_session_of_a_host_with_mixed_fragments_and_an_error_with_its_reply() {
-        let session = open(HANDSHAKE).unwrap();
-        assert_eq!((session.version, session.opened.capacity), (11, 1 << 20));
-        assert_eq!(session.opened.handle, 0xffff_ffff_8000_1234);
-        let mut connection = session.connection;
+    fn mixed_fragments_of_all_kinds_and_an_error_with_its_reply_are_understood() {
+        let (socket, _peer) = stream_of(FRAMES).unwrap();
+        let mut connection = Connection::new(Stream::Plain(socket), BUFFER_BYTES, LIMIT, None);
         for (id, codec) in (0..).zip([Codec::None, Codec::Zlib, Codec::FastLz, Codec::SkipZ]) {
             let work = Work::Read(Buffer::zeroed(2048));
             connection.start_work(Owner { owner: OWNER, id }, ByteSpan::new(id * 4096, 2048), work, codec);
@@ -167,8 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_before_aio_is_told_in_the_hosts_words() {
-        let error = open(REFUSED).map(|_| ()).unwrap_err();
+    fn lines_and_classic_messages_lead_to_aio_and_a_refusal_is_told_in_the_hosts_words() {
+        assert_eq!(open(HANDSHAKE).unwrap(), 11);
+        let error = open(REFUSED).unwrap_err();
         assert!(error.to_string().contains("no"), "{error}");
         // Cut anywhere it is an error, and never a hang or a panic.
         for length in (0..HANDSHAKE.len()).step_by(97) {

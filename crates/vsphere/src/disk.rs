@@ -173,7 +173,7 @@ impl Inner {
     }
 
     /// One login per host, shared by all its disks: hosts allow few sessions.
-    pub fn host_session(
+    fn host_session(
         &self,
         address: &str,
         trust: &Trust,

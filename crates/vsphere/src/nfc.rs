@@ -121,20 +121,6 @@ impl Session {
         self.cookie().map(drop)
     }
 
-    /// The session at one of the endpoint's hosts, with a login there; shared by all who ask.
-    ///
-    /// # Errors
-    /// As [`Session::connect`].
-    pub fn at_host(
-        &self,
-        address: &str,
-        trust: &Trust,
-        user: &str,
-        password: &Secret,
-    ) -> Result<Session, VsphereError> {
-        Ok(Session { inner: self.inner.host_session(address, trust, user, password)? })
-    }
-
     /// What a message calls the endpoint's host.
     pub fn endpoint_host(&self) -> &str {
         &self.inner.client.endpoint().host
