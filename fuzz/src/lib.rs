@@ -41,6 +41,8 @@ pub const TARGETS: [Target; 22] = [
     ("nbd_replies", drover_nbd::fuzzing::replies),
     ("nbd_server", nbd_server),
     ("nbd_uri", nbd_uri),
+    ("nfc_frames", drover_nfc::fuzzing::frames),
+    ("nfc_handshake", drover_nfc::fuzzing::handshake),
     ("plan", plan),
     ("relay_texts", relay_texts),
     ("report", report),

@@ -8,6 +8,7 @@ mod link;
 mod live;
 mod memory;
 mod nbd;
+mod nfc;
 mod relay;
 mod vddk;
 
@@ -24,6 +25,7 @@ pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
 pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
+pub use nfc::{NfcCheckArgs, NfcCommand};
 pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
@@ -77,6 +79,11 @@ pub enum Command {
     Relay(Box<RelayArgs>),
     /// Move running guests from one QEMU to another, with a promise about their downtime
     Live(Box<LiveCommand>),
+    /// Look at the NFC servers of ESXi hosts
+    Nfc {
+        #[command(subcommand)]
+        command: NfcCommand,
+    },
     /// Look at VMware's disk library: whether it works, and what its logs tell
     Vddk {
         #[command(subcommand)]

@@ -16,6 +16,7 @@ pub mod live;
 mod manifest;
 pub mod migrate;
 pub mod nbd;
+pub mod nfc;
 pub mod plan;
 pub mod recorded;
 pub mod relay;

@@ -24,8 +24,8 @@ use drover_agent::AgentDisk;
 use drover_disk::Disk;
 
 pub use existing::open_existing_target;
-pub use place::{appliance_of, is_stream, nbd_uri_of, path_of};
-pub use source::{Named, open_in_place, open_source};
+pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
+pub use source::{Named, find_disk, open_in_place, open_source};
 pub use target::{open_target, raw_end, target_failure};
 
 use crate::cli::Format;

@@ -15,6 +15,7 @@ mod hypervisor;
 mod image;
 mod limits;
 mod machine;
+mod nfc;
 mod out;
 mod provider;
 mod qcow2;
@@ -32,7 +33,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{
-    AgentCommand, BenchCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, PlanCommand, VddkCommand,
+    AgentCommand, BenchCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, NfcCommand, PlanCommand,
+    VddkCommand,
 };
 use exit::{Exit, Failure};
 
@@ -71,6 +73,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Nbd { command: NbdCommand::List(args) } => commands::nbd::list(args),
         Command::Relay(args) => commands::relay::run(args),
         Command::Live(args) => commands::live::run(args),
+        Command::Nfc { command: NfcCommand::Check(args) } => commands::nfc::check(args),
         Command::Vddk { command: VddkCommand::Check(args) } => commands::vddk::check(args),
         Command::Vddk { command: VddkCommand::Logs(args) } => commands::vddk::logs(args),
         // It ends as the command does that it runs.

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
     Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, SourceProvider, is_own_snapshot,
 };
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
-use drover_types::inventory::{Inventory, Snapshot, Vm};
+use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
 use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereError};
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
+use crate::nfc::{self, Asked, NfcWay};
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
 
 /// A vSphere session, for a plan whose paths are relative to `folder`.
@@ -61,11 +62,14 @@ impl SourceProvider for VsphereSource {
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
         match &self.way {
-            Way::Https(why) => {
-                let opened = self.open_https(vm, disk, snapshot)?;
-                let notes = std::iter::once(why.clone()).chain(opened.notes()).collect();
-                Ok(OpenedSource { notes, disk: opened.disk })
-            }
+            Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
+            Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
+                Err(error) if !way.insists => {
+                    let why = format!("read by HTTPS ranges: {}", drover_engine::chain(&error));
+                    self.open_ranges(vm, disk, snapshot, why)
+                }
+                opened => opened,
+            },
             Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
         }
     }
@@ -114,6 +118,58 @@ impl VsphereSource {
         self.session.open_disk(asked).map_err(provider_error)
     }
 
+    fn open_ranges(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        why: String,
+    ) -> Result<OpenedSource, ProviderError> {
+        let opened = self.open_https(vm, disk, snapshot)?;
+        let notes = std::iter::once(why).chain(opened.notes()).collect();
+        Ok(OpenedSource { notes, disk: opened.disk })
+    }
+
+    fn open_nfc(
+        &self,
+        way: &NfcWay,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let opened = way.open(Asked {
+            session: &self.session,
+            vm: &vm.vm,
+            disk: &disk.disk,
+            frozen: &frozen,
+            route: self.route(&vm.route)?,
+            identity: self.identity(vm, disk, snapshot, &frozen),
+            extents: self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes),
+            trace: None,
+        })?;
+        Ok(OpenedSource { notes: nfc::notes(&opened), disk: Arc::new(opened) })
+    }
+
+    /// The disk as a snapshot froze it.
+    fn frozen(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str) -> Result<VmDisk, ProviderError> {
+        let disks = self.session.snapshot_disks(snapshot).map_err(provider_error)?;
+        disks.into_iter().find(|it| it.key == disk.disk.key).ok_or_else(|| {
+            let what = format!("{} of {} is not in snapshot {snapshot}", disk.disk.label, vm.vm.name);
+            ProviderError::new(Cause::Source, what)
+        })
+    }
+
+    /// What tells the frozen file's state is its time, which only the datastore knows; then a copy may go on by another
+    /// way. Where it cannot be asked, another snapshot counts as another state.
+    fn identity(&self, vm: &PlannedVm, disk: &PlannedDisk, snapshot: &str, frozen: &VmDisk) -> String {
+        match self.open_https(vm, disk, snapshot) {
+            Ok(opened) => opened.disk.identity(),
+            Err(_) => format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path),
+        }
+    }
+
     fn open_vddk(
         &self,
         way: &VddkWay,
@@ -121,17 +177,8 @@ impl VsphereSource {
         disk: &PlannedDisk,
         snapshot: &str,
     ) -> Result<OpenedSource, ProviderError> {
-        let disks = self.session.snapshot_disks(snapshot).map_err(provider_error)?;
-        let frozen = disks.into_iter().find(|it| it.key == disk.disk.key).ok_or_else(|| {
-            let what = format!("{} of {} is not in snapshot {snapshot}", disk.disk.label, vm.vm.name);
-            ProviderError::new(Cause::Source, what)
-        })?;
-        // What tells the frozen file's state is its time, which only the datastore knows; then a copy may go on
-        // by either way. Where it cannot be asked, another snapshot counts as another state.
-        let identity = match self.open_https(vm, disk, snapshot) {
-            Ok(opened) => opened.disk.identity(),
-            Err(_) => format!("vsphere {} file={} snapshot={snapshot}", vm.vm.instance_uuid, frozen.path),
-        };
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let identity = self.identity(vm, disk, snapshot, &frozen);
         let log = log_path(&disk.path);
         let is_here = vm.site.is_none() && log.parent().is_some_and(Path::is_dir);
         let log = is_here.then_some(log);
@@ -206,8 +253,6 @@ fn from_failure(failure: Failure) -> ProviderError {
 
 #[cfg(test)]
 mod tests {
-    use drover_types::inventory::VmDisk;
-
     use super::*;
 
     #[test]

@@ -1,4 +1,4 @@
-//! VDDK as a way to vSphere's disks: whether it is there, and how a disk is opened through it.
+//! The ways to vSphere's disks; VDDK as one: whether it is there, and how a disk is opened through it.
 
 use std::fmt;
 use std::io;
@@ -18,6 +18,7 @@ use drover_vsphere::Session;
 
 use crate::connect;
 use crate::exit::{Exit, Failure};
+use crate::nfc::NfcWay;
 
 /// Names VDDK's folder where the plan does not.
 const LIBDIR: &str = "DROVER_VDDK_LIBDIR";
@@ -28,6 +29,8 @@ const PATIENCE_MAX: Duration = Duration::from_secs(60);
 pub enum Way {
     /// HTTPS ranges, and why.
     Https(String),
+    /// NFC.
+    Nfc(Box<NfcWay>),
     /// VDDK.
     Vddk(Box<VddkWay>),
 }
@@ -46,28 +49,23 @@ pub struct VddkWay {
 /// # Errors
 /// If the plan insists on VDDK and it is not there.
 pub fn choose(source: &VsphereSource, limits: &Limits, folder: &Path) -> Result<Way, Failure> {
-    let insists = match source.data.path {
+    match source.data.path {
         PathChoice::Https => return Ok(Way::Https("read by HTTPS ranges, as the plan says".into())),
-        PathChoice::Vddk => true,
-        PathChoice::Auto => false,
-    };
-    match installation(&source.data.vddk, folder) {
-        Ok((installation, versions)) => {
-            check_reuse(source.data.vddk.reuse_session)?;
-            Ok(Way::Vddk(Box::new(VddkWay {
-                installation,
-                versions,
-                source: source.clone(),
-                password: connect::secret(&source.login, folder)?,
-                patience: limits.retry_for.min(PATIENCE_MAX),
-            })))
-        }
-        Err(failure) if insists => {
-            let message = format!("source.data.path is vddk: {}", failure.message);
-            Err(Failure { message, ..failure })
-        }
-        Err(failure) => Ok(Way::Https(format!("read by HTTPS ranges: {}", failure.message))),
+        PathChoice::Auto | PathChoice::Nfc => return Ok(Way::Nfc(Box::new(NfcWay::new(source, limits)))),
+        PathChoice::Vddk => {}
     }
+    let (installation, versions) = installation(&source.data.vddk, folder).map_err(|failure| {
+        let message = format!("source.data.path is vddk: {}", failure.message);
+        Failure { message, ..failure }
+    })?;
+    check_reuse(source.data.vddk.reuse_session)?;
+    Ok(Way::Vddk(Box::new(VddkWay {
+        installation,
+        versions,
+        source: source.clone(),
+        password: connect::secret(&source.login, folder)?,
+        patience: limits.retry_for.min(PATIENCE_MAX),
+    })))
 }
 
 /// Whether the session may be reused here as the plan says: nbdkit takes its cookie as an argument only.
@@ -176,6 +174,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Way::Https(why) => f.write_str(why),
+            Way::Nfc(way) => way.fmt(f),
             Way::Vddk(way) => way.fmt(f),
         }
     }

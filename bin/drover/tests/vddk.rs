@@ -32,8 +32,10 @@ fn plan(stage: &Stage, stand_in: &StandIn, name: &str, keys: &str, edits: &[(&st
         stand_in.libdir().display(),
         StandIn::plugin().display()
     );
-    let mut all =
-        vec![("from: hosts", vddk.as_str()), ("vms:\n", "limits: {retries: 0, retry_for: 1s}\nvms:\n")];
+    let mut all = vec![
+        ("path: https\n    from: hosts", vddk.as_str()),
+        ("vms:\n", "limits: {retries: 0, retry_for: 1s}\nvms:\n"),
+    ];
     all.extend(edits);
     stage.plan(name, &all)
 }
@@ -181,26 +183,6 @@ fn disks_are_opened_in_drovers_own_session_only_as_the_plan_says() {
         }
         (code, said) => panic!("{code:?}: {said}"),
     }
-}
-
-#[test]
-fn without_a_library_https_is_taken_and_told() {
-    let Some((stage, stand_in)) = stage("vcenter", 113, one(8)) else { return };
-    let nowhere = stage.path("nowhere").display().to_string();
-    let libdir = stand_in.libdir().display().to_string();
-    let auto = [("path: vddk", "path: auto"), (libdir.as_str(), nowhere.as_str())];
-    let plan_auto = plan(&stage, &stand_in, "auto", "", &auto);
-    let checked = stage.run(&["plan", "check", &plan_auto]);
-    assert!(
-        checked.out.contains("disks are read by HTTPS ranges: no VDDK in"),
-        "{}{}",
-        checked.out,
-        checked.err
-    );
-    stage.migrate(&plan_auto);
-    assert!(stage.served() > 0 && stand_in.calls("open").is_empty());
-    let note = stage.report(&plan_auto)["vms"][0]["disks"][0]["details"]["note"].to_string();
-    assert!(note.contains("read by HTTPS ranges: no VDDK in"), "{note}");
 }
 
 #[test]

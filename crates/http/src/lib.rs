@@ -27,4 +27,4 @@ pub use head::{BodyLength, Head};
 pub use peer::thumbprint_of;
 pub use range::{Authorise, Credentials, ExtentSource, RANGE_LIMITS, RangeDisk, RangeOptions};
 pub use stream::Timeouts;
-pub use trust::{Presented, Thumbprint, ThumbprintError, Trust};
+pub use trust::{Presented, Thumbprint, ThumbprintError, Trust, client_config, failure_kind};

@@ -55,7 +55,8 @@ pub struct Presented {
 }
 
 impl Presented {
-    pub(crate) fn of(certificate: &[u8]) -> Self {
+    /// Of a certificate in DER.
+    pub fn of(certificate: &[u8]) -> Self {
         Presented {
             sha1: digest_of(&digest::SHA1_FOR_LEGACY_USE_ONLY, certificate),
             sha256: digest_of(&digest::SHA256, certificate),
@@ -93,6 +94,14 @@ impl fmt::Display for Thumbprint {
     }
 }
 
+impl Thumbprint {
+    /// That of the first certificate in a PEM text: by it the certificate itself is pinned.
+    pub fn of_pem(text: &str) -> Option<Thumbprint> {
+        let certificate = CertificateDer::from_pem_slice(text.as_bytes()).ok()?;
+        Some(Thumbprint::Sha256(Presented::of(&certificate).sha256))
+    }
+}
+
 impl FromStr for Thumbprint {
     type Err = ThumbprintError;
 
@@ -118,7 +127,10 @@ fn hex_byte(pair: &[u8]) -> Option<u8> {
 }
 
 /// The TLS settings for `trust`. Made once per endpoint, so that sessions are resumed.
-pub(crate) fn client_config(trust: &Trust) -> Result<Arc<ClientConfig>, HttpErrorKind> {
+///
+/// # Errors
+/// [`HttpErrorKind::BadTrust`].
+pub fn client_config(trust: &Trust) -> Result<Arc<ClientConfig>, HttpErrorKind> {
     let wrong = |what: &dyn fmt::Display| HttpErrorKind::BadTrust(what.to_string());
     let crypto = Arc::new(provider::default_provider());
     let rule = match trust {
@@ -203,7 +215,7 @@ fn refusal(kind: HttpErrorKind) -> rustls::Error {
 }
 
 /// What an error of the handshake means.
-pub(crate) fn failure_kind(error: &rustls::Error) -> HttpErrorKind {
+pub fn failure_kind(error: &rustls::Error) -> HttpErrorKind {
     if let rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(inner))) = error
         && let Some(Refusal(kind)) = inner.downcast_ref::<Refusal>()
     {

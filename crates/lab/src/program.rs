@@ -60,6 +60,8 @@ impl Drover {
         let mut command = Command::new(&self.program);
         command.args(args).env("DROVER_STATE", &self.state).env("DROVER_PASSWORD", crate::sim::PASSWORD);
         command.env("DROVER_USER", crate::sim::USER);
+        // Of simulated hosts, which other tests have under the same addresses.
+        command.env("DROVER_NFC_LEDGER", self.state.with_extension("nfc"));
         command
     }
 

@@ -22,11 +22,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drover_disk::{DiskErrorKind, Work};
+use drover_stream::Stream;
 use drover_types::ByteSpan;
 
 use crate::handshake::{Export, Style};
 use crate::reply::{Breach, Failure, Pending, Status, Ticket};
-use crate::stream::Stream;
 use crate::wire::{COMMAND_FUA, COMMAND_PAYLOAD, Command, RequestHead, flag};
 
 use pace::{Oldest, Sending};

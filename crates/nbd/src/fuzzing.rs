@@ -8,14 +8,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use drover_disk::{Buffer, Slice, Work};
+use drover_stream::{Socket, Stream};
 use drover_types::ByteSpan;
 
 use crate::connection::{Connection, Peer, Timeouts};
 use crate::handshake::{BLOCK_SIZES_UNTOLD, Contexts, Export, Style, Wishes, handshake};
 use crate::list::ask_talk;
 use crate::reply::Ticket;
-use crate::socket::Socket;
-use crate::stream::Stream;
 use crate::talk::Talk;
 use crate::wire::{Command, flag};
 

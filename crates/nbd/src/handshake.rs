@@ -1,8 +1,8 @@
 use std::io;
 
-use crate::stream::Stream;
+use drover_stream::{Stream, Tls};
+
 use crate::talk::{Answer, HandshakeError, Talk, protocol, text};
-use crate::tls::Tls;
 use crate::wire::{self, Fields, answer, flag, info, option};
 
 /// What the server told about the export, and what both sides agreed on.

@@ -21,7 +21,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod connection;
-mod dial;
 mod disk;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,20 +30,16 @@ mod list;
 mod psk;
 mod reply;
 mod route;
-mod socket;
-mod stream;
 mod talk;
-mod text;
 mod tls;
-mod tls_stream;
 mod uri;
 pub mod wire;
 
 pub use disk::{NbdDisk, NbdOptions};
+pub use drover_stream::printable;
 pub use handshake::BlockSizes;
 pub use list::{ExportInfo, ExportList, list};
 pub use reply::DirtyExtent;
 pub use talk::HandshakeError;
-pub use text::printable;
 pub use tls::TlsFiles;
 pub use uri::{Address, NbdUri, UriError, UriTls};

@@ -1,10 +1,11 @@
 use drover_disk::DiskError;
 
+use drover_stream::Tls;
+
 use crate::disk::NbdOptions;
 use crate::handshake::{BlockSizes, Greeting};
 use crate::route::{Route, open_error};
 use crate::talk::{HandshakeError, Talk, protocol};
-use crate::tls::Tls;
 use crate::uri::NbdUri;
 use crate::wire::{self, answer, flag, info, option};
 

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::text::printable;
+use drover_stream::printable;
+
 use crate::uri::{Address, NbdUri, UriTls};
 
 /// From the child's start until it listens.

@@ -5,10 +5,10 @@ use std::io;
 use std::ops::Range;
 
 use drover_disk::{DiskErrorKind, Work};
+use drover_stream::printable;
 use drover_types::{ByteSpan, Extent};
 
 use crate::handshake::Contexts;
-use crate::text::printable;
 use crate::wire::{self, Command};
 
 /// Error chunks for one request; an honest server sends one.

@@ -5,16 +5,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_disk::{DiskError, DiskErrorKind, DiskOp};
+use drover_stream::{Socket, Stream, Tls};
 use drover_types::ByteSpan;
 
 use crate::connection::{Connection, Peer, Timeouts};
 use crate::disk::NbdOptions;
 use crate::handshake::{Wishes, handshake};
 use crate::psk::PskProxy;
-use crate::socket::Socket;
-use crate::stream::Stream;
 use crate::talk::{HandshakeError, Talk};
-use crate::tls::Tls;
 use crate::uri::{Address, NbdUri};
 
 /// Pauses between tries to connect to a server that is not there: they double. All lanes share
@@ -57,7 +55,8 @@ impl Route {
         match uri_tls.psk_file.as_deref() {
             Some(key) => route.use_proxy(uri, key)?,
             None => {
-                let tls = Tls::new(uri_tls, &options.tls, &uri.address).map_err(HandshakeError::Tls)?;
+                let tls =
+                    crate::tls::settings(uri_tls, &options.tls, &uri.address).map_err(HandshakeError::Tls)?;
                 route.tls = Some(tls);
             }
         }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use drover_disk::DiskErrorKind;
 
-use crate::stream::Stream;
-use crate::text::printable;
+use drover_stream::{Stream, printable};
+
 use crate::tls;
 use crate::wire::{self, Fields, answer, option};
 
@@ -117,7 +117,7 @@ impl Talk {
     }
 
     /// The same talk through TLS.
-    pub fn into_tls(self, tls: &tls::Tls) -> Result<Talk, HandshakeError> {
+    pub fn into_tls(self, tls: &drover_stream::Tls) -> Result<Talk, HandshakeError> {
         Ok(Talk { stream: self.stream.into_tls(tls, self.limit)?, ..self })
     }
 

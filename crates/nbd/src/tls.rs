@@ -10,7 +10,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
-use crate::text::printable;
+use drover_stream::{Tls, printable};
+
 use crate::uri::{Address, UriTls};
 
 /// The files of a `tls-certificates` folder; the names are what QEMU, libnbd and nbdkit use.
@@ -29,20 +30,12 @@ pub struct TlsFiles {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// What a connection needs to go on in TLS. Made once for an export, so that sessions are resumed.
-#[derive(Clone)]
-pub struct Tls {
-    pub config: Arc<ClientConfig>,
-    pub name: ServerName<'static>,
-}
-
 /// Why the files make no settings, in words.
 pub type TlsWords = String;
 
-impl Tls {
-    pub fn new(uri: &UriTls, files: &TlsFiles, address: &Address) -> Result<Tls, TlsWords> {
-        Ok(Tls { config: config(uri, files)?, name: server_name(uri, address)? })
-    }
+/// What a connection needs to go on in TLS.
+pub fn settings(uri: &UriTls, files: &TlsFiles, address: &Address) -> Result<Tls, TlsWords> {
+    Ok(Tls { config: config(uri, files)?, name: server_name(uri, address)? })
 }
 
 /// The name that the server's certificate must be for.

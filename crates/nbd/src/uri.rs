@@ -1,10 +1,11 @@
+use drover_stream::printable;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::text::printable;
+pub use drover_stream::Address;
 
 /// The port of NBD.
 const PORT: u16 = 10809;
@@ -26,15 +27,6 @@ pub struct NbdUri {
     pub export: String,
     /// How to prove who is who; `None` speaks in the clear.
     pub tls: Option<UriTls>,
-}
-
-/// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// Host name or IP address, without brackets, and port.
-    Tcp(String, u16),
-    /// Path of a Unix socket; one that starts with a zero byte is an abstract one.
-    Unix(PathBuf),
 }
 
 /// What a URI says about TLS.

@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+mod nfc;
 mod vddk;
 
+pub(crate) use nfc::NFC;
 pub(crate) use vddk::{AIO, VDDK};
 
 /// What a key holds.
@@ -192,11 +194,12 @@ pub(crate) static DATA: Table = Table {
         key("hosts", Kind::Named(&HOST), "", "What is different for single hosts, by name."),
         key(
             "path",
-            Kind::Choice(&["auto", "vddk", "https"]),
+            Kind::Choice(&["auto", "nfc", "https", "vddk"]),
             "auto",
-            "vddk: through VMware's disk library. https: ranges of the datastore's files. auto: vddk where the library and \
-             nbdkit's plugin are found, else https.",
+            "nfc: from the hosts' NFC servers (TCP 902). https: ranges of the datastore's files. vddk: through VMware's disk \
+             library. auto: nfc, and https for a disk that NFC does not give.",
         ),
+        key("nfc", Kind::One(&NFC), "", "How NFC is used; see docs/nfc.md."),
         key("vddk", Kind::One(&VDDK), "", "How VDDK is used; see docs/vddk.md."),
     ],
     rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE],

@@ -168,6 +168,8 @@ pub struct DataPath {
     pub hosts: Vec<HostOverride>,
     /// By which protocol they are read.
     pub path: PathChoice,
+    /// How NFC is used, where it is.
+    pub nfc: Nfc,
     /// How VDDK is used, where it is.
     pub vddk: Vddk,
 }

@@ -246,8 +246,10 @@ impl Reader {
             path: match self.choice(&fields, "path") {
                 Some("vddk") => PathChoice::Vddk,
                 Some("https") => PathChoice::Https,
+                Some("nfc") => PathChoice::Nfc,
                 _ => PathChoice::Auto,
             },
+            nfc: self.nfc(&fields),
             vddk: self.vddk(&fields),
         }
     }
@@ -756,6 +758,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
 mod via;
 
 mod warm;
+
+mod nfc;
 
 mod vddk;
 

@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     stop: OnceLock<StopAsked>,
     /// Logins at ESXi hosts for reading disks, by address and user.
     pub hosts: Mutex<HashMap<(String, String), Weak<Inner>>>,
+    /// The manager of NFC tickets, once it was looked for.
+    pub nfc: Mutex<Option<Moref>>,
 }
 
 /// Tells whether the user asked for the end.
@@ -215,6 +217,7 @@ impl Inner {
             names: Mutex::default(),
             stop: OnceLock::new(),
             hosts: Mutex::default(),
+            nfc: Mutex::default(),
         }
     }
 

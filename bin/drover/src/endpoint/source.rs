@@ -9,7 +9,8 @@ use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
-use drover_vsphere::{OpenDisk, Route};
+use drover_types::inventory::{Vm, VmDisk};
+use drover_vsphere::{OpenDisk, Route, Session};
 
 use super::agent;
 use super::place::{Place, place};
@@ -181,6 +182,20 @@ fn open_vsphere(
     secret: &SecretArgs,
 ) -> Result<End, Failure> {
     let session = connect::connect_host(host, user, secret)?;
+    let (vm, found) = find_disk(&session, vm, disk)?;
+    let route = Route::Provider;
+    let opened = session.open_disk(OpenDisk {
+        vm: &vm,
+        disk: &found,
+        snapshot: None,
+        route: &route,
+        datacenter: &vm.datacenter,
+    })?;
+    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)], link: None })
+}
+
+/// A disk of a VM, which is told by its name or id.
+pub fn find_disk(session: &Session, vm: &str, disk: usize) -> Result<(Vm, VmDisk), Failure> {
     let inventory = session.inventory()?;
     let found: Vec<_> = inventory.vms.iter().filter(|it| it.name == vm || it.id == vm).collect();
     let vm = match found.as_slice() {
@@ -205,15 +220,7 @@ fn open_vsphere(
             format!("{} has {} disks, so there is no disk {disk}", vm.name, vm.disks.len()),
         ));
     };
-    let route = Route::Provider;
-    let opened = session.open_disk(OpenDisk {
-        vm,
-        disk: found,
-        snapshot: None,
-        route: &route,
-        datacenter: &vm.datacenter,
-    })?;
-    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)], link: None })
+    Ok((vm.clone(), found.clone()))
 }
 
 fn source_failure(error: drover_disk::DiskError) -> Failure {

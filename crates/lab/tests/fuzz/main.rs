@@ -150,6 +150,6 @@ macro_rules! replayed {
 replayed! {
     agent_client agent_messages
     http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk journal link_frames link_greeting link_peer
-    nbd_client nbd_list nbd_replies nbd_server nbd_uri plan relay_texts report sftp
+    nbd_client nbd_list nbd_replies nbd_server nbd_uri nfc_frames nfc_handshake plan relay_texts report sftp
     stream_pieces
 }

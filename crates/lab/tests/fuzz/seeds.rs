@@ -38,6 +38,7 @@ fn make_seeds() {
     agents();
     relays();
     pieces();
+    nfc();
 }
 
 fn pieces() {
@@ -51,6 +52,64 @@ fn pieces() {
         stream.extend([&head(codec, packed.len(), text.len())[..], packed].concat());
     }
     keep("stream_pieces", "all", &stream);
+}
+
+/// A frame of NFC: head, words of the payload, extra.
+fn nfc_frame(kind: u32, op: u32, payload: &[u32], extra: &[u8]) -> Vec<u8> {
+    let head = [0xa100_da7a, kind, 4 * payload.len() as u32, op];
+    let words = head.iter().chain(payload).flat_map(|word| word.to_le_bytes());
+    words.chain(extra.iter().copied()).collect()
+}
+
+/// What a host answers to the requests of the target, from the operation `first` on.
+fn nfc_replies(first: u32) -> Vec<u8> {
+    // Status, read, codec, offset, total, offset in the request, plain bytes, extra bytes.
+    let io = |offset, total, at, codec, plain, extra: &[u8]| {
+        (vec![0, 0, 1, codec, offset, 0, total, at, plain, extra.len() as u32, 0], extra.to_vec())
+    };
+    let skipz =
+        [2048u32, 0, 5, 3, 0x0063_6261].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let mut out = Vec::new();
+    for (op, (payload, extra)) in [
+        (0, io(0, 2048, 1024, 0, 1024, &[7; 1024])),
+        (3, io(12288, 2048, 0, 3, 2048, &skipz[..19])),
+        (0, io(0, 2048, 0, 0, 1024, &[8; 1024])),
+        (2, io(8192, 2048, 0, 0, 2048, &[9; 2048])),
+        (1, io(4096, 2048, 0, 0, 2048, &[6; 2048])),
+        (4, (vec![0, 0, 0, 0, 0, 0, 512, 0, 512, 0, 0], Vec::new())),
+    ] {
+        out.extend(nfc_frame(7, first + op, &payload, &extra));
+    }
+    out.extend(nfc_frame(13, first + 5, &[0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0], &[0xaa; 8]));
+    out.extend(nfc_frame(1, first + 6, &[99, 0, 0, 7], b"no such"));
+    out.extend(nfc_frame(11, first + 6, &[0; 4], b""));
+    out
+}
+
+fn nfc() {
+    keep("nfc_frames", "all", &nfc_replies(0));
+    keep("nfc_frames", "error", &nfc_frame(1, 0, &[5, 0, 0, 6], b"memory"));
+    let classic = |kind: u32, at: usize, word: u32| {
+        let mut message = [0; 264];
+        message[..4].copy_from_slice(&kind.to_le_bytes());
+        message[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        message
+    };
+    let lines = "220 VMware Authentication Daemon Version 1.10: SSL Required, NFCSSL supported/t, SHA256 supported\r\n\
+                 220 hello\r\n200 AB:CD\r\n200 Connect ha-nfcssl\r\n";
+    let mut open = vec![0u32; 15];
+    (open[2], open[3], open[4], open[5], open[7]) = (0x8000_1234, 0xffff_ffff, 2, 0x1e, 1 << 20);
+    let talk = [lines.as_bytes(), &classic(36, 16, 1), &classic(51, 4, 11), &classic(52, 4, 0)].concat();
+    let opening = [
+        nfc_frame(2, 0, &[0; 4], b""),
+        nfc_frame(9, 1, &[1_675_000, 1_675_000, 1], b""),
+        nfc_frame(22, 2, &[1], b""),
+        nfc_frame(4, 3, &open, b""),
+    ];
+    keep("nfc_handshake", "all", &[talk, opening.concat(), nfc_replies(4)].concat());
+    let mut refused = [lines.as_bytes(), &classic(20, 12, 3)[..]].concat();
+    refused.extend(b"no\0");
+    keep("nfc_handshake", "refused", &refused);
 }
 
 fn relays() {

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use drover_disk::Work;
 
+use drover_stream::Stream;
+
 use super::{Connection, Fault, NOBODY, ended};
 use crate::handshake::Style;
 use crate::reply::Pending;
-use crate::stream::Stream;
 use crate::wire::{self, ChunkHead, ChunkKind, Command, Decoded, ReplyHead};
 
 /// Room for heads and small payloads. What follows a head in the same read is copied from here to

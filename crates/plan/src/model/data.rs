@@ -12,12 +12,27 @@ use crate::problem::At;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathChoice {
-    /// VDDK where its library and nbdkit's plugin are found, else HTTPS.
+    /// NFC, and HTTPS for a disk that NFC does not give.
     Auto,
+    /// The hosts' NFC servers.
+    Nfc,
     /// VMware's disk library, through nbdkit.
     Vddk,
     /// Ranges of the datastore's files.
     Https,
+}
+
+/// How NFC is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nfc {
+    /// Whether the data goes through TLS.
+    pub encrypted: bool,
+    /// Compression on the way; absent: by measuring.
+    pub compression: Option<Compression>,
+    /// NFC memory of a host; absent: its default.
+    pub memory: Option<u64>,
+    /// How long a connection may be silent.
+    pub timeout: Duration,
 }
 
 /// How VDDK is used.

@@ -70,7 +70,7 @@ impl Mover {
         let scene = Scene::new(number, vec![vm]);
         let sim = Sim::start(&scene.inventory, &folder.join("vsphere"))?;
         let (target, plan) = (folder.join("target"), folder.join("plan.yaml"));
-        std::fs::write(&plan, scene.plan(name, &sim, &target) + "start: false\nverify: none\n")?;
+        std::fs::write(&plan, over_https(&scene.plan(name, &sim, &target)) + "start: false\nverify: none\n")?;
         Ok(Mover { _sim: sim, name, plan, state: folder.join("state"), target })
     }
 
@@ -84,4 +84,9 @@ impl Mover {
         let command = [&program()?, "migrate", "--state", &text(&self.state), &text(&self.plan), "--quiet"];
         measure(&command.map(str::to_string), None)
     }
+}
+
+/// The same plan, reading the datastore's files.
+fn over_https(plan: &str) -> String {
+    plan.replace("    from: hosts\n", "    path: https\n    from: hosts\n")
 }

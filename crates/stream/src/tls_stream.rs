@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use rustls::client::UnbufferedClientConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, InsufficientSizeError};
 
+use crate::Tls;
 use crate::socket::{Socket, timed_out};
-use crate::tls::Tls;
 
 /// Room for records as they come; rustls leaves a handshake message of up to 64 KiB in it until it
 /// is whole.
@@ -105,12 +105,25 @@ impl TlsStream {
         }
     }
 
+    /// The socket below, for a server that goes on without TLS, or with a new handshake, and ends this one without a
+    /// word. We say none either.
+    pub fn into_socket(mut self) -> io::Result<Socket> {
+        let left = self.filled.len() + self.plain.len() - self.plain_taken;
+        if left > 0 || self.has_unsent() {
+            let text = format!("{left} bytes of the server are left in the TLS session that ends here");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let socket = self.socket.try_clone()?;
+        self.is_closed = true;
+        Ok(socket)
+    }
+
     pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         self.timeout = timeout;
         self.socket.set_timeout(timeout)
     }
 
-    /// See [`crate::stream::Stream::receive`].
+    /// See [`crate::Stream::receive`].
     pub fn receive(&mut self, bytes: &mut [u8], fill: bool) -> io::Result<usize> {
         let until = Instant::now() + self.timeout;
         let mut length = 0;
@@ -130,7 +143,7 @@ impl TlsStream {
         }
     }
 
-    /// See [`crate::stream::Stream::receive_now`].
+    /// See [`crate::Stream::receive_now`].
     pub fn receive_now(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let mut length = self.take(bytes)?;
         if length == 0 && !self.is_closed && self.refill(false)? {
@@ -143,7 +156,7 @@ impl TlsStream {
         }
     }
 
-    /// See [`crate::stream::Stream::send_now`].
+    /// See [`crate::Stream::send_now`].
     pub fn send_now(&mut self, head: &[u8], data: &[u8]) -> io::Result<usize> {
         if self.flush()? || (head.is_empty() && data.is_empty()) {
             return Ok(0);
@@ -328,7 +341,7 @@ impl Outgoing {
     }
 }
 
-/// Keeps the error inside, for [`crate::tls::words`].
+/// Keeps the error inside, for the words of the caller.
 fn failed(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

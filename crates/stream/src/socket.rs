@@ -2,6 +2,7 @@ use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,16 +10,26 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, sendmsg, sockopt};
 
 use crate::dial::{connect_tcp, connect_unix};
-use crate::uri::Address;
 
 /// Room asked for what we send over a Unix socket, where the default is 208 KiB. For TCP the kernel
 /// finds the right size itself, and would stop doing so if we set one.
 const UNIX_SEND_BYTES: usize = 2 << 20;
 
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Host name or IP address, without brackets, and port.
+    Tcp(String, u16),
+    /// Path of a Unix socket; one that starts with a zero byte is an abstract one.
+    Unix(PathBuf),
+}
+
 /// A connected stream.
 #[derive(Debug)]
 pub enum Socket {
+    /// Over TCP.
     Tcp(TcpStream),
+    /// On this machine.
     Unix(UnixStream),
 }
 
@@ -38,6 +49,17 @@ impl Socket {
         };
         socket.set_timeout(timeout)?;
         Ok(socket)
+    }
+
+    /// Another handle of the same connection.
+    ///
+    /// # Errors
+    /// When the system has no more.
+    pub fn try_clone(&self) -> io::Result<Socket> {
+        match self {
+            Socket::Tcp(stream) => stream.try_clone().map(Socket::Tcp),
+            Socket::Unix(stream) => stream.try_clone().map(Socket::Unix),
+        }
     }
 
     /// The longest time to wait for the next byte, or for room for one.
@@ -120,6 +142,7 @@ impl Socket {
     }
 }
 
+/// The error of a server that is silent.
 pub fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server was silent for too long")
 }

@@ -1,13 +1,15 @@
 use std::io;
 use std::time::Duration;
 
+use crate::Tls;
 use crate::socket::Socket;
-use crate::tls::Tls;
 use crate::tls_stream::TlsStream;
 
 /// Bytes to and from a server, in the clear or through TLS.
 pub enum Stream {
+    /// In the clear.
     Plain(Socket),
+    /// Through TLS.
     Tls(Box<TlsStream>),
 }
 
@@ -18,6 +20,17 @@ impl Stream {
         match self {
             Stream::Plain(socket) => Ok(Stream::Tls(Box::new(TlsStream::start(socket, tls, limit)?))),
             Stream::Tls(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS in TLS")),
+        }
+    }
+
+    /// The socket itself: TLS ends here without `close_notify`, whatever follows.
+    ///
+    /// # Errors
+    /// If the server has sent more than was received.
+    pub fn into_socket(self) -> io::Result<Socket> {
+        match self {
+            Stream::Plain(socket) => Ok(socket),
+            Stream::Tls(stream) => stream.into_socket(),
         }
     }
 

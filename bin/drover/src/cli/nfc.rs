@@ -1,0 +1,30 @@
+//! `drover nfc`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::SecretArgs;
+
+#[derive(Debug, Subcommand)]
+pub enum NfcCommand {
+    /// Read a disk of a VM that is off for five seconds by NFC: rate, buffers, compression, what limits it
+    Check(NfcCheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct NfcCheckArgs {
+    /// The disk: HOST[:PORT]/VM/DISK, of a vCenter or ESXi host (DISK counts from 0)
+    pub disk: String,
+    /// User, for vCenter with its domain (administrator@vsphere.local)
+    #[arg(long, short, env = "DROVER_USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub secret: SecretArgs,
+    /// Write the heads of all frames to a file: neither data nor tickets
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

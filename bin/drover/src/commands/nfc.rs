@@ -1,0 +1,138 @@
+//! `drover nfc check`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_nfc::{NfcState, Trace};
+use drover_types::Bytes;
+use drover_types::inventory::PowerState;
+use drover_vddk::{Measured, measure};
+use drover_vsphere::Route;
+use serde_json::{Value, json};
+
+use crate::cli::NfcCheckArgs;
+use crate::connect;
+use crate::endpoint::{Place, find_disk, place};
+use crate::exit::{Exit, Failure};
+use crate::nfc::{Asked, NfcWay};
+
+/// Read to learn the rate, and for how long at most.
+const MEASURE_BYTES_MAX: u64 = 16 << 30;
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(5);
+/// What the note of the protocol has from others, in bytes per second of one disk: below it something is in the way.
+const USUAL_BYTES_PER_S: u64 = 150_000_000;
+
+/// Reads a disk for a moment. Nothing is changed.
+pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
+    let Ok(Place::Vsphere { host, vm, disk }) = place(&format!("vsphere://{}", args.disk)) else {
+        let message = format!("'{}' is not HOST[:PORT]/VM/DISK, with DISK counted from 0", args.disk);
+        return Err(Failure::new(Exit::Usage, message));
+    };
+    let session = connect::connect_host(&host, args.user.as_deref(), &args.secret)?;
+    let (vm, disk) = find_disk(&session, &vm, disk)?;
+    if vm.power != PowerState::Off {
+        let message = format!("{} runs, and a running VM is read from a snapshot only", vm.name);
+        return Err(Failure::new(Exit::Plan, message).advise("name one that is off"));
+    }
+    let trace = match &args.trace {
+        Some(path) => {
+            let file = std::fs::File::create(path)
+                .map_err(|error| Failure::new(Exit::Usage, format!("trace {}: {error}", path.display())))?;
+            Some(Arc::new(Trace::new(Box::new(std::io::BufWriter::new(file)))))
+        }
+        None => None,
+    };
+    let way = NfcWay::unasked();
+    let asked = Asked {
+        session: &session,
+        vm: &vm,
+        disk: &disk,
+        frozen: &disk,
+        route: Route::Provider,
+        identity: disk.path.clone(),
+        extents: None,
+        trace,
+    };
+    let opened = way.open(asked)?;
+    let buffer_bytes = opened.state().buffer_bytes;
+    let measured = measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, buffer_bytes)
+        .map_err(|error| Failure::new(crate::exit::disk_exit(&error, ""), drover_engine::chain(&error)))?;
+    let state = opened.state();
+    let place = state.host.rsplit_once(':').map_or("", |(host, _)| host);
+    let used = way
+        .used(place, &state.service)
+        .map_err(|error| Failure::new(Exit::Internal, format!("the ledger of NFC memory: {error}")))?;
+    let told = told(&state, &measured, used);
+    drop(opened);
+    match args.json {
+        true => crate::out::line(format!("{told:#}")),
+        false => crate::out::print(&text(&told)),
+    }
+    session.logout()?;
+    Ok(Exit::Success)
+}
+
+fn told(state: &NfcState, measured: &Measured, (used, disks, budget): (u64, u32, u64)) -> Value {
+    let rates: Vec<Value> = state
+        .rates
+        .iter()
+        .map(|(codec, rate)| json!({"codec": codec.to_string(), "bytes_per_s": *rate as u64}))
+        .collect();
+    json!({
+        "host": state.host, "service": state.service, "version": state.version, "buffers": state.buffers,
+        "bytes": measured.bytes, "wire_bytes": state.bytes.1, "ms": measured.time.as_millis() as u64,
+        "bytes_per_s": measured.rate(), "latency_us": measured.latency.as_micros() as u64,
+        "compression": state.codec.map(|codec| codec.to_string()), "compression_rates": rates,
+        "budget": {"bytes": budget, "used": used, "disks": disks}, "notes": state.notes, "advice": advice(measured),
+    })
+}
+
+fn advice(measured: &Measured) -> &'static str {
+    match measured.rate() {
+        _ if measured.bytes == 0 => "the disk holds no data to read; name another",
+        rate if rate >= USUAL_BYTES_PER_S => {
+            "this is what others reach with one disk; several disks at once may bring more"
+        }
+        _ if measured.latency > Duration::from_millis(20) => {
+            "answers take long: look at the datastore's latency, and at the line between here and the host"
+        }
+        _ => {
+            "slow for one disk: look at the line (10 Gbit/s?), the host's vSphereBackupNFC vmknic, and whether a backup runs"
+        }
+    }
+}
+
+fn text(told: &Value) -> String {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let word = |key: &str| told[key].as_str().unwrap_or("not chosen yet").to_string();
+    let rates = told["compression_rates"].as_array().into_iter().flatten();
+    let rates: Vec<String> = rates
+        .map(|it| {
+            format!("{} {}/s", it["codec"].as_str().unwrap_or_default(), Bytes(number(&it["bytes_per_s"])))
+        })
+        .collect();
+    let mut lines = vec![
+        format!("host         {} ({}, NFC version {})", word("host"), word("service"), told["version"]),
+        format!("buffers      {}", word("buffers")),
+        format!(
+            "budget       {} of {} in use by {} disks of this machine's drovers",
+            Bytes(number(&told["budget"]["used"])),
+            Bytes(number(&told["budget"]["bytes"])),
+            told["budget"]["disks"]
+        ),
+        format!(
+            "read         {} in {} ms, {}/s; {} over the line; a lone request takes {:.1} ms",
+            Bytes(number(&told["bytes"])),
+            told["ms"],
+            Bytes(number(&told["bytes_per_s"])),
+            Bytes(number(&told["wire_bytes"])),
+            number(&told["latency_us"]) as f64 / 1e3
+        ),
+        format!("compression  {} ({})", word("compression"), rates.join(", ")),
+    ];
+    for note in told["notes"].as_array().into_iter().flatten() {
+        lines.push(format!("note         {}", note.as_str().unwrap_or_default()));
+    }
+    lines.push(format!("advice       {}", word("advice")));
+    lines.join("\n") + "\n"
+}

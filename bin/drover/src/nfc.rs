@@ -1,0 +1,218 @@
+//! NFC as a way to vSphere's disks: tickets, addresses of hosts, and the memory of hosts that all programs share.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use drover_engine::{Cause, ProviderError};
+use drover_http::{Thumbprint, Trust};
+use drover_nfc::{
+    Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets, Trace,
+};
+use drover_plan::{Compression, Limits, Nfc, PathChoice, VsphereSource};
+use drover_types::inventory::{Vm, VmDisk};
+use drover_vsphere::{NfcAccess, NfcTicket, Route, Session, VsphereError, VsphereErrorKind};
+
+/// Folder of the ledger, where it is another one.
+const LEDGER: &str = "DROVER_NFC_LEDGER";
+const PORT: u16 = 902;
+/// How long a host without room is asked again. It cannot be stopped meanwhile.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What all disks share that are read by NFC.
+pub struct NfcWay {
+    nfc: Nfc,
+    ledger: Ledger,
+    patience: Duration,
+    /// Whether a disk that NFC does not give is an error, and not read by HTTPS.
+    pub insists: bool,
+}
+
+impl NfcWay {
+    pub fn new(source: &VsphereSource, limits: &Limits) -> NfcWay {
+        let nfc = source.data.nfc.clone();
+        let ledger = Ledger::new(ledger_folder());
+        let ledger = match nfc.memory {
+            Some(bytes) => ledger.with_budget(bytes),
+            None => ledger,
+        };
+        let insists = source.data.path == PathChoice::Nfc;
+        NfcWay { nfc, ledger, patience: limits.retry_for.min(PATIENCE_MAX), insists }
+    }
+
+    /// With everything as it is unasked, for a command without a plan.
+    pub fn unasked() -> NfcWay {
+        let nfc = Nfc { encrypted: true, compression: None, memory: None, timeout: PATIENCE_MAX };
+        NfcWay { nfc, ledger: Ledger::new(ledger_folder()), patience: Duration::ZERO, insists: true }
+    }
+
+    /// The share that the disks of a host have of its budget: bytes in use, disks, and the budget.
+    pub fn used(&self, host: &str, service: &str) -> std::io::Result<(u64, u32, u64)> {
+        let (bytes, disks) = self.ledger.used(host, service)?;
+        Ok((bytes, disks, self.ledger.budget(host, service)))
+    }
+
+    /// Opens a disk as a snapshot froze it; without one the VM has to be off.
+    pub fn open(&self, asked: Asked<'_>) -> Result<NfcDisk, ProviderError> {
+        let Asked { session, vm, disk, frozen, route, identity, extents, trace } = asked;
+        let tickets = TicketsOf::new(session, vm, disk, route);
+        let options = NfcOptions {
+            identity,
+            size: Some(disk.capacity_bytes),
+            encrypted: self.nfc.encrypted,
+            timeout: self.nfc.timeout,
+            patience: self.patience,
+            codec: match self.nfc.compression {
+                None => CodecWish::Measure,
+                Some(Compression::None) => CodecWish::Always(Codec::None),
+                Some(Compression::Zlib) => CodecWish::Always(Codec::Zlib),
+                Some(Compression::Fastlz) => CodecWish::Always(Codec::FastLz),
+                Some(Compression::Skipz) => CodecWish::Always(Codec::SkipZ),
+            },
+            extents,
+            trace,
+            ..NfcOptions::new(&format!("{}/{}", vm.name, disk.label), &frozen.path)
+        };
+        NfcDisk::open(options, Arc::new(tickets), Arc::new(Rustls), self.ledger.clone())
+            .map_err(provider_error)
+    }
+}
+
+impl std::fmt::Display for NfcWay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("read by NFC from TCP port 902 of their hosts")?;
+        f.write_str(if self.nfc.encrypted { ", through TLS" } else { ", IN CLEAR TEXT" })?;
+        f.write_str(if self.insists { "" } else { "; by HTTPS ranges where a host does not give them" })
+    }
+}
+
+/// Which disk to open.
+pub struct Asked<'a> {
+    pub session: &'a Session,
+    pub vm: &'a Vm,
+    pub disk: &'a VmDisk,
+    pub frozen: &'a VmDisk,
+    pub route: Route,
+    pub identity: String,
+    pub extents: Option<Arc<dyn drover_http::ExtentSource>>,
+    pub trace: Option<Arc<Trace>>,
+}
+
+/// How a disk is read, for the operator.
+pub fn notes(disk: &NfcDisk) -> Vec<String> {
+    let state = disk.state();
+    let mut notes = vec![format!(
+        "read by NFC from {} ({}, version {}), buffers {}",
+        state.host, state.service, state.version, state.buffers
+    )];
+    notes.extend(state.notes);
+    notes
+}
+
+/// The folder that all drovers of this machine (of this user, where it is not root's) find.
+fn ledger_folder() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(folder) = variable(LEDGER) {
+        return folder;
+    }
+    let is_root = variable("HOME").is_none_or(|home| home == std::path::Path::new("/root"));
+    match (is_root, variable("XDG_RUNTIME_DIR")) {
+        (true, _) => PathBuf::from("/run/drover/nfc"),
+        (false, Some(folder)) => folder.join("drover/nfc"),
+        (false, None) => crate::state::state_folder(None).join("nfc"),
+    }
+}
+
+/// Gives tickets for a disk, and says where its host is reached.
+struct TicketsOf {
+    session: Session,
+    vm: String,
+    disk: i32,
+    host: String,
+    /// The address that the plan chose for the host that gave the first ticket, and that host's name. A VM that moved to
+    /// another host since is read from there.
+    address: Option<String>,
+    first_host: Mutex<Option<String>>,
+    trust: Trust,
+}
+
+impl TicketsOf {
+    /// The endpoint gives the tickets, also where the plan has a login on the host.
+    fn new(session: &Session, vm: &Vm, disk: &VmDisk, route: Route) -> TicketsOf {
+        let (address, trust) = match route {
+            Route::Provider => (None, session.trust().clone()),
+            Route::Host { address, trust, .. } => (Some(host_of(&address)), trust),
+        };
+        TicketsOf {
+            session: session.clone(),
+            vm: vm.id.clone(),
+            disk: disk.key,
+            host: vm.host_id.clone(),
+            address,
+            first_host: Mutex::default(),
+            trust,
+        }
+    }
+
+    fn place(&self, ticket: &NfcTicket) -> String {
+        let told = ticket.host.clone().unwrap_or_else(|| self.session.endpoint_host().to_string());
+        let mut first = self.first_host.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = *first.get_or_insert_with(|| told.clone()) == told;
+        self.address.clone().filter(|_| is_first).unwrap_or(told)
+    }
+}
+
+/// Without the port of its HTTPS server.
+fn host_of(address: &str) -> String {
+    address.parse::<drover_http::Endpoint>().map_or_else(|_| address.to_string(), |endpoint| endpoint.host)
+}
+
+impl Tickets for TicketsOf {
+    fn ticket(&self) -> Result<Ticket, NfcError> {
+        let failed = |error: VsphereError| {
+            let kind = match error.kind {
+                VsphereErrorKind::PermissionDenied => NfcErrorKind::Permission,
+                VsphereErrorKind::NotFound => NfcErrorKind::Missing,
+                _ if error.is_transient() => NfcErrorKind::Connection,
+                _ => NfcErrorKind::Unsupported,
+            };
+            NfcError::other(kind, "NFC ticket", drover_engine::chain(&error))
+        };
+        let ticket =
+            self.session.nfc_ticket(&self.vm, self.disk, &self.host, NfcAccess::Read).map_err(failed)?;
+        let wrong = |why: &str| NfcError::other(NfcErrorKind::Certificate, "NFC ticket", why);
+        let trust = match (&ticket.thumbprint, &ticket.certificate) {
+            (Some(text), _) => {
+                let thumbprint: Thumbprint = text.parse().map_err(|_| wrong("its thumbprint is none"))?;
+                Trust::Thumbprint(thumbprint)
+            }
+            (None, Some(pem)) => {
+                Trust::Thumbprint(Thumbprint::of_pem(pem).ok_or_else(|| wrong("its certificate is none"))?)
+            }
+            (None, None) => self.trust.clone(),
+        };
+        Ok(Ticket {
+            host: self.place(&ticket),
+            port: ticket.port.unwrap_or(PORT),
+            trust,
+            service: ticket.service,
+            session: ticket.session,
+        })
+    }
+
+    fn keep_alive(&self) {
+        // What comes of it shows itself when the next ticket is asked for.
+        let _ = self.session.keep_alive();
+    }
+}
+
+fn provider_error(error: NfcError) -> ProviderError {
+    let cause = match error.kind {
+        NfcErrorKind::Permission | NfcErrorKind::Ticket => Cause::Access,
+        NfcErrorKind::Certificate | NfcErrorKind::Connection => Cause::Connection,
+        _ => Cause::Source,
+    };
+    let mut wrapped = ProviderError::new(cause, format!("NFC: {error}"));
+    wrapped.advice = error.advice().map(str::to_string);
+    wrapped
+}

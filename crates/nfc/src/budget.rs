@@ -1,0 +1,311 @@
+//! What all programs of this machine have of the NFC memory of a host.
+//!
+//! A folder for each host and service has a file for each open disk, whose name says how many bytes of buffers it has.
+//! Who has it holds the file's lock, which the kernel lets go of when the program dies: what nobody holds does not count.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use drover_types::Bytes;
+
+/// NFC memory of a host with its default settings.
+pub const BUDGET_BYTES: u64 = 48 << 20;
+
+/// Disks of a host that may be open at once through a vCenter.
+pub const DISKS_MAX: u32 = 50;
+
+/// A disk takes at most this part of what is free, so that one more always finds something: 51 disks fit into 48 MiB.
+const FREE_PART: u64 = 6;
+
+/// A host that refused a disk gets its budget back after this time: what took its memory may be gone.
+const LOWERED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// The smallest budget that is believed.
+const LOWERED_MIN: u64 = 1 << 20;
+
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Disks of a host that are counted; more are a mistake.
+const FILES_MAX: usize = 4096;
+
+/// Buffers of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// Bytes of one.
+    pub bytes: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl Buffers {
+    /// Bytes of all.
+    pub fn total(self) -> u64 {
+        u64::from(self.bytes) * u64::from(self.count)
+    }
+
+    /// Those to try when the host refuses these.
+    pub fn smaller(self) -> Option<Buffers> {
+        LADDER.iter().copied().find(|it| it.total() < self.total())
+    }
+}
+
+impl std::fmt::Display for Buffers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {}", Bytes(self.bytes.into()), self.count)
+    }
+}
+
+const fn buffers(bytes: u32, count: u32) -> Buffers {
+    Buffers { bytes, count }
+}
+
+/// What disks get, the best first. Hosts take 2 MiB at most.
+const LADDER: &[Buffers] = &[
+    buffers(2 << 20, 4),
+    buffers(1 << 20, 4),
+    buffers(1 << 20, 2),
+    buffers(1 << 20, 1),
+    buffers(64 << 10, 4),
+    buffers(64 << 10, 1),
+];
+
+/// The budgets of hosts.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    folder: PathBuf,
+    budget: u64,
+    disks_max: u32,
+}
+
+/// A disk's share; it ends when this is dropped, or its program dies.
+#[derive(Debug)]
+pub struct Grant {
+    /// What it may open its session with.
+    pub buffers: Buffers,
+    /// Whether it had to wait.
+    pub waited: bool,
+    path: PathBuf,
+    /// Holds the lock.
+    _file: File,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        // Who looks next removes it otherwise.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Ledger {
+    /// The ledger in `folder`, which all programs share that are to share budgets.
+    pub fn new(folder: impl Into<PathBuf>) -> Ledger {
+        Ledger { folder: folder.into(), budget: BUDGET_BYTES, disks_max: DISKS_MAX }
+    }
+
+    /// With another budget of each host, as its administrator configured it.
+    pub fn with_budget(self, budget: u64) -> Ledger {
+        Ledger { budget, ..self }
+    }
+
+    /// A share for one more disk of a host, of at most `most` bytes. Where nothing is free it waits.
+    ///
+    /// # Errors
+    /// When nothing becomes free within `patience`, and when the folder cannot be used.
+    pub fn reserve(&self, host: &str, service: &str, most: u64, patience: Duration) -> io::Result<Grant> {
+        let until = Instant::now() + patience;
+        let mut waited = false;
+        loop {
+            if let Some(grant) = self.try_reserve(host, service, most, waited)? {
+                return Ok(grant);
+            }
+            if Instant::now() >= until {
+                let text = format!(
+                    "the NFC memory of {host} ({}, at most {} disks) is taken by other disks; lower limits.disks, or \
+                     wait until they are done",
+                    Bytes(self.budget_of(&self.place(host, service))),
+                    self.disks_max
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            waited = true;
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn try_reserve(&self, host: &str, service: &str, most: u64, waited: bool) -> io::Result<Option<Grant>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let place = self.place(host, service);
+        fs::create_dir_all(&place)?;
+        let _lock = lock(&place)?;
+        let (used, disks) = used(&place)?;
+        let free = self.budget_of(&place).saturating_sub(used);
+        if disks >= self.disks_max {
+            return Ok(None);
+        }
+        let Some(buffers) = share(free, most) else { return Ok(None) };
+        let name =
+            format!("{}-{}-{}", buffers.total(), std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = place.join(name);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Some(Grant { buffers, waited, path, _file: file }))
+    }
+
+    /// The host refused one more disk with so many bytes of buffers: for a while its budget is lower. What others than
+    /// drover have taken of it nobody tells, so the next disk gets half of that, as often as it takes.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub fn lower(&self, host: &str, service: &str, refused: u64) -> io::Result<u64> {
+        let place = self.place(host, service);
+        fs::create_dir_all(&place)?;
+        let _lock = lock(&place)?;
+        let left = refused / 2 * FREE_PART;
+        let lowered = (used(&place)?.0 + left).max(LOWERED_MIN).min(self.budget_of(&place));
+        fs::write(place.join("lowered"), lowered.to_string())?;
+        Ok(lowered)
+    }
+
+    /// Bytes in use, and by how many disks.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub fn used(&self, host: &str, service: &str) -> io::Result<(u64, u32)> {
+        let place = self.place(host, service);
+        fs::create_dir_all(&place)?;
+        let _lock = lock(&place)?;
+        used(&place)
+    }
+
+    /// The budget of a host now.
+    pub fn budget(&self, host: &str, service: &str) -> u64 {
+        self.budget_of(&self.place(host, service))
+    }
+
+    fn budget_of(&self, place: &Path) -> u64 {
+        let path = place.join("lowered");
+        let since = fs::metadata(&path).and_then(|meta| meta.modified()).ok();
+        let age = since.and_then(|since| SystemTime::now().duration_since(since).ok());
+        let told = age.filter(|age| *age < LOWERED_FOR).and_then(|_| fs::read_to_string(&path).ok());
+        told.and_then(|text| text.trim().parse().ok()).unwrap_or(self.budget).min(self.budget)
+    }
+
+    fn place(&self, host: &str, service: &str) -> PathBuf {
+        let clean = |text: &str| -> String {
+            let safe = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
+            text.chars().take(120).map(safe).collect()
+        };
+        self.folder.join(format!("{}@{}", clean(service), clean(host)))
+    }
+}
+
+fn share(free: u64, most: u64) -> Option<Buffers> {
+    let fits = |it: &&Buffers| it.total() <= (free / FREE_PART).min(most);
+    let least = LADDER.last().filter(|it| it.total() <= free);
+    LADDER.iter().find(fits).or(least).copied()
+}
+
+fn lock(place: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(place.join("lock"))?;
+    flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+/// What the files say that somebody holds. Others are removed. Call under the lock.
+fn used(place: &Path) -> io::Result<(u64, u32)> {
+    let (mut bytes, mut disks) = (0, 0);
+    for entry in fs::read_dir(place)?.take(FILES_MAX) {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(size) = name.to_str().and_then(|name| name.split_once('-')?.0.parse::<u64>().ok()) else {
+            continue;
+        };
+        let file = match File::open(entry.path()) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                bytes += size;
+                disks += 1;
+            }
+            Err(error) => return Err(error.into()),
+            Ok(()) => {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+    Ok((bytes, disks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: &str = "esx1.lab";
+
+    fn reserve(ledger: &Ledger, most: u64) -> io::Result<Grant> {
+        ledger.reserve(HOST, "nfc", most, Duration::ZERO)
+    }
+
+    #[test]
+    fn fifty_disks_of_a_host_fit_and_get_less_the_more_there_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::new(folder.path());
+        let grants: Vec<Grant> = (0..DISKS_MAX).map(|_| reserve(&ledger, u64::MAX).unwrap()).collect();
+        assert_eq!(grants[0].buffers, buffers(2 << 20, 4));
+        assert_eq!(grants[49].buffers, buffers(64 << 10, 1));
+        assert!(grants.windows(2).all(|pair| pair[0].buffers.total() >= pair[1].buffers.total()));
+        let (used, disks) = ledger.used(HOST, "nfc").unwrap();
+        assert!(used <= BUDGET_BYTES && disks == 50);
+        let error = reserve(&ledger, u64::MAX).unwrap_err();
+        assert!(error.to_string().contains("esx1.lab"), "{error}");
+        assert!(
+            ledger.reserve(HOST, "vpxa-nfc", u64::MAX, Duration::ZERO).is_ok(),
+            "vpxa has memory of its own"
+        );
+        drop(grants);
+        assert_eq!(ledger.used(HOST, "nfc").unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn what_a_program_left_behind_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::new(folder.path());
+        let grant = reserve(&ledger, 1 << 20).unwrap();
+        assert_eq!(grant.buffers, buffers(1 << 20, 1));
+        // As a program leaves it that was killed: the file, and no lock.
+        let left = ledger.place(HOST, "nfc").join("40000000-1-1");
+        fs::write(&left, "").unwrap();
+        assert_eq!(ledger.used(HOST, "nfc").unwrap(), (1 << 20, 1));
+        assert!(!left.exists());
+    }
+
+    #[test]
+    fn a_host_that_refuses_has_a_lower_budget_for_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ledger, other) = (Ledger::new(folder.path()), Ledger::new(folder.path()));
+        let _grant = reserve(&ledger, u64::MAX).unwrap();
+        assert_eq!(ledger.lower(HOST, "nfc", 4 << 20).unwrap(), 20 << 20, "8 MiB are in use");
+        assert_eq!(other.budget(HOST, "nfc"), 20 << 20);
+        assert_eq!(
+            reserve(&other, u64::MAX).unwrap().buffers,
+            buffers(1 << 20, 2),
+            "half of what was refused"
+        );
+        // Down to the least, however often it is refused.
+        for _ in 0..20 {
+            other.lower(HOST, "nfc", 64 << 10).unwrap();
+        }
+        assert_eq!(reserve(&other, u64::MAX).unwrap().buffers, buffers(64 << 10, 1));
+        assert_eq!(other.budget("esx2.lab", "nfc"), BUDGET_BYTES);
+    }
+}

@@ -1,0 +1,110 @@
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use drover_disk::{Completion, DiskError, Lane, Limits, Request, Work, check_request};
+use drover_types::ByteSpan;
+
+use crate::codec::Codec;
+use crate::disk::{Facts, SECTOR_BYTES, Slot};
+use crate::pending::{Ended, Owner};
+
+/// A worker's way to a disk: a share in its only connection.
+pub struct NfcLane {
+    slot: Arc<Slot>,
+    owner: u64,
+    facts: Arc<Facts>,
+    limits: Limits,
+    writable: bool,
+    /// Requests that were not even sent.
+    refused: VecDeque<Completion>,
+    in_flight: usize,
+}
+
+impl NfcLane {
+    pub fn new(slot: Arc<Slot>, owner: u64, facts: Arc<Facts>, limits: Limits, writable: bool) -> NfcLane {
+        NfcLane { slot, owner, facts, limits, writable, refused: VecDeque::new(), in_flight: 0 }
+    }
+
+    fn check(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
+        let size = self.facts.size;
+        check_request(span, work, size, self.writable, &self.facts.name)?;
+        let ends_well = span.end().is_multiple_of(SECTOR_BYTES) || span.end() == size;
+        if span.offset.is_multiple_of(SECTOR_BYTES) && ends_well && span.length <= self.limits.bytes_max {
+            return Ok(());
+        }
+        let text = format!("NFC takes multiples of {SECTOR_BYTES} bytes, up to {}", self.limits.bytes_max);
+        let source = io::Error::new(io::ErrorKind::InvalidInput, text);
+        Err(DiskError::new(work.op(), span, &self.facts.name, source))
+    }
+
+    fn wait(&self, seen: &mut dyn FnMut(u64, &[u8])) -> Completion {
+        loop {
+            // Between two reads of the stream others may have it.
+            let mut connection = self.slot.lock();
+            if let Some(ended) = connection.take(self.owner) {
+                drop(connection);
+                return self.completion(ended);
+            }
+            connection.receive();
+            // Who looks long at bytes would keep others from theirs.
+            if !connection.others_wait(self.owner)
+                && let Some((id, bytes)) = connection.arriving(self.owner)
+            {
+                seen(id, bytes);
+            }
+        }
+    }
+
+    fn completion(&self, ended: Ended) -> Completion {
+        let Ended { owner, span, work, codec, wire, result, .. } = ended;
+        if result.is_ok() && matches!(work, Work::Read(_)) {
+            self.facts.on_read(codec, span.length, wire, Instant::now());
+        }
+        let result = result.map(drop).map_err(|failure| {
+            DiskError::with_kind(failure.kind, work.op(), span, &self.facts.name, failure.source)
+        });
+        Completion { id: owner.id, span, work, result }
+    }
+}
+
+impl Lane for NfcLane {
+    fn submit(&mut self, request: Request) {
+        let Request { id, span, work } = request;
+        self.in_flight += 1;
+        if let Err(error) = self.check(span, &work) {
+            return self.refused.push_back(Completion { id, span, work, result: Err(error) });
+        }
+        let codec = if matches!(work, Work::Read(_)) { self.facts.codec() } else { Codec::None };
+        self.facts.keep_alive();
+        self.slot.lock().start_work(Owner { owner: self.owner, id }, span, work, codec);
+    }
+
+    fn complete(&mut self) -> Option<Completion> {
+        self.complete_seeing(&mut |_, _| {})
+    }
+
+    fn complete_seeing(&mut self, seen: &mut dyn FnMut(u64, &[u8])) -> Option<Completion> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let completion = self.refused.pop_front().unwrap_or_else(|| self.wait(seen));
+        self.in_flight -= 1;
+        Some(completion)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn is_broken(&self) -> bool {
+        self.slot.lock().is_broken()
+    }
+}
+
+impl Drop for NfcLane {
+    fn drop(&mut self) {
+        self.slot.lock().abandon(self.owner);
+    }
+}
