@@ -109,6 +109,7 @@ impl Session {
             disk_key: frozen.key,
             capacity_bytes: frozen.capacity_bytes,
             last: Mutex::default(),
+            effort: Mutex::default(),
             notes: notes.clone(),
         }))
     }
