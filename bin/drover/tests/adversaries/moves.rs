@@ -38,6 +38,7 @@ impl Life {
                 site.look_for_secrets().map_err(|found| tell(&story, found))?;
                 return Ok("through".to_string());
             }
+            failed(&site, &ended).map_err(|found| tell(&story, found))?;
         }
         let goes_on = dice.percent(60);
         let ending = after(&site, &plan, goes_on).map_err(|found| tell(&story, found))?;
@@ -97,6 +98,17 @@ pub fn arrived(site: &Site, ended: &Ended) -> Result<(), Violation> {
     match site.snapshots() {
         left if left.is_empty() => Ok(()),
         left => source(format!("snapshots are left: {left:?}")),
+    }
+}
+
+/// A run that failed by itself has put everything back, or says what it left behind.
+pub fn failed(site: &Site, ended: &Ended) -> Result<(), Violation> {
+    let is_told = ended.said.contains("left behind");
+    match ended.code {
+        Some(1..) if !is_told => given_up(site, ended).map_err(|found| {
+            Violation::new(found.kind, format!("nothing is said to be left behind: {}", found.what))
+        }),
+        _ => Ok(()),
     }
 }
 

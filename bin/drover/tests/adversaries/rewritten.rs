@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
-use crate::moves::{after, arrived};
+use crate::moves::{after, arrived, failed};
 use crate::proxy::{Proxy, REWRITES, Rewrite, Rule};
 use crate::site::Site;
 use crate::tally::{Ending, Violation};
@@ -41,6 +41,7 @@ pub fn round(dice: &mut Dice) -> Ending {
         site.look_for_secrets().map_err(|found| tell(&story, found))?;
         return Ok("through".to_string());
     }
+    failed(&site, &ended).map_err(|found| tell(&story, found))?;
     let goes_on = dice.percent(60);
     let ending =
         after(&site, &plan, goes_on).map_err(|found| tell(&format!("{story} {}", ended.said), found))?;
