@@ -77,6 +77,16 @@ impl Slice {
         Slice { buffer, range }
     }
 
+    /// The bytes `range` of this slice, of the same buffer.
+    ///
+    /// # Panics
+    /// If the range does not lie in the slice.
+    pub fn part(&self, range: Range<usize>) -> Slice {
+        assert!(range.end <= self.range.len(), "part {range:?} of {}", self.range.len());
+        let start = self.range.start;
+        Slice::new(self.buffer.clone(), start + range.start..start + range.end)
+    }
+
     /// Gives up the slice and, if it was the last, returns the buffer for further use.
     pub fn into_buffer(self) -> Option<Buffer> {
         Arc::into_inner(self.buffer)
@@ -115,6 +125,7 @@ mod tests {
     fn the_last_slice_gives_the_buffer_back() {
         let buffer = Arc::new(Buffer::zeroed(8192));
         let (a, b) = (Slice::new(buffer.clone(), 0..4096), Slice::new(buffer, 4096..8192));
+        assert_eq!(b.part(96..196).range, 4192..4292);
         assert!(a.into_buffer().is_none());
         assert_eq!(b.into_buffer().map(|buffer| buffer.capacity()), Some(8192));
     }

@@ -1,14 +1,15 @@
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
-use drover_types::{ByteSpan, Extent};
+use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, Work, check_span};
+use drover_types::{BLOCK_BYTES, ByteSpan, Extent};
 
 use crate::connection::{Connection, Ended};
 use crate::handshake::{Contexts, Export, Style};
 use crate::lane::NbdLane;
+use crate::pieces::PiecesLane;
 use crate::reply::{DirtyExtent, Status, Ticket};
 use crate::route::{Route, open_error};
 use crate::tls::TlsFiles;
@@ -33,16 +34,19 @@ const STATUS_BYTES_MAX: u64 = 1 << 30;
 /// Tries to get an answer about it, on as many connections.
 const STATUS_TRIES: usize = 3;
 
-/// How long a further connection may take when the server did not say that it takes several: one
-/// that serves a single client lets the others wait without a word (qemu-nbd without --shared).
-const SECOND_CONNECTION_WAIT: Duration = Duration::from_secs(2);
+/// How long a further connection may take at least, and how many times as long as the first one did: a server lets
+/// clients beyond its limit wait without a word (qemu-nbd with --shared=N), whether it says that it takes several or not.
+const FURTHER_WAIT_MIN: Duration = Duration::from_secs(2);
+const FURTHER_WAIT_FACTOR: u32 = 4;
 
 /// Further connections that a server may end although it says that it takes several, before it is believed that it
-/// takes one (a limit on its clients).
+/// takes no more (a limit on its clients).
 const REFUSALS_MAX: u32 = 4;
 
 /// Owner of questions for block status and flushes on a shared connection.
 const CONTROL: u64 = 0;
+
+const TICKET: Ticket = Ticket { owner: CONTROL, id: 0 };
 
 /// How to talk to a server.
 #[derive(Clone, Debug)]
@@ -101,10 +105,14 @@ pub struct NbdDisk {
     control: Mutex<Arc<Slot>>,
     /// Whether all lanes share the control connection.
     single: AtomicBool,
-    /// Whether the server let in more than one connection.
-    several: AtomicBool,
-    /// Further connections that it ended at once, while it served the first, before it let in any.
+    /// Connections that lanes have of their own, or share because the server lets in no more.
+    lanes: Mutex<Vec<Weak<Slot>>>,
+    /// How many of these the server lets in, once it let in no more.
+    lanes_full: AtomicUsize,
+    /// Further connections that it ended at once, while it served others.
     refusals: AtomicU32,
+    /// How long a further connection may take.
+    further_wait: Duration,
     /// Whether a connection broke since the last flush.
     lost: Arc<AtomicBool>,
     no_status: AtomicBool,
@@ -131,10 +139,25 @@ impl Slot {
         lock(&self.connection)
     }
 
+    /// Whether it is broken, without waiting for who uses it now: they will see.
+    fn is_known_broken(&self) -> bool {
+        self.connection.try_lock().is_ok_and(|connection| connection.is_broken())
+    }
+
     /// Sends a request of the disk itself and waits for its end.
     fn call(&self, command: Command, span: ByteSpan) -> Ended {
+        self.do_alone(|connection| connection.start_plain(TICKET, command, span))
+    }
+
+    /// Reads a little, to see whether an answer comes.
+    fn look(&self, span: ByteSpan) {
+        let work = Work::Read(Buffer::zeroed(span.length as usize));
+        self.do_alone(|connection| connection.start_work(TICKET, span, work));
+    }
+
+    fn do_alone(&self, start: impl FnOnce(&mut Connection)) -> Ended {
         let mut connection = self.lock();
-        connection.start_plain(Ticket { owner: CONTROL, id: 0 }, command, span);
+        start(&mut connection);
         loop {
             if let Some(ended) = connection.take(CONTROL) {
                 return ended;
@@ -179,7 +202,10 @@ impl NbdDisk {
         let lost = Arc::new(AtomicBool::new(false));
         let failed = |error| open_error(&name, error);
         let route = Arc::new(Route::new(uri, &options).map_err(failed)?);
+        let started = Instant::now();
         let connection = route.connect(options.timeout, &lost).map_err(failed)?;
+        let further_wait =
+            (started.elapsed() * FURTHER_WAIT_FACTOR).max(FURTHER_WAIT_MIN).min(options.timeout);
         let export = *connection.export();
         let single = options.single || (writable && !export.has(flag::MULTI_CONN));
         Ok(NbdDisk {
@@ -191,8 +217,10 @@ impl NbdDisk {
             writable,
             control: Mutex::new(Slot::new(connection)),
             single: AtomicBool::new(single),
-            several: AtomicBool::new(false),
+            lanes: Mutex::default(),
+            lanes_full: AtomicUsize::new(usize::MAX),
             refusals: AtomicU32::new(0),
+            further_wait,
             lost,
             no_status: AtomicBool::new(false),
             next_owner: AtomicU64::new(CONTROL + 1),
@@ -290,40 +318,71 @@ impl NbdDisk {
         Ok(connection)
     }
 
-    /// A connection of a lane's own, or the one that all share.
     /// Whether lanes may have to share a connection.
     pub(crate) fn shares_connection(&self) -> bool {
-        self.single.load(SeqCst)
+        self.single.load(SeqCst) || self.lanes_full.load(SeqCst) != usize::MAX
     }
 
+    /// A connection of a lane's own, or one that it shares with others.
     fn lane_slot(&self) -> Result<Arc<Slot>, DiskError> {
         if self.single.load(SeqCst) {
             return self.control();
         }
-        let has_let_in = self.several.load(SeqCst);
-        let says_so = self.export.has(flag::MULTI_CONN);
-        let limit = match has_let_in || says_so {
-            true => self.options.timeout,
-            false => self.options.timeout.min(SECOND_CONNECTION_WAIT),
-        };
-        match self.connect_again(limit) {
-            Ok(connection) => {
-                self.several.store(true, SeqCst);
-                Ok(Slot::new(connection))
-            }
-            // The server lives but lets nobody else in: share what we have, now and from now on. One
-            // that did let others in is only busy, or gone; one that says it would may be, for a moment.
-            Err(error)
-                if !has_let_in
-                    && error.kind != DiskErrorKind::Corrupt
-                    && lock(&self.control).lock().probe()
-                    && (!says_so || self.refusals.fetch_add(1, SeqCst) + 1 >= REFUSALS_MAX) =>
-            {
-                self.single.store(true, SeqCst);
-                self.control()
-            }
-            Err(error) => Err(error),
+        if let Some(slot) = self.shared_slot() {
+            return Ok(slot);
         }
+        let error = match self.connect_again(self.further_wait) {
+            Ok(connection) => {
+                let slot = Slot::new(connection);
+                lock(&self.lanes).push(Arc::downgrade(&slot));
+                return Ok(slot);
+            }
+            Err(error) => error,
+        };
+        // A server that lives and lets nobody else in has admitted what it admits: that is shared from now on. One that
+        // ends connections at once may only be busy for a moment, if it said that it takes several.
+        if error.kind == DiskErrorKind::Corrupt || !self.answers() {
+            return Err(error);
+        }
+        let lets_wait = error.source.kind() == io::ErrorKind::TimedOut;
+        let is_limit = lets_wait || self.refusals.fetch_add(1, SeqCst) + 1 >= REFUSALS_MAX;
+        let admitted = self.live_lanes().len();
+        if admitted > 0 && is_limit {
+            self.lanes_full.store(admitted, SeqCst);
+        } else if admitted == 0 && (is_limit || !self.export.has(flag::MULTI_CONN)) {
+            self.single.store(true, SeqCst);
+            return self.control();
+        }
+        self.least_used().ok_or(error)
+    }
+
+    /// Whether the server answers on the connection that there is. One that stands still as a whole lets new clients
+    /// wait, too.
+    fn answers(&self) -> bool {
+        let control = lock(&self.control).clone();
+        let length = self.export.block.minimum.max(512).min(self.export.size);
+        let span = ByteSpan::new(0, length);
+        if control.lock().probe() && !span.is_empty() {
+            control.look(span);
+        }
+        !control.lock().is_broken()
+    }
+
+    /// A connection to share, if the server lets in no more than there are.
+    fn shared_slot(&self) -> Option<Arc<Slot>> {
+        let is_full = self.live_lanes().len() >= self.lanes_full.load(SeqCst);
+        if is_full { self.least_used() } else { None }
+    }
+
+    fn least_used(&self) -> Option<Arc<Slot>> {
+        self.live_lanes().into_iter().min_by_key(Arc::strong_count)
+    }
+
+    /// Connections of lanes that stand.
+    fn live_lanes(&self) -> Vec<Arc<Slot>> {
+        let mut lanes = lock(&self.lanes);
+        lanes.retain(|slot| slot.strong_count() > 0);
+        lanes.iter().filter_map(Weak::upgrade).filter(|slot| !slot.is_known_broken()).collect()
     }
 
     fn error(&self, op: DiskOp, ended: Ended) -> Result<Ended, DiskError> {
@@ -365,10 +424,11 @@ impl Disk for NbdDisk {
 
     fn limits(&self) -> Limits {
         let block = self.export.block;
+        let bytes_max = block.maximum.max(BLOCK_BYTES);
         Limits {
             bytes_min: block.minimum,
-            bytes_preferred: block.preferred.max(REQUEST_BYTES_PREFERRED).min(block.maximum),
-            bytes_max: block.maximum,
+            bytes_preferred: block.preferred.max(REQUEST_BYTES_PREFERRED).min(bytes_max),
+            bytes_max,
             lanes_max: if self.single.load(SeqCst) { LANES_SHARING } else { LANES_MAX },
             depth_max: DEPTH_MAX,
         }
@@ -403,7 +463,9 @@ impl Disk for NbdDisk {
     fn open_lane(&self) -> Result<Box<dyn Lane>, DiskError> {
         let slot = self.lane_slot()?;
         let owner = self.next_owner.fetch_add(1, SeqCst);
-        Ok(Box::new(NbdLane::new(slot, owner, self.route.clone(), self)))
+        let (lane, bytes_max) =
+            (NbdLane::new(slot, owner, self.route.clone(), self), self.export.block.maximum);
+        Ok(if bytes_max < BLOCK_BYTES { Box::new(PiecesLane::new(lane, bytes_max)) } else { Box::new(lane) })
     }
 
     fn flush(&self) -> Result<(), DiskError> {

@@ -110,7 +110,7 @@ impl NbdLane {
         io::Error::new(source.kind(), text)
     }
 
-    fn check(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
+    pub fn check(&self, span: ByteSpan, work: &Work) -> Result<(), DiskError> {
         check_request(span, work, self.size, self.writable, &self.name)?;
         let Limits { bytes_min, bytes_max, .. } = self.limits;
         let ends_well = span.end().is_multiple_of(bytes_min) || span.end() == self.size;

@@ -14,6 +14,7 @@
 //! reply       pure: what a request still waits for, and checks that its answer makes sense
 //! connection  one stream: sends requests, receives replies into their buffers
 //! disk, lane  NbdDisk and its lanes: which connection does what, reconnects, flush
+//! pieces      a lane to a server that takes less than a block at a time
 //! ```
 //!
 //! Sources: NBD `doc/proto.md` (with the extension for extended headers), `doc/uri.md`.
@@ -27,6 +28,7 @@ pub mod fuzzing;
 mod handshake;
 mod lane;
 mod list;
+mod pieces;
 mod psk;
 mod reply;
 mod route;
@@ -39,7 +41,7 @@ pub use disk::{NbdDisk, NbdOptions};
 pub use drover_stream::printable;
 pub use handshake::BlockSizes;
 pub use list::{ExportInfo, ExportList, list};
-pub use reply::DirtyExtent;
+pub use reply::{DirtyExtent, ServerError};
 pub use talk::HandshakeError;
 pub use tls::TlsFiles;
 pub use uri::{Address, NbdUri, UriError, UriTls};

@@ -213,7 +213,23 @@ fn server_error(error: u32, message: &str) -> Failure {
         _ => (K::Failed, "an error the protocol does not know"),
     };
     let said = if message.is_empty() { String::new() } else { format!(": {}", printable(message)) };
-    Failure { kind, source: io::Error::other(format!("the server reports error {error}, {name}{said}")) }
+    let text = format!("the server reports error {error}, {name}{said}");
+    Failure { kind, source: io::Error::other(ServerError { number: error, text }) }
+}
+
+/// What a server answered a request with, the source of a [`drover_disk::DiskError`]. The connection stands.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct ServerError {
+    number: u32,
+    text: String,
+}
+
+impl ServerError {
+    /// Whether the server cannot get at its own disk, or lacks memory; it has not gone away.
+    pub fn is_of_its_disk(&self) -> bool {
+        matches!(self.number, 5 | 12)
+    }
 }
 
 /// Spans that came in, apart from each other and in order.

@@ -28,9 +28,14 @@ const ADDRESSES_MAX: usize = 8;
 /// One that swallows packets costs [`HEAD_START`], not the whole time: hosts often have an IPv6
 /// address that leads nowhere. Looking the name up has the resolver's own limits.
 pub fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
-    let addresses: VecDeque<_> = (host, port).to_socket_addrs()?.take(ADDRESSES_MAX).collect();
+    // The resolver's errors have no kind. A name that is not known now may be later, as a host that is away.
+    let unknown = |why: &dyn std::fmt::Display| {
+        io::Error::new(io::ErrorKind::HostUnreachable, format!("the name {host} has no address: {why}"))
+    };
+    let found = (host, port).to_socket_addrs().map_err(|error| unknown(&error))?;
+    let addresses: VecDeque<_> = found.take(ADDRESSES_MAX).collect();
     if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        return Err(unknown(&"the resolver found none"));
     }
     let stream = TcpStream::from(race(addresses, timeout)?);
     stream.set_nonblocking(false)?;

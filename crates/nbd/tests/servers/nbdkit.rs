@@ -83,6 +83,11 @@ fn reads_through_what_filters_do_to_a_server() {
         reads_with(&["--filter=delay", "rdelay=2ms"], 1 << 20);
         let policy = ["--filter=blocksize-policy", "blocksize-minimum=512", "blocksize-maximum=64K"];
         reads_with(&[&policy[..], &["blocksize-error-policy=error"]].concat(), 3 << 20);
+        for maximum in ["blocksize-maximum=32K", "blocksize-maximum=4K"] {
+            let policy =
+                ["--filter=blocksize-policy", "blocksize-preferred=512", "blocksize-minimum=512", maximum];
+            reads_with(&[&policy[..], &["blocksize-error-policy=error"]].concat(), 3 << 20);
+        }
     }
 }
 
@@ -101,6 +106,9 @@ fn writes_through_what_filters_do_to_a_server() {
         writes_with(&["--filter=multi-conn", "multi-conn-mode=disable"], 1);
         let policy = ["--filter=blocksize-policy", "blocksize-minimum=4096", "blocksize-maximum=64K"];
         writes_with(&[&policy[..], &["blocksize-error-policy=error"]].concat(), 4096);
+        let policy = ["--filter=blocksize-policy", "blocksize-preferred=512", "blocksize-minimum=512"];
+        let policy = [&policy[..], &["blocksize-maximum=8K", "blocksize-error-policy=error"]].concat();
+        writes_with(&policy, 512);
     }
 }
 

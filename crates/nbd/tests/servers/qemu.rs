@@ -3,8 +3,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use drover_disk::{Disk, conformance};
+use drover_disk::{Buffer, Disk, Lane, Request, Work, conformance};
 use drover_nbd::{NbdDisk, NbdOptions};
+use drover_types::ByteSpan;
 
 use crate::process::{installed, qemu_nbd};
 use crate::{Dir, text};
@@ -71,4 +72,44 @@ fn reads_a_server_that_takes_one_client_and_ends_with_it() {
     let started = Instant::now();
     conformance::check_reader(&disk, &content);
     println!("one client: suite in {:?}, lanes {}", started.elapsed(), disk.limits().lanes_max);
+}
+
+#[test]
+fn lanes_share_the_connections_that_a_server_lets_in() {
+    if !installed("qemu-nbd") {
+        return;
+    }
+    let dir = Dir::new();
+    let (path, content) = (dir.file("disk"), conformance::pattern(1 << 20));
+    std::fs::write(&path, &content).unwrap();
+    std::thread::scope(|scope| {
+        for shared in ["--shared=2", "--shared=3", "--shared=4"] {
+            let (path, content) = (&path, &content);
+            scope.spawn(move || {
+                let server =
+                    qemu_nbd(&["--persistent", shared, "--format", "raw", "--read-only", text(path)]);
+                let disk = NbdDisk::open_source(&server.uri(), NbdOptions::default()).unwrap();
+                // Twice: connections that were given back may be had again.
+                for _ in 0..2 {
+                    let mut lanes: Vec<_> = (0..8).map(|_| disk.open_lane().unwrap()).collect();
+                    for (number, lane) in lanes.iter_mut().enumerate() {
+                        let start = number << 12;
+                        assert!(
+                            read(lane.as_mut(), start) == content[start..start + 4096],
+                            "{shared} {number}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn read(lane: &mut dyn Lane, start: usize) -> Vec<u8> {
+    let span = ByteSpan::new(start as u64, 4096);
+    lane.submit(Request { id: 1, span, work: Work::Read(Buffer::zeroed(4096)) });
+    let done = lane.complete().unwrap();
+    done.result.unwrap();
+    let Work::Read(bytes) = done.work else { panic!("a read stays one") };
+    bytes.to_vec()
 }
