@@ -50,6 +50,8 @@ pub struct Copier {
     queue: Queue,
     landed: Landed,
     stop: Option<StopCause>,
+    /// Nothing is started before, because a flush failed.
+    rests_until: Duration,
     totals: Totals,
 }
 
@@ -73,6 +75,7 @@ impl Copier {
             queue: Queue::default(),
             landed: Landed::default(),
             stop: None,
+            rests_until: Duration::ZERO,
             totals: Totals { resumed, ..Totals::default() },
         }
     }
@@ -147,6 +150,9 @@ impl Copier {
 
     /// What a worker with room for one more request should do. `now` never goes back.
     pub fn next(&mut self, now: Duration) -> Next {
+        if self.stop.is_none() && now < self.rests_until {
+            return Next::Wait(Some(self.rests_until));
+        }
         if self.flush_is_due(now) {
             return Next::Flush(self.landed.start_flush(now));
         }
@@ -232,13 +238,19 @@ impl Copier {
     /// that will not pass stops the copy, and a resume starts from what was recorded.
     pub fn flush_failed(&mut self, failure: Failure, now: Duration) {
         let (attempts, since) = self.landed.flush_failed(now);
-        let again = failure == Failure::Transient
-            && self.config.retry.after_transient(attempts, since) != Verdict::GiveUp;
+        let verdict = match failure {
+            Failure::Transient => self.config.retry.after_flush(attempts, since),
+            Failure::Corrupt | Failure::Fatal => Verdict::GiveUp,
+        };
         self.target_lost();
-        if !again {
-            self.stop(StopCause::Failed);
-            // Nothing will be recorded any more, not even zeros that need no write: no flush would succeed.
-            self.landed.give_up();
+        match verdict {
+            // Written again at once it would most likely be for nothing, and for the same nothing as fast as the disks go.
+            Verdict::Again(pause) => self.rests_until = now + pause,
+            Verdict::GiveUp => {
+                self.stop(StopCause::Failed);
+                // Nothing will be recorded any more, not even zeros that need no write: no flush would succeed.
+                self.landed.give_up();
+            }
         }
     }
 

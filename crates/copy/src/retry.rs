@@ -17,6 +17,9 @@ pub struct RetryPolicy {
     pub give_up_after: Duration,
     /// Tries for an answer that cannot be right; a broken wire may pass, a broken server does not.
     pub corrupt_attempts_max: u32,
+    /// Flushes in a row that fail. Each costs writing all again that landed since the last good one, up to 256 MiB, so
+    /// time alone is no bound.
+    pub flush_attempts_max: u32,
 }
 
 impl Default for RetryPolicy {
@@ -27,6 +30,7 @@ impl Default for RetryPolicy {
             attempts_min: 5,
             give_up_after: Duration::from_secs(120),
             corrupt_attempts_max: 3,
+            flush_attempts_max: 12,
         }
     }
 }
@@ -47,6 +51,14 @@ impl RetryPolicy {
             return Verdict::GiveUp;
         }
         Verdict::Again(self.pause(attempts))
+    }
+
+    /// The verdict after flush number `attempts` in a row that failed, `since_first` after the first of them.
+    pub fn after_flush(&self, attempts: u32, since_first: Duration) -> Verdict {
+        if attempts >= self.flush_attempts_max {
+            return Verdict::GiveUp;
+        }
+        self.after_transient(attempts, since_first)
     }
 
     /// The verdict after an answer that cannot be right.

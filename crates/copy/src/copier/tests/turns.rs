@@ -79,8 +79,10 @@ fn what_is_found_as_it_was_known_is_recorded_again_whatever_flush_fails() {
     assert!(copier.read(blocks(0, 1), vec![DATA]).is_empty());
     let Next::Flush(_) = next(&mut copier) else { panic!("flushes") };
     copier.flush_failed(Failure::Transient, Duration::ZERO);
-    assert_eq!(flushed(&mut copier), [again], "it was there before this run, so no flush loses it");
-    assert_eq!(next(&mut copier), Next::Done);
+    let Next::Wait(Some(rest)) = next(&mut copier) else { panic!("rests") };
+    let Next::Flush(ticket) = copier.next(rest) else { panic!("flushes") };
+    assert_eq!(copier.flushed(ticket, rest), [again], "it was there before this run, so no flush loses it");
+    assert_eq!(copier.next(rest), Next::Done);
 }
 
 #[test]
@@ -172,6 +174,48 @@ fn a_flush_that_fails_for_now_is_tried_again_and_not_for_ever() {
     assert!(tries > 2 && now > config().retry.give_up_after, "{tries} tries, {now:?}");
     assert_eq!((copier.next(now), copier.stop_cause()), (Next::Stopped, Some(StopCause::Failed)));
     assert!(copier.is_over());
+}
+
+#[test]
+fn what_a_flush_lost_is_written_again_after_pauses_that_grow_and_a_bounded_number_of_times() {
+    let mut copier = Copier::new(config(), LeafTable::new(BLOCK_BYTES));
+    map_as_data(&mut copier);
+    let (mut now, mut pauses) = (Duration::ZERO, Vec::new());
+    while copier.stop_cause().is_none() {
+        match copier.next(now) {
+            Next::Read(span) => {
+                copier.read(span, vec![DATA]);
+                copier.landed(span);
+            }
+            Next::Flush(_) => copier.flush_failed(Failure::Transient, now),
+            Next::Wait(Some(until)) => {
+                pauses.push(until - now);
+                now = until;
+            }
+            other => panic!("{other:?}"),
+        }
+        copier.check_invariants();
+        assert!(pauses.len() < 100, "no end");
+    }
+    assert!(pauses.is_sorted() && pauses[0] < pauses[4], "{pauses:?}");
+    let retry = config().retry;
+    assert_eq!(copier.totals().written, u64::from(retry.flush_attempts_max) * BLOCK_BYTES);
+    // Without that bound time would have been one.
+    assert!(now < retry.give_up_after, "{now:?}");
+}
+
+#[test]
+fn a_copy_that_is_to_stop_does_not_rest_first() {
+    let mut copier = Copier::new(config(), LeafTable::new(BLOCK_BYTES));
+    map_as_data(&mut copier);
+    assert_eq!(next(&mut copier), Next::Read(blocks(0, 1)));
+    copier.read(blocks(0, 1), vec![DATA]);
+    copier.landed(blocks(0, 1));
+    let Next::Flush(_) = next(&mut copier) else { panic!("flushes") };
+    copier.flush_failed(Failure::Transient, Duration::ZERO);
+    assert!(matches!(next(&mut copier), Next::Wait(Some(_))));
+    copier.stop(StopCause::Cancelled);
+    assert_eq!(next(&mut copier), Next::Stopped);
 }
 
 #[test]
