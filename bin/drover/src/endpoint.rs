@@ -5,10 +5,12 @@
 //! source    disks to be read
 //! target    disks to be written, and which of them are refused
 //! existing  targets that hold all but a part already
+//! again     targets opened once more, to be verified
 //! agent     disks of other sites
 //! guard     what must not be overwritten, whosever it is
 //! ```
 
+mod again;
 pub mod agent;
 mod existing;
 pub mod guard;
@@ -23,6 +25,7 @@ use std::sync::Arc;
 use drover_agent::AgentDisk;
 use drover_disk::Disk;
 
+pub use again::for_verify;
 pub use existing::open_existing_target;
 pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
 pub use source::{Named, find_disk, open_in_place, open_source};

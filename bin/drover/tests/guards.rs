@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -52,9 +52,12 @@ fn half_copied(source: &Path, target: &Path, journal: &Path) {
 
 /// Records the first half of `content` in a new journal of the target.
 fn record_half(journal: &Path, target: &Path, source: &Path, content: &[u8]) {
-    let identity = FileDisk::open_source(source).unwrap().identity();
+    record_half_as(journal, target, &FileDisk::open_source(source).unwrap().identity(), content);
+}
+
+fn record_half_as(journal: &Path, target: &Path, identity: &str, content: &[u8]) {
     let size = content.len() as u64;
-    let start = JournalFile::start(journal, size, &identity, &file_tag(target).unwrap(), true).unwrap();
+    let start = JournalFile::start(journal, size, identity, &file_tag(target).unwrap(), true).unwrap();
     let mut journal = start.journal;
     let border = content.len() / 2 / 65536 * 65536;
     for (block, bytes) in content[..border].chunks(65536).enumerate() {
@@ -398,4 +401,40 @@ fn empty_disks_are_copied_hashed_and_compared() {
     copied(&drover, &source, &folder.path().join("second"), &["--verify", "source"]);
     assert_eq!(drover.run(&["hash", text(&source)]).unwrap().code, Some(0));
     assert_eq!(drover.run(&["verify", text(&source), text(&target)]).unwrap().code, Some(0));
+}
+
+#[test]
+fn a_copy_does_not_go_on_with_a_source_that_was_written_and_given_its_old_times() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB);
+    let target = folder.path().join("target");
+    half_copied(&source, &target, &journal_path(&target));
+    let before = rustix::fs::stat(&source).unwrap();
+    let file = std::fs::File::options().write(true).open(&source).unwrap();
+    file.write_all_at(b"changed", 3 * 65536).unwrap();
+    let then = rustix::fs::Timespec { tv_sec: before.st_mtime, tv_nsec: before.st_mtime_nsec as _ };
+    let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
+    rustix::fs::futimens(&file, &times).unwrap();
+    drop(file);
+    let said = copied(&drover, &source, &target, &[]);
+    assert!(said.contains("the source has changed"), "{said}");
+}
+
+#[test]
+fn a_copy_that_a_drover_began_which_recorded_no_times_of_change_is_gone_on_with() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", 2 * MIB);
+    let target = folder.path().join("target");
+    half_copied(&source, &target, &journal_path(&target));
+    let identity = FileDisk::open_source(&source).unwrap().identity();
+    let (before, _) = identity.split_once(" ctime=").unwrap();
+    std::fs::remove_file(journal_path(&target)).unwrap();
+    record_half_as(&journal_path(&target), &target, before, &std::fs::read(&source).unwrap());
+    let header = std::fs::read(journal_path(&target)).unwrap()[..128].to_vec();
+    let link = folder.path().join("journal");
+    std::fs::hard_link(journal_path(&target), &link).unwrap();
+    let said = copied(&drover, &source, &target, &[]);
+    assert!(said.contains("resumed"), "{said}");
+    // As that drover left it, so that it goes on with it, too.
+    assert_eq!(std::fs::read(link).unwrap()[..128], header);
 }

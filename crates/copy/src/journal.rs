@@ -59,8 +59,13 @@ pub struct Header {
 impl Header {
     /// A header for these identities.
     pub fn new(size: u64, source: &str, target: &str, epoch: u64) -> Self {
-        let hash = |text: &str| Digest(*blake3::hash(text.as_bytes()).as_bytes());
         Header { size, source: hash(source), target: hash(target), epoch, version: VERSION }
+    }
+
+    /// Whether the journal is of this source. Journals of before drover looked at files' times of change name it
+    /// without: they are gone on with, as the drover does that made them.
+    pub fn is_of(&self, source: &str) -> bool {
+        self.source == hash(source) || self.source == hash(&without_change_times(source))
     }
 
     /// Whether records of passes may be appended to this journal.
@@ -132,6 +137,20 @@ impl Header {
     fn key(&self) -> [u8; 32] {
         *blake3::hash(&self.encode()).as_bytes()
     }
+}
+
+fn hash(text: &str) -> Digest {
+    Digest(*blake3::hash(text.as_bytes()).as_bytes())
+}
+
+/// What stands before the time of change in the text that identifies a file.
+const CHANGE_TIME: &str = " ctime=";
+
+fn without_change_times(source: &str) -> String {
+    let mut parts = source.split(CHANGE_TIME);
+    let first = parts.next().unwrap_or_default();
+    let rest = parts.map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'));
+    std::iter::once(first).chain(rest).collect()
 }
 
 /// One record.

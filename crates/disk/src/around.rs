@@ -80,6 +80,10 @@ impl<T: Around> Disk for T {
         Around::flush(self)
     }
 
+    fn check_same(&self) -> Result<(), DiskError> {
+        self.inner().check_same()
+    }
+
     fn reserve_bytes(&self) -> u64 {
         self.inner().reserve_bytes()
     }

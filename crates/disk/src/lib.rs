@@ -32,7 +32,8 @@ pub use buffer::{BUFFER_ALIGN, Buffer, Slice};
 pub use check::{check_request, check_span};
 pub use error::{DiskError, DiskErrorKind, DiskOp};
 pub use file::{
-    FileDisk, FileKind, HostFile, LockedFile, OpenTarget, free_bytes, holds_nothing, is_writable_dir,
+    FileDisk, FileKind, HostFile, LockedFile, OpenTarget, check_no_writer, free_bytes, holds_nothing,
+    is_writable_dir,
 };
 pub use lanes::Lanes;
 pub use memory::MemDisk;
@@ -81,6 +82,15 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// When the backend cannot promise that.
     fn flush(&self) -> Result<(), DiskError>;
+
+    /// Looks whether the disk still is what was opened: a source that nobody wrote to since, a target that lies where
+    /// it lay and has its size. To be asked when a transfer is over. What a backend cannot tell counts as the same.
+    ///
+    /// # Errors
+    /// When it is not, with what happened to it.
+    fn check_same(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
 
     /// How many bytes of space [`Disk::reserve`] had best be asked for at a time; 0 if it gains nothing.
     fn reserve_bytes(&self) -> u64 {

@@ -2,7 +2,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use drover_disk::{
-    Completion, Disk, DiskError, DiskOp, Features, Lane, Limits, Request, Work, check_request, check_span,
+    Completion, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, Request, Work, check_request,
+    check_span,
 };
 use drover_types::{ByteSpan, Extent};
 
@@ -15,6 +16,8 @@ pub struct ImageDisk {
     image: Arc<Image>,
     format: Format,
     notes: Vec<String>,
+    /// Its identity when it was opened.
+    opened: String,
 }
 
 /// What the lanes share.
@@ -42,7 +45,8 @@ const RUNS_MAX: usize = 8 * EXTENTS_MAX;
 
 impl ImageDisk {
     pub(crate) fn new(name: String, chain: Chain, format: Format, notes: Vec<String>) -> ImageDisk {
-        ImageDisk { image: Arc::new(Image { name, chain }), format, notes }
+        let opened = identity(format, &chain);
+        ImageDisk { image: Arc::new(Image { name, chain }), format, notes, opened }
     }
 
     /// The format of the image that was opened.
@@ -72,8 +76,16 @@ impl Disk for ImageDisk {
 
     /// Device, inode, size and modification time of every file it consists of.
     fn identity(&self) -> String {
-        let files: Vec<String> = self.image.chain.sources().map(|source| source.identity()).collect();
-        format!("{} {} [{}]", self.format, self.size(), files.join(" "))
+        identity(self.format, &self.image.chain)
+    }
+
+    fn check_same(&self) -> Result<(), DiskError> {
+        if self.opened == self.identity() {
+            return Ok(());
+        }
+        let why = "it was changed while it was read: stop whatever writes to it, or read a snapshot";
+        let (kind, source) = (DiskErrorKind::Failed, std::io::Error::other(why));
+        Err(DiskError::with_kind(kind, DiskOp::Read, ByteSpan::new(0, 0), self.name(), source))
     }
 
     fn limits(&self) -> Limits {
@@ -129,6 +141,11 @@ impl Disk for ImageDisk {
     fn flush(&self) -> Result<(), DiskError> {
         Ok(())
     }
+}
+
+fn identity(format: Format, chain: &Chain) -> String {
+    let files: Vec<String> = chain.sources().map(|source| source.identity()).collect();
+    format!("{format} {} [{}]", chain.size(), files.join(" "))
 }
 
 impl Image {

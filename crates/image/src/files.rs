@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::fault::{about, refused, unsupported};
-use crate::in_use;
 use crate::open::OpenOptions;
 use crate::source::FileSource;
 
@@ -39,7 +38,7 @@ impl Files {
     /// When the image is in use, and that was not allowed.
     pub(crate) fn new(options: &OpenOptions, top: &FileSource) -> io::Result<Files> {
         if !options.in_use {
-            in_use::check(top)?;
+            top.check_no_writer()?;
         }
         let root = top.path().parent().unwrap_or(Path::new("/")).to_path_buf();
         let rule = match options.references {
@@ -81,7 +80,7 @@ impl Files {
         // Once more, by where the open file is: a link may have been put there meanwhile.
         self.check(source.path())?;
         if !self.in_use {
-            in_use::check(&source)?;
+            source.check_no_writer()?;
         }
         self.opened += 1;
         Ok(source)

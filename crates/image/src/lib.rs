@@ -9,7 +9,6 @@
 //! unpack    compressed units
 //! source    bytes at offsets: files, parts of files
 //! files     which other files an image may name
-//! in_use    whether a QEMU has a file open for writing
 //! tables    a bounded cache of tables
 //! fault     errors in words, and numbers out of untrusted bytes
 //! ```
@@ -25,7 +24,6 @@
 mod disk;
 mod fault;
 mod files;
-mod in_use;
 mod map;
 mod open;
 mod ova;

@@ -72,7 +72,7 @@ impl FromStr for Format {
 pub struct OpenOptions {
     /// Other files that the image may name.
     pub references: References,
-    /// Read it even if a running QEMU has it open for writing: what is read may then be of no one
+    /// Read it even if another program has it open for writing: what is read may then be of no one
     /// moment.
     pub in_use: bool,
 }

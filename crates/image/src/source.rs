@@ -98,6 +98,11 @@ impl FileSource {
         self.regular
     }
 
+    /// Refuses a file that another program has open for writing.
+    pub(crate) fn check_no_writer(&self) -> io::Result<()> {
+        drover_disk::check_no_writer(&self.file)
+    }
+
     /// Device and inode.
     pub(crate) fn id(&self) -> (u64, u64) {
         self.id
@@ -157,7 +162,8 @@ impl ReadAt for FileSource {
         let Ok(now) = self.file.metadata() else { return "gone".to_string() };
         let (device, inode) = self.id;
         if self.regular {
-            format!("{device:x}:{inode}:{}:{}.{:09}", now.len(), now.mtime(), now.mtime_nsec())
+            let written = format!("{device:x}:{inode}:{}:{}.{:09}", now.len(), now.mtime(), now.mtime_nsec());
+            format!("{written} ctime={}.{:09}", now.ctime(), now.ctime_nsec())
         } else {
             format!("block {:x}:{}", now.rdev(), self.length)
         }

@@ -7,7 +7,7 @@ use drover_types::ByteSpan;
 
 use crate::journal::JournalFile;
 use crate::progress::{Progress, Snapshot, StopSignal};
-use crate::transfer::{CopyJob, MoveError, Plan, check_room, ended};
+use crate::transfer::{CopyJob, MoveError, Plan, check_room, check_same, ended};
 use crate::worker::run_workers;
 
 /// What of a disk is to be copied.
@@ -65,6 +65,7 @@ pub fn copy_areas(
     let shared = plan.shared(copier, journal, &job.options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, job.source.as_ref(), Some(job.target.as_ref()));
     let end = ended(shared.into_end())?;
+    check_same([job.source.as_ref(), job.target.as_ref()])?;
     let (leaves, snapshot) = (end.copier.into_leaves(), progress.snapshot());
     Ok(AreasReport { leaves, snapshot, elapsed: started.elapsed(), note })
 }

@@ -11,7 +11,7 @@ use drover_types::ByteSpan;
 use crate::journal::JournalFileError;
 use crate::progress::{Progress, StopSignal};
 use crate::there::leaves_there;
-use crate::transfer::{MoveError, Verification};
+use crate::transfer::{MoveError, Verification, check_same};
 
 /// Requests in flight.
 const DEPTH: usize = 16;
@@ -86,6 +86,7 @@ pub fn verify_blocks(
         done += span.length;
         progress.tell(done, all);
     }
+    check_same([target])?;
     Ok(verified(started, blocks, expected, mismatches))
 }
 

@@ -11,7 +11,7 @@ use drover_types::{ByteSpan, Digest};
 
 use crate::part::Part;
 use crate::progress::{Progress, StopSignal};
-use crate::transfer::{MoveError, TransferOptions, hash};
+use crate::transfer::{MoveError, TransferOptions, check_same, hash};
 
 /// A disk is hashed in parts of this size: the leaves of one take up to 35 MB, whatever the disk's
 /// size, and the pause between two parts is nothing beside the time of one.
@@ -110,6 +110,7 @@ pub fn hash_parts(
         root.push(&leaves).expect("hashing without error knows every block");
         each(&leaves)?;
     }
+    check_same([disk])?;
     Ok(HashedDisk { root: root.finish(), elapsed: started.elapsed() })
 }
 
@@ -131,6 +132,7 @@ pub fn compare(
         let [first, second] = hash_both(disks, span, share, options, progress, stop)?;
         tally.add(span.offset, &first, &second);
     }
+    check_same(disks)?;
     Ok(tally.end())
 }
 
@@ -157,6 +159,7 @@ pub fn compare_with_report<R: Read>(
         let found = hash_part(disk, span, share, options, progress, stop)?;
         tally.add(span.offset, &expected, &found);
     }
+    check_same([disk])?;
     Ok(tally.end())
 }
 

@@ -130,7 +130,7 @@ impl JournalFile {
         let mut file =
             open_locked(path, OPEN_ATTEMPTS_MAX, open, lock).map_err(|(op, source)| wrap(op)(source))?;
         let wanted = Header::new(size, source, target, 1);
-        let old = judge(&mut file, &wanted, target_is_new).map_err(wrap("reading"))?;
+        let old = judge(&mut file, &wanted, source, target_is_new).map_err(wrap("reading"))?;
         let last = match &old {
             Old::Continue { old, .. } => old.epoch,
             Old::StartAgain { epoch, .. } => *epoch,
@@ -320,7 +320,7 @@ pub(crate) fn recorded_size(
     };
     let ours = Header::new(0, source, target, 1);
     match Header::read(&mut file) {
-        Ok(header) if (header.source, header.target) == (ours.source, ours.target) => Ok(Some(header.size)),
+        Ok(header) if header.is_of(source) && header.target == ours.target => Ok(Some(header.size)),
         Ok(_) => Ok(None),
         Err(JournalError::Io(error)) => Err(failed(error)),
         // It will be started again.
@@ -386,7 +386,7 @@ enum Old {
     StartAgain { epoch: u64, had_data: bool, note: Option<String> },
 }
 
-fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Old> {
+fn judge(file: &mut File, wanted: &Header, source: &str, target_is_new: bool) -> io::Result<Old> {
     if file.metadata()?.len() == 0 {
         return Ok(Old::StartAgain { epoch: 0, had_data: false, note: None });
     }
@@ -414,7 +414,7 @@ fn judge(file: &mut File, wanted: &Header, target_is_new: bool) -> io::Result<Ol
     if old.header.target != wanted.target {
         return again("the journal belongs to another target");
     }
-    if old.header.source != wanted.source {
+    if !old.header.is_of(source) {
         return again("the source has changed since the journal was made");
     }
     let known = (old.leaves.known_blocks() * drover_types::BLOCK_BYTES).min(wanted.size);

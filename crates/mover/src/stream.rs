@@ -21,7 +21,7 @@ use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Lane, Request, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest, Extent, ExtentKind};
 
 use crate::progress::{Progress, StopSignal};
-use crate::transfer::{MoveError, TransferOptions};
+use crate::transfer::{MoveError, TransferOptions, check_same};
 
 /// What a stream was.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +93,7 @@ pub fn stream(
         pipe.end(None);
         root
     });
+    let root = root.and_then(|root| check_same([disk]).map(|()| root));
     root.map(|root| StreamReport { root, elapsed: started.elapsed() })
 }
 

@@ -282,6 +282,8 @@ pub fn copy_telling(
     // What was found is worth knowing also if the pass fails: its blocks may be mended by then.
     progress.set_audit_mismatches(end.copier.audit().mismatches.len() as u64);
     let end = ended(end)?;
+    // Before it is called complete: what was read is of no one moment, or what was written is not where it should be.
+    check_same([job.source.as_ref(), job.target.as_ref()])?;
     let root = end.copier.root().expect("a copy that ended without error knows every block");
     let mut pass = None;
     match (&job.pass, end.journal) {
@@ -309,6 +311,11 @@ pub(crate) fn check_room(job: &CopyJob) -> Result<(), MoveError> {
     }
     let (target, source_name) = (job.target.name().to_string(), job.source.name().to_string());
     Err(MoveError::TooSmall { target, target_bytes, source_name, source_bytes })
+}
+
+/// Fails if one of the disks is not what it was when it was opened.
+pub(crate) fn check_same<'a>(disks: impl IntoIterator<Item = &'a dyn Disk>) -> Result<(), MoveError> {
+    disks.into_iter().try_for_each(|disk| Ok(disk.check_same()?))
 }
 
 /// Fails if the workers' end was an error, or was asked for.
@@ -353,6 +360,7 @@ pub fn hash(
     let shared = plan.shared(copier, None, options, progress, stop);
     run_workers(&shared, plan.limits.lanes_max, disk, None);
     let end = ended(shared.into_end())?;
+    check_same([disk])?;
     let root = end.copier.root();
     let snapshot = progress.snapshot();
     Ok(HashReport { leaves: end.copier.into_leaves(), root, snapshot, elapsed: started.elapsed() })

@@ -144,6 +144,10 @@ impl Disk for Qcow2Disk {
     fn flush(&self) -> Result<(), DiskError> {
         if self.image.writable { self.image.flush() } else { Ok(()) }
     }
+
+    fn check_same(&self) -> Result<(), DiskError> {
+        self.image.host.check_same()
+    }
 }
 
 struct ImageLane {

@@ -64,6 +64,14 @@ pub trait Host: Send + Sync {
     /// When that cannot be promised.
     fn flush(&self) -> Result<(), DiskError>;
 
+    /// Looks whether the file still is the one that was opened, see [`drover_disk::Disk::check_same`].
+    ///
+    /// # Errors
+    /// When it is not.
+    fn check_same(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
     /// Makes everything done before durable and gives a file just made its name.
     ///
     /// # Errors
@@ -116,6 +124,10 @@ impl Host for HostFile {
 
     fn flush(&self) -> Result<(), DiskError> {
         HostFile::flush(self)
+    }
+
+    fn check_same(&self) -> Result<(), DiskError> {
+        HostFile::check_same(self)
     }
 
     fn publish(&self) -> Result<(), DiskError> {

@@ -1,13 +1,14 @@
 //! What the kernel lets us ask and tell about a TCP socket, as safe functions.
 //!
-//! The wall around the socket options that rustix does not wrap: everything unsafe is in the private
-//! module `sys`, three calls long. Linux only.
+//! The wall around the calls that rustix does not wrap, these options and one question about files: everything unsafe
+//! is in the private module `sys`, a few calls long. Linux only.
 //!
 //! ```text
 //! info        pure: what TCP_INFO tells of a connection, from any kernel's bytes
 //! congestion  which congestion control a socket has, and which there are
 //! options     buffers and wake-ups, time limits, ends of connections
 //! routing     what a transparent relay needs: original destinations, foreign addresses
+//! lease       whether a file is open for writing
 //! unix        connecting to unix sockets without waiting for ever
 //! sys         the calls
 //! ```
@@ -18,6 +19,7 @@
 
 mod congestion;
 mod info;
+mod lease;
 mod options;
 mod routing;
 mod sys;
@@ -25,6 +27,7 @@ mod unix;
 
 pub use congestion::{BBR, available_congestion, best_congestion, congestion, set_congestion};
 pub use info::{Info, State, info};
+pub use lease::is_open_for_writing;
 pub use options::{
     Keepalive, Limits, end_on_close, keep_urgent_in_line, not_sent_low_water, peer_user, receive_low_water,
     reset_on_close, set_dead_peer_timeout, set_keepalive, set_not_sent_low_water, set_pacing_rate_max,

@@ -1,4 +1,4 @@
-//! The unsafe part: getsockopt, setsockopt and ioctl.
+//! The unsafe part: getsockopt, setsockopt, ioctl and fcntl.
 
 use std::io::{Error, Result};
 use std::mem::size_of;
@@ -68,4 +68,12 @@ pub(crate) fn ioctl_int(socket: BorrowedFd<'_>, request: c_ulong) -> Result<c_in
     // call returns.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &raw mut value) };
     if result >= 0 { Ok(value) } else { Err(Error::last_os_error()) }
+}
+
+/// Has a file do something whose argument is an int.
+pub(crate) fn fcntl_int(file: BorrowedFd<'_>, command: c_int, value: c_int) -> Result<()> {
+    // SAFETY: callers pass commands whose argument is an int (F_SETSIG, F_SETLEASE), so the kernel follows no pointer.
+    // The descriptor is open, because it is borrowed.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
+    if result >= 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }

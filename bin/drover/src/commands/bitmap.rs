@@ -10,7 +10,7 @@ use drover_nbd::{NbdDisk, NbdOptions, NbdUri};
 use drover_types::{BLOCK_BYTES, ByteSpan, Bytes, Rate};
 use serde_json::json;
 
-use super::copy::{Linked, failure, verdict};
+use super::copy::{Linked, check_same, failure, verdict};
 use super::disk_run::DiskRun;
 use crate::cli::{CopyArgs, VerifyArg};
 use crate::endpoint::{self, TargetEnd};
@@ -94,9 +94,12 @@ impl Job<'_> {
             .map_err(|error| failure(error, job.target.as_ref(), journal.is_some()))?;
         report.note.iter().for_each(|note| self.run.say(note));
         let check = match self.args.verify {
-            VerifyArg::Full => Some(self.verify(job.target.as_ref(), &report)?),
+            VerifyArg::Full => {
+                Some(self.verify(endpoint::for_verify(self.args, &job.target)?.as_ref(), &report)?)
+            }
             VerifyArg::None | VerifyArg::Sampled | VerifyArg::Source => None,
         };
+        check_same(job.target.as_ref(), journal.is_some())?;
         self.tell(&report, check.as_ref(), &Linked::of(None, link.as_deref()));
         if check.is_some_and(|check| !check.is_equal()) {
             return Ok(Exit::Verification);

@@ -2,7 +2,7 @@
 
 use drover_agent::{AgentDisk, Way};
 use drover_copy::LeafTable;
-use drover_disk::Disk;
+use drover_disk::{Disk, DiskErrorKind};
 use drover_mover::{
     Comparison, CopyJob, MoveError, Share, Verification, Verify, compare, copy, hash_parts, verify,
 };
@@ -101,6 +101,8 @@ impl Job<'_> {
         report.note.iter().for_each(|note| self.run.say(note));
         self.run.tell_proof(proof)?;
         let check = self.verify(&source, &target.end, &report.leaves)?;
+        // Reading back took its time, too.
+        check_same(job.target.as_ref(), journal.is_some())?;
         let link = Linked::of(source.link.as_deref(), target.end.link.as_deref());
         self.report(&report, check.as_ref(), &link);
         if check.is_some_and(|check| !check.equal) {
@@ -131,7 +133,7 @@ impl Job<'_> {
                 let found = hash_parts(disk, &self.run.options, progress, &self.run.stop, |_| Ok(()));
                 found.map(|found| (found, progress.snapshot().read))
             })
-            .map_err(|error| failure(error, disk, false))?;
+            .map_err(|error| transfer_failure(error, ""))?;
         self.run.tell_proof(proof)?;
         let rate = Rate::of(bytes, found.elapsed);
         let (root, link) = (found.root, Linked::of(source.link.as_deref(), None));
@@ -157,7 +159,8 @@ impl Job<'_> {
             VerifyArg::Sampled => (Verify::Sampled { share, seed }, Share::Sampled { share, seed }),
         };
         self.run.tell_notes(target);
-        let disk = target.disk.as_ref();
+        let disk = endpoint::for_verify(self.args, &target.disk)?;
+        let disk = disk.as_ref();
         let result = self.run.shown("verify", |progress| {
             verify(disk, leaves, how, &self.run.options, progress, &self.run.stop)
         });
@@ -175,7 +178,8 @@ impl Job<'_> {
             None => None,
         };
         let source = again.as_ref().unwrap_or(source).disk.as_ref();
-        let target = target.disk.as_ref();
+        let target = endpoint::for_verify(self.args, &target.disk)?;
+        let target = target.as_ref();
         let result = self.run.shown("verify", |progress| {
             let (options, stop) = (&self.run.options, &self.run.stop);
             compare([source, target], source.size(), Share::Full, options, progress, stop)
@@ -217,11 +221,23 @@ impl Job<'_> {
     }
 }
 
+/// Fails if a target is not where it was opened, as it was.
+pub fn check_same(target: &dyn Disk, resumable: bool) -> Result<(), Failure> {
+    target.check_same().map_err(|error| failure(error.into(), target, resumable))
+}
+
 /// The failure of a copy, and whether the same command again goes on with it.
 pub fn failure(error: MoveError, target: &dyn Disk, resumable: bool) -> Failure {
+    let is_moved = matches!(&error, MoveError::Disk(error) if error.kind == DiskErrorKind::Gone);
     let failure = transfer_failure(error, target.name());
     let advice = match (resumable, failure.exit) {
         (true, Exit::TargetFull) => "make room, then run the same command again: it goes on where it stopped",
+        (true, Exit::Target) if is_moved => {
+            "put it back where it was, as it was, then run the same command again: it goes on where it stopped"
+        }
+        (true, Exit::Source) => {
+            "run the same command again: it goes on where it stopped, or begins again if the source was changed"
+        }
         (true, _) => "run the same command again: it goes on where it stopped",
         (false, _) => return failure,
     };
@@ -330,6 +346,58 @@ pub fn verdict(check: &Verification, how: Share) -> String {
         None => format!("verified: equal, {compared}; {}", escape_text(how)),
         Some(first) => {
             format!("NOT EQUAL: {} of {compared} differ, the first at {}", check.mismatches.len(), first.span)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::FileExt;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Where an image says that its first table lies. Source: QEMU `docs/interop/qcow2.txt`.
+    const L1_OFFSET_AT: u64 = 40;
+
+    #[test]
+    fn an_image_is_verified_by_the_tables_that_are_on_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(at("source"), vec![7; 4 << 20]).unwrap();
+        for how in ["full", "sampled", "source"] {
+            let target = at(&format!("{how}.qcow2"));
+            let words =
+                ["drover", "copy", &at("source"), &target, "--quiet", "--verify", how, "--sample", "99"];
+            let Command::Copy(args) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };
+            let run = DiskRun::new(&args.tune, false, true).unwrap();
+            let source = endpoint::open_source(&source_of(&args, false)).unwrap();
+            let opened = endpoint::open_target(&args, source.disk.as_ref()).unwrap().unwrap();
+            let copied = CopyJob {
+                source: source.disk.clone(),
+                target: opened.end.disk.clone(),
+                target_tag: opened.tag,
+                target_is_new: true,
+                target_zeroed: true,
+                journal: None,
+                pass: None,
+                options: run.options.clone(),
+            };
+            let report = copy(&copied, &Default::default(), &run.stop).unwrap();
+            let job = Job { args: &args, run, share: 0.99 };
+            let check = || job.verify(&source, &opened.end, &report.leaves).unwrap().unwrap();
+            assert!(check().equal, "{how}");
+            // A write of the table was lost: the one in memory is right.
+            let file = std::fs::File::options().read(true).write(true).open(&target).unwrap();
+            let mut offset = [0; 8];
+            file.read_exact_at(&mut offset, L1_OFFSET_AT).unwrap();
+            file.write_all_at(&[0; 8], u64::from_be_bytes(offset)).unwrap();
+            file.sync_all().unwrap();
+            assert!(!check().equal, "{how}");
         }
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
-use drover_disk::Disk;
 use drover_mover::{MemoryBudget, Progress, StopSignal, TransferOptions};
 use drover_view::{CopyDisplay, DisplayMode};
 
@@ -69,15 +68,6 @@ pub fn share_of(percent: f64) -> Result<f64, Failure> {
 pub fn fresh_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
-}
-
-/// Fails if a disk became another while it was read: what was found is of no one moment then.
-pub fn check_unchanged(disk: &dyn Disk, identity: &str) -> Result<(), Failure> {
-    if disk.identity() == identity {
-        return Ok(());
-    }
-    Err(Failure::new(Exit::Source, format!("{} was changed while it was read", disk.name()))
-        .advise("stop whatever writes to it, or read a snapshot"))
 }
 
 /// Whatever is asked for, no disk takes more; the products of these stay far from any limit.

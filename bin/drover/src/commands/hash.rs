@@ -11,7 +11,7 @@ use drover_mover::{HashedDisk, MoveError, Snapshot, hash_parts};
 use drover_types::{Bytes, Digest, Rate};
 use serde_json::json;
 
-use super::disk_run::{DiskRun, check_unchanged};
+use super::disk_run::DiskRun;
 use crate::cli::HashArgs;
 use crate::endpoint::{self, Named};
 use crate::exit::{Exit, Failure, transfer_failure};
@@ -42,7 +42,6 @@ fn hash(
     disk: &dyn Disk,
     mut report: Option<NewReport<'_>>,
 ) -> Result<(HashedDisk, Snapshot), Failure> {
-    let identity = disk.identity();
     let (found, read) = run.shown("hash", |progress| {
         let found = hash_parts(disk, &run.options, progress, &run.stop, |part| match &mut report {
             Some(report) => report.writer.push(part).map_err(|error| report.failed(error)),
@@ -51,7 +50,6 @@ fn hash(
         (found, progress.snapshot())
     });
     let found = found.map_err(|error| transfer_failure(error, ""))?;
-    check_unchanged(disk, &identity)?;
     if let Some(report) = report {
         report.finish().map_err(|error| transfer_failure(error, ""))?;
     }

@@ -10,7 +10,7 @@ use drover_mover::{Comparison, Share, compare, compare_with_report};
 use drover_types::Bytes;
 use serde_json::json;
 
-use super::disk_run::{DiskRun, check_unchanged, fresh_seed, share_of};
+use super::disk_run::{DiskRun, fresh_seed, share_of};
 use crate::cli::{Format, VerifyArgs};
 use crate::endpoint::{self, End, Named};
 use crate::exit::{Exit, Failure, transfer_failure};
@@ -54,7 +54,6 @@ impl Job<'_> {
     fn two_disks(&self, a: &str, b: &str) -> Result<Exit, Failure> {
         let ends = [self.open(a, self.args.format)?, self.open(b, self.args.second_format)?];
         let disks = ends.each_ref().map(|end| end.disk.as_ref());
-        let identities = disks.map(|disk| disk.identity());
         let sides =
             Sides { names: disks.map(|disk| disk.name().to_string()), sizes: disks.map(|disk| disk.size()) };
         let size = sides.sizes[0].min(sides.sizes[1]);
@@ -64,9 +63,6 @@ impl Job<'_> {
                 compare(disks, size, self.share, &self.run.options, progress, &self.run.stop)
             })
             .map_err(|error| transfer_failure(error, ""))?;
-        for (disk, identity) in disks.iter().zip(&identities) {
-            check_unchanged(*disk, identity)?;
-        }
         Ok(self.judge(&sides, &found, None))
     }
 
@@ -79,7 +75,6 @@ impl Job<'_> {
         open_report(path).and_then(ReportReader::finish).map_err(unusable)?;
         let end = self.open(disk, self.args.format)?;
         let disk = end.disk.as_ref();
-        let identity = disk.identity();
         let mut report = open_report(path).map_err(unusable)?;
         let found = self
             .run
@@ -88,7 +83,6 @@ impl Job<'_> {
                 compare_with_report(&mut report, disk, self.share, options, progress, stop)
             })
             .map_err(|error| transfer_failure(error, ""))?;
-        check_unchanged(disk, &identity)?;
         let names = [format!("the report of {}", about.name), disk.name().to_string()];
         let sides = Sides { names, sizes: [about.size, disk.size()] };
         Ok(self.judge(&sides, &found, Some(&about)))

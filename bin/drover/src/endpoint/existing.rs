@@ -4,7 +4,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use drover_copy::Header;
 use drover_disk::device::{DeviceNumber, device_identity};
 use drover_disk::{Disk, LockedFile};
 use drover_mover::{Earlier, earlier, journal_path, look};
@@ -91,7 +90,7 @@ fn check_earlier(
 ) -> Result<(), Failure> {
     let Earlier::Half(half) = earlier(journal, &target.tag, None) else { return Ok(()) };
     let at = journal.display();
-    if half.header.source != Header::new(size, what, &target.tag, 1).source {
+    if !half.header.is_of(what) {
         if half.complete.is_some() || half.leaves.known_blocks() == 0 {
             return Ok(());
         }

@@ -137,7 +137,9 @@ pub fn only_read() -> Failure {
 }
 
 fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
-    if past_cache { FileDisk::open_for_verify(path) } else { FileDisk::open_source(path) }
+    let disk = if past_cache { FileDisk::open_for_verify(path)? } else { FileDisk::open_source(path)? };
+    disk.check_no_writer()?;
+    Ok(disk)
 }
 
 fn open_image(path: &Path, format: ImageFormat) -> Result<End, Failure> {

@@ -30,6 +30,13 @@ impl Nbdkit {
         Some(server)
     }
 
+    /// One that takes a file to be written, and does not answer until it is let go on.
+    pub fn held_target(folder: &Path, file: &Path) -> Option<Nbdkit> {
+        let mut server = Nbdkit::start(folder, &["file", file.to_str().unwrap()])?;
+        server.gate = Some(Gate::to(&server.socket, &folder.join("gate.sock"), 0));
+        Some(server)
+    }
+
     /// Serves the rest, too.
     pub fn go_on(&self) {
         self.gate.iter().for_each(Gate::open);

@@ -11,6 +11,7 @@ use drover_types::ByteSpan;
 
 use super::handle::{Handle, retry};
 use super::locked::LockedFile;
+use super::place::Place;
 use super::target::{lock, open_options, parent_of};
 use super::{FileKind, check_kind, open_error};
 use crate::{DiskError, DiskErrorKind, DiskOp};
@@ -22,6 +23,9 @@ pub struct HostFile {
     handle: Handle,
     /// The name it gets once it is whole.
     unpublished: Mutex<Option<(PathBuf, PathBuf)>>,
+    place: Place,
+    /// When it was last written, of one that is only read.
+    read_as_of: Option<String>,
 }
 
 impl HostFile {
@@ -43,11 +47,13 @@ impl HostFile {
             let _ = std::fs::remove_file(&hidden);
             let file = open_options().create_new(true).mode(0o600).open(&hidden)?;
             lock(&file)?;
-            Ok((file, hidden))
+            let place = Place::of(path, &file)?;
+            Ok((file, place, hidden))
         });
-        let (file, hidden) = made.map_err(|error| open_error(&name, error))?;
+        let (file, place, hidden) = made.map_err(|error| open_error(&name, error))?;
         let handle = Handle::for_target(name, file, FileKind::Regular, 0, None);
-        Ok(HostFile { handle, unpublished: Mutex::new(Some((hidden, path.to_path_buf()))) })
+        let unpublished = Mutex::new(Some((hidden, path.to_path_buf())));
+        Ok(HostFile { handle, unpublished, place, read_as_of: None })
     }
 
     /// Opens a file to go on writing it, and locks it for as long as it is open.
@@ -60,8 +66,14 @@ impl HostFile {
         LockedFile::open(path)?.into_host_file()
     }
 
-    pub(super) fn of(handle: Handle) -> HostFile {
-        HostFile { handle, unpublished: Mutex::new(None) }
+    pub(super) fn of_writer(handle: Handle, place: Place) -> HostFile {
+        HostFile { handle, unpublished: Mutex::new(None), place, read_as_of: None }
+    }
+
+    pub(super) fn of_reader(handle: Handle, place: Place) -> HostFile {
+        let mut host = HostFile::of_writer(handle, place);
+        host.read_as_of = Some(host.modified());
+        host
     }
 
     /// Opens a file to read it back, past the page cache where that works.
@@ -72,11 +84,11 @@ impl HostFile {
         let name = path.display().to_string();
         let opened = regular(path).and_then(|()| {
             let file = File::open(path)?;
-            let length = file.metadata()?.len();
-            Ok((file, length))
+            let (length, place) = (file.metadata()?.len(), Place::of(path, &file)?);
+            Ok((file, length, place))
         });
-        let (file, length) = opened.map_err(|error| open_error(&name, error))?;
-        Ok(HostFile::of(Handle::for_verify(name, file, FileKind::Regular, length)))
+        let (file, length, place) = opened.map_err(|error| open_error(&name, error))?;
+        Ok(HostFile::of_reader(Handle::for_verify(name, file, FileKind::Regular, length), place))
     }
 
     /// Makes what was written durable and gives the file its name, durably and without replacing another.
@@ -105,10 +117,13 @@ impl HostFile {
         }
     }
 
-    /// When it was last written, for telling a source that changed.
+    /// When it was last written and changed, for telling a source that changed.
     pub fn modified(&self) -> String {
         match rustix::fs::fstat(self.handle.file()) {
-            Ok(stat) => format!("{}.{:09}", stat.st_mtime, stat.st_mtime_nsec),
+            Ok(stat) => {
+                let modified = format!("{}.{:09}", stat.st_mtime, stat.st_mtime_nsec);
+                format!("{modified} ctime={}.{:09}", stat.st_ctime, stat.st_ctime_nsec)
+            }
             Err(_) => "gone".into(),
         }
     }
@@ -180,9 +195,31 @@ impl HostFile {
     /// Makes what was written durable. After a failure no later flush succeeds.
     ///
     /// # Errors
-    /// When that cannot be promised.
+    /// When that cannot be promised; also when the file does not lie any more where it lay.
     pub fn flush(&self) -> Result<(), DiskError> {
-        self.handle.flush()
+        self.handle.flush()?;
+        self.check_same()
+    }
+
+    /// Looks whether the file still lies where it was opened or published; of one that is only read, whether
+    /// somebody wrote to it since.
+    ///
+    /// # Errors
+    /// When it is not so.
+    pub fn check_same(&self) -> Result<(), DiskError> {
+        if self.unpublished.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Ok(());
+        }
+        let failed = |op, why| {
+            DiskError::with_kind(DiskErrorKind::Gone, op, ByteSpan::new(0, 0), self.handle.name(), why)
+        };
+        match &self.read_as_of {
+            Some(then) if *then != self.modified() => {
+                Err(failed(DiskOp::Read, io::Error::other("it was changed while it was read")))
+            }
+            Some(_) => Ok(()),
+            None => self.place.check().map_err(|why| failed(DiskOp::Write, why)),
+        }
     }
 
     fn error(&self, op: DiskOp, source: io::Error) -> DiskError {

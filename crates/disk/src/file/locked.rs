@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::handle::Handle;
+use super::place::Place;
 use super::target::{finish, lock, open_options, parent_of};
-use super::{FileDisk, FileKind, HostFile, blank, check_kind, open_error, size_of};
+use super::{FileDisk, FileKind, HostFile, Opened, blank, check_kind, open_error, size_of};
 use crate::DiskError;
 use crate::patience::{open_locked, patiently};
 
@@ -26,6 +27,7 @@ pub struct LockedFile {
     name: String,
     file: File,
     kind: FileKind,
+    place: Place,
 }
 
 /// A file that this opening made goes with it, unless it is taken.
@@ -65,7 +67,9 @@ impl LockedFile {
             kind => kind?,
         };
         if kind == FileKind::Block {
-            return Ok(LockedFile { made: Made(None), name, file: open_block(path)?, kind });
+            let file = open_block(path)?;
+            let place = Place::of(path, &file)?;
+            return Ok(LockedFile { made: Made(None), name, file, kind, place });
         }
         let is_made = Cell::new(false);
         let open = |path: &Path| {
@@ -79,7 +83,8 @@ impl LockedFile {
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another thing came to its place"));
         }
-        Ok(LockedFile { made, name, file, kind })
+        let place = Place::of(path, &file)?;
+        Ok(LockedFile { made, name, file, kind, place })
     }
 
     /// The open file.
@@ -134,7 +139,8 @@ impl LockedFile {
     pub fn host_reader(&self) -> Result<HostFile, DiskError> {
         let opened = self.file.try_clone().and_then(|file| Ok((size_of(&file, self.kind)?, file)));
         let (size, file) = opened.map_err(|error| open_error(&self.name, error))?;
-        Ok(HostFile::of(Handle::for_verify(self.name.clone(), file, self.kind, size)))
+        let handle = Handle::for_verify(self.name.clone(), file, self.kind, size);
+        Ok(HostFile::of_reader(handle, self.place.clone()))
     }
 
     /// Takes it as a target of `size` bytes with what it holds; a device may be larger.
@@ -178,7 +184,8 @@ impl LockedFile {
         let ready = lock(&self.file).and_then(|()| self.file.metadata());
         let length = ready.map_err(|error| open_error(&self.name, error))?.len();
         self.made.0 = None;
-        Ok(HostFile::of(Handle::for_target(self.name, self.file, FileKind::Regular, length, None)))
+        let handle = Handle::for_target(self.name, self.file, FileKind::Regular, length, None);
+        Ok(HostFile::of_writer(handle, self.place))
     }
 
     pub(super) fn into_target(mut self, size: u64, resume: bool) -> Result<FileDisk, DiskError> {
@@ -189,7 +196,11 @@ impl LockedFile {
         });
         let zeroed = ready.map_err(|error| open_error(&self.name, error))?;
         let new_in = self.made.0.take().map(|path| parent_of(&path).to_path_buf());
-        Ok(finish(self.name, self.file, self.kind, size, zeroed, new_in))
+        let opened = match self.kind {
+            FileKind::Block => Opened::Device,
+            FileKind::Regular => Opened::At(self.place),
+        };
+        Ok(finish(self.name, self.file, self.kind, size, zeroed, new_in, opened))
     }
 }
 

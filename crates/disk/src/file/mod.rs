@@ -8,7 +8,9 @@
 //! handle     reads, writes and zeroing of any span, direct where the file system takes it
 //! direct     whether and how direct I/O works on an open file
 //! pieces     cutting a span at whole grains
+//! in_use     whether another program writes to a file
 //! map        holes and data
+//! place      whether a path still leads to the file that was opened
 //! host       a file that grows, for image formats
 //! preflight  room and rights, before anything is opened
 //! writers    threads that write, so that lanes do not stand still
@@ -18,15 +20,18 @@ mod blank;
 mod direct;
 mod handle;
 mod host;
+mod in_use;
 mod locked;
 mod map;
 mod pieces;
+mod place;
 mod preflight;
 mod target;
 mod writers;
 
 pub use blank::holds_nothing;
 pub use host::HostFile;
+pub use in_use::check_no_writer;
 pub use locked::LockedFile;
 pub use preflight::{free_bytes, is_writable_dir};
 pub use target::OpenTarget;
@@ -41,6 +46,7 @@ use drover_types::{ByteSpan, Extent};
 
 use crate::{Completion, Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, Request, Work};
 use handle::Handle;
+use place::Place;
 use writers::{Done, Writers};
 
 /// A regular file or a block device, raw bytes without any header.
@@ -50,6 +56,17 @@ pub struct FileDisk {
     access: Access,
     features: Features,
     writers: Option<Arc<Writers>>,
+    opened: Opened,
+}
+
+/// What a disk is held against when its transfer is over.
+enum Opened {
+    /// A source was this.
+    As(String),
+    /// A target lay here.
+    At(Place),
+    /// A device that is written to is held by its kernel.
+    Device,
 }
 
 /// What a path turned out to be.
@@ -115,7 +132,8 @@ impl FileDisk {
             extents: kind == FileKind::Regular && map::works(handle.file(), handle.size()),
             zeroed: false,
         };
-        FileDisk { handle: Arc::new(handle), kind, access: Access::Source, features, writers: None }
+        let opened = Opened::As(source_identity(&handle, kind));
+        FileDisk { handle: Arc::new(handle), kind, access: Access::Source, features, writers: None, opened }
     }
 
     /// Opens a file or block device to be read from the disk itself, past the page cache where the
@@ -128,6 +146,14 @@ impl FileDisk {
         FileDisk::open_to_read(path.as_ref(), Handle::for_verify)
     }
 
+    /// Refuses a file that another program has open for writing.
+    ///
+    /// # Errors
+    /// Then, see [`check_no_writer`].
+    pub fn check_no_writer(&self) -> Result<(), DiskError> {
+        check_no_writer(self.handle.file()).map_err(|source| open_error(self.name(), source))
+    }
+
     /// What the path is.
     pub fn kind(&self) -> FileKind {
         self.kind
@@ -136,6 +162,19 @@ impl FileDisk {
     /// Whether reads and writes bypass the page cache at the moment.
     pub fn is_direct(&self) -> bool {
         self.handle.is_direct()
+    }
+}
+
+impl FileDisk {
+    fn check_length(&self) -> io::Result<()> {
+        match self.handle.file().metadata()?.len() {
+            length if length == self.size() => Ok(()),
+            length => {
+                let size = self.size();
+                let text = format!("it has {length} bytes and had {size}: another program resized it");
+                Err(io::Error::other(text))
+            }
+        }
     }
 }
 
@@ -151,19 +190,12 @@ impl Disk for FileDisk {
     /// A source carries its modification time. A target does not: drover itself changes it with
     /// every write, and a resume could never match.
     fn identity(&self) -> String {
-        let Ok(stat) = rustix::fs::fstat(self.handle.file()) else {
-            return format!("file gone:{}", self.name());
-        };
         match (self.kind, self.access) {
-            (FileKind::Block, _) => format!("block {:x}:{}", stat.st_rdev, self.size()),
-            (FileKind::Regular, Access::Target) => {
-                format!("file {:x}:{}:{}", stat.st_dev, stat.st_ino, stat.st_size)
-            }
-            (FileKind::Regular, Access::Source) => {
-                let (seconds, nanoseconds) = (stat.st_mtime, stat.st_mtime_nsec);
-                let inode = stat.st_ino;
-                format!("file {:x}:{inode}:{}:{seconds}.{nanoseconds:09}", stat.st_dev, stat.st_size)
-            }
+            (FileKind::Regular, Access::Target) => match rustix::fs::fstat(self.handle.file()) {
+                Ok(stat) => format!("file {:x}:{}:{}", stat.st_dev, stat.st_ino, stat.st_size),
+                Err(_) => gone(&self.handle),
+            },
+            (kind, _) => source_identity(&self.handle, kind),
         }
     }
 
@@ -201,8 +233,25 @@ impl Disk for FileDisk {
         }))
     }
 
+    /// Bytes are not safe in a file that nobody finds any more: so this looks where it lies, too.
     fn flush(&self) -> Result<(), DiskError> {
-        self.handle.flush()
+        self.handle.flush()?;
+        if self.access == Access::Target { self.check_same() } else { Ok(()) }
+    }
+
+    fn check_same(&self) -> Result<(), DiskError> {
+        let failed = |kind, op, why| DiskError::with_kind(kind, op, ByteSpan::new(0, 0), self.name(), why);
+        match &self.opened {
+            Opened::As(identity) if *identity != self.identity() => {
+                let why = "it was changed while it was read: stop whatever writes to it, or read a snapshot";
+                Err(failed(DiskErrorKind::Failed, DiskOp::Read, io::Error::other(why)))
+            }
+            Opened::As(_) | Opened::Device => Ok(()),
+            Opened::At(place) => {
+                let same = place.check().and_then(|()| self.check_length());
+                same.map_err(|why| failed(DiskErrorKind::Gone, DiskOp::Write, why))
+            }
+        }
     }
 
     /// Only where writes go past the page cache: buffered ones are allocated late and together anyway.
@@ -215,6 +264,26 @@ impl Disk for FileDisk {
         spans.iter().try_for_each(|span| crate::check_span(DiskOp::Write, *span, self))?;
         self.handle.reserve(spans)
     }
+}
+
+/// What tells a file's content from what it was: when it was last written, by what the file says and by what nobody
+/// can set (the time of change: a file that was written and given its old time back shows there).
+fn source_identity(handle: &Handle, kind: FileKind) -> String {
+    let Ok(stat) = rustix::fs::fstat(handle.file()) else { return gone(handle) };
+    match kind {
+        FileKind::Block => format!("block {:x}:{}", stat.st_rdev, handle.size()),
+        FileKind::Regular => {
+            let (inode, size, modified) = (stat.st_ino, stat.st_size, stat.st_mtime);
+            let (changed, nanoseconds) = (stat.st_ctime, stat.st_ctime_nsec);
+            let written =
+                format!("file {:x}:{inode}:{size}:{modified}.{:09}", stat.st_dev, stat.st_mtime_nsec);
+            format!("{written} ctime={changed}.{nanoseconds:09}")
+        }
+    }
+}
+
+fn gone(handle: &Handle) -> String {
+    format!("file gone:{}", handle.name())
 }
 
 struct FileLane {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::handle::Handle;
 use super::locked::LockedFile;
 use super::writers::Writers;
-use super::{Access, FileDisk, FileKind, map, open_error};
+use super::{Access, FileDisk, FileKind, Opened, map, open_error};
 use crate::patience::lock_file;
 use crate::{DiskError, Features};
 
@@ -49,6 +49,7 @@ pub(super) fn finish(
     size: u64,
     zeroed: bool,
     new_in: Option<PathBuf>,
+    opened: Opened,
 ) -> FileDisk {
     let handle = Handle::for_target(name, file, kind, size, new_in);
     let features = Features {
@@ -59,7 +60,7 @@ pub(super) fn finish(
     };
     let handle = Arc::new(handle);
     let writers = Some(Arc::new(Writers::new(handle.clone())));
-    FileDisk { handle, kind, access: Access::Target, features, writers }
+    FileDisk { handle, kind, access: Access::Target, features, writers, opened }
 }
 
 pub(super) fn open_options() -> OpenOptions {

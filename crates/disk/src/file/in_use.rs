@@ -1,23 +1,49 @@
-//! Whether a QEMU has a file open for writing.
+//! Whether another program has a file open for writing.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
-use crate::source::FileSource;
+use crate::patience::patiently;
 
 /// The byte that QEMU locks, shared, in files that it may write. Source: QEMU `block/file-posix.c`
 /// (`RAW_LOCK_PERM_BASE` + the number of the write permission).
 const WRITE_LOCK_BYTE: u64 = 101;
 
-/// Refuses a file that a QEMU of this host may be writing. As good as `/proc/locks`: other hosts
-/// on a network file system, and QEMUs told not to lock, do not show there.
-pub(crate) fn check(file: &FileSource) -> io::Result<()> {
-    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    if !locks.lines().any(|line| is_write_lock(line, file.id())) {
+/// File systems of this host, on which the kernel knows every writer: ext2 to ext4, XFS, btrfs, tmpfs, overlayfs, F2FS,
+/// ZFS, bcachefs. A client of a file server knows its own at best, and refuses leases for reasons of its own.
+const KNOWING: [u32; 8] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e];
+
+/// Refuses a file that a program of this host may be writing: what is read would be of no one moment. What other hosts do
+/// on a network file system does not show, nor what is another user's.
+///
+/// # Errors
+/// `ResourceBusy` if there is one, or the file cannot be looked at.
+pub fn check_no_writer(file: &File) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Ok(());
     }
-    let text =
-        "a running QEMU has it open for writing; stop its guest, or read the disk through that QEMU (NBD)";
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+    let busy = |text| Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    if locks.lines().any(|line| is_write_lock(line, (metadata.dev(), metadata.ino()))) {
+        return busy(
+            "a running QEMU has it open for writing; stop its guest, or read the disk through that QEMU (NBD)",
+        );
+    }
+    let is_known = rustix::fs::fstatfs(file).is_ok_and(|it| KNOWING.contains(&(it.f_type as u32)));
+    let look = || match drover_tcp::is_open_for_writing(file) {
+        Ok(true) => Err(()),
+        // Not ours to ask about.
+        Ok(false) | Err(_) => Ok(()),
+    };
+    match is_known.then(|| patiently(look, |()| true)) {
+        Some(Err(())) => busy(
+            "another program has it open for writing (`fuser -v` and `losetup -j` name it); stop that, or read a snapshot",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Reads a line such as `3: OFDLCK ADVISORY  READ -1 fd:02:131 100 101`.
