@@ -1,6 +1,7 @@
 //! Exit codes by cause. `docs/exit-codes.md` says the same.
 
 use std::fmt;
+use std::io;
 use std::process::ExitCode;
 
 use drover_disk::{DiskError, DiskErrorKind};
@@ -8,7 +9,7 @@ use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
 use drover_http::{HttpError, HttpErrorKind};
 use drover_link::{LinkError, LinkErrorKind};
 use drover_mover::MoveError;
-use drover_nbd::HandshakeError;
+use drover_nbd::{HandshakeError, ServerError};
 use drover_vsphere::{VsphereError, VsphereErrorKind};
 
 /// Why the program ends as it does.
@@ -183,16 +184,27 @@ fn is_not_trusted(error: &DiskError) -> bool {
         || matches!(nbd, Some(HandshakeError::Tls(_)))
 }
 
+fn is_of_servers_disk(error: &DiskError) -> bool {
+    let told = error.source.get_ref().and_then(|why| why.downcast_ref::<ServerError>());
+    told.is_some_and(ServerError::is_of_its_disk)
+}
+
 /// The exit for a disk's error.
 pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
     match error.kind {
-        DiskErrorKind::OutOfSpace => Exit::TargetFull,
         // On whichever side: it was not asked for anything yet.
         DiskErrorKind::Denied if is_not_trusted(error) => Exit::Connection,
+        DiskErrorKind::OutOfSpace if error.disk == target => Exit::TargetFull,
         _ if error.disk == target => Exit::Target,
+        // Its server answers, and says that its own disk fails.
+        DiskErrorKind::Transient if is_of_servers_disk(error) => Exit::Source,
+        // Not for lack of rights: somebody else has it.
+        DiskErrorKind::Denied if error.source.kind() == io::ErrorKind::ResourceBusy => Exit::Source,
         DiskErrorKind::Denied => Exit::Access,
         DiskErrorKind::Transient => Exit::Connection,
-        DiskErrorKind::Corrupt
+        // A source has no use for room: whatever it says that it ran out of is its own affair.
+        DiskErrorKind::OutOfSpace
+        | DiskErrorKind::Corrupt
         | DiskErrorKind::Gone
         | DiskErrorKind::Unsupported
         | DiskErrorKind::Misuse

@@ -334,3 +334,34 @@ fn completions_and_man_pages_are_written() {
     assert_eq!(drover.run(&["man", pages.to_str().unwrap()]).unwrap().code, Some(0));
     assert!(std::fs::read_to_string(pages.join("drover-migrate.1")).unwrap().contains(".TH"));
 }
+
+#[test]
+fn exit_codes_tell_a_source_that_fails_from_one_that_is_away_and_from_a_full_target() {
+    let (folder, drover) = setup();
+    let source = disk_file(folder.path(), "source", MIB);
+    let target = folder.path().join("target");
+    let to = target.to_str().unwrap();
+    let give_up = ["--retry-for", "0", "--lanes", "1"];
+    for errno in ["EIO", "ENOMEM", "ENOSPC"] {
+        let place = tempfile::tempdir_in(folder.path()).unwrap();
+        let args = ["-r", "--filter=error", "file", source.to_str().unwrap(), "error-pread-rate=100%"];
+        let error = format!("error={errno}");
+        let Some(server) = Nbdkit::start(place.path(), &[&args[..], &[&error]].concat()) else { return };
+        let uri = server.uri();
+        let output = drover.run(&[&["copy", &uri, to, "--force"][..], &give_up].concat()).unwrap();
+        assert_eq!(output.code, Some(6), "{errno}: {}", output.err);
+        assert!(!output.err.contains("make room"), "{errno}: {}", output.err);
+        refused(
+            &drover,
+            &[&["--force", uri.as_str(), "null:"], &give_up[..]].concat(),
+            6,
+            "the server reports",
+        );
+    }
+    refused(
+        &drover,
+        &["nbd://no-such-host.invalid/", to, "--force"],
+        5,
+        "no-such-host.invalid has no address",
+    );
+}

@@ -70,6 +70,33 @@ fn what_a_stream_cannot_do_is_refused() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = drover(&["copy", source, "-"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(7), "{said}");
-    assert!(said.contains("No space left"), "{said}");
+    assert_eq!(output.status.code(), Some(8), "{said}");
+    assert!(said.contains("No space left") && said.contains("make room"), "{said}");
+}
+
+#[test]
+fn a_stream_does_not_go_into_its_own_source_or_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = disk_file(folder.path(), "source", MIB);
+    let image = folder.path().join("image.qcow2");
+    let before = std::fs::read(&source).unwrap();
+    let (from, drover_at) = (source.to_str().unwrap(), env!("CARGO_BIN_EXE_drover"));
+    let made = drover(&["copy", from, image.to_str().unwrap(), "--quiet"]).status().unwrap();
+    assert!(made.success());
+    let shell = |line: &str, code: i32, words: &str| {
+        let output = Command::new("sh").args(["-c", line, drover_at, from, image.to_str().unwrap()]).output();
+        let output = output.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {said}");
+        assert!(said.contains(words), "{line}: {said}");
+    };
+    shell("$0 copy $1 - 1<>$1", 2, "standard output is the source");
+    shell("$0 copy $1 - >>$1", 2, "standard output is the source");
+    shell("$0 copy $2 - 1<>$2", 2, "standard output is the source");
+    shell("$0 copy $1 - >&-", 2, "standard output is closed");
+    assert!(std::fs::read(&source).unwrap() == before, "the source is as it was");
+    // Both are what was asked for, and a file that is open under another number is none of the source.
+    shell("$0 copy $1 - >/dev/null", 0, "written");
+    shell("exec 3>$2; $0 copy $1 - >&3", 0, "written");
+    assert!(std::fs::read(&image).unwrap() == before);
 }

@@ -129,7 +129,9 @@ impl EngineError {
             EngineError::Copy { source: MoveError::Cancelled, .. } | EngineError::Cancelled => {
                 Cause::Cancelled
             }
-            EngineError::Copy { source, .. } if source.is_out_of_space() => Cause::TargetFull,
+            EngineError::Copy { source, side: Cause::Target, .. } if source.is_out_of_space() => {
+                Cause::TargetFull
+            }
             EngineError::Copy { side, .. } => *side,
             EngineError::Differs { .. } => Cause::Verification,
             EngineError::Store(_) => Cause::Internal,
@@ -141,7 +143,7 @@ impl EngineError {
     pub fn advice(&self) -> Option<String> {
         match self {
             EngineError::Provider(error) => error.advice.clone(),
-            EngineError::Copy { source: MoveError::Disk(error), .. } => disk_advice(error),
+            EngineError::Copy { source: MoveError::Disk(error), side, .. } => disk_advice(error, *side),
             EngineError::Differs { .. } => Some(
                 "the target's disk or memory may be faulty, or someone else wrote to the image; remove the image and its \
                  journal, check the machine's log, and run the plan again"
@@ -174,8 +176,11 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn disk_advice(error: &DiskError) -> Option<String> {
+fn disk_advice(error: &DiskError, side: Cause) -> Option<String> {
     let text = match error.kind {
+        DiskErrorKind::OutOfSpace if side != Cause::Target => {
+            "the source's side ran out of something; look at its log, then `drover resume`"
+        }
         DiskErrorKind::OutOfSpace => {
             "make room on the target (or choose another folder), then `drover resume`"
         }

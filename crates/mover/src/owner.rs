@@ -153,8 +153,7 @@ pub fn judge(found: &FoundTarget<'_>, source: &dyn Disk) -> Result<Standing, Dis
         Some(Earlier::Other(why)) => return blank_or(Some(why)),
         Some(Earlier::Half(half)) => half,
     };
-    let wanted = Header::new(source.size(), &source.identity(), found.tag, 1);
-    let is_same = (half.header.source, half.header.size) == (wanted.source, wanted.size);
+    let is_same = half.header.is_of(&source.identity()) && half.header.size == source.size();
     if half.complete.is_some() && !is_same {
         return Ok(Standing::Others(Some("it is the finished copy of another source".to_string())));
     }

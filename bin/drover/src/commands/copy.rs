@@ -383,6 +383,7 @@ mod tests {
                 target_tag: opened.tag,
                 target_is_new: true,
                 target_zeroed: true,
+                target_is_judged: true,
                 journal: None,
                 pass: None,
                 options: run.options.clone(),

@@ -53,13 +53,13 @@ pub fn open_existing_target(args: &CopyArgs, source: &dyn Disk, what: &str) -> R
     };
     // Of a copy that stopped, or of what the target held before: a lie to the next run.
     if let Some(beside) = beside.as_deref().filter(|beside| !is_kept(beside)) {
-        check_earlier(args, &target, beside, size, what)?;
+        check_earlier(args, &target, beside, what)?;
         super::target::remove_if_there(beside)?;
     }
     target.journal = args.journal.clone().or(beside.filter(|_| !args.no_journal));
     if let Some(journal) = &target.journal {
         guard::check_journal(journal)?;
-        check_earlier(args, &target, journal, size, what)?;
+        check_earlier(args, &target, journal, what)?;
         if let Some(folder) = journal.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|error| unusable(folder, &error))?;
         }
@@ -81,13 +81,7 @@ pub(super) fn check_size(name: &str, there: u64, size: u64) -> Result<(), Failur
 }
 
 /// Refuses what a copy that stopped left, unless it is this very one and the target still holds what it recorded.
-fn check_earlier(
-    args: &CopyArgs,
-    target: &TargetEnd,
-    journal: &Path,
-    size: u64,
-    what: &str,
-) -> Result<(), Failure> {
+fn check_earlier(args: &CopyArgs, target: &TargetEnd, journal: &Path, what: &str) -> Result<(), Failure> {
     let Earlier::Half(half) = earlier(journal, &target.tag, None) else { return Ok(()) };
     let at = journal.display();
     if !half.header.is_of(what) {

@@ -1,7 +1,9 @@
 //! What keeps a copy from overwriting what it must not: its own source by another name, and a device that
 //! is in use. Whose the rest is that may be there, `drover_mover::judge` decides.
 
-use std::fs::{File, Metadata};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{DirEntry, File, Metadata};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -49,11 +51,42 @@ const JOURNAL_MARK: &[u8; 8] = b"DROVERJ\n";
 
 /// Whether this process has it open, but for one descriptor.
 fn is_open(meta: &Metadata, but: Option<RawFd>) -> bool {
+    let but = but.map(|number| OsString::from(number.to_string()));
+    let others = open_files().into_iter().filter(|(number, _)| but.as_ref() != Some(number));
+    is_among(meta, others.map(|(_, open)| open))
+}
+
+/// Files that were open before a source was, by the numbers of their descriptors.
+pub struct Before(BTreeMap<OsString, Metadata>);
+
+impl Before {
+    pub fn now() -> Before {
+        Before(open_files())
+    }
+
+    /// Refuses to stream a source that was opened since into a file that it is made of.
+    pub fn check_stream(&self, out: &Metadata) -> Result<(), Failure> {
+        let since = open_files().into_iter().filter(|(number, _)| !self.0.contains_key(number));
+        check_stream_of(since.map(|(_, open)| open), out)
+    }
+}
+
+/// Refuses to stream one of these files or devices into itself, under whichever name.
+pub fn check_stream_of(sources: impl Iterator<Item = Metadata>, out: &Metadata) -> Result<(), Failure> {
+    if !is_among(out, sources) {
+        return Ok(());
+    }
+    let text = "standard output is the source, or a part of it";
+    Err(Failure::new(Exit::Usage, text).advise("send it somewhere else"))
+}
+
+fn is_among(meta: &Metadata, mut files: impl Iterator<Item = Metadata>) -> bool {
     let target_disk = device_of(meta);
     if !meta.is_file() && target_disk.is_none() {
         return false;
     }
-    open_files(but).iter().any(|open| {
+    files.any(|open| {
+        let open = &open;
         let same = open.dev() == meta.dev() && open.ino() == meta.ino();
         let overlaps = match (target_disk, device_of(open)) {
             (Some(target), Some(open)) => overlap(target, open),
@@ -65,11 +98,10 @@ fn is_open(meta: &Metadata, but: Option<RawFd>) -> bool {
     })
 }
 
-fn open_files(but: Option<RawFd>) -> Vec<Metadata> {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let but = but.map(|number| number.to_string());
-    let others = entries.flatten().filter(|entry| but.as_deref() != entry.file_name().to_str());
-    others.filter_map(|entry| std::fs::metadata(entry.path()).ok()).collect()
+fn open_files() -> BTreeMap<OsString, Metadata> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return BTreeMap::new() };
+    let told = |entry: DirEntry| Some((entry.file_name(), std::fs::metadata(entry.path()).ok()?));
+    entries.flatten().filter_map(told).collect()
 }
 
 fn device_of(meta: &Metadata) -> Option<DeviceNumber> {
