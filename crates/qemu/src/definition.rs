@@ -12,7 +12,7 @@ use crate::ovmf::Ovmf;
 use crate::process::is_running;
 use crate::script::shell_script;
 use crate::spec::{MachineFirmware, MachineSpec};
-use crate::validate::{Validation, validate_machine};
+use crate::validate::{Validation, validate_xml};
 
 /// What was written for a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub fn write_definition(spec: &MachineSpec) -> Result<Definition, QemuError> {
         xml_path: folder.domain_xml(),
         run_script_path: script.map(|_| folder.run_script()),
         nvram_path,
-        validation: validate_machine(spec, &xml),
+        validation: validate_xml(&xml),
     })
 }
 
