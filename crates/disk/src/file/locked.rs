@@ -34,6 +34,14 @@ pub struct LockedFile {
 #[derive(Debug)]
 struct Made(Option<PathBuf>);
 
+impl Made {
+    /// Of a file that is locked by now. One that this opening made, and another locked first and filled, is that one's.
+    fn of(path: &Path, is_made: bool, file: &File) -> io::Result<Made> {
+        let is_ours = is_made && file.metadata()?.len() == 0;
+        Ok(Made(is_ours.then(|| path.to_path_buf())))
+    }
+}
+
 impl Drop for Made {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
@@ -77,9 +85,8 @@ impl LockedFile {
             is_made.set(is_new);
             Ok(file)
         };
-        // What this made and another locked first is that one's now.
         let file = open_locked(path, OPEN_ATTEMPTS_MAX, open, lock).map_err(|(_, error)| error)?;
-        let made = Made(is_made.get().then(|| path.to_path_buf()));
+        let made = Made::of(path, is_made.get(), &file)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another thing came to its place"));
         }
@@ -263,4 +270,22 @@ fn already_holds(length: u64) -> String {
 
 fn refusal(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_another_filled_before_its_maker_had_the_lock_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        for (content, stays) in [(&b"a whole copy"[..], true), (b"", false)] {
+            let path = folder.path().join(format!("target{stays}"));
+            let (file, is_made) = open_or_make(&path, true).unwrap();
+            assert!(is_made);
+            std::fs::write(&path, content).unwrap();
+            drop(Made::of(&path, is_made, &file).unwrap());
+            assert_eq!(path.exists(), stays, "{content:?}");
+        }
+    }
 }
