@@ -59,31 +59,27 @@ fn rivals(settings: &Settings) -> Tally {
 }
 
 #[test]
-#[ignore = "finds what issue 20 lists; to run with the others once that is repaired"]
+#[ignore = "finds that a second import overwrites the first; to run with the others once that is repaired"]
 fn several_processes_on_one_target_leave_what_the_one_that_came_through_wrote() {
     races(&Settings::few(6)).assert_none();
 }
 
 #[test]
-#[ignore = "finds what issue 20 lists; to run with the others once that is repaired"]
 fn a_copy_that_is_killed_or_fails_at_any_system_call_claims_nothing_and_goes_on() {
     faults(&Settings::few(6)).assert_none();
 }
 
 #[test]
-#[ignore = "finds what issue 20 lists; to run with the others once that is repaired"]
 fn a_migration_that_is_killed_or_fails_at_any_system_call_loses_nothing_and_leaves_nothing() {
     moves(&Settings::few(3)).assert_none();
 }
 
 #[test]
-#[ignore = "finds what issue 20 lists; to run with the others once that is repaired"]
 fn a_server_that_rewrites_answers_makes_no_guest_run_twice_and_no_image_wrong() {
     proxies(&Settings::few(4)).assert_none();
 }
 
 #[test]
-#[ignore = "finds what issue 20 lists; to run with the others once that is repaired"]
 fn somebody_who_renames_powers_and_deletes_meanwhile_is_no_reason_for_a_wrong_image() {
     rivals(&Settings::few(4)).assert_none();
 }

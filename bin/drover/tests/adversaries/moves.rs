@@ -53,7 +53,7 @@ pub fn is_known(site: &Site) -> bool {
 }
 
 /// A guest that was asked to shut down, and whose answer was lost, is waited for (docs/warm.md).
-const MAY_GO_DOWN_YET: &str = "was asked to shut down less than";
+const MAY_GO_DOWN_YET: &str = "asked to shut down less than";
 
 /// Without any fault: it goes on and arrives, or is given up and leaves nothing.
 pub fn after(site: &Site, plan: &str, goes_on: bool) -> Ending {

@@ -116,7 +116,12 @@ struct Round {
 }
 
 fn judge(pool: &Pool, place: &Place, round: Round) -> Ending {
-    let Round { format, before, is_forced, ended, written, story } = round;
+    let Round { format, before, is_forced, ended, mut written, story } = round;
+    if is_forced {
+        // The server has ended by now: a copy that came after it may overwrite what it took.
+        let is_kept = std::fs::read(place.target(format)).is_ok_and(|found| found.ends_with(&written));
+        written.truncate(if is_kept { written.len() } else { 0 });
+    }
     let winners: Vec<&(usize, Ended)> = ended.iter().filter(|(_, ended)| ended.code == Some(0)).collect();
     let found = place.content(format);
     let tail = DISK_BYTES - written.len();
