@@ -287,11 +287,12 @@ fn a_stop_ends_the_wait_for_a_guest_that_does_not_go_down() {
     let session = sim.session();
     let vm = sim::vm(&session, "prod/web", "web01");
     let looks = AtomicU32::new(0);
-    // Nobody asked when it began; it is asked for while the guest goes down.
-    session.stop_when(Arc::new(move || looks.fetch_add(1, Ordering::Relaxed) >= 4));
     let stay_on = json!({"method": "ShutdownGuest", "fault": "InvalidPowerState", "count": -1});
     sim.post("/fault/soap", stay_on);
-    let error = session.shutdown_guest(&vm.id, Duration::from_secs(3600)).unwrap_err();
+    session.ask_shutdown(&vm.id).unwrap();
+    // Nobody asked when the wait began; it is asked for while the guest goes down.
+    session.stop_when(Arc::new(move || looks.fetch_add(1, Ordering::Relaxed) >= 4));
+    let error = session.wait_until_off(&vm.id, Duration::from_secs(3600)).unwrap_err();
     assert_eq!(error.kind, VsphereErrorKind::Stopped);
 }
 
