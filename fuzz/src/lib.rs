@@ -23,7 +23,7 @@ use drover_relay::rule::Rule;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 24] = [
     ("agent_client", drover_agent::fuzzing::client),
     ("agent_messages", drover_agent::fuzzing::messages),
     ("http_head", drover_http::fuzzing::head),
