@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,7 @@ impl PskProxy {
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", key.display())))?;
         let folder = Folder::new()?;
         let words = fs::File::create(folder.words())?;
-        let mut command = Command::new("nbdkit");
+        let mut command = drover_child::command("nbdkit", drover_child::Kind::Plain);
         command.args(["--foreground", "--unix"]).arg(folder.socket());
         command.arg("--pidfile").arg(folder.ready());
         // It ends when we do, however we end. Its --exit-with-parent would fire already when the thread
