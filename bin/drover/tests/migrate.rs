@@ -213,7 +213,7 @@ fn a_guest_that_drover_starts_inherits_no_password() {
         return println!("skipped: {}", output.err);
     }
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    let folder = drover_qemu::VmFolder::new(&stage.vms().join("one"));
+    let folder = drover_qemu::VmFolder::new(stage.vms().join("one"));
     let running = drover_qemu::find_running(&folder).unwrap().unwrap();
     let environment = std::fs::read(format!("/proc/{}/environ", running.pid)).unwrap();
     running.stop(std::time::Duration::ZERO).unwrap();
