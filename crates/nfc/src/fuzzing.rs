@@ -141,7 +141,7 @@ mod tests {
                 }
             }
         };
-        let mut expected = vec![vec![9u8; 2048], vec![6; 2048], vec![0; 2048], vec![8; 2048]];
+        let mut expected = [vec![9u8; 2048], vec![6; 2048], vec![0; 2048], vec![8; 2048]];
         expected[3][1024..].fill(7);
         expected[2][5..8].copy_from_slice(b"abc");
         for (id, content) in [(3, &expected[2]), (0, &expected[3]), (2, &expected[0]), (1, &expected[1])] {
