@@ -259,7 +259,8 @@ fn errors_of(call: &str) -> Option<&'static [&'static str]> {
         }
         // ENXIO is no error: it says that there is no data.
         "lseek" => &["EIO", "EINVAL"],
-        "fcntl" | "flock" => &["ENOLCK", "EINTR"],
+        // Not EINTR: locks are asked for without waiting, so no signal ends the call. SQLite waits for ever after one.
+        "fcntl" | "flock" => &["ENOLCK"],
         "ioctl" => &["EIO", "ENOTTY"],
         "clone3" | "clone" => &["EAGAIN", "ENOMEM"],
         // Not mprotect and getrandom: Rust's own library panics where a stack gets no guard page and where there is no

@@ -58,6 +58,9 @@ pub struct Settings {
     pub at_once: u64,
 }
 
+/// Of the rounds in the ordinary test run.
+const FEW_SEED: u64 = 20_261_123;
+
 fn setting<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
@@ -65,8 +68,10 @@ fn setting<T: FromStr>(name: &str) -> Option<T> {
 impl Settings {
     /// `rounds` of them, or as the environment says (`DROVER_SOAK_SEED`, `_ROUNDS`, `_HOURS`, `_AT_ONCE`).
     pub fn soak(rounds: u64) -> Settings {
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
         let hours: Option<f64> = setting("DROVER_SOAK_HOURS");
         Settings {
+            seed: setting("DROVER_SOAK_SEED").unwrap_or_else(clock),
             rounds: setting("DROVER_SOAK_ROUNDS").unwrap_or(rounds),
             until: hours.map(|hours| Instant::now() + Duration::from_secs_f64(hours * 3600.0)),
             at_once: setting("DROVER_SOAK_AT_ONCE").unwrap_or(3),
@@ -76,8 +81,8 @@ impl Settings {
 
     /// A handful, for the ordinary test run.
     pub fn few(rounds: u64) -> Settings {
-        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = setting("DROVER_SOAK_SEED").unwrap_or_else(clock);
+        // The same rounds each time: a change is not to fail for what a new round finds. New rounds are the soak's.
+        let seed = setting("DROVER_SOAK_SEED").unwrap_or(FEW_SEED);
         let rounds = setting("DROVER_SOAK_ROUNDS").unwrap_or(rounds);
         Settings { seed, rounds, until: None, at_once: 1 }
     }
