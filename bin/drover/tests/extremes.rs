@@ -40,6 +40,7 @@ fn a_sparse_disk_of_six_terabytes_takes_little_time_memory_and_space() {
     for (number, at) in PIECES.into_iter().enumerate() {
         disk.write_all_at(&[number as u8 + 1; 65536], at).unwrap();
     }
+    drop(disk);
     let mut child =
         drover.command(&["copy", source.to_str().unwrap(), target.to_str().unwrap()]).spawn().unwrap();
     let mut peak = 0;
@@ -71,6 +72,7 @@ fn ten_thousand_tiny_extents_arrive() {
     for number in 0..10_000u64 {
         disk.write_all_at(&number.to_le_bytes(), number * 128 * 1024 + number % 60_000).unwrap();
     }
+    drop(disk);
     copy(&drover, &source, &target, &["--verify", "full"]);
     assert!(same_bytes(&source, &target));
     let allocated = |path| File::open(path).unwrap().metadata().unwrap().blocks();

@@ -73,6 +73,7 @@ fn a_large_sparse_disk_stays_within_the_stated_memory() {
     for at in (0..6u64 << 40).step_by(1 << 36) {
         disk.write_all_at(&at.to_le_bytes(), at + 4096).unwrap();
     }
+    drop(disk);
     run_within_bound(&drover.command(&["copy", source.to_str().unwrap(), target.to_str().unwrap()]));
     let copied = File::open(&target).unwrap();
     for at in (0..6u64 << 40).step_by(1 << 36) {
