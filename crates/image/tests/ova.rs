@@ -245,7 +245,7 @@ fn what_cannot_be_imported_is_told_why() {
         ("<rasd:ResourceType>4<", "<rasd:ResourceType>99<", "how much memory"),
         ("ovf:diskId=\"vmdisk2\"", "ovf:diskId=\"vmdisk2\" ovf:parentRef=\"vmdisk1\"", "parent disk"),
         ("</VirtualSystem>", "</VirtualSystem><VirtualSystem/>", "2 machines"),
-        ("<?xml version=\"1.0\" encoding=\"UTF-8\"?>", "<!DOCTYPE x [<!ENTITY a 'b'>]>", "DTD"),
+        ("<?xml version=\"1.0\" encoding=\"UTF-8\"?>", "<!DOCTYPE x [<!ENTITY a 'b'>]>", "document type"),
         ("<Info/>", &"<a>".repeat(1000), "too deeply"),
     ] {
         changed(from, to);
