@@ -340,8 +340,9 @@ impl NbdDisk {
             Err(error) => error,
         };
         // A server that lives and lets nobody else in has admitted what it admits: that is shared from now on. One that
-        // ends connections at once may only be busy for a moment, if it said that it takes several.
-        if error.kind == DiskErrorKind::Corrupt || !self.answers() {
+        // ends connections at once may only be busy for a moment, if it said that it takes several. One that denies this
+        // run (its epoch is over) denies it on every connection.
+        if matches!(error.kind, DiskErrorKind::Corrupt | DiskErrorKind::Denied) || !self.answers() {
             return Err(error);
         }
         let lets_wait = error.source.kind() == io::ErrorKind::TimedOut;
