@@ -75,7 +75,6 @@ impl Settings {
             rounds: setting("DROVER_SOAK_ROUNDS").unwrap_or(rounds),
             until: hours.map(|hours| Instant::now() + Duration::from_secs_f64(hours * 3600.0)),
             at_once: setting("DROVER_SOAK_AT_ONCE").unwrap_or(3),
-            ..Settings::few(0)
         }
     }
 
