@@ -38,7 +38,9 @@ impl Life {
                 site.look_for_secrets().map_err(|found| tell(&story, found))?;
                 return Ok("through".to_string());
             }
-            failed(&site, &ended).map_err(|found| tell(&story, found))?;
+            if number == 0 {
+                failed(&site, &ended).map_err(|found| tell(&story, found))?;
+            }
         }
         let goes_on = dice.percent(60);
         let ending = after(&site, &plan, goes_on).map_err(|found| tell(&story, found))?;
@@ -101,9 +103,10 @@ pub fn arrived(site: &Site, ended: &Ended) -> Result<(), Violation> {
     }
 }
 
-/// A run that failed by itself has put everything back, or says what it left behind.
+/// A first run that failed by itself has put everything back, or says what it left behind.
 pub fn failed(site: &Site, ended: &Ended) -> Result<(), Violation> {
-    let is_told = ended.said.contains("left behind");
+    // What fails in the clean up has arrived: its source stays off.
+    let is_told = ["left behind", "FAILED in clean up"].iter().any(|words| ended.said.contains(words));
     match ended.code {
         Some(1..) if !is_told => given_up(site, ended).map_err(|found| {
             Violation::new(found.kind, format!("nothing is said to be left behind: {}", found.what))

@@ -41,19 +41,16 @@ fn children_of(process: u32) -> Vec<u32> {
 
 /// A process's files that say a secret; its name and the file.
 pub fn look_at(process: u32, files: &[&str], needles: &[String]) -> Option<Violation> {
-    // A child has its parent's whole environment between fork and exec: then it is still drover.
-    let is_drover = |process: u32| {
-        let link = std::fs::read_link(format!("/proc/{process}/exe"));
-        link.is_ok_and(|path| path.to_string_lossy().contains("drover") || path.ends_with("strace"))
-    };
+    let read = |file: &str| std::fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
     files.iter().find_map(|file| {
-        let found = std::fs::read(format!("/proc/{process}/{file}")).ok()?;
-        let needle = needles.iter().find(|needle| holds(&found, needle))?;
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-        // One that ends has no program any more; strace is none of drover's children.
-        let is_own = *file == "environ" && (is_drover(process) || name.trim() == "strace");
-        let what = format!("'{needle}' in /proc/{process}/{file} of {}", name.trim());
-        (!is_own).then(|| Violation::new(Kind::Secret, what))
+        let needle = needles.iter().find(|needle| holds(&read(file), needle))?;
+        // A child has its parent's whole environment between fork and exec: then it is still drover, by its name too. strace is none
+        // of its children. Read once more, because it may have executed its program between two looks.
+        let name = String::from_utf8_lossy(&read("comm")).trim().to_string();
+        let is_own = *file == "environ" && (name.starts_with("drover") || name == "strace");
+        let is_there = !is_own && holds(&read(file), needle);
+        is_there
+            .then(|| Violation::new(Kind::Secret, format!("'{needle}' in /proc/{process}/{file} of {name}")))
     })
 }
 
