@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use drover_mover::{StopSignal, TransferOptions};
@@ -100,13 +101,17 @@ impl Runner<'_> {
         let context = self.context();
         let over = StopSignal::default();
         std::thread::scope(|scope| {
-            scope.spawn(|| self.watch(&over));
+            // Without it no rates are kept, and only a signal stops the run.
+            let _ = Builder::new().spawn_scoped(scope, || self.watch(&over));
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             while let Some((index, disks)) = schedule.next(self.stop) {
-                let (context, vm, failed) = (&context, todo[index.0], &failed);
-                let slots = Slots { schedule: &schedule, index };
-                scope.spawn(move || run_vm(context, vm, slots, disks, failed));
+                let (context, vm, failed, schedule) = (&context, todo[index.0], &failed, &schedule);
+                let run = move || run_vm(context, vm, Slots { schedule, index }, disks, failed);
+                if Builder::new().spawn_scoped(scope, run).is_err() {
+                    // No thread can be had: then VMs go one after the other.
+                    run();
+                }
             }
         });
         failed.into_inner().unwrap_or_else(PoisonError::into_inner)
