@@ -3,6 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drover_http::ExtentSource;
+use drover_types::inventory::VmDisk;
 use drover_types::{ByteSpan, Extent};
 
 use crate::error::{Fault, VsphereError, VsphereErrorKind};
@@ -256,6 +257,28 @@ pub(crate) struct AllocatedAreas {
     pub effort: Mutex<Effort>,
     /// Why the server is not asked any more, for the operator.
     pub notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl AllocatedAreas {
+    /// Of a disk as a snapshot froze it, or as it is.
+    pub fn of(
+        session: Arc<Inner>,
+        vm: &str,
+        snapshot: Option<&str>,
+        frozen: &VmDisk,
+        notes: &Arc<Mutex<Vec<String>>>,
+    ) -> AllocatedAreas {
+        AllocatedAreas {
+            session,
+            vm: vm.to_string(),
+            snapshot: snapshot.map(str::to_string),
+            disk_key: frozen.key,
+            capacity_bytes: frozen.capacity_bytes,
+            last: Mutex::default(),
+            effort: Mutex::default(),
+            notes: notes.clone(),
+        }
+    }
 }
 
 /// Keeps [`Page`] out of the signature of its owner.

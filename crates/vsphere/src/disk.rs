@@ -212,16 +212,7 @@ impl Inner {
             lock(notes).push("change tracking is off for this disk, so the whole disk is read".to_string());
             return None;
         }
-        Some(Arc::new(AllocatedAreas {
-            session: self,
-            vm: o.vm.id.clone(),
-            snapshot: o.snapshot.map(str::to_string),
-            disk_key: frozen.key,
-            capacity_bytes: frozen.capacity_bytes,
-            last: Mutex::default(),
-            effort: Mutex::default(),
-            notes: notes.clone(),
-        }))
+        Some(Arc::new(AllocatedAreas::of(self, &o.vm.id, o.snapshot, frozen, notes)))
     }
 }
 

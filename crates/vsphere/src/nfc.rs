@@ -102,16 +102,7 @@ impl Session {
         notes: &Arc<Mutex<Vec<String>>>,
     ) -> Option<Arc<dyn ExtentSource>> {
         frozen.change_id.as_ref()?;
-        Some(Arc::new(AllocatedAreas {
-            session: self.inner.clone(),
-            vm: vm.to_string(),
-            snapshot: snapshot.map(str::to_string),
-            disk_key: frozen.key,
-            capacity_bytes: frozen.capacity_bytes,
-            last: Mutex::default(),
-            effort: Mutex::default(),
-            notes: notes.clone(),
-        }))
+        Some(Arc::new(AllocatedAreas::of(self.inner.clone(), vm, snapshot, frozen, notes)))
     }
 
     /// A small call that keeps the session alive, or renews it.
