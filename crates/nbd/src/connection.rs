@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use drover_disk::{DiskErrorKind, Work};
-use drover_stream::Stream;
+use drover_stream::{Stage, Stream};
 use drover_types::ByteSpan;
 
 use crate::handshake::{Export, Style};
@@ -31,7 +31,7 @@ use crate::wire::{COMMAND_FUA, COMMAND_PAYLOAD, Command, RequestHead, flag};
 
 use pace::{Oldest, Sending};
 use payload::Payload;
-use receive::{Expect, Stage};
+use receive::Expect;
 
 /// A socket with requests in flight.
 pub struct Connection {
@@ -116,7 +116,7 @@ impl Connection {
             oldest: Oldest::new(0, 0),
             done: VecDeque::new(),
             cookie: 0,
-            stage: Stage::new(),
+            stage: Stage::default(),
             expect: Expect::Head,
             broken: None,
             lost,

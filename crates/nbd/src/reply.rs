@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use drover_disk::{DiskErrorKind, Work};
 use drover_stream::printable;
-use drover_types::{ByteSpan, Extent};
+use drover_types::{ByteSpan, Cover, Extent};
 
 use crate::handshake::Contexts;
 use crate::wire::{self, Command};
@@ -87,7 +87,7 @@ impl Pending {
         if !self.cover.add(span) {
             return Err(format!("bytes of {span} come twice"));
         }
-        if self.cover.0.len() > PIECES_MAX {
+        if self.cover.pieces() > PIECES_MAX {
             return Err(format!("the answer to a read of {} comes in shreds", self.span));
         }
         let start = (offset - self.span.offset) as usize;
@@ -104,7 +104,7 @@ impl Pending {
 
     /// Whether the buffer is filled from its beginning up to some place in the chunk that ends at `end`.
     pub fn is_filled_into(&self, end: usize) -> bool {
-        let first = self.cover.0.first();
+        let first = self.cover.first();
         first.is_some_and(|it| it.offset == self.span.offset && it.length >= end as u64)
     }
 
@@ -232,46 +232,10 @@ impl ServerError {
     }
 }
 
-/// Spans that came in, apart from each other and in order.
-#[derive(Debug, Default)]
-struct Cover(Vec<ByteSpan>);
-
-impl Cover {
-    /// Adds a span; `false` if some of it is there already.
-    fn add(&mut self, span: ByteSpan) -> bool {
-        let index = self.0.partition_point(|known| known.offset < span.offset);
-        let overlaps = |known: &ByteSpan| known.intersect(span).is_some();
-        if self.0.get(index).is_some_and(overlaps) || (index > 0 && overlaps(&self.0[index - 1])) {
-            return false;
-        }
-        // Most chunks come in order, so most of the time there is one span that grows.
-        if index > 0 && self.0[index - 1].end() == span.offset {
-            self.0[index - 1].length += span.length;
-            self.close_gap(index - 1);
-        } else {
-            self.0.insert(index, span);
-            self.close_gap(index);
-        }
-        true
-    }
-
-    fn close_gap(&mut self, index: usize) {
-        if self.0.get(index + 1).is_some_and(|next| next.offset == self.0[index].end()) {
-            let next = self.0.remove(index + 1);
-            self.0[index].length += next.length;
-        }
-    }
-
-    fn is(&self, span: ByteSpan) -> bool {
-        self.0 == [span]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use drover_disk::Buffer;
-    use proptest::prelude::*;
 
     fn read(span: ByteSpan) -> Pending {
         let work = Work::Read(Buffer::zeroed(span.length as usize));
@@ -347,24 +311,5 @@ mod tests {
         assert!(!pending.is_filled_into(30), "five bytes between are missing");
         pending.place(115, 5).unwrap();
         assert!(pending.is_filled_into(20) && pending.is_filled_into(30) && !pending.is_filled_into(31));
-    }
-
-    proptest! {
-        /// Against the slow oracle: a map of single bytes.
-        #[test]
-        fn cover_agrees_with_a_byte_map(spans in prop::collection::vec((0u64..40, 1u64..12), 1..30)) {
-            let (mut cover, mut map) = (Cover::default(), [false; 64]);
-            for (offset, length) in spans {
-                let range = offset as usize..(offset + length) as usize;
-                let free = map[range.clone()].iter().all(|taken| !taken);
-                prop_assert_eq!(cover.add(ByteSpan::new(offset, length)), free);
-                if free {
-                    map[range].fill(true);
-                }
-                prop_assert!(cover.0.windows(2).all(|pair| pair[0].end() < pair[1].offset));
-                let covered: u64 = cover.0.iter().map(|span| span.length).sum();
-                prop_assert_eq!(covered, map.iter().filter(|taken| **taken).count() as u64);
-            }
-        }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_disk::{DiskErrorKind, Work};
-use drover_stream::Stream;
+use drover_stream::{Stage, Stream};
 use drover_types::ByteSpan;
 
 use crate::classic;
@@ -24,7 +24,7 @@ use crate::codec::Codec;
 use crate::error::{NfcError, NfcErrorKind};
 use crate::frame::{self, Head, Io, kind};
 use crate::pending::{Ended, Failure, Owner, Pending, Reply};
-use crate::receive::{Expect, Stage};
+use crate::receive::{Expect, Gathered};
 use crate::trace::Trace;
 
 /// Owner of what the disk itself asks.
@@ -55,6 +55,7 @@ pub struct Connection {
     /// Operations whose ordinary reply may still follow their error.
     pub(crate) ghosts: VecDeque<u32>,
     pub(crate) stage: Stage,
+    pub(crate) gathered: Gathered,
     pub(crate) expect: Expect,
     broken: Option<(DiskErrorKind, String)>,
     /// Whether it broke because the host's memory is used up.
@@ -98,7 +99,8 @@ impl Connection {
             done: VecDeque::new(),
             next_op: 0,
             ghosts: VecDeque::new(),
-            stage: Stage::new(),
+            stage: Stage::default(),
+            gathered: Gathered::default(),
             expect: Expect::Head,
             broken: None,
             is_out_of_memory: false,

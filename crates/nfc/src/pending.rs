@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use drover_disk::{DiskErrorKind, Work};
-use drover_types::ByteSpan;
+use drover_types::{ByteSpan, Cover};
 
 use crate::codec::Codec;
 use crate::frame::Io;
@@ -93,7 +93,7 @@ impl Pending {
         if !self.covered.add(range) {
             return Err(format!("bytes {range} of a read of {} come twice", self.span));
         }
-        if self.covered.0.len() > PIECES_MAX {
+        if self.covered.pieces() > PIECES_MAX {
             return Err(format!("the answer to a read of {} comes in shreds", self.span));
         }
         self.wire += u64::from(io.extra);
@@ -110,12 +110,12 @@ impl Pending {
 
     /// Whether all of a read was placed.
     pub fn is_whole(&self) -> bool {
-        self.covered.0.first().is_some_and(|it| it.offset == 0 && it.length == self.span.length)
+        self.covered.is(ByteSpan::new(0, self.span.length))
     }
 
     /// Whether the buffer is placed from its beginning up to `end`.
     pub fn is_filled_into(&self, end: usize) -> bool {
-        self.covered.0.first().is_some_and(|it| it.offset == 0 && it.length >= end as u64)
+        self.covered.first().is_some_and(|it| it.offset == 0 && it.length >= end as u64)
     }
 
     pub fn end(self, result: Result<Reply, Failure>) -> Ended {
@@ -124,38 +124,9 @@ impl Pending {
     }
 }
 
-/// Spans that do not touch, in order.
-#[derive(Debug, Default)]
-struct Cover(Vec<ByteSpan>);
-
-impl Cover {
-    /// Adds a span; false if some of it is there already.
-    fn add(&mut self, span: ByteSpan) -> bool {
-        let at = self.0.partition_point(|it| it.offset < span.offset);
-        let before = at.checked_sub(1).map(|i| self.0[i]);
-        let after = self.0.get(at).copied();
-        if before.is_some_and(|it| it.end() > span.offset) || after.is_some_and(|it| it.offset < span.end()) {
-            return false;
-        }
-        let joins_before = before.is_some_and(|it| it.end() == span.offset);
-        let joins_after = after.is_some_and(|it| it.offset == span.end());
-        match (joins_before, joins_after) {
-            (true, true) => {
-                self.0[at - 1].length += span.length + self.0[at].length;
-                self.0.remove(at);
-            }
-            (true, false) => self.0[at - 1].length += span.length,
-            (false, true) => self.0[at] = ByteSpan::new(span.offset, span.length + self.0[at].length),
-            (false, false) => self.0.insert(at, span),
-        }
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use drover_disk::Buffer;
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -200,24 +171,5 @@ mod tests {
         assert!(pending.place(&fragment(512, 1024), 1024).unwrap_err().contains("twice"));
         pending.place(&Io { codec: 3, extra: 8, ..fragment(1024, 3072) }, 1024).unwrap();
         assert!(pending.is_whole());
-    }
-
-    proptest! {
-        /// Against the slow oracle: a map of single bytes.
-        #[test]
-        fn cover_agrees_with_a_byte_map(spans in prop::collection::vec((0u64..40, 1u64..12), 1..30)) {
-            let (mut cover, mut map) = (Cover::default(), [false; 64]);
-            for (offset, length) in spans {
-                let range = offset as usize..(offset + length) as usize;
-                let free = map[range.clone()].iter().all(|taken| !taken);
-                prop_assert_eq!(cover.add(ByteSpan::new(offset, length)), free);
-                if free {
-                    map[range].fill(true);
-                }
-                prop_assert!(cover.0.windows(2).all(|pair| pair[0].end() < pair[1].offset));
-                let covered: u64 = cover.0.iter().map(|span| span.length).sum();
-                prop_assert_eq!(covered, map.iter().filter(|taken| **taken).count() as u64);
-            }
-        }
     }
 }

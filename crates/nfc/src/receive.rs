@@ -3,15 +3,12 @@
 use std::ops::Range;
 
 use drover_disk::Work;
-use drover_stream::{Stream, printable};
+use drover_stream::{Stage, Stream, printable};
 
 use crate::codec::Codec;
 use crate::connection::{Connection, Fault};
 use crate::frame::{self, HEAD_BYTES, Head, Io, kind};
 use crate::pending::Reply;
-
-/// Room for heads and payloads. What follows a head in the same read is copied from here, so it should not be large.
-const STAGE_BYTES: usize = 4096;
 
 /// Data taken from the socket at a time. It is looked at before more comes, while it is in the processor's cache.
 const DATA_BYTES_MAX: usize = 128 << 10;
@@ -41,51 +38,25 @@ pub enum Expect {
     },
 }
 
-/// Bytes received and not yet understood.
-pub struct Stage {
-    bytes: [u8; STAGE_BYTES],
-    filled: Range<usize>,
-    /// What is gathered of packed data or an extra. Kept, so that its memory is warm.
-    gathered: Vec<u8>,
-    gathered_bytes: usize,
+/// What is gathered of packed data or an extra. Kept, so that its memory is warm.
+#[derive(Default)]
+pub struct Gathered {
+    bytes: Vec<u8>,
+    filled: usize,
 }
 
-impl Stage {
-    pub fn new() -> Stage {
-        Stage { bytes: [0; STAGE_BYTES], filled: 0..0, gathered: Vec::new(), gathered_bytes: 0 }
-    }
-
-    fn get(&self) -> &[u8] {
-        &self.bytes[self.filled.clone()]
-    }
-
-    fn consume(&mut self, length: usize) {
-        self.filled.start += length;
-    }
-
-    /// The free part, after moving what is left to the front. Never empty: what is left is less than a payload.
-    fn room(&mut self) -> &mut [u8] {
-        self.bytes.copy_within(self.filled.clone(), 0);
-        self.filled = 0..self.filled.len();
-        &mut self.bytes[self.filled.end..]
-    }
-
-    fn gather(&mut self, bytes: usize) {
-        if self.gathered.len() < bytes {
-            self.gathered.resize(bytes, 0);
+impl Gathered {
+    fn begin(&mut self, bytes: usize) {
+        if self.bytes.len() < bytes {
+            self.bytes.resize(bytes, 0);
         }
-        self.gathered_bytes = 0;
+        self.filled = 0;
     }
 
     /// Takes what is staged of `bytes` to be gathered; whether that is all.
-    fn gather_staged(&mut self, bytes: usize) -> bool {
-        let length = self.filled.len().min(bytes - self.gathered_bytes);
-        let at = self.gathered_bytes;
-        let from = self.filled.start;
-        self.gathered[at..at + length].copy_from_slice(&self.bytes[from..from + length]);
-        self.gathered_bytes += length;
-        self.consume(length);
-        self.gathered_bytes == bytes
+    fn is_whole(&mut self, stage: &mut Stage, bytes: usize) -> bool {
+        self.filled += stage.take(&mut self.bytes[self.filled..bytes]);
+        self.filled == bytes
     }
 }
 
@@ -114,11 +85,9 @@ impl Connection {
                     return (&mut self.stream, pending.buffer(range.start..end), true);
                 }
             }
-            Expect::Packed { bytes, .. } | Expect::Extra { bytes, .. }
-                if *bytes > self.stage.gathered_bytes =>
-            {
-                let range = self.stage.gathered_bytes..*bytes;
-                return (&mut self.stream, &mut self.stage.gathered[range], true);
+            Expect::Packed { bytes, .. } | Expect::Extra { bytes, .. } if *bytes > self.gathered.filled => {
+                let range = self.gathered.filled..*bytes;
+                return (&mut self.stream, &mut self.gathered.bytes[range], true);
             }
             _ => {}
         }
@@ -128,8 +97,8 @@ impl Connection {
     fn received(&mut self, length: usize) -> Result<(), Fault> {
         match &mut self.expect {
             Expect::Data { range, .. } => range.start += length,
-            Expect::Packed { .. } | Expect::Extra { .. } => self.stage.gathered_bytes += length,
-            Expect::Head | Expect::Payload(_) => self.stage.filled.end += length,
+            Expect::Packed { .. } | Expect::Extra { .. } => self.gathered.filled += length,
+            Expect::Head | Expect::Payload(_) => self.stage.received(length),
         }
         while self.advance()? {}
         Ok(())
@@ -158,12 +127,7 @@ impl Connection {
             }
             Expect::Data { op, mut range } => {
                 let pending = self.pending.get_mut(&op).ok_or("data of no request".to_string())?;
-                let length = self.stage.filled.len().min(range.len());
-                pending
-                    .buffer(range.start..range.start + length)
-                    .copy_from_slice(&self.stage.get()[..length]);
-                self.stage.consume(length);
-                range.start += length;
+                range.start += self.stage.take(pending.buffer(range.clone()));
                 if range.start < range.end {
                     self.expect = Expect::Data { op, range };
                     return Ok(false);
@@ -171,20 +135,20 @@ impl Connection {
                 self.fragment_ends(op);
             }
             Expect::Packed { op, range, codec, bytes } => {
-                if !self.stage.gather_staged(bytes) {
+                if !self.gathered.is_whole(&mut self.stage, bytes) {
                     self.expect = Expect::Packed { op, range, codec, bytes };
                     return Ok(false);
                 }
                 let pending = self.pending.get_mut(&op).ok_or("data of no request".to_string())?;
-                codec.unpack(&self.stage.gathered[..bytes], pending.buffer(range))?;
+                codec.unpack(&self.gathered.bytes[..bytes], pending.buffer(range))?;
                 self.fragment_ends(op);
             }
             Expect::Extra { head, payload, bytes } => {
-                if !self.stage.gather_staged(bytes) {
+                if !self.gathered.is_whole(&mut self.stage, bytes) {
                     self.expect = Expect::Extra { head, payload, bytes };
                     return Ok(false);
                 }
-                let extra = self.stage.gathered[..bytes].to_vec();
+                let extra = self.gathered.bytes[..bytes].to_vec();
                 self.on_reply(head, Reply { payload, extra })?;
             }
         }
@@ -215,7 +179,7 @@ impl Connection {
             self.expect = match Codec::of(io.codec)? {
                 Codec::None => Expect::Data { op, range },
                 codec => {
-                    self.stage.gather(bytes);
+                    self.gathered.begin(bytes);
                     Expect::Packed { op, range, codec, bytes }
                 }
             };
@@ -249,7 +213,7 @@ impl Connection {
         if bytes == 0 {
             return self.on_reply(head, Reply { payload, extra: Vec::new() });
         }
-        self.stage.gather(bytes);
+        self.gathered.begin(bytes);
         self.expect = Expect::Extra { head, payload, bytes };
         Ok(())
     }

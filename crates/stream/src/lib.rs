@@ -6,11 +6,13 @@
 mod dial;
 mod either;
 mod socket;
+mod stage;
 mod text;
 mod tls_stream;
 
 pub use either::Stream;
 pub use socket::{Address, Socket, timed_out};
+pub use stage::Stage;
 pub use text::printable;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod cover;
 mod day_limit;
 mod digest;
 pub mod inventory;
@@ -12,6 +13,7 @@ mod size;
 mod span;
 mod xml;
 
+pub use cover::Cover;
 pub use day_limit::{DayLimit, Hours, HoursError, limit_at, line_rate};
 pub use digest::{Digest, DigestError};
 pub use secret::Secret;

@@ -11,10 +11,6 @@ use crate::handshake::Style;
 use crate::reply::Pending;
 use crate::wire::{self, ChunkHead, ChunkKind, Command, Decoded, ReplyHead};
 
-/// Room for heads and small payloads. What follows a head in the same read is copied from here to
-/// its buffer, so it should not be large.
-const STAGE_BYTES: usize = 4096;
-
 /// Data taken from the socket at a time. It is looked at before more comes, while it is in the
 /// processor's cache, and the server fills the socket again meanwhile.
 const DATA_BYTES_MAX: usize = 128 << 10;
@@ -39,12 +35,6 @@ pub(super) enum Expect {
     },
     /// A payload that is gathered before it is looked at.
     Payload(ChunkHead, Vec<u8>),
-}
-
-/// Bytes received and not yet understood.
-pub(super) struct Stage {
-    bytes: [u8; STAGE_BYTES],
-    filled: Range<usize>,
 }
 
 impl Connection {
@@ -82,7 +72,7 @@ impl Connection {
                     pending.received += length;
                 }
             }
-            _ => self.stage.filled.end += length,
+            _ => self.stage.received(length),
         }
         while self.advance()? {}
         self.watch()
@@ -107,11 +97,7 @@ impl Connection {
             }
             Expect::Data { cookie, range, done } => {
                 let pending = self.pending.get_mut(cookie).ok_or("data of no request".to_string())?;
-                let length = self.stage.filled.len().min(range.len());
-                pending
-                    .buffer(range.start..range.start + length)
-                    .copy_from_slice(&self.stage.get()[..length]);
-                self.stage.consume(length);
+                let length = self.stage.take(pending.buffer(range.clone()));
                 pending.received += length;
                 range.start += length;
                 if range.start < range.end {
@@ -121,7 +107,7 @@ impl Connection {
                 self.chunk_ends(cookie, done);
             }
             Expect::Payload(head, bytes) => {
-                let length = self.stage.filled.len().min(head.length as usize - bytes.len());
+                let length = self.stage.get().len().min(head.length as usize - bytes.len());
                 bytes.extend_from_slice(&self.stage.get()[..length]);
                 self.stage.consume(length);
                 if bytes.len() < head.length as usize {
@@ -245,27 +231,5 @@ impl Connection {
                 self.done.push_back(ended(pending, result));
             }
         }
-    }
-}
-
-impl Stage {
-    pub(super) fn new() -> Stage {
-        Stage { bytes: [0; STAGE_BYTES], filled: 0..0 }
-    }
-
-    fn get(&self) -> &[u8] {
-        &self.bytes[self.filled.clone()]
-    }
-
-    fn consume(&mut self, length: usize) {
-        self.filled.start += length;
-    }
-
-    /// The free part, after moving what is left to the front. Never empty: what is left is less
-    /// than one head.
-    fn room(&mut self) -> &mut [u8] {
-        self.bytes.copy_within(self.filled.clone(), 0);
-        self.filled = 0..self.filled.len();
-        &mut self.bytes[self.filled.end..]
     }
 }
