@@ -33,6 +33,9 @@ type records struct {
 	have   int // bytes of the header read
 	left   int // bytes of the record's body to read
 	began  bool
+
+	gathers bool // whether records wait for flush, so that the kernel gets many at a time
+	held    []byte
 }
 
 func (r *records) Read(p []byte) (int, error) {
@@ -56,7 +59,23 @@ func (r *records) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (r *records) Write(p []byte) (int, error) { return writeSplit(r.Conn, p, r.split) }
+func (r *records) Write(p []byte) (int, error) {
+	if !r.gathers {
+		return writeSplit(r.Conn, p, r.split)
+	}
+	r.held = append(r.held, p...)
+	return len(p), nil
+}
+
+// flush sends the records that were gathered.
+func (r *records) flush() error {
+	if len(r.held) == 0 {
+		return nil
+	}
+	_, err := r.Conn.Write(r.held)
+	r.held = r.held[:0]
+	return err
+}
 
 // writeSplit writes p in pieces, which reach the client one by one.
 func writeSplit(w io.Writer, p []byte, split int) (int, error) {
@@ -151,6 +170,7 @@ func (c *conn) handshake(stage string, cert *certificate, b *Behaviour) (*tls.Co
 		return nil, fmt.Errorf("%s: %w", stage, err)
 	}
 	inner.split = 0
+	c.records = inner
 	return session, nil
 }
 

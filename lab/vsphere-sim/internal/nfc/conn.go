@@ -18,13 +18,14 @@ var errClosed = errors.New("closed by the client")
 // One goroutine reads requests and puts them into queue; another answers them in order. Requests for reads may be
 // mixed as ordered.
 type conn struct {
-	server *Server
-	host   *host
-	tcp    *net.TCPConn
-	wire   net.Conn // the socket, or TLS on it
-	pace   pace
-	tag    string // of THUMBPRINT_SHA2
-	ticket atomic.Pointer[ticket]
+	server  *Server
+	host    *host
+	tcp     *net.TCPConn
+	wire    net.Conn // the socket, or TLS on it
+	records *records // of the last TLS session
+	pace    pace
+	tag     string // of THUMBPRINT_SHA2
+	ticket  atomic.Pointer[ticket]
 
 	ordered  atomic.Bool // cut by order, so that nothing is left behind
 	service  *service    // from the end of the handshake on
@@ -129,6 +130,7 @@ func (c *conn) talk() error {
 	if err != nil {
 		return err
 	}
+	c.records.gathers = ssl
 	_ = c.tcp.SetDeadline(time.Time{})
 	return c.aio(rest)
 }
@@ -212,6 +214,9 @@ func (c *conn) send(p []byte) error {
 		}
 		n, err := c.wire.Write(p[:n])
 		c.service.wire.Add(int64(n))
+		if err == nil {
+			err = c.records.flush()
+		}
 		if err != nil {
 			return err
 		}
