@@ -1,7 +1,8 @@
-//! Known causes of failures, told by lines of nbdkit's and VDDK's logs. Pure.
+//! Known causes of failures, told by lines of nbdkit's and VDDK's logs, and of the logs of a host's NFC servers (vpxa,
+//! hostd). Pure.
 //!
-//! The signs are words that VMware's documentation, nbdkit's manual and public trackers quote; the samples were
-//! written for the tests in that manner. They were not seen on a host of our own.
+//! The signs are words that VMware's documentation, nbdkit's manual, public trackers and the note of the NFC protocol
+//! quote; the samples were written for the tests in that manner. They were not seen on a host of our own.
 
 use std::fmt;
 
@@ -80,6 +81,7 @@ pub static CAUSES: &[Cause] = &[
             "nbdkit: vddk[1]: error: [NFC ERROR] NfcFssrvrProcessErrorMsg: received NFC error 5 from server: Failed to \
              allocate the requested 4194328 bytes",
             "2026-11-21T10:00:00.000Z error -[07512] [NFC ERROR] NFC_NO_MEMORY while opening [ds1] web01/web01.vmdk",
+            "error vpxa[2099841] [Originator@6876 sub=Libs] Failed to allocate the requested 24117272 bytes",
         ],
     },
     Cause {
@@ -204,8 +206,10 @@ pub static CAUSES: &[Cause] = &[
             "insufficient permission",
             "do not have access rights",
             "permission to perform this operation was denied",
+            "permission check failed for file",
         ],
         samples: &[
+            "error vpxa[2099841] [Originator@6876 sub=Libs] permission check failed for file '[ds1] a/a.vmdk'",
             "nbdkit: vddk[1]: error: VixDiskLib_ConnectEx: Insufficient permissions in the host operating system",
             "nbdkit: vddk[1]: error: VixDiskLib_Open: [ds1] a/a.vmdk: You do not have access rights to this file",
         ],
@@ -238,6 +242,26 @@ pub static CAUSES: &[Cause] = &[
         signs: &["queryallocatedblocks*invalid", "queryallocatedblocks*fail", "queryallocatedblocks:"],
         samples: &[
             "nbdkit: vddk[1]: error: VixDiskLib_QueryAllocatedBlocks: One of the parameters was invalid",
+        ],
+    },
+    Cause {
+        id: "locked",
+        title: "another program has the disk open",
+        advice: "a backup or a datastore download reads it: wait until that has ended",
+        effect: Effect::Busy,
+        signs: &["failed to lock the file", "disklib*16392"],
+        samples: &[
+            "error vpxa[2099841] [Originator@6876 sub=Libs] [NFC ERROR] DiskLib error 16392: Failed to lock the file",
+        ],
+    },
+    Cause {
+        id: "running",
+        title: "the disk of a running VM, without a snapshot",
+        advice: "only what a snapshot froze can be read: look whether somebody removed the snapshot meanwhile",
+        effect: Effect::Failure,
+        signs: &["cannot be opened in multiwriter mode"],
+        samples: &[
+            "error vpxa[2099841] [Originator@6876 sub=Libs] Thin/TBZ/Sparse disks cannot be opened in multiwriter mode",
         ],
     },
     Cause {

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 pub enum VddkCommand {
     /// Look whether disks can be read through VDDK: library, plugin, versions, and one disk if there is a plan
     Check(VddkCheckArgs),
-    /// Tell known causes of failures from logs of VDDK and nbdkit
+    /// Tell known causes of failures from logs of VDDK, nbdkit, and a host's NFC servers (vpxa, hostd)
     Logs(VddkLogsArgs),
 }
 
@@ -33,7 +33,7 @@ pub struct VddkCheckArgs {
 
 #[derive(Debug, Args)]
 pub struct VddkLogsArgs {
-    /// Log files: vddk.log, what nbdkit said, or drover's IMAGE.vddk.log
+    /// Log files: vddk.log, what nbdkit said, drover's IMAGE.vddk.log, or vpxa.log and hostd.log of a host
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
     /// Print JSON
