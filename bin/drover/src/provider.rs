@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use drover_engine::{SourceProvider, Store};
 use drover_mover::StopSignal;
-use drover_plan::nfc::{HostNfc, share_out};
+use drover_plan::nfc::{HostNfc, share_out, share_out_own};
 use drover_plan::{PlannedVm, Problem, Resolution, Source};
 use drover_types::inventory::{About, Inventory};
 
@@ -89,18 +89,21 @@ impl Provider {
         }
     }
 
-    /// Gives each VM its share of its host's NFC server, where disks are read through VDDK, and tells the sums.
+    /// Gives each VM its share of its host's NFC server, where disks are read from it, and tells the sums.
     pub fn share_out(
         &self,
         file: &PlanFile,
         resolution: &mut Resolution,
         inventory: &Inventory,
     ) -> Vec<HostNfc> {
-        match (self, file.plan.source.vsphere()) {
-            (Provider::Vsphere(provider), Some(source)) if matches!(provider.way, Way::Vddk(_)) => {
-                share_out(resolution, &inventory.about, &source.data.vddk, file.plan.limits.disks)
-            }
-            _ => Vec::new(),
+        let (Provider::Vsphere(provider), Some(source)) = (self, file.plan.source.vsphere()) else {
+            return Vec::new();
+        };
+        let disks_max = file.plan.limits.disks;
+        match provider.way {
+            Way::Https(_) => Vec::new(),
+            Way::Nfc(_) => share_out_own(resolution, &inventory.about, &source.data.nfc, disks_max),
+            Way::Vddk(_) => share_out(resolution, &inventory.about, &source.data.vddk, disks_max),
         }
     }
 

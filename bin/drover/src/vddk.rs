@@ -117,7 +117,7 @@ impl VddkWay {
     ) -> Result<VddkDisk, ProviderError> {
         let thumbprint = session.thumbprint().map_err(crate::source::provider_error)?;
         let vddk = &self.source.data.vddk;
-        let aio = vm.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+        let aio = vm.aio();
         let endpoint = &self.source.endpoint;
         let settings = Settings {
             name: format!("{}/{}", vm.vm.name, disk.disk.label),
@@ -154,7 +154,7 @@ impl VddkWay {
 
     /// How a VM's disks are read, in words.
     pub fn note(&self, vm: &PlannedVm) -> String {
-        format!("{self}, AIO {}", vm.nfc.map_or(Aio::OWN, |nfc| nfc.aio))
+        format!("{self}, AIO {}", vm.aio())
     }
 }
 

@@ -18,6 +18,9 @@ use drover_types::Bytes;
 /// NFC memory of a host with its default settings.
 pub const BUDGET_BYTES: u64 = 48 << 20;
 
+/// What the service of a vCenter's agents on hosts is called, whose memory cannot be configured.
+const VPXA: &str = "vpxa";
+
 /// Disks of a host that may be open at once through a vCenter.
 pub const DISKS_MAX: u32 = 50;
 
@@ -109,7 +112,8 @@ impl Ledger {
         Ledger { folder: folder.into(), budget: BUDGET_BYTES, disks_max: DISKS_MAX }
     }
 
-    /// With another budget of each host, as its administrator configured it.
+    /// With another budget of each host, as its administrator configured it. The agents of a vCenter have what they
+    /// have: for them it is a lower limit only.
     pub fn with_budget(self, budget: u64) -> Ledger {
         Ledger { budget, ..self }
     }
@@ -129,7 +133,7 @@ impl Ledger {
                 let text = format!(
                     "the NFC memory of {host} ({}, at most {} disks) is taken by other disks; lower limits.disks, or \
                      wait until they are done",
-                    Bytes(self.budget_of(&self.place(host, service))),
+                    Bytes(self.budget(host, service)),
                     self.disks_max
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
@@ -145,7 +149,7 @@ impl Ledger {
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
         let (used, disks) = used(&place)?;
-        let free = self.budget_of(&place).saturating_sub(used);
+        let free = self.budget(host, service).saturating_sub(used);
         if disks >= self.disks_max {
             return Ok(None);
         }
@@ -168,7 +172,7 @@ impl Ledger {
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
         let left = refused / 2 * FREE_PART;
-        let lowered = (used(&place)?.0 + left).max(LOWERED_MIN).min(self.budget_of(&place));
+        let lowered = (used(&place)?.0 + left).max(LOWERED_MIN).min(self.budget(host, service));
         fs::write(place.join("lowered"), lowered.to_string())?;
         Ok(lowered)
     }
@@ -186,15 +190,13 @@ impl Ledger {
 
     /// The budget of a host now.
     pub fn budget(&self, host: &str, service: &str) -> u64 {
-        self.budget_of(&self.place(host, service))
-    }
-
-    fn budget_of(&self, place: &Path) -> u64 {
-        let path = place.join("lowered");
+        let path = self.place(host, service).join("lowered");
         let since = fs::metadata(&path).and_then(|meta| meta.modified()).ok();
         let age = since.and_then(|since| SystemTime::now().duration_since(since).ok());
         let told = age.filter(|age| *age < LOWERED_FOR).and_then(|_| fs::read_to_string(&path).ok());
-        told.and_then(|text| text.trim().parse().ok()).unwrap_or(self.budget).min(self.budget)
+        let fixed = if service.starts_with(VPXA) { BUDGET_BYTES } else { u64::MAX };
+        let budget = self.budget.min(fixed);
+        told.and_then(|text| text.trim().parse().ok()).unwrap_or(budget).min(budget)
     }
 
     fn place(&self, host: &str, service: &str) -> PathBuf {
@@ -274,6 +276,14 @@ mod tests {
         );
         drop(grants);
         assert_eq!(ledger.used(HOST, "nfc").unwrap(), (0, 0));
+    }
+
+    #[test]
+    fn the_memory_of_hostd_is_configured_that_of_vpxa_only_lowered() {
+        let folder = tempfile::tempdir().unwrap();
+        let budget = |bytes, service| Ledger::new(folder.path()).with_budget(bytes).budget(HOST, service);
+        assert_eq!((budget(96 << 20, "nfc"), budget(96 << 20, "vpxa-nfc")), (96 << 20, BUDGET_BYTES));
+        assert_eq!((budget(8 << 20, "nfc"), budget(8 << 20, "vpxa-nfc")), (8 << 20, 8 << 20));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The NFC server of an ESXi host as a budget: what an open disk takes of it, and how many may be open.
 //!
-//! VDDK reads from a host's NFC server (network file copy), which has little memory and is shared with backups.
+//! A host's NFC server (network file copy) has little memory and is shared with backups, whether drover's own client
+//! reads from it or VDDK.
 //! When it runs out, disks fail to open or to read, those of other programs too. None of these figures was held
 //! against a real host; docs/vddk.md tells where each comes from.
 
@@ -10,8 +11,8 @@ use drover_types::Bytes;
 use drover_types::inventory::About;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Aio, Vddk};
-use crate::resolution::Resolution;
+use crate::model::{Aio, Nfc, Vddk};
+use crate::resolution::{PlannedVm, Resolution};
 
 /// NFC memory of a host with its default settings: hostd's `nfcsvc` / `maxMemory`, 50,331,648 bytes.
 pub const MEMORY_BYTES: u64 = 48 << 20;
@@ -23,6 +24,8 @@ pub const OLD_DISKS_MAX: u32 = 20;
 pub const OLD_REQUEST_BYTES: u64 = 1 << 20;
 /// Largest request otherwise: the host cuts it into its own buffers.
 pub const REQUEST_BYTES: u64 = 2 << 20;
+/// The smallest buffers that drover's own client opens a disk with, where there is no room for larger ones.
+pub const LEAST_BYTES: u64 = 64 << 10;
 /// From so many disks of one host on, large buffers gain: 31 % with ten VMs of one host, nothing with one.
 pub const LARGE_AIO_DISKS_MIN: u32 = 10;
 
@@ -78,6 +81,19 @@ impl NfcBudget {
         }
     }
 
+    /// As drover's own client keeps it, which knows only hosts whose buffers can be chosen.
+    pub fn own(about: &About, nfc: &Nfc) -> NfcBudget {
+        let through_vcenter = about.is_vcenter;
+        let most = if through_vcenter { MEMORY_BYTES } else { u64::MAX };
+        NfcBudget {
+            through_vcenter,
+            bytes_max: nfc.memory.unwrap_or(MEMORY_BYTES).min(most),
+            disks_max: Some(VPXA_DISKS_MAX),
+            aio: true,
+            request_bytes: REQUEST_BYTES,
+        }
+    }
+
     /// Bytes that one open disk takes with these buffers.
     pub fn disk_bytes(&self, aio: Aio) -> u64 {
         match self.request_bytes {
@@ -106,9 +122,9 @@ impl NfcBudget {
 /// What the disks of a VM take of their host's NFC server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NfcShare {
-    /// Buffers of each disk.
-    pub aio: Aio,
-    /// Bytes that each open disk takes.
+    /// Buffers of each disk; absent: as large as what is free allows when it is opened.
+    pub aio: Option<Aio>,
+    /// Bytes that each open disk takes, at least.
     pub disk_bytes: u64,
     /// Disks of the host that may be open at once, of all VMs.
     pub disks_at_once: u32,
@@ -144,15 +160,13 @@ impl HostNfc {
             Some(disks) => format!("{} and {disks} disks", Bytes(budget.bytes_max)),
             None => Bytes(budget.bytes_max).to_string(),
         };
-        format!(
-            "{} disks, {} at once x {} (AIO {}) = {} of {limit} in {}",
-            self.disks,
-            self.open_max,
-            Bytes(share.disk_bytes),
-            share.aio,
-            Bytes(self.bytes_used_max()),
-            if budget.through_vcenter { "vpxa" } else { "hostd" }
-        )
+        let service = if budget.through_vcenter { "vpxa" } else { "hostd" };
+        let open = format!("{} disks, {} at once", self.disks, self.open_max);
+        let Some(aio) = share.aio else {
+            return format!("{open}, with buffers as large as fit into {limit} in {service}");
+        };
+        let (each, all) = (Bytes(share.disk_bytes), Bytes(self.bytes_used_max()));
+        format!("{open} x {each} (AIO {aio}) = {all} of {limit} in {service}")
     }
 }
 
@@ -160,26 +174,53 @@ impl HostNfc {
 /// read through VDDK. `disks_max` is the plan's own limit of disks at once.
 pub fn share_out(resolution: &mut Resolution, about: &About, vddk: &Vddk, disks_max: u32) -> Vec<HostNfc> {
     let budget = NfcBudget::of(about, vddk);
+    share_out_by(resolution, budget, disks_max, |disks, any_warm| {
+        let aio = budget.aio(vddk.aio, disks, any_warm);
+        let (disk_bytes, disks_at_once) = (budget.disk_bytes(aio), budget.disks(aio));
+        NfcShare { aio: Some(aio), disk_bytes, disks_at_once, request_bytes: budget.request_bytes }
+    })
+}
+
+/// The same for plans whose disks are read by drover's own client. It gives each disk what fits when it is opened, so
+/// only their number is limited here: more would wait for each other, and give up.
+pub fn share_out_own(resolution: &mut Resolution, about: &About, nfc: &Nfc, disks_max: u32) -> Vec<HostNfc> {
+    let budget = NfcBudget::own(about, nfc);
+    let by_memory = u32::try_from(budget.bytes_max / LEAST_BYTES).unwrap_or(u32::MAX);
+    let disks_at_once = by_memory.clamp(1, VPXA_DISKS_MAX);
+    let share =
+        NfcShare { aio: None, disk_bytes: LEAST_BYTES, disks_at_once, request_bytes: budget.request_bytes };
+    share_out_by(resolution, budget, disks_max, |_, _| share)
+}
+
+/// `share_of` gets the number of a host's disks, and whether any of them moves warm.
+fn share_out_by(
+    resolution: &mut Resolution,
+    budget: NfcBudget,
+    disks_max: u32,
+    share_of: impl Fn(u32, bool) -> NfcShare,
+) -> Vec<HostNfc> {
     let mut hosts = BTreeMap::<String, (u32, bool)>::new();
     for vm in &resolution.vms {
         let host = hosts.entry(vm.vm.host_id.clone()).or_default();
         host.0 = host.0.saturating_add(u32::try_from(vm.disks.len()).unwrap_or(u32::MAX));
         host.1 |= vm.warm.is_some();
     }
-    let share = |disks: u32, any_warm: bool| {
-        let aio = budget.aio(vddk.aio, disks, any_warm);
-        let (disk_bytes, disks_at_once) = (budget.disk_bytes(aio), budget.disks(aio));
-        NfcShare { aio, disk_bytes, disks_at_once, request_bytes: budget.request_bytes }
-    };
     for vm in &mut resolution.vms {
-        vm.nfc = hosts.get(&vm.vm.host_id).map(|(disks, any_warm)| share(*disks, *any_warm));
+        vm.nfc = hosts.get(&vm.vm.host_id).map(|(disks, any_warm)| share_of(*disks, *any_warm));
     }
     let sum = |(host_id, (disks, any_warm)): (String, (u32, bool))| {
-        let share = share(disks, any_warm);
+        let share = share_of(disks, any_warm);
         let open_max = disks.min(share.disks_at_once).min(disks_max);
         HostNfc { host_id, disks, open_max, share, budget }
     };
     hosts.into_iter().map(sum).collect()
+}
+
+impl PlannedVm {
+    /// Buffers with which VDDK opens each of its disks.
+    pub fn aio(&self) -> Aio {
+        self.nfc.and_then(|nfc| nfc.aio).unwrap_or(Aio::OWN)
+    }
 }
 
 #[cfg(test)]
@@ -264,11 +305,30 @@ mod tests {
             hosts.iter().map(|host| (host.disks, host.open_max, host.bytes_used_max())).collect();
         assert_eq!(sums, [(15, 12, 48 << 20), (3, 3, 3 * (256 << 10))]);
         assert_eq!(resolution.vms[2].nfc.unwrap().disks_at_once, 12);
-        assert_eq!(resolution.vms[1].nfc.unwrap().aio, Aio::OWN);
+        assert_eq!(resolution.vms[1].aio(), Aio::OWN);
         assert_eq!(
             hosts[0].words(),
             "15 disks, 12 at once x 4 MiB (AIO 16 x 4) = 48 MiB of 48 MiB and 50 disks in vpxa"
         );
+    }
+
+    #[test]
+    fn our_own_client_opens_as_many_disks_of_a_host_as_its_ledger_lets_in() {
+        let text = "version: 1\nname: a\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P, \
+                    data: {nfc: {memory: MEM}}}\ntarget: {type: qemu, folder: /vms}\nvms: [{name: a}]\n";
+        let nfc = |memory| {
+            Plan::parse(&text.replace("MEM", memory)).unwrap().source.vsphere().unwrap().data.nfc.clone()
+        };
+        let sum = |memory, is_vcenter| {
+            let mut resolution = Resolution { vms: vec![vm("host-1", 60)], problems: Vec::new() };
+            let hosts = share_out_own(&mut resolution, &about("8.0.2", is_vcenter), &nfc(memory), 400);
+            assert_eq!(resolution.vms[0].nfc, Some(hosts[0].share));
+            (hosts[0].open_max, hosts[0].words())
+        };
+        let words = "60 disks, 50 at once, with buffers as large as fit into 48 MiB and 50 disks in vpxa";
+        assert_eq!(sum("48MiB", true), (50, words.to_string()));
+        assert_eq!(sum("96MiB", true), (50, words.to_string()), "vpxa cannot be configured");
+        assert_eq!(sum("1MiB", false).0, 16);
     }
 
     #[test]
@@ -277,7 +337,7 @@ mod tests {
         for vms in [vec![warm.clone(), vm("host-1", 9)], vec![vm("host-1", 9), warm]] {
             let mut resolution = Resolution { vms, problems: Vec::new() };
             let hosts = share_out(&mut resolution, &about("8.0.2", true), &vddk(""), 40);
-            assert_eq!((hosts[0].disks, hosts[0].share.aio), (15, Aio::OWN));
+            assert_eq!((hosts[0].disks, hosts[0].share.aio), (15, Some(Aio::OWN)));
         }
     }
 

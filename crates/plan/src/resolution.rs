@@ -64,7 +64,7 @@ pub struct PlannedVm {
     pub convert: Convert,
     /// Which way its bytes take.
     pub route: Route,
-    /// What its disks take of their host's NFC server; absent where they are not read through VDDK.
+    /// What its disks take of their host's NFC server; absent where they are read by neither NFC nor VDDK.
     #[serde(default)]
     pub nfc: Option<NfcShare>,
     /// Greater goes first.

@@ -78,7 +78,7 @@ fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
             return Err(Failure::new(Exit::Plan, message).advise("name one that is off with --vm"));
         }
         (Some(planned), _) => {
-            let aio = planned.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+            let aio = planned.aio();
             let measured = read_one(source, planned)?;
             told["read"] = reading(planned, &measured, aio, source);
         }
@@ -100,7 +100,7 @@ fn read_one(source: &VsphereSource, planned: &PlannedVm) -> Result<Measured, Fai
         .ok_or_else(|| Failure::new(Exit::Plan, format!("{} has no disk to read", planned.vm.name)))?;
     let frozen = Frozen { snapshot: None, file: disk.disk.path.clone(), identity: disk.disk.path.clone() };
     let opened: VddkDisk = way.open(&source.session, planned, disk, frozen, None)?;
-    let aio = planned.nfc.map_or(Aio::OWN, |nfc| nfc.aio);
+    let aio = planned.aio();
     measure(&opened, MEASURE_BYTES_MAX, MEASURE_TIME_MAX, aio.bytes())
         .map_err(|error| Failure::new(crate::exit::disk_exit(&error, ""), drover_engine::chain(&error)))
 }

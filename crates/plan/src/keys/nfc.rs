@@ -20,7 +20,7 @@ pub(crate) static NFC: Table = Table {
             "memory",
             Kind::Size(1 << 20, 4 << 30),
             "48MiB",
-            "NFC memory of a host, 1MiB to 4GiB, as its hostd is configured; all programs of this machine share it.",
+            "NFC memory of a host, 1MiB to 4GiB, as its hostd is configured; at most 48MiB behind a vCenter. All programs of this machine share it.",
         ),
         key("timeout", Kind::Duration, "60s", "How long a connection may be silent before it is made anew."),
     ],
