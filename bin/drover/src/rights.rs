@@ -17,6 +17,9 @@ const POWER_OFF: &str = "VirtualMachine.Interact.PowerOff";
 const POWER_ON: &str = "VirtualMachine.Interact.PowerOn";
 const TRACK_CHANGES: &str = "VirtualMachine.Config.ChangeTracking";
 const READ_DISK: &str = "VirtualMachine.Provisioning.DiskRandomRead";
+const READ_FILES: &str = "VirtualMachine.Provisioning.GetVmFiles";
+/// Either gets a ticket to read by NFC.
+const NFC: [&str; 2] = [READ_FILES, READ_DISK];
 
 /// What each is for. Source: vSphere API reference, "Required Privileges" of the methods that are called.
 fn what_for(privilege: &str) -> &'static str {
@@ -56,30 +59,60 @@ pub fn problems(session: &Session, way: &Way, resolution: &Resolution) -> Result
     let mut alike: BTreeMap<BTreeSet<&str>, Vec<&PlannedVm>> = BTreeMap::new();
     resolution.vms.iter().for_each(|vm| alike.entry(needed(vm, way)).or_default().push(vm));
     let mut lacking: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut without_nfc = Vec::new();
     for (needed, vms) in alike {
         let ids: Vec<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
-        let needed: Vec<&str> = needed.into_iter().collect();
-        let Some(missing) = session.missing_privileges(&ids, &needed)? else {
+        let nfc = NFC.iter().filter(|_| matches!(way, Way::Nfc(_)));
+        let asked: Vec<&str> = needed.union(&nfc.copied().collect()).copied().collect();
+        let Some(missing) = session.missing_privileges(&ids, &asked)? else {
             let text = "the server does not tell whether this user has the rights that the plan needs";
             return Ok(vec![Problem::warning("source.user", text)]);
         };
         for vm in vms {
-            for privilege in missing.get(&vm.vm.id).into_iter().flatten() {
+            let missing = missing.get(&vm.vm.id).map(Vec::as_slice).unwrap_or_default();
+            for privilege in missing.iter().filter(|it| needed.contains(it.as_str())) {
                 lacking.entry(privilege.clone()).or_default().push(&vm.vm.name);
+            }
+            if NFC.iter().all(|it| missing.iter().any(|lacked| lacked == it)) {
+                without_nfc.push(vm.vm.name.as_str());
             }
         }
     }
-    Ok(lacking.iter().map(|(privilege, vms)| problem(privilege, vms)).collect())
+    let mut problems: Vec<Problem> = lacking.iter().map(|(privilege, vms)| problem(privilege, vms)).collect();
+    if let Way::Nfc(nfc) = way
+        && !without_nfc.is_empty()
+    {
+        problems.push(no_nfc(&without_nfc, nfc.insists));
+    }
+    Ok(problems)
 }
 
-fn problem(privilege: &str, vms: &[&str]) -> Problem {
+/// Without either privilege no ticket is given; what the plan says decides whether that matters.
+fn no_nfc(vms: &[&str], insists: bool) -> Problem {
+    let text = format!(
+        "the user lacks the privileges {READ_FILES} and {READ_DISK} on {}: one of them is needed to read disks by NFC",
+        named(vms)
+    );
+    let advice = "give the user's role one of them on the VMs or a folder above them";
+    match insists {
+        true => Problem::error("source.user", text).advise(advice),
+        false => Problem::warning("source.user", format!("{text}, so HTTPS ranges are tried"))
+            .advise(format!("{advice}, or write data.path: https")),
+    }
+}
+
+fn named(vms: &[&str]) -> String {
     let more = match vms.len().saturating_sub(VMS_NAMED_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let named = vms[..vms.len().min(VMS_NAMED_MAX)].join(", ");
+    vms[..vms.len().min(VMS_NAMED_MAX)].join(", ") + &more
+}
+
+fn problem(privilege: &str, vms: &[&str]) -> Problem {
     let text = format!(
-        "the user lacks the privilege {privilege} on {named}{more}: it is needed {}",
+        "the user lacks the privilege {privilege} on {}: it is needed {}",
+        named(vms),
         what_for(privilege)
     );
     Problem::error("source.user", text)

@@ -118,7 +118,7 @@ impl NfcError {
                  who answers at that address"
             }
             NfcErrorKind::Permission => {
-                "the account needs VirtualMachine.Provisioning.GetVmFiles and DiskRandomRead on the VM and its datastores"
+                "the account needs VirtualMachine.Provisioning.GetVmFiles or DiskRandomRead on the VM"
             }
             NfcErrorKind::Connection => "TCP port 902 of the host must be reachable from here",
             NfcErrorKind::Unsupported

@@ -108,6 +108,9 @@ func (s *Sim) nfcAnswer(r *http.Request, name string, call *nfcCall) (string, *n
 	if m == nil {
 		return "", missing(call.VM)
 	}
+	if s.privileges.lacks(m, required[name]) {
+		return "", noPermission(call, required[name])
+	}
 	return s.nfcTicket(name, call, m)
 }
 
@@ -201,12 +204,16 @@ func (s *Sim) orderNFCFault(order soapOrder, fault types.BaseMethodFault, count 
 	return nil
 }
 
+func noPermission(call *nfcCall, privilege string) *nfcProblem {
+	return &nfcProblem{"NoPermission", fmt.Sprintf(`<object type="%s">%s</object><privilegeId>%s</privilegeId>`,
+		escape(call.VM.Type), escape(call.VM.ID), privilege), "Permission to perform this operation was denied."}
+}
+
 func ruleProblem(rule *faultRule, call *nfcCall) *nfcProblem {
 	out := &nfcProblem{reflect.TypeOf(rule.fault).Elem().Name(), "", rule.message}
 	switch out.kind {
 	case "NoPermission", "NotAuthenticated":
-		out.inner = fmt.Sprintf(`<object type="%s">%s</object><privilegeId>VirtualMachine.Provisioning.GetVmFiles</privilegeId>`,
-			escape(call.VM.Type), escape(call.VM.ID))
+		out.inner = noPermission(call, required["NfcGetVmFiles"]).inner
 	case "ManagedObjectNotFound":
 		out.inner = fmt.Sprintf(`<obj type="%s">%s</obj>`, escape(call.VM.Type), escape(call.VM.ID))
 	}

@@ -54,6 +54,11 @@ var required = map[string]string{
 	"PowerOnVM_Task":          "VirtualMachine.Interact.PowerOn",
 	"ReconfigVM_Task":         "VirtualMachine.Config.ChangeTracking",
 	"QueryChangedDiskAreas":   "VirtualMachine.Provisioning.DiskRandomRead",
+
+	// By the names of the privileges; nobody has seen it.
+	"NfcGetVmFiles":               "VirtualMachine.Provisioning.GetVmFiles",
+	"NfcRandomAccessOpenReadonly": "VirtualMachine.Provisioning.DiskRandomRead",
+	"NfcRandomAccessOpenDisk":     "VirtualMachine.Provisioning.DiskRandomAccess",
 }
 
 // refusal is the fault of a call that takes a privilege which users lack on m, or nil.
