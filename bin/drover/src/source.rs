@@ -65,8 +65,12 @@ impl SourceProvider for VsphereSource {
             Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
             Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
                 Err(error) if !way.insists => {
-                    let why = format!("read by HTTPS ranges: {}", drover_engine::chain(&error));
-                    self.open_ranges(vm, disk, snapshot, why)
+                    let why = drover_engine::chain(&error);
+                    let note = format!("read by HTTPS ranges: {why}");
+                    self.open_ranges(vm, disk, snapshot, note).map_err(|error| {
+                        let what = format!("{why}; and by HTTPS ranges: {}", error.what);
+                        ProviderError { what, ..error }
+                    })
                 }
                 opened => opened,
             },

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use drover_disk::{Disk, DiskError, FileDisk, OpenTarget};
 use drover_engine::chain;
@@ -19,6 +20,7 @@ use super::{End, format_of};
 use crate::cli::{Format, SecretArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure, disk_exit};
+use crate::nfc::{self, Asked, NfcWay};
 use crate::qcow2;
 
 /// What names a disk to be read, and how to get at it.
@@ -186,14 +188,53 @@ fn open_vsphere(
     let session = connect::connect_host(host, user, secret)?;
     let (vm, found) = find_disk(&session, vm, disk)?;
     let route = Route::Provider;
-    let opened = session.open_disk(OpenDisk {
-        vm: &vm,
-        disk: &found,
-        snapshot: None,
-        route: &route,
-        datacenter: &vm.datacenter,
-    })?;
-    Ok(End { notes: opened.notes(), disk: opened.disk, keep: vec![Box::new(session)], link: None })
+    let asked = OpenDisk { vm: &vm, disk: &found, snapshot: None, route: &route, datacenter: &vm.datacenter };
+    let ranges = session.open_disk(asked);
+    // What tells the file's state is its time, which only the datastore knows. Without it a copy never goes on.
+    let identity = match &ranges {
+        Ok(opened) => opened.disk.identity(),
+        Err(_) => format!("vsphere {} file={} {}", vm.instance_uuid, found.path, once()),
+    };
+    let (disk, notes): (Arc<dyn Disk>, _) = match open_nfc(&session, &vm, &found, identity) {
+        Ok(disk) => {
+            let notes = nfc::notes(&disk);
+            (Arc::new(disk), notes)
+        }
+        Err(error) => {
+            let why = chain(&error);
+            let opened = ranges.map_err(|error| {
+                let failure = Failure::from(error);
+                Failure { message: format!("{why}; and by HTTPS ranges: {}", failure.message), ..failure }
+            })?;
+            let why = format!("read by HTTPS ranges: {why}");
+            (opened.disk.clone(), std::iter::once(why).chain(opened.notes()).collect())
+        }
+    };
+    Ok(End { disk, notes, keep: vec![Box::new(session)], link: None })
+}
+
+fn open_nfc(
+    session: &Session,
+    vm: &Vm,
+    disk: &VmDisk,
+    identity: String,
+) -> Result<drover_nfc::NfcDisk, drover_engine::ProviderError> {
+    NfcWay::unasked().open(Asked {
+        session,
+        vm,
+        disk,
+        frozen: disk,
+        route: Route::Provider,
+        identity,
+        extents: session.allocated_areas(&vm.id, None, disk, &Arc::default()),
+        trace: None,
+    })
+}
+
+/// What no other opening has.
+fn once() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("opened={}.{}", std::process::id(), since.as_nanos())
 }
 
 /// A disk of a VM, which is told by its name or id.
