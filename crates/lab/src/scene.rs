@@ -17,9 +17,15 @@ impl Scene {
     /// A vCenter with these VMs on two hosts. Each host has a management address and one for backups, and
     /// addresses of scenes with different `number`s differ.
     pub fn new(number: u8, vms: Vec<Value>) -> Scene {
-        let host = |name: &str, last: u8, policy: &str| {
+        Scene::with_hosts(number, 2, vms)
+    }
+
+    /// The same with so many hosts: `esx1.lab` and so on.
+    pub fn with_hosts(number: u8, hosts: usize, vms: Vec<Value>) -> Scene {
+        let host = |last: usize| {
             json!({
-                "name": name, "power_policy": policy,
+                "name": format!("esx{last}.lab"),
+                "power_policy": if last == 1 { "high_performance" } else { "balanced" },
                 "nics": [{"device": "vmnic0", "link_mbps": 10000}],
                 "vmknics": [
                     {"device": "vmk0", "address": format!("127.{number}.1.{last}"), "services": ["management"]},
@@ -35,7 +41,7 @@ impl Scene {
             "folders": ["prod", "prod/web", "test"],
             "networks": [{"name": "VM Network"}, {"name": "Storage Net"}],
             "datastores": [{"name": "ds1", "capacity": "4TiB"}, {"name": "ds2", "capacity": "4TiB"}],
-            "hosts": [host("esx1.lab", 1, "high_performance"), host("esx2.lab", 2, "balanced")],
+            "hosts": (1..=hosts).map(host).collect::<Vec<_>>(),
             "vms": vms,
         });
         Scene { inventory }

@@ -58,7 +58,7 @@ pub struct NfcOptions {
     pub encrypted: bool,
     /// Without a byte for this long the connection is made anew.
     pub timeout: Duration,
-    /// How long a host without free NFC memory is waited for.
+    /// How long a host without free NFC memory is waited for, and a disk that somebody else has open.
     pub patience: Duration,
     /// Most bytes of buffers that it takes of its host's memory.
     pub buffers_max: u64,
@@ -406,7 +406,6 @@ fn make(
     let until = Instant::now() + options.patience;
     let mut tries = 0;
     loop {
-        tries += 1;
         let ticket = tickets.ticket()?;
         let grant =
             ledger.reserve(&ticket.host, &ticket.service, most, options.patience).map_err(|error| {
@@ -441,6 +440,14 @@ fn make(
             Err(error) => error,
         };
         drop(grant);
+        let passes = error.kind == NfcErrorKind::Locked
+            || error.kind == NfcErrorKind::Memory && buffers.smaller().is_none();
+        if passes && Instant::now() < until {
+            // What others hold they give back in time.
+            thread::sleep(PAUSE);
+            continue;
+        }
+        tries += 1;
         if tries >= TRIES_MAX {
             return Err(error);
         }
@@ -461,7 +468,6 @@ fn make(
                 ));
                 match buffers.smaller() {
                     Some(smaller) => most = smaller.total(),
-                    None if Instant::now() < until => thread::sleep(PAUSE),
                     None => return Err(error),
                 }
             }

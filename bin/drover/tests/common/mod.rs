@@ -47,12 +47,21 @@ impl Stage {
 
     /// As [`Stage::new`], for a `vcenter` or a single `esxi` host.
     pub fn new_as(mode: &str, number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Stage> {
+        Stage::of(mode, |folder| Scene::new(number, vms(folder)))
+    }
+
+    /// As [`Stage::new`], with more hosts.
+    pub fn with_hosts(number: u8, hosts: usize, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Stage> {
+        Stage::of("vcenter", |folder| Scene::with_hosts(number, hosts, vms(folder)))
+    }
+
+    fn of(mode: &str, scene: impl FnOnce(&Path) -> Scene) -> Option<Stage> {
         if Sim::program().is_none() {
             println!("skipped: the vSphere simulator is not built (`make lab`)");
             return None;
         }
         let folder = tempfile::Builder::new().prefix("drover-e2e-").tempdir().unwrap();
-        let scene = Scene::new(number, vms(folder.path()));
+        let scene = scene(folder.path());
         let sim = Sim::start_as(mode, &scene.inventory, &folder.path().join("vsphere")).unwrap();
         let drover = Drover::new(env!("CARGO_BIN_EXE_drover"), folder.path().join("state"));
         Some(Stage { sim, drover, scene, folder })

@@ -1,22 +1,16 @@
 //! Migrations by NFC against the simulator's NFC server, which another hand wrote from the same note.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod faults;
+mod kills;
+mod lanes;
 
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::time::Duration;
 
-use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
-use drover_disk::conformance::check_reader;
-use drover_http::{Thumbprint, Trust};
-use drover_nfc::{
-    Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets,
-};
-use drover_types::inventory::Vm;
-use drover_vsphere::{NfcAccess, Session};
 use serde_json::{Value, json};
 
 /// A plan that reads by NFC, with keys of `nfc` and texts replaced.
@@ -152,53 +146,6 @@ fn hosts_of_all_kinds_are_read() {
 }
 
 #[test]
-fn what_breaks_on_the_way_is_made_anew_and_the_copy_goes_on() {
-    let Some(stage) = Stage::new(134, one(8)) else { return };
-    for (number, (fault, edit)) in [
-        (json!({"at": "read", "do": "cut", "where": "header", "skip": 3}), ""),
-        (json!({"at": "read", "do": "cut", "where": "payload", "skip": 3}), ""),
-        (json!({"at": "read", "do": "cut", "where": "extra", "skip": 3}), ""),
-        (json!({"at": "read", "do": "stall", "skip": 2}), "timeout: 1s"),
-        (json!({"at": "read", "do": "error", "code": 5, "text": "Failed to allocate the requested 24117272 bytes"}), ""),
-        (json!({"at": "open_session", "do": "error", "code": 5, "text": "no memory"}), ""),
-        (json!({"at": "open_file", "do": "cut", "where": "before", "skip": 0}), ""),
-        (json!({"at": "proxy", "do": "error", "text": "530 Login incorrect"}), ""),
-        (json!({"at": "ddb_get", "do": "error", "code": 7, "text": "no such key"}), ""),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        stage.sim.post("/fault/clear", json!({})).unwrap();
-        stage.sim.post("/nfc/fault", fault.clone()).unwrap();
-        let name = format!("fault{number}");
-        let output = stage.run(&["migrate", &plan(&stage, &name, edit, &[])]);
-        if fault["at"] == "open_file" {
-            // A disk that cannot be opened ends its VM; the next run goes on.
-            assert_ne!(output.code, Some(0), "{}", output.out);
-            continue;
-        }
-        assert_eq!(output.code, Some(0), "{fault}: {}{}", output.out, output.err);
-        assert_equal(&stage, &name, "one", 0, &stage.path("a"));
-    }
-}
-
-#[test]
-fn lies_of_a_host_never_become_data() {
-    let Some(stage) = Stage::new(135, one(4)) else { return };
-    let fields = ["magic", "type", "opid", "size", "offset", "total", "position", "length", "extra", "codec"];
-    for field in fields {
-        stage.sim.post("/fault/clear", json!({})).unwrap();
-        stage.sim.post("/nfc/fault", json!({"at": "read", "do": "lie", "text": field})).unwrap();
-        let name = format!("lie-{field}");
-        let output = stage.run(&["migrate", &plan(&stage, &name, "timeout: 2s", &[])]);
-        match output.code {
-            Some(0) => assert_equal(&stage, &name, "one", 0, &stage.path("a")),
-            _ => assert!(output.err.contains("protocol"), "{field}: {}", output.err),
-        }
-    }
-}
-
-#[test]
 fn every_pass_of_a_warm_migration_is_read_by_nfc() {
     let Some(stage) = Stage::new(136, |folder| {
         let a = disk_file(folder, "a", 8 * MIB);
@@ -265,38 +212,6 @@ fn two_programs_never_take_more_of_a_host_than_it_has() {
 }
 
 #[test]
-fn killed_in_the_middle_it_resumes_equal_and_leaves_nothing_at_the_host() {
-    let Some(stage) = Stage::new(140, one(48)) else { return };
-    stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 12 * MIB})).unwrap();
-    let plan = plan(&stage, "killed", "", &[]);
-    let running = stage.drover.start(&["migrate", &plan]).unwrap();
-    let read = || counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read");
-    wait_until("a part is read", PATIENCE, || read() > 8 * MIB);
-    running.kill().unwrap();
-    stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 0})).unwrap();
-    let output = stage.run(&["resume", &plan]);
-    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-    assert_equal(&stage, "killed", "one", 0, &stage.path("a"));
-    assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
-    assert!(!stage.sim.vm("one").unwrap()["snapshots"].to_string().contains("drover"));
-}
-
-#[test]
-fn a_vm_that_moves_in_mid_copy_is_read_from_where_it_is() {
-    let Some(stage) = Stage::new(141, one(32)) else { return };
-    stage.sim.post("/nfc/set", json!({"host_bytes_per_s": 8 * MIB})).unwrap();
-    let plan = plan(&stage, "moved", "", &[]);
-    let mut running = stage.drover.start(&["migrate", &plan]).unwrap();
-    wait_until("a part is read", PATIENCE, || {
-        counted(&stage, "esx1.lab", "vpxa-nfc", "bytes_read") > 4 * MIB
-    });
-    stage.sim.post("/vm/move", json!({"vm": "one", "host": "esx2.lab", "cut_nfc": true})).unwrap();
-    assert_eq!(running.child.wait().unwrap().code(), Some(0));
-    assert_equal(&stage, "moved", "one", 0, &stage.path("a"));
-    assert!(counted(&stage, "esx2.lab", "vpxa-nfc", "bytes_read") > 0, "the rest came from the other host");
-}
-
-#[test]
 fn check_reads_a_disk_and_its_trace_holds_neither_data_nor_tickets() {
     let Some(stage) = Stage::new(142, one(8)) else { return };
     let disk = format!("127.0.0.1:{}/one/0", stage.sim.port);
@@ -318,55 +233,65 @@ fn check_reads_a_disk_and_its_trace_holds_neither_data_nor_tickets() {
     assert_eq!(counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
 }
 
-/// Tickets by a session, without a plan.
-struct BySession {
-    session: Session,
-    vm: Vm,
-}
-
-impl Tickets for BySession {
-    fn ticket(&self) -> Result<Ticket, NfcError> {
-        let failed = |error| NfcError::other(NfcErrorKind::Unsupported, "ticket", error);
-        let (vm, disk) = (&self.vm, &self.vm.disks[0]);
-        let ticket =
-            self.session.nfc_ticket(&vm.id, disk.key, &vm.host_id, NfcAccess::Read).map_err(failed)?;
-        let pin: Thumbprint = ticket.thumbprint.unwrap().parse().unwrap();
-        Ok(Ticket {
-            host: ticket.host.unwrap(),
-            port: ticket.port.unwrap(),
-            trust: Trust::Thumbprint(pin),
-            service: ticket.service,
-            session: ticket.session,
-        })
+#[test]
+fn a_disk_that_is_copied_by_its_name_is_read_by_nfc_too() {
+    let Some(stage) = Stage::new(145, one(5)) else { return };
+    let disk = format!("vsphere://127.0.0.1:{}/one/0", stage.sim.port);
+    let copy = |to: &str| {
+        let to = stage.path(to).display().to_string();
+        stage.run(&["copy", &disk, &to, "--thumbprint", &stage.sim.thumbprint])
+    };
+    let by_nfc = copy("by-nfc.raw");
+    assert_eq!(by_nfc.code, Some(0), "{}", by_nfc.err);
+    assert!(by_nfc.err.contains("read by NFC from 127.145.2.1:"), "{}", by_nfc.err);
+    assert_eq!((stage.served(), counted(&stage, "esx1.lab", "vpxa-nfc", "sessions")), (0, 0));
+    stage.sim.post("/nfc/set", json!({"refuse_tls": true})).unwrap();
+    let by_https = copy("by-https.raw");
+    assert_eq!(by_https.code, Some(0), "{}", by_https.err);
+    assert!(by_https.err.contains("read by HTTPS ranges: NFC: TLS with the NFC server"), "{}", by_https.err);
+    for name in ["by-nfc.raw", "by-https.raw"] {
+        assert!(common::same_bytes(&stage.path(name), &stage.path("a")), "{name}");
     }
+    // Where neither way leads to the disk, the user learns of both.
+    stage.sim.post("/vm/power", json!({"vm": "one", "state": "on"})).unwrap();
+    stage.sim.post("/nfc/reset", json!({})).unwrap();
+    let running = copy("running.raw");
+    let words = ["multiwriter mode", "and by HTTPS ranges", "the VM runs; take a snapshot first"];
+    assert!(running.code != Some(0) && words.iter().all(|it| running.err.contains(it)), "{}", running.err);
 }
 
 #[test]
-fn its_lanes_do_what_every_backend_must() {
-    let Some(stage) = Stage::new(143, |folder| vec![vm("one", &[&disk_file(folder, "a", 9 * MIB + 1024)])])
-    else {
-        return;
+fn rights_to_read_by_nfc_are_asked_before_anything_is_touched() {
+    let Some(stage) = Stage::new(146, one(2)) else { return };
+    let (files, disks) =
+        ("VirtualMachine.Provisioning.GetVmFiles", "VirtualMachine.Provisioning.DiskRandomRead");
+    let deny = |lacked: &[&str]| {
+        stage.sim.post("/privileges", json!({"deny": lacked})).unwrap();
     };
-    let session = stage.somebody();
-    let vm = session.inventory().unwrap().vms.into_iter().find(|vm| vm.name == "one").unwrap();
-    let expected = std::fs::read(stage.path("a")).unwrap();
-    for (codec, host) in [
-        (Codec::None, json!({"fragment_order": "shuffle", "mix": 3, "fragment_bytes": [4096, 65536]})),
-        (Codec::SkipZ, json!({"fragment_order": "reverse"})),
-        (Codec::Zlib, json!({"mix": 2})),
-        (Codec::FastLz, json!({})),
-    ] {
-        stage.sim.post("/nfc/reset", json!({})).unwrap();
-        stage.sim.post("/nfc/set", host).unwrap();
-        let options = NfcOptions {
-            codec: CodecWish::Always(codec),
-            timeout: Duration::from_secs(60),
-            ..NfcOptions::new("one/0", &vm.disks[0].path)
-        };
-        let tickets = Arc::new(BySession { session: session.clone(), vm: vm.clone() });
-        let ledger = Ledger::new(stage.path("ledger"));
-        let disk = NfcDisk::open(options, tickets, Arc::new(Rustls), ledger).unwrap();
-        check_reader(&disk, &expected);
-        assert!(disk.database("uuid").is_ok() && disk.database("no-such-key").unwrap().is_none());
+    let insists = plan(&stage, "insists", "", &[]);
+    let check = stage.run(&["plan", "check", &insists]);
+    assert_eq!(check.code, Some(0), "{}", check.err);
+    assert!(
+        check.out.contains("NFC of esx1.lab: 1 disks, 1 at once, with buffers as large as"),
+        "{}",
+        check.out
+    );
+    deny(&[files, disks]);
+    let check = stage.run(&["plan", "check", &insists]);
+    let words = format!("the user lacks the privileges {files} and {disks} on one: one of them is needed");
+    assert!(check.code == Some(4) && check.err.contains(&words), "{}", check.err);
+    let auto = plan(&stage, "auto", "", &[("path: nfc\n", "path: auto\n")]);
+    let check = stage.run(&["plan", "check", &auto]);
+    assert!(check.code == Some(0) && check.err.contains("so HTTPS ranges are tried"), "{}", check.err);
+    stage.migrate(&auto);
+    assert!(note(&stage, &auto).contains("read by HTTPS ranges: "), "{}", note(&stage, &auto));
+    // Each alone gets tickets.
+    for (name, lacked) in [("disks", files), ("files", disks)] {
+        deny(&[lacked]);
+        let plan = plan(&stage, name, "", &[]);
+        let check = stage.run(&["plan", "check", &plan]);
+        assert!(check.code == Some(0) && !check.err.contains("lacks"), "{}", check.err);
+        stage.migrate(&plan);
+        assert_equal(&stage, name, "one", 0, &stage.path("a"));
     }
 }

@@ -1,0 +1,105 @@
+//! The lanes of a disk, without a plan: what every backend must do.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drover_disk::Disk;
+use drover_disk::conformance::{check_reader, check_writer};
+use drover_http::{Thumbprint, Trust};
+use drover_nfc::{
+    Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets,
+};
+use drover_types::inventory::Vm;
+use drover_vsphere::{NfcAccess, Session};
+use serde_json::json;
+
+use crate::common::{MIB, Stage, disk_file, vm};
+
+/// Tickets by a session, without a plan.
+struct BySession {
+    session: Session,
+    vm: Vm,
+    disk: usize,
+    access: NfcAccess,
+}
+
+impl Tickets for BySession {
+    fn ticket(&self) -> Result<Ticket, NfcError> {
+        let failed = |error| NfcError::other(NfcErrorKind::Unsupported, "ticket", error);
+        let (vm, disk) = (&self.vm, &self.vm.disks[self.disk]);
+        let ticket = self.session.nfc_ticket(&vm.id, disk.key, &vm.host_id, self.access).map_err(failed)?;
+        let pin: Thumbprint = ticket.thumbprint.unwrap().parse().unwrap();
+        Ok(Ticket {
+            host: ticket.host.unwrap(),
+            port: ticket.port.unwrap(),
+            trust: Trust::Thumbprint(pin),
+            service: ticket.service,
+            session: ticket.session,
+        })
+    }
+}
+
+fn open(stage: &Stage, session: &Session, vm: &Vm, disk: usize, access: NfcAccess, codec: Codec) -> NfcDisk {
+    let options = NfcOptions {
+        codec: CodecWish::Always(codec),
+        timeout: Duration::from_secs(60),
+        writable: access == NfcAccess::Write,
+        ..NfcOptions::new("one", &vm.disks[disk].path)
+    };
+    let tickets = BySession { session: session.clone(), vm: vm.clone(), disk, access };
+    NfcDisk::open(options, Arc::new(tickets), Arc::new(Rustls), Ledger::new(stage.path("ledger"))).unwrap()
+}
+
+fn only_vm(session: &Session) -> Vm {
+    session.inventory().unwrap().vms.into_iter().find(|vm| vm.name == "one").unwrap()
+}
+
+#[test]
+fn its_lanes_do_what_every_backend_must() {
+    let Some(stage) = Stage::new(143, |folder| vec![vm("one", &[&disk_file(folder, "a", 9 * MIB + 1024)])])
+    else {
+        return;
+    };
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let expected = std::fs::read(stage.path("a")).unwrap();
+    for (codec, host) in [
+        (Codec::None, json!({"fragment_order": "shuffle", "mix": 3, "fragment_bytes": [4096, 65536]})),
+        (Codec::SkipZ, json!({"fragment_order": "reverse"})),
+        (Codec::Zlib, json!({"mix": 2})),
+        (Codec::FastLz, json!({})),
+    ] {
+        stage.sim.post("/nfc/reset", json!({})).unwrap();
+        stage.sim.post("/nfc/set", host).unwrap();
+        let disk = open(&stage, &session, &vm, 0, NfcAccess::Read, codec);
+        check_reader(&disk, &expected);
+        assert!(disk.database("uuid").is_ok() && disk.database("no-such-key").unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_its_lanes_write_is_what_the_datastore_has() {
+    // Whole sectors, as large as each size of the suite or the next larger.
+    let sizes = [512, 1024, 4096, 66_048, MIB, 3 * MIB + 512];
+    let Some(stage) = Stage::new(150, |folder| {
+        let files: Vec<_> =
+            sizes.iter().map(|size| disk_file(folder, &format!("disk-{size}"), *size)).collect();
+        vec![vm("one", &files.iter().map(std::path::PathBuf::as_path).collect::<Vec<_>>())]
+    }) else {
+        return;
+    };
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let last = Mutex::new(0);
+    let make = |size: u64| -> Arc<dyn Disk> {
+        let number = sizes.iter().position(|it| *it >= size).unwrap();
+        *last.lock().unwrap() = number;
+        Arc::new(open(&stage, &session, &vm, number, NfcAccess::Write, Codec::SkipZ))
+    };
+    check_writer(make, || {
+        let disks = stage.sim.get("/disks?vm=one").unwrap();
+        let file = disks[0]["disks"][*last.lock().unwrap()]["live"].as_str().unwrap().to_string();
+        std::fs::read(file).unwrap()
+    });
+    assert_eq!(crate::counted(&stage, "esx1.lab", "vpxa-nfc", "sessions"), 0);
+}
