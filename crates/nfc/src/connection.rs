@@ -190,7 +190,10 @@ impl Connection {
                 plain: length as u32,
                 extra: length as u32,
             };
-            let bytes = data.map_or(&ZEROS[..length], |data| &data[at..at + length]);
+            let bytes = match data {
+                Some(data) => &data[at..at + length],
+                None => &ZEROS[..length],
+            };
             self.send_frame(kind::IO, op, &io.encode(), bytes)?;
             at += length;
         }
