@@ -90,6 +90,11 @@ impl Sim {
         })
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A call of the control API.
     ///
     /// # Errors

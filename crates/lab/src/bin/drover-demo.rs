@@ -67,9 +67,27 @@ fn run() -> Result<bool> {
     let fine = final_table(&guests, &report, &folder.join("vms"))?;
     let warm = warm_words(&guests, &report, &folder.join("vms"))?;
     let disk = sparse_disk(&report)?;
-    println!("\n{disk}\n{}", warm.0);
+    let way = way_words(&sim)?;
+    println!("\n{disk}\n{}\n{}", warm.0, way.0);
     println!("plan {plan_text}\nreport {html}\ntook {:.0} s", started.elapsed().as_secs_f64());
-    Ok(fine && warm.1)
+    Ok(fine && warm.1 && way.1)
+}
+
+/// What came from the hosts' NFC servers, as these count it, and whether nothing came by another way.
+fn way_words(sim: &Sim) -> Result<(String, bool)> {
+    let sum = |stats: &Value, list: &str, of: &dyn Fn(&Value) -> u64| -> u64 {
+        stats[list].as_object().into_iter().flatten().map(|(_, one)| of(one)).sum()
+    };
+    let nfc = sum(&sim.get("/nfc/stats")?, "hosts", &|host| {
+        host["services"]["vpxa-nfc"]["bytes_sent"].as_u64().unwrap_or(0)
+    });
+    let https = sum(&sim.get("/stats")?, "endpoints", &|one| one["folder_bytes"].as_u64().unwrap_or(0));
+    let words = format!(
+        "read by NFC from the simulated hosts: {} MiB on the wire; over HTTPS: {} MiB",
+        nfc >> 20,
+        https >> 20
+    );
+    Ok((words, nfc > 0 && https == 0))
 }
 
 /// A copy of the first guest with a disk more, which runs until it is moved over.

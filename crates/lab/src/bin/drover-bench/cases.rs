@@ -7,13 +7,14 @@ use drover_lab::{PASSWORD, Scene, Sim, USER};
 use serde_json::json;
 
 use crate::data::Data;
-use crate::measure::{Case, Entry, Output};
+use crate::measure::{Case, Entry, Output, Role};
+use crate::nfc;
 use crate::server::{Server, uri};
 
 /// All cases, in the order of the table of goals.
 pub fn all(data: &Data) -> Result<Vec<Case>> {
     let bench = Bench { data, drover: program()? };
-    Ok(vec![
+    let mut cases = vec![
         bench.nbd_to_disk("NBD to disk, random", 1.35, data.random()?)?,
         bench.nbd_to_disk("NBD to disk, half sparse", 1.25, data.half_sparse()?)?,
         bench.nbd_to_disk("NBD to disk, mostly zero but allocated", 1.25, data.mostly_zero()?)?,
@@ -48,7 +49,9 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
         bench.https()?,
         bench.one_core("one core, NBD to disk", true)?,
         bench.one_core("one core, NBD to null", false)?,
-    ])
+    ];
+    cases.extend(nfc::cases(data)?);
+    Ok(cases)
 }
 
 /// Names a second drover that copies in turns with this one: an earlier revision, or one that was built without its
@@ -61,7 +64,7 @@ struct Bench<'a> {
 }
 
 /// nbdcopy's settings that did best by hand.
-const TUNED: [&str; 4] = ["--connections=4", "--threads=4", "--requests=16", "--request-size=1048576"];
+pub const TUNED: [&str; 4] = ["--connections=4", "--threads=4", "--requests=16", "--request-size=1048576"];
 
 impl Bench<'_> {
     fn path(&self, name: &str) -> PathBuf {
@@ -305,11 +308,11 @@ pub fn program() -> Result<String> {
 }
 
 pub fn copier(name: &'static str, command: &[&str]) -> Entry {
-    Entry { name, command: command.iter().map(|word| word.to_string()).collect(), is_limit: false }
+    Entry { name, command: command.iter().map(|word| word.to_string()).collect(), role: Role::Peer }
 }
 
-fn limit(name: &'static str, command: &[&str]) -> Entry {
-    Entry { is_limit: true, ..copier(name, command) }
+pub fn limit(name: &'static str, command: &[&str]) -> Entry {
+    Entry { role: Role::Limit, ..copier(name, command) }
 }
 
 pub fn text(path: &Path) -> String {

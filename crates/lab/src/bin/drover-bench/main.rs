@@ -12,6 +12,7 @@ mod cases;
 mod data;
 mod many;
 mod measure;
+mod nfc;
 mod server;
 mod warm;
 

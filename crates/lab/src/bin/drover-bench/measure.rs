@@ -38,8 +38,19 @@ pub struct Output {
 pub struct Entry {
     pub name: &'static str,
     pub command: Vec<String>,
-    /// Whether it is a limit rather than a copier.
-    pub is_limit: bool,
+    /// What it stands for.
+    pub role: Role,
+}
+
+/// What a program in a case stands for. The first is drover, whatever it says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A copier that drover is held against.
+    Peer,
+    /// Drover by another way.
+    Ours,
+    /// What can be reached at all.
+    Limit,
 }
 
 /// What one run took.
@@ -87,7 +98,7 @@ impl Case {
                 run.server_cpu = self.server_cpu() - before;
                 eprintln!("{}, round {round} of {rounds}: {}: {:.2} s", self.name, entry.name, run.wall);
                 match &self.output {
-                    Some(output) if round == 0 && !entry.is_limit => output.check(entry.name)?,
+                    Some(output) if round == 0 && entry.role != Role::Limit => output.check(entry.name)?,
                     _ => {}
                 }
                 if round > 0 {
@@ -104,13 +115,7 @@ impl Case {
 
     /// CPU seconds that the servers have used so far.
     fn server_cpu(&self) -> f64 {
-        let of = |pid: &u32| {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // User and system time, in hundredths, come 12th and 13th after the name in brackets.
-            let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-            fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap_or(0.0)).sum::<f64>() / 100.0
-        };
-        self.servers.iter().map(of).sum()
+        self.servers.iter().copied().map(cpu_s).sum()
     }
 
     fn print(&self, runs: &[Vec<Run>]) {
@@ -137,10 +142,9 @@ impl Case {
     fn outcome(&self, runs: &[Vec<Run>]) -> Outcome {
         let median = |runs: &[Run]| spread(runs.iter().map(|run| run.wall)).1;
         let cpu = |runs: &[Run]| spread(runs.iter().map(|run| run.cpu)).1;
-        let peers = self.entries.iter().zip(runs).skip(1).filter(|(entry, _)| !entry.is_limit);
+        let of = |role| self.entries.iter().zip(runs).skip(1).filter(move |(entry, _)| entry.role == role);
         let peak = |runs: &[Run]| spread(runs.iter().map(|run| run.peak_kib)).1 / 1024.0;
-        let limits = self.entries.iter().zip(runs).filter(|(entry, _)| entry.is_limit);
-        let best = peers.min_by(|a, b| median(a.1).total_cmp(&median(b.1)));
+        let best = of(Role::Peer).min_by(|a, b| median(a.1).total_cmp(&median(b.1)));
         let (name, of_best) = best.map_or(("none", &runs[0]), |(entry, runs)| (entry.name, runs));
         Outcome {
             name: self.name,
@@ -152,7 +156,7 @@ impl Case {
             cpu: (cpu(&runs[0]), cpu(of_best)),
             server_cpu: spread(runs[0].iter().map(|run| run.server_cpu)).1,
             peak_mib: (peak(&runs[0]), peak(of_best)),
-            limit: limits.map(|(_, runs)| median(runs)).reduce(f64::max),
+            limit: of(Role::Limit).map(|(_, runs)| median(runs)).reduce(f64::max),
         }
     }
 }
@@ -165,6 +169,14 @@ impl Output {
             .status()?;
         if same.success() { Ok(()) } else { bail!("{name} did not copy what there was") }
     }
+}
+
+/// CPU seconds that a process has used so far; 0 if it is gone.
+pub fn cpu_s(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // User and system time, in hundredths, come 12th and 13th after the name in brackets.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap_or(0.0)).sum::<f64>() / 100.0
 }
 
 /// A table of the cases.

@@ -46,6 +46,17 @@ impl Host {
 
     /// A plan with these lines instead of `mode: cold`, and these keys of `vddk`; state and target begin empty.
     pub fn plan(&self, lines: &str, vddk: &str) -> Result<Plan> {
+        let (libdir, plugin) = (self.stand_in.libdir().display(), StandIn::plugin());
+        let vddk = format!("libdir: {libdir}, plugin: {}{vddk}", plugin.display());
+        self.plan_by(lines, &format!("path: vddk\n    vddk: {{{vddk}}}"))
+    }
+
+    /// The same by NFC, with these keys of `nfc`.
+    pub fn plan_by_nfc(&self, lines: &str, nfc: &str) -> Result<Plan> {
+        self.plan_by(lines, &format!("path: nfc\n    nfc: {{{nfc}}}"))
+    }
+
+    fn plan_by(&self, lines: &str, path: &str) -> Result<Plan> {
         for name in ["vms", "state"] {
             let folder = self.folder.join(name);
             if folder.exists() {
@@ -53,11 +64,7 @@ impl Host {
             }
             std::fs::create_dir_all(&folder)?;
         }
-        let data = format!(
-            "from: provider\n    path: vddk\n    vddk: {{libdir: {}, plugin: {}{vddk}}}",
-            self.stand_in.libdir().display(),
-            StandIn::plugin().display()
-        );
+        let data = format!("from: provider\n    {path}");
         let text = self.scene.plan("bench", &self.sim, &self.folder.join("vms"));
         let text = text.replace("from: hosts", &data).replace("mode: cold\n", &format!("{lines}\n"));
         let path = self.folder.join("plan.yaml");

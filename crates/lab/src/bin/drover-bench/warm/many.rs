@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::host::Host;
 use crate::data::Data;
+use crate::measure::cpu_s;
 use drover_lab::bench::spread;
 
 const MB: f64 = 1e6;
@@ -50,6 +51,85 @@ pub fn disks(data: &Data, rounds: usize) -> Result<()> {
     }
     Ok(())
 }
+
+/// The same by NFC, and what the host counted of its memory.
+pub fn by_nfc(data: &Data, rounds: usize) -> Result<()> {
+    println!("\n## disks at once by NFC, the same host, data through TLS\n");
+    println!("| disks | MB/s (min-max) | of the host's cap | NFC memory at most MiB | refused |");
+    println!("|---|---|---|---|---|");
+    for disks in DISKS {
+        let mib = mib_in_all(disks) / disks as u64;
+        let host = host(data, &format!("nfc-disks-{disks}"), 79, disks, mib)?;
+        host.sim.post(
+            "/nfc/set",
+            json!({
+                "connection_bytes_per_s": CONNECTION_BYTES_PER_S, "host_bytes_per_s": HOST_BYTES_PER_S,
+                "latency_ms": 0.5,
+            }),
+        )?;
+        let mut runs = Vec::new();
+        for _ in 0..rounds {
+            let plan = host.plan_by_nfc(&format!("mode: cold\nlimits: {{disks: {disks}}}"), "")?;
+            host.settle()?;
+            plan.run("migrate")?;
+            runs.push(((mib << 20) * disks as u64) as f64 / plan.told()?.copy_phase_s()?);
+        }
+        let stats = host.sim.get("/nfc/stats")?;
+        let service = &stats["hosts"]["esx1.lab"]["services"]["vpxa-nfc"];
+        let (low, median, high) = spread(runs.iter().copied());
+        println!(
+            "| {disks} | {:.0} ({:.0}-{:.0}) | {:.0} % | {} | {} |",
+            median / MB,
+            low / MB,
+            high / MB,
+            median / HOST_BYTES_PER_S as f64 * 100.0,
+            service["memory_most"].as_u64().unwrap_or(0) >> 20,
+            service["refused"]
+        );
+    }
+    Ok(())
+}
+
+const GIGABIT_BYTES_PER_S: u64 = 125_000_000;
+
+/// A disk that is half zeros, all of them allocated as far as the host tells, over 1 Gbit/s.
+pub fn packed(data: &Data, rounds: usize) -> Result<()> {
+    let file = Data::new(&data.folder, PACKED_MIB)?.half_sparse()?;
+    let vm = json!({
+        "name": "one", "host": "esx1.lab", "power": "off", "cpus": 1, "memory_mib": 256, "disks": [disk(&file, 0)],
+    });
+    let host = Host::new(data.folder.join("nfc-packed"), 76, vec![vm])?;
+    host.sim.post("/nfc/set", json!({"host_bytes_per_s": GIGABIT_BYTES_PER_S, "qab": "off"}))?;
+    println!("\n## {PACKED_MIB} MiB half of zeros by NFC, 1 Gbit/s, no allocated areas told\n");
+    println!("| compression | MB/s (min-max) | MB on the wire | host CPU s |");
+    println!("|---|---|---|---|");
+    for compression in ["none", "skipz", "auto", "fastlz", "zlib"] {
+        let (mut runs, mut wire, mut cpu) = (Vec::new(), 0.0, Vec::new());
+        for _ in 0..rounds {
+            host.sim.post("/stats/reset", json!({}))?;
+            let plan = host.plan_by_nfc("mode: cold", &format!("compression: {compression}"))?;
+            host.settle()?;
+            let before = cpu_s(host.sim.pid());
+            plan.run("migrate")?;
+            cpu.push(cpu_s(host.sim.pid()) - before);
+            runs.push((PACKED_MIB << 20) as f64 / plan.told()?.copy_phase_s()?);
+            let stats = host.sim.get("/nfc/stats")?;
+            wire = stats["hosts"]["esx1.lab"]["services"]["vpxa-nfc"]["bytes_sent"].as_f64().unwrap_or(0.0);
+        }
+        let (low, median, high) = spread(runs.iter().copied());
+        println!(
+            "| {compression} | {:.0} ({:.0}-{:.0}) | {:.0} | {:.2} |",
+            median / MB,
+            low / MB,
+            high / MB,
+            wire / MB,
+            spread(cpu.iter().copied()).1
+        );
+    }
+    Ok(())
+}
+
+const PACKED_MIB: u64 = 512;
 
 /// Each buffer of the NFC session takes so long on its way.
 const BUFFER_LATENCY_US: u64 = 20_000;

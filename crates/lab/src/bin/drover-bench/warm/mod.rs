@@ -1,7 +1,7 @@
 //! `make bench-warm`: passes of a warm migration, and many disks of one host, through nbdkit's true vddk plugin
-//! and a stand-in for VMware's library that models latency and rates.
+//! and a stand-in for VMware's library that models latency and rates, and by NFC from the simulator.
 //!
-//! `DROVER_BENCH_ROUNDS` (3), `DROVER_BENCH_CASES` (of delta, inflated, disks, aio; all).
+//! `DROVER_BENCH_ROUNDS` (3), `DROVER_BENCH_CASES` (of delta, nfc-delta, inflated, disks, nfc-disks, nfc-packed, aio; all).
 
 mod delta;
 mod host;
@@ -23,8 +23,15 @@ pub fn run(folder: &Path, rounds: usize, wanted: &str) -> Result<()> {
         return Ok(());
     }
     let data = Data::new(folder, DATA_MIB)?;
-    let cases: [(&str, Case); 4] =
-        [("delta", delta::run), ("inflated", inflated::run), ("disks", many::disks), ("aio", many::buffers)];
+    let cases: [(&str, Case); 7] = [
+        ("delta", delta::by_vddk),
+        ("nfc-delta", delta::by_nfc),
+        ("inflated", inflated::run),
+        ("disks", many::disks),
+        ("nfc-disks", many::by_nfc),
+        ("nfc-packed", many::packed),
+        ("aio", many::buffers),
+    ];
     for (name, case) in cases {
         if wanted.is_empty() || wanted.split_whitespace().any(|word| name.contains(word)) {
             case(&data, rounds)?;
