@@ -49,10 +49,11 @@ type Network struct {
 	Name string `yaml:"name"`
 }
 
-// Datastore is mounted on every host.
+// Datastore is mounted on every host, or on those that are named.
 type Datastore struct {
-	Name     string `yaml:"name"`
-	Capacity Size   `yaml:"capacity"`
+	Name     string   `yaml:"name"`
+	Capacity Size     `yaml:"capacity"`
+	Hosts    []string `yaml:"hosts"`
 }
 
 // Host is an ESXi host. Hosts that name the same Cluster share it; without one they stand alone.
@@ -102,6 +103,8 @@ type VM struct {
 	NICs            []NIC      `yaml:"nics"`
 	Disks           []Disk     `yaml:"disks"`
 	Snapshots       []Snapshot `yaml:"snapshots"`
+
+	ExtraConfig map[string]string `yaml:"extra_config"`
 }
 
 // NIC is a virtual network card. Connected is true unless it says otherwise.

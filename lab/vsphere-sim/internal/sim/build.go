@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -111,7 +112,10 @@ func (s *Sim) buildDatastores() error {
 			return err
 		}
 		s.datastores[datastore.Name] = dir
-		for _, ref := range s.hostRefs {
+		for name, ref := range s.hostRefs {
+			if len(datastore.Hosts) > 0 && !slices.Contains(datastore.Hosts, name) {
+				continue
+			}
 			host := s.registry.Get(ref).(*simulator.HostSystem)
 			system := s.registry.Get(*host.ConfigManager.DatastoreSystem).(*simulator.HostDatastoreSystem)
 			body := system.CreateLocalDatastore(s.ctx, &types.CreateLocalDatastore{Name: datastore.Name, Path: dir})

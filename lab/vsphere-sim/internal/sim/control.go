@@ -75,6 +75,7 @@ func (s *Sim) controlMux() http.Handler {
 	mux.HandleFunc("GET /stats", s.showStats)
 	s.othersMux(mux)
 	s.nfcMux(mux)
+	s.hotAddMux(mux)
 	return mux
 }
 

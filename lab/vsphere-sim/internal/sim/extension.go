@@ -53,6 +53,7 @@ var propertyReads = []string{"Fetch", "RetrieveProperties", "RetrievePropertiesE
 var extended = []string{
 	"QueryChangedDiskAreas", "ShutdownGuest", "ConsolidateVMDisks_Task", "RevertToCurrentSnapshot_Task",
 	"RevertToSnapshot_Task", "RemoveSnapshot_Task", "AcquireGenericServiceTicket", "HasPrivilegeOnEntities",
+	"ReconfigVM_Task",
 }
 
 // ofManagers are those of them that are no VM's.
@@ -72,7 +73,8 @@ func (s *Sim) instead(method *simulator.Method, m *machine) mo.Reference {
 	if m != nil && (method.Name == "PowerOffVM_Task" && !m.disks.Running() || method.Name == "PowerOnVM_Task" && m.disks.Running()) {
 		return &failing{sim: s, ref: method.This, rule: m.wrongPower(method.Name)}
 	}
-	if !slices.Contains(extended, method.Name) {
+	isPlain := method.Name == "ReconfigVM_Task" && len(changesDisks(method)) == 0
+	if isPlain || !slices.Contains(extended, method.Name) {
 		return nil
 	}
 	if m == nil && !slices.Contains(ofManagers, method.Name) {
@@ -201,6 +203,9 @@ func (e *extension) ShutdownGuest(ctx *simulator.Context, _ *types.ShutdownGuest
 // ConsolidateVMDisksTask merges what removals left; else files are merged as soon as nothing needs them.
 func (e *extension) ConsolidateVMDisksTask(ctx *simulator.Context, _ *types.ConsolidateVMDisks_Task) soap.HasFault {
 	task := simulator.CreateTask(e.machine.vm, "consolidateVMDisks", func(*simulator.Task) (types.AnyType, types.BaseMethodFault) {
+		if e.sim.hotAdds.holds(e.machine) {
+			return nil, &types.FileLocked{FileFault: types.FileFault{File: e.machine.vm.Config.Files.VmPathName}}
+		}
 		if err := e.machine.disks.Consolidate(); err != nil {
 			log.Printf("consolidation of %s: %s", e.machine.given.Name, err)
 			return nil, &types.FileFault{File: e.machine.vm.Config.Files.VmPathName}

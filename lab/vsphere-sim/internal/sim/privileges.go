@@ -61,13 +61,29 @@ var required = map[string]string{
 	"NfcRandomAccessOpenDisk":     "VirtualMachine.Provisioning.DiskRandomAccess",
 }
 
+// needed are the privileges that a call takes.
+func needed(method *simulator.Method) (ids []string) {
+	for _, operation := range changesDisks(method) {
+		id := "VirtualMachine.Config.AddExistingDisk"
+		if operation == types.VirtualDeviceConfigSpecOperationRemove {
+			id = "VirtualMachine.Config.RemoveDisk"
+		}
+		ids = append(ids, id)
+	}
+	if id, known := required[method.Name]; known && ids == nil {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
 // refusal is the fault of a call that takes a privilege which users lack on m, or nil.
 func (s *Sim) refusal(method *simulator.Method, m *machine) types.BaseMethodFault {
-	id, known := required[method.Name]
-	if !known || m == nil || !s.privileges.lacks(m, id) {
-		return nil
+	for _, id := range needed(method) {
+		if m != nil && s.privileges.lacks(m, id) {
+			return &types.NoPermission{Object: &m.ref, PrivilegeId: id}
+		}
 	}
-	return &types.NoPermission{Object: &m.ref, PrivilegeId: id}
+	return nil
 }
 
 // HasPrivilegeOnEntities tells which privileges a session has. The simulator's own grants all to everyone.

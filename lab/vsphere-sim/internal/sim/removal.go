@@ -16,6 +16,13 @@ func (e *extension) RemoveSnapshotTask(ctx *simulator.Context, req *types.Remove
 		if !ok || e.machine.vm.Snapshot == nil {
 			return nil, &types.ManagedObjectNotFound{Obj: req.This}
 		}
+		if e.sim.hotAdds.holds(e.machine) {
+			if e.sim.hotAdds.refuse.Load() {
+				return nil, &types.FileLocked{FileFault: types.FileFault{File: e.machine.vm.Config.Files.VmPathName}}
+			}
+			// The classic: the snapshot goes, its files stay, for a host has one of them open.
+			e.machine.disks.LeaveNext()
+		}
 		left := e.machine.disks.Left()
 		parent, below := around(e.machine.vm.Snapshot.RootSnapshotList, req.This, nil)
 		body := snapshot.RemoveSnapshotTask(ctx, req).(*methods.RemoveSnapshot_TaskBody)

@@ -88,6 +88,7 @@ type Sim struct {
 	areasMax    atomic.Int64
 	writers     writers
 	privileges  privileges
+	hotAdds     hotAdds
 	server      *http.Server
 	controlHTTP *http.Server
 	connections connections

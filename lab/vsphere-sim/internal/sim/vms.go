@@ -198,6 +198,9 @@ func (s *Sim) fillVM(m *machine) {
 	if given.CBT {
 		vm.Config.ChangeTrackingEnabled = types.NewBool(true)
 	}
+	for key, value := range given.ExtraConfig {
+		vm.Config.ExtraConfig = append(vm.Config.ExtraConfig, &types.OptionValue{Key: key, Value: value})
+	}
 	vm.Config.Version = given.HardwareVersion
 	vm.Capability.ChangeTrackingSupported = given.HardwareNumber() >= hardwareTracked
 	if given.Encrypted {
