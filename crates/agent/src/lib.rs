@@ -42,7 +42,7 @@ pub use dial::{PORT, Route, dial, with_port};
 pub use direct::{CONNECTIONS_MAX, DirectProbe, DirectWay};
 pub use error::Refusal;
 pub use measure::{MEASURE_TIME_MAX, Measured};
-pub use places::{ENTRIES_MAX, Indexes, PlaceName, Places};
+pub use places::{BY_ID, ENTRIES_MAX, HOT_ADD, HOT_ADDED, HotAdded, Indexes, PlaceName, Places};
 pub use serve::{
     Agent, CHANNELS_MAX, Connect, DISKS_MAX, Found, Held, Home, Hypervisor, KnownBlocks, Machines,
     PEER_DISKS_MAX, START_WITHIN, Store,

@@ -170,7 +170,7 @@ pub struct Announced {
     /// Names of devices and exports.
     pub devices: Vec<String>,
     /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too), `measure`
-    /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]).
+    /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]), `hot-add` (serves disks that were attached for a peer).
     #[serde(default)]
     pub takes: Vec<String>,
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Fingerprint, Peer, Peers, Token, Tokens, pair_with, server_config};
-use drover_agent::{Agent, Connect, Daemon, Event, Machines, Places, Route, dial, now, with_port};
+use drover_agent::{Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, dial, now, with_port};
 use drover_child::Kind;
 use drover_engine::chain;
 use drover_link::{Applicant, Channel, LinkError, LinkErrorKind, ListenOptions, Listener};
@@ -210,7 +210,9 @@ fn places(args: &AgentRunArgs) -> Result<Places, Failure> {
         exports.insert(name.clone(), uri);
     }
     let state = state_folder(args.state.as_deref());
-    Ok(Places { pools, devices, exports, state, keep_leaves: !args.no_leaves, ..Places::default() })
+    let hot_added = args.allow_hot_added.as_deref().map(HotAdded::new);
+    let keep_leaves = !args.no_leaves;
+    Ok(Places { pools, devices, exports, hot_added, state, keep_leaves, ..Places::default() })
 }
 
 /// The folder of a libvirt pool, as `virsh` tells it.

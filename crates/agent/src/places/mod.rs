@@ -3,6 +3,7 @@
 //! ```text
 //! POOL/vm.raw, POOL/folder/vm.raw   a raw file in a pool's folder
 //! NAME                              a block device or an NBD export that the agent was started with
+//! hot-added:SERIAL                  a disk that was attached to the machine for a peer, if that is allowed
 //! ```
 //!
 //! Beside a file that was written lies `vm.raw.drover-fence` (the highest epoch that took it) and, if blocks are kept,
@@ -12,6 +13,7 @@ mod device;
 mod export;
 mod file;
 mod generation;
+mod hot_added;
 mod known;
 mod leaves;
 mod losses;
@@ -29,11 +31,15 @@ use crate::error::{Refusal, chain};
 use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer, codec_names};
 use crate::serve::{Held, KnownBlocks, Store};
 
+pub use hot_added::{BY_ID, HOT_ADDED, HotAdded};
 pub use name::PlaceName;
 
 pub use known::ENTRIES_MAX;
 use known::{ImageBlocks, PoolIndex};
 use losses::Losses;
+
+/// What an agent says that it takes, if it serves disks that were attached for a peer.
+pub const HOT_ADD: &str = "hot-add";
 
 /// What an agent serves.
 #[derive(Default)]
@@ -44,6 +50,8 @@ pub struct Places {
     pub devices: BTreeMap<String, PathBuf>,
     /// NBD exports, by name.
     pub exports: BTreeMap<String, NbdUri>,
+    /// Disks that are attached while the agent runs, if they are served.
+    pub hot_added: Option<HotAdded>,
     /// Where fences of devices and exports lie.
     pub state: PathBuf,
     /// Whether blocks that a pool has already are found by their hashes. Costs a file of leaves beside each image.
@@ -74,11 +82,17 @@ enum Place<'a> {
     File(PathBuf),
     Device(&'a Path),
     Export(&'a NbdUri),
+    HotAdded(&'a HotAdded, &'a str),
 }
 
 impl Places {
-    fn place(&self, text: &str) -> Result<Place<'_>, Refusal> {
+    fn place<'a>(&'a self, text: &'a str) -> Result<Place<'a>, Refusal> {
         let name = PlaceName::parse(text)?;
+        if let Some(serial) = HotAdded::serial(text) {
+            let why = "hot-added disks are not served here: drover agent run --allow-hot-added";
+            let denied = || Refusal::new(DiskErrorKind::Denied, why);
+            return Ok(Place::HotAdded(self.hot_added.as_ref().ok_or_else(denied)?, serial));
+        }
         match name {
             PlaceName::File { pool, path } => Ok(Place::File(name::resolve(self.pool(pool)?, path)?)),
             PlaceName::Named(name) => {
@@ -113,7 +127,7 @@ impl Places {
         }
         match self.place(text)? {
             Place::File(path) => Ok(path),
-            Place::Device(_) | Place::Export(_) => {
+            Place::Device(_) | Place::Export(_) | Place::HotAdded(..) => {
                 Err(Refusal::new(DiskErrorKind::Unsupported, format!("'{text}' is no file in a pool")))
             }
         }
@@ -242,6 +256,10 @@ impl Store for Places {
             (Place::File(path), Access::Read) => file::read(&path),
             (Place::Device(path), Access::Read) => file::read(path),
             (Place::Export(uri), Access::Read) => export::read(uri),
+            (Place::HotAdded(disks, serial), Access::Read) => disks.read(serial),
+            (Place::HotAdded(..), Access::Write(_)) => {
+                Err(Refusal::new(DiskErrorKind::Denied, "hot-added disks are read, never written"))
+            }
             (Place::File(path), Access::Write(writer)) => {
                 let held = self.fenced(&fence_path(&path), writer, || file::write(&path, writer))?;
                 self.with_losses(self.with_known_blocks(held, disk, &path))
@@ -262,6 +280,7 @@ impl Store for Places {
             Place::File(path) => (file::stat(&path)?, fence_path(&path)),
             Place::Device(path) => (device::stat(path)?, self.fence_in_state(&device::tag(path)?)?),
             Place::Export(uri) => (export::stat(uri)?, self.fence_in_state(&uri.place())?),
+            Place::HotAdded(disks, serial) => return disks.stat(serial),
         };
         let epoch = highest_in(&fence).map_err(|error| Refusal::new(DiskErrorKind::Failed, chain(&error)))?;
         Ok(Stat { epoch, ..stat })
@@ -276,7 +295,7 @@ impl Store for Places {
             version: env!("CARGO_PKG_VERSION").to_string(),
             pools: self.pools.iter().map(pool).collect(),
             devices: self.devices.keys().chain(self.exports.keys()).cloned().collect(),
-            takes: Vec::new(),
+            takes: self.hot_added.iter().map(|_| HOT_ADD.to_string()).collect(),
         }
     }
 }

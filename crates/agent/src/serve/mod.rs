@@ -230,7 +230,9 @@ impl Agent {
         let mut takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
         takes.push(measure::MEASURE.to_string());
         takes.extend(self.listens.then(|| direct::LISTEN.to_string()));
-        Announced { takes, ..self.store.announce() }
+        let announced = self.store.announce();
+        takes.extend(announced.takes);
+        Announced { takes, ..announced }
     }
 
     /// Takes the disks whose images are to be removed from runs whose peer is gone. Others are not disturbed.
