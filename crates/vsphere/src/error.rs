@@ -137,7 +137,8 @@ impl VsphereError {
             && matches!(self.kind, K::Unreachable | K::Timeout | K::NotVsphere)
     }
 
-    pub(crate) fn is_fault(&self, name: &str) -> bool {
+    /// Whether vSphere said this: the name of a fault's type.
+    pub fn is_fault(&self, name: &str) -> bool {
         self.fault.as_ref().is_some_and(|fault| fault.name == name)
     }
 

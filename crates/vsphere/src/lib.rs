@@ -7,6 +7,7 @@
 //! Session ── soap ── http::Client        one login, renewed once when it expires
 //!    ├── inventory, vm                   one container view, read in pages
 //!    ├── snapshot and power tasks        waited for with a property collector of their own
+//!    ├── attach, detach                  disks of one VM at another, which reads them
 //!    └── open_disk ── http::RangeDisk    extents from QueryChangedDiskAreas
 //! ```
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ mod collect;
 mod device;
 mod disk;
 mod error;
+mod hot_add;
 mod inventory;
 mod login;
 mod nfc;
@@ -37,6 +39,7 @@ pub use areas::ChangedAreas;
 pub use disk::{OpenDisk, OpenedDisk, Route};
 pub use drover_http::{Thumbprint, Timeouts, Trust};
 pub use error::{Fault, VsphereError, VsphereErrorKind};
+pub use hot_add::{Attach, Proxy};
 pub use nfc::{NfcAccess, NfcTicket};
 pub use power::PowerMark;
 pub use rights::MissingPrivileges;

@@ -16,6 +16,8 @@ const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 const BUSY_FIRST_PAUSE: Duration = Duration::from_secs(1);
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Tries at once after something made way.
+const UNBLOCKED_MAX: u32 = 3;
 /// A pause is slept in pieces of this length, so that a stop is noticed.
 const TICK: Duration = Duration::from_millis(250);
 /// Consolidation writes everything that changed since back into the disk.
@@ -112,6 +114,19 @@ impl Session {
     /// When vSphere refuses, or the VM stays busy with other tasks for ten minutes. Where a file is held open elsewhere
     /// the snapshot is gone all the same, and the VM says that it needs consolidation.
     pub fn remove_snapshot(&self, snapshot: &str) -> Result<(), VsphereError> {
+        self.remove_blocked_snapshot(snapshot, &mut || false)
+    }
+
+    /// The same, with somebody who makes way: called where a file of the snapshot is held open elsewhere, it tells whether it
+    /// has ended that.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn remove_blocked_snapshot(
+        &self,
+        snapshot: &str,
+        unblock: &mut dyn FnMut() -> bool,
+    ) -> Result<(), VsphereError> {
         let op = format!("remove snapshot {snapshot}");
         let arguments = tag("removeChildren", "false") + &tag("consolidate", "true");
         let this = &Moref::new("VirtualMachineSnapshot", snapshot);
@@ -119,6 +134,7 @@ impl Session {
             Call { op: &op, method: "RemoveSnapshot_Task", this, arguments: &arguments, is_read: false };
         let work = self.inner.begin();
         let mut pauses = busy_pauses();
+        let mut unblocked = 0;
         loop {
             let busy = match self.inner.run_task(&call, CONSOLIDATION_TIME_MAX) {
                 Err(error) if error.kind == VsphereErrorKind::NotFound => return Ok(()),
@@ -126,6 +142,10 @@ impl Session {
                 Err(error) if error.kind == VsphereErrorKind::Busy && !self.inner.is_gone(this) => error,
                 done => return done.map(drop),
             };
+            if busy.is_fault("FileLocked") && unblocked < UNBLOCKED_MAX && unblock() {
+                unblocked += 1;
+                continue;
+            }
             let Some(pause) = pauses.next() else { return Err(busy) };
             work.sleep(&op, pause)?;
         }
@@ -133,7 +153,7 @@ impl Session {
 }
 
 /// Pauses between tries of something that is busy: twice as long each time, ten minutes in all.
-fn busy_pauses() -> impl Iterator<Item = Duration> {
+pub(crate) fn busy_pauses() -> impl Iterator<Item = Duration> {
     let longer = |pause: &Duration| Some((*pause * 2).min(BUSY_PAUSE_MAX));
     let mut left = BUSY_TIME_MAX;
     std::iter::successors(Some(BUSY_FIRST_PAUSE), longer).map_while(move |pause| {
@@ -145,7 +165,7 @@ fn busy_pauses() -> impl Iterator<Item = Duration> {
 
 impl Work<'_> {
     /// Sleeps, unless the stop is asked for.
-    fn sleep(&self, op: &str, time: Duration) -> Result<(), VsphereError> {
+    pub(crate) fn sleep(&self, op: &str, time: Duration) -> Result<(), VsphereError> {
         let mut left = time;
         while !left.is_zero() {
             self.check(op)?;

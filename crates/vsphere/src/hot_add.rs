@@ -1,0 +1,299 @@
+//! Disks of one VM that another one reads: files of a snapshot, attached to a running proxy VM.
+//!
+//! A file is attached as it is, independent and nonpersistent: whatever the proxy wrote would go to a file of its own, which
+//! vSphere throws away. Source: vSphere API reference, `VirtualMachineConfigSpec.deviceChange`, `VirtualDiskMode`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use drover_types::inventory::{DiskMode, PowerState, VmDisk};
+
+use crate::collect::Object;
+use crate::device;
+use crate::error::{VsphereError, VsphereErrorKind};
+use crate::operations::{busy_pauses, vm_ref};
+use crate::session::{Call, Inner, Session};
+use crate::soap::{Moref, tag};
+use crate::vm::{decode_name, power_of};
+use crate::xml::Element;
+
+/// Units of a SCSI controller, its own among them. Newer ones have more, which not every guest sees.
+const UNITS: i32 = 16;
+/// The unit that a controller has itself, unless it says otherwise.
+const OWN_UNIT: i32 = 7;
+/// Attaching opens a file and its parents; detaching waits for the guest's last reads.
+const RECONFIGURE_TIME_MAX: Duration = Duration::from_secs(10 * 60);
+/// Tries for a slot that somebody else took in the same moment, or for a disk of which nobody knows whether it came.
+const TRIES_MAX: u32 = 5;
+
+/// A VM that reads disks of others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Whether it runs.
+    pub power: PowerState,
+    /// Id of the host that runs it.
+    pub host_id: String,
+    /// Names of the datastores that this host sees.
+    pub datastores: BTreeSet<String>,
+    /// Whether its guest sees the UUIDs of its disks (`disk.EnableUUID`).
+    pub shows_uuids: bool,
+    /// Its disks, those of others among them.
+    pub disks: Vec<VmDisk>,
+    /// Its SCSI controllers: key, and the units that are taken.
+    controllers: BTreeMap<i32, BTreeSet<i32>>,
+}
+
+impl Proxy {
+    /// Disks that can still be attached.
+    pub fn free_slots(&self) -> usize {
+        self.controllers.values().map(|taken| UNITS as usize - taken.len().min(UNITS as usize)).sum()
+    }
+
+    fn free_slot(&self) -> Option<(i32, i32)> {
+        let free = |taken: &BTreeSet<i32>| (0..UNITS).find(|unit| !taken.contains(unit));
+        self.controllers.iter().find_map(|(key, taken)| Some((*key, free(taken)?)))
+    }
+
+    fn read(object: &Object, datastores: BTreeSet<String>) -> Proxy {
+        let nothing = Element::default();
+        let devices = object.get("config.hardware.device").unwrap_or(&nothing);
+        let settings = object.get("config.extraConfig").unwrap_or(&nothing);
+        let is_shown = |setting: &Element| {
+            setting.text_at("key").is_some_and(|key| key.eq_ignore_ascii_case("disk.EnableUUID"))
+                && setting.text_at("value").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+        };
+        Proxy {
+            id: object.moref.id.clone(),
+            name: decode_name(&object.string("name")),
+            power: power_of(object.text("runtime.powerState")),
+            host_id: object.string("runtime.host"),
+            datastores,
+            shows_uuids: settings.children.iter().any(is_shown),
+            disks: device::disks(devices.children.iter(), &[]),
+            controllers: controllers(&devices.children),
+        }
+    }
+}
+
+/// SCSI controllers with the units that are taken on them, their own among these.
+fn controllers(devices: &[Element]) -> BTreeMap<i32, BTreeSet<i32>> {
+    let is_scsi = |device: &&Element| {
+        device.child("busNumber").is_some() && (device.kind.contains("SCSI") || device.kind.contains("Logic"))
+    };
+    let mut found: BTreeMap<i32, BTreeSet<i32>> = devices
+        .iter()
+        .filter(is_scsi)
+        .filter_map(|device| {
+            let own = device.number_at("scsiCtlrUnitNumber").unwrap_or(OWN_UNIT);
+            Some((device.number_at("key")?, BTreeSet::from([own])))
+        })
+        .collect();
+    for device in devices {
+        let place = (device.number_at::<i32>("controllerKey"), device.number_at::<i32>("unitNumber"));
+        if let (Some(controller), Some(unit)) = place
+            && let Some(taken) = found.get_mut(&controller)
+            && (0..UNITS).contains(&unit)
+        {
+            taken.insert(unit);
+        }
+    }
+    found
+}
+
+/// What came of attaching a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// It is attached.
+    Done(Box<VmDisk>),
+    /// The SCSI controllers of the proxy have no free unit.
+    Full,
+}
+
+impl Session {
+    /// A fresh look at a VM that reads disks of others.
+    ///
+    /// # Errors
+    /// Also when it is not there (any more).
+    pub fn proxy(&self, vm: &str) -> Result<Proxy, VsphereError> {
+        let op = self.inner.op("look at proxy", vm);
+        let paths =
+            ["name", "runtime.powerState", "runtime.host", "config.hardware.device", "config.extraConfig"];
+        let object = self.inner.read(&op, &vm_ref(vm), &paths)?;
+        let datastores = self.inner.datastores_of(&op, &object.string("runtime.host"))?;
+        Ok(Proxy::read(&object, datastores))
+    }
+
+    /// Attaches a file to a VM, so that its guest can read it. Of several for one VM only one at a time is done by vSphere: the
+    /// caller sees to it, and another program's is waited for.
+    ///
+    /// # Errors
+    /// When vSphere refuses. The file may be attached all the same after an error: look, and detach it.
+    pub fn attach(&self, proxy: &str, file: &str, capacity_bytes: u64) -> Result<Attach, VsphereError> {
+        let op = format!("{}: {file}", self.inner.op("attach to", proxy));
+        if let Some(left) = self.proxy(proxy)?.disks.iter().find(|disk| is_of_another(disk, file)) {
+            // An earlier run's. Its snapshot may be another one.
+            self.detach(proxy, left)?;
+        }
+        let work = self.inner.begin();
+        let mut pauses = busy_pauses();
+        let mut tries = 0;
+        loop {
+            let now = self.proxy(proxy)?;
+            if let Some(found) = now.disks.iter().find(|disk| is_of_another(disk, file)) {
+                return Ok(Attach::Done(Box::new(found.clone())));
+            }
+            let Some(slot) = now.free_slot() else { return Ok(Attach::Full) };
+            tries += 1;
+            let spec = existing_disk(file, capacity_bytes, slot);
+            match self.inner.reconfigure(&op, proxy, &spec) {
+                Err(error) if error.kind == VsphereErrorKind::Busy && !error.is_fault("FileLocked") => {
+                    let Some(pause) = pauses.next() else { return Err(error) };
+                    tries -= 1;
+                    work.sleep(&op, pause)?;
+                }
+                Err(error) if tries < TRIES_MAX && (is_of_slot(&error) || error.is_unclear()) => {
+                    work.check(&op)?;
+                }
+                Err(error) => return Err(error),
+                Ok(()) if tries < TRIES_MAX => {}
+                Ok(()) => {
+                    let why = "the task ended well, but the disk is not there";
+                    return Err(VsphereError::new(VsphereErrorKind::NotVsphere, &op, why));
+                }
+            }
+        }
+    }
+
+    /// Detaches a disk that [`Session::attach`] attached. One that is gone is fine, and so is a proxy that is.
+    ///
+    /// # Errors
+    /// When vSphere refuses, or the proxy stays busy with other tasks for ten minutes.
+    pub fn detach(&self, proxy: &str, disk: &VmDisk) -> Result<(), VsphereError> {
+        let op = format!("{}: {}", self.inner.op("detach from", proxy), disk.path);
+        let work = self.inner.begin();
+        let mut pauses = busy_pauses();
+        let mut tries = 0;
+        loop {
+            let now = match self.proxy(proxy) {
+                Err(error) if error.kind == VsphereErrorKind::NotFound => return Ok(()),
+                now => now?,
+            };
+            // Another disk may have its key by now.
+            if !now.disks.iter().any(|it| it.key == disk.key && is_of_another(it, &disk.path)) {
+                return Ok(());
+            }
+            tries += 1;
+            let spec = format!(
+                "<operation>remove</operation><device xsi:type=\"VirtualDisk\">{}</device>",
+                tag("key", &disk.key.to_string()) + &tag("capacityInKB", "0")
+            );
+            match self.inner.reconfigure(&op, proxy, &spec) {
+                Err(error) if error.kind == VsphereErrorKind::Busy => {
+                    let Some(pause) = pauses.next() else { return Err(error) };
+                    tries -= 1;
+                    work.sleep(&op, pause)?;
+                }
+                Err(error) if tries < TRIES_MAX && error.is_unclear() => {}
+                Err(error) => return Err(error),
+                Ok(()) if tries < TRIES_MAX => {}
+                Ok(()) => {
+                    let why = "the task ended well, but the disk is still there";
+                    return Err(VsphereError::new(VsphereErrorKind::State, &op, why));
+                }
+            }
+        }
+    }
+
+    /// Sleeps, unless the user asked for a stop meanwhile.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn pause(&self, op: &str, time: Duration) -> Result<(), VsphereError> {
+        self.inner.begin().sleep(op, time)
+    }
+}
+
+impl Inner {
+    fn reconfigure(&self, op: &str, vm: &str, change: &str) -> Result<(), VsphereError> {
+        let arguments = format!(
+            "<spec><deviceChange xsi:type=\"VirtualDeviceConfigSpec\">{change}</deviceChange></spec>"
+        );
+        let this = &vm_ref(vm);
+        let call = Call { op, method: "ReconfigVM_Task", this, arguments: &arguments, is_read: false };
+        self.run_task(&call, RECONFIGURE_TIME_MAX).map(drop)
+    }
+
+    /// Names of the datastores that a host sees.
+    fn datastores_of(&self, op: &str, host: &str) -> Result<BTreeSet<String>, VsphereError> {
+        let objects = format!(
+            "<objectSet>{}<skip>true</skip><selectSet xsi:type=\"TraversalSpec\"><name>datastores</name>\
+             <type>HostSystem</type><path>datastore</path><skip>false</skip></selectSet></objectSet>",
+            Moref::new("HostSystem", host).tag("obj")
+        );
+        let found = self.retrieve(op, &[("Datastore", &["name"])], &objects)?;
+        Ok(found.iter().map(|object| decode_name(&object.string("name"))).collect())
+    }
+}
+
+/// Whether a disk of a proxy is this file, attached so that it cannot be written.
+fn is_of_another(disk: &VmDisk, file: &str) -> bool {
+    disk.path == file && disk.mode == DiskMode::IndependentNonpersistent
+}
+
+/// Somebody else was faster.
+fn is_of_slot(error: &VsphereError) -> bool {
+    ["InvalidDeviceSpec", "TooManyDevices"].iter().any(|fault| error.is_fault(fault))
+}
+
+fn existing_disk(file: &str, capacity_bytes: u64, (controller, unit): (i32, i32)) -> String {
+    format!(
+        "<operation>add</operation><device xsi:type=\"VirtualDisk\"><key>-1</key>\
+         <backing xsi:type=\"VirtualDiskFlatVer2BackingInfo\">{}<diskMode>independent_nonpersistent</diskMode></backing>\
+         <controllerKey>{controller}</controllerKey><unitNumber>{unit}</unitNumber>{}</device>",
+        tag("fileName", file),
+        tag("capacityInKB", &(capacity_bytes / 1024).to_string()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xml;
+
+    #[test]
+    fn units_that_are_taken_and_the_controllers_own_are_not_free() {
+        let disk = |controller: i32, unit: i32| {
+            format!(
+                "<device i:type=\"VirtualDisk\"><key>9</key><controllerKey>{controller}</controllerKey>\
+                 <unitNumber>{unit}</unitNumber></device>"
+            )
+        };
+        let devices = |units: std::ops::Range<i32>| {
+            let disks: String = units.map(|unit| disk(1000, unit)).collect();
+            let text = format!(
+                "<h xmlns:i=\"http://www.w3.org/2001/XMLSchema-instance\">\
+                 <device i:type=\"ParaVirtualSCSIController\"><key>1000</key><busNumber>0</busNumber></device>\
+                 <device i:type=\"VirtualAHCIController\"><key>15000</key><busNumber>0</busNumber></device>{}{disks}</h>",
+                disk(15000, 3)
+            );
+            let controllers = controllers(&xml::parse(&text).unwrap().children);
+            Proxy { controllers, ..Proxy::default() }
+        };
+        let (one, most, full) = (devices(0..1), devices(0..15), devices(0..16));
+        assert_eq!((one.free_slots(), one.free_slot()), (14, Some((1000, 1))));
+        assert_eq!(devices(0..7).free_slot(), Some((1000, 8)), "7 is the controller's own");
+        assert_eq!((most.free_slots(), most.free_slot()), (1, Some((1000, 15))));
+        assert_eq!((full.free_slots(), full.free_slot()), (0, None));
+    }
+
+    #[test]
+    fn a_file_is_named_in_xml_as_it_is() {
+        let text = existing_disk("[a&b] <x>/y.vmdk", 4096, (1000, 3));
+        assert!(text.contains("<fileName>[a&amp;b] &lt;x&gt;/y.vmdk</fileName>"), "{text}");
+        assert!(text.contains("<capacityInKB>4</capacityInKB>") && !text.contains("fileOperation"), "{text}");
+    }
+}
