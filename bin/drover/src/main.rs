@@ -11,6 +11,7 @@ mod endpoint;
 mod exit;
 mod far;
 mod files;
+mod hot_add;
 mod hypervisor;
 mod image;
 mod limits;

@@ -13,6 +13,7 @@ use crate::appliance::{self, Appliance, LeftAlone};
 use crate::commands::plan::PlanFile;
 use crate::connect;
 use crate::exit::Failure;
+use crate::hot_add::{HotAdd, check_proxies};
 use crate::rights;
 use crate::source::VsphereSource;
 use crate::vddk::{self, Way};
@@ -25,14 +26,15 @@ pub enum Provider {
 
 impl Provider {
     /// Opens the source of a plan.
-    pub fn open(file: &PlanFile) -> Result<Provider, Failure> {
+    pub fn open(file: &PlanFile, state: Option<&Path>) -> Result<Provider, Failure> {
         match &file.plan.source {
             Source::Vsphere(source) => {
                 // Before the login: a library that is missing touches nothing.
                 let way = vddk::choose(source, &file.plan.limits, &file.folder)?;
                 let session = connect::connect_plan(source, &file.folder)?;
                 let folder = file.folder.clone();
-                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder, way })))
+                let hot_add = HotAdd::new(source, &file.plan.limits, state.map(Path::to_path_buf));
+                Ok(Provider::Vsphere(Box::new(VsphereSource { session, folder, way, hot_add })))
             }
             Source::Ova(source) => {
                 let appliance = Appliance::open(source, &file.folder, &file.plan.name)?;
@@ -45,6 +47,7 @@ impl Provider {
     pub fn stop_when(&self, stop: &StopSignal) {
         if let Provider::Vsphere(source) = self {
             let stop = stop.clone();
+            source.hot_add.iter().for_each(|hot_add| hot_add.stop_when(&stop));
             source.session.stop_when(Arc::new(move || stop.is_set()));
         }
     }
@@ -62,6 +65,27 @@ impl Provider {
         match self {
             Provider::Vsphere(source) => source.session.warnings(),
             Provider::Appliance(appliance) => appliance.warnings().to_vec(),
+        }
+    }
+
+    /// Finds the plan's proxies in an inventory that has all VMs.
+    pub fn find_proxies(&self, file: &PlanFile, inventory: &Inventory) {
+        if let Provider::Vsphere(source) = self
+            && let Some(hot_add) = &source.hot_add
+        {
+            hot_add.find(&file.plan, inventory);
+        }
+    }
+
+    /// What is wrong with the plan's proxies, as far as they and vSphere can be asked; touches nothing. With `path: auto` a
+    /// plan goes without them, so it is an error only if `strict`.
+    pub fn proxy_problems(&self, resolution: &Resolution, strict: bool) -> Vec<Problem> {
+        match self {
+            Provider::Vsphere(source) => match &source.hot_add {
+                Some(hot_add) => check_proxies(&source.session, hot_add, resolution, strict),
+                None => Vec::new(),
+            },
+            Provider::Appliance(_) => Vec::new(),
         }
     }
 
@@ -84,7 +108,11 @@ impl Provider {
     /// By which protocol disks are read, where there is a choice.
     pub fn way(&self) -> Option<String> {
         match self {
-            Provider::Vsphere(source) => Some(source.way.to_string()),
+            Provider::Vsphere(source) => Some(match &source.hot_add {
+                None => source.way.to_string(),
+                Some(hot_add) if hot_add.insists => hot_add.to_string(),
+                Some(hot_add) => format!("{hot_add}; where none gives a disk: {}", source.way),
+            }),
             Provider::Appliance(_) => None,
         }
     }
@@ -130,7 +158,11 @@ pub fn to_give_up(file: &PlanFile, store: &Store) -> Result<(Box<dyn SourceProvi
             let session = connect::connect_plan(source, &file.folder)?;
             let about = session.about().clone();
             let way = Way::Https("no disk is read".into());
-            Ok((Box::new(VsphereSource { session, folder: file.folder.clone(), way }), about))
+            let hot_add = HotAdd::new(source, &file.plan.limits, None);
+            if let Some(hot_add) = &hot_add {
+                hot_add.find(&file.plan, &session.inventory()?);
+            }
+            Ok((Box::new(VsphereSource { session, folder: file.folder.clone(), way, hot_add }), about))
         }
         Source::Ova(source) => {
             let rows = store.vms(&file.plan.name)?;

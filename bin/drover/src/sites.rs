@@ -1,18 +1,26 @@
 //! Other sites: who this host is, whom it trusts, and sessions to their agents.
 
+use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::Duration;
 
 use drover_agent::trust::{DayLimit, Folder, Identity, Peer, Peers, limit_at};
-use drover_agent::{Refusal, Route, Site, dial};
+use drover_agent::{AgentDisk, Refusal, Route, Site, dial};
 use drover_engine::chain;
 use drover_link::{LinkError, RateLimit, Session, StripeBounds};
+use drover_mover::StopSignal;
 
 use crate::exit::{Exit, Failure};
 use crate::limits::{Own, followed};
 use crate::out::say;
 use crate::state::state_folder;
+
+/// How long a link may be down after the user asked for a stop, before nobody waits for it any more.
+const DOWN_AFTER_STOP_MAX: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(250);
 
 /// The part of the state folder that links use.
 pub fn folder(state: Option<&Path>) -> Result<Folder, Failure> {
@@ -61,16 +69,31 @@ pub fn site_within(
     rate: Option<u64>,
     limits: &[DayLimit],
 ) -> Result<Arc<Site>, Failure> {
-    Ok(Site::new(name, dialler(state, name, rate, limits, None)?))
+    Ok(Site::new(name, dialler(state, name, rate, limits, Asked::default())?))
 }
 
-/// Makes sessions to the site of that name. `mark` is for rules of the packet filter that must leave them alone.
+/// The same for a site that is given up once it has been away for so long.
+pub fn site_for(state: Option<&Path>, name: &str, give_up_after: Duration) -> Result<Arc<Site>, Failure> {
+    let asked = Asked { give_up_after: Some(give_up_after), ..Asked::default() };
+    Ok(Site::new(name, dialler(state, name, None, &[], asked)?))
+}
+
+/// What is asked of the connections to a site beyond what they are for all.
+#[derive(Clone, Copy, Default)]
+pub struct Asked {
+    /// For rules of the packet filter that must leave them alone.
+    pub mark: Option<u32>,
+    /// How long a session may be without a connection.
+    pub give_up_after: Option<Duration>,
+}
+
+/// Makes sessions to the site of that name.
 pub fn dialler(
     state: Option<&Path>,
     name: &str,
     rate: Option<u64>,
     limits: &[DayLimit],
-    mark: Option<u32>,
+    Asked { mark, give_up_after }: Asked,
 ) -> Result<impl Fn() -> Result<Session, Refusal> + Send + Sync + 'static, Failure> {
     let folder = folder(state)?;
     let identity = identity(&folder)?;
@@ -78,7 +101,8 @@ pub fn dialler(
     let limit = followed(folder, &peer, Own { limits: limits.to_vec(), rate });
     let is_told = AtomicBool::new(false);
     Ok(move || {
-        let session = dial(&identity, peer.key, &Route { mark, ..route(&peer, limit.clone()) })?;
+        let session =
+            dial(&identity, peer.key, &Route { mark, give_up_after, ..route(&peer, limit.clone()) })?;
         if !is_told.swap(true, Ordering::Relaxed) {
             session.stats().notes.iter().for_each(|note| say(format!("{}: {note}", peer.name)));
         }
@@ -140,4 +164,47 @@ fn route(peer: &Peer, limit: Arc<RateLimit>) -> Route {
         rate_limit,
         ..Route::default()
     }
+}
+
+/// Disks of a site that a run has open.
+#[derive(Clone, Default)]
+pub struct OpenDisks(Arc<Mutex<Vec<Weak<AgentDisk>>>>);
+
+impl OpenDisks {
+    pub fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
+        let disk = Arc::new(disk);
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|disk| disk.strong_count() > 0);
+        open.push(Arc::downgrade(&disk));
+        disk
+    }
+
+    fn give_up(&self, why: &str) {
+        let disks: Vec<_> = {
+            let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            open.iter().filter_map(Weak::upgrade).collect()
+        };
+        disks.iter().for_each(|disk| disk.give_up(why));
+    }
+}
+
+/// Once a stop was asked for, nobody waits long for a link that is down.
+pub fn give_up_on_stop(stop: &StopSignal, site: &Arc<Site>, open: &OpenDisks) -> io::Result<()> {
+    let (stop, site, open) = (stop.clone(), Arc::downgrade(site), open.clone());
+    let watcher = move || {
+        let mut down = Duration::ZERO;
+        loop {
+            std::thread::sleep(LOOK);
+            let Some(site) = site.upgrade() else { return };
+            let is_waited_for = stop.is_set() && !site.is_up();
+            down = if is_waited_for { down + LOOK } else { Duration::ZERO };
+            if down < DOWN_AFTER_STOP_MAX {
+                continue;
+            }
+            down = Duration::ZERO;
+            open.give_up("the link is down, and the run is to stop");
+            site.hang_up();
+        }
+    };
+    Builder::new().name("watch-site".into()).spawn(watcher).map(drop)
 }

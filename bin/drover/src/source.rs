@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drover_engine::{
-    Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, SourceProvider, is_own_snapshot,
+    Attachment, Cause, ChangeTracking, Frozen, OpenedSource, PowerWatch, ProviderError, Record,
+    SourceProvider, is_own_snapshot,
 };
 use drover_plan::{HostRoute, PlannedDisk, PlannedVm, Route as PlanRoute};
 use drover_types::inventory::{Inventory, Snapshot, Vm, VmDisk};
@@ -14,6 +15,7 @@ use drover_vsphere::{OpenDisk, OpenedDisk, PowerMark, Route, Session, VsphereErr
 
 use crate::connect;
 use crate::exit::{Failure, vsphere_cause};
+use crate::hot_add::{self, HotAdd};
 use crate::nfc::{self, Asked, NfcWay};
 use crate::vddk::{Frozen as FrozenFile, VddkWay, Way, log_path};
 
@@ -23,6 +25,8 @@ pub struct VsphereSource {
     pub folder: PathBuf,
     /// By which protocol disks are read.
     pub way: Way,
+    /// Proxies that read disks, where there are any; `way` is for what they do not give.
+    pub hot_add: Option<HotAdd>,
 }
 
 impl SourceProvider for VsphereSource {
@@ -51,8 +55,19 @@ impl SourceProvider for VsphereSource {
         self.freeze(vm, name, description, false)
     }
 
-    fn remove_snapshot(&self, _: &Vm, snapshot: &str) -> Result<(), ProviderError> {
-        self.session.remove_snapshot(snapshot).map_err(provider_error)
+    fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError> {
+        let mut unblock = || self.unblock(vm);
+        let blocked = match self.session.remove_blocked_snapshot(snapshot, &mut unblock) {
+            Err(error) if error.is_fault("FileLocked") => error,
+            done => return done.map_err(provider_error),
+        };
+        // The snapshot may be gone, and its files stay.
+        if self.unblock(vm) {
+            return self.session.consolidate(&vm.id).map(drop).map_err(provider_error);
+        }
+        // Without their names it is the same error.
+        let holders = hot_add::holders(&self.session, vm).unwrap_or_default();
+        Err(told_holders(provider_error(blocked), &holders))
     }
 
     fn open_disk(
@@ -60,21 +75,23 @@ impl SourceProvider for VsphereSource {
         vm: &PlannedVm,
         disk: &PlannedDisk,
         snapshot: &str,
+        record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
-        match &self.way {
-            Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
-            Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
-                Err(error) if !way.insists => {
-                    let why = drover_engine::chain(&error);
-                    let note = format!("read by HTTPS ranges: {why}");
-                    self.open_ranges(vm, disk, snapshot, note).map_err(|error| {
-                        let what = format!("{why}; and by HTTPS ranges: {}", error.what);
-                        ProviderError { what, ..error }
-                    })
-                }
-                opened => opened,
-            },
-            Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
+        let Some(hot_add) = &self.hot_add else { return self.open_directly(vm, disk, snapshot) };
+        match self.open_by_proxy(hot_add, vm, disk, snapshot, record) {
+            Err(error) if !hot_add.insists && error.cause != Cause::Cancelled => {
+                let mut opened = self.open_directly(vm, disk, snapshot)?;
+                opened.notes.insert(0, drover_engine::chain(&error));
+                Ok(opened)
+            }
+            opened => opened,
+        }
+    }
+
+    fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
+        match &self.hot_add {
+            Some(hot_add) => hot_add.detach(&self.session, vm, recorded),
+            None => hot_add::detach_recorded(&self.session, vm, recorded),
         }
     }
 
@@ -104,7 +121,66 @@ impl PowerWatch for PowerEvents<'_> {
     }
 }
 
+/// Names the VMs that hold a file of the snapshot open.
+fn told_holders(error: ProviderError, holders: &[String]) -> ProviderError {
+    if holders.is_empty() {
+        return error;
+    }
+    let advice = format!(
+        "a disk of it is attached to {}, as backups do: detach it there, let vSphere consolidate the VM's disks, then the same \
+         command again",
+        holders.join(", ")
+    );
+    ProviderError { advice: Some(advice), ..error }
+}
+
 impl VsphereSource {
+    /// Detaches what blocks a snapshot's removal, if it is attached to a proxy of the plan; tells whether anything was.
+    fn unblock(&self, vm: &Vm) -> bool {
+        // Why one cannot be detached is told by the next run, which begins with that; the removal is what failed.
+        let detach = |hot_add: &HotAdd| hot_add.detach(&self.session, vm, &[]);
+        self.hot_add.as_ref().is_some_and(|it| detach(it).is_ok_and(|lines| !lines.is_empty()))
+    }
+
+    fn open_by_proxy(
+        &self,
+        hot_add: &HotAdd,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+        record: Record<'_>,
+    ) -> Result<OpenedSource, ProviderError> {
+        let frozen = self.frozen(vm, disk, snapshot)?;
+        let identity = self.identity(vm, disk, snapshot, &frozen);
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let extents = self.session.allocated_areas(&vm.vm.id, Some(snapshot), &frozen, &notes);
+        let session = &self.session;
+        hot_add.open(&hot_add::Asked { session, vm, frozen: &frozen, identity, extents, record })
+    }
+
+    fn open_directly(
+        &self,
+        vm: &PlannedVm,
+        disk: &PlannedDisk,
+        snapshot: &str,
+    ) -> Result<OpenedSource, ProviderError> {
+        match &self.way {
+            Way::Https(why) => self.open_ranges(vm, disk, snapshot, why.clone()),
+            Way::Nfc(way) => match self.open_nfc(way, vm, disk, snapshot) {
+                Err(error) if !way.insists => {
+                    let why = drover_engine::chain(&error);
+                    let note = format!("read by HTTPS ranges: {why}");
+                    self.open_ranges(vm, disk, snapshot, note).map_err(|error| {
+                        let what = format!("{why}; and by HTTPS ranges: {}", error.what);
+                        ProviderError { what, ..error }
+                    })
+                }
+                opened => opened,
+            },
+            Way::Vddk(way) => self.open_vddk(way, vm, disk, snapshot),
+        }
+    }
+
     fn open_https(
         &self,
         vm: &PlannedVm,

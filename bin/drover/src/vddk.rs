@@ -51,7 +51,9 @@ pub struct VddkWay {
 pub fn choose(source: &VsphereSource, limits: &Limits, folder: &Path) -> Result<Way, Failure> {
     match source.data.path {
         PathChoice::Https => return Ok(Way::Https("read by HTTPS ranges, as the plan says".into())),
-        PathChoice::Auto | PathChoice::Nfc => return Ok(Way::Nfc(Box::new(NfcWay::new(source, limits)))),
+        PathChoice::Auto | PathChoice::HotAdd | PathChoice::Nfc => {
+            return Ok(Way::Nfc(Box::new(NfcWay::new(source, limits))));
+        }
         PathChoice::Vddk => {}
     }
     let (installation, versions) = installation(&source.data.vddk, folder).map_err(|failure| {

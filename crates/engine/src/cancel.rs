@@ -134,7 +134,7 @@ fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, Store
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
-    let now = look(context.source, planned);
-    let result = now.and_then(|now| remove_own_snapshots(context.plan, context.source, &now));
-    result.err().map(|error| chain(&error)).into_iter().collect()
+    let now = look(context.source, planned).map_err(EngineError::from);
+    let result = now.and_then(|now| remove_own_snapshots(context.plan, context.store, context.source, &now));
+    result.err().map(|error| error.chain()).into_iter().collect()
 }

@@ -31,8 +31,8 @@ pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
 pub use provider::{
-    Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, SourceProvider,
-    TargetProvider,
+    Attachment, Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, Record,
+    SourceProvider, TargetProvider,
 };
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
 pub use runner::{RunOutcome, Runner};

@@ -4,7 +4,7 @@ use drover_plan::PlannedVm;
 use drover_types::inventory::Snapshot;
 use serde::Serialize;
 
-use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::SourceProvider;
 use crate::runner::PlanLock;
@@ -71,6 +71,8 @@ pub struct Cleaned {
     pub vms: usize,
     /// Snapshots that were found.
     pub found: Vec<FoundSnapshot>,
+    /// Disks that were attached to other VMs and are not any more.
+    pub detached: Vec<String>,
     /// What could not be removed, or not be looked at.
     pub left: Vec<String>,
 }
@@ -88,7 +90,8 @@ pub struct FoundSnapshot {
     pub gone: bool,
 }
 
-/// Removes every snapshot that drover made for a plan, and looks again whether they are gone.
+/// Detaches disks that are attached to be read, removes every snapshot that drover made for a plan, and looks again whether
+/// they are gone.
 ///
 /// # Errors
 /// If another process runs the plan, or the state cannot be read.
@@ -98,7 +101,10 @@ pub fn clean(store: &Store, plan: &str, source: &dyn SourceProvider) -> Result<C
     for row in store.vms(plan)? {
         cleaned.vms += 1;
         match clean_vm(store, plan, source, &row) {
-            Ok(found) => cleaned.found.extend(found),
+            Ok((found, detached)) => {
+                cleaned.found.extend(found);
+                cleaned.detached.extend(detached);
+            }
             Err(error) => cleaned.left.push(format!("{}: {}", row.name, error.chain())),
         }
     }
@@ -114,7 +120,7 @@ fn clean_vm(
     plan: &str,
     source: &dyn SourceProvider,
     row: &VmRow,
-) -> Result<Vec<FoundSnapshot>, EngineError> {
+) -> Result<(Vec<FoundSnapshot>, Vec<String>), EngineError> {
     let planned: PlannedVm = serde_json::from_str(&row.planned)
         .map_err(|error| ProviderError::new(Cause::Internal, "its plan cannot be read").because(error))?;
     let own = || -> Result<Vec<Snapshot>, ProviderError> {
@@ -123,19 +129,25 @@ fn clean_vm(
         Ok(snapshots)
     };
     let before = own()?;
-    let removed = remove_own_snapshots(plan, source, &look(source, &planned)?);
+    let removed = remove_own_snapshots(plan, store, source, &look(source, &planned)?);
     let after = own()?;
     if after.is_empty() {
         store.set_snapshot(plan, &row.id, None)?;
-    } else if let Err(error) = removed {
-        let what = format!("a snapshot cannot be removed: {}", chain(&error));
-        return Err(ProviderError::new(error.cause, what).into());
     }
+    let detached = match removed {
+        Ok(detached) => detached,
+        // It is gone all the same.
+        Err(_) if after.is_empty() && !before.is_empty() => Vec::new(),
+        Err(error) => {
+            let what = format!("what was left cannot be removed: {}", error.chain());
+            return Err(ProviderError::new(error.cause(), what).into());
+        }
+    };
     let found = |snapshot: Snapshot| FoundSnapshot {
         vm: row.name.clone(),
         gone: !after.iter().any(|it| it.id == snapshot.id),
         snapshot: snapshot.id,
         name: snapshot.name,
     };
-    Ok(before.into_iter().map(found).collect())
+    Ok((before.into_iter().map(found).collect(), detached))
 }

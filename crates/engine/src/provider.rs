@@ -38,13 +38,20 @@ pub trait SourceProvider: Send + Sync {
     /// Removes a snapshot. One that is gone already is fine.
     fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError>;
 
-    /// Opens a disk as the snapshot froze it.
+    /// Opens a disk as the snapshot froze it. What is attached elsewhere for that is told to `record` before it is.
     fn open_disk(
         &self,
         vm: &PlannedVm,
         disk: &PlannedDisk,
         snapshot: &str,
+        record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError>;
+
+    /// Detaches whatever of a VM's disks is attached elsewhere to be read: what was recorded, and what is found. Goes before the
+    /// removal of a snapshot, which an attached disk blocks. Gives a line about each that there was.
+    fn detach(&self, _: &Vm, _recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
+        Ok(Vec::new())
+    }
 
     /// Holds the source against checksums that came with it, if there are any; runs beside the copy.
     /// `progress` is told bytes compared and bytes in all, and may break it off. Gives a line about it.
@@ -68,6 +75,18 @@ pub trait SourceProvider: Send + Sync {
         None
     }
 }
+
+/// A file of a VM's disk that is attached to another VM, which reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The source's id of that other VM.
+    pub proxy: String,
+    /// The file.
+    pub file: String,
+}
+
+/// Records an attachment that is about to be made.
+pub type Record<'a> = &'a (dyn Fn(&Attachment) -> Result<(), ProviderError> + Sync);
 
 /// A watch over a VM that is to stay off.
 pub trait PowerWatch: Send + Sync {

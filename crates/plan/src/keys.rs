@@ -3,9 +3,11 @@
 use serde_json::{Map, Value, json};
 
 mod nfc;
+mod proxy;
 mod vddk;
 
 pub(crate) use nfc::NFC;
+pub(crate) use proxy::PROXY;
 pub(crate) use vddk::{AIO, VDDK};
 
 /// What a key holds.
@@ -194,10 +196,16 @@ pub(crate) static DATA: Table = Table {
         key("hosts", Kind::Named(&HOST), "", "What is different for single hosts, by name."),
         key(
             "path",
-            Kind::Choice(&["auto", "nfc", "https", "vddk"]),
+            Kind::Choice(&["auto", "hotadd", "nfc", "https", "vddk"]),
             "auto",
-            "nfc: from the hosts' NFC servers (TCP 902). https: ranges of the datastore's files. vddk: through VMware's disk \
-             library. auto: nfc, and https for a disk that NFC does not give.",
+            "hotadd: attached to proxy VMs that read them. nfc: from the hosts' NFC servers (TCP 902). https: ranges of the \
+             datastore's files. vddk: through VMware's disk library. auto: the first of hotadd, nfc and https that gives a disk.",
+        ),
+        key(
+            "proxies",
+            Kind::Many(&PROXY),
+            "",
+            "VMs to which disks are attached to be read; see docs/hot-add.md.",
         ),
         key("nfc", Kind::One(&NFC), "", "How NFC is used; see docs/nfc.md."),
         key("vddk", Kind::One(&VDDK), "", "How VDDK is used; see docs/vddk.md."),

@@ -6,6 +6,7 @@
 //!   editors the same rules.
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
+//! - [`proxies`] finds the VMs to which a plan has disks attached.
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
@@ -40,5 +41,5 @@ pub use problem::{At, Problem, Severity};
 pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
 };
-pub use resolve::resolve;
+pub use resolve::{PlannedProxy, proxies, resolve};
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys};

@@ -168,6 +168,8 @@ pub struct DataPath {
     pub hosts: Vec<HostOverride>,
     /// By which protocol they are read.
     pub path: PathChoice,
+    /// VMs to which disks are attached to be read.
+    pub proxies: Vec<Proxy>,
     /// How NFC is used, where it is.
     pub nfc: Nfc,
     /// How VDDK is used, where it is.

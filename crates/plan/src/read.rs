@@ -237,18 +237,21 @@ impl Reader {
             Some(device) if device != "auto" => HostNetwork::Device(device),
             _ => HostNetwork::Auto,
         };
+        let path = match self.choice(&fields, "path") {
+            Some("vddk") => PathChoice::Vddk,
+            Some("https") => PathChoice::Https,
+            Some("nfc") => PathChoice::Nfc,
+            Some("hotadd") => PathChoice::HotAdd,
+            _ => PathChoice::Auto,
+        };
         DataPath {
             from,
             port: self.number(&fields, "port").unwrap_or(443) as u16,
             network,
             login: self.login(&fields),
             hosts: self.hosts(&fields),
-            path: match self.choice(&fields, "path") {
-                Some("vddk") => PathChoice::Vddk,
-                Some("https") => PathChoice::Https,
-                Some("nfc") => PathChoice::Nfc,
-                _ => PathChoice::Auto,
-            },
+            path,
+            proxies: self.proxies(&fields, path),
             nfc: self.nfc(&fields),
             vddk: self.vddk(&fields),
         }
@@ -760,6 +763,8 @@ mod via;
 mod warm;
 
 mod nfc;
+
+mod proxy;
 
 mod vddk;
 

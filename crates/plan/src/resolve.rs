@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
+pub use self::proxy::{PlannedProxy, proxies};
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::model::*;
 use crate::near::nearest;
@@ -295,6 +296,7 @@ fn some_of(names: &[&str]) -> String {
     }
 }
 
+mod proxy;
 mod route;
 mod select;
 #[cfg(test)]

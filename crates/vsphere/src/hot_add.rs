@@ -44,7 +44,7 @@ pub struct Proxy {
     /// Its disks, those of others among them.
     pub disks: Vec<VmDisk>,
     /// Its SCSI controllers: key, and the units that are taken.
-    controllers: BTreeMap<i32, BTreeSet<i32>>,
+    pub controllers: BTreeMap<i32, BTreeSet<i32>>,
 }
 
 impl Proxy {

@@ -35,7 +35,7 @@ pub fn ask(provider: &ProviderArgs) -> Result<(Inventory, Vec<String>), Failure>
     let path = Path::new(&provider.provider);
     let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
     if is_plan {
-        let provider = Provider::open(&super::plan::read(path)?)?;
+        let provider = Provider::open(&super::plan::read(path)?, None)?;
         let inventory = provider.inventory()?;
         return Ok((inventory, provider.warnings()));
     }

@@ -53,9 +53,11 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
 pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let store = open_store(args)?;
-    let provider = Provider::open(&file)?;
+    let provider = Provider::open(&file, args.state.as_deref())?;
     provider.stop_when(&stop);
     let mut inventory = provider.inventory()?;
+    // Before all VMs but the plan's are left out.
+    provider.find_proxies(&file, &inventory);
     let begun = drover_engine::begun(&store, &file.plan.name, others)?;
     // One that ended before it entered its VMs began with none.
     let others = if begun.is_empty() { Others::Selected } else { others };
@@ -73,6 +75,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
             crate::out::say(line.trim_end());
         }
     }
+    resolution.problems.extend(provider.proxy_problems(&resolution, false));
     crate::out::problems(&file.path, &resolution.problems);
     if !resolution.is_ok() {
         return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));

@@ -165,11 +165,13 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
-        let provider = Provider::open(&file)?;
+        let provider = Provider::open(&file, args.state.as_deref())?;
         let mut inventory = provider.inventory()?;
+        provider.find_proxies(&file, &inventory);
         let mut resolution = resolve_here(&file, &provider, &mut inventory);
         nfc = provider.share_out(&file, &mut resolution, &inventory);
         rights = provider.rights(&resolution)?;
+        resolution.problems.extend(provider.proxy_problems(&resolution, true));
         let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
         let here = target.problems(&resolution.vms);

@@ -48,7 +48,7 @@ fn versions(found: &Installation, versions: &drover_vddk::Versions) -> Value {
 }
 
 fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
-    let provider = Provider::open(file)?;
+    let provider = Provider::open(file, None)?;
     let mut inventory = provider.inventory()?;
     let mut resolution = plan::resolve_here(file, &provider, &mut inventory);
     let sums = provider.share_out(file, &mut resolution, &inventory);

@@ -44,6 +44,9 @@ pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
                 found.vm, found.snapshot, found.name
             ));
         }
+        for line in &cleaned.detached {
+            crate::out::say(format_args!("detached: {line}"));
+        }
         if cleaned.left.is_empty() {
             let vms = cleaned.vms;
             crate::out::say(format_args!(

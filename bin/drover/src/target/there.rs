@@ -1,11 +1,9 @@
 //! QEMU at another site, through its agent: disks go over the link, and what is to be done with machines is ordered.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::Builder;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::machine::{Image, Machine, Order, Told, What};
@@ -14,7 +12,7 @@ use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
-use drover_mover::{Earlier, StopSignal, earlier, look};
+use drover_mover::{Earlier, earlier, look};
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
@@ -22,15 +20,11 @@ use super::{Setting, all_removed};
 use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure};
 use crate::machine::{boot_bus, machine_of, site_name};
-use crate::sites;
+use crate::sites::{self, OpenDisks};
 
 /// How long an agent may be away before an order is given up: it may just be restarted.
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 const ORDER_PAUSE: Duration = Duration::from_millis(500);
-
-/// How long a link may be down after the user asked for a stop, before nobody waits for it any more.
-const DOWN_AFTER_STOP_MAX: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(250);
 
 /// Bytes of writes of one disk that are not answered: 64 MiB on a line alone, less where many disks share the memory.
 const PENDING_BYTES_MIN: u64 = 8 << 20;
@@ -41,7 +35,7 @@ pub struct There {
     site: Arc<Site>,
     about: Setting,
     options: AgentOptions,
-    open: Arc<Mutex<Vec<Weak<AgentDisk>>>>,
+    open: OpenDisks,
     number: AtomicU64,
     /// Folders of VMs whose last order is known.
     known: Mutex<HashSet<PathBuf>>,
@@ -53,8 +47,8 @@ impl There {
     /// The site of this name, not dialled yet.
     pub fn new(name: &str, about: &Setting) -> Result<There, Failure> {
         let site = sites::site_within(about.state.as_deref(), name, None, &about.target.rate_limit)?;
-        let open = Arc::default();
-        watch(&about.stop, &site, &open).map_err(|error| {
+        let open = OpenDisks::default();
+        sites::give_up_on_stop(&about.stop, &site, &open).map_err(|error| {
             Failure::new(Exit::Internal, format!("starting a thread to watch the site {name}: {error}"))
                 .advise("let this user have more threads (`ulimit -u`), then the same command again")
         })?;
@@ -201,11 +195,7 @@ impl There {
     }
 
     fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
-        let disk = Arc::new(disk);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|disk| disk.strong_count() > 0);
-        open.push(Arc::downgrade(&disk));
-        disk
+        self.open.keep(disk)
     }
 }
 
@@ -221,30 +211,6 @@ fn options(limits: &Limits) -> AgentOptions {
         give_up_after: limits.retry_for.max(GIVE_UP_AFTER_MIN),
         ..AgentOptions::default()
     }
-}
-
-/// Once a stop was asked for, nobody waits long for a link that is down.
-fn watch(stop: &StopSignal, site: &Arc<Site>, open: &Arc<Mutex<Vec<Weak<AgentDisk>>>>) -> io::Result<()> {
-    let (stop, site, open) = (stop.clone(), Arc::downgrade(site), open.clone());
-    let watcher = move || {
-        let mut down = Duration::ZERO;
-        loop {
-            std::thread::sleep(LOOK);
-            let Some(site) = site.upgrade() else { return };
-            let is_waited_for = stop.is_set() && !site.is_up();
-            down = if is_waited_for { down + LOOK } else { Duration::ZERO };
-            if down < DOWN_AFTER_STOP_MAX {
-                continue;
-            }
-            down = Duration::ZERO;
-            let disks = open.lock().unwrap_or_else(PoisonError::into_inner);
-            let why = "the link is down, and the run is to stop";
-            disks.iter().filter_map(Weak::upgrade).for_each(|disk| disk.give_up(why));
-            drop(disks);
-            site.hang_up();
-        }
-    };
-    Builder::new().name("watch-site".into()).spawn(watcher).map(drop)
 }
 
 /// What goes over the link for a disk.

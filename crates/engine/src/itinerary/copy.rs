@@ -11,10 +11,10 @@ use drover_types::BLOCK_BYTES;
 
 use super::warm::{DiskPass, Unmapped};
 use super::{Copied, Journey, Outcome, millis};
-use crate::error::{Cause, EngineError};
+use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{DiskActivity, Event, LiveDisk};
 use crate::parallel::in_parallel;
-use crate::provider::LinkBytes;
+use crate::provider::{Attachment, LinkBytes};
 use crate::store::DiskRow;
 
 /// What the copy phase does at once.
@@ -80,7 +80,13 @@ impl Journey<'_> {
             return Err(EngineError::Cancelled);
         }
         let snapshot = self.snapshot.as_deref().unwrap_or_default();
-        let opened = self.context.source.open_disk(from, disk, snapshot)?;
+        let record = |attachment: &Attachment| {
+            let added = self.context.store.add_attachment(self.context.plan, &from.vm.id, attachment);
+            added.map_err(|error| {
+                ProviderError::new(Cause::Internal, "recording what is attached").because(error)
+            })
+        };
+        let opened = self.context.source.open_disk(from, disk, snapshot, &record)?;
         // What is told of every pass is told once.
         if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {
             opened.notes.iter().for_each(|note| self.note(format!("{}: {note}", disk.disk.label)));

@@ -7,7 +7,7 @@ use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::phase::Phase;
 use crate::provider::SourceProvider;
-use crate::store::StoreError;
+use crate::store::{Store, StoreError};
 
 impl Journey<'_> {
     pub(super) fn power_off(&mut self) -> Outcome<()> {
@@ -70,7 +70,7 @@ impl Journey<'_> {
     pub(super) fn freeze(&mut self) -> Outcome<()> {
         let now = self.look()?;
         self.must_be_off(&now, "was switched on again by someone", "leave it off until it has arrived")?;
-        remove_own_snapshots(self.context.plan, self.context.source, &now)?;
+        self.remove_own_snapshots(&now)?;
         self.watch_power(&now)?;
         let name = format!("drover-{}", self.context.plan);
         let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?;
@@ -81,9 +81,17 @@ impl Journey<'_> {
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
     pub(super) fn thaw(&mut self) -> Outcome<()> {
-        remove_own_snapshots(self.context.plan, self.context.source, &self.look()?)?;
+        self.remove_own_snapshots(&self.look()?)?;
         self.snapshot = None;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
+        Ok(())
+    }
+
+    /// Removes what this plan's runs left at the VM.
+    pub(super) fn remove_own_snapshots(&self, now: &Vm) -> Outcome<()> {
+        let Context { plan, store, source, .. } = self.context;
+        let detached = remove_own_snapshots(plan, store, *source, now)?;
+        detached.into_iter().for_each(|line| self.note(line));
         Ok(())
     }
 
@@ -114,16 +122,23 @@ impl Journey<'_> {
     }
 }
 
-/// Removes every snapshot that drover made of a VM for this plan.
+/// Detaches what is attached of a VM's disks, and removes every snapshot that drover made of it for this plan: in this order,
+/// for an attached disk blocks the removal. Gives a line about each disk that was attached.
 pub(crate) fn remove_own_snapshots(
     plan: &str,
+    store: &Store,
     source: &dyn SourceProvider,
     now: &Vm,
-) -> Result<(), ProviderError> {
+) -> Result<Vec<String>, EngineError> {
+    let recorded = store.attachments(plan, &now.id)?;
+    let detached = source.detach(now, &recorded)?;
+    if !recorded.is_empty() {
+        store.forget_attachments(plan, &now.id)?;
+    }
     for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
         source.remove_snapshot(now, &snapshot.id)?;
     }
-    Ok(())
+    Ok(detached)
 }
 
 /// Switches a VM on again if drover switched it off; gives what went wrong.

@@ -18,6 +18,7 @@ use self::schema::{SCHEMA_VERSION, open_database};
 use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
+mod attached;
 mod read;
 mod schema;
 mod sync;

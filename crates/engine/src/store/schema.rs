@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 4;
+pub(super) const SCHEMA_VERSION: i64 = 5;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -64,6 +64,13 @@ const MOMENT: &str = "ALTER TABLE warm ADD COLUMN moment_tried_ms INTEGER;";
 /// What version 4 added: disks at other sites.
 const LINK: &str = "ALTER TABLE disk ADD COLUMN link TEXT;";
 
+/// What version 5 added: files of disks that are attached to VMs which read them.
+const ATTACHED: &str = "
+CREATE TABLE attached (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, proxy TEXT NOT NULL, file TEXT NOT NULL,
+    PRIMARY KEY (plan, vm, proxy, file));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -79,7 +86,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK].into_iter().skip(version.max(0) as usize);
+        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED].into_iter().skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }

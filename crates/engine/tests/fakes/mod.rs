@@ -11,9 +11,9 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
-    Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen, NoObserver, Observer,
-    OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, RunOutcome, Runner, SNAPSHOT_MARK,
-    SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
+    Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen, NoObserver,
+    Observer, OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, Record, RunOutcome, Runner,
+    SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Begun, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
@@ -50,6 +50,8 @@ pub struct State {
     switched_on: BTreeMap<String, u32>,
     /// The source keeps no history of power.
     pub forgets_power: bool,
+    /// Files that are attached to be read, by VM.
+    attached: BTreeSet<(String, String)>,
     /// What guests wrote while a snapshot froze their disk: disk, offset, bytes.
     deltas: Vec<(String, u64, Vec<u8>)>,
     /// What goes wrong, with which call, and how many such calls go well before.
@@ -512,6 +514,8 @@ impl SourceProvider for World {
             let vm = state.vms.get_mut(&vm.id).unwrap();
             let own = |it: &Snapshot| it.id == snapshot && it.description.starts_with(SNAPSHOT_MARK);
             assert!(vm.snapshots.iter().any(own), "somebody else's snapshot is removed");
+            let is_read = state.attached.iter().any(|(id, _)| *id == vm.id);
+            assert!(!is_read, "a snapshot is removed while a disk of it is attached");
             vm.snapshots.retain(|it| it.id != snapshot);
             state.guests_write();
             self.merge(state);
@@ -523,9 +527,12 @@ impl SourceProvider for World {
         vm: &PlannedVm,
         disk: &PlannedDisk,
         snapshot: &str,
+        record: Record<'_>,
     ) -> Result<OpenedSource, ProviderError> {
         let name = format!("{}/{}", vm.vm.name, disk.disk.key);
+        record(&Attachment { proxy: "proxy".into(), file: name.clone() })?;
         self.call("open source", &vm.vm.name, |state| {
+            state.attached.insert((vm.vm.id.clone(), name.clone()));
             assert!(
                 state.vms[&vm.vm.id].snapshots.iter().any(|it| it.id == snapshot),
                 "read without a snapshot"
@@ -534,6 +541,17 @@ impl SourceProvider for World {
             let frozen = state.tracks.frozen.get(&(snapshot.to_string(), name.clone()));
             let disk = self.at_work.open(frozen.unwrap_or(&self.sources[&name]).clone(), vm);
             OpenedSource { disk, notes: Vec::new() }
+        })
+    }
+
+    fn detach(&self, vm: &Vm, recorded: &[Attachment]) -> Result<Vec<String>, ProviderError> {
+        self.call("detach", &vm.name, |state| {
+            let is_known = |file: &String| recorded.iter().any(|it| it.file == *file);
+            state.attached.retain(|(id, file)| {
+                assert!(*id != vm.id || is_known(file), "{file} is attached and not recorded");
+                *id != vm.id
+            });
+            Vec::new()
         })
     }
 

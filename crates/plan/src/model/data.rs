@@ -12,14 +12,32 @@ use crate::problem::At;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathChoice {
-    /// NFC, and HTTPS for a disk that NFC does not give.
+    /// Hot-add where there are proxies, else NFC, and HTTPS for a disk that NFC does not give.
     Auto,
+    /// Proxy VMs to which the disks are attached.
+    #[serde(rename = "hotadd")]
+    HotAdd,
     /// The hosts' NFC servers.
     Nfc,
     /// VMware's disk library, through nbdkit.
     Vddk,
     /// Ranges of the datastore's files.
     Https,
+}
+
+/// A VM that reads disks of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxy {
+    /// Its name, FOLDER/NAME or id.
+    pub vm: String,
+    /// The site whose agent runs in it.
+    pub site: String,
+    /// Names of the hosts whose VMs it reads; none for all.
+    pub hosts: Vec<String>,
+    /// Place in the file.
+    pub at: At,
+    /// The same as a path.
+    pub path: String,
 }
 
 /// How NFC is used.

@@ -211,8 +211,9 @@ fn each_word_of_a_data_path_is_read_as_what_it_means() {
         plan.source.vsphere().unwrap().data.clone()
     };
     assert_eq!(
-        ["auto", "vddk", "https"].map(|word| data(&format!("path: {word}")).path),
-        [PathChoice::Auto, PathChoice::Vddk, PathChoice::Https,]
+        ["auto", "vddk", "https", "hotadd, proxies: [{vm: p, site: s}]"]
+            .map(|word| data(&format!("path: {word}")).path),
+        [PathChoice::Auto, PathChoice::Vddk, PathChoice::Https, PathChoice::HotAdd]
     );
     assert_eq!(
         ["provider", "hosts"].map(|word| data(&format!("from: {word}")).from),

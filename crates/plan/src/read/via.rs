@@ -3,6 +3,7 @@
 use drover_types::DayLimit;
 
 use super::{Fields, Reader};
+use crate::node::Entry;
 use crate::problem::Problem;
 
 /// A site's name is not longer.
@@ -13,11 +14,7 @@ impl Reader {
     pub(super) fn via(&mut self, fields: &Fields<'_>) -> Option<String> {
         let entry = fields.find("via")?;
         let name = self.text(fields, "via")?;
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if !begins || name.len() > NAME_CHARS_MAX || !name.chars().all(fits) {
-            self.wrong(fields, entry, "is no name of a site: see `drover agent list`");
-        }
+        self.check_site(fields, entry, &name);
         self.check_folder(fields);
         for key in ["uefi", "qcow2"] {
             if let Some(entry) = fields.find(key) {
@@ -33,6 +30,14 @@ impl Reader {
             }
         }
         Some(name)
+    }
+
+    pub(super) fn check_site(&mut self, fields: &Fields<'_>, entry: &Entry, name: &str) {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if !begins || name.len() > NAME_CHARS_MAX || !name.chars().all(fits) {
+            self.wrong(fields, entry, "is no name of a site: see `drover agent list`");
+        }
     }
 
     /// The folder begins with a pool.

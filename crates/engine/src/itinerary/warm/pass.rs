@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use drover_mover::{Areas, Audit, PassJob, StopSignal, recorded_leaves};
 use drover_plan::{Audit as PlanAudit, PlannedDisk, PlannedVm};
-use drover_types::inventory::{PowerState, Vm};
+use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use super::audit::audit_share;
 use super::guardian::{Before, Doubts, inspect, is_same_epoch};
 use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
-use crate::itinerary::{Copied, Journey, Outcome, own_description, remove_own_snapshots};
+use crate::itinerary::{Copied, Journey, Outcome, is_own_snapshot, own_description};
 use crate::parallel::in_parallel;
 use crate::store::{PassKind, PassRow, PassState, TrackedRow, VmState};
 use crate::tracking::{AreasError, Frozen};
@@ -89,12 +89,10 @@ impl Journey<'_> {
     /// Looks whether the VM is as the last pass left it, and mends what can be mended.
     fn guard(&mut self) -> Outcome<(Vm, Doubts)> {
         let (mut now, mut doubts) = self.inspect_now()?;
-        if now
-            .snapshots
-            .iter()
-            .any(|it| crate::itinerary::is_own_snapshot(&it.description, self.context.plan))
-        {
-            remove_own_snapshots(self.context.plan, self.context.source, &now)?;
+        let is_attached = !self.context.store.attachments(self.context.plan, &now.id)?.is_empty();
+        let own = |it: &Snapshot| is_own_snapshot(&it.description, self.context.plan);
+        if is_attached || now.snapshots.iter().any(own) {
+            self.remove_own_snapshots(&now)?;
             (now, doubts) = self.inspect_now()?;
         }
         let mut mended = Vec::new();
@@ -144,7 +142,7 @@ impl Journey<'_> {
                 let why = chain(&error);
                 self.note(format!("the guest could not be quiesced, so this pass goes without: {why}"));
                 // Nobody knows what the failed try left.
-                remove_own_snapshots(self.context.plan, self.context.source, &self.look()?)?;
+                self.remove_own_snapshots(&self.look()?)?;
                 Ok(tracking.freeze(now, &name, &mark, false)?)
             }
             result => Ok(result?),
