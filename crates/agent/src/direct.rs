@@ -222,12 +222,13 @@ fn probe(way: &DirectWay, streams: &[TcpStream]) -> Result<DirectProbe, Refusal>
             .iter()
             .map(|stream| {
                 let (noise, is_over) = (&noise, &is_over);
-                scope.spawn(move || match write_until(stream, noise, (until, Pace::new(rate_each))) {
+                let writes = move || match write_until(stream, noise, (until, Pace::new(rate_each))) {
                     Err(error) if !is_over.load(Ordering::Relaxed) => Err(error),
                     Err(_) | Ok(()) => Ok(()),
-                })
+                };
+                Builder::new().name("agent-probe".into()).spawn_scoped(scope, writes)
             })
-            .collect();
+            .collect::<io::Result<_>>()?;
         let looks = [from, until].map(|at| {
             while Instant::now() < at && !writers.iter().any(ScopedJoinHandle::is_finished) {
                 thread::sleep(LOOK_PAUSE.min(at.saturating_duration_since(Instant::now())));

@@ -96,7 +96,11 @@ fn measured(
     let pace = Pace::new(rate_max);
     let (failed, failure) = channel();
     thread::scope(|scope| {
-        let writing = scope.spawn(move || write_until(sender, &noise, (until, pace), &failed));
+        let writes = move || write_until(sender, &noise, (until, pace), &failed);
+        let writing = thread::Builder::new().name("link-probe".into()).spawn_scoped(scope, writes);
+        let writing = writing.map_err(|error| {
+            LinkError::new(LinkErrorKind::Unreachable, format!("starting a thread that sends: {error}"))
+        })?;
         let stats_at = |at| still_writing(&failure, at).map(|()| (Instant::now(), session.stats()));
         let ends = stats_at(from).and_then(|begin| Ok((begin, stats_at(until)?)));
         over(sender);

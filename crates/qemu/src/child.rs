@@ -50,8 +50,15 @@ impl Ended {
 pub(crate) fn run(command: &mut Command, time_max: Duration) -> io::Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn()?;
-    let stdout = read_in_background(child.stdout.take());
-    let stderr = read_in_background(child.stderr.take());
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let readers = read_in_background(stdout).and_then(|one| Ok((one, read_in_background(stderr)?)));
+    let (stdout, stderr) = match readers {
+        Ok(readers) => readers,
+        Err(error) => {
+            kill_group(&mut child);
+            return Err(error);
+        }
+    };
     let status = match wait(&mut child, time_max)? {
         Some(status) => status,
         None => {
@@ -86,6 +93,7 @@ pub(crate) fn start_error(package: &'static str, program: &str, error: io::Error
         io::ErrorKind::NotFound => {
             QemuError::new(QemuErrorKind::Missing(package), format!("{program} is not installed"))
         }
+        io::ErrorKind::WouldBlock => QemuError::not_started(program, error),
         _ => QemuError::io(format!("run of {program}"), error),
     }
 }
@@ -180,8 +188,8 @@ fn kill_group(child: &mut Child) {
 }
 
 /// Reads to the end, keeping the first [`WORDS_BYTES_MAX`] bytes.
-fn read_in_background(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
+fn read_in_background(stream: Option<impl Read + Send + 'static>) -> io::Result<thread::JoinHandle<Vec<u8>>> {
+    thread::Builder::new().spawn(move || {
         let mut kept = Vec::new();
         if let Some(mut stream) = stream {
             let _ = stream.by_ref().take(WORDS_BYTES_MAX).read_to_end(&mut kept);

@@ -61,6 +61,13 @@ impl QemuError {
         QemuError::new(QemuErrorKind::of(&source), what).because(source)
     }
 
+    /// A thread or process that the system did not start.
+    pub fn not_started(what: &str, why: io::Error) -> Self {
+        // As text: its kind would say that nothing came in time.
+        let why = format!("{why}; let this user have more processes and threads (`ulimit -u`)");
+        QemuError::new(QemuErrorKind::Failed, format!("starting {what}")).because(why)
+    }
+
     /// The error and its reasons in one line.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
