@@ -6,6 +6,7 @@
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
 //! measure  what the way back from an agent carries; direct: what the way past the link does
+//! load     how busy its host is
 //! places   what an agent serves: pools of files, devices, exports
 //! limits   the limit of a site, kept to together by all that send to it from this host
 //! trust    this host's key, its peers, pairing by one-time tokens
@@ -25,6 +26,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod limits;
+mod load;
 pub mod machine;
 mod measure;
 pub mod message;
@@ -41,6 +43,7 @@ pub use daemon::{Daemon, Event, SESSIONS_MAX, STRANGERS_MAX, now};
 pub use dial::{PORT, Route, dial, with_port};
 pub use direct::{CONNECTIONS_MAX, DirectProbe, DirectWay};
 pub use error::Refusal;
+pub use load::{HostLoad, PROC};
 pub use measure::{MEASURE_TIME_MAX, Measured};
 pub use places::{BY_ID, ENTRIES_MAX, HOT_ADD, HOT_ADDED, HotAdded, Indexes, PlaceName, Places};
 pub use serve::{

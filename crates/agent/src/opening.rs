@@ -6,6 +6,7 @@ use drover_pack::Codec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Refusal, printable};
+use crate::load::HostLoad;
 
 /// The version of the disk service that this side speaks. A side that is told a higher one answers with its own.
 pub const DISK_VERSION: u32 = 1;
@@ -173,6 +174,9 @@ pub struct Announced {
     /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]), `hot-add` (serves disks that were attached for a peer).
     #[serde(default)]
     pub takes: Vec<String>,
+    /// How busy its host is. An agent of before does not say.
+    #[serde(default)]
+    pub load: Option<HostLoad>,
 }
 
 impl Announced {
@@ -184,6 +188,7 @@ impl Announced {
             pools: self.pools.into_iter().map(pool).collect(),
             devices: self.devices.into_iter().map(printable).collect(),
             takes: self.takes.into_iter().map(printable).collect(),
+            load: self.load,
         }
     }
 }

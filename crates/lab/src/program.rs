@@ -62,6 +62,8 @@ impl Drover {
         command.env("DROVER_USER", crate::sim::USER);
         // Of simulated hosts, which other tests have under the same addresses.
         command.env("DROVER_NFC_LEDGER", self.state.with_extension("nfc"));
+        // What is foreseen is not to depend on what else this host does.
+        command.env("DROVER_PROC", Path::new(env!("CARGO_MANIFEST_DIR")).join("idle-host"));
         command
     }
 

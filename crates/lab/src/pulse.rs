@@ -19,6 +19,8 @@ pub struct PulseOptions {
     pub pages_per_beat: u32,
     /// Its IDE disk, which it writes to; raw.
     pub disk: Option<PathBuf>,
+    /// A program that is run in place of its QEMU, and runs that.
+    pub runner: Option<PathBuf>,
     /// Its QEMU: `7.2`, `11.1`; empty: the one that tests judge by.
     pub version: &'static str,
     /// `pc-q35-10.0`; what every version has the same of.
@@ -32,8 +34,8 @@ pub struct PulseOptions {
 impl Default for PulseOptions {
     fn default() -> Self {
         let PulseSpec { memory_mib, pages, pages_per_beat, disk, more, .. } = PulseSpec::default();
-        let (version, machine, accel) = ("", "pc", "tcg");
-        PulseOptions { memory_mib, pages, pages_per_beat, disk, version, machine, accel, more }
+        let (runner, version, machine, accel) = (None, "", "pc", "tcg");
+        PulseOptions { memory_mib, pages, pages_per_beat, disk, runner, version, machine, accel, more }
     }
 }
 
@@ -106,7 +108,7 @@ impl PulseOptions {
 
     fn spec(&self) -> PulseSpec {
         PulseSpec {
-            qemu: program(self.version),
+            qemu: self.runner.clone().unwrap_or_else(|| program(self.version)),
             machine: self.machine.to_string(),
             accel: self.accel.to_string(),
             memory_mib: self.memory_mib,

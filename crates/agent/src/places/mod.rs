@@ -28,6 +28,7 @@ use drover_disk::{Disk, DiskErrorKind, FileDisk, OpenTarget};
 use drover_nbd::NbdUri;
 
 use crate::error::{Refusal, chain};
+use crate::load::HostLoad;
 use crate::opening::{Access, Announced, DISK_VERSION, Opened, Pool, Stat, Writer, codec_names};
 use crate::serve::{Held, KnownBlocks, Store};
 
@@ -296,6 +297,7 @@ impl Store for Places {
             pools: self.pools.iter().map(pool).collect(),
             devices: self.devices.keys().chain(self.exports.keys()).cloned().collect(),
             takes: self.hot_added.iter().map(|_| HOT_ADD.to_string()).collect(),
+            load: HostLoad::here(),
         }
     }
 }

@@ -216,7 +216,7 @@ impl Store for Liar {
     fn announce(&self) -> Announced {
         let odd = "\u{1b}[31mred\r\n\u{202e}".to_string();
         let pools = vec![Pool { name: odd.clone(), free_bytes: Some(u64::MAX) }];
-        Announced { version: odd.clone(), pools, devices: vec![odd], takes: vec![] }
+        Announced { version: odd.clone(), pools, devices: vec![odd], takes: vec![], load: None }
     }
 }
 

@@ -128,7 +128,7 @@ impl Store for One {
 
     fn announce(&self) -> Announced {
         let devices = vec!["one".to_string()];
-        Announced { version: "0".to_string(), pools: Vec::new(), devices, takes: Vec::new() }
+        Announced { version: "0".to_string(), pools: Vec::new(), devices, takes: Vec::new(), load: None }
     }
 }
 
