@@ -164,6 +164,31 @@ fn a_job_at_work_on_a_disk_is_named_before_anything_is_done() {
 }
 
 #[test]
+fn a_job_that_begins_while_memory_is_sent_calls_the_move_back_and_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let [mut here, there] = with_disks(folder.path(), &idle());
+    here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));
+    let Some(mut pair) = Pair::unlike(&here, &there) else { return };
+    let nbd = format!("unix:{}", pair.path("nbd.sock").display());
+    let mirrored = ["--disks", "mirror", "--nbd", &nbd];
+    let child = pair.spawn(&[&mirrored[..], &SLOWLY].concat());
+    pair.wait_until_sending();
+    let mut other = Qmp::connect(&pair.path("a/second.sock"), Duration::from_secs(60)).unwrap();
+    let nodes = other.execute("query-block", Value::Null).unwrap();
+    let node = nodes[0]["inserted"]["node-name"].as_str().unwrap().to_string();
+    let copy = json!({"driver": "null-co", "node-name": "copy", "size": 8 << 20, "read-zeroes": true});
+    other.execute("blockdev-add", copy).unwrap();
+    let backup = json!({"job-id": "nightly", "device": node, "target": "copy", "sync": "full", "speed": 1});
+    other.execute("blockdev-backup", backup).unwrap();
+    let output = pair.ended(child);
+    assert_eq!(output.code, Some(3), "{output:?}");
+    assert!(output.err.contains("the block job nightly (backup) is at work at the source"), "{output:?}");
+    pair.has_stayed();
+    let jobs = other.execute("query-block-jobs", Value::Null).unwrap();
+    assert_eq!(jobs.as_array().unwrap().len(), 1, "it is left alone: {jobs}");
+}
+
+#[test]
 fn a_guest_that_is_stopped_on_its_way_stays_stopped_at_the_target() {
     let mut here = idle();
     here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));

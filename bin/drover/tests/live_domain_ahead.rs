@@ -228,3 +228,18 @@ fn a_target_that_ends_in_postcopy_is_told_as_a_lost_guest_and_the_source_never_r
     assert!(again.err.contains("the target has it no more"), "{}", again.err);
     assert_eq!(scene.pair.state("a"), "paused (post-copy failed)");
 }
+
+#[test]
+fn a_run_that_takes_over_from_a_killed_one_may_still_send_the_guest_ahead() {
+    let Some(mut pair) = Pair::new(|_| never_ends()) else { return };
+    let allowed = ["--allow", "postcopy", "--rate-max", "40m"];
+    let mut child = moves::spawn(pair.command("a", "b", &allowed), &pair.told());
+    assert!(is_told(&pair.told(), moves::is_sending), "nothing is sent");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = pair.live(&allowed);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("it is on its way"), "{}", output.out);
+    assert!(output.out.contains("the guest goes ahead, its memory follows"), "{}", output.out);
+    pair.has_moved("a", "b");
+}

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::line::Line;
 use common::moves::{self, events, idle};
 use common::sites::Sites;
-use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions};
+use drover_lab::{Drover, Hosts, Output, Pulse, PulseOptions, run_by};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -516,4 +516,43 @@ fn what_is_said_wrong_is_told_before_anybody_is_asked() {
     told(2, "between 2 pairs of hosts", &["--moves", path, "--rate-max", "16m"]);
     std::fs::write(&file, "moves:\n  - {from: /a, to: /b}\n  - {name: b, from: /a, to: /c}\n").unwrap();
     told(3, "both have the source /a", &["--moves", path]);
+}
+
+/// Each moves in a thread of its own.
+#[test]
+fn guests_whose_threads_cannot_start_stay_where_they_are_and_the_reason_is_told() {
+    const NOBODY: u32 = 61_724;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root may be somebody else");
+        return;
+    }
+    let Some(mut fleet) = Fleet::new(2) else { return };
+    let command = fleet.command("", &["--json"]);
+    let own = |path: &std::path::Path| std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    own(fleet.folder.path());
+    for (source, target) in &fleet.pairs {
+        for monitor in [source.monitor(), target.monitor()] {
+            own(monitor.parent().unwrap());
+            own(&monitor);
+        }
+    }
+    let limited = format!("setpriv --clear-groups --reuid {NOBODY} --regid {NOBODY} prlimit --nproc=1");
+    let limited: Vec<String> = limited.split(' ').map(str::to_string).collect();
+    let output = moves::run(run_by(&limited, &command));
+    assert_eq!(output.code, Some(7), "{output:?}");
+    let failed = events(&output).into_iter().filter(|event| event["event"] == "failed");
+    let failed: Vec<Value> = failed.collect();
+    assert_eq!(failed.len(), 2, "{output:?}");
+    for event in &failed {
+        assert_eq!(event["guest_at"], "source", "{output:?}");
+        assert!(
+            event["message"].as_str().unwrap().contains("starting the thread that moves it"),
+            "{output:?}"
+        );
+    }
+    assert!(!output.err.contains("panicked"), "{output:?}");
+    (0..2).for_each(|number| fleet.has_stayed(number));
+    let output = fleet.live("", &[]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    (0..2).for_each(|number| fleet.has_moved(number));
 }

@@ -24,6 +24,16 @@ impl Allowed {
         Allowed { throttle: self.throttle && possible.throttle, postcopy: self.postcopy && possible.postcopy }
     }
 
+    /// What of this comes too late for a move that was begun with only so much, in the words of `--allow`.
+    #[must_use]
+    pub fn too_late(self, begun_with: Allowed) -> Vec<&'static str> {
+        let words = [
+            (self.throttle && !begun_with.throttle, "throttle"),
+            (self.postcopy && !begun_with.postcopy, "postcopy"),
+        ];
+        words.into_iter().filter(|(is_late, _)| *is_late).map(|(_, word)| word).collect()
+    }
+
     /// What may be done when it does not converge, in its order. Giving up is the last.
     #[must_use]
     pub fn deeds(self) -> Vec<Deed> {

@@ -370,7 +370,7 @@ impl DomainStand {
     }
 
     /// It was stopped by somebody, or by a fault of its own, not by a move.
-    fn stands_for_itself(&self) -> bool {
+    pub fn stands_for_itself(&self) -> bool {
         self.state == "paused" && self.reason != "migrating" && !self.is_ahead()
     }
 

@@ -1,17 +1,18 @@
 //! What stands between the stop of a guest at the source and its start at the target beside the last pass, where the way is long.
 //!
 //! ```text
-//! stop ── writes under way, flush ──┬── last pass, devices ── word that all came ── order to start
-//!         (disks that are mirrored) └── (what was still dirty, flush: if writes do not wait for the target)
+//! stop ── writes under way, flush ── end of the mirror, flush ──┬── last pass, devices ── word that all came ── order to start
+//!         (disks that are mirrored)                             └── (what was still dirty: if writes do not wait for the target)
 //! ```
 //!
 //! The offer of the target's disks is withdrawn with the order to start, which takes no round trip of its own.
 
 use std::time::Duration;
 
-/// Round trips that mirrored disks take of a downtime: what is under way, and a flush.
-const DISKS_IN_STEP: u32 = 2;
-/// The same where writes do not wait for the target: what is dirty is written then, and flushed.
+/// Round trips that mirrored disks take of a downtime: what is under way, a flush when the guest is stopped, and one when the mirror
+/// ends.
+const DISKS_IN_STEP: u32 = 3;
+/// The same where writes do not wait for the target: what is dirty is written, too.
 const DISKS_BEHIND: u32 = 4;
 /// Round trips for the last of memory, where nothing carries it that counts its own: word that all came comes back.
 const MEMORY: u32 = 1;
@@ -64,7 +65,7 @@ mod tests {
         assert_eq!(ms(far), 55);
         assert_eq!(ms(Handover { is_carried: true, ..far }), 0);
         let disks = Handover { has_disks: true, is_carried: true, ..far };
-        assert_eq!((ms(disks), ms(Handover { is_in_step: true, ..disks })), (220, 110));
+        assert_eq!((ms(disks), ms(Handover { is_in_step: true, ..disks })), (220, 165));
         assert_eq!(ms(Handover { round_trip: Duration::ZERO, ..disks }), 0);
     }
 

@@ -5,7 +5,9 @@
 //! answers of both monitors ──> Ability ──┐
 //! measured line and memory ──> Facts ────┼──> choose ──> Course ──> settings (the same on both sides)
 //! the promise ───────────────────────────┘                 │
+//! what lies between, how busy the hosts are ───────────> Between ─> what that takes of a downtime
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
+//! samples while it moves ──────────────────────────────> Outlook > what is foreseen, and whether the promise still is one
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
 //! what two ways were measured to carry ────────────────> route ─> directly, or over the link
@@ -21,14 +23,18 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod ability;
+mod between;
 mod choose;
 mod conflicts;
 mod credentials;
 mod domain;
 mod ease;
+mod follow;
 mod forecast;
 mod found;
 mod handover;
+mod load;
+mod outlook;
 mod preflight;
 mod recovery;
 mod route;
@@ -38,6 +44,7 @@ pub mod together;
 mod watch;
 
 pub use ability::{Ability, LOSES_WRITES, loses_writes};
+pub use between::{Between, By, Carries};
 pub use choose::{Allowed, Choice, Course, Looked, Way, channels_within, choose, excess};
 pub use conflicts::conflicts;
 pub use credentials::{Credentials, tls_left_set, tls_name_obstacle, tls_obstacles};
@@ -46,9 +53,12 @@ pub use domain::{
     copy_obstacles, domain_found, domain_obstacles, tight_pools,
 };
 pub use ease::Ease;
+pub use follow::{Follow, Seen, Todo};
 pub use forecast::{Facts, Forecast, Promise, SoFar};
 pub use found::{Found, Stand, Unclear, found};
 pub use handover::{Handover, in_step};
+pub use load::{HostLoad, Loads};
+pub use outlook::{Foreseen, LINE_ASSUMED, Outlook, facts_before, facts_under_way};
 pub use preflight::{BlockJob, Disk, Machine, Obstacle, job_obstacles, obstacles, unshared};
 pub use recovery::{Half, Look, Recovery, Step};
 pub use route::{Route, RouteAsked, RouteReason, Streams, WantsLink, choose_route};
@@ -56,5 +66,5 @@ pub use settings::{
     Compression, Difference, Own, RATE_UNLIMITED, Rdma, Settings, SettingsError, Side, Throttle, Tls, Wish,
     differences, settings, slow_down,
 };
-pub use still::{Happened, Moment, Part, parts, stood_at_source};
+pub use still::{Happened, Moment, Part, parts, stood_at_source, stopped_by_somebody};
 pub use watch::{Cause, Deed, Phase, Sample, Watch, Why};

@@ -41,6 +41,13 @@ pub struct Qmp {
 }
 
 impl Qmp {
+    /// Whether a QEMU of this host is at the other end, and not what leads to another host.
+    pub fn is_of_this_host(&self) -> bool {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&self.stream) else { return false };
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", peer.pid.as_raw_nonzero()));
+        name.is_ok_and(|name| name.starts_with("qemu"))
+    }
+
     /// Connects to the socket and leaves the monitor's negotiation mode.
     ///
     /// # Errors

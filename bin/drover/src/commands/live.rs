@@ -15,11 +15,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::{Allowed, Choice, Deed, Found, Moment, Phase, Promise, Route, Side};
+use drover_live::{Allowed, Choice, Deed, Found, HostLoad, Loads, Moment, Phase, Promise, Route, Side};
 use drover_qemu::QemuError;
 use drover_qemu::live::{
     DisksBy, Ending, Event, Guest, LiveError, LiveOptions, Mending, Moved, NbdAt, TlsBy, TlsOptions, Told,
-    Where, foresee, left_by_earlier, live,
+    Wanted, Where, foresee, left_by_earlier, live,
 };
 use drover_view::LiveAsked;
 use serde_json::{Value, json};
@@ -99,10 +99,11 @@ struct Sides {
 
 fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
     let Some(site) = &args.via else {
-        let options = options(args, None)?;
+        let mut options = options(args, None)?;
         let mut source = connect_watched(&args.source)?;
         let target = connect(&args.to, Side::Target);
         let target = target.map_err(|failure| with_source(failure, &mut source))?;
+        options.wanted.loads = Loads { source: load_of(&source), target: load_of(&target) };
         return Ok(Sides { source, target, over: None, options, route: None });
     };
     let direct = Direct::wanted(args)?;
@@ -111,7 +112,11 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
     let mut options = options(args, Some(&way))?;
     // While the site is dialled and asked the guest's writing is watched.
     let socket = args.source.clone();
-    let source = thread::spawn(move || connect_watched(&socket));
+    let source = thread::Builder::new().name("live-source".into()).spawn(move || connect_watched(&socket));
+    let source = source.map_err(|error| {
+        let error = QemuError::not_started("the thread that asks the source's monitor", error);
+        Failure::new(Exit::Internal, error.chain())
+    })?;
     let mut over = match Over::open(args, way) {
         Ok(over) => over,
         Err(failure) => return Err(beside_source(failure, source)),
@@ -136,9 +141,27 @@ fn open(args: &LiveArgs, sites: &Sites) -> Result<Sides, Failure> {
             options.memory.tls = None;
         }
     }
-    options.carried = Some(over.carried());
+    options.wanted.carried = Some(over.carried());
     over.ask(&mut target)?;
+    options.wanted.loads = Loads { source: load_of(&source), target: over.load() };
     Ok(Sides { source, target, over: Some(over), options, route })
+}
+
+/// How busy the host of a QEMU is, if it is this one.
+fn load_of(guest: &Guest) -> Option<HostLoad> {
+    guest.is_of_this_host().then(load_here).flatten()
+}
+
+fn load_here() -> Option<HostLoad> {
+    drover_agent::HostLoad::here().map(host_load)
+}
+
+fn host_load(told: drover_agent::HostLoad) -> HostLoad {
+    HostLoad {
+        processors: told.processors,
+        load_average: f64::from(told.load_percent) / 100.0,
+        waiting: told.waiting_percent.map(|percent| f64::from(percent) / 100.0),
+    }
 }
 
 /// The way that memory and disks go. Nothing is measured while an earlier move of the guest is to be ended.
@@ -251,21 +274,23 @@ fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
         (None, Some(uri)) => uri.clone(),
         (None, None) => return Err(Failure::new(Exit::Usage, NO_URI)),
     };
+    Ok(LiveOptions { wanted: wanted(args), uri, disks, memory: memory::options(args)?, looked: None })
+}
+
+/// The same of any move. What carries it, its turn and how busy both hosts are is not in it yet.
+fn wanted(args: &LiveArgs) -> Wanted {
     let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
-    Ok(LiveOptions {
+    Wanted {
         promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
         allowed: allowed(args),
-        uri,
-        disks,
         channels: args.channels,
         line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
         rate_max: args.rate_max.map(|rate| rate.bits_per_s() / 8),
-        memory: memory::options(args)?,
         share: None,
         carried: None,
+        loads: Loads::default(),
         turn: None,
-        looked: None,
-    })
+    }
 }
 
 /// What may be done to keep the promise.
@@ -404,6 +429,7 @@ impl View {
         match event {
             Event::Note(text) => self.say(text),
             Event::Route(route) => self.say(route_words(route)),
+            Event::Busy { loads, longer } => self.say(busy_words(loads, longer)),
             Event::Chosen(choice) => choice.looked_at.iter().for_each(|looked| self.say(looked)),
             Event::Disk { name, state } => {
                 let share = state.done_bytes as f64 * 100.0 / (state.all_bytes.max(1)) as f64;
@@ -554,6 +580,10 @@ fn document(event: &Event) -> Value {
     match event {
         Event::Note(text) => json!({"event": "note", "text": text}),
         Event::Route(route) => route_document(route),
+        Event::Busy { loads, longer } => json!({
+            "event": "busy", "source": load_document(loads.source), "target": load_document(loads.target),
+            "downtime_longer_ms": longer.likely * 1000.0,
+        }),
         Event::Chosen(choice) => chosen(choice),
         Event::Disk { name, state } => json!({
             "event": "disk", "name": name, "done_bytes": state.done_bytes, "all_bytes": state.all_bytes,
@@ -589,6 +619,18 @@ fn route_document(route: &Route) -> Value {
         "direct_rtt_us": direct.map(|it| u64::try_from(it.round_trip.as_micros()).unwrap_or(u64::MAX)),
         "link_bytes_per_s": link_bytes_per_s,
     })
+}
+
+fn busy_words(loads: &Loads, longer: &Estimate) -> String {
+    match longer.likely > 0.0 {
+        true => format!("{loads}: a downtime is {:.0} ms longer for it", longer.likely * 1000.0),
+        false => format!("{loads}: that is not in what is foreseen"),
+    }
+}
+
+fn load_document(load: Option<HostLoad>) -> Value {
+    let document = |HostLoad { processors, load_average, waiting }| json!({"processors": processors, "load_average": load_average, "waiting_share": waiting});
+    load.map_or(Value::Null, document)
 }
 
 fn share_words(rate: u64) -> String {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use drover_live::{Ability, BlockJob, Disk, Machine};
 use serde_json::{Value, json};
 
+use super::core::WATCH_S;
 use super::disks::MIRROR;
 use super::guest::{Guest, POLL};
-use super::run::WATCH_S;
 use crate::error::QemuError;
 
 /// What a look at one side found.

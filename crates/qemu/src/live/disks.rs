@@ -188,7 +188,8 @@ impl Guest {
         })
     }
 
-    /// Ends mirrors whose guest stands still, so that both sides hold the same; waits until they have ended well.
+    /// Ends mirrors whose guest stands still, so that both sides hold the same; waits until they have ended well. Their nodes stay: to
+    /// remove one takes a round trip for a last flush, for which the guest would stand ([`Guest::drop_nodes`]).
     pub(super) fn end_mirrors(&mut self, pairs: &[Pair], time_max: Duration) -> Result<(), QemuError> {
         for pair in pairs {
             if !self.mirror_state(pair)?.is_ready {
@@ -198,8 +199,7 @@ impl Guest {
             self.qmp.execute("block-job-cancel", json!({"device": pair.job()}))?;
         }
         self.wait_for_jobs(pairs, time_max)?;
-        self.jobs_ended_well(pairs)?;
-        self.drop_nodes(pairs)
+        self.jobs_ended_well(pairs)
     }
 
     /// Ends mirrors at once, whatever they have copied; those that are not there are none.
@@ -241,7 +241,8 @@ impl Guest {
         Err(QemuError::new(QemuErrorKind::of_words(error), what).because(error.clone()))
     }
 
-    fn drop_nodes(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
+    /// Removes what mirrors that have ended went by.
+    pub(super) fn drop_nodes(&mut self, pairs: &[Pair]) -> Result<(), QemuError> {
         let nodes = self.qmp.execute("query-named-block-nodes", json!({"flat": true}))?;
         let is_there =
             |name: &str| nodes.as_array().into_iter().flatten().any(|node| node["node-name"] == name);

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use drover_live::{Difference, Happened, Moment, Phase, Sample, Settings, Side, differences};
+use drover_live::{
+    Difference, Happened, Moment, Phase, Sample, Settings, Side, differences, stopped_by_somebody,
+};
 use serde_json::{Value, json};
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -37,8 +39,10 @@ pub(super) struct Seen {
     pub stopped_us: Option<i64>,
     /// When it was started last.
     pub resumed_us: Option<i64>,
-    /// It was stopped or started since that was asked last.
+    /// It was stopped or started since that was asked last, or stands still to be handed over.
     turned: bool,
+    /// Which jobs are at work on its disks was asked since one of them changed last.
+    are_jobs_known: bool,
     /// Jobs that ended with an error, by name.
     pub failed_jobs: Vec<(String, String)>,
     /// What happened to the guest and its move, the latest last.
@@ -113,6 +117,11 @@ impl Guest {
     /// Whether it answers within so long.
     pub(super) fn answers_within(&mut self, time_max: Duration) -> Result<(), QemuError> {
         self.qmp.execute_within("query-status", Value::Null, time_max).map(drop)
+    }
+
+    /// Whether it is a QEMU of this host.
+    pub fn is_of_this_host(&self) -> bool {
+        self.qmp.is_of_this_host()
     }
 
     /// Which side it is.
@@ -270,6 +279,17 @@ impl Guest {
         Ok(std::mem::take(&mut self.seen.turned))
     }
 
+    /// Whether somebody stopped the guest, and not QEMU to hand it over.
+    pub(super) fn is_stopped_by_somebody(&self) -> bool {
+        stopped_by_somebody(self.seen.moments.iter())
+    }
+
+    /// Whether a job on its disks began or ended since this was asked last, or may have.
+    pub(super) fn have_jobs_changed(&mut self) -> Result<bool, QemuError> {
+        self.seen()?;
+        Ok(!std::mem::replace(&mut self.seen.are_jobs_known, true))
+    }
+
     /// Forgets how a job of this name ended.
     pub(super) fn forget_job(&mut self, name: &str) -> Result<(), QemuError> {
         self.seen()?;
@@ -293,8 +313,11 @@ impl Guest {
             }
             Some("MIGRATION") => {
                 let word = event["data"]["status"].as_str().unwrap_or_default();
+                self.seen.turned |= matches!(word, "pre-switchover" | "device");
                 self.seen.moment(Happened::Status(word.to_string()), moment_us(&event));
             }
+            Some("MIGRATION_PASS") => self.seen.moment(Happened::Pass, moment_us(&event)),
+            Some("JOB_STATUS_CHANGE") => self.seen.are_jobs_known = false,
             Some("BLOCK_JOB_COMPLETED" | "BLOCK_JOB_ERROR" | "BLOCK_JOB_CANCELLED") => {
                 self.seen.job(&event["data"])
             }

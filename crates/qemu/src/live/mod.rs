@@ -9,12 +9,13 @@
 //!                      ├─ turn.rs     when it sends, where several move
 //!                      ├─ still.rs    the time in which the guest stands still
 //!                      ├─ carried.rs  what lies between, where it is not the network alone
-//!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up
-//! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt
+//!                      └─ run.rs      the move: check, set, disks, memory, switchover, look, clean up ──┐
+//! Virsh (one daemon) ──── domain/     the move of a libvirt domain, by libvirt ──────────────────────────┴─ core.rs  what both share
 //! ```
 
 mod ask;
 mod carried;
+mod core;
 mod disks;
 mod domain;
 mod guest;
@@ -26,6 +27,7 @@ mod tls;
 mod turn;
 
 pub use carried::{Carried, CarriedEnds, Carrier, Hurry};
+pub use core::channels_wanted;
 pub use disks::{MirrorState, NbdAt};
 pub use domain::{
     DomainOptions, Ends, LookedDomain, Passage, foresee_domain, live_domain, look_domain_beforehand, passage,
@@ -33,7 +35,7 @@ pub use domain::{
 pub use guest::{Guest, Told};
 pub use run::{
     Beforehand, DisksBy, Ending, Event, LiveError, LiveOptions, Looked, MemoryOptions, Mending, Moved, TlsBy,
-    TlsOptions, Where, channels_wanted, foresee, left_by_earlier, live, look_beforehand,
+    TlsOptions, Wanted, Where, foresee, left_by_earlier, live, look_beforehand,
 };
 pub use share::Share;
 pub use turn::Turn;

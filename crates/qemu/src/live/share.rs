@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drover_copy::converge::Estimate;
 use serde_json::{Value, json};
 
 use super::disks::Pair;
@@ -28,19 +27,6 @@ impl Share {
     /// What it is now.
     pub fn rate(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Bytes a second that may be sent, now: the share, or what was said where there is none.
-pub(super) fn bound(share: Option<&Share>, rate_max: Option<u64>) -> Option<u64> {
-    share.map_or(rate_max, |share| Some(share.rate()))
-}
-
-/// Of a line, what a share lets through.
-pub(super) fn within(share: Option<&Share>, line: Estimate) -> Estimate {
-    match share.map(Share::rate) {
-        Some(rate) if (rate as f64) < line.likely => Estimate { likely: rate as f64, spread: 0.0 },
-        Some(_) | None => line,
     }
 }
 

@@ -93,11 +93,6 @@ impl Turn {
     }
 }
 
-/// So many go at once.
-pub(super) fn at_once(turn: Option<&Turn>) -> usize {
-    turn.map_or(1, Turn::at_once)
-}
-
 /// Waits for the turn, if there is one to be waited for. What was found is looked at anew when it is old, so that it is not
 /// when the turn comes. A side that does not answer meanwhile ends nothing; in its turn it does.
 ///
@@ -168,7 +163,7 @@ mod tests {
             Ok(2)
         };
         assert_eq!(in_turn(Some(&turn), old(1), false, look).unwrap(), 2);
-        assert_eq!((looks.get(), at_once(Some(&turn)), at_once(None)), (1, 2, 1));
+        assert_eq!((looks.get(), turn.at_once()), (1, 2));
     }
 
     #[test]

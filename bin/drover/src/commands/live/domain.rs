@@ -1,7 +1,6 @@
 //! `drover live DOMAIN --to URI`: a libvirt domain moves from one daemon to another.
 
-use drover_copy::converge::Estimate;
-use drover_live::{Promise, Route};
+use drover_live::{Loads, Route};
 use drover_qemu::Virsh;
 use drover_qemu::live::{DomainOptions, Ends, Event, LiveError, foresee_domain, live_domain, passage};
 
@@ -9,7 +8,7 @@ use super::memory::RDMA;
 use super::over::{DOMAIN_FOLDER, Over, Sites};
 use super::record::Record;
 use super::route::Direct;
-use super::{LINE_SPREAD, View, foreseen, not_moved};
+use super::{View, foreseen, not_moved};
 use crate::cli::{DisksArg, LiveArgs};
 use crate::exit::{Exit, Failure};
 use crate::signals::{Undo, stop_on_signals};
@@ -69,6 +68,8 @@ pub(super) fn over(
     sites: &Sites,
     options: &mut DomainOptions,
 ) -> Result<(Option<Over>, Option<Route>), Failure> {
+    let here = |virsh: &Virsh| is_of_this_host(virsh.uri()).then(super::load_here).flatten();
+    options.wanted.loads = Loads { source: here(&ends.source), target: here(&ends.target) };
     let Some(site) = &args.via else { return Ok((None, None)) };
     let passage = passage(ends, name)
         .map_err(|cause| super::failure(&LiveError::of_look(cause), super::allowed(args)))?;
@@ -77,6 +78,7 @@ pub(super) fn over(
     }
     // While this is there, what leads to the site stays.
     let shared = sites.named(args, site)?;
+    options.wanted.loads.target = shared.load();
     let route = match Direct::wanted(args)? {
         None => None,
         Some(direct) => {
@@ -115,7 +117,7 @@ pub(super) fn over(
             .advise("run drover on the source's host, with that host's files: --via begins there"));
     }
     over.ask_if(passage.waits)?;
-    options.carried = Some(over.carried());
+    options.wanted.carried = Some(over.carried());
     Ok((Some(over), route))
 }
 
@@ -170,8 +172,7 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
         let what = format!("{option} is not for domains of libvirt (--to is a libvirt daemon)");
         return Err(Failure::new(Exit::Usage, what));
     }
-    let rate_max = args.rate_max.map(|rate| rate.bits_per_s() / 8);
-    if rate_max.is_some_and(|rate| rate < RATE_BYTES_MIN) {
+    if args.rate_max.is_some_and(|rate| rate.bits_per_s() / 8 < RATE_BYTES_MIN) {
         return Err(Failure::new(
             Exit::Usage,
             "--rate-max: libvirt counts in MiB a second, 8.4m is the least",
@@ -185,23 +186,20 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
             "--tls-hostname NAME, as in the target's certificate; or leave --tls out: the link encrypts",
         ));
     }
-    let rate = args.line.map(|rate| rate.bits_per_s() as f64 / 8.0);
     Ok(DomainOptions {
-        turn: None,
+        wanted: super::wanted(args),
         looked: None,
-        promise: Promise { downtime_max: args.downtime, deadline: args.deadline },
-        allowed: super::allowed(args),
         copies_disks: args.disks == DisksArg::Mirror,
         uri: args.uri.as_deref().map(memory_at),
         disks_port: None,
-        carried: None,
-        channels: args.channels,
-        line: rate.map(|likely| Estimate { likely, spread: likely * LINE_SPREAD }),
-        rate_max,
-        share: None,
         p2p: args.p2p,
         tls,
     })
+}
+
+/// Whether a daemon's address names no host: `qemu:///system`, `qemu+unix:///system?socket=...`.
+fn is_of_this_host(uri: &str) -> bool {
+    uri.split_once("://").is_some_and(|(_, rest)| rest.starts_with('/'))
 }
 
 /// In libvirt's form, which wants two slashes, and no port where it is to choose one.

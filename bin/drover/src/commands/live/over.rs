@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use drover_agent::Site;
 use drover_link::Session;
-use drover_live::{Route, Side};
+use drover_live::{HostLoad, Route, Side};
 use drover_qemu::live::{Carried, CarriedEnds, Carrier, Guest, Hurry, NbdAt, Passage};
 use drover_relay::{Door, DoorError, Doors, Probed, Reach, Refusal, Via, probe};
 use serde_json::{Value, json};
@@ -215,6 +215,13 @@ impl Sites {
     }
 }
 
+impl Shared {
+    /// How busy its host is. An agent that does not tell, or not now, is no reason not to move.
+    pub fn load(&self) -> Option<HostLoad> {
+        self.0.info().ok()?.load.map(super::host_load)
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         // The agent would hold what it carried for the time in which a lost session may come back.
@@ -310,10 +317,14 @@ impl Over {
         match waits && !is_direct {
             // At once: each takes a round trip.
             true => thread::scope(|scope| {
-                let probes: Vec<_> =
-                    wanted.iter().map(|to| (to, scope.spawn(move || probe(session, to)))).collect();
-                probes.into_iter().try_for_each(|(to, probe)| {
-                    let probed = probe.join().unwrap_or_else(|panic| resume_unwind(panic));
+                let thread = |to| thread::Builder::new().spawn_scoped(scope, move || probe(session, to));
+                let probes: Vec<_> = wanted.iter().map(|to| (to, thread(to))).collect();
+                probes.into_iter().try_for_each(|(to, thread)| {
+                    let probed = match thread {
+                        Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                        // Without a thread it takes its round trip by itself.
+                        Err(_) => probe(session, to),
+                    };
                     free(self.site(), to, *is_own, probed)
                 })
             }),
@@ -335,6 +346,11 @@ impl Over {
                 }
             }
         })
+    }
+
+    /// How busy the site's host is, where its agent tells.
+    pub fn load(&self) -> Option<HostLoad> {
+        self.link.shared.load()
     }
 
     /// Which way is better for memory and disks, this one or past it.

@@ -61,6 +61,7 @@ impl Record {
         match event {
             Event::Note(text) => self.report.add_note(at_s, text.as_str()),
             Event::Route(route) => self.report.add_note(at_s, super::route_words(route)),
+            Event::Busy { loads, longer } => self.report.add_note(at_s, super::busy_words(loads, longer)),
             Event::Chosen(choice) => {
                 // What is looked at once memory is on its way is what its rate told.
                 let line_is_known = self.line_is_known || !self.report.samples.is_empty();

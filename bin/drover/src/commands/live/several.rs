@@ -8,14 +8,15 @@ mod tell;
 mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use drover_copy::converge::Estimate;
-use drover_live::Allowed;
 use drover_live::together::{self, Pipe, Progress, Schedule, Step, Together, room_obstacle, schedule};
+use drover_live::{Allowed, LINE_ASSUMED};
 use drover_qemu::live::{Ending, Event, LiveError, Share, Turn, Where};
 
 use super::over::Sites;
@@ -27,8 +28,6 @@ use place::{Ended, Place, Ready, Refusal, between, not_begun, target_host};
 use tell::Teller;
 use wanted::{All, Wanted, bytes, wanted};
 
-/// A line of which nothing is known, as for one guest.
-const LINE_ASSUMED: Estimate = Estimate { likely: 1e9, spread: 0.5e9 };
 /// Below it a bound is more noise than bound; libvirt counts in it.
 const SHARE_MIN: u64 = 1 << 20;
 /// Of a move that an earlier run began.
@@ -135,18 +134,18 @@ fn each<T: Sync, R: Send>(all: &[T], most: usize, does: impl Fn(&T) -> R + Sync)
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(one) = all.get(number) else { return done };
-            // In a thread of its own, so that what it ends in is its own affair.
-            let result = thread::scope(|scope| scope.spawn(|| does(one)).join().ok());
-            done.push((number, result));
+            // What one ends in is its own affair. `does` keeps nothing that a panic could leave half done.
+            done.push((number, catch_unwind(AssertUnwindSafe(|| does(one))).ok()));
         }
     };
     let mut results: Vec<Option<R>> = all.iter().map(|_| None).collect();
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..most.min(all.len())).map(|_| scope.spawn(work)).collect();
-        for worker in workers {
-            let done = worker.join().unwrap_or_default();
-            done.into_iter().for_each(|(number, result)| results[number] = result);
-        }
+        // Where a limit lets fewer threads start, fewer do the work; this one does at any rate.
+        let helpers = 1..most.min(all.len());
+        let helpers: Vec<_> = helpers.map_while(|_| Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut done = work();
+        done.extend(helpers.into_iter().flat_map(|helper| helper.join().unwrap_or_default()));
+        done.into_iter().for_each(|(number, result)| results[number] = result);
     });
     results
 }
@@ -476,13 +475,26 @@ impl Moves<'_, '_> {
         self.shares.extend(share.clone().map(|share| (number, share)));
         let line = pair.line_of(one);
         let (news, flag) = (self.news.clone(), self.flag);
-        let thread = self.scope.spawn(move || {
-            // Nobody listens any more only when all is over.
+        // Nobody listens any more only when all is over.
+        let ends = move |news: &Sender<_>, ended| drop(news.send((number, News::Ended(Box::new(ended)))));
+        let (hand, handed) = channel::<Place>();
+        let thread = Builder::new().spawn_scoped(self.scope, move || {
+            let Ok(place) = handed.recv() else { return };
             let mut tell = |event| drop(news.send((number, News::Event(event))));
-            let ended = place.go(turn, share, line, flag, &mut tell);
-            let _ = news.send((number, News::Ended(Box::new(ended))));
+            ends(&news, place.go(turn, share, line, flag, &mut tell));
         });
-        self.threads.insert(number, Some(thread));
+        match thread {
+            Ok(thread) => {
+                self.threads.insert(number, Some(thread));
+                // It waits for it.
+                let _ = hand.send(place);
+            }
+            Err(why) => {
+                self.turns.remove(&number);
+                self.threads.insert(number, None);
+                ends(&self.news, place.not_begun(why, pair.guests[one].is_under_way));
+            }
+        }
     }
 
     /// It is over.

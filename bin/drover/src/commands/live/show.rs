@@ -123,6 +123,7 @@ impl Shown {
             Event::Link { is_up, .. } => self.link_is_away = !is_up,
             Event::Note(_)
             | Event::Route(_)
+            | Event::Busy { .. }
             | Event::Sent
             | Event::Did(..)
             | Event::Share(_)

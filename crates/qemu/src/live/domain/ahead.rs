@@ -3,7 +3,6 @@
 //! What is done when is decided in [`Recovery`], as for guests without libvirt. libvirt starts the guest at the target when
 //! the source says that post-copy is on, and takes nobody back from there.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drover_live::{DomainFound, DomainStand, Half, Look, Phase, Recovery, Sample, Side, Step, domain_found};
@@ -60,7 +59,7 @@ impl Move<'_> {
             self.note(format!("{why}; if the line breaks now, the guest waits until that is updated"));
         }
         let (source, uuid) = (&self.ends.source, &self.known.uuid);
-        if self.was_running {
+        if self.core.was_running {
             // QEMU 10.0 starts a guest again that ran when it went ahead, if it has sent everything and the line breaks
             // before it has the target's word, although it runs there. One that stood is left standing; if the move is given
             // up before post-copy begins, libvirt starts it again. Two children, though the guest stands still meanwhile:
@@ -74,7 +73,7 @@ impl Move<'_> {
     /// daemons tell.
     pub(super) fn see_after(&mut self, began: Instant) -> Result<(), Ending> {
         let mut after = After {
-            recovery: Recovery::new(self.options.promise.deadline),
+            recovery: Recovery::new(self.core.wanted.promise.deadline),
             cannot: self.ends.target.cannot_resume(),
             try_number: None,
             why: "no try was made".into(),
@@ -84,14 +83,14 @@ impl Move<'_> {
         };
         self.is_seen_after = true;
         // The slower end was of what went before.
-        (self.easing, self.sharing.eased) = (None, None);
+        self.sharing.eased = None;
         let mut has_said = false;
         loop {
-            let is_stopped = self.stop.load(Ordering::Relaxed);
+            let is_stopped = self.core.is_stopped();
             if is_stopped && !std::mem::replace(&mut has_said, true) {
                 self.note(TOO_LATE);
             }
-            self.look_at_link();
+            self.core.look_at_link();
             let ended = self.ended();
             let looked = stands(self.ends, &self.known.uuid);
             if after.is_over(&looked, self.moving.is_none(), self.silence_max(is_stopped))? {
@@ -116,7 +115,7 @@ impl Move<'_> {
 
     /// For how long daemons may be silent. What carries the guest's memory would end with this run, whose guest needs no daemon.
     fn silence_max(&self, is_stopped: bool) -> Duration {
-        if self.options.carried.is_some() && !is_stopped { CARRIED_SILENCE_MAX } else { SETTLE_TIME_MAX }
+        if self.core.carried().is_some() && !is_stopped { CARRIED_SILENCE_MAX } else { SETTLE_TIME_MAX }
     }
 
     fn take_step(&mut self, after: &mut After, step: Step, look: &Look) -> Result<(), Ending> {
@@ -191,8 +190,8 @@ impl Move<'_> {
         }
         let Sample { sent_bytes, left_bytes, .. } = told.sample;
         self.last = told.clone();
-        (self.tell)(Event::Memory(told));
-        let is_away = self.options.carried.as_ref().is_some_and(|carried| carried.by.is_waited_for());
+        self.core.tell(Event::Memory(told));
+        let is_away = self.core.carried().is_some_and(|carried| carried.by.is_waited_for());
         Look { at_ms, source, target, sent_bytes, left_bytes, is_away, is_stopped }
     }
 
@@ -214,7 +213,7 @@ impl Move<'_> {
     }
 
     fn tell_mending(&mut self, mending: Mending) {
-        (self.tell)(Event::Mending(mending));
+        self.core.tell(Event::Mending(mending));
     }
 }
 

@@ -3,17 +3,15 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use drover_copy::converge::Estimate;
-use drover_live::together::Pace;
-use drover_live::{DomainDisk, DomainFound, Facts, SoFar};
+use drover_live::{DomainDisk, DomainFound, Facts, Sample, facts_under_way};
 
 use super::run::{Move, nowhere};
 use super::silence::Silence;
 use super::{DomainOptions, Ends, known};
 use crate::error::{QemuError, QemuErrorKind};
-use crate::live::run::{self, LINE_ASSUMED, OVERHEAD, Plan};
+use crate::live::core::Plan;
 use crate::live::turn::{Dated, in_turn};
-use crate::live::{Beforehand, Carried, Ending, Event, share};
+use crate::live::{Beforehand, Ending, Event};
 use crate::virsh::Virsh;
 
 /// What a look at both daemons found: a move that begins soon after does not look again.
@@ -44,36 +42,24 @@ pub fn look_domain_beforehand(
     let mut one = Move::new(ends, known(ends, name)?, options, &stop, tell);
     match one.found()? {
         DomainFound::AtSource => one.beforehand(),
-        DomainFound::Moving | DomainFound::Ahead => Ok((one.left_to_do("it is on its way")?, None)),
-        DomainFound::Broken => Ok((one.left_to_do("its line broke after it went ahead")?, None)),
-        DomainFound::AtTarget => Ok((nothing("it has moved already"), None)),
+        DomainFound::Moving | DomainFound::Ahead => {
+            Ok((one.left_to_do("it is on its way", &one.sent()?), None))
+        }
+        DomainFound::Broken => Ok((one.left_to_do("its line broke after it went ahead", &one.sent()?), None)),
+        DomainFound::AtTarget => Ok((one.left_to_do("it has moved already", &Sample::default()), None)),
         DomainFound::Nowhere => Err(nowhere(name)),
         DomainFound::Unclear(why) => Err(Ending::Obstacles(vec![why.obstacle()])),
     }
 }
 
-/// What a move takes beside its sending: libvirt sets and tidies up, after its turn has come.
-fn pace(carried: Option<&Carried>) -> Pace {
-    Pace { prepares_s: 0.0, aside_s: ASIDE_S, ..run::pace(carried) }
-}
-
-/// Of a move by libvirt of two daemons on one host.
-const ASIDE_S: f64 = 1.5;
-
-/// Nothing of its memory is to be sent.
-fn nothing(under_way: &'static str) -> Beforehand {
-    let none = Estimate::default();
-    let facts = Facts {
-        used_bytes: 0,
-        memory_bytes: 0,
-        dirty: none,
-        working_set_bytes: 0,
-        rate: LINE_ASSUMED,
-        overhead: OVERHEAD,
-        so_far: SoFar::default(),
-    };
-    let pace = pace(None);
-    Beforehand { facts, channels: 1, disk_bytes: 0, under_way: Some(under_way), free_bytes: None, pace }
+impl Move<'_> {
+    /// Of one that is on its way, of whose memory so much is left; nothing of one that has moved.
+    fn left_to_do(&self, under_way: &'static str, sample: &Sample) -> Beforehand {
+        let between = self.between();
+        let facts = facts_under_way(sample, between.overhead(&self.core.promise()));
+        let under_way = Some(under_way);
+        Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None, pace: between.pace() }
+    }
 }
 
 /// What a move has of a budget, by libvirt's count, which is in whole MiB a second.
@@ -102,10 +88,10 @@ impl Move<'_> {
             facts,
             copied: self.copied.clone(),
             free_bytes: self.free_bytes,
-            was_running: self.was_running,
+            was_running: self.core.was_running,
             was_persistent: self.was_persistent,
         };
-        let (free_bytes, pace) = (self.free_bytes, pace(self.options.carried.as_ref()));
+        let (free_bytes, pace) = (self.free_bytes, self.between().pace());
         let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes, pace };
         Ok((known, Some(LookedDomain(Dated::now(found)))))
     }
@@ -116,43 +102,27 @@ impl Move<'_> {
             Some(LookedDomain(found)) => found.map(|found| Ok(self.take(found)))?,
             None => Dated::now(self.inspect()?),
         };
-        let (turn, stop) = (self.options.turn.as_ref(), self.stop);
+        let (turn, stop) = (self.core.wanted.turn.as_ref(), self.core.stop);
         let facts = in_turn(turn, facts, stop, || self.inspect())?;
-        self.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
+        self.core.was_running = self.ends.source.stand(&self.known.uuid)?.runs();
         self.plan(&facts.what)
     }
 
     fn take(&mut self, found: Findings) -> Facts {
         let Findings { facts, copied, free_bytes, was_running, was_persistent } = found;
         (self.copied, self.free_bytes) = (copied, free_bytes);
-        (self.was_running, self.was_persistent) = (was_running, was_persistent);
+        (self.core.was_running, self.was_persistent) = (was_running, was_persistent);
         facts
     }
 
-    fn left_to_do(&mut self, under_way: &'static str) -> Result<Beforehand, QemuError> {
-        let sample = self.ends.source.job(&self.known.uuid, 0)?.sample;
-        let mut found = nothing(under_way);
-        found.facts.used_bytes = sample.left_bytes;
-        found.facts.memory_bytes = sample.left_bytes;
-        found.facts.working_set_bytes = sample.left_bytes;
-        found.facts.dirty = Estimate { likely: sample.dirty_bytes_per_s as f64, spread: 0.0 };
-        Ok(found)
-    }
-
-    /// Bytes a second that may be sent, now.
-    pub(super) fn rate_max(&self) -> Option<u64> {
-        share::bound(self.options.share.as_ref(), self.options.rate_max)
-    }
-
-    /// Of a line, what the share lets through.
-    pub(super) fn within_share(&self, line: Estimate) -> Estimate {
-        share::within(self.options.share.as_ref(), line)
+    fn sent(&self) -> Result<Sample, QemuError> {
+        Ok(self.ends.source.job(&self.known.uuid, 0)?.sample)
     }
 
     /// It begins with the share that it has now.
     pub(super) fn take_share(&mut self) {
-        self.sharing.set = self.rate_max();
-        if let Some(rate) = self.options.share.as_ref().map(crate::live::Share::rate) {
+        self.sharing.set = self.core.rate_max();
+        if let Some(rate) = self.core.wanted.share.as_ref().map(crate::live::Share::rate) {
             self.tell_share(rate);
         }
     }
@@ -168,7 +138,9 @@ impl Move<'_> {
     }
 
     fn set_share(&mut self) -> Result<(), QemuError> {
-        let Some(share) = self.options.share.as_ref().map(crate::live::Share::rate) else { return Ok(()) };
+        let Some(share) = self.core.wanted.share.as_ref().map(crate::live::Share::rate) else {
+            return Ok(());
+        };
         let rate = self.sharing.eased.map_or(share, |eased| eased.min(share));
         let is_another = self.sharing.keeps != Some(share);
         if self.sharing.set == Some(rate) && !is_another {
@@ -181,7 +153,7 @@ impl Move<'_> {
         if self.sharing.set != Some(rate) {
             self.set_speed(rate)?;
         }
-        if is_another && (self.options.allowed.postcopy || self.is_seen_after) {
+        if is_another && (self.core.wanted.allowed.postcopy || self.is_seen_after) {
             // libvirt sets it back with the end of the move.
             self.ends.source.set_speed_max(&self.known.uuid, mib(share), &AHEAD)?;
         }
@@ -206,7 +178,7 @@ impl Move<'_> {
 
     fn tell_share(&mut self, rate: u64) {
         self.sharing.keeps = Some(rate);
-        (self.tell)(Event::Share(rate));
+        self.core.tell(Event::Share(rate));
     }
 
     /// What was set at the source's daemon is as it was.

@@ -24,10 +24,9 @@ mod words;
 
 use std::sync::atomic::AtomicBool;
 
-use drover_copy::converge::Estimate;
-use drover_live::{Allowed, DomainFound, Obstacle, Promise};
+use drover_live::{DomainFound, Obstacle};
 
-use super::{Carried, Ending, Event, LiveError, Moved, Share, Turn, Where};
+use super::{Ending, Event, LiveError, Moved, Wanted, Where};
 use crate::virsh::Virsh;
 pub use beforehand::{LookedDomain, look_domain_beforehand};
 use run::Move;
@@ -44,33 +43,19 @@ pub struct Ends {
 /// How a domain's move is wanted.
 #[derive(Clone, Debug)]
 pub struct DomainOptions {
-    /// What is promised.
-    pub promise: Promise,
-    /// What may be done to keep it.
-    pub allowed: Allowed,
+    /// As any move. What carries it leads to sockets of the same paths at the target, where its QEMU listens.
+    pub wanted: Wanted,
     /// Its disks are copied into volumes made at the target; else both hosts have the same storage.
     pub copies_disks: bool,
     /// Where the source's QEMU finds the target's, if not where the target's daemon says.
     pub uri: Option<String>,
     /// Where the target offers the disks that are copied, if not at a port that its daemon chooses.
     pub disks_port: Option<u16>,
-    /// What carries it, and the sockets that lead there: of the same paths at the target, where its QEMU listens.
-    pub carried: Option<Carried>,
-    /// Connections for memory, where it was said how many.
-    pub channels: Option<u8>,
-    /// Bytes a second that the line carries, where that is known.
-    pub line: Option<Estimate>,
-    /// Most bytes a second that may be sent; whole MiB of it are used.
-    pub rate_max: Option<u64>,
-    /// What it may send of a budget that it shares with other moves, instead of `rate_max`.
-    pub share: Option<Share>,
     /// The source's daemon talks to the target's by itself.
     pub p2p: bool,
     /// Both QEMUs encrypt, by what their daemons have for it; the target's name in its certificate, empty where it is the host of
     /// `uri`.
     pub tls: Option<String>,
-    /// When it begins, where others move, too.
-    pub turn: Option<Turn>,
     /// What [`look_domain_beforehand`] found.
     pub looked: Option<LookedDomain>,
 }

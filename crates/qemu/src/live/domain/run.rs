@@ -1,38 +1,35 @@
 //! A domain's move, from a look at both daemons to a look at both daemons. libvirt moves it; drover looks, sets, watches and
 //! gives up in time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use drover_copy::converge::Estimate;
 use drover_live::{
-    Choice, Course, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Ease, Facts, Forecast,
-    Handover, LOSES_WRITES, Phase, Room, Side, SoFar, Spot, Watch, Way, Why, choose, copy_obstacles,
-    domain_found, domain_obstacles, tight_pools,
+    Allowed, Between, By, Deed, Domain, DomainDisk, DomainFound, DomainStand, DomainUnclear, Facts, Follow,
+    Handover, LOSES_WRITES, Phase, Room, Side, Spot, Todo, copy_obstacles, domain_found, domain_obstacles,
+    facts_before, tight_pools,
 };
 
 use super::ask::{Known, Processor};
 use super::beforehand::Sharing;
+use super::easing::lateness;
 use super::silence::{SILENCE_TIME_MAX, Silence};
+use super::words::{begun_with, words_at_work};
 use super::{DomainOptions, Ends};
 use crate::error::{QemuError, QemuErrorKind};
+use crate::live::core::{Core, Looked, Plan, WATCH_S, channels_wanted};
 use crate::live::disks::MirrorState;
 use crate::live::guest::Told;
-use crate::live::run::{
-    DIRTY_SPREAD, LINE_ASSUMED, Plan, WATCH_S, channels_wanted, domain_at, downtime_of_qemu, excess_words,
-    is_news, kept, known_on_the_way, overhead,
-};
+use crate::live::run::{domain_at, too_late};
 use crate::live::still::Still;
-use crate::live::turn::at_once;
 use crate::live::{Ending, Event, LiveError, Moved, Where};
 use crate::virsh::Lasting;
 
 /// Both daemons, and a domain that moves from one to the other.
 pub(super) struct Move<'a> {
+    pub(super) core: Core<'a>,
     pub(super) ends: &'a Ends,
     pub(super) options: &'a DomainOptions,
-    pub(super) stop: &'a AtomicBool,
-    pub(super) tell: &'a mut dyn FnMut(Event),
     pub(super) known: Known,
     /// Disks that are copied, with the pool of each at the target.
     pub(super) copied: Vec<(DomainDisk, String)>,
@@ -40,21 +37,11 @@ pub(super) struct Move<'a> {
     made: Vec<(String, String)>,
     /// Milliseconds of downtime that were set before.
     downtime_before: Option<u64>,
-    pub(super) was_running: bool,
     pub(super) was_persistent: bool,
-    foreseen: Forecast,
-    deeds: Vec<(Deed, Why)>,
     pub(super) last: Told,
-    /// It stands still to be handed over.
-    still: Still,
-    /// Whether what carries the move did when it was looked at last.
-    was_up: bool,
-    has_been_up: bool,
     /// Bytes of memory that are free at the target.
     pub(super) free_bytes: Option<u64>,
     pub(super) sharing: Sharing,
-    /// Sees to the end of its memory over a link.
-    pub(super) easing: Option<Ease>,
     /// Of the source's daemon, while the guest's memory is sent.
     silence: Silence,
     /// It went ahead of its memory, and this run has begun to see after it.
@@ -65,9 +52,6 @@ pub(super) struct Move<'a> {
 
 /// Between two looks at a move; each is a program that starts and connects.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(200);
-/// For which a domain stands still while both daemons hand it over, beside what QEMU takes: it stood for 100 ms at least where QEMU alone
-/// takes 30, on a busy host for much longer.
-const LIBVIRT: Estimate = Estimate { likely: 0.07, spread: 0.1 };
 /// The same where its end is near.
 const CLOSE_PAUSE: Duration = Duration::from_millis(20);
 /// What does not become clear by itself so often is not clear.
@@ -75,6 +59,7 @@ const UNCLEAR_LOOKS: u32 = 6;
 const UNCLEAR_PAUSE: Duration = Duration::from_secs(1);
 /// Of a move that an earlier run began.
 const MOVING: &str = "it is on its way: that is watched to its end; Ctrl-C cancels it";
+const NO_VIRSH: &str = "no `virsh migrate` of it is at work on this host, so how it was begun is not known: --allow does nothing for it";
 const AHEAD: &str = "it went ahead of its memory in an earlier run: the rest is seen after it";
 /// A move that was cancelled has ended, and one that broke is known to both sides.
 pub(super) const SETTLE_TIME_MAX: Duration = SILENCE_TIME_MAX;
@@ -88,25 +73,17 @@ impl<'a> Move<'a> {
         tell: &'a mut dyn FnMut(Event),
     ) -> Move<'a> {
         Move {
+            core: Core::new(&options.wanted, By::Libvirt, stop, tell),
             ends,
             options,
-            stop,
-            tell,
             known,
             copied: Vec::new(),
             made: Vec::new(),
             downtime_before: None,
-            was_running: true,
             was_persistent: true,
-            foreseen: Forecast::default(),
-            deeds: Vec::new(),
             last: Told::default(),
-            still: Still::default(),
-            was_up: true,
-            has_been_up: false,
             free_bytes: None,
             sharing: Sharing::default(),
-            easing: None,
             silence: Silence::default(),
             is_seen_after: false,
             moving: None,
@@ -187,10 +164,7 @@ impl<'a> Move<'a> {
 
     /// What is done with a domain of which this is known.
     pub(super) fn plan(&mut self, facts: &Facts) -> Result<Plan, Ending> {
-        let rate = self.within_share(self.options.line.unwrap_or(LINE_ASSUMED));
-        let facts = Facts { rate, overhead: self.overhead(), ..*facts };
-        let choice = kept(self.choose(&facts))?;
-        Ok(Plan { choice, facts })
+        self.core.plan(facts, &self.between(), self.channels())
     }
 
     /// Looks at both daemons, and measures.
@@ -242,10 +216,10 @@ impl<'a> Move<'a> {
         if domain.is_persistent && target.stand(&uuid)?.state == "shut off" {
             self.note("the target has a definition of it, which is replaced by the source's");
         }
-        self.was_running = source.stand(&uuid)?.runs();
+        self.core.was_running = source.stand(&uuid)?.runs();
         for (side, daemon) in [(Side::Source, source), (Side::Target, target)] {
             if daemon.loses_writes(&domain) {
-                (self.tell)(Event::Note(format!("at the {side}: {LOSES_WRITES}")));
+                self.core.tell(Event::Note(format!("at the {side}: {LOSES_WRITES}")));
             }
         }
         self.was_persistent = domain.is_persistent;
@@ -269,40 +243,26 @@ impl<'a> Move<'a> {
     }
 
     fn facts(&mut self, domain: &Domain) -> Facts {
-        let told = match self.was_running {
+        let told = match self.core.was_running {
             true => self.ends.source.dirty_rate(&self.known.uuid, WATCH_S),
             false => Some(0.0),
         };
         if told.is_none() {
             self.note("this libvirt does not tell how fast the guest writes: it is seen on the way");
         }
-        let dirty = told.map(|rate| Estimate { likely: rate, spread: rate * DIRTY_SPREAD });
-        Facts {
-            used_bytes: domain.memory_bytes,
-            memory_bytes: domain.memory_bytes,
-            dirty: dirty.unwrap_or_default(),
-            working_set_bytes: domain.memory_bytes,
-            rate: LINE_ASSUMED,
-            overhead: self.overhead(),
-            so_far: SoFar::default(),
-        }
+        let between = self.between();
+        self.core.tell_loads(&between);
+        facts_before(domain.memory_bytes, told, between.overhead(&self.core.promise()))
     }
 
-    /// So many moves go at once.
-    fn at_once(&self) -> usize {
-        at_once(self.options.turn.as_ref())
-    }
-
-    /// For which the guest stands still beside the last pass.
-    fn overhead(&self) -> Estimate {
-        let of_qemu =
-            overhead(self.options.carried.as_ref(), &self.options.promise, self.at_once(), self.handover());
-        Estimate { likely: of_qemu.likely + LIBVIRT.likely, spread: of_qemu.spread + LIBVIRT.spread }
+    /// What lies between both daemons' hosts.
+    pub(super) fn between(&self) -> Between {
+        self.core.between(self.handover())
     }
 
     /// What the way takes of the downtime beside the last pass.
     fn handover(&self) -> Handover {
-        let carried = self.options.carried.as_ref().map(|carried| carried.by.round_trip());
+        let carried = self.core.carried().map(|carried| carried.by.round_trip());
         Handover {
             round_trip: carried.unwrap_or_default(),
             has_disks: !self.copied.is_empty(),
@@ -314,43 +274,30 @@ impl<'a> Move<'a> {
     /// Connections for its memory.
     pub(super) fn channels(&self) -> u8 {
         // QEMU 10.0 does not take several with post-copy.
-        let otherwise = self.options.allowed.postcopy.then_some(1);
-        let wanted = channels_wanted(self.options.channels.or(otherwise), self.rate_max());
+        let otherwise = self.core.wanted.allowed.postcopy.then_some(1);
+        let wanted = channels_wanted(self.core.wanted.channels.or(otherwise), self.core.rate_max());
         // Carried connections may arrive in another order than they were made; under TLS none says what it is before its handshake.
         let can_tell = || self.ends.target.tells_connections_apart() && self.options.tls.is_none();
-        let in_order = self.options.carried.is_none() || can_tell();
+        let in_order = self.core.carried().is_none() || can_tell();
         if in_order { wanted } else { 1 }
-    }
-
-    fn choose(&mut self, facts: &Facts) -> Choice {
-        let choice = self.choice(facts);
-        (self.tell)(Event::Chosen(Box::new(choice.clone())));
-        choice
-    }
-
-    fn choice(&self, facts: &Facts) -> Choice {
-        let channels = self.channels();
-        let way = Way { channels: vec![(channels, facts.rate)], channels_max: channels, zstd: None };
-        choose(&self.options.promise, facts, &way, self.options.allowed)
     }
 
     fn go(&mut self, plan: &Plan, began: Instant) -> Result<(), Ending> {
         let Some(course) = &plan.choice.course else {
             return Err(Ending::Promise(Box::new(plan.choice.clone())));
         };
-        self.foreseen = plan.choice.forecast;
-        self.halt_if_stopped()?;
+        self.core.outlook.begins(&plan.choice, &plan.facts);
+        self.core.halt_if_stopped()?;
         self.make_volumes()?;
         self.promise_downtime()?;
-        let excess = self.rate_max().and_then(|rate| excess_words(course.channels, rate));
-        excess.into_iter().for_each(|words| self.note(words));
+        self.core.note_excess(course.channels);
         self.take_share();
-        self.easing = self.eases(course, &plan.facts);
         let words = self.words(course.channels);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.note(format!("virsh {}", words.join(" ")));
         self.moving = Some(self.ends.source.begin(&words)?);
-        let ended = self.follow(began, course, &plan.facts);
+        let ease = self.easing(&plan.facts);
+        let ended = self.follow(began, Follow::new(self.core.promise(), course, ease));
         let Err(cause) = ended else { return Ok(()) };
         self.cancel();
         Err(cause)
@@ -374,19 +321,12 @@ impl<'a> Move<'a> {
         self.downtime_before = Some(self.ends.source.downtime_max(uuid)?);
         // `virsh migrate --bandwidth` sets it. A daemon that does not tell has nothing to be put back.
         self.sharing.speed_before = self.ends.source.speed_max(uuid, &[]).ok();
-        let (carried, promise) = (self.options.carried.as_ref(), &self.options.promise);
-        let counted = downtime_of_qemu(carried, promise, self.at_once(), self.handover());
-        // What both daemons take is not in what QEMU counts.
-        let of_libvirt = Duration::from_secs_f64(LIBVIRT.likely).min(counted / 2);
-        let counted = counted.saturating_sub(of_libvirt);
+        let counted = self.between().downtime_of_qemu(&self.core.promise());
         self.ends.source.set_downtime_max(uuid, millis(counted).max(1))
     }
 
     /// Watches it to the end of `virsh`.
-    fn follow(&mut self, began: Instant, course: &Course, facts: &Facts) -> Result<(), Ending> {
-        let mut to_look_at = self.options.line.is_none().then_some(facts);
-        let mut watch = Watch::new(self.options.promise, &course.deeds);
-        let mut goes_at_once = course.at_once == Some(Deed::PostCopy);
+    fn follow(&mut self, began: Instant, mut follow: Follow) -> Result<(), Ending> {
         loop {
             match self.moving.as_mut().and_then(Lasting::ended) {
                 None => {}
@@ -394,22 +334,12 @@ impl<'a> Move<'a> {
                 Some(Err(_)) if self.went_ahead() => return self.see_after(began),
                 Some(ended) => return ended.map_err(refused),
             }
-            let phase = self.look_on(&mut watch, began)?;
+            let phase = self.look_on(&mut follow, began)?;
             if matches!(phase, Some(Phase::PostCopy | Phase::Broken)) {
                 return self.see_after(began);
             }
-            if goes_at_once && phase == Some(Phase::Precopy) && self.last.sample.passes > 1 {
-                goes_at_once = false;
-                self.start_postcopy()?;
-            }
-            if let (Some(known), Some(rate)) = (to_look_at, watch.rate()) {
-                to_look_at = None;
-                self.look_again(known, rate.likely)?;
-            }
-            if let Some(rate) = watch.full_swing() {
-                self.foresee_anew(facts, rate);
-            }
-            let is_close = phase.is_some() && self.is_close();
+            // Once its end goes slower looks would only be in its way.
+            let is_close = phase.is_some() && follow.is_close(&self.last.sample) && !follow.is_eased();
             std::thread::sleep(if is_close { CLOSE_PAUSE } else { LOOK_PAUSE });
         }
     }
@@ -421,14 +351,18 @@ impl<'a> Move<'a> {
     /// Watches a move that an earlier run began, to its end.
     fn watched(&mut self, began: Instant) -> Result<(), Ending> {
         self.was_persistent = self.ends.source.info(&self.known.uuid).is_ok_and(|info| info.is_persistent);
-        let mut watch = Watch::new(self.options.promise, &[]);
+        if self.ends.source.stand(&self.known.uuid).is_ok_and(|stand| stand.stands_for_itself()) {
+            self.core.was_running = false;
+            self.note("it stands still at the source, and is not started at the target (`virsh resume`)");
+        }
+        let mut follow = Follow::of_earlier(self.core.promise(), &self.deeds_left());
         loop {
             match self.found()? {
                 DomainFound::Moving => {}
                 DomainFound::Ahead | DomainFound::Broken => return self.see_after(began),
                 _ => return Ok(()),
             }
-            if let Err(cause) = self.look_on(&mut watch, began) {
+            if let Err(cause) = self.look_on(&mut follow, began) {
                 self.cancel();
                 return Err(cause);
             }
@@ -436,108 +370,86 @@ impl<'a> Move<'a> {
         }
     }
 
+    /// What may be done to keep the promise, of what is allowed now: a move under way keeps what it was begun with, as the `virsh` at
+    /// work tells.
+    fn deeds_left(&mut self) -> Vec<Deed> {
+        let allowed = self.core.wanted.allowed;
+        let Some(words) = words_at_work(&self.known.uuid) else {
+            if allowed != Allowed::default() {
+                self.note(NO_VIRSH);
+            }
+            return Vec::new();
+        };
+        let begun_with = begun_with(&words);
+        for word in allowed.too_late(begun_with) {
+            self.note(too_late(word));
+        }
+        allowed.of(begun_with).deeds()
+    }
+
     /// One look at a move: tells, and says if it has to end, else where it is; nothing where the daemon does not answer.
-    fn look_on(&mut self, watch: &mut Watch, began: Instant) -> Result<Option<Phase>, Ending> {
+    fn look_on(&mut self, follow: &mut Follow, began: Instant) -> Result<Option<Phase>, Ending> {
         let uuid = &self.known.uuid;
         let asked = Instant::now();
         let looked = self.ends.source.look(uuid);
         let Some((mut job, stands)) = self.silence.outlast(looked, Instant::now())? else {
-            self.halt_if_stopped()?;
+            self.core.halt_if_stopped()?;
             return Ok(None);
         };
         let took = asked.elapsed();
         // It was told about in the middle of that.
         job.sample.at_ms = millis(began.elapsed().saturating_sub(took / 2));
-        let told = job.told(stands.filter(|_| self.was_running));
+        let told = job.told(stands.filter(|_| self.core.was_running));
         let phase = told.sample.phase;
         if matches!(phase, Phase::PostCopy | Phase::Broken) {
             return Ok(Some(phase));
         }
-        self.halt_if_stopped()?;
+        self.core.halt_if_stopped()?;
         self.keep_share()?;
         if job.disks[1] > 0 {
             let [done_bytes, all_bytes] = job.disks;
             let state = MirrorState { done_bytes, all_bytes, is_ready: done_bytes == all_bytes };
-            (self.tell)(Event::Disk { name: "all together".into(), state });
+            self.core.tell(Event::Disk { name: "all together".into(), state });
         }
-        (self.tell)(Event::Memory(told.clone()));
+        self.core.tell(Event::Memory(told.clone()));
         // What the last looks of a move tell is nothing at all.
         if told.total_bytes > 0 {
             self.last = told.clone();
         }
-        self.halt_if_still_for_long(phase)?;
-        let is_up = self.look_at_link();
-        self.ease(&told, is_up, took);
-        let is_telling = told.sample.sent_bytes > 0 && is_up && self.sharing.eased.is_none();
-        let advised = match is_telling {
-            true => watch.see(told.sample),
-            false => watch.see_interrupted(told.sample),
-        };
-        if let Some((deed, why)) = advised {
-            self.act(deed, why)?;
+        self.core.halt_if_still_for_long(phase == Phase::Switchover, phase)?;
+        let is_up = self.core.look_at_link();
+        if !follow.is_eased() {
+            self.lift();
+        }
+        let is_told = told.sample.sent_bytes > 0;
+        let looked = Looked { told: &told, is_up, is_told, goes_ahead: false, late: lateness(took) };
+        for todo in self.core.follow(follow, &looked) {
+            self.carry_out(follow, todo)?;
         }
         Ok(Some(phase))
     }
 
-    /// Whether what carries the move does; tells when that changes.
-    pub(super) fn look_at_link(&mut self) -> bool {
-        let Some(carried) = &self.options.carried else { return true };
-        let (site, is_up) = (carried.by.site().to_string(), carried.by.is_up());
-        self.has_been_up |= is_up;
-        if !self.has_been_up {
-            // It begins with the first connection.
-            return true;
+    /// What is to be done after a look.
+    fn carry_out(&mut self, follow: &mut Follow, todo: Todo) -> Result<(), Ending> {
+        match todo {
+            Todo::SendAhead => self.start_postcopy(),
+            Todo::Bound { rate, is_eased, words } => {
+                self.send_eased(follow, (rate, is_eased), words);
+                Ok(())
+            }
+            Todo::Do(deed, why) => match self.core.does(deed, why)? {
+                Deed::PostCopy => self.start_postcopy(),
+                // QEMU slows it down by itself, as it was let when it began.
+                Deed::Throttle | Deed::GiveUp => Ok(()),
+            },
+            Todo::Tell(choice) => self.core.foresees(choice, false),
+            Todo::CallBack(choice) => self.core.foresees(choice, true),
         }
-        if std::mem::replace(&mut self.was_up, is_up) != is_up {
-            (self.tell)(Event::Link { site, is_up });
-        }
-        is_up
-    }
-
-    fn act(&mut self, deed: Deed, why: Why) -> Result<(), Ending> {
-        (self.tell)(Event::Did(deed, why));
-        self.deeds.push((deed, why));
-        match deed {
-            Deed::GiveUp => Err(Ending::GivenUp(why)),
-            Deed::PostCopy => self.start_postcopy(),
-            // QEMU does so by itself, as it was let when it began.
-            Deed::Throttle => Ok(()),
-        }
-    }
-
-    /// The line is known now: is the promise still one?
-    fn look_again(&mut self, facts: &Facts, rate: f64) -> Result<(), Ending> {
-        let choice = self.choose(&known_on_the_way(facts, rate, &self.last));
-        self.foreseen = choice.forecast;
-        kept(choice).map(drop)
-    }
-
-    /// The line is in full swing. That ends nothing: whether the promise is kept is watched.
-    fn foresee_anew(&mut self, facts: &Facts, rate: f64) {
-        let choice = self.choice(&known_on_the_way(facts, rate, &self.last));
-        if is_news(&self.foreseen, &choice.forecast) {
-            self.foreseen = choice.forecast;
-            (self.tell)(Event::Chosen(Box::new(choice)));
-        }
-    }
-
-    /// A guest that stands still and does not arrive is better off where it was.
-    fn halt_if_still_for_long(&mut self, phase: Phase) -> Result<(), Ending> {
-        if phase != Phase::Switchover {
-            self.still.is_over(phase);
-            return Ok(());
-        }
-        let goes_on = self.still.goes_on(self.options.carried.as_ref(), self.options.promise.downtime_max);
-        goes_on.map_err(|why| Ending::Failed(failed(why)))
-    }
-
-    fn halt_if_stopped(&self) -> Result<(), Ending> {
-        if self.stop.load(Ordering::Relaxed) { Err(Ending::Stopped) } else { Ok(()) }
     }
 
     /// Sees where it is, whatever was told of its move, and tidies up there.
     fn settle(&mut self, cause: Option<Ending>, began: Instant) -> Result<Moved, LiveError> {
-        self.still = Still::default();
+        self.core.still = Still::default();
         let found = self.settled();
         if self.is_to_be_seen_after(&found) {
             // It went before anybody looked, or while it was to be cancelled.
@@ -604,7 +516,7 @@ impl<'a> Move<'a> {
         let total = began.elapsed();
         let halted = |error: QemuError| LiveError { cause: Ending::Failed(error), guest_at: Where::Target };
         let there = target.stand(&uuid).map_err(halted)?;
-        if self.was_running && !there.runs() {
+        if self.core.was_running && !there.runs() {
             let cause = failed(&format!("the guest is {:?} ({}) at the target", there.state, there.reason));
             return Err(LiveError { cause: Ending::Failed(cause), guest_at: Where::Halted });
         }
@@ -624,9 +536,9 @@ impl<'a> Move<'a> {
         last.status = "completed".into();
         last.sample.phase = Phase::Done;
         last.sample.at_ms = millis(total);
-        (self.tell)(Event::Memory(last.clone()));
+        self.core.tell(Event::Memory(last.clone()));
         Ok(Moved {
-            foreseen: self.foreseen,
+            foreseen: self.core.outlook.foreseen(),
             // libvirt alone takes longer than a line to be measured.
             foreseen_below_s: None,
             total,
@@ -634,7 +546,7 @@ impl<'a> Move<'a> {
             // The target's daemon counts from the stop at the source to the start there.
             stood_still,
             last,
-            deeds: std::mem::take(&mut self.deeds),
+            deeds: std::mem::take(&mut self.core.deeds),
         })
     }
 
@@ -681,7 +593,7 @@ impl<'a> Move<'a> {
     }
 
     pub(super) fn note(&mut self, text: impl Into<String>) {
-        (self.tell)(Event::Note(text.into()));
+        self.core.note(text);
     }
 }
 

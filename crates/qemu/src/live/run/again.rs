@@ -4,11 +4,11 @@
 
 use std::time::Instant;
 
-use drover_live::{Allowed, Deed, Found, Machine, Throttle, found};
+use drover_live::{Allowed, Deed, Follow, Found, Machine, Throttle, found};
 
 use super::arrive::is_to_be_started;
 use super::words::unclear_at;
-use super::{DisksBy, Ending, LiveError, Move, Moved, Where};
+use super::{DisksBy, Ending, LiveError, Mirrors, Move, Moved, Passage, Where};
 use crate::error::QemuError;
 use crate::live::guest::Guest;
 use crate::live::mark::{are_ends, unclear};
@@ -47,14 +47,14 @@ impl Move<'_> {
             // Nothing was touched: QEMU goes on as it did.
             return Some(Err(LiveError { cause, guest_at: Where::Source }));
         }
-        self.has_sent = true;
+        self.passage = Passage::Sent;
         let ended = self.take_over(&found);
         Some(ended.or_else(|cause| self.settle(cause)))
     }
 
     /// Learns of a move under way what its first run knew.
     fn prepare(&mut self, found: &Found) -> Result<(), Ending> {
-        self.was_running = !self.source.is_marked_paused()?;
+        self.core.was_running = !self.source.is_marked_paused()?;
         // The first run withdraws its offer when it starts the guest.
         self.is_offered = self.target.offers_disks()?;
         if *found != Found::Sending {
@@ -62,7 +62,7 @@ impl Move<'_> {
         }
         let (here, there) = (self.source.look()?, self.target.look()?);
         self.can = [here.can, there.can];
-        self.was_running &= here.machine.status != "paused" || self.source.is_marked_stopped()?;
+        self.core.was_running &= here.machine.status != "paused" || self.source.is_marked_stopped()?;
         self.machine = here.machine.clone();
         self.find_mirrors(&here.machine, &there.machine)
     }
@@ -76,20 +76,22 @@ impl Move<'_> {
                     self.target.order("stop")?;
                 }
                 // The first run may have sent the end of memory slower, which it does over a link.
-                if self.options.carried.is_some() {
+                if self.core.carried().is_some() {
                     self.send_as_allowed()?;
                 }
                 // It was told to go ahead, and waits to be let go.
-                self.goes_ahead = self.was_running && self.source.is_marked_stopped()?;
-                let deeds = if self.goes_ahead { Vec::new() } else { self.deeds_left()? };
-                self.follow(began, &deeds, None, None)
+                if self.core.was_running && self.source.is_marked_stopped()? {
+                    self.passage = Passage::SentAhead;
+                }
+                let deeds = if self.goes_ahead() { Vec::new() } else { self.deeds_left()? };
+                self.follow(began, Follow::of_earlier(self.core.promise(), &deeds))
             }
             Found::Ahead | Found::Broken => {
                 // The first run may have been killed before it started the guest there.
-                self.goes_ahead = is_to_be_started(&self.target.status().unwrap_or_default());
+                let waits = is_to_be_started(&self.target.status().unwrap_or_default());
+                self.passage = if waits { Passage::WaitsAhead } else { Passage::Ahead };
                 self.has_let_go = true;
-                self.ahead.is_so = true;
-                self.follow(began, &[], None, None)
+                self.follow(began, Follow::of_earlier(self.core.promise(), &[]))
             }
             Found::Arrived | Found::Moved => {
                 let last = self.source.sample(began)?;
@@ -104,20 +106,15 @@ impl Move<'_> {
         let set = [self.source.capabilities_set()?, self.target.capabilities_set()?];
         let is_on = |set: &[String], name: &str| set.iter().any(|other| other == name);
         let throttle = if self.throttle() == Throttle::DirtyLimit { "dirty-limit" } else { "auto-converge" };
-        let possible = Allowed {
+        let begun_with = Allowed {
             throttle: is_on(&set[0], throttle),
             postcopy: set.iter().all(|set| is_on(set, "postcopy-ram")),
         };
-        let allowed = self.options.allowed;
-        for (is_late, word) in [
-            (allowed.throttle && !possible.throttle, "throttle"),
-            (allowed.postcopy && !possible.postcopy, "postcopy"),
-        ] {
-            if is_late {
-                self.note(format!("--allow {word} comes too late: the move was begun without it"));
-            }
+        let allowed = self.core.wanted.allowed;
+        for word in allowed.too_late(begun_with) {
+            self.note(too_late(word));
         }
-        Ok(allowed.of(possible).deeds())
+        Ok(allowed.of(begun_with).deeds())
     }
 
     /// The disks that are on their way, too, by what is at work and not by what was asked for this time.
@@ -128,6 +125,7 @@ impl Move<'_> {
             (true, DisksBy::Shared { .. }) => Err(Ending::Failed(unclear(MIRRORS))),
             (_, DisksBy::Shared { .. }) => Ok(()),
             (_, DisksBy::Mirror(_)) => {
+                self.mirrors = if pairs.is_empty() { Mirrors::None } else { Mirrors::Begun };
                 self.pairs = pairs;
                 Ok(())
             }
@@ -145,6 +143,11 @@ impl Move<'_> {
         let there = self.target.clear()?;
         Ok([self.source.clear()?, there])
     }
+}
+
+/// What is allowed now and was not when the move was begun.
+pub(in crate::live) fn too_late(word: &str) -> String {
+    format!("--allow {word} comes too late: the move was begun without it")
 }
 
 /// What an earlier run was told and this one was not.

@@ -2,7 +2,6 @@
 //!
 //! What is done when is decided in [`Recovery`]; a guest that went ahead is called back by nobody.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drover_live::{Half, Look, Recovery, Side, Step};
@@ -46,8 +45,6 @@ pub enum Mending {
 /// What is known of a guest that went ahead.
 pub(super) struct Ahead {
     recovery: Recovery,
-    /// The source was seen in post-copy, or beyond: it has ended the guest.
-    pub is_so: bool,
     /// The QEMU of this side ended, and with it what only it had.
     pub lost: Option<Side>,
     /// Somebody who wants to stop it was told that it cannot be undone.
@@ -59,14 +56,14 @@ pub(super) struct Ahead {
 impl Ahead {
     pub(super) fn new(deadline: Duration) -> Ahead {
         let recovery = Recovery::new(deadline);
-        Ahead { recovery, is_so: false, lost: None, has_said: false, why: String::new() }
+        Ahead { recovery, lost: None, has_said: false, why: String::new() }
     }
 }
 
 impl Move<'_> {
     /// Looks at both sides of post-copy, and does what is to be done about its line.
     pub(super) fn mend(&mut self, began: Instant, told: &Told) -> Result<(), Ending> {
-        self.ahead.is_so = true;
+        self.goes_on_ahead();
         self.say_that_it_is_too_late();
         let target = self.target_half();
         let look = self.ahead_look(told, target);
@@ -99,7 +96,7 @@ impl Move<'_> {
             }
             Step::Lost(side) => Err(self.lost(side)),
             Step::GiveUp(_) if look.is_stopped => Err(Ending::Stopped),
-            Step::GiveUp(tries) => Err(Ending::Failed(self.error(&format!(
+            Step::GiveUp(tries) => Err(Ending::Failed(self.core.failed(&format!(
                 "the line broke in post-copy and was not back after {tries} tries, the last: {}",
                 self.ahead.why
             )))),
@@ -112,12 +109,12 @@ impl Move<'_> {
         let since = Instant::now();
         loop {
             let half = self.target_half();
-            let is_stopped = self.stop.load(Ordering::Relaxed);
+            let is_stopped = self.core.is_stopped();
             let patience = if is_stopped { SETTLE_TIME_MAX } else { self.patience() };
             if matches!(half, Half::Done | Half::Paused | Half::Gone) || since.elapsed() >= patience {
                 return half;
             }
-            self.look_at_link();
+            self.core.look_at_link();
             std::thread::sleep(SAMPLE_PAUSE);
         }
     }
@@ -129,7 +126,7 @@ impl Move<'_> {
 
     /// The source's monitor failed: what that means for a guest that has gone ahead.
     pub(super) fn source_failed(&mut self, error: QemuError) -> Ending {
-        let is_gone = self.ahead.is_so && error.is_of_connection() && self.has_source_ended();
+        let is_gone = self.is_ahead() && error.is_of_connection() && self.has_source_ended();
         match is_gone && self.target_half() != Half::Done {
             true => self.lost(Side::Source),
             false => error.into(),
@@ -151,7 +148,7 @@ impl Move<'_> {
 
     pub(super) fn lost(&mut self, side: Side) -> Ending {
         self.ahead.lost = Some(side);
-        Ending::Failed(self.error(&format!("the {side}'s QEMU ended in post-copy")))
+        Ending::Failed(self.core.failed(&format!("the {side}'s QEMU ended in post-copy")))
     }
 
     fn ahead_look(&self, told: &Told, target: Half) -> Look {
@@ -162,12 +159,12 @@ impl Move<'_> {
             sent_bytes: told.sample.sent_bytes,
             left_bytes: told.sample.left_bytes,
             is_away: self.is_link_waited_for(),
-            is_stopped: self.stop.load(Ordering::Relaxed),
+            is_stopped: self.core.is_stopped(),
         }
     }
 
     fn say_that_it_is_too_late(&mut self) {
-        if self.stop.load(Ordering::Relaxed) && !std::mem::replace(&mut self.ahead.has_said, true) {
+        if self.core.is_stopped() && !std::mem::replace(&mut self.ahead.has_said, true) {
             self.note(
                 "the guest has gone ahead to the target, which cannot be undone: the rest of its memory is seen after it",
             );
@@ -191,7 +188,7 @@ impl Move<'_> {
     fn target_again(&mut self) -> Half {
         std::thread::sleep(AGAIN);
         let connected = self.target.connect_again();
-        let is_gone = match &self.options.carried {
+        let is_gone = match self.core.carried() {
             // Nobody listens at a monitor on this host: its QEMU has ended.
             None => connected.is_err_and(|error| error.kind == QemuErrorKind::NotFound),
             Some(carried) => connected.is_err() && carried.by.has_nobody(),
@@ -227,7 +224,7 @@ impl Move<'_> {
     }
 
     fn tell_mending(&mut self, mending: Mending) {
-        (self.tell)(Event::Mending(mending));
+        self.core.tell(Event::Mending(mending));
     }
 }
 

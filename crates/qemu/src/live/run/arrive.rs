@@ -3,12 +3,11 @@
 //! From here on the guest runs at the target or nowhere: the source has ended it. So the target is asked until it
 //! answers, over as many connections to its monitor as it takes.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use drover_live::Side;
 
-use super::{Ending, Move, Moved, SAMPLE_PAUSE, SETTLE_TIME_MAX};
+use super::{Ending, Move, Moved, Passage, SAMPLE_PAUSE, SETTLE_TIME_MAX};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::{POLL, Told};
 use crate::live::still::Still;
@@ -34,7 +33,7 @@ pub(super) fn is_to_be_started(status: &str) -> bool {
 impl Move<'_> {
     /// For which the target may take to say that the guest is there.
     pub(super) fn patience(&self) -> Duration {
-        if self.options.carried.is_some() { LINK_TIME_MAX } else { SETTLE_TIME_MAX }
+        if self.core.carried().is_some() { LINK_TIME_MAX } else { SETTLE_TIME_MAX }
     }
 
     /// The source says that all is sent: the target must say that the guest is there, and start it if it ran before.
@@ -60,11 +59,13 @@ impl Move<'_> {
                 }
                 Err(error) => return Err(error.into()),
             }
-            self.look_at_link();
-            self.still.waits();
-            let is_stopped = self.stop.load(Ordering::Relaxed);
+            self.core.look_at_link();
+            self.core.still.waits();
+            let is_stopped = self.core.is_stopped();
             if since.elapsed() >= if is_stopped { patience.min(SETTLE_TIME_MAX) } else { patience } {
-                return Err(Ending::Failed(self.error("the target does not say that the guest is there")));
+                return Err(Ending::Failed(
+                    self.core.failed("the target does not say that the guest is there"),
+                ));
             }
         }
     }
@@ -72,8 +73,8 @@ impl Move<'_> {
     /// Over a link each answer takes a round trip, for which the guest stands still. There the source says that all is sent when it has
     /// the target's word that all has come (`return-path`), so the guest has leave to run before it is looked at.
     pub(super) fn let_go_unseen(&mut self) {
-        let is_ours = self.has_sent && self.was_running && !self.has_let_go && !self.ahead.is_so;
-        if is_ours && self.options.carried.is_some() {
+        let is_ours = self.has_sent() && self.core.was_running && !self.has_let_go && !self.is_ahead();
+        if is_ours && self.core.carried().is_some() {
             self.has_let_go = true;
             // What becomes of it the look tells.
             let _ = self.give_leave();
@@ -98,7 +99,7 @@ impl Move<'_> {
         if !STANDS.contains(&status.as_str()) {
             return self.runs(&status);
         }
-        if self.was_running {
+        if self.core.was_running {
             // Before the order: that its answer is lost does not mean that it was not carried out.
             self.has_let_go = true;
             self.give_leave()?;
@@ -113,12 +114,12 @@ impl Move<'_> {
     /// The source is in post-copy, so it has stopped the guest for good: the target starts it once all has come that it
     /// takes to run.
     pub(super) fn let_go(&mut self) -> Result<(), Ending> {
-        self.ahead.is_so = true;
+        self.goes_on_ahead();
         if self.is_link_waited_for() {
             return Ok(());
         }
         match self.is_there() {
-            Ok(true) => self.goes_ahead = false,
+            Ok(true) => self.passage = Passage::Ahead,
             Ok(false) => {}
             Err(error) if error.is_of_connection() && self.is_target_gone() => {
                 return Err(self.lost(Side::Target));
@@ -155,7 +156,7 @@ impl Move<'_> {
     /// A connection behind a link may come back; a QEMU on this host that ends its own is gone, and what it refuses it
     /// refuses again.
     fn is_worth_waiting(&self, error: &QemuError) -> bool {
-        error.kind == QemuErrorKind::Timeout || (self.options.carried.is_some() && error.is_of_connection())
+        error.kind == QemuErrorKind::Timeout || (self.core.carried().is_some() && error.is_of_connection())
     }
 
     /// A connection that answers late goes on; one that broke is made anew.
@@ -169,20 +170,22 @@ impl Move<'_> {
 
     fn told_moved(&mut self, began: Instant, last: Told) -> Moved {
         let total = began.elapsed();
-        self.still = Still::default();
+        self.core.still = Still::default();
         let last = self.last_words(began, last);
+        // The source's QEMU is to end, and with it what cannot be removed.
+        let _ = self.source.drop_nodes(&self.pairs);
         let stopped = self.source.seen().ok().and_then(|seen| seen.stopped_us);
         let resumed = self.target.seen().ok().and_then(|seen| seen.resumed_us);
         let between =
             |(stopped, resumed): (i64, i64)| u64::try_from(resumed - stopped).ok().map(Duration::from_micros);
         Moved {
-            foreseen: self.foreseen,
-            foreseen_below_s: self.foreseen_below_s,
+            foreseen: self.core.outlook.foreseen(),
+            foreseen_below_s: self.core.outlook.below_s(),
             total,
             downtime_by_qemu: last.downtime_ms.map(Duration::from_millis),
             stood_still: stopped.zip(resumed).and_then(between),
             last,
-            deeds: std::mem::take(&mut self.deeds),
+            deeds: std::mem::take(&mut self.core.deeds),
         }
     }
 

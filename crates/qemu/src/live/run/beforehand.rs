@@ -1,18 +1,17 @@
 //! A guest that moves with others: what is known of it before any of them begins, and its share of what all may send.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use drover_copy::converge::Estimate;
 use drover_live::together::Pace;
-use drover_live::{Ability, Facts, Found, Machine, Phase, SoFar};
+use drover_live::{Ability, Facts, Found, Machine, Phase, facts_under_way};
 
-use super::{Ending, Event, LINE_ASSUMED, LiveError, LiveOptions, Move, Plan, RUNNING, again, pace};
+use super::{Ending, Event, LiveError, LiveOptions, Move, RUNNING, again};
 use crate::error::{QemuError, QemuErrorKind};
+use crate::live::core::Plan;
 use crate::live::disks::Pair;
 use crate::live::guest::Guest;
-use crate::live::share;
-use crate::live::turn::{Dated, PAUSE, at_once, in_turn};
+use crate::live::turn::{Dated, PAUSE, in_turn};
 
 /// What is known of a guest before it moves with others.
 #[derive(Clone, Debug)]
@@ -71,15 +70,15 @@ impl Move<'_> {
         let channels = self.channels();
         let (can, pairs) = (self.can.clone(), self.pairs.clone());
         let found = Findings { facts, can, machine: self.machine.clone(), pairs };
-        let pace = pace(self.options.carried.as_ref());
+        let pace = self.between().pace();
         let known = Beforehand { facts, channels, disk_bytes, under_way: None, free_bytes: None, pace };
         Ok((known, Some(Looked(Dated::now(found)))))
     }
 
     /// Before its turn nothing has to be asked that cannot be answered.
     pub(super) fn wait_for_link(&self) {
-        let Some(turn) = &self.options.turn else { return };
-        while self.is_link_away() && !self.stop.load(Ordering::Relaxed) && turn.is_to_come(PAUSE) {}
+        let Some(turn) = &self.core.wanted.turn else { return };
+        while self.is_link_away() && !self.core.is_stopped() && turn.is_to_come(PAUSE) {}
     }
 
     /// Chooses when what it may send is known: of a budget, in its turn. Looks before, unless that was done a moment ago.
@@ -88,19 +87,19 @@ impl Move<'_> {
             Some(Looked(found)) => found.map(|found| Ok(self.take(found)))?,
             None => Dated::now(self.inspect()?),
         };
-        let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_some());
-        let stop = self.stop;
+        let turn = self.core.wanted.turn.as_ref().filter(|_| self.core.wanted.share.is_some());
+        let stop = self.core.stop;
         let facts = in_turn(turn, facts, stop, || self.inspect_again())?;
         facts.map(|facts| self.plan(&facts))
     }
 
     /// Waits for its turn, if it has not done so. What the guest is now counts, not what it was when it was looked at.
     pub(super) fn plan_in_turn(&mut self, plan: Dated<Plan>) -> Result<Plan, Ending> {
-        let turn = self.options.turn.as_ref().filter(|_| self.options.share.is_none());
-        let stop = self.stop;
+        let turn = self.core.wanted.turn.as_ref().filter(|_| self.core.wanted.share.is_none());
+        let stop = self.core.stop;
         let look = || self.inspect_again().and_then(|facts| self.plan(&facts));
         let plan = in_turn(turn, plan, stop, look)?.what;
-        if self.options.turn.is_some() && !self.source.is_still(&self.machine)? {
+        if self.core.wanted.turn.is_some() && !self.source.is_still(&self.machine)? {
             self.note("it is another than it was when it was looked at: it is looked at again");
             return self.look();
         }
@@ -114,7 +113,7 @@ impl Move<'_> {
             return Err(QemuError::new(QemuErrorKind::Timeout, what).into());
         }
         match self.inspect() {
-            Err(Ending::Failed(error)) if error.is_of_connection() && self.options.carried.is_some() => {
+            Err(Ending::Failed(error)) if error.is_of_connection() && self.core.carried().is_some() => {
                 self.target.connect_again()?;
                 self.inspect()
             }
@@ -124,39 +123,16 @@ impl Move<'_> {
 
     fn take(&mut self, found: Findings) -> Facts {
         (self.can, self.machine, self.pairs) = (found.can, found.machine, found.pairs);
-        self.was_running = self.machine.status == RUNNING;
+        self.core.was_running = self.machine.status == RUNNING;
         found.facts
     }
 
     fn left_to_do(&mut self, found: &Found) -> Result<Beforehand, QemuError> {
         let told = self.source.sample(Instant::now())?;
-        let facts = Facts {
-            used_bytes: told.sample.left_bytes,
-            memory_bytes: told.sample.left_bytes,
-            dirty: Estimate { likely: told.sample.dirty_bytes_per_s as f64, spread: 0.0 },
-            working_set_bytes: told.sample.left_bytes,
-            rate: LINE_ASSUMED,
-            overhead: self.overhead(),
-            so_far: SoFar::default(),
-        };
+        let facts = facts_under_way(&told.sample, self.between().overhead(&self.core.promise()));
         let under_way = Some(again::words(found));
-        let pace = pace(self.options.carried.as_ref());
+        let pace = self.between().pace();
         Ok(Beforehand { facts, channels: 1, disk_bytes: 0, under_way, free_bytes: None, pace })
-    }
-
-    /// So many moves go at once.
-    pub(super) fn at_once(&self) -> usize {
-        at_once(self.options.turn.as_ref())
-    }
-
-    /// Bytes a second that may be sent, now.
-    pub(super) fn rate_max(&self) -> Option<u64> {
-        share::bound(self.options.share.as_ref(), self.options.rate_max)
-    }
-
-    /// Of a line, what the share lets through.
-    pub(super) fn within_share(&self, line: Estimate) -> Estimate {
-        share::within(self.options.share.as_ref(), line)
     }
 
     /// Sends no more than its share, which may be another than it was.
@@ -166,7 +142,7 @@ impl Move<'_> {
             return Ok(());
         }
         let is_ahead = phase == Phase::PostCopy;
-        match self.source.bound_rate(rate, is_ahead || self.options.allowed.postcopy) {
+        match self.source.bound_rate(rate, is_ahead || self.core.wanted.allowed.postcopy) {
             Ok(()) => self.tell_share(Some(rate)),
             // There is no way back: it goes on with what it has, which nobody else is given then.
             Err(error) if is_ahead => {
@@ -180,13 +156,13 @@ impl Move<'_> {
 
     /// Bytes a second of its share for each of its disks.
     pub(super) fn share_of_mirror(&self) -> Option<u64> {
-        let share = self.options.share.as_ref()?;
+        let share = self.core.wanted.share.as_ref()?;
         Some((share.rate() / self.pairs.len().max(1) as u64).max(1))
     }
 
     /// The same while disks are copied. `bounded` is what was set last: the share, and how many follow each write.
     pub(super) fn keep_share_of_mirrors(&mut self, bounded: &mut Option<(u64, usize)>) -> Result<(), Ending> {
-        let Some(share) = &self.options.share else { return Ok(()) };
+        let Some(share) = &self.core.wanted.share else { return Ok(()) };
         let rate = share.rate();
         let mut ready = 0;
         for pair in &self.pairs {
@@ -201,14 +177,14 @@ impl Move<'_> {
 
     /// A share that is not kept yet.
     fn new_share(&self) -> Option<u64> {
-        let rate = self.options.share.as_ref()?.rate();
+        let rate = self.core.wanted.share.as_ref()?.rate();
         (self.keeps != Some(rate)).then_some(rate)
     }
 
     /// Tells that a share is kept.
     pub(super) fn tell_share(&mut self, rate: Option<u64>) {
-        let (Some(rate), Some(_)) = (rate, &self.options.share) else { return };
+        let (Some(rate), Some(_)) = (rate, &self.core.wanted.share) else { return };
         self.keeps = Some(rate);
-        (self.tell)(Event::Share(rate));
+        self.core.tell(Event::Share(rate));
     }
 }

@@ -7,9 +7,10 @@ use drover_live::{
     tls_left_set, tls_name_obstacle, tls_obstacles,
 };
 
-use super::{Ending, LiveError, Move, Moved, Where, channels_wanted, downtime_of_qemu, excess_words};
+use super::{Ending, LiveError, Move, Moved, Where};
 use crate::error::QemuError;
 use crate::live::carried::Carried;
+use crate::live::core::channels_wanted;
 use crate::live::guest::Before;
 use crate::live::tls::OWN;
 
@@ -62,7 +63,7 @@ impl Move<'_> {
     ) -> Result<Vec<Obstacle>, QemuError> {
         let mut found = conflicts(&self.wish(self.channels()));
         let memory = &self.options.memory;
-        if memory.limits_writes && self.options.allowed.throttle && !self.source.has_dirty_ring()? {
+        if memory.limits_writes && self.core.wanted.allowed.throttle && !self.source.has_dirty_ring()? {
             found.push(Obstacle {
                 what: "writes are bounded by a dirty ring of KVM, which the source's QEMU does not have".into(),
                 advice: "start it with -accel kvm,dirty-ring-size=4096 the next time; for now leave --throttle-by out".into(),
@@ -96,9 +97,9 @@ impl Move<'_> {
     pub(super) fn channels(&self) -> u8 {
         let both_have = self.can.iter().all(|can| can.has("multifd"));
         let goes_alone = self.options.memory.rdma.is_some() || self.options.memory.xbzrle_bytes.is_some();
-        let wanted = channels_wanted(self.options.channels, self.rate_max());
+        let wanted = channels_wanted(self.core.wanted.channels, self.core.rate_max());
         match () {
-            () if goes_alone => self.options.channels.unwrap_or(1),
+            () if goes_alone => self.core.wanted.channels.unwrap_or(1),
             () if both_have && !self.is_unordered() && !self.postcopy_goes_alone() => wanted,
             () => 1,
         }
@@ -108,33 +109,28 @@ impl Move<'_> {
     /// handshake, and QEMU goes by their order again.
     fn is_unordered(&self) -> bool {
         let can_tell = self.can[1].tells_connections_apart() && self.options.memory.tls.is_none();
-        Carried::of_data(self.options.carried.as_ref()).is_some() && !can_tell
+        Carried::of_data(self.core.carried()).is_some() && !can_tell
     }
 
     fn postcopy_goes_alone(&self) -> bool {
-        self.options.allowed.postcopy && !self.can.iter().all(Ability::judges_postcopy_after_many)
+        self.core.wanted.allowed.postcopy && !self.can.iter().all(Ability::judges_postcopy_after_many)
     }
 
     fn wish(&self, channels: u8) -> Wish {
-        let (promise, memory) = (self.options.promise, &self.options.memory);
+        let (promise, memory) = (self.core.wanted.promise, &self.options.memory);
         Wish {
             channels,
             compression: memory.compression,
             xbzrle_bytes: memory.xbzrle_bytes,
-            downtime_max: downtime_of_qemu(
-                self.options.carried.as_ref(),
-                &promise,
-                self.at_once(),
-                self.handover(),
-            ),
-            rate_max: self.rate_max(),
-            switchover_rate: self.options.line.map(|line| self.within_share(line).likely as u64),
+            downtime_max: self.between().downtime_of_qemu(&promise),
+            rate_max: self.core.rate_max(),
+            switchover_rate: self.core.wanted.line.map(|_| self.core.line().likely as u64),
             throttle: self.throttle(),
-            postcopy: self.options.allowed.postcopy,
+            postcopy: self.core.wanted.allowed.postcopy,
             postcopy_goes_alone: self.postcopy_goes_alone(),
             pause_before_switchover: !self.pairs.is_empty() || self.starts_by_link_alone(),
             dirty_bitmaps: false,
-            is_carried: self.options.carried.is_some(),
+            is_carried: self.core.carried().is_some(),
             is_unordered: self.is_unordered(),
             tls: self.tls(),
             rdma: memory.rdma,
@@ -143,7 +139,7 @@ impl Move<'_> {
 
     /// How a guest is slowed down that must be.
     pub(super) fn throttle(&self) -> Throttle {
-        match (self.options.allowed.throttle, self.options.memory.limits_writes) {
+        match (self.core.wanted.allowed.throttle, self.options.memory.limits_writes) {
             (false, _) => Throttle::None,
             (true, false) => Throttle::AutoConverge,
             (true, true) => Throttle::DirtyLimit,
@@ -198,15 +194,14 @@ impl Move<'_> {
 
     /// Sets what was chosen on both sides.
     pub(super) fn set(&mut self, channels: u8) -> Result<(), Ending> {
-        let excess = self.rate_max().and_then(|rate| excess_words(channels, rate));
-        excess.into_iter().for_each(|words| self.note(words));
-        let rate_max = self.rate_max();
+        self.core.note_excess(channels);
+        let rate_max = self.core.rate_max();
         let found = self.settings(channels)?;
         let ways = self.wish(channels).words();
         if !ways.is_empty() {
             self.note(format!("memory goes {}", ways.join(", ")));
         }
-        if self.options.allowed.postcopy && self.can.iter().any(Ability::was_seen_to_lose_writes_ahead) {
+        if self.core.wanted.allowed.postcopy && self.can.iter().any(Ability::was_seen_to_lose_writes_ahead) {
             self.note("QEMU 11.1 was seen to lose a guest's latest writes in post-copy, under software emulation; see docs/live.md");
         }
         if !found.left_out.is_empty() {
@@ -217,13 +212,13 @@ impl Move<'_> {
         }
         let packs = self.options.memory.compression != Compression::None;
         match self.set_both(&found) {
-            Err(error) if packs && self.options.allowed.postcopy && error.is_refusal() => {
+            Err(error) if packs && self.core.wanted.allowed.postcopy && error.is_refusal() => {
                 let what = format!("these QEMUs do not compress with post-copy ({})", error.chain());
                 let advice = "leave --compress or --allow postcopy out".to_string();
                 return Err(Ending::Obstacles(vec![Obstacle { what, advice }]));
             }
             // Together they came late, and the schema does not tell when. A side that did not answer may take them still.
-            Err(error) if channels > 1 && self.options.allowed.postcopy && error.is_refusal() => {
+            Err(error) if channels > 1 && self.core.wanted.allowed.postcopy && error.is_refusal() => {
                 self.note(format!(
                     "one connection, since these QEMUs do not take many with post-copy ({})",
                     error.chain()

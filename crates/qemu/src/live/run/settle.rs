@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use drover_live::{Half, Phase};
+use drover_live::{Follow, Half, Phase};
 
-use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Move, Moved, SETTLE_TIME_MAX, Where};
+use super::{Ending, LiveError, MIRROR_END_TIME_MAX, Mirrors, Move, Moved, SETTLE_TIME_MAX, Where};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::{POLL, Told};
 use crate::live::still::Still;
@@ -12,9 +12,9 @@ use crate::live::still::Still;
 impl Move<'_> {
     /// Brings what was begun to an end. It may be too late to stop it: then the guest has moved.
     pub(super) fn settle(&mut self, cause: Ending) -> Result<Moved, LiveError> {
-        self.still = Still::default();
-        if !self.has_sent {
-            if matches!(cause, Ending::Stopped) && self.has_mirrored {
+        self.core.still = Still::default();
+        if !self.has_sent() {
+            if matches!(cause, Ending::Stopped) && self.mirrors != Mirrors::None {
                 self.note(CANCELS);
             }
             self.clean_up();
@@ -27,7 +27,7 @@ impl Move<'_> {
         }
         // A guest that went ahead is not called back: QEMU before 10.0 would try, and lose it. Where nothing is under way
         // there is nothing to cancel.
-        if !self.has_let_go && !self.ahead.is_so {
+        if !self.has_let_go && !self.is_ahead() {
             if matches!(cause, Ending::Stopped) {
                 self.note(CANCELS);
             }
@@ -35,7 +35,7 @@ impl Move<'_> {
         }
         let guest_at = match self.wait_for_end(began) {
             Some(told) if told.sample.phase == Phase::Done => return self.has_moved(cause, began, told),
-            Some(told) if told.sample.phase == Phase::Failed && self.ahead.is_so && self.has_let_go => {
+            Some(told) if told.sample.phase == Phase::Failed && self.is_ahead() && self.has_let_go => {
                 match self.do_both_run() {
                     true => Where::Both,
                     false => match self.last_word() {
@@ -51,8 +51,8 @@ impl Move<'_> {
                 self.back_at_source()
             }
             // It went ahead before it could be cancelled, and nobody runs it yet.
-            Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead && !self.has_let_go => {
-                match self.follow(began, &[], None, None) {
+            Some(told) if told.sample.phase == Phase::PostCopy && self.goes_ahead() && !self.has_let_go => {
+                match self.follow(began, Follow::of_earlier(self.core.promise(), &[])) {
                     Ok(moved) => return Ok(moved),
                     Err(_) if self.ahead.lost.is_some() => Where::Lost { had_leave: self.has_let_go },
                     Err(_) => Where::Between,
@@ -118,7 +118,7 @@ impl Move<'_> {
             Ok(moved) => return Ok(moved),
             Err(_) if self.has_halted => Where::Halted,
             // The source had the target's word that it has everything, or nothing is known of it.
-            Err(_) if self.options.carried.is_some() => Where::Waiting,
+            Err(_) if self.core.carried().is_some() => Where::Waiting,
             Err(_) => Where::Unknown,
         };
         Err(LiveError { cause, guest_at })
@@ -144,7 +144,7 @@ impl Move<'_> {
     /// Sees to it that the guest runs at the source if it did before: nobody else may run it, as the target has had no
     /// leave.
     fn source_runs_again(&mut self) -> bool {
-        if !self.was_running {
+        if !self.core.was_running {
             return self.source.status().is_ok();
         }
         let until = Instant::now() + RESUME_TIME_MAX;
@@ -168,7 +168,7 @@ impl Move<'_> {
 
     /// The source's monitor is gone, and perhaps its QEMU.
     fn without_source(&mut self) -> Where {
-        if self.ahead.is_so {
+        if self.is_ahead() {
             // With all of its memory it runs without the source.
             let has_all = self.target.stand().is_ok_and(|stand| stand.migration == "completed");
             return if has_all { Where::Target } else { Where::Between };

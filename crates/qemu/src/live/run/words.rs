@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use drover_copy::converge::Estimate;
 use drover_live::{
-    Allowed, Choice, Deed, DomainUnclear, Forecast, Obstacle, Promise, Route, SettingsError, Unclear, Why,
+    Allowed, Choice, Deed, DomainUnclear, Forecast, Loads, Obstacle, Promise, Route, SettingsError, Unclear,
+    Why,
 };
 
 use super::ahead::Mending;
@@ -19,31 +20,40 @@ use crate::live::guest::Told;
 use crate::live::share::Share;
 use crate::live::turn::Turn;
 
-/// How a move is wanted.
+/// How a move is wanted, whoever moves the guest.
 #[derive(Clone, Debug)]
-pub struct LiveOptions {
+pub struct Wanted {
     /// What is promised.
     pub promise: Promise,
     /// What may be done to keep it.
     pub allowed: Allowed,
-    /// Where the target waits for memory: `tcp:HOST:0`, `unix:/path`.
-    pub uri: String,
-    /// How disks go.
-    pub disks: DisksBy,
     /// Connections for memory, where it was said how many.
     pub channels: Option<u8>,
     /// Bytes a second that the line carries, where that is known; else it is measured by sending.
     pub line: Option<Estimate>,
-    /// Most bytes a second that may be sent.
+    /// Most bytes a second that may be sent; libvirt takes whole MiB of it.
     pub rate_max: Option<u64>,
-    /// How memory goes beyond that.
-    pub memory: MemoryOptions,
     /// What it may send of a budget that it shares with other moves, instead of `rate_max`; it may change on the way.
     pub share: Option<Share>,
     /// What carries it, and where that begins, if the source does not reach the target itself.
     pub carried: Option<Carried>,
-    /// When it sends, where others move, too.
+    /// How busy both hosts are.
+    pub loads: Loads,
+    /// When it begins, where others move, too.
     pub turn: Option<Turn>,
+}
+
+/// How a move by QEMU's monitors is wanted.
+#[derive(Clone, Debug)]
+pub struct LiveOptions {
+    /// As any move.
+    pub wanted: Wanted,
+    /// Where the target waits for memory: `tcp:HOST:0`, `unix:/path`.
+    pub uri: String,
+    /// How disks go.
+    pub disks: DisksBy,
+    /// How memory goes.
+    pub memory: MemoryOptions,
     /// What [`look_beforehand`](super::look_beforehand) found.
     pub looked: Option<Looked>,
 }
@@ -67,6 +77,13 @@ pub enum Event {
     Note(String),
     /// Which way memory and disks go to another site. Told by who chooses one, before the move.
     Route(Box<Route>),
+    /// How busy both hosts are, and by how many seconds a downtime is longer for it. Told where it is, or is not known.
+    Busy {
+        /// As far as it is known.
+        loads: Loads,
+        /// Of that which is known.
+        longer: Estimate,
+    },
     /// How it will go, and what else was looked at.
     Chosen(Box<Choice>),
     /// A disk, on its way.
@@ -155,7 +172,7 @@ pub struct LiveError {
 /// What ended a move.
 #[derive(Debug)]
 pub enum Ending {
-    /// It was not begun: all that stands in the way.
+    /// It was not begun, or called back: all that stands in the way.
     Obstacles(Vec<Obstacle>),
     /// It was not begun: what one side's QEMU does not know.
     Settings(SettingsError),

@@ -108,10 +108,10 @@ impl Pair {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use drover_live::together::{self, schedule};
-    use drover_live::{Allowed, Choice, Promise, Sample, SoFar, Way, choose};
+    use drover_live::{Allowed, Choice, LINE_ASSUMED, Promise, Sample, SoFar, Way, choose};
 
     use super::*;
-    use crate::commands::live::several::{LINE_ASSUMED, SHARE_MIN};
+    use crate::commands::live::several::SHARE_MIN;
 
     fn pair_of(guests: usize) -> Pair {
         let bytes = 1000 << 20;

@@ -1,5 +1,6 @@
 //! Where one of several guests is and goes to: two monitors, or two daemons of libvirt.
 
+use std::io;
 use std::sync::atomic::AtomicBool;
 
 use drover_copy::converge::Estimate;
@@ -117,8 +118,8 @@ impl Place {
 
     fn allowed(&self) -> drover_live::Allowed {
         match self {
-            Place::Qemu(sides) => sides.options.allowed,
-            Place::Domain { options, .. } => options.allowed,
+            Place::Qemu(sides) => sides.options.wanted.allowed,
+            Place::Domain { options, .. } => options.wanted.allowed,
         }
     }
 
@@ -131,14 +132,17 @@ impl Place {
         stop: &AtomicBool,
         tell: &mut dyn FnMut(Event),
     ) -> Ended {
+        let with = |wanted: &mut drover_qemu::live::Wanted| {
+            (wanted.turn, wanted.share, wanted.line) = (Some(turn), share, line);
+        };
         let result = match &mut self {
             Place::Qemu(sides) => {
                 let Sides { source, target, options, .. } = &mut **sides;
-                (options.turn, options.share, options.line) = (Some(turn), share, line);
+                with(&mut options.wanted);
                 live(source, target, options, stop, tell)
             }
             Place::Domain { ends, name, options, .. } => {
-                (options.turn, options.share, options.line) = (Some(turn), share, line);
+                with(&mut options.wanted);
                 live_domain(ends, name, options, stop, tell)
             }
         };
@@ -147,6 +151,13 @@ impl Place {
             Place::Domain { .. } => [Vec::new(), Vec::new()],
         };
         Ended { result, moments, place: self }
+    }
+
+    /// No thread could be started that moves it.
+    pub fn not_begun(self, why: io::Error, is_under_way: bool) -> Ended {
+        let LiveError { guest_at, .. } = not_begun(is_under_way);
+        let cause = Ending::Failed(QemuError::not_started("the thread that moves it", why));
+        Ended { result: Err(LiveError { cause, guest_at }), moments: Default::default(), place: self }
     }
 
     /// What carries it, if something does.

@@ -12,13 +12,19 @@ fn sends_on() -> (Fake, Fake) {
     (source, target)
 }
 
+fn with(change: impl FnOnce(&mut Wanted)) -> LiveOptions {
+    let mut options = options();
+    change(&mut options.wanted);
+    options
+}
+
 #[test]
 fn another_share_is_set_on_the_way_and_told_when_it_is_kept() {
     let (source, target) = sends_on();
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
     let share = Share::new(1_000_000);
-    let shared = LiveOptions { share: Some(share.clone()), rate_max: Some(9), ..options() };
+    let shared = with(|wanted| (wanted.share, wanted.rate_max) = (Some(share.clone()), Some(9)));
     let mut kept = Vec::new();
     let mut tell = |event| match event {
         Event::Memory(told) if told.status == "active" => share.set(3_000_000),
@@ -41,7 +47,7 @@ fn a_share_that_qemu_does_not_take_ends_the_move_with_the_guest_at_the_source() 
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
     let share = Share::new(1_000_000);
-    let shared = LiveOptions { share: Some(share.clone()), ..options() };
+    let shared = with(|wanted| wanted.share = Some(share.clone()));
     source.said().turns.push(("migrate_cancel", "running", "cancelled"));
     let mut tell = |event| {
         if matches!(event, Event::Memory(told) if told.status == "active") {
@@ -63,7 +69,7 @@ fn what_was_looked_at_a_moment_ago_is_not_looked_at_again_and_nothing_is_sent_be
     let (_, looked) = look_beforehand(&mut from, &mut to, &options(), &mut |_| {}).unwrap();
     assert_eq!(looks(), 1);
     let turn = Turn::new(1);
-    let waits = LiveOptions { turn: Some(turn.clone()), looked, ..options() };
+    let waits = LiveOptions { looked, ..with(|wanted| wanted.turn = Some(turn.clone())) };
     let (is_stopped, mut told) = (AtomicBool::new(false), Vec::new());
     thread::scope(|scope| {
         let moved = scope.spawn(|| {
@@ -90,7 +96,7 @@ fn a_guest_that_was_stopped_while_it_waited_is_not_started_at_the_target() {
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
     let turn = Turn::new(1);
-    let waits = LiveOptions { turn: Some(turn.clone()), ..options() };
+    let waits = with(|wanted| wanted.turn = Some(turn.clone()));
     let is_stopped = AtomicBool::new(false);
     thread::scope(|scope| {
         let moved = scope.spawn(|| live(&mut from, &mut to, &waits, &is_stopped, &mut |_| {}));
@@ -109,7 +115,7 @@ fn one_that_is_stopped_before_its_turn_is_at_the_source_as_it_was() {
     let (source, target) = sent_at_once("running");
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
-    let waits = LiveOptions { turn: Some(Turn::new(1)), ..options() };
+    let waits = with(|wanted| wanted.turn = Some(Turn::new(1)));
     let is_stopped = AtomicBool::new(false);
     let error = thread::scope(|scope| {
         let moved = scope.spawn(|| live(&mut from, &mut to, &waits, &is_stopped, &mut |_| {}));
@@ -169,8 +175,10 @@ fn speeds(share: Option<Share>) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let (mut from, mut to) = (source.guest(&folder, Side::Source), target.guest(&folder, Side::Target));
     let at = crate::live::NbdAt::Unix("/nowhere".into());
-    let (shared, stop) =
-        (LiveOptions { share, disks: DisksBy::Mirror(at), ..options() }, AtomicBool::new(false));
+    let (shared, stop) = (
+        LiveOptions { disks: DisksBy::Mirror(at), ..with(|wanted| wanted.share = share) },
+        AtomicBool::new(false),
+    );
     let mut tell = |_| {};
     let mut one = Move::new(&mut from, &mut to, &shared, &stop, &mut tell);
     one.pairs = vec![Pair::new(0, "hd0".to_string(), Disk::default(), Disk::default())];
