@@ -162,7 +162,7 @@ mod tests {
         let far = Between { handover, ..Between::default() };
         let more = far.overhead(&PROMISE).likely - Between::default().overhead(&PROMISE).likely;
         assert!((more - handover.takes().as_secs_f64()).abs() < 1e-9, "{more}");
-        assert_eq!((counted_ms(Between::default()), counted_ms(far)), (440, 190));
+        assert_eq!((counted_ms(Between::default()), counted_ms(far)), (440, 140));
         assert_eq!(counted_ms(Between { by: By::Libvirt, ..Between::default() }), 370);
     }
 

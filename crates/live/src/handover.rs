@@ -14,8 +14,9 @@ use std::time::Duration;
 const DISKS_IN_STEP: u32 = 3;
 /// The same where writes do not wait for the target: what is dirty is written, too.
 const DISKS_BEHIND: u32 = 4;
-/// Round trips for the last of memory, where nothing carries it that counts its own: word that all came comes back.
-const MEMORY: u32 = 1;
+/// Round trips for the last of memory, where nothing carries it that counts its own: word that all came comes back, and streams that were
+/// idle meanwhile send in two goes (118 ms of 55 in each of 27 moves).
+const MEMORY: u32 = 2;
 
 /// What is known of a handover before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +63,7 @@ mod tests {
     fn disks_take_round_trips_of_the_downtime() {
         let far = Handover { round_trip: Duration::from_millis(55), ..Handover::default() };
         let ms = |handover: Handover| handover.takes().as_millis();
-        assert_eq!(ms(far), 55);
+        assert_eq!(ms(far), 110);
         assert_eq!(ms(Handover { is_carried: true, ..far }), 0);
         let disks = Handover { has_disks: true, is_carried: true, ..far };
         assert_eq!((ms(disks), ms(Handover { is_in_step: true, ..disks })), (220, 165));

@@ -234,7 +234,12 @@ impl fmt::Display for Ending {
             Ending::Settings(error) => write!(f, "the guest cannot move so: {error}"),
             Ending::Promise(choice) => {
                 let all: Vec<String> = choice.looked_at.iter().map(ToString::to_string).collect();
-                write!(f, "the promise cannot be kept: {}", all.join("; "))
+                let ms = choice.facts.overhead.likely * 1000.0;
+                write!(
+                    f,
+                    "the promise cannot be kept: {} ({ms:.0} ms of a downtime go beside the sending)",
+                    all.join("; ")
+                )
             }
             Ending::Unclear(unclear) => {
                 let (what, advice) = unclear.words();
