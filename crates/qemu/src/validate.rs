@@ -1,6 +1,8 @@
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::child;
@@ -16,8 +18,79 @@ pub enum Validation {
     NotChecked(String),
 }
 
-/// Checks domain XML against libvirt's own schema, with libvirt's own tool or `xmllint`.
+/// Checks domain XML against libvirt's own schema, with libvirt's own tool or `xmllint`: once for each shape in a process.
 pub fn validate_xml(xml: &str) -> Validation {
+    static VALID: Shapes = Shapes(Mutex::new(BTreeSet::new()));
+    VALID.validate(xml, validate_with_tool)
+}
+
+/// Shapes of definitions that the schema accepted. The tool is half of the CPU time that a small machine costs, and machines
+/// differ in little but their names and files.
+struct Shapes(Mutex<BTreeSet<String>>);
+
+/// More than any plan has; beyond it each machine is validated.
+const SHAPES_MAX: usize = 1000;
+
+impl Shapes {
+    fn validate(&self, xml: &str, check: impl FnOnce(&str) -> Validation) -> Validation {
+        let shape = shape_of(xml);
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if shape.as_ref().is_some_and(|shape| known().contains(shape)) {
+            return Validation::Valid;
+        }
+        let result = check(xml);
+        if let (Validation::Valid, Some(shape)) = (&result, shape) {
+            let mut known = known();
+            if known.len() < SHAPES_MAX {
+                known.insert(shape);
+            }
+        }
+        result
+    }
+}
+
+/// A definition without what is the machine's own and what the schema accepts whatever it is, as long as it is plain.
+/// Nothing of one that holds something else: that is validated as it is.
+fn shape_of(xml: &str) -> Option<String> {
+    FREE.iter().try_fold(xml.to_string(), |xml, (open, close)| without(&xml, open, close))
+}
+
+/// What stands between these is free.
+const FREE: &[(&str, &str)] = &[
+    ("<name>", "</name>"),
+    ("<uuid>", "</uuid>"),
+    ("<title>", "</title>"),
+    ("<description>", "</description>"),
+    ("<serial>", "</serial>"),
+    ("<mac address='", "'"),
+    ("<source file='", "'"),
+    ("<source dev='", "'"),
+    ("<source bridge='", "'"),
+    ("<nvram>", "</nvram>"),
+    ("<nvram template='", "</nvram>"),
+];
+
+fn without(xml: &str, open: &str, close: &str) -> Option<String> {
+    let mut parts = xml.split(open);
+    let mut shape = parts.next()?.to_string();
+    for part in parts {
+        let (value, rest) = part.split_once(close)?;
+        // A template, and the path of the machine's own.
+        value.split("'>").all(is_plain).then_some(())?;
+        shape += &format!("{open}{close}{rest}");
+    }
+    Some(shape)
+}
+
+fn is_plain(value: &str) -> bool {
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || "_./:+-".contains(c);
+    let words = || value.split(' ');
+    value.len() <= PLAIN_BYTES_MAX && words().all(|word| !word.is_empty() && word.chars().all(is_inner))
+}
+
+const PLAIN_BYTES_MAX: usize = 255;
+
+fn validate_with_tool(xml: &str) -> Validation {
     let found = if on_path("xmllint") { checker() } else { None };
     let Some((program, arguments)) = found else {
         return Validation::NotChecked(
@@ -53,7 +126,7 @@ pub(crate) fn on_path(program: &str) -> bool {
 }
 
 /// The program of that name in `PATH`, then in other folders.
-pub(crate) fn find_program(program: &str, others: &[&str]) -> Option<PathBuf> {
+pub fn find_program(program: &str, others: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(others.iter().map(PathBuf::from));
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
@@ -65,6 +138,39 @@ const VALIDATE_TIME_MAX: Duration = Duration::from_secs(20);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::libvirt::libvirt_xml;
+    use crate::spec::MachineSpec;
+    use crate::spec::tests::machine;
+
+    /// How many of these the tool was asked about, if it says this of each.
+    fn asked(specs: &[MachineSpec], says: &Validation) -> usize {
+        let (shapes, mut asked) = (Shapes(Mutex::default()), 0);
+        for spec in specs {
+            let result = shapes.validate(&libvirt_xml(spec), |_| {
+                asked += 1;
+                says.clone()
+            });
+            assert_eq!(&result, says);
+        }
+        asked
+    }
+
+    #[test]
+    fn machines_of_one_shape_are_validated_once() {
+        let first = machine(Path::new("/vms/web01"));
+        let mut second = machine(Path::new("/vms/web02"));
+        second.name = "web 02.example".into();
+        second.uuid = Some("4211a1b2-0000-1111-2222-333344445556".into());
+        second.nics[0].mac = "00:50:56:aa:bb:cd".into();
+        assert_eq!(asked(&[first.clone(), second.clone()], &Validation::Valid), 1);
+        // Another shape, and names that the schema has to be asked about each time.
+        let mut bare = second.clone();
+        bare.disks.clear();
+        let odd = MachineSpec { name: "a & b".into(), ..first.clone() };
+        assert_eq!(asked(&[first.clone(), bare, odd.clone(), odd], &Validation::Valid), 4);
+        let twice = [first, second];
+        assert_eq!(asked(&twice, &Validation::Invalid("no".into())), 2, "only what is valid is remembered");
+    }
 
     #[test]
     fn what_is_no_domain_is_refused_with_a_reason() {

@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 
 use drover_live::{Domain, DomainDisk, DomainJob, Phase, Sample};
-use roxmltree::{Document, Node};
+use drover_types::XmlBounds;
+use roxmltree::{Document, Node, ParsingOptions};
 
 use crate::error::{QemuError, QemuErrorKind};
 use crate::live::guest::Told;
 use crate::virsh::values;
+
+/// Libvirt nests some ten deep, and gives an element some ten attributes; `metadata` holds what others put there.
+const BOUNDS: XmlBounds = XmlBounds { depth_max: 100, attributes_max: 64 };
+/// A domain with hundreds of devices has some 10,000.
+const NODES_MAX: u32 = 500_000;
 
 /// A domain, as far as its XML tells.
 pub(super) fn domain(xml: &str) -> Result<Domain, QemuError> {
@@ -161,8 +167,10 @@ pub(super) fn pool_folder(xml: &str) -> Result<Option<String>, QemuError> {
 }
 
 fn parsed<'a>(xml: &'a str, what: &str) -> Result<Document<'a>, QemuError> {
-    Document::parse(xml)
-        .map_err(|error| QemuError::new(QemuErrorKind::Failed, format!("reading {what}")).because(error))
+    let failed = |why: String| QemuError::new(QemuErrorKind::Failed, format!("reading {what}")).because(why);
+    BOUNDS.check(xml).map_err(failed)?;
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: NODES_MAX, ..ParsingOptions::default() };
+    Document::parse_with_options(xml, options).map_err(|error| failed(error.to_string()))
 }
 
 fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
@@ -387,6 +395,14 @@ mod tests {
     #[test]
     fn what_is_no_xml_is_refused() {
         assert!(domain("virsh: something went wrong").is_err());
+        // A parser calls itself for each level, and compares each attribute with all others.
+        let deep = "<domain>".repeat(1 << 20);
+        let wide = format!("<domain{}/>", " a=''".repeat(1 << 20));
+        for (text, why) in [(deep, "nested too deeply"), (wide, "more than 64 attributes")] {
+            let error = domain(&text).unwrap_err();
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains(why), "{cause}");
+        }
         assert!(host_uuid("").is_err());
     }
 
