@@ -115,8 +115,7 @@ fn ledger_folder() -> PathBuf {
     if let Some(folder) = variable(LEDGER) {
         return folder;
     }
-    let is_root = variable("HOME").is_none_or(|home| home == std::path::Path::new("/root"));
-    match (is_root, variable("XDG_RUNTIME_DIR")) {
+    match (crate::state::is_root(), variable("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/drover/nfc"),
         (false, Some(folder)) => folder.join("drover/nfc"),
         (false, None) => crate::state::state_folder(None).join("nfc"),

@@ -7,14 +7,38 @@ pub fn state_folder(given: Option<&Path>) -> PathBuf {
     given.map_or_else(default_state, Path::to_path_buf)
 }
 
+/// Whether this is root, whatever its home is called: with `sudo` it may be that of another user.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 fn default_state() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if variable("HOME").is_none_or(|home| home == Path::new("/root")) {
-        return PathBuf::from("/var/lib/drover");
+    state_of(is_root(), |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+}
+
+fn state_of(is_root: bool, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let of_user = || variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    match if is_root { None } else { of_user() } {
+        Some(state) => state.join("drover"),
+        // A user without a home is one of a service.
+        None => PathBuf::from("/var/lib/drover"),
     }
-    let state = variable("XDG_STATE_HOME");
-    state
-        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
-        .unwrap_or_default()
-        .join("drover")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_who_has_its_number_and_not_who_has_its_home() {
+        let with = |is_root, home: &str| {
+            let found = |name: &str| (name == "HOME" && !home.is_empty()).then(|| PathBuf::from(home));
+            state_of(is_root, found).display().to_string()
+        };
+        assert_eq!(with(true, "/home/ann"), "/var/lib/drover");
+        assert_eq!(with(false, "/root"), "/root/.local/state/drover");
+        assert_eq!(with(false, "/home/ann"), "/home/ann/.local/state/drover");
+        assert_eq!(with(false, ""), "/var/lib/drover");
+        assert_eq!(state_of(false, |_| Some("/x".into())), Path::new("/x/drover"));
+    }
 }

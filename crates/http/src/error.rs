@@ -148,9 +148,13 @@ impl HttpError {
     pub fn advice(&self) -> Option<String> {
         use HttpErrorKind as K;
         match &self.kind {
-            K::Untrusted(p) | K::ThumbprintMismatch(p) | K::Expired(p) | K::WrongName(p) => Some(format!(
-                "the server presents {p}; compare it with the server's own console, and if it is right put it in \
-                 the plan as thumbprint, or give the CA file that signed it"
+            K::Untrusted(p) | K::Expired(p) | K::WrongName(p) => Some(format!(
+                "nothing vouches for this server yet. It presents {p}; compare it with the server's own console, and if it \
+                 is right put it in the plan as thumbprint, or give the CA file that signed it"
+            )),
+            K::ThumbprintMismatch(p) => Some(format!(
+                "the certificate was replaced since its thumbprint was noted, or another server answers. Ask who runs the \
+                 server whether it was renewed; only then put {p} in the place of the old thumbprint"
             )),
             K::UnknownHost => Some("check the host name and this machine's DNS".to_string()),
             K::Refused => Some("check the port and that the service runs".to_string()),
@@ -189,7 +193,10 @@ impl fmt::Display for HttpErrorKind {
             K::Unreachable => f.write_str("unreachable"),
             K::Untrusted(p) => write!(f, "certificate is not trusted (server presents {p})"),
             K::ThumbprintMismatch(p) => {
-                write!(f, "thumbprint differs from the given one (server presents {p})")
+                write!(
+                    f,
+                    "certificate has changed: its thumbprint is not the given one (server presents {p})"
+                )
             }
             K::Expired(p) => write!(f, "certificate is expired or not yet valid (server presents {p})"),
             K::WrongName(p) => write!(f, "certificate is for another name (server presents {p})"),
