@@ -98,9 +98,11 @@ impl Provider {
     }
 
     /// What of a plan the user may not do, or that nobody can tell; touches nothing.
-    pub fn rights(&self, resolution: &Resolution) -> Result<Vec<Problem>, Failure> {
+    pub fn rights(&self, resolution: &Resolution, inventory: &Inventory) -> Result<Vec<Problem>, Failure> {
         match self {
-            Provider::Vsphere(source) => Ok(rights::problems(&source.session, &source.way, resolution)?),
+            Provider::Vsphere(source) => {
+                Ok(rights::problems(&source.session, &source.way, resolution, inventory)?)
+            }
             Provider::Appliance(_) => Ok(Vec::new()),
         }
     }

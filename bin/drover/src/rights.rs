@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use drover_plan::{PlannedVm, PowerOff, Problem, Resolution};
-use drover_types::inventory::PowerState;
-use drover_vsphere::{Session, VsphereError};
+use drover_types::inventory::{Inventory, PowerState};
+use drover_vsphere::{Entity, Session, VsphereError};
 
 use crate::vddk::Way;
 
-/// VMs that are named in one problem; the others are counted.
-const VMS_NAMED_MAX: usize = 5;
+/// Objects that are named in one problem; the others are counted.
+const NAMED_MAX: usize = 5;
 
 const CREATE_SNAPSHOT: &str = "VirtualMachine.State.CreateSnapshot";
 const REMOVE_SNAPSHOT: &str = "VirtualMachine.State.RemoveSnapshot";
@@ -20,6 +20,10 @@ const READ_DISK: &str = "VirtualMachine.Provisioning.DiskRandomRead";
 const READ_FILES: &str = "VirtualMachine.Provisioning.GetVmFiles";
 /// Either gets a ticket to read by NFC.
 const NFC: [&str; 2] = [READ_FILES, READ_DISK];
+
+/// To read a file of a datastore over HTTPS, on the datastore. Source: vSphere Web Services SDK Programming Guide, "Privilege
+/// Requirements for HTTP Access".
+const READ_STORES: &[&str] = &["Datastore.Browse", "Datastore.FileManagement"];
 
 /// What each is for. Source: vSphere API reference, "Required Privileges" of the methods that are called.
 fn what_for(privilege: &str) -> &'static str {
@@ -55,7 +59,30 @@ fn needed(vm: &PlannedVm, way: &Way) -> BTreeSet<&'static str> {
 }
 
 /// A problem for each privilege that the user lacks; one that says so where the server cannot tell.
-pub fn problems(session: &Session, way: &Way, resolution: &Resolution) -> Result<Vec<Problem>, VsphereError> {
+pub fn problems(
+    session: &Session,
+    way: &Way,
+    resolution: &Resolution,
+    inventory: &Inventory,
+) -> Result<Vec<Problem>, VsphereError> {
+    let Some(of_vms) = on_vms(session, way, resolution)? else { return Ok(vec![untold()]) };
+    let Some(of_datastores) = on_datastores(session, way, resolution, inventory)? else {
+        return Ok([of_vms, vec![untold()]].concat());
+    };
+    Ok([of_vms, of_datastores].concat())
+}
+
+fn untold() -> Problem {
+    let text = "the server does not tell whether this user has the rights that the plan needs";
+    Problem::warning("source.user", text)
+}
+
+/// Absent if the server cannot tell.
+fn on_vms(
+    session: &Session,
+    way: &Way,
+    resolution: &Resolution,
+) -> Result<Option<Vec<Problem>>, VsphereError> {
     let mut alike: BTreeMap<BTreeSet<&str>, Vec<&PlannedVm>> = BTreeMap::new();
     resolution.vms.iter().for_each(|vm| alike.entry(needed(vm, way)).or_default().push(vm));
     let mut lacking: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -64,10 +91,7 @@ pub fn problems(session: &Session, way: &Way, resolution: &Resolution) -> Result
         let ids: Vec<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
         let nfc = NFC.iter().filter(|_| matches!(way, Way::Nfc(_)));
         let asked: Vec<&str> = needed.union(&nfc.copied().collect()).copied().collect();
-        let Some(missing) = session.missing_privileges(&ids, &asked)? else {
-            let text = "the server does not tell whether this user has the rights that the plan needs";
-            return Ok(vec![Problem::warning("source.user", text)]);
-        };
+        let Some(missing) = session.missing_privileges(Entity::Vm, &ids, &asked)? else { return Ok(None) };
         for vm in vms {
             let missing = missing.get(&vm.vm.id).map(Vec::as_slice).unwrap_or_default();
             for privilege in missing.iter().filter(|it| needed.contains(it.as_str())) {
@@ -78,13 +102,18 @@ pub fn problems(session: &Session, way: &Way, resolution: &Resolution) -> Result
             }
         }
     }
-    let mut problems: Vec<Problem> = lacking.iter().map(|(privilege, vms)| problem(privilege, vms)).collect();
+    let problem = |(privilege, vms): (&String, &Vec<&str>)| {
+        let text = format!("{}: it is needed {}", lacks(privilege, vms), what_for(privilege));
+        Problem::error("source.user", text)
+            .advise("give the user's role this privilege on the VMs or a folder above them")
+    };
+    let mut problems: Vec<Problem> = lacking.iter().map(problem).collect();
     if let Way::Nfc(nfc) = way
         && !without_nfc.is_empty()
     {
         problems.push(no_nfc(&without_nfc, nfc.insists));
     }
-    Ok(problems)
+    Ok(Some(problems))
 }
 
 /// Without either privilege no ticket is given; what the plan says decides whether that matters.
@@ -101,20 +130,57 @@ fn no_nfc(vms: &[&str], insists: bool) -> Problem {
     }
 }
 
-fn named(vms: &[&str]) -> String {
-    let more = match vms.len().saturating_sub(VMS_NAMED_MAX) {
+/// Where disks are read by HTTPS ranges, or may have to be. Absent if the server cannot tell.
+fn on_datastores(
+    session: &Session,
+    way: &Way,
+    resolution: &Resolution,
+    inventory: &Inventory,
+) -> Result<Option<Vec<Problem>>, VsphereError> {
+    let is_fallback = match way {
+        Way::Https(_) => false,
+        Way::Nfc(nfc) if !nfc.insists => true,
+        Way::Nfc(_) | Way::Vddk(_) => return Ok(Some(Vec::new())),
+    };
+    let disks = resolution.vms.iter().flat_map(|vm| &vm.disks);
+    let names: BTreeSet<&str> = disks.map(|disk| disk.disk.datastore.as_str()).collect();
+    // Datacenters may have datastores of one name each.
+    let stores: Vec<_> = inventory.datastores.iter().filter(|it| names.contains(it.name.as_str())).collect();
+    if stores.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let ids: Vec<&str> = stores.iter().map(|store| store.id.as_str()).collect();
+    let Some(missing) = session.missing_privileges(Entity::Datastore, &ids, READ_STORES)? else {
+        return Ok(None);
+    };
+    let problem = |privilege: &&str| {
+        let lacks_it = |id: &str| missing.get(id).is_some_and(|all| all.iter().any(|it| it == privilege));
+        let lacking: Vec<&str> =
+            stores.iter().filter(|store| lacks_it(&store.id)).map(|store| store.name.as_str()).collect();
+        if lacking.is_empty() {
+            return None;
+        }
+        let text = lacks(privilege, &lacking);
+        let problem = match is_fallback {
+            false => Problem::error("source.user", format!("{text}: it is needed to read disks over HTTPS")),
+            true => Problem::warning(
+                "source.user",
+                format!("{text}: it is needed where disks cannot be read by NFC and are read over HTTPS"),
+            ),
+        };
+        Some(problem.advise("give the user's role this privilege on the datastores or a folder above them"))
+    };
+    Ok(Some(READ_STORES.iter().filter_map(problem).collect()))
+}
+
+fn lacks(privilege: &str, names: &[&str]) -> String {
+    format!("the user lacks the privilege {privilege} on {}", named(names))
+}
+
+fn named(names: &[&str]) -> String {
+    let more = match names.len().saturating_sub(NAMED_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    vms[..vms.len().min(VMS_NAMED_MAX)].join(", ") + &more
-}
-
-fn problem(privilege: &str, vms: &[&str]) -> Problem {
-    let text = format!(
-        "the user lacks the privilege {privilege} on {}: it is needed {}",
-        named(vms),
-        what_for(privilege)
-    );
-    Problem::error("source.user", text)
-        .advise("give the user's role this privilege on the VMs or a folder above them")
+    names[..names.len().min(NAMED_MAX)].join(", ") + &more
 }

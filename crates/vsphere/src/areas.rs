@@ -24,15 +24,19 @@ pub struct ChangedAreas<'a> {
     pub capacity_bytes: u64,
     /// Change id that begins it; `*` asks for all areas ever written.
     pub change_id: &'a str,
+    /// The guest is down and waits for the answer.
+    pub is_down: bool,
 }
 
 /// Areas in one answer; servers send at most some 2,000.
 const AREAS_MAX: usize = 1 << 20;
 
 /// Answers about one disk that tell of less than a tracked block each. With it answers are bounded as blocks are.
-const SHORT_ANSWERS_MAX: u32 = 256;
+const SHORT_ANSWERS_MAX: u32 = 32;
 /// Asking may take this long, and no longer than reading the disk would: comparing all of it is the other way.
 const ASKING_TIME_MIN: Duration = Duration::from_secs(60);
+/// The same while a guest is down.
+const ASKING_TIME_MIN_DOWN: Duration = Duration::from_secs(5);
 const READ_BYTES_PER_S: u64 = 1 << 30;
 /// Areas kept of one disk (16 MiB of them). Where there are more they are widened until they are not.
 const AREAS_KEPT_MAX: usize = 1 << 20;
@@ -58,7 +62,7 @@ impl Session {
         let op = self.inner.areas_op(query);
         let work = self.inner.begin();
         let ask = |from| work.check(&op).and_then(|()| self.inner.query_areas(query, from));
-        all_areas(query.capacity_bytes, ask).map_err(|error| match error {
+        all_areas(query.capacity_bytes, query.is_down, ask).map_err(|error| match error {
             Unanswered::Failed(error) => error,
             Unanswered::Endless(why) => VsphereError::new(VsphereErrorKind::ChangesUnknown, &op, why),
         })
@@ -76,11 +80,12 @@ enum Unanswered {
 /// The areas of a disk, from as many answers as it takes.
 fn all_areas(
     capacity: u64,
+    is_down: bool,
     mut ask: impl FnMut(u64) -> Result<Page, VsphereError>,
 ) -> Result<Vec<ByteSpan>, Unanswered> {
     let mut areas: Vec<ByteSpan> = Vec::new();
     let (mut grain, mut from) = (GRAIN_BYTES, 0);
-    let mut effort = Effort::default();
+    let mut effort = Effort { is_down, ..Effort::default() };
     while from < capacity {
         let asked = Instant::now();
         let page = ask(from).map_err(Unanswered::Failed)?;
@@ -97,6 +102,7 @@ fn all_areas(
 pub(crate) struct Effort {
     short: u32,
     spent: Duration,
+    is_down: bool,
 }
 
 impl Effort {
@@ -111,8 +117,8 @@ impl Effort {
                  {until:#x} of {capacity:#x}"
             ));
         }
-        if until < capacity && self.spent > ASKING_TIME_MIN + Duration::from_secs(capacity / READ_BYTES_PER_S)
-        {
+        let least = if self.is_down { ASKING_TIME_MIN_DOWN } else { ASKING_TIME_MIN };
+        if until < capacity && self.spent > least + Duration::from_secs(capacity / READ_BYTES_PER_S) {
             return Err(format!(
                 "answers came only to {until:#x} of {capacity:#x} in {} s",
                 self.spent.as_secs()
@@ -297,6 +303,7 @@ impl AllocatedAreas {
             disk_key: self.disk_key,
             capacity_bytes: self.capacity_bytes,
             change_id: "*",
+            is_down: false,
         };
         let asked = Instant::now();
         let page = self.session.query_areas(&query, from)?;
@@ -391,7 +398,7 @@ mod tests {
             asked += 1;
             Ok(Page { from, until: from + 1, areas: Vec::new() })
         };
-        let error = all_areas(1 << 30, one_byte).unwrap_err();
+        let error = all_areas(1 << 30, false, one_byte).unwrap_err();
         assert!(
             matches!(&error, Unanswered::Endless(why) if why.contains("less than 65536 bytes")),
             "{error:?}"
@@ -399,8 +406,8 @@ mod tests {
         assert_eq!(asked, SHORT_ANSWERS_MAX + 1);
         // A disk of that many bytes ends by itself, and so do answers of a block each.
         let page = |from, until| Ok(Page { from, until, areas: vec![ByteSpan::from_bounds(from, until)] });
-        assert_eq!(all_areas(100, |from| page(from, from + 1)).unwrap(), [ByteSpan::new(0, 100)]);
-        let blocks = all_areas(1 << 30, |from| page(from, from + GRAIN_BYTES));
+        assert_eq!(all_areas(100, false, |from| page(from, from + 1)).unwrap(), [ByteSpan::new(0, 100)]);
+        let blocks = all_areas(1 << 30, false, |from| page(from, from + GRAIN_BYTES));
         assert_eq!(blocks.unwrap(), [ByteSpan::new(0, 1 << 30)]);
     }
 
@@ -412,6 +419,9 @@ mod tests {
         assert!(after(62, 1 << 30).unwrap_err().contains("0x100000 of 0x40000000 in 62 s"));
         assert!(after(62, 1 << 40).is_ok());
         assert!(after(1 << 20, 1 << 20).is_ok(), "it is complete");
+        let mut down = Effort { is_down: true, ..Effort::default() };
+        assert!(down.add(&page, 1 << 30, Duration::from_secs(6)).is_ok());
+        assert!(down.add(&page, 1 << 30, Duration::from_secs(1)).is_err(), "a guest waits");
     }
 
     #[test]

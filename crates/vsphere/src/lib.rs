@@ -42,5 +42,5 @@ pub use error::{Fault, VsphereError, VsphereErrorKind};
 pub use hot_add::{Attach, Proxy};
 pub use nfc::{NfcAccess, NfcTicket};
 pub use power::PowerMark;
-pub use rights::MissingPrivileges;
+pub use rights::{Entity, MissingPrivileges};
 pub use session::{ConnectOptions, Session, StopAsked};

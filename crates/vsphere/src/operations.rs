@@ -7,12 +7,13 @@ use crate::error::{VsphereError, VsphereErrorKind};
 use crate::session::{Call, Inner, Session, Work};
 use crate::soap::{Moref, tag};
 use crate::vm::power_of;
+use crate::xml::Element;
 
 const POWER_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 /// Quiescing a busy guest takes minutes, and vSphere has its own limits.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(60 * 60);
-/// How long a removal waits for another task of the VM, a backup's above all: a snapshot that stays slows the VM
-/// down, and keeps one that was shut down from being switched on again.
+/// How long a snapshot waits to be made or removed for another task of the VM, a backup's above all: one that stays slows
+/// the VM down, and keeps one that was shut down from being switched on again.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10 * 60);
 const BUSY_FIRST_PAUSE: Duration = Duration::from_secs(1);
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -49,7 +50,7 @@ impl Session {
     pub fn wait_until_off(&self, vm: &str, timeout: Duration) -> Result<(), VsphereError> {
         let (session, this) = (&self.inner, &vm_ref(vm));
         let op = session.op("shut down", vm);
-        let off = |state: &crate::xml::Element| power_of(Some(&state.text)) == PowerState::Off;
+        let off = |state: &Element| power_of(Some(&state.text)) == PowerState::Off;
         session.wait_for(&op, this, "runtime.powerState", "runtime.powerState", timeout, off).map(drop)
     }
 
@@ -73,7 +74,7 @@ impl Session {
     /// snapshot is found again by it.
     ///
     /// # Errors
-    /// When vSphere refuses, or quiescing fails.
+    /// When vSphere refuses, quiescing fails, or the VM stays busy with other tasks for ten minutes.
     pub fn create_snapshot(
         &self,
         vm: &str,
@@ -90,7 +91,13 @@ impl Session {
         let this = &vm_ref(vm);
         let call =
             Call { op: &op, method: "CreateSnapshot_Task", this, arguments: &arguments, is_read: false };
-        match session.run_task(&call, SNAPSHOT_TIME_MAX) {
+        // Not where an answer was lost: a second snapshot would be made.
+        let is_none = || matches!(session.find_snapshot(&op, vm, name), Ok(None));
+        let then = |busy: &VsphereError| match busy.fault.is_some() && is_none() {
+            true => Then::Later,
+            false => Then::GiveUp,
+        };
+        match session.when_free(&call, SNAPSHOT_TIME_MAX, then) {
             Ok(Some(id)) => {
                 let (name, description) = (name.to_string(), description.to_string());
                 Ok(Snapshot { id: id.text, name, description, created_s: None })
@@ -132,24 +139,29 @@ impl Session {
         let this = &Moref::new("VirtualMachineSnapshot", snapshot);
         let call =
             Call { op: &op, method: "RemoveSnapshot_Task", this, arguments: &arguments, is_read: false };
-        let work = self.inner.begin();
-        let mut pauses = busy_pauses();
         let mut unblocked = 0;
-        loop {
-            let busy = match self.inner.run_task(&call, CONSOLIDATION_TIME_MAX) {
-                Err(error) if error.kind == VsphereErrorKind::NotFound => return Ok(()),
-                Err(error) if error.is_unclear() && self.inner.is_gone(this) => return Ok(()),
-                Err(error) if error.kind == VsphereErrorKind::Busy && !self.inner.is_gone(this) => error,
-                done => return done.map(drop),
-            };
-            if busy.is_fault("FileLocked") && unblocked < UNBLOCKED_MAX && unblock() {
+        let then = |busy: &VsphereError| match self.inner.is_gone(this) {
+            true => Then::GiveUp,
+            false if busy.is_fault("FileLocked") && unblocked < UNBLOCKED_MAX && unblock() => {
                 unblocked += 1;
-                continue;
+                Then::AtOnce
             }
-            let Some(pause) = pauses.next() else { return Err(busy) };
-            work.sleep(&op, pause)?;
+            false => Then::Later,
+        };
+        match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, then) {
+            Err(error) if error.kind == VsphereErrorKind::NotFound => Ok(()),
+            Err(error) if error.is_unclear() && self.inner.is_gone(this) => Ok(()),
+            done => done.map(drop),
         }
     }
+}
+
+/// What to do about a task that found its VM busy.
+enum Then {
+    GiveUp,
+    /// What was in its way is gone.
+    AtOnce,
+    Later,
 }
 
 /// Pauses between tries of something that is busy: twice as long each time, ten minutes in all.
@@ -182,6 +194,27 @@ impl Inner {
         format!("{what} {}", self.name_of(vm))
     }
 
+    /// Runs a task, and again after a pause as long as the VM is busy with another, for ten minutes in all.
+    fn when_free(
+        &self,
+        call: &Call<'_>,
+        timeout: Duration,
+        mut then: impl FnMut(&VsphereError) -> Then,
+    ) -> Result<Option<Element>, VsphereError> {
+        let work = self.begin();
+        let mut pauses = busy_pauses();
+        loop {
+            match self.run_task(call, timeout) {
+                Err(busy) if busy.kind == VsphereErrorKind::Busy => match (then(&busy), pauses.next()) {
+                    (Then::AtOnce, _) => {}
+                    (Then::Later, Some(pause)) => work.sleep(call.op, pause)?,
+                    (Then::Later, None) | (Then::GiveUp, _) => return Err(busy),
+                },
+                done => return done,
+            }
+        }
+    }
+
     fn set_power(&self, vm: &str, what: &str, method: &str, wanted: PowerState) -> Result<(), VsphereError> {
         let op = self.op(what, vm);
         if self.power(&op, vm)? == wanted {
@@ -212,7 +245,7 @@ impl Inner {
             recent.get("recentTask").map_or(Vec::new(), |list| list.children.iter().map(Moref::of).collect());
         for task in tasks {
             let info = self.read(op, &task, &["info"]);
-            let is_snapshot = |info: &crate::xml::Element| {
+            let is_snapshot = |info: &Element| {
                 info.text_at("descriptionId").is_some_and(|id| id.contains("createSnapshot"))
             };
             // A task that is gone or failed makes no snapshot; what counts is the look below.

@@ -8,26 +8,45 @@ use crate::session::{Call, Inner, Session};
 use crate::soap::{Moref, tag};
 use crate::xml::Element;
 
-/// VMs asked about in one request.
-const VMS_MAX: usize = 500;
+/// Objects asked about in one request.
+const OBJECTS_MAX: usize = 500;
 
-/// Privileges that are missing, by id of the VM; VMs that lack none are left out.
+/// What privileges are asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entity {
+    /// VMs.
+    Vm,
+    /// Datastores.
+    Datastore,
+}
+
+impl Entity {
+    fn reference(self, id: &str) -> Moref {
+        match self {
+            Entity::Vm => vm_ref(id),
+            Entity::Datastore => Moref::new("Datastore", id),
+        }
+    }
+}
+
+/// Privileges that are missing, by id of the object; objects that lack none are left out.
 pub type MissingPrivileges = BTreeMap<String, Vec<String>>;
 
 impl Session {
-    /// Which of `privileges` (`VirtualMachine.Interact.PowerOn`) this session's user lacks on each VM; nothing if the
-    /// server cannot tell.
+    /// Which of `privileges` (`VirtualMachine.Interact.PowerOn`) this session's user lacks on each object; nothing
+    /// if the server cannot tell.
     ///
     /// # Errors
     /// When the server cannot be asked.
     pub fn missing_privileges(
         &self,
-        vms: &[&str],
+        entity: Entity,
+        ids: &[&str],
         privileges: &[&str],
     ) -> Result<Option<MissingPrivileges>, VsphereError> {
         let mut missing = MissingPrivileges::new();
-        for some in vms.chunks(VMS_MAX) {
-            match self.inner.missing_privileges(some, privileges) {
+        for some in ids.chunks(OBJECTS_MAX) {
+            match self.inner.missing_privileges(entity, some, privileges) {
                 Ok(Some(found)) => missing.extend(found),
                 Ok(None) => return Ok(None),
                 Err(error) if is_untold(&error) => return Ok(None),
@@ -46,12 +65,13 @@ fn is_untold(error: &VsphereError) -> bool {
 impl Inner {
     fn missing_privileges(
         &self,
-        vms: &[&str],
+        entity: Entity,
+        ids: &[&str],
         privileges: &[&str],
     ) -> Result<Option<MissingPrivileges>, VsphereError> {
         let Some(authorization) = &self.content.authorization else { return Ok(None) };
         let op = "look at the user's rights";
-        let entities: String = vms.iter().map(|vm| vm_ref(vm).tag("entity")).collect();
+        let entities: String = ids.iter().map(|id| entity.reference(id).tag("entity")).collect();
         let asked: String = privileges.iter().map(|privilege| tag("privId", privilege)).collect();
         let mut version = self.auth().version;
         loop {
@@ -74,19 +94,19 @@ impl Inner {
     }
 }
 
-/// A privilege that the answer does not speak of counts as missing, as far as it speaks of the VM at all.
+/// A privilege that the answer does not speak of counts as missing, as far as it speaks of the object at all.
 fn missing_of(answer: &Element, privileges: &[&str]) -> MissingPrivileges {
-    let of_vm = |entity: &Element| {
+    let of_object = |entity: &Element| {
         let is_granted = |privilege: &&&str| {
             let told = entity.all("privAvailability").find(|it| it.text_at("privId") == Some(privilege));
             told.is_some_and(|it| it.flag_at("isGranted"))
         };
         let lacking: Vec<String> =
             privileges.iter().filter(|it| !is_granted(it)).map(|it| it.to_string()).collect();
-        let vm = Moref::of(entity.child("entity")?).id;
-        (!lacking.is_empty()).then_some((vm, lacking))
+        let id = Moref::of(entity.child("entity")?).id;
+        (!lacking.is_empty()).then_some((id, lacking))
     };
-    answer.all("returnval").filter_map(of_vm).collect()
+    answer.all("returnval").filter_map(of_object).collect()
 }
 
 #[cfg(test)]

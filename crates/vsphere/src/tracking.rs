@@ -64,6 +64,16 @@ impl Session {
         }
     }
 
+    /// Switches changed block tracking off for a VM. One that runs ends it at its next stun.
+    ///
+    /// # Errors
+    /// When vSphere refuses.
+    pub fn disable_change_tracking(&self, vm: &str) -> Result<(), VsphereError> {
+        let op = self.inner.op("switch change tracking off for", vm);
+        let spec = tag("changeTrackingEnabled", "false");
+        self.inner.reconfigure(&op, vm, &spec)
+    }
+
     /// Freezes the disks of a VM, which may run, under a snapshot: their files and change ids as the snapshot's own
     /// configuration tells them. See [`Session::create_snapshot`] for `name`.
     ///
@@ -119,8 +129,12 @@ impl Inner {
         if spec.is_empty() {
             return Ok(());
         }
+        self.reconfigure(op, &vm.id, &spec)
+    }
+
+    fn reconfigure(&self, op: &str, vm: &str, spec: &str) -> Result<(), VsphereError> {
         let arguments = format!("<spec>{spec}</spec>");
-        let this = &vm_ref(&vm.id);
+        let this = &vm_ref(vm);
         // Said twice it does no harm.
         let call = Call { op, method: "ReconfigVM_Task", this, arguments: &arguments, is_read: true };
         self.run_task(&call, RECONFIGURE_TIME_MAX).map(drop)

@@ -51,6 +51,7 @@ impl Frozen {
             disk_key: disk.key,
             capacity_bytes: disk.capacity_bytes,
             change_id,
+            is_down: false,
         })
     }
 
@@ -427,6 +428,7 @@ fn a_vm_that_ran_since_its_snapshot_is_told_by_the_changes_of_its_live_disk() {
             disk_key: disk.key,
             capacity_bytes: disk.capacity_bytes,
             change_id: &frozen.change_id(),
+            is_down: false,
         };
         session.changed_areas(&query).unwrap()
     };

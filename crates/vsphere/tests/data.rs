@@ -283,9 +283,9 @@ fn faults_of_calls_and_tasks_keep_their_names() {
     let error = session.create_snapshot(&vm.id, "a", "", true).unwrap_err();
     assert_eq!(error.fault.as_ref().unwrap().name, "ApplicationQuiesceFault", "{error}");
     assert!(error.to_string().starts_with("create snapshot of web01: "), "{error}");
-    sim.post("/fault/soap", json!({"method": "CreateSnapshot_Task", "fault": "TaskInProgress"}));
+    sim.post("/fault/soap", json!({"method": "CreateSnapshot_Task", "fault": "InvalidState"}));
     let error = session.create_snapshot(&vm.id, "b", "", false).unwrap_err();
-    assert_eq!(error.kind, VsphereErrorKind::Busy, "{error}");
+    assert_eq!(error.kind, VsphereErrorKind::State, "{error}");
     assert!(session.vm(&vm.id).unwrap().snapshots.is_empty());
 }
 

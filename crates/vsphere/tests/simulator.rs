@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use drover_types::inventory::{DiskBus, DiskMode, Firmware, PowerPolicy, PowerState, RdmMode, ToolsState};
 use drover_types::{ByteSpan, ExtentKind, Secret};
-use drover_vsphere::{ChangedAreas, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
+use drover_vsphere::{ChangedAreas, Entity, OpenDisk, Route, Session, Trust, VsphereError, VsphereErrorKind};
 use serde_json::json;
 
 use sim::Sim;
@@ -174,6 +174,7 @@ fn a_snapshot_is_read_as_it_was_while_the_guest_writes_on() {
         disk_key: vm.disks[0].key,
         capacity_bytes: vm.disks[0].capacity_bytes,
         change_id: &since,
+        is_down: false,
     };
     assert_eq!(session.changed_areas(&query).unwrap(), [ByteSpan::new(2 << 20, 1 << 20)]);
     assert!(session.changed_areas(&ChangedAreas { change_id: "52 00/1", ..query }).is_err());
@@ -246,11 +247,14 @@ fn a_vm_that_was_switched_on_and_off_again_is_told_from_one_that_stayed_off() {
 }
 
 #[test]
-fn a_snapshot_of_a_busy_vm_is_removed_once_it_is_free() {
+fn a_snapshot_of_a_busy_vm_is_made_and_removed_once_it_is_free() {
     let sim = simulator!();
     let session = sim.session();
     let vm = sim::vm(&session, "prod/web", "web01");
+    let busy = json!({"method": "CreateSnapshot_Task", "fault": "TaskInProgress", "as": "task"});
+    sim.post("/fault/soap", busy);
     let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    assert_eq!((session.vm(&vm.id).unwrap().snapshots.len(), sim.calls("CreateSnapshot_Task")), (1, 2));
     sim.post("/fault/soap", json!({"method": "RemoveSnapshot_Task", "fault": "TaskInProgress", "count": 2}));
     session.remove_snapshot(&snapshot.id).unwrap();
     assert_eq!(session.vm(&vm.id).unwrap().snapshots, []);
@@ -302,7 +306,8 @@ fn missing_privileges_are_told_of_each_vm_also_after_the_session_expired() {
     let session = sim.session();
     let (web, legacy) = (sim::vm(&session, "prod/web", "web01"), sim::vm(&session, "", "legacy"));
     let (off, on) = ("VirtualMachine.Interact.PowerOff", "VirtualMachine.Interact.PowerOn");
-    let missing = || session.missing_privileges(&[&web.id, &legacy.id], &[off, on]).unwrap().unwrap();
+    let missing =
+        || session.missing_privileges(Entity::Vm, &[&web.id, &legacy.id], &[off, on]).unwrap().unwrap();
     assert!(missing().is_empty());
     sim.post("/privileges", json!({"vm": "prod/web/web01", "deny": [on]}));
     assert_eq!(missing().into_iter().collect::<Vec<_>>(), [(web.id.clone(), vec![on.to_string()])]);
@@ -312,5 +317,5 @@ fn missing_privileges_are_told_of_each_vm_also_after_the_session_expired() {
     let refused = session.power_off(&web.id).and_then(|()| session.power_on(&web.id)).unwrap_err();
     assert_eq!(refused.kind, VsphereErrorKind::PermissionDenied);
     sim.post("/fault/soap", json!({"method": "HasPrivilegeOnEntities", "fault": "NotSupported"}));
-    assert_eq!(session.missing_privileges(&[&web.id], &[on]).unwrap(), None);
+    assert_eq!(session.missing_privileges(Entity::Vm, &[&web.id], &[on]).unwrap(), None);
 }
