@@ -181,9 +181,9 @@ pub struct PlanNewArgs {
     /// Names or patterns of the VMs to take; all if none is given
     #[arg(long = "vm", value_name = "NAME")]
     pub vms: Vec<String>,
-    /// Plan's name
-    #[arg(long, default_value = "my-plan")]
-    pub name: String,
+    /// Plan's name [default: that of the file]
+    #[arg(long)]
+    pub name: Option<String>,
     /// Folder that the VMs go to
     #[arg(long, default_value = "/var/lib/drover/vms")]
     pub folder: PathBuf,

@@ -40,6 +40,8 @@ pub enum Exit {
     Manifest = 11,
     /// A guest moved, and stood still or took for longer than was promised.
     PromiseBroken = 12,
+    /// All VMs are at the target, and the clean-up at the source of some failed.
+    NotCleanedUp = 13,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.

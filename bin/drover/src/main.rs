@@ -8,6 +8,7 @@ mod cli;
 mod commands;
 mod connect;
 mod endpoint;
+mod evidence;
 mod exit;
 mod far;
 mod files;

@@ -1,6 +1,7 @@
 //! QEMU and libvirt as the engine's target: on this machine, or at another site through its agent.
 
 mod here;
+mod host;
 mod ours;
 mod there;
 

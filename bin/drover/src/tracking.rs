@@ -2,7 +2,7 @@
 
 use drover_engine::{AreasError, ChangeTracking, Frozen, ProviderError, chain};
 use drover_types::ByteSpan;
-use drover_types::inventory::Vm;
+use drover_types::inventory::{PowerState, Vm};
 use drover_vsphere::{ChangedAreas, VsphereError, VsphereErrorKind};
 
 use crate::source::{VsphereSource, provider_error};
@@ -10,6 +10,10 @@ use crate::source::{VsphereSource, provider_error};
 impl ChangeTracking for VsphereSource {
     fn enable(&self, vm: &Vm, mark: &str) -> Result<Vec<String>, ProviderError> {
         self.session.enable_change_tracking(vm, mark).map_err(provider_error)
+    }
+
+    fn disable(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.session.disable_change_tracking(&vm.id).map_err(provider_error)
     }
 
     fn freeze(&self, vm: &Vm, name: &str, description: &str, quiesce: bool) -> Result<Frozen, ProviderError> {
@@ -27,8 +31,15 @@ impl ChangeTracking for VsphereSource {
         capacity: u64,
         change_id: &str,
     ) -> Result<Vec<ByteSpan>, AreasError> {
-        let query =
-            ChangedAreas { vm: &vm.id, snapshot, disk_key: disk, capacity_bytes: capacity, change_id };
+        let is_down = vm.power == PowerState::Off;
+        let query = ChangedAreas {
+            vm: &vm.id,
+            snapshot,
+            disk_key: disk,
+            capacity_bytes: capacity,
+            change_id,
+            is_down,
+        };
         self.session.changed_areas(&query).map_err(areas_error)
     }
 

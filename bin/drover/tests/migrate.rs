@@ -38,9 +38,44 @@ fn vms_arrive_equal_and_the_source_stays_as_it_was() {
             assert_eq!(disk["details"]["root"], disk["details"]["target_root"]);
         }
     }
+    assert_evidence(&stage, &plan, &report);
     assert!(stage.vms().join("one/domain.xml").is_file() && stage.vms().join("one/run.sh").is_file());
     let again = stage.run(&["migrate", &plan]);
     assert_eq!(again.code, Some(0), "a plan that is done has nothing to do: {}", again.err);
+}
+
+/// The report names who ran what, from where, and which VMs; and another file of that name does not take the plan over.
+fn assert_evidence(stage: &Stage, plan: &str, report: &serde_json::Value) {
+    let run = &report["runs"][0];
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+    assert_eq!(
+        (text(&run["drover"]), text(&run["plan_file"])),
+        (env!("CARGO_PKG_VERSION").into(), plan.into())
+    );
+    let digest = drover_copy::text_digest(&std::fs::read_to_string(plan).unwrap());
+    assert_eq!(run["plan_blake3"], digest.to_hex().to_string());
+    assert!(text(&run["user"]).contains("uid ") && !text(&run["host"]).is_empty(), "{run}");
+    assert!(text(&run["source"]).ends_with(&stage.sim.port.to_string()), "{run}");
+    assert!(
+        text(&run["source_product"]).contains("vCenter") && text(&run["source_uuid"]).len() > 30,
+        "{run}"
+    );
+    let vm = &report["vms"][0];
+    assert_eq!(vm["source_host"], "esx1.lab");
+    assert_eq!(text(&vm["instance_uuid"]).len(), 36, "{vm}");
+    let words = stage.run(&["report", plan]).out;
+    assert!(words.contains("Evidence:") && words.contains(&text(&vm["id"])), "{words}");
+    let other = stage.path("other.yaml").display().to_string();
+    std::fs::copy(plan, &other).unwrap();
+    for command in [&["migrate", other.as_str()][..], &["plan", "check", other.as_str()]] {
+        let refused = stage.run(command);
+        assert_eq!(refused.code, Some(3), "{}", refused.err);
+        assert!(
+            refused.err.contains(&format!("is that of {plan}, and this file would take it over")),
+            "{}",
+            refused.err
+        );
+    }
 }
 
 #[test]

@@ -50,6 +50,12 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
         std::fs::write(&path, format!("{head}vms:\n  - name: {vm}\n")).unwrap();
         path.display().to_string()
     };
+    let unplugged =
+        std::fs::read_to_string(only("good")).unwrap().replace("\"*\": user", "\"*\": no-such-br");
+    std::fs::write(stage.path("unplugged.yaml"), unplugged).unwrap();
+    let check = stage.run(&["plan", "check", stage.path("unplugged.yaml").to_str().unwrap()]);
+    assert_eq!(check.code, Some(3), "{}", check.err);
+    assert!(check.err.contains("good: there is no bridge no-such-br on this host"), "{}", check.err);
     refused(&stage, &only("goood"), 3, &["there is no VM called 'goood'", "did you mean 'good'?"]);
     refused(&stage, &only("twin"), 3, &["2 VMs are called 'twin'", "folder 'prod'", "folder 'test'"]);
     refused(&stage, &only("bare"), 3, &["bare has no disk to move"]);
@@ -226,6 +232,16 @@ fn missing_rights_are_named_before_anything_is_touched() {
     refused(&stage, &plan, 4, &["CreateSnapshot on two: it is needed to freeze disks"]);
     // A VM that is off is not switched off or on.
     deny("two", &[off, on]);
+    let everywhere = |deny: &[&str]| stage.sim.post("/privileges", json!({"deny": deny})).unwrap();
+    everywhere(&["Datastore.FileManagement"]);
+    let lacking = "lacks the privilege Datastore.FileManagement on ds1: it is needed";
+    refused(&stage, &plan, 4, &[&format!("error: source.user: the user {lacking} to read disks")]);
+    // NFC needs none of the files.
+    let nfc = stage.plan("nfc", &[("path: https", "path: auto")]);
+    let check = stage.run(&["plan", "check", &nfc]);
+    assert_eq!(check.code, Some(0), "{}", check.err);
+    assert!(check.err.contains(&format!("warning: source.user: the user {lacking} where")), "{}", check.err);
+    everywhere(&[]);
     // A server that cannot tell is no reason to stop.
     let unknown = json!({"method": "HasPrivilegeOnEntities", "fault": "NotSupported", "count": -1});
     stage.sim.post("/fault/soap", unknown).unwrap();
@@ -298,6 +314,22 @@ fn a_plan_without_end_and_a_provider_without_tls_are_refused() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(5), "{text}");
     assert!(text.contains("is not encrypted") && text.contains("https://"), "{text}");
+}
+
+#[test]
+fn a_moment_for_the_cutover_that_has_long_passed_is_refused() {
+    let Some(stage) = Stage::new(29, |folder| {
+        let a = disk_file(folder, "a", MIB);
+        vec![with(vm("one", &[&a]), json!({"power": "on"}))]
+    }) else {
+        return;
+    };
+    let warm = "mode: warm\nwarm: {cutover: \"2020-02-29T22:00:00+01:00\"}";
+    let plan = stage.plan("past", &[("mode: cold", warm)]);
+    let words = "the moment for the cutover of one passed more than an hour ago";
+    refused(&stage, &plan, 3, &[words, "write one that is to come, or `manual`"]);
+    let check = stage.run(&["plan", "check", &plan]);
+    assert!(check.code == Some(3) && check.err.contains(words), "{}", check.err);
 }
 
 #[test]

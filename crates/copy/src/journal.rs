@@ -59,13 +59,13 @@ pub struct Header {
 impl Header {
     /// A header for these identities.
     pub fn new(size: u64, source: &str, target: &str, epoch: u64) -> Self {
-        Header { size, source: hash(source), target: hash(target), epoch, version: VERSION }
+        Header { size, source: text_digest(source), target: text_digest(target), epoch, version: VERSION }
     }
 
     /// Whether the journal is of this source. Journals of before drover looked at files' times of change name it
     /// without: they are gone on with, as the drover does that made them.
     pub fn is_of(&self, source: &str) -> bool {
-        self.source == hash(source) || self.source == hash(&without_change_times(source))
+        self.source == text_digest(source) || self.source == text_digest(&without_change_times(source))
     }
 
     /// Whether records of passes may be appended to this journal.
@@ -139,7 +139,8 @@ impl Header {
     }
 }
 
-fn hash(text: &str) -> Digest {
+/// BLAKE3 of a text.
+pub fn text_digest(text: &str) -> Digest {
     Digest(*blake3::hash(text.as_bytes()).as_bytes())
 }
 

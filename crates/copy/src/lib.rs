@@ -27,6 +27,7 @@ pub use copier::{
 };
 pub use journal::{
     Bases, Damage, Entry, Header, JournalError, PassRecord, RECORD_BLOCKS_MAX, Replay, encode_entry, replay,
+    text_digest,
 };
 pub use leaves::{Leaf, LeafTable, Mismatch, RootHasher, SEGMENT_BYTES, zero_leaf};
 pub use retry::{RetryPolicy, Verdict};

@@ -7,14 +7,16 @@ use drover_types::inventory::PowerState;
 use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
-use crate::itinerary::{Context, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
+use crate::itinerary::{
+    Context, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again, untrack,
+};
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::runner::PlanLock;
 use crate::store::{PlanState, Store, StoreError, VmRow, VmState};
 
 /// Gives a plan up: removes snapshots, images and journals of VMs that have not arrived, and switches
-/// on what drover switched off. VMs that arrived stay as they are. Gives what could not be undone.
+/// on what drover switched off. VMs that arrived stay as they are.
 ///
 /// # Errors
 /// If another process runs the plan, or the state cannot be read.
@@ -23,31 +25,45 @@ pub fn cancel(
     store: &Store,
     source: &dyn SourceProvider,
     target: &dyn TargetProvider,
-) -> Result<Vec<String>, EngineError> {
+) -> Result<GivenUp, EngineError> {
     let _lock = PlanLock::take(store, plan)?;
     let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
     let observer = &NoObserver;
     let (options, stop, clock) = (&options, &stop, &SystemClock);
     let context = Context { plan, source, target, store, observer, board: &board, options, stop, clock };
-    let mut left = Vec::new();
+    let mut given_up = GivenUp::default();
     for row in store.vms(plan)? {
         let problems = match (row.state, &row.phase) {
-            (VmState::Done, _) => continue,
+            (VmState::Done, _) => Vec::new(),
             // Never touched.
             (_, None) => {
                 store.end_vm(plan, &row.id, VmState::Cancelled, None)?;
                 continue;
             }
-            (_, Some(_)) => cancel_vm(&context, &row)?,
+            (_, Some(_)) => cancel_vm(&context, &row, &mut given_up.notes)?,
         };
-        left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
+        given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
+        if store.vm(plan, &row.id)?.is_some_and(|row| row.state.has_arrived()) {
+            given_up.arrived.push(row.name);
+        }
     }
-    let state = if left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
+    let state = if given_up.left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
     store.end_plan(plan, state)?;
-    Ok(left)
+    Ok(given_up)
 }
 
-fn cancel_vm(context: &Context<'_>, row: &VmRow) -> Result<Vec<String>, StoreError> {
+/// What is left of a plan that was given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GivenUp {
+    /// What could not be undone.
+    pub left: Vec<String>,
+    /// What is worth knowing besides.
+    pub notes: Vec<String>,
+    /// VMs that had arrived, and stay at the target.
+    pub arrived: Vec<String>,
+}
+
+fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Result<Vec<String>, StoreError> {
     let planned: PlannedVm = match serde_json::from_str(&row.planned) {
         Ok(planned) => planned,
         Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
@@ -63,6 +79,8 @@ fn cancel_vm(context: &Context<'_>, row: &VmRow) -> Result<Vec<String>, StoreErr
         Err(error) => (vec![chain(&error)], row.state),
     };
     if problems.is_empty() {
+        let told = untrack(context, &planned)?;
+        notes.extend(told.map(|told| format!("{}: {told}", row.name)));
         context.store.set_snapshot(context.plan, &row.id, None)?;
         context.store.end_vm(context.plan, &row.id, state, None)?;
     }
@@ -101,7 +119,13 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
         problems.extend(removed.into_iter().filter_map(Result::err).map(|error| chain(&error)));
     }
     if problems.is_empty() {
-        context.store.forget_warm(context.plan, &planned.vm.id)?;
+        let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
+        let tracking_on = store.warm(plan, id)?.tracking_on;
+        store.forget_warm(plan, id)?;
+        // Still to be undone.
+        if tracking_on {
+            store.set_tracking_on(plan, id, true)?;
+        }
     }
     problems.extend(thaw(context, planned));
     match may_go_down(context, planned)? {

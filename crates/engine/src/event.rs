@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::phase::Phase;
 use crate::provider::LinkBytes;
-use crate::store::{Downtime, PassKind};
+use crate::store::{Downtime, PassKind, VmState};
 
 /// Something that happened.
 #[derive(Clone, Debug, Serialize)]
@@ -141,6 +141,8 @@ pub enum Event {
     VmEnded {
         /// VM.
         vm: String,
+        /// How.
+        state: VmState,
         /// Absent if it went well.
         error: Option<String>,
         /// What to try.
@@ -152,6 +154,8 @@ pub enum Event {
         plan: String,
         /// VMs moved, those of earlier runs too.
         done: usize,
+        /// VMs that are at the target, with a source that was not cleaned up.
+        not_cleaned_up: usize,
         /// VMs failed.
         failed: usize,
         /// VMs not begun or stopped.

@@ -23,7 +23,7 @@ mod store;
 mod tracking;
 
 pub use begun::{begun, left_out};
-pub use cancel::cancel;
+pub use cancel::{GivenUp, cancel};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
@@ -37,7 +37,7 @@ pub use provider::{
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
 pub use store::{
-    DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, SampleRow, Store,
-    StoreError, TrackedRow, VmRow, VmState, WarmRow,
+    DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, RunFacts, RunRow,
+    SampleRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

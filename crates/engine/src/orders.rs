@@ -8,7 +8,7 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::itinerary::{is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::SourceProvider;
 use crate::runner::PlanLock;
-use crate::store::{Store, VmRow, VmState};
+use crate::store::{Store, VmRow};
 
 /// Asks that one VM of a plan, or all that move warm and have not arrived, move over. A running drover does it
 /// at once, else the next one that goes on with the plan. Gives their names.
@@ -23,7 +23,7 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
         let Some(row) = rows.iter().find(|row| row.name == name) else {
             return refuse(format!("plan {plan} has no VM '{name}'"), "see `drover status` for its VMs");
         };
-        if row.state == VmState::Done {
+        if row.state.has_arrived() {
             return refuse(format!("{name} has arrived already"), "see `drover report`");
         }
         if !is_warm(row) {
@@ -34,7 +34,7 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
         }
     }
     let is_wanted = |row: &&VmRow| name.is_none_or(|name| row.name == name);
-    let waits = |row: &&VmRow| row.state != VmState::Done && is_warm(row);
+    let waits = |row: &&VmRow| !row.state.has_arrived() && is_warm(row);
     let mut asked = Vec::new();
     for row in rows.iter().filter(is_wanted).filter(waits) {
         asked.extend(store.ask_cutover(plan, Some(&row.name))?);

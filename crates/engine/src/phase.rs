@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// The VM is looked at afresh; nothing is touched. Undo: none needed.
     Check,
-    /// Change tracking is switched on where it is off. Undo: none; it does no harm.
+    /// Change tracking is switched on where it is off. Undo: it is switched off again when the VM has arrived or
+    /// its plan is given up; until then a resume needs it.
     Track,
     /// The disks are copied while the VM runs, pass after pass, until it is to move over. Undo: the
     /// snapshot of a pass is removed; images, journals and change ids stay.

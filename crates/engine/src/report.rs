@@ -3,16 +3,19 @@
 use std::path::PathBuf;
 
 use drover_mover::Attribution;
+use drover_plan::PlannedVm;
 use serde::Serialize;
 
 use crate::provider::LinkBytes;
-use crate::store::{DiskRow, EventRow, PassRow, PlanRow, Store, StoreError, VmRow, VmState, WarmRow};
+use crate::store::{DiskRow, EventRow, PassRow, PlanRow, RunRow, Store, StoreError, VmRow, WarmRow};
 
 /// All that is known of a plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanReport {
     /// The plan.
     pub plan: PlanRow,
+    /// Its runs, in order: who ran what, where and from where.
+    pub runs: Vec<RunRow>,
     /// Its VMs, in order.
     pub vms: Vec<VmReport>,
     /// How fast bytes moved over time.
@@ -27,6 +30,10 @@ pub struct VmReport {
     /// What the store has.
     #[serde(flatten)]
     pub row: VmRow,
+    /// Tells the VM from all others; absent if not told.
+    pub instance_uuid: Option<String>,
+    /// Host of the source that it was on when the plan was begun.
+    pub source_host: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskReport>,
     /// Its phases in order of time; one that ran again after a resume is there twice.
@@ -96,9 +103,9 @@ pub struct RatePoint {
 }
 
 impl VmReport {
-    /// Whether it arrived.
-    pub fn is_done(&self) -> bool {
-        self.row.state == VmState::Done
+    /// Whether it is at the target.
+    pub fn has_arrived(&self) -> bool {
+        self.row.state.has_arrived()
     }
 
     /// Whether all its disks were compared and are equal; absent if any was not compared.
@@ -125,14 +132,24 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     for vm in &mut vms {
         vm.warm = warm_report(store, name, &vm.row)?;
     }
+    let runs = store.runs(name)?;
+    for vm in &mut vms {
+        // Hosts have names where a run told them.
+        let name = |id: &String| runs.iter().rev().find_map(|run| run.facts.source_hosts.get(id));
+        vm.source_host = vm.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
+    }
     let rates = rates(&store.samples(name)?);
-    Ok(Some(PlanReport { plan, vms, rates, events }))
+    Ok(Some(PlanReport { plan, runs, vms, rates, events }))
 }
 
 fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
     let disks = disks.iter().filter(|disk| disk.vm == row.id).map(disk_report).collect();
     let phases = phase_times(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
-    VmReport { row, disks, phases, warm: None }
+    let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
+    let told = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let instance_uuid = planned.as_ref().and_then(|planned| told(&planned.vm.instance_uuid));
+    let source_host = planned.as_ref().and_then(|planned| told(&planned.vm.host_id));
+    VmReport { row, instance_uuid, source_host, disks, phases, warm: None }
 }
 
 fn warm_report(store: &Store, plan: &str, vm: &VmRow) -> Result<Option<WarmReport>, StoreError> {

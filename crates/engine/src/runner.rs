@@ -19,7 +19,7 @@ use crate::itinerary::{Context, Journey};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{Schedule, Slots};
-use crate::store::{PlanState, Store, VmState};
+use crate::store::{PlanState, RunFacts, Store, VmState};
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -32,6 +32,8 @@ pub struct Runner<'a> {
     pub text: &'a str,
     /// Folder that paths in it are relative to.
     pub folder: &'a Path,
+    /// What is known of the run.
+    pub facts: &'a RunFacts,
     /// VMs.
     pub vms: &'a [PlannedVm],
     /// Budgets.
@@ -59,6 +61,8 @@ pub struct Runner<'a> {
 pub struct RunOutcome {
     /// VMs that arrived, in this run or before.
     pub done: usize,
+    /// VMs that are at the target, with a source that was not cleaned up.
+    pub not_cleaned_up: usize,
     /// VMs that failed, with the cause of each.
     pub failed: Vec<(String, Cause)>,
     /// VMs not begun or stopped.
@@ -66,8 +70,13 @@ pub struct RunOutcome {
 }
 
 impl RunOutcome {
-    /// Whether every VM arrived.
+    /// Whether every VM arrived and nothing is left to do.
     pub fn is_complete(&self) -> bool {
+        self.has_arrived() && self.not_cleaned_up == 0
+    }
+
+    /// Whether every VM is at the target.
+    pub fn has_arrived(&self) -> bool {
         self.failed.is_empty() && self.unfinished == 0
     }
 }
@@ -80,6 +89,7 @@ impl Runner<'_> {
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
+        self.store.add_run(self.plan, self.facts)?;
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
         let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
         self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
@@ -154,16 +164,18 @@ impl Runner<'_> {
         let planned = |id: &str| self.vms.iter().any(|vm| vm.vm.id == id);
         let count = |state: VmState| rows.iter().filter(|row| planned(&row.id) && row.state == state).count();
         let done = count(VmState::Done);
-        let is_done = |name: &str| rows.iter().any(|row| row.name == name && row.state == VmState::Done);
-        let counts = |(name, cause): &(String, Cause)| *cause != Cause::Cancelled && !is_done(name);
+        let not_cleaned_up = count(VmState::NotCleanedUp);
+        let has_arrived = |name: &str| rows.iter().any(|row| row.name == name && row.state.has_arrived());
+        let counts = |(name, cause): &(String, Cause)| *cause != Cause::Cancelled && !has_arrived(name);
         let failed: Vec<_> = failed.into_iter().filter(counts).collect();
-        let unfinished = self.vms.len() - done - failed.len();
-        let outcome = RunOutcome { done, failed, unfinished };
+        let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
+        let outcome = RunOutcome { done, not_cleaned_up, failed, unfinished };
         let state = if outcome.is_complete() { PlanState::Done } else { PlanState::Incomplete };
         self.store.end_plan(self.plan, state)?;
         self.observer.event(&Event::PlanEnded {
             plan: self.plan.into(),
             done,
+            not_cleaned_up,
             failed: outcome.failed.len(),
             unfinished,
         });
@@ -205,7 +217,12 @@ fn keep_panic(context: &Context<'_>, vm: &PlannedVm, what: &str) {
     let error = Some((text.as_str(), "internal", Some(advice)));
     let _ = context.store.end_vm(context.plan, &vm.vm.id, VmState::Failed, error);
     let (error, advice) = (Some(text), Some(advice.to_string()));
-    context.observer.event(&Event::VmEnded { vm: vm.target_name.clone(), error, advice });
+    context.observer.event(&Event::VmEnded {
+        vm: vm.target_name.clone(),
+        state: VmState::Failed,
+        error,
+        advice,
+    });
 }
 
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.

@@ -17,6 +17,9 @@ pub trait ChangeTracking: Send + Sync {
     /// Gives a line about each thing it did; nothing where all was on.
     fn enable(&self, vm: &Vm, mark: &str) -> Result<Vec<String>, ProviderError>;
 
+    /// Switches change tracking off for the VM, which may be running: then it ends with its next stun.
+    fn disable(&self, vm: &Vm) -> Result<(), ProviderError>;
+
     /// Freezes the disks of a VM, which may be running, under a snapshot.
     ///
     /// A fault of `quiesce` is an error: the engine decides whether to do without.

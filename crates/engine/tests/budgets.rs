@@ -91,7 +91,10 @@ fn the_report_tells_phases_disks_equality_and_rates() {
     // Events come in the order in which things happen, and end as they began.
     let events = events.into_inner().unwrap();
     assert!(matches!(events.first(), Some(Event::PlanStarted { vms: 1, done_before: 0, .. })));
-    assert!(matches!(events.last(), Some(Event::PlanEnded { done: 1, failed: 0, unfinished: 0, .. })));
+    assert!(matches!(
+        events.last(),
+        Some(Event::PlanEnded { done: 1, not_cleaned_up: 0, failed: 0, unfinished: 0, .. })
+    ));
     let verified = |event: &&Event| matches!(event, Event::DiskVerified { equal: true, .. });
     assert_eq!(events.iter().filter(verified).count(), 2);
     events.iter().for_each(|event| drop(serde_json::to_string(event).unwrap()));

@@ -11,7 +11,7 @@ use drover_engine::{
 };
 use drover_mover::{StopSignal, journal_path};
 use drover_types::inventory::PowerState;
-use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
+use fakes::{PLAN, State, Trouble, Watch, World, enters, leaves, vm};
 
 /// One VM that runs at the source and is to run at the target.
 fn one() -> World {
@@ -19,7 +19,7 @@ fn one() -> World {
 }
 
 fn cancelled(world: &World) -> Vec<String> {
-    cancel(PLAN, &world.store, world, world).unwrap()
+    cancel(PLAN, &world.store, world, world).unwrap().left
 }
 
 #[test]
@@ -331,6 +331,52 @@ fn a_machine_that_was_started_is_kept_by_cancelling_even_if_it_was_shut_down_sin
             assert_eq!(world.runs_at_target("on"), !shut_down);
             assert_eq!(world.power("vm-on"), PowerState::Off);
         }
+    }
+}
+
+#[test]
+fn a_vm_that_arrived_and_could_not_be_cleaned_up_says_where_it_is_and_only_its_clean_up_is_left() {
+    let others = |state: &mut State| state.set_power("vm-on", PowerState::On);
+    type Others = Option<fn(&mut State)>;
+    let cases: [(&str, Others, &str); 3] = [
+        (
+            "start: true",
+            None,
+            "on has arrived at the target, it was started there, and its source stays off; its clean-up",
+        ),
+        (
+            "start: false",
+            None,
+            "nobody has started it there yet, and its source stays off; its clean-up failed: remove",
+        ),
+        (
+            "start: false",
+            Some(others),
+            "started it there yet, and ITS SOURCE IS SWITCHED ON; its clean-up failed: on was",
+        ),
+    ];
+    for (lines, others, told) in cases {
+        let world = World::with(&[vm("on", PowerState::On, 1)], lines);
+        match others {
+            Some(others) => world.before("remove snapshot", others),
+            None => world.set_trouble("remove snapshot", Trouble::Fails),
+        }
+        let outcome = world.run(&NoObserver);
+        assert_eq!((outcome.done, outcome.not_cleaned_up, outcome.unfinished), (0, 1, 0), "{told}");
+        assert!(outcome.failed.is_empty() && outcome.has_arrived() && !outcome.is_complete(), "{told}");
+        let row = world.row("vm-on");
+        assert!(row.error.as_deref().is_some_and(|error| error.contains(told)), "{:?}", row.error);
+        assert_eq!((row.state, row.advice.is_some()), (VmState::NotCleanedUp, true), "{told}");
+        assert_eq!((world.is_defined("on"), world.calls("power on")), (true, 0), "{told}");
+        // Another plan leaves alone what this one brought.
+        let again = world.run_plan("q", &world.planned(), &NoObserver, &StopSignal::default()).unwrap();
+        assert_eq!((again.failed.len(), world.images().len()), (1, 1), "{told}");
+        world.set_power("vm-on", PowerState::Off);
+        let copies = world.calls("open source");
+        assert_eq!(world.run(&NoObserver).done, 1, "{told}");
+        assert_eq!((world.own_snapshots(), world.calls("open source")), (0, copies), "{told}");
+        let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+        assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["on".to_string()]), "{told}");
     }
 }
 

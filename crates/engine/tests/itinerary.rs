@@ -112,7 +112,7 @@ fn damage_at_the_target_is_found_before_the_machine_starts() {
     assert_eq!(world.own_snapshots(), 0);
     // What is damaged stays damaged until the image goes.
     assert!(world.run(&NoObserver).failed.iter().all(|(_, cause)| *cause == Cause::Target));
-    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap(), Vec::<String>::new());
+    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left, Vec::<String>::new());
     world.run(&NoObserver);
     world.assert_arrived("with new images");
 }

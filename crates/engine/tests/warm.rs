@@ -113,12 +113,48 @@ fn a_cancel_leaves_nothing_behind_and_forgets_the_passes() {
     let world = World::warm("warm: {interval: 1h}");
     stop_at_wait(&world, 2);
     assert_eq!((world.passes().len(), world.images().len()), (2, 2));
-    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap(), Vec::<String>::new());
+    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left, Vec::<String>::new());
     assert_eq!((world.passes().len(), world.images().len(), world.own_snapshots()), (0, 0, 0));
     assert_eq!(world.power("vm-on"), PowerState::On);
     world.store.ask_cutover(PLAN, None).unwrap();
     world.run(&NoObserver);
     world.assert_arrived("begun anew");
+}
+
+#[test]
+fn change_tracking_that_drover_switched_on_is_switched_off_again_and_what_was_on_stays_on() {
+    let untracked = |lines: &str| {
+        let world = World::warm(lines);
+        world.change("vm-on", |vm| vm.change_tracking = false);
+        world
+    };
+    let tracks = |world: &World| world.state().vms["vm-on"].change_tracking;
+    let auto = "warm: {interval: 1s, cutover: auto}";
+    let was_on = World::warm(auto);
+    was_on.run(&NoObserver);
+    was_on.assert_arrived("tracked before");
+    assert_eq!((was_on.calls("disable"), tracks(&was_on)), (0, true));
+    let arrived = untracked(auto);
+    arrived.run(&NoObserver);
+    arrived.assert_arrived("not tracked before");
+    assert_eq!((arrived.calls("disable"), tracks(&arrived)), (1, false));
+    assert!(arrived.notes().contains("switched change tracking off again"), "{}", arrived.notes());
+    // What has arrived does not fail for it.
+    let refused = untracked(auto);
+    refused.set_trouble("disable", Trouble::Fails);
+    refused.run(&NoObserver);
+    refused.assert_arrived("it stays on");
+    assert!(
+        refused.notes().contains("stays on at the source (disable fails as ordered)"),
+        "{}",
+        refused.notes()
+    );
+    // A stop may be followed by a resume; a cancel is not.
+    let cancelled = untracked("warm: {interval: 1h}");
+    stop_at_wait(&cancelled, 2);
+    assert!(tracks(&cancelled));
+    let given_up = cancel(PLAN, &cancelled.store, &cancelled, &cancelled).unwrap();
+    assert_eq!((given_up.left.len(), given_up.notes.len(), tracks(&cancelled)), (0, 1, false));
 }
 
 #[test]

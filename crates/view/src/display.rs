@@ -142,6 +142,7 @@ impl Scene for Run {
         let tally = lock(&self.tally);
         let mut total = TotalNow {
             done: tally.done,
+            not_cleaned_up: tally.not_cleaned_up,
             running: tally.running.len(),
             failed: tally.failed,
             stopped: tally.stopped,
@@ -176,6 +177,8 @@ fn word(activity: DiskActivity) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use drover_engine::VmState;
+
     use crate::canvas::tests::{Paper, shown};
     use crate::tally::tests::journey;
 
@@ -185,9 +188,15 @@ mod tests {
         let display = Display { tally, stage: Stage::open_on(mode, run, Box::new(paper.clone())) };
         display.event(&Event::PlanStarted { plan: "lab".into(), vms: 2, done_before: 0 });
         journey("web01").iter().for_each(|event| display.event(event));
-        display.event(&Event::VmEnded { vm: "web01".into(), error: None, advice: None });
+        display.event(&Event::VmEnded {
+            vm: "web01".into(),
+            state: VmState::Done,
+            error: None,
+            advice: None,
+        });
         display.event(&Event::VmEnded {
             vm: "web02".into(),
+            state: VmState::Failed,
             error: Some("disk\nfull".into()),
             advice: Some("make room".into()),
         });

@@ -16,6 +16,7 @@ use drover_engine::{DiskReport, EventRow, PlanReport, VmReport};
 use drover_types::Bytes;
 
 use crate::clock::{local, zone_name};
+use crate::evidence::evidence;
 use crate::now::rate_text;
 use crate::report::plan_state;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
@@ -66,6 +67,7 @@ fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     write_vms(page, report)?;
     write_passes(page, report)?;
     write_disks(page, report)?;
+    write_evidence(page, report)?;
     write_events(page, report)?;
     write_foot(page)
 }
@@ -101,7 +103,7 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
     let tone = match (summary.done == summary.vms && summary.vms > 0, summary.equal) {
         (_, Equal::No) => "bad",
         (true, Equal::Yes) => "good",
-        _ if summary.failed > 0 => "bad",
+        _ if summary.failed + summary.not_cleaned_up > 0 => "bad",
         _ => "plain",
     };
     writeln!(
@@ -112,7 +114,7 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
     )?;
     let waits = waited_for(&summary.attribution);
     let facts = [
-        ("VMs arrived", format!("{} of {}", summary.done, summary.vms)),
+        ("VMs arrived", format!("{} of {}", summary.arrived(), summary.vms)),
         ("Disks", format!("{} of {}", summary.disks, Bytes(summary.size_bytes))),
         ("Data", Bytes(summary.data_bytes).to_string()),
         ("Read in the last run", Bytes(summary.read_bytes).to_string()),
@@ -297,6 +299,16 @@ fn write_proof(page: &mut String, disk: &DiskReport, columns: usize) -> fmt::Res
         write!(page, "<dt>note</dt><dd>{}</dd>", Escaped(note))?;
     }
     writeln!(page, "</dl></td></tr>")
+}
+
+fn write_evidence(page: &mut String, report: &PlanReport) -> fmt::Result {
+    let lines = evidence(report);
+    if lines.is_empty() {
+        return Ok(());
+    }
+    begin_table(page, "Evidence", &["Who ran what, from where, and which VMs"])?;
+    lines.into_iter().try_for_each(|line| write_row(page, &[("", line)]))?;
+    end_table(page)
 }
 
 fn write_events(page: &mut String, report: &PlanReport) -> fmt::Result {

@@ -11,6 +11,7 @@ mod canvas;
 mod clock;
 mod copy_display;
 mod display;
+mod evidence;
 mod frame;
 mod html;
 mod in_place;

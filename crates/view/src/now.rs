@@ -30,6 +30,7 @@ pub(crate) struct DiskNow {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TotalNow {
     pub done: usize,
+    pub not_cleaned_up: usize,
     pub running: usize,
     pub failed: usize,
     pub stopped: usize,
@@ -67,6 +68,7 @@ struct TotalLine {
     time: String,
     event: &'static str,
     vms_done: usize,
+    vms_not_cleaned_up: usize,
     vms_running: usize,
     vms_failed: usize,
     vms_stopped: usize,
@@ -176,6 +178,9 @@ impl TotalNow {
     /// A line for people: `2 done  3 running  1 failed  41.2 GiB read  1.35 GB/s  copied in 0:45`.
     pub(crate) fn plain(&self) -> String {
         let mut parts = vec![format!("{} done", self.done), format!("{} running", self.running)];
+        if self.not_cleaned_up > 0 {
+            parts.push(format!("{} not cleaned up", self.not_cleaned_up));
+        }
         if self.queued > 0 {
             parts.push(format!("{} queued", self.queued));
         }
@@ -197,6 +202,7 @@ impl TotalNow {
             time,
             event: "total",
             vms_done: self.done,
+            vms_not_cleaned_up: self.not_cleaned_up,
             vms_running: self.running,
             vms_failed: self.failed,
             vms_stopped: self.stopped,
@@ -296,6 +302,7 @@ pub(crate) mod tests {
     fn the_total_is_one_line() {
         let total = TotalNow {
             done: 2,
+            not_cleaned_up: 0,
             running: 3,
             failed: 1,
             stopped: 0,

@@ -5,6 +5,7 @@ use drover_types::Bytes;
 use serde_json::{Value, json};
 
 use crate::clock::local;
+use crate::evidence::evidence;
 use crate::now::rate_text;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::table::{Align, Table};
@@ -43,7 +44,13 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
         write_links(text, report)?;
         writeln!(text, "\nRoots of the hash trees (BLAKE3, a leaf per 64 KiB):")?;
     }
-    report.vms.iter().try_for_each(|vm| vm.disks.iter().try_for_each(|disk| write_roots(text, vm, disk)))
+    let disks = report.vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk)));
+    disks.into_iter().try_for_each(|(vm, disk)| write_roots(text, vm, disk))?;
+    let lines = evidence(report);
+    if !lines.is_empty() {
+        writeln!(text, "\nEvidence:")?;
+    }
+    lines.iter().try_for_each(|line| writeln!(text, "  {line}"))
 }
 
 fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt::Result {
@@ -205,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_text_says_what_arrived_what_failed_and_how_it_is_proven() {
-        let root = "a1".repeat(32);
+        let (root, hash) = ("a1".repeat(32), "b2".repeat(32));
         let expected = format!(
             "\
 plan lab: incomplete, 2026-03-01 14:05:10 to 2026-03-01 14:06:22, 1 min 12 s
@@ -241,6 +248,13 @@ Roots of the hash trees (BLAKE3, a leaf per 64 KiB):
     target  --
     image   /images/vm-2/disk0.raw
     note    journal was cut
+
+Evidence:
+  run 2026-03-01 14:05:10 by ann (uid 1000) on kvm1, drover 1.2.3
+    plan /plans/lab.yaml, BLAKE3 {hash}
+    source vc1, VMware vCenter Server 8.0.2, instance UUID 42-cafe
+  web01: vm-1 at the source, instance UUID 50-beef, host esx1; to kvm1
+  <db> & \"co\"'s: vm-2 at the source; to kvm1
 "
         );
         assert_eq!(report_text(&sample::report()), expected);

@@ -2,7 +2,7 @@
 
 use drover_engine::{
     DiskReport, DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PhaseTime, PlanReport, PlanRow,
-    PlanState, RatePoint, VmReport, VmRow, VmState, WarmReport, WarmRow,
+    PlanState, RatePoint, RunFacts, RunRow, VmReport, VmRow, VmState, WarmReport, WarmRow,
 };
 use drover_mover::Attribution;
 
@@ -108,10 +108,27 @@ fn event(at_s: i64, vm: &str, kind: &str, phase: Option<&str>, text: &str) -> Ev
     }
 }
 
+fn run() -> RunRow {
+    let facts = RunFacts {
+        drover: "1.2.3".into(),
+        user: "ann (uid 1000)".into(),
+        host: "kvm1".into(),
+        plan_file: "/plans/lab.yaml".into(),
+        plan_blake3: "b2".repeat(32),
+        source: "vc1".into(),
+        source_product: "VMware vCenter Server 8.0.2".into(),
+        source_uuid: "42-cafe".into(),
+        ..RunFacts::default()
+    };
+    RunRow { at_ms: START, facts }
+}
+
 /// A VM with two disks that arrived, and one with hostile names that failed.
 pub(crate) fn report() -> PlanReport {
     let done = VmReport {
         row: VmRow { started: Some("runs as process 42".into()), ..vm("vm-1", "web01", VmState::Done) },
+        instance_uuid: Some("50-beef".into()),
+        source_host: Some("esx1".into()),
         disks: vec![disk_report(disk("vm-1", 0)), disk_report(disk("vm-1", 1))],
         phases: vec![
             phase("check", 1, Some(2)),
@@ -140,6 +157,8 @@ pub(crate) fn report() -> PlanReport {
             advice: Some("make room on the target, then `drover resume`".into()),
             ..vm("vm-2", "<db> & \"co\"'s", VmState::Failed)
         },
+        instance_uuid: None,
+        source_host: None,
         disks: vec![disk_report(half)],
         phases: vec![phase("check", 1, Some(2)), phase("copy", 2, None)],
         warm: None,
@@ -152,6 +171,7 @@ pub(crate) fn report() -> PlanReport {
     };
     PlanReport {
         plan: plan("lab", PlanState::Incomplete),
+        runs: vec![run()],
         vms: vec![done, failed],
         rates: (3..42).map(point).collect(),
         events: vec![
@@ -184,7 +204,12 @@ pub(crate) fn warm() -> WarmReport {
     let row = WarmRow {
         distrust: Some(damaged),
         reason: Some("the predicted downtime fits".into()),
-        forecast: Some(Downtime { forecast_ms: 12_000, low_ms: 8000, high_ms: 20_000 }),
+        forecast: Some(Downtime {
+            forecast_ms: 12_000,
+            low_ms: 8000,
+            high_ms: 20_000,
+            ..Downtime::default()
+        }),
         down_ms: Some(START + 80_000),
         up_ms: Some(START + 94_000),
         ..WarmRow::default()
@@ -194,5 +219,5 @@ pub(crate) fn warm() -> WarmReport {
 
 pub(crate) fn empty() -> PlanReport {
     let plan = PlanRow { ended_ms: None, ..plan("", PlanState::Done) };
-    PlanReport { plan, vms: vec![], rates: vec![], events: vec![] }
+    PlanReport { plan, runs: vec![], vms: vec![], rates: vec![], events: vec![] }
 }

@@ -1,4 +1,5 @@
 use std::fmt::{self, Write};
+use std::path::Path;
 
 use drover_engine::{DiskRow, PlanRow, PlanState, VmRow, VmState};
 
@@ -8,9 +9,16 @@ use crate::summary::vm_state;
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, between, clean, duration};
 
-/// The plans in the store, each with what to do next.
-pub fn plans_text(plans: &[PlanRow]) -> String {
-    plans_with(plans, is_alive)
+/// The plans in the store, which is that file, each with what to do next.
+pub fn plans_text(plans: &[PlanRow], store: &Path) -> String {
+    match plans {
+        [] => format!(
+            "no plan was run yet with the state in {}; begin with `drover plan new`, then `drover migrate`, or name another \
+             folder with --state\n",
+            clean(&store.parent().unwrap_or(store).display().to_string())
+        ),
+        plans => plans_with(plans, is_alive),
+    }
 }
 
 /// One plan with its VMs, what went wrong, and what to do next.
@@ -42,9 +50,6 @@ fn is_interrupted(plan: &PlanRow, is_alive: impl Fn(u32) -> bool) -> bool {
 }
 
 fn plans_with(plans: &[PlanRow], is_alive: impl Fn(u32) -> bool) -> String {
-    if plans.is_empty() {
-        return "no plan was run yet; begin with `drover plan new`, then `drover migrate`\n".into();
-    }
     let columns =
         [("PLAN", Align::Left), ("STATE", Align::Left), ("BEGAN", Align::Left), ("ENDED", Align::Left)];
     let mut table = Table::new(&[columns.as_slice(), &[("NEXT", Align::Left)]].concat());
@@ -174,7 +179,8 @@ old   done         2026-03-01 14:05:10  2026-03-01 14:06:22  drover report old
 "
         );
         assert!(plans_with(&plans[..1], |pid| pid == 4711).contains("running"));
-        assert!(plans_text(&[]).contains("drover plan new"));
+        let none = plans_text(&[], Path::new("/var/lib/drover/drover.db"));
+        assert!(none.contains("state in /var/lib/drover;") && none.contains("drover plan new"), "{none}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Equal {
 
     /// Of several VMs. What was read back of one that has not arrived may not be what its source holds by now.
     pub(crate) fn of_vms<'a>(vms: impl IntoIterator<Item = &'a VmReport>) -> Equal {
-        let of_vm = |vm: &VmReport| match (Equal::of_disks(&vm.disks), vm.is_done()) {
+        let of_vm = |vm: &VmReport| match (Equal::of_disks(&vm.disks), vm.has_arrived()) {
             (Equal::No, _) => Equal::No,
             (_, false) => Equal::NotChecked,
             (equal, true) => equal,
@@ -86,6 +86,8 @@ fn roots_differ(disk: &DiskReport) -> bool {
 pub(crate) struct Summary {
     pub vms: usize,
     pub done: usize,
+    /// At the target, with a source that was not cleaned up.
+    pub not_cleaned_up: usize,
     pub failed: usize,
     /// Neither arrived nor failed.
     pub unfinished: usize,
@@ -116,12 +118,14 @@ impl Summary {
             |field: fn(&DiskReport) -> Option<u64>| disks().filter_map(field).fold(0, u64::saturating_add);
         let in_state = |state| report.vms.iter().filter(|vm| vm.row.state == state).count();
         let (done, failed) = (in_state(VmState::Done), in_state(VmState::Failed));
+        let not_cleaned_up = in_state(VmState::NotCleanedUp);
         let ended_ms = report.plan.ended_ms.unwrap_or_else(|| last_seen(report));
         Summary {
             vms: report.vms.len(),
             done,
+            not_cleaned_up,
             failed,
-            unfinished: report.vms.len() - done - failed,
+            unfinished: report.vms.len() - done - not_cleaned_up - failed,
             disks: disks().count(),
             size_bytes: sum(|disk| Some(disk.size)),
             data_bytes: sum(|disk| disk.details.data_bytes),
@@ -130,7 +134,7 @@ impl Summary {
             resumed_bytes: sum(|disk| disk.details.resumed_bytes),
             retries: sum(|disk| disk.details.retries),
             equal: Equal::of_vms(&report.vms),
-            arrived_equal: Equal::of_vms(report.vms.iter().filter(|vm| vm.is_done())),
+            arrived_equal: Equal::of_vms(report.vms.iter().filter(|vm| vm.has_arrived())),
             elapsed_ms: between(report.plan.started_ms, ended_ms).as_millis() as u64,
             ended_ms,
             attribution: disks()
@@ -143,9 +147,15 @@ impl Summary {
         Duration::from_millis(self.elapsed_ms)
     }
 
+    /// VMs at the target.
+    pub(crate) fn arrived(&self) -> usize {
+        self.done + self.not_cleaned_up
+    }
+
     /// `3 of 4 VMs arrived, 1 failed`.
     pub(crate) fn verdict(&self) -> String {
-        let mut text = format!("{} of {} arrived", self.done, count(self.vms, "VM"));
+        let mut text = format!("{} of {} arrived", self.arrived(), count(self.vms, "VM"));
+        text.push_str(&and_not_cleaned_up(self.not_cleaned_up));
         if self.failed > 0 {
             text.push_str(&format!(", {} failed", self.failed));
         }
@@ -157,14 +167,14 @@ impl Summary {
 
     /// The proof in a sentence, about what has arrived and nothing else.
     pub(crate) fn proof(&self) -> String {
-        let of_these = match self.vms - self.done {
+        let of_these = match self.vms - self.arrived() {
             0 => String::new(),
-            _ => format!(" of the {} that arrived", count(self.done, "VM")),
+            _ => format!(" of the {} that arrived", count(self.arrived(), "VM")),
         };
         match (self.equal, self.arrived_equal) {
             _ if self.disks == 0 => "no disk was copied".into(),
             (Equal::No, _) => "SOME DISK IS NOT EQUAL TO ITS SOURCE".into(),
-            _ if self.done == 0 => "nothing has arrived that could be equal".into(),
+            _ if self.arrived() == 0 => "nothing has arrived that could be equal".into(),
             (_, Equal::Yes) => format!("every block{of_these} was read back and is equal"),
             (_, Equal::Sampled(share)) => {
                 let percent = percent(share);
@@ -235,12 +245,18 @@ pub(crate) fn vm_time(vm: &VmReport) -> Option<Duration> {
     vm.row.started_ms.zip(vm.row.ended_ms).map(|(started, ended)| between(started, ended))
 }
 
+/// `, 1 not cleaned up at the source`; empty for none.
+pub(crate) fn and_not_cleaned_up(vms: usize) -> String {
+    if vms == 0 { String::new() } else { format!(", {vms} not cleaned up at the source") }
+}
+
 /// State of a VM in a word.
 pub(crate) fn vm_state(state: VmState) -> &'static str {
     match state {
         VmState::Queued => "queued",
         VmState::Running => "running",
         VmState::Done => "done",
+        VmState::NotCleanedUp => "NOT CLEANED UP",
         VmState::Failed => "FAILED",
         VmState::Stopped => "stopped",
         VmState::Cancelled => "cancelled",

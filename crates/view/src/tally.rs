@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use drover_engine::{EngineError, Event, LinkBytes, Phase};
+use drover_engine::{EngineError, Event, LinkBytes, Phase, VmState};
 use drover_types::{Bytes, Rate};
 
+use crate::summary::{and_not_cleaned_up, vm_state};
 use crate::text::{clean, count, duration, percent};
 use crate::warm::{cutover_words, forecast_words, kind_word, wait_words};
 
@@ -44,6 +45,7 @@ struct Sums {
 pub(crate) struct Tally {
     pub vms: usize,
     pub done: usize,
+    pub not_cleaned_up: usize,
     pub failed: usize,
     pub stopped: usize,
     pub running: Vec<RunningVm>,
@@ -52,7 +54,8 @@ pub(crate) struct Tally {
 impl Tally {
     /// VMs that have not begun.
     pub(crate) fn queued(&self) -> usize {
-        self.vms.saturating_sub(self.done + self.failed + self.stopped + self.running.len())
+        self.vms
+            .saturating_sub(self.done + self.not_cleaned_up + self.failed + self.stopped + self.running.len())
     }
 
     /// Takes in an event; gives the lines it is worth.
@@ -76,8 +79,8 @@ impl Tally {
                 sums.blocks_total += blocks_total;
                 sums.unequal += usize::from(!equal);
             }),
-            Event::VmEnded { vm, error, advice } => {
-                return self.leave(vm, error.as_deref(), advice.as_deref());
+            Event::VmEnded { vm, state, error, advice } => {
+                return self.leave(vm, *state, error.as_deref(), advice.as_deref());
             }
             Event::PassStarted { vm, number, .. } => self.passing(vm, Some(format!("pass {number}"))),
             Event::PassWaits { vm, number, next_ms, forecast } => {
@@ -114,7 +117,7 @@ impl Tally {
         }
     }
 
-    fn leave(&mut self, name: &str, error: Option<&str>, advice: Option<&str>) -> Vec<Line> {
+    fn leave(&mut self, name: &str, state: VmState, error: Option<&str>, advice: Option<&str>) -> Vec<Line> {
         let at = self.running.iter().position(|vm| vm.name == name);
         let sums = at.map(|at| self.running.remove(at).sums).unwrap_or_default();
         let name = clean(name);
@@ -122,14 +125,17 @@ impl Tally {
             self.done += 1;
             return vec![Line { text: format!("{name}  done  {}", sums.words()), bad: false }];
         };
-        if error.ends_with(&EngineError::Cancelled.to_string()) {
+        if state != VmState::NotCleanedUp && error.ends_with(&EngineError::Cancelled.to_string()) {
             self.stopped += 1;
             return vec![Line { text: format!("{name}  stopped"), bad: false }];
         }
-        self.failed += 1;
+        match state {
+            VmState::NotCleanedUp => self.not_cleaned_up += 1,
+            _ => self.failed += 1,
+        }
         let bad = |text| Line { text, bad: true };
         let advice = advice.map(|advice| bad(format!("  try: {}", clean(advice))));
-        [bad(format!("{name}  FAILED  {}", clean(error)))].into_iter().chain(advice).collect()
+        [bad(format!("{name}  {}  {}", vm_state(state), clean(error)))].into_iter().chain(advice).collect()
     }
 }
 
@@ -178,7 +184,7 @@ pub(crate) fn stays(event: &Event) -> bool {
 fn is_bad(event: &Event) -> bool {
     match event {
         Event::DiskVerified { equal, .. } => !equal,
-        Event::PlanEnded { failed, .. } => *failed > 0,
+        Event::PlanEnded { failed, not_cleaned_up, .. } => failed + not_cleaned_up > 0,
         _ => false,
     }
 }
@@ -249,8 +255,9 @@ fn words(event: &Event) -> String {
             format!("{vm}: {real}{}", predicted.unwrap_or_default())
         }
         Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
-        Event::PlanEnded { plan, done, failed, unfinished } => {
-            format!("plan {plan}: {done} done, {failed} failed, {unfinished} unfinished")
+        Event::PlanEnded { plan, done, not_cleaned_up, failed, unfinished } => {
+            let left = and_not_cleaned_up(*not_cleaned_up);
+            format!("plan {plan}: {done} done{left}, {failed} failed, {unfinished} unfinished")
         }
     }
 }
@@ -293,8 +300,10 @@ pub(crate) mod tests {
     }
 
     fn ended(vm: &str, error: Option<&str>) -> Event {
+        let state = if error.is_some() { VmState::Failed } else { VmState::Done };
         Event::VmEnded {
             vm: vm.into(),
+            state,
             error: error.map(Into::into),
             advice: error.map(|_| "make room".into()),
         }
@@ -325,6 +334,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_vm_that_arrived_and_was_not_cleaned_up_is_neither_failed_nor_stopped() {
+        let (mut tally, now) = (Tally::default(), Instant::now());
+        for error in ["snapshot 7 is busy", "stopped as asked"] {
+            let error = Some(error.to_string());
+            let end =
+                Event::VmEnded { vm: "web01".into(), state: VmState::NotCleanedUp, error, advice: None };
+            let lines = tally.take(&end, now);
+            assert!(lines[0].bad && lines[0].text.starts_with("web01  NOT CLEANED UP  s"), "{lines:?}");
+        }
+        assert_eq!((tally.not_cleaned_up, tally.done, tally.failed, tally.stopped), (2, 0, 0, 0));
+    }
+
+    #[test]
     fn a_vm_that_was_stopped_has_not_failed() {
         let mut tally = Tally::default();
         let lines =
@@ -351,7 +373,8 @@ pub(crate) mod tests {
         assert_eq!(text[1], "web01/Hard disk 1: copied, 2 GiB read in 2.5 s at 859 MB/s, root ab12");
         assert_eq!(text[3], "web01: copy took 5.0 s");
         assert_eq!(text[5], "web01/Hard disk 1: verified, 9 of 9 blocks compared, equal");
-        let end = Event::PlanEnded { plan: "lab".into(), done: 1, failed: 0, unfinished: 2 };
+        let end =
+            Event::PlanEnded { plan: "lab".into(), done: 1, not_cleaned_up: 0, failed: 0, unfinished: 2 };
         assert_eq!(texts(tally.take(&end, Instant::now())), ["plan lab: 1 done, 0 failed, 2 unfinished"]);
     }
 

@@ -10,11 +10,17 @@ use crate::clock::{local, time_of_day};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, between, clean, count, duration};
 
-/// `12 s (8 s to 20 s)`.
+/// `12 s (8 s to 20 s)`, and what it leaves out.
 pub(crate) fn forecast_words(forecast: &Downtime) -> String {
     let [likely, low, high] = [forecast.forecast_ms, forecast.low_ms, forecast.high_ms]
         .map(|ms| duration(Duration::from_millis(ms)));
-    format!("{likely} ({low} to {high})")
+    let lacks = match (forecast.without_shutdown, forecast.without_start) {
+        (false, false) => "",
+        (true, false) => " and its shutdown, which was never measured",
+        (false, true) => " and its start, which was never measured",
+        (true, true) => " and its shutdown and start, which were never measured",
+    };
+    format!("{likely} ({low} to {high}){lacks}")
 }
 
 /// `down for 14 s`; of a guest that drover did not start nobody knows for how long it is down.
@@ -182,5 +188,11 @@ web01: change tracking is damaged
         (warm.row.down_ms, warm.row.next_ms) = (None, Some(sample::START + 90_000));
         let words = downtime_words(&report.vms[0]).unwrap();
         assert_eq!(words, "pass 3 at 14:06:40, down for 12 s (8.0 s to 20 s) if it moved over now");
+        let whole = Downtime { forecast_ms: 400, low_ms: 300, high_ms: 500, ..Downtime::default() };
+        let first = Downtime { without_shutdown: true, ..whole };
+        assert_eq!(
+            forecast_words(&first),
+            "0.4 s (0.3 s to 0.5 s) and its shutdown, which was never measured"
+        );
     }
 }

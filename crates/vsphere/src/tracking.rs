@@ -71,7 +71,7 @@ impl Session {
     pub fn disable_change_tracking(&self, vm: &str) -> Result<(), VsphereError> {
         let op = self.inner.op("switch change tracking off for", vm);
         let spec = tag("changeTrackingEnabled", "false");
-        self.inner.reconfigure(&op, vm, &spec)
+        self.inner.configure(&op, vm, &spec)
     }
 
     /// Freezes the disks of a VM, which may run, under a snapshot: their files and change ids as the snapshot's own
@@ -129,10 +129,10 @@ impl Inner {
         if spec.is_empty() {
             return Ok(());
         }
-        self.reconfigure(op, &vm.id, &spec)
+        self.configure(op, &vm.id, &spec)
     }
 
-    fn reconfigure(&self, op: &str, vm: &str, spec: &str) -> Result<(), VsphereError> {
+    fn configure(&self, op: &str, vm: &str, spec: &str) -> Result<(), VsphereError> {
         let arguments = format!("<spec>{spec}</spec>");
         let this = &vm_ref(vm);
         // Said twice it does no harm.

@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use drover_copy::RetryPolicy;
 use drover_engine::{
-    Board, Cause, Clock, EngineError, PlanState, RunOutcome, Runner, SourceProvider, Store, SystemClock,
+    Board, Cause, Clock, EngineError, GivenUp, PlanState, RunFacts, RunOutcome, Runner, SourceProvider,
+    Store, SystemClock,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::Inventory;
-use drover_view::{Display, DisplayMode};
+use drover_view::{Display, DisplayMode, clean};
 
 use super::plan::{self, PlanFile};
 use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
+use crate::evidence::{self, check_not_anothers};
 use crate::exit::{Exit, Failure};
 use crate::provider::{Provider, to_give_up};
 use crate::signals::stop_on_signals;
@@ -28,6 +30,9 @@ const CANCEL_WAIT: Duration = Duration::from_secs(120);
 /// Runs a plan file.
 pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
     let file = plan::read(&args.plan)?;
+    if let Some(refused) = check_not_anothers(&open_store(&args.run)?, &file)? {
+        return Err(refused);
+    }
     run(file, Others::Selected, args.start, &args.run)
 }
 
@@ -35,7 +40,7 @@ pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
 pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
-    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     if row.state == PlanState::Done {
         crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
         return Ok(Exit::Success);
@@ -44,8 +49,11 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Plan, format!("plan {name} was cancelled"))
             .advise("begin it anew with `drover migrate` and its file"));
     }
+    let runs = store.runs(&name)?;
+    let path = runs.last().map(|run| run.facts.plan_file.clone()).filter(|path| path.is_absolute());
     drop(store);
-    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let path = path.unwrap_or_else(|| row.folder.join(format!("{name}.yaml")));
+    let file = plan::parse(row.text, path, row.folder)?;
     run(file, Others::LeftOut, args.start, &args.run)
 }
 
@@ -80,14 +88,15 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
     if !resolution.is_ok() {
         return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
     }
-    let rights = provider.rights(&resolution)?;
+    let rights = provider.rights(&resolution, &inventory)?;
     crate::out::problems(&file.path, &rights);
     if rights.iter().any(Problem::is_error) {
         return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
     }
+    let facts = evidence::facts(&file, &resolution, &inventory);
     let vms = resolution.vms;
     check_none_is_left_out(&store, &file.plan.name, &vms)?;
-    let outcome = run_shown(&file, &vms, &store, provider.source(), &target, &stop, args)?;
+    let outcome = run_shown(&file, &facts, &vms, &store, provider.source(), &target, &stop, args)?;
     provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
 }
@@ -124,8 +133,10 @@ fn hide_what_passes_see_to(file: &PlanFile, store: &Store, inventory: &mut Inven
     Ok(())
 }
 
+#[expect(clippy::too_many_arguments, reason = "what a run is made of")]
 fn run_shown(
     file: &PlanFile,
+    facts: &RunFacts,
     vms: &[PlannedVm],
     store: &Store,
     source: &dyn SourceProvider,
@@ -139,6 +150,7 @@ fn run_shown(
         plan: &file.plan.name,
         text: &file.text,
         folder: &file.folder,
+        facts,
         vms,
         limits: &file.plan.limits,
         source,
@@ -182,6 +194,12 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
     if outcome.is_complete() {
         return Exit::Success;
     }
+    if outcome.has_arrived() && !args.quiet {
+        crate::out::say(format_args!(
+            "every VM is at the target, but {} not cleaned up at the source",
+            outcome.not_cleaned_up
+        ));
+    }
     let state =
         args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
     if !args.quiet {
@@ -192,6 +210,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
     let mut causes: Vec<Cause> = outcome.failed.iter().map(|(_, cause)| *cause).collect();
     causes.dedup();
     match causes.as_slice() {
+        _ if outcome.has_arrived() => Exit::NotCleanedUp,
         [] => Exit::Interrupted,
         _ if stopped => Exit::Interrupted,
         [cause] => Exit::from(*cause),
@@ -203,7 +222,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
 pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
-    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     if matches!(row.state, PlanState::Done | PlanState::Cancelled) {
         crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
@@ -215,12 +234,18 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     stop.stop();
     let target = QemuTarget::new(&file, &about, args.run.state.as_deref(), &stop);
     store.ask_cancel(&name)?;
-    let left = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
-    if left.is_empty() {
+    let given_up = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
+    given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+    for vm in given_up.arrived.iter().map(|vm| clean(vm)) {
+        crate::out::say(format_args!(
+            "{vm} had arrived: it stays at the target, and its source is left as it is"
+        ));
+    }
+    if given_up.left.is_empty() {
         crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
         return Ok(Exit::Success);
     }
-    left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
+    given_up.left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
     Err(Failure::new(Exit::Source, "not everything could be undone")
         .advise("mend the cause, then cancel again"))
 }
@@ -230,7 +255,7 @@ fn wait_and_cancel(
     store: &Store,
     source: &dyn SourceProvider,
     target: &QemuTarget,
-) -> Result<Vec<String>, Failure> {
+) -> Result<GivenUp, Failure> {
     let until = std::time::Instant::now() + CANCEL_WAIT;
     loop {
         match drover_engine::cancel(name, store, source, target) {
@@ -248,9 +273,10 @@ pub fn plan_name(text: &str) -> Result<String, Failure> {
     if path.is_file() { Ok(plan::read(path)?.plan.name) } else { Ok(text.to_string()) }
 }
 
-pub fn unknown_plan(name: &str) -> Failure {
-    Failure::new(Exit::Plan, format!("there is no plan '{name}' in drover's state"))
-        .advise("see `drover status` for those there are, and check --state")
+pub fn unknown_plan(store: &Store, name: &str) -> Failure {
+    let folder = store.path().parent().unwrap_or(store.path());
+    Failure::new(Exit::Plan, format!("there is no plan '{name}' in drover's state in {}", folder.display()))
+        .advise("see `drover status` for those there are; --state names another folder")
 }
 
 /// Opens the state folder to look into it, also where it cannot be written.

@@ -16,6 +16,7 @@ use drover_view::clean;
 
 use crate::appliance;
 use crate::cli::{PlanCheckArgs, PlanNewArgs};
+use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::files::read_text;
@@ -170,12 +171,13 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         provider.find_proxies(&file, &inventory);
         let mut resolution = resolve_here(&file, &provider, &mut inventory);
         nfc = provider.share_out(&file, &mut resolution, &inventory);
-        rights = provider.rights(&resolution)?;
+        rights = provider.rights(&resolution, &inventory)?;
         resolution.problems.extend(provider.proxy_problems(&resolution, true));
         let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
         let here = target.problems(&resolution.vms);
         resolution.problems.extend(here);
+        resolution.problems.extend(anothers(&file));
         let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
         resolution.problems.extend(past);
         if !args.json {
@@ -252,6 +254,18 @@ fn begun_here(plan: &str) -> Vec<Begun> {
     if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
 }
 
+/// A file that would take over another's plan; nothing where the state cannot be looked at.
+fn anothers(file: &PlanFile) -> Option<Problem> {
+    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+    if !Store::is_there(&folder) {
+        return None;
+    }
+    let store = Store::open_to_read(&folder).ok()?;
+    let refused = check_not_anothers(&store, file).ok()??;
+    let problem = Problem::error("name", refused.message);
+    Some(refused.advice.into_iter().fold(problem, Problem::advise))
+}
+
 /// What the passes so far tell of a plan that was begun; nothing if it was not.
 fn told_by_passes(plan: &str) -> String {
     let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
@@ -326,8 +340,17 @@ fn draft_of(args: &PlanNewArgs, inventory: &Inventory) -> Result<String, Failure
             insecure: secret.insecure,
         },
     };
-    let options = DraftOptions { name: args.name.clone(), source, folder: args.folder.clone(), start: false };
+    let options = DraftOptions { name: draft_name(args), source, folder: args.folder.clone(), start: false };
     Ok(drover_plan::draft(inventory, &args.vms, &options))
+}
+
+/// Two plans of one name would be one plan: it is that of the file.
+fn draft_name(args: &PlanNewArgs) -> String {
+    let of_file = || args.output.as_ref()?.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let of_file = || of_file().map(|name| name.chars().map(fits).take(64).collect::<String>());
+    let of_file = || of_file().map(|name| name.trim_matches('-').to_string()).filter(|name| !name.is_empty());
+    args.name.clone().or_else(of_file).unwrap_or_else(|| "my-plan".to_string())
 }
 
 /// A path that holds wherever the plan is read.

@@ -13,14 +13,15 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
             if args.run.json {
                 crate::out::json(format_args!("{:#}", serde_json::json!({ "plans": plans })));
             } else {
-                crate::out::print(&drover_view::plans_text(&plans));
+                crate::out::print(&drover_view::plans_text(&plans, store.path()));
             }
         }
         Some(text) => {
             let name = plan_name(text)?;
-            let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+            let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
             let (vms, disks) = (store.vms(&name)?, store.disks(&name)?);
-            let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&name))?;
+            let report =
+                drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&store, &name))?;
             if args.run.json {
                 let warm: serde_json::Map<_, _> = report
                     .vms
@@ -44,7 +45,7 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
 pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
     let store = open_store_to_read(&args.run)?;
     let name = plan_name(&args.plan)?;
-    let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&name))?;
+    let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     if let Some(path) = &args.html {
         let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", path.display()));
         std::fs::write(path, drover_view::report_html(&report)).map_err(failed)?;

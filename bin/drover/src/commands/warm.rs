@@ -12,7 +12,7 @@ use crate::provider::to_give_up;
 pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
-    store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let asked = drover_engine::ask_cutover(&store, &name, args.vm.as_deref())?;
     let running = drover_engine::is_running(&store, &name)?;
     if args.run.json {
@@ -31,7 +31,7 @@ pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
 pub fn clean(args: &NamedArgs) -> Result<Exit, Failure> {
     let store = open_store(&args.run)?;
     let name = plan_name(&args.plan)?;
-    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&name))?;
+    let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
     let (source, _) = to_give_up(&file, &store)?;
     let cleaned = drover_engine::clean(&store, &name, source.as_ref())?;

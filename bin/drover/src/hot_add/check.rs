@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drover_agent::HOT_ADD;
 use drover_plan::{PlannedProxy, Problem, Resolution};
 use drover_types::inventory::PowerState;
-use drover_vsphere::{Proxy, Session, VsphereError};
+use drover_vsphere::{Entity, Proxy, Session, VsphereError};
 
 use super::HotAdd;
 
@@ -67,7 +67,7 @@ fn faults_at_source(
     let now = session.proxy(&proxy.vm)?;
     let mut found = faults(&now, &datastores(proxy, resolution), !proxy.host_ids.is_empty());
     // That a server does not tell is said once, for all rights that the plan needs.
-    let missing = session.missing_privileges(&[&proxy.vm], &PRIVILEGES)?.unwrap_or_default();
+    let missing = session.missing_privileges(Entity::Vm, &[&proxy.vm], &PRIVILEGES)?.unwrap_or_default();
     found.extend(missing.into_values().flatten().map(|privilege| {
         let text = format!("the user lacks the privilege {privilege} on it");
         (text, "give the user's role this privilege on the proxy".to_string())

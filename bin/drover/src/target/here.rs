@@ -20,6 +20,7 @@ use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
 use crate::target::all_removed;
+use crate::target::host;
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
 
 /// How long a guest that must go may take before its plug is pulled.
@@ -93,6 +94,7 @@ impl Here {
             }
         }
         vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm).map(drop))?;
+        host::check(vm, &self.target)?;
         self.spec(vm)?.check().map_err(qemu_error)?;
         match vm.convert {
             Convert::Always => drover_qemu::can_convert().map_err(|why| no_converter(&why)),

@@ -105,10 +105,19 @@ pub fn arrived(site: &Site, ended: &Ended) -> Result<(), Violation> {
 
 /// A first run that failed by itself has put everything back, or says what it left behind.
 pub fn failed(site: &Site, ended: &Ended) -> Result<(), Violation> {
-    // What fails in the clean up has arrived: its source stays off.
-    let is_told = ["left behind", "FAILED in clean up"].iter().any(|words| ended.said.contains(words));
     match ended.code {
-        Some(1..) if !is_told => given_up(site, ended).map_err(|found| {
+        // It says that it has arrived and that its source stays off: so it must be.
+        Some(13) => {
+            let all_off = site.guests.iter().all(|guest| {
+                site.is_equal(guest).is_ok()
+                    && site.vm(&guest.moid).is_some_and(|vm| vm["power"] == "poweredOff")
+            });
+            match all_off && ended.said.contains("NOT CLEANED UP") {
+                true => Ok(()),
+                false => Err(Violation::new(Kind::Source, format!("it says it has arrived: {}", ended.said))),
+            }
+        }
+        Some(1..) if !ended.said.contains("left behind") => given_up(site, ended).map_err(|found| {
             Violation::new(found.kind, format!("nothing is said to be left behind: {}", found.what))
         }),
         _ => Ok(()),

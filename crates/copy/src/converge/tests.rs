@@ -6,7 +6,7 @@ const MIB: f64 = 1_048_576.0;
 
 fn costs() -> Costs {
     let about = |likely: f64| Estimate { likely, spread: likely / 4.0 };
-    Costs { shutdown: about(30.0), freeze: about(2.0), prove: about(0.0), boot: about(8.0) }
+    Costs { shutdown: about(30.0), freeze: about(2.0), prove: about(0.0), boot: about(8.0), off_by: None }
 }
 
 /// A machine that changes so many bytes a second, copied at so many.
@@ -305,7 +305,7 @@ fn trend_of(churn: f64) -> Trend {
 fn a_forecast_has_all_parts_of_a_downtime_and_of_what_may_go_wrong_in_it() {
     let sure = |likely: f64| Estimate { likely, spread: 0.0 };
     let shutdown = Estimate { likely: 30.0, spread: 8.0 };
-    let costs = Costs { shutdown, freeze: sure(2.0), prove: sure(0.0), boot: sure(8.0) };
+    let costs = Costs { shutdown, freeze: sure(2.0), prove: sure(0.0), boot: sure(8.0), off_by: None };
     // 10 MB/s for 20 s and the 30 s of the shutdown are 500 MB, which take 5 s. One sample may be off by half, which
     // is 250 MB, and 8 s more of shutdown are 80 MB: 3.3 s, and a quarter of the 5 s. With the 8 s: the root of
     // 8^2 + 4.55^2.
@@ -385,6 +385,26 @@ fn an_interval_beyond_all_time_is_a_long_wait() {
     let contract = Contract { interval: Some(Duration::MAX), ..contract(When::Asked) };
     let decision = contract.decide(&[pass_at(0, 1 << 30, None)], &costs(), false, 0);
     assert!(matches!(decision, Decision::Wait { until_ms } if until_ms > i64::MAX / 4), "{decision:?}");
+}
+
+#[test]
+fn earlier_errors_are_worth_more_than_what_the_parts_may_be_off_by() {
+    let forecast = |off_by| trend_of(0.0).forecast(&Costs { off_by, ..costs() }, 120_000);
+    let wide = forecast(None);
+    let known = forecast(Some(0.25));
+    assert_eq!(known.likely, wide.likely);
+    assert_eq!((known.high - known.low).as_millis(), 500, "{known:?} instead of {wide:?}");
+    // What changes has a spread of its own, which earlier machines do not tell.
+    let busy = trend_of(10e6).forecast(&Costs { off_by: Some(0.25), ..costs() }, 120_000);
+    assert!(busy.high - busy.low > Duration::from_secs(6), "{busy:?}");
+}
+
+#[test]
+fn errors_are_bounded_so_that_eight_of_ten_of_the_next_keep_to_it() {
+    assert_eq!((off_by([]), off_by([1.0, 2.0, 3.0])), (None, None), "three are too few");
+    assert_eq!(off_by([0.1, -0.4, 0.2, 0.3]), Some(0.4));
+    assert_eq!(off_by((1..=9).map(f64::from)), Some(8.0));
+    assert_eq!(off_by((1..=19).map(|error| -f64::from(error))), Some(16.0));
 }
 
 #[test]

@@ -68,11 +68,13 @@ impl Journey<'_> {
                 VmState::Running if !template || self.shares_a_place_with(&other) => {
                     Some((format!("{name} is on its way with"), "let that plan end, resume it or cancel it"))
                 }
-                VmState::Done if self.shares_an_image_with(&other)? => Some((
+                VmState::Done | VmState::NotCleanedUp if self.shares_an_image_with(&other)? => Some((
                     format!("{name} has arrived, in the same files, with"),
                     "take it out of this plan, choose another folder, or remove the files if they may go",
                 )),
-                VmState::Done if !template && self.context.target.is_running(&other)? => {
+                VmState::Done | VmState::NotCleanedUp
+                    if !template && self.context.target.is_running(&other)? =>
+                {
                     Some((format!("{name} has arrived, and runs at the target, with"), "stop it there first"))
                 }
                 _ => None,

@@ -21,6 +21,7 @@ pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_sna
 use self::still::Stillness;
 use self::warm::FrozenVm;
 pub use self::warm::MOMENT_GRACE_MS;
+pub(crate) use self::warm::untrack;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
@@ -197,27 +198,49 @@ impl<'a> Journey<'a> {
 
     fn end_well(&self) -> Outcome<()> {
         self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None)?;
-        self.tell(Event::VmEnded { vm: self.name(), error: None, advice: None });
+        self.tell(Event::VmEnded { vm: self.name(), state: VmState::Done, error: None, advice: None });
         Ok(())
     }
 
     /// Puts the source back as it was, keeps the error, and passes it on.
     fn end_badly(&mut self, error: EngineError, reached: Phase) -> Outcome<()> {
         let (plan, id) = (self.context.plan, self.planned.vm.id.clone());
-        let arrived = reached > Phase::Start;
-        // A machine that runs at the target is there to stay: only the clean-up is still to be done.
-        let left = if arrived { Vec::new() } else { self.undo(reached) };
         let mut text = error.chain();
-        for problem in &left {
-            text.push_str(&format!("; left behind: {problem}"));
-        }
-        let state = if error.cause() == Cause::Cancelled { VmState::Stopped } else { VmState::Failed };
+        let mut advice = error.advice();
+        let state = match error.cause() {
+            // It is at the target to stay: only the clean-up is still to be done.
+            _ if reached == Phase::CleanUp => {
+                text = format!("{}; its clean-up failed: {text}", self.where_it_is());
+                advice = advice.or_else(|| Some("`drover resume` cleans up, and does nothing else".into()));
+                VmState::NotCleanedUp
+            }
+            cause => {
+                for problem in self.undo(reached) {
+                    text.push_str(&format!("; left behind: {problem}"));
+                }
+                if cause == Cause::Cancelled { VmState::Stopped } else { VmState::Failed }
+            }
+        };
         let cause = format!("{:?}", error.cause()).to_lowercase();
-        let advice = error.advice();
         self.context.store.add_event(plan, Some(&id), Some(reached.name()), "error", &text)?;
         self.context.store.end_vm(plan, &id, state, Some((&text, &cause, advice.as_deref())))?;
-        self.tell(Event::VmEnded { vm: self.name(), error: Some(text), advice });
+        self.tell(Event::VmEnded { vm: self.name(), state, error: Some(text), advice });
         Err(error)
+    }
+
+    /// What holds on both sides for a VM that has arrived.
+    fn where_it_is(&self) -> String {
+        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
+        let target = match row.ok().flatten().is_some_and(|row| row.started.is_some()) {
+            true => "it was started there",
+            false => "nobody has started it there yet",
+        };
+        let source = match self.look().map(|now| now.power) {
+            Ok(PowerState::Off) => "its source stays off",
+            Ok(PowerState::On | PowerState::Suspended) => "ITS SOURCE IS SWITCHED ON",
+            Ok(PowerState::Unknown) | Err(_) => "whether its source is off cannot be told now",
+        };
+        format!("{} has arrived at the target, {target}, and {source}", self.planned.target_name)
     }
 
     /// Switches the source on again if drover switched it off. A guest that may go down yet is left marked as

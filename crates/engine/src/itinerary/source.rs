@@ -103,7 +103,8 @@ impl Journey<'_> {
             "was switched on at the source after it had arrived",
             "decide which of the two goes on: switch the source off and `drover resume`, or stop the target, \
              remove its files and move the VM with another plan",
-        )
+        )?;
+        self.untrack()
     }
 
     /// Refuses with this if the VM is not off. One whose power state is not told may run.

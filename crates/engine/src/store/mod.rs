@@ -14,12 +14,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::{Deserialize, Serialize};
 
+pub use self::runs::{RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
 use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
 mod attached;
 mod read;
+mod runs;
 mod schema;
 mod sync;
 mod warm;
@@ -110,12 +112,21 @@ pub enum VmState {
     Running,
     /// Arrived.
     Done,
+    /// At the target as the plan asks, with its source off; the clean-up at the source failed, and is all that a resume does.
+    NotCleanedUp,
     /// Ended with an error; can be resumed.
     Failed,
     /// Stopped by the user; can be resumed.
     Stopped,
     /// Given up.
     Cancelled,
+}
+
+impl VmState {
+    /// Whether it is at the target to stay.
+    pub fn has_arrived(self) -> bool {
+        matches!(self, VmState::Done | VmState::NotCleanedUp)
+    }
 }
 
 /// A plan in the store.
@@ -370,7 +381,7 @@ impl Store {
             let mut enter = db.prepare(
                 "INSERT INTO vm (plan, id, name, state, planned) VALUES (?1, ?2, ?3, 'queued', ?4)
                  ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
-                 state = CASE WHEN state = 'done' THEN state ELSE 'queued' END",
+                 state = CASE WHEN state IN ('done', 'not_cleaned_up') THEN state ELSE 'queued' END",
             )?;
             vms.iter()
                 .try_for_each(|(id, name, planned)| enter.execute(params![plan, id, name, planned]).map(drop))

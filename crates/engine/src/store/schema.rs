@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 5;
+pub(super) const SCHEMA_VERSION: i64 = 6;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -71,6 +71,17 @@ CREATE TABLE attached (
     PRIMARY KEY (plan, vm, proxy, file));
 ";
 
+/// What version 6 added: which parts of a downtime a forecast lacks. What was foreseen before has all, and parts that were
+/// never measured are assumed in it. Whether change tracking was switched on by drover. And who ran what.
+const LACKS: &str = "
+ALTER TABLE warm ADD COLUMN forecast_lacks INTEGER;
+ALTER TABLE warm ADD COLUMN tracking_on INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE,
+    at_ms INTEGER NOT NULL, facts TEXT NOT NULL);
+CREATE INDEX run_of_plan ON run(plan, id);
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -86,7 +97,8 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED].into_iter().skip(version.max(0) as usize);
+        let mut steps =
+            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS].into_iter().skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }

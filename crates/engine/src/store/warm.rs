@@ -113,6 +113,10 @@ pub struct Downtime {
     pub low_ms: u64,
     /// The most that is likely.
     pub high_ms: u64,
+    /// The time that the guest takes to shut down is not in it: none was ever seen doing so.
+    pub without_shutdown: bool,
+    /// Nor is the time that the machine takes to start.
+    pub without_start: bool,
 }
 
 /// What is kept of a warm VM besides its passes.
@@ -130,6 +134,8 @@ pub struct WarmRow {
     pub hint: Option<String>,
     /// When the next pass begins.
     pub next_ms: Option<i64>,
+    /// Whether drover switched change tracking on, and has not switched it off again.
+    pub tracking_on: bool,
     /// The plan's moment for the cutover, in milliseconds since 1970, if that was tried and undone.
     pub moment_tried_ms: Option<i64>,
     /// Why the cutover began.
@@ -158,7 +164,7 @@ impl Store {
 
     /// Asks for the cutover of one VM by its name, or of all that have not arrived; gives their names.
     pub fn ask_cutover(&self, plan: &str, name: Option<&str>) -> Outcome<Vec<String>> {
-        let sql = "SELECT id, name FROM vm WHERE plan = ?1 AND state <> 'done' AND (?2 IS NULL OR name = ?2) ORDER BY rowid";
+        let sql = "SELECT id, name FROM vm WHERE plan = ?1 AND state NOT IN ('done', 'not_cleaned_up') AND (?2 IS NULL OR name = ?2) ORDER BY rowid";
         let vms = self.rows(sql, params![plan, name], |row| {
             Ok((row.get::<_, String>("id")?, row.get::<_, String>("name")?))
         })?;
@@ -185,15 +191,27 @@ impl Store {
         next_ms: Option<i64>,
         forecast: Option<Downtime>,
     ) -> Outcome<()> {
+        let lacks = forecast.map(|it| i64::from(it.without_shutdown) + 2 * i64::from(it.without_start));
         let forecast = forecast.map(|it| [it.forecast_ms, it.low_ms, it.high_ms].map(|ms| ms as i64));
         let part = |at: usize| forecast.map(|it| it[at]);
         self.set_warm(
             Durable::WithTheNext,
             plan,
             vm,
-            "next_ms = ?3, forecast_ms = ?4, forecast_low_ms = ?5, forecast_high_ms = ?6",
-            &[&next_ms, &part(0), &part(1), &part(2)],
+            "next_ms = ?3, forecast_ms = ?4, forecast_low_ms = ?5, forecast_high_ms = ?6, forecast_lacks = ?7",
+            &[&next_ms, &part(0), &part(1), &part(2), &lacks],
         )
+    }
+
+    /// What whole forecasts of the latest VMs that moved over were off by in seconds, of those that were started there or
+    /// of those that were not; the latest last.
+    pub fn forecast_errors(&self, started: bool, most: usize) -> Outcome<Vec<f64>> {
+        let sql = "SELECT warm.up_ms - warm.down_ms - forecast_ms FROM warm JOIN vm ON vm.plan = warm.plan AND vm.id = warm.vm
+                   WHERE warm.up_ms IS NOT NULL AND warm.down_ms IS NOT NULL AND forecast_lacks = 0
+                   AND (vm.started IS NOT NULL) = ?1 ORDER BY warm.up_ms DESC LIMIT ?2";
+        let mut latest = self.rows(sql, params![started, most as i64], |row| row.get::<_, i64>(0))?;
+        latest.reverse();
+        Ok(latest.into_iter().map(|ms| ms as f64 / 1000.0).collect())
     }
 
     /// Records why the cutover begins.
@@ -232,6 +250,11 @@ impl Store {
     /// Records whether the images may hold something else than was copied.
     pub fn set_replica_touched(&self, plan: &str, vm: &str, touched: bool) -> Outcome<()> {
         self.set_warm(Durable::Now, plan, vm, "replica_touched = ?3", &[&touched])
+    }
+
+    /// Records whether change tracking is on because drover switched it on.
+    pub fn set_tracking_on(&self, plan: &str, vm: &str, on: bool) -> Outcome<()> {
+        self.set_warm(Durable::Now, plan, vm, "tracking_on = ?3", &[&on])
     }
 
     /// Records why change tracking is not believed any more.
@@ -404,11 +427,14 @@ fn pass_row(row: &Row<'_>) -> rusqlite::Result<PassRow> {
 }
 
 fn warm_row(row: &Row<'_>) -> rusqlite::Result<WarmRow> {
+    let lacks = unsigned(row, "forecast_lacks")?.unwrap_or(0);
     let forecast = match unsigned(row, "forecast_ms")? {
         Some(forecast_ms) => Some(Downtime {
             forecast_ms,
             low_ms: unsigned(row, "forecast_low_ms")?.unwrap_or(forecast_ms),
             high_ms: unsigned(row, "forecast_high_ms")?.unwrap_or(forecast_ms),
+            without_shutdown: lacks & 1 != 0,
+            without_start: lacks & 2 != 0,
         }),
         None => None,
     };
@@ -419,6 +445,7 @@ fn warm_row(row: &Row<'_>) -> rusqlite::Result<WarmRow> {
         distrust: row.get("distrust")?,
         hint: row.get("hint")?,
         next_ms: row.get("next_ms")?,
+        tracking_on: row.get("tracking_on")?,
         moment_tried_ms: row.get("moment_tried_ms")?,
         reason: row.get("reason")?,
         forecast,
@@ -483,7 +510,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         store.begin_plan("p", "", Path::new("/")).unwrap();
-        let forecast = Downtime { forecast_ms: 9000, low_ms: 5000, high_ms: 20_000 };
+        let forecast = Downtime {
+            forecast_ms: 9000,
+            low_ms: 5000,
+            high_ms: 20_000,
+            without_shutdown: true,
+            without_start: false,
+        };
         store.set_next_pass("p", "v", Some(77), Some(forecast)).unwrap();
         let row = store.warm("p", "v").unwrap();
         assert_eq!((row.next_ms, row.forecast, row.ready_ms()), (Some(77), Some(forecast), None));

@@ -12,8 +12,8 @@ use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen, NoObserver,
-    Observer, OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, Record, RunOutcome, Runner,
-    SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
+    Observer, OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, Record, RunFacts, RunOutcome,
+    Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Begun, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
@@ -188,6 +188,7 @@ impl World {
             plan,
             text: "",
             folder: Path::new("/"),
+            facts: &RunFacts::default(),
             vms,
             limits: &self.plan.limits,
             source: self,

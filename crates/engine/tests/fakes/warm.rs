@@ -146,6 +146,14 @@ impl ChangeTracking for World {
         })
     }
 
+    fn disable(&self, vm: &Vm) -> Result<(), ProviderError> {
+        self.call("disable", &vm.name, |state| {
+            let vm = state.vms.get_mut(&vm.id).unwrap();
+            vm.change_tracking = false;
+            vm.disks.iter_mut().for_each(|disk| disk.change_id = None);
+        })
+    }
+
     fn freeze(&self, vm: &Vm, name: &str, description: &str, quiesce: bool) -> Result<Frozen, ProviderError> {
         let cannot = quiesce && self.state().tracks.cannot_quiesce;
         let frozen = self.call("freeze", &vm.name, |state| {

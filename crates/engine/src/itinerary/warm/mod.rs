@@ -13,10 +13,33 @@ pub use self::outlook::MOMENT_GRACE_MS;
 pub(super) use self::pass::{DiskPass, FrozenVm};
 pub(super) use self::unmapped::Unmapped;
 
-use super::{Journey, Outcome};
-use crate::error::EngineError;
+use drover_plan::PlannedVm;
+
+use super::{Context, Journey, Outcome, look};
+use crate::error::{EngineError, chain};
 use crate::event::Event;
+use crate::store::StoreError;
 use crate::tracking::ChangeTracking;
+
+/// Switches change tracking off again if drover switched it on for this plan; says so, or why it stays on.
+pub(crate) fn untrack(context: &Context<'_>, planned: &PlannedVm) -> Result<Option<String>, StoreError> {
+    let (store, plan, vm) = (context.store, context.plan, &planned.vm.id);
+    if !store.warm(plan, vm)?.tracking_on {
+        return Ok(None);
+    }
+    let Some(tracking) = context.source.tracking() else { return Ok(None) };
+    match look(context.source, planned).and_then(|now| tracking.disable(&now)) {
+        Ok(()) => {
+            store.set_tracking_on(plan, vm, false)?;
+            Ok(Some("switched change tracking off again, which drover had switched on".into()))
+        }
+        Err(error) => Ok(Some(format!(
+            "change tracking, which drover had switched on, stays on at the source ({}); it costs little, and can be switched \
+             off there once nothing else uses it",
+            chain(&error)
+        ))),
+    }
+}
 
 impl Journey<'_> {
     fn tracking(&self) -> Outcome<&dyn ChangeTracking> {
@@ -34,9 +57,24 @@ impl Journey<'_> {
         let mut now = self.look()?;
         let ours = |key: i32| self.planned.disks.iter().any(|disk| disk.disk.key == key);
         now.disks.retain(|disk| ours(disk.key));
+        if !now.change_tracking {
+            // Before it is: a crash in between must not leave it on for good.
+            self.context.store.set_tracking_on(self.context.plan, &now.id, true)?;
+        }
         let done = self.tracking()?.enable(&now, &super::own_description(self.context.plan))?;
         done.iter().for_each(|line| self.note(line.clone()));
         Ok(!done.is_empty())
+    }
+
+    /// Change tracking that drover switched on is not needed any more. What has arrived does not fail for it.
+    pub(super) fn untrack(&self) -> Outcome<()> {
+        match untrack(self.context, self.planned)? {
+            Some(line) => {
+                self.note(line);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// The snapshot of the last pass, of a VM that is off.

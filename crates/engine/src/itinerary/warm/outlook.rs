@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
-use drover_copy::converge::{Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When};
+use drover_copy::converge::{
+    Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When, off_by,
+};
 use drover_plan::{Audit, Cutover, Interval};
 
 use crate::itinerary::{Journey, NOTHING_DONE, Outcome};
 use crate::phase::Phase;
 use crate::store::{Downtime, PassKind, PassRow};
 
-/// A guest that was never seen shutting down.
+/// A guest that was never seen shutting down: what is decided goes by this, and forecasts say that they leave it out.
 const SHUTDOWN: Estimate = Estimate { likely: 30.0, spread: 20.0 };
-/// A machine that was never seen starting.
+/// A machine that was never seen starting; likewise.
 const BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
-/// What was copied last is read back, and the definition is written.
-const PROVE: Estimate = Estimate { likely: 2.0, spread: 2.0 };
+/// Writing a definition, where that was never measured.
+const DEFINE: Estimate = Estimate { likely: 0.1, spread: 0.1 };
 
 /// The latest of these are looked at: what was measured long ago says little.
 const SAMPLES_MAX: usize = 20;
@@ -63,43 +65,66 @@ impl Journey<'_> {
         })
     }
 
-    /// What a downtime has in it besides copying: as measured with whatever VMs moved before, or assumed.
+    /// What a downtime has in it besides copying: as measured with this VM's own passes and whatever VMs moved before, or
+    /// assumed.
     pub(super) fn costs(&self, passes: &[PassRow]) -> Outcome<Costs> {
+        let Outlook { known, shutdown, boot } = self.outlook(passes)?;
+        Ok(Costs { shutdown: shutdown.unwrap_or(SHUTDOWN), boot: boot.unwrap_or(BOOT), ..known })
+    }
+
+    fn outlook(&self, passes: &[PassRow]) -> Outcome<Outlook> {
         let measured = |phase: Phase, ended: &str| -> Outcome<Option<Estimate>> {
             let seconds = self.context.store.phase_seconds(phase.name(), ended, SAMPLES_MAX)?;
             Ok(Estimate::measured(seconds))
         };
         let freezes =
             passes.iter().filter_map(|pass| Some((pass.frozen_ms? - pass.began_ms) as f64 / 1000.0));
+        let trend = Trend::of(&facts(passes));
         let full_audit = self.planned.warm.is_some_and(|warm| warm.audit == Audit::Full);
-        let audit = match Trend::of(&facts(passes)).filter(|_| full_audit) {
+        let audit = match trend.filter(|_| full_audit) {
             Some(trend) => self.planned.capacity_bytes() as f64 / trend.rate,
             None => 0.0,
         };
-        let prove = match (measured(Phase::Verify, "")?, measured(Phase::Define, "")?) {
-            (Some(verify), Some(define)) => verify.and(define),
-            _ => PROVE,
-        };
-        let prove = prove.and(measured(Phase::Convert, "")?.unwrap_or_default());
+        let now_ms = self.context.clock.now_ms();
+        let unmeasured = || trend.map_or_else(Estimate::default, |trend| trend.unmeasured_proof(now_ms));
+        let verify = measured(Phase::Verify, "")?.unwrap_or_else(unmeasured);
+        let define = measured(Phase::Define, "")?.unwrap_or(DEFINE);
+        let convert = measured(Phase::Convert, "")?.unwrap_or_default();
         let boot = match self.planned.start {
-            true => measured(Phase::Start, "")?.unwrap_or(BOOT),
+            true => measured(Phase::Start, "")?,
             // What is left is a last look at the source.
-            false => measured(Phase::Start, NOTHING_DONE)?.unwrap_or_default(),
+            false => Some(measured(Phase::Start, NOTHING_DONE)?.unwrap_or_default()),
         };
-        Ok(Costs {
-            shutdown: measured(Phase::PowerOff, "")?.unwrap_or(SHUTDOWN),
+        let errors = self.context.store.forecast_errors(self.planned.start, SAMPLES_MAX)?;
+        let known = Costs {
+            shutdown: Estimate::default(),
             freeze: Estimate::measured(freezes).unwrap_or_default(),
-            prove: prove.and(Estimate { likely: audit, spread: audit / 4.0 }),
-            boot,
-        })
+            prove: verify.and(define).and(convert).and(Estimate { likely: audit, spread: audit / 4.0 }),
+            boot: Estimate::default(),
+            off_by: off_by(errors),
+        };
+        Ok(Outlook { known, shutdown: measured(Phase::PowerOff, "")?, boot })
     }
 
     /// How long the VM would be down if it moved over now.
     pub(super) fn forecast(&self, passes: &[PassRow]) -> Outcome<Option<Downtime>> {
-        let costs = self.costs(passes)?;
+        let Outlook { known, shutdown, boot } = self.outlook(passes)?;
+        let (without_shutdown, without_start) = (shutdown.is_none(), boot.is_none());
+        let costs = Costs { shutdown: shutdown.unwrap_or_default(), boot: boot.unwrap_or_default(), ..known };
         let now = self.context.clock.now_ms();
-        Ok(Trend::of(&facts(passes)).map(|trend| in_millis(trend.forecast(&costs, now))))
+        let forecast = Trend::of(&facts(passes)).map(|trend| in_millis(trend.forecast(&costs, now)));
+        Ok(forecast.map(|forecast| Downtime { without_shutdown, without_start, ..forecast }))
     }
+}
+
+/// What a downtime has in it besides copying.
+struct Outlook {
+    /// All but the next two.
+    known: Costs,
+    /// Absent if no guest was ever seen shutting down.
+    shutdown: Option<Estimate>,
+    /// Absent if no machine was ever seen starting.
+    boot: Option<Estimate>,
 }
 
 /// Completed passes in the words of the contract.
@@ -166,6 +191,7 @@ fn in_millis(forecast: Forecast) -> Downtime {
         forecast_ms: millis(forecast.likely),
         low_ms: millis(forecast.low),
         high_ms: millis(forecast.high),
+        ..Downtime::default()
     }
 }
 

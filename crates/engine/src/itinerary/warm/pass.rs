@@ -12,7 +12,7 @@ use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
 use crate::itinerary::{Copied, Journey, Outcome, is_own_snapshot, own_description};
 use crate::parallel::in_parallel;
-use crate::store::{PassKind, PassRow, PassState, TrackedRow, VmState};
+use crate::store::{PassKind, PassRow, PassState, TrackedRow};
 use crate::tracking::{AreasError, Frozen};
 
 /// A VM under the snapshot of a pass.
@@ -329,7 +329,7 @@ impl Journey<'_> {
     /// Whether a cutover of an earlier run was cut short: then its VM is off, and every second counts.
     pub(super) fn is_cut_short(&self) -> Outcome<bool> {
         let row = self.context.store.vm(self.context.plan, &self.planned.vm.id)?;
-        Ok(row.is_some_and(|row| row.switched_off && row.state != VmState::Done))
+        Ok(row.is_some_and(|row| row.switched_off && !row.state.has_arrived()))
     }
 }
 

@@ -1,0 +1,96 @@
+//! What the store keeps of the runs of a plan: who ran what, where and from where. A report names it as its evidence.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rusqlite::params;
+use rusqlite::types::Type;
+use serde::{Deserialize, Serialize};
+
+use super::{Durable, Outcome, Store, now_ms};
+
+/// What is known of a run when it begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunFacts {
+    /// Version of drover.
+    pub drover: String,
+    /// Who ran it.
+    pub user: String,
+    /// Where it ran; VMs that go to no site come there.
+    pub host: String,
+    /// The plan file.
+    pub plan_file: PathBuf,
+    /// BLAKE3 of its text, in hexadecimal digits.
+    pub plan_blake3: String,
+    /// Address of the source.
+    pub source: String,
+    /// What runs there, with its version.
+    pub source_product: String,
+    /// Tells one installation from another; empty if not told.
+    pub source_uuid: String,
+    /// Names of the hosts of the source's VMs, by the provider's id.
+    pub source_hosts: BTreeMap<String, String>,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RunRow {
+    /// When it began, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// What is known of it.
+    #[serde(flatten)]
+    pub facts: RunFacts,
+}
+
+/// The latest are told of; a plan is run some times.
+const RUNS_MAX: i64 = 100;
+
+impl Store {
+    /// Records a run of a plan that is known.
+    pub fn add_run(&self, plan: &str, facts: &RunFacts) -> Outcome<()> {
+        let facts = serde_json::to_string(facts).unwrap_or_default();
+        self.change(Durable::WithTheNext, |db| {
+            let sql = "INSERT INTO run (plan, at_ms, facts) VALUES (?1, ?2, ?3)";
+            db.execute(sql, params![plan, now_ms(), facts]).map(drop)
+        })
+    }
+
+    /// The latest runs of a plan, in order.
+    pub fn runs(&self, plan: &str) -> Outcome<Vec<RunRow>> {
+        let sql = "SELECT at_ms, facts FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT ?2";
+        let mut latest = self.rows(sql, params![plan, RUNS_MAX], |row| {
+            let text: String = row.get("facts")?;
+            let facts = serde_json::from_str(&text)
+                .map_err(|error| rusqlite::Error::FromSqlConversionFailure(1, Type::Text, Box::new(error)))?;
+            Ok(RunRow { at_ms: row.get("at_ms")?, facts })
+        })?;
+        latest.reverse();
+        Ok(latest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_kept_in_order_and_go_with_their_plan() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        let facts = |user: &str| RunFacts {
+            user: user.into(),
+            source_hosts: [("host-1".to_string(), "esx1".to_string())].into(),
+            ..RunFacts::default()
+        };
+        store.add_run("p", &facts("ann")).unwrap();
+        store.add_run("p", &facts("bob")).unwrap();
+        let runs = store.runs("p").unwrap();
+        assert_eq!(runs.iter().map(|run| &run.facts).collect::<Vec<_>>(), [&facts("ann"), &facts("bob")]);
+        store.remove_plan("p").unwrap();
+        assert_eq!(store.runs("p").unwrap(), []);
+    }
+}
