@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use drover_disk::device::{DeviceNumber, device_usage};
+use drover_disk::device::{DeviceNumber, Usage, device_usage};
 use drover_disk::{DiskErrorKind, FileDisk};
 
 use super::{generation, told};
@@ -140,11 +140,17 @@ fn check_unused(path: &Path) -> Result<(), Refusal> {
         return Err(refuse("it is no block device".to_string()));
     }
     let usage = device_usage(Path::new("/"), DeviceNumber::of(meta.rdev()));
-    if usage.is_empty() {
-        return Ok(());
+    match in_the_way(&usage) {
+        None => Ok(()),
+        Some(found) => Err(refuse(format!("this machine uses it itself: {found}"))),
     }
-    let found: Vec<String> = usage.iter().map(ToString::to_string).collect();
-    Err(refuse(format!("this machine uses it itself: {}", found.join("; "))))
+}
+
+/// What keeps a device from being read for others. That nobody can write to it does not.
+fn in_the_way(usage: &[Usage]) -> Option<String> {
+    let found = usage.iter().filter(|it| !matches!(it, Usage::ReadOnly { .. }));
+    let found: Vec<String> = found.map(ToString::to_string).collect();
+    (!found.is_empty()).then(|| found.join("; "))
 }
 
 /// What links of a folder lead to whose names end in the serial: `wwn-0x6000c29...`, `scsi-36000c29...`. Those of partitions
@@ -284,6 +290,10 @@ mod tests {
 
     #[test]
     fn a_disk_that_this_machine_uses_is_never_served() {
+        let device = || "sda".to_string();
+        let read_only = Usage::ReadOnly { device: device() };
+        assert_eq!(in_the_way(std::slice::from_ref(&read_only)), None);
+        assert!(in_the_way(&[read_only, Usage::Swap { device: device() }]).is_some());
         let root = fs::metadata("/").unwrap();
         let link = PathBuf::from(format!("/sys/dev/block/{}:{}", root.dev() >> 8, root.dev() & 0xff));
         let Some(name) = fs::canonicalize(link).ok().and_then(|path| Some(path.file_name()?.to_owned()))
