@@ -53,7 +53,7 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu scripts/get-libvirt lab/libvirt/hosts lab/guests/make-guests lab/guests/boot-guest lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
+	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu scripts/get-libvirt lab/libvirt/hosts lab/guests/make-guests lab/guests/boot-guest lab/guests/make-proxy lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
 
 check-rust:
 	@echo "tests of the workspace"
