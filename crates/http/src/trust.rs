@@ -4,11 +4,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, aws_lc_rs as provider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme,
 };
@@ -134,8 +135,11 @@ pub fn client_config(trust: &Trust) -> Result<Arc<ClientConfig>, HttpErrorKind> 
     let wrong = |what: &dyn fmt::Display| HttpErrorKind::BadTrust(what.to_string());
     let crypto = Arc::new(provider::default_provider());
     let rule = match trust {
-        Trust::System => Rule::Chain(chain_verifier(system_roots()?, &crypto)?),
-        Trust::CaFile(path) => Rule::Chain(chain_verifier(file_roots(path)?, &crypto)?),
+        Trust::System => Rule::Chain(chain_verifier(system_roots()?, &crypto)?, Vec::new()),
+        Trust::CaFile(path) => {
+            let given = certificates_of(path)?;
+            Rule::Chain(chain_verifier(roots_of(path, &given)?, &crypto)?, given)
+        }
         Trust::Thumbprint(wanted) => Rule::Pinned(*wanted),
         Trust::Insecure => Rule::Anybody,
     };
@@ -161,15 +165,28 @@ fn system_roots() -> Result<RootCertStore, HttpErrorKind> {
     }
 }
 
-fn file_roots(path: &std::path::Path) -> Result<RootCertStore, HttpErrorKind> {
-    let wrong =
-        |why: &dyn fmt::Display| HttpErrorKind::BadTrust(format!("CA file {}: {why}", path.display()));
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))? {
-        roots.add(certificate.map_err(|error| wrong(&error))?).map_err(|error| wrong(&error))?;
+fn in_ca_file(path: &std::path::Path, why: &dyn fmt::Display) -> HttpErrorKind {
+    HttpErrorKind::BadTrust(format!("CA file {}: {why}", path.display()))
+}
+
+/// The certificates of a PEM file, at least one.
+fn certificates_of(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, HttpErrorKind> {
+    let found: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| in_ca_file(path, &error))?;
+    if found.is_empty() {
+        return Err(in_ca_file(path, &"holds no certificate"));
     }
-    if roots.is_empty() {
-        return Err(wrong(&"holds no certificate"));
+    Ok(found)
+}
+
+fn roots_of(
+    path: &std::path::Path,
+    certificates: &[CertificateDer<'static>],
+) -> Result<RootCertStore, HttpErrorKind> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates {
+        roots.add(certificate.clone()).map_err(|error| in_ca_file(path, &error))?;
     }
     Ok(roots)
 }
@@ -185,7 +202,9 @@ fn chain_verifier(
 
 #[derive(Debug)]
 enum Rule {
-    Chain(Arc<WebPkiServerVerifier>),
+    /// By its authority, or as one of these certificates itself: many hosts show one that they signed themselves and
+    /// that calls itself an authority, which a chain may not end in.
+    Chain(Arc<WebPkiServerVerifier>, Vec<CertificateDer<'static>>),
     Pinned(Thumbprint),
     Anybody,
 }
@@ -238,6 +257,14 @@ fn chain_failure(error: &rustls::Error, presented: Presented) -> HttpErrorKind {
     }
 }
 
+fn is_for(
+    certificate: &CertificateDer<'_>,
+    name: &ServerName<'_>,
+) -> Result<ServerCertVerified, rustls::Error> {
+    verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+    Ok(ServerCertVerified::assertion())
+}
+
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
@@ -252,9 +279,18 @@ impl ServerCertVerifier for Verifier {
             Rule::Anybody => Ok(ServerCertVerified::assertion()),
             Rule::Pinned(wanted) if presented.is(wanted) => Ok(ServerCertVerified::assertion()),
             Rule::Pinned(_) => Err(refusal(HttpErrorKind::ThumbprintMismatch(presented))),
-            Rule::Chain(chain) => chain
-                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-                .map_err(|error| refusal(chain_failure(&error, presented))),
+            Rule::Chain(chain, given) => {
+                let verified =
+                    chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+                verified.or_else(|error| match chain_failure(&error, presented) {
+                    // Dates are checked before anything that ends here.
+                    HttpErrorKind::Untrusted(_) if given.contains(end_entity) => {
+                        is_for(end_entity, server_name)
+                            .map_err(|error| refusal(chain_failure(&error, presented)))
+                    }
+                    kind => Err(refusal(kind)),
+                })
+            }
         }
     }
 

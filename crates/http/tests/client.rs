@@ -9,7 +9,7 @@ use std::time::Duration;
 use drover_http::{Client, Endpoint, HttpErrorKind, Request, Thumbprint, Timeouts, Trust};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use server::{After, Server, answer};
 
@@ -27,20 +27,36 @@ fn certificates(name: &str, until: i32) -> Certificates {
     let mut leaf = CertificateParams::new(vec![name.to_string()]).unwrap();
     leaf.not_after = rcgen::date_time_ymd(until, 1, 1);
     let leaf = leaf.signed_by(&key, &issuer).unwrap();
+    Certificates { ca_pem: issuer.pem(), config: shows(leaf.der().clone(), &key) }
+}
+
+/// A server certificate that signed itself, and calls itself an authority as those of many hosts do.
+fn self_signed(name: &str, until: i32) -> Certificates {
+    let key = KeyPair::generate().unwrap();
+    let mut own = CertificateParams::new(vec![name.to_string()]).unwrap();
+    own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    own.not_after = rcgen::date_time_ymd(until, 1, 1);
+    let own = own.self_signed(&key).unwrap();
+    Certificates { ca_pem: own.pem(), config: shows(own.der().clone(), &key) }
+}
+
+fn shows(certificate: CertificateDer<'static>, key: &KeyPair) -> ServerConfig {
     let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let config = ServerConfig::builder_with_provider(provider.into())
+    ServerConfig::builder_with_provider(provider.into())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![leaf.der().clone()], key)
-        .unwrap();
-    Certificates { ca_pem: issuer.pem(), config }
+        .with_single_cert(vec![certificate], key)
+        .unwrap()
 }
 
 fn tls_server(name: &str, until: i32) -> (Server, Trust) {
-    let Certificates { ca_pem, config } = certificates(name, until);
-    let path = std::env::temp_dir().join(format!("drover-http-{}-{name}-{until}.pem", std::process::id()));
+    serving(certificates(name, until), &format!("{name}-{until}"))
+}
+
+fn serving(Certificates { ca_pem, config }: Certificates, file: &str) -> (Server, Trust) {
+    let path = std::env::temp_dir().join(format!("drover-http-{}-{file}.pem", std::process::id()));
     std::fs::write(&path, ca_pem).unwrap();
     (Server::start_tls(config, |_, _| (answer("200 OK", "", b"hello"), After::KeepOpen)), Trust::CaFile(path))
 }
@@ -84,6 +100,18 @@ fn a_certificate_of_a_known_authority_is_trusted_and_no_other() {
     assert_eq!(ask(&server, true, &Trust::Insecure).unwrap(), b"hello");
     let Trust::CaFile(path) = trust else { return };
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_self_signed_certificate_that_is_given_is_trusted_for_its_name_and_time() {
+    let (server, trust) = serving(self_signed("127.0.0.1", 2100), "own");
+    assert_eq!(ask(&server, true, &trust).unwrap(), b"hello");
+    let (_, other) = serving(self_signed("127.0.0.1", 2100), "own-other");
+    assert!(matches!(ask(&server, true, &other), Err(HttpErrorKind::Untrusted(_))));
+    let (server, trust) = serving(self_signed("127.0.0.1", 2001), "own-old");
+    assert!(matches!(ask(&server, true, &trust), Err(HttpErrorKind::Expired(_))));
+    let (server, trust) = serving(self_signed("other.example", 2100), "own-named");
+    assert!(matches!(ask(&server, true, &trust), Err(HttpErrorKind::WrongName(_))));
 }
 
 #[test]
