@@ -3,13 +3,15 @@ SHELL := /bin/sh
 CARGO ?= cargo
 GO ?= go
 LAB := target/lab
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: help demo test build lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
+.PHONY: help demo test build packages check-packages lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
 	@echo "make test    all tests (CI runs this)"
 	@echo "make build   target/release/drover"
+	@echo "make packages   deb, rpm, tarball and container image in target/packages, tried in a bare Debian"
 	@echo "make bench   drover beside curl, nbdcopy and qemu-img on the same data"
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
@@ -24,7 +26,7 @@ demo: prepare build lab
 	@$(CARGO) build -q --release -p drover-lab --bin drover-demo
 	@target/release/drover-demo
 
-test: prepare lab lint check-go check-rust
+test: prepare lab lint check-go check-rust check-packages
 	@echo "make test: all is well"
 
 prepare:
@@ -34,7 +36,16 @@ build:
 	@echo "building drover (release)"
 	@$(CARGO) build -q --release -p drover
 
+# The static program is another build: its flags must not reach the one that is linked to the system's C library.
+packages: prepare build $(LAB)/vsphere-sim
+	@scripts/get-bare-debian $(LAB)/bare.tar
+	@echo "building drover (release, static)"
+	@RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build -q --release -p drover --target $(HOST)
+	@scripts/make-packages --program target/release/drover --static target/$(HOST)/release/drover --out target/packages
+	@scripts/test-packages target/packages
+
 lab: $(LAB)/vsphere-sim
+	@scripts/get-bare-debian $(LAB)/bare.tar || echo "make: packages will not be tested"
 	@$(MAKE) -s -C lab/vddk-standin OUT=$(CURDIR)/$(LAB)/vddk
 	@lab/guests/make-guests --out $(LAB)/guests
 	@scripts/get-qemu $(LAB)/qemu || echo "make: live migration will not be tested"
@@ -53,11 +64,18 @@ lint: check-scripts
 	@$(CARGO) clippy -q --workspace --all-targets -- -D warnings
 
 check-scripts:
-	@shellcheck scripts/prepare scripts/get-vddk-plugin scripts/get-qemu scripts/get-libvirt lab/libvirt/hosts lab/guests/make-guests lab/guests/boot-guest lab/guests/make-proxy lab/guests/test scripts/fuzz scripts/mutants scripts/mutants-together scripts/soak scripts/test-workspace .ci/run
+	@shellcheck $$(git grep -lE '^#!/bin/(ba)?sh' -- scripts lab .ci)
 
 check-rust:
 	@echo "tests of the workspace"
 	@CARGO='$(CARGO)' scripts/test-workspace
+
+# Of the program that the tests use, so that nothing is built for it.
+check-packages: lab
+	@echo "tests of the packages"
+	@$(CARGO) build -q -p drover
+	@scripts/make-packages --program target/debug/drover --out $(LAB)/packages
+	@scripts/test-packages $(LAB)/packages
 
 check-go:
 	@echo "tests of the simulator"
