@@ -1,7 +1,8 @@
 //! What all programs of this machine have of the NFC memory of a host.
 //!
 //! A folder for each host and service has a file for each open disk, whose name says how many bytes of buffers it has.
-//! Who has it holds the file's lock, which the kernel lets go of when the program dies: what nobody holds does not count.
+//! Who has it holds the file's lock, which the kernel lets go of when the program dies. The host takes longer to notice that:
+//! what a killed program had makes the shares of others smaller for a while, and keeps nobody from trying.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,6 +30,12 @@ const FREE_PART: u64 = 6;
 
 /// A host that refused a disk gets its budget back after this time: what took its memory may be gone.
 const LOWERED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// A host holds what a client had that vanished for about half an hour.
+const HELD_FOR: Duration = Duration::from_secs(30 * 60);
+
+/// Begins the names of files of programs that died.
+const HELD: &str = "held-";
 
 /// The smallest budget that is believed.
 const LOWERED_MIN: u64 = 1 << 20;
@@ -148,12 +155,16 @@ impl Ledger {
         let place = self.place(host, service);
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
-        let (used, disks) = used(&place)?;
-        let free = self.budget(host, service).saturating_sub(used);
-        if disks >= self.disks_max {
+        let used = used(&place)?;
+        let free = self.budget(host, service).saturating_sub(used.bytes);
+        if used.disks >= self.disks_max {
             return Ok(None);
         }
-        let Some(buffers) = share(free, most) else { return Ok(None) };
+        // Whether the host still holds what others had that died, only it knows.
+        let least = || LADDER.last().copied().filter(|it| it.total() <= free);
+        let Some(buffers) = share(free.saturating_sub(used.held), most).or_else(least) else {
+            return Ok(None);
+        };
         let name =
             format!("{}-{}-{}", buffers.total(), std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = place.join(name);
@@ -172,7 +183,8 @@ impl Ledger {
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
         let left = refused / 2 * FREE_PART;
-        let lowered = (used(&place)?.0 + left).max(LOWERED_MIN).min(self.budget(host, service));
+        let used = used(&place)?;
+        let lowered = (used.bytes + used.held + left).max(LOWERED_MIN).min(self.budget(host, service));
         fs::write(place.join("lowered"), lowered.to_string())?;
         Ok(lowered)
     }
@@ -185,7 +197,7 @@ impl Ledger {
         let place = self.place(host, service);
         fs::create_dir_all(&place)?;
         let _lock = lock(&place)?;
-        used(&place)
+        used(&place).map(|used| (used.bytes, used.disks))
     }
 
     /// The budget of a host now.
@@ -220,32 +232,61 @@ fn lock(place: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// What the files say that somebody holds. Others are removed. Call under the lock.
-fn used(place: &Path) -> io::Result<(u64, u32)> {
-    let (mut bytes, mut disks) = (0, 0);
+/// What the files of a host say.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Used {
+    /// Bytes that somebody has.
+    bytes: u64,
+    /// Disks that somebody has open.
+    disks: u32,
+    /// Bytes that programs had that died, and the host may hold still.
+    held: u64,
+}
+
+/// Counts, and removes what is over. Call under the lock.
+fn used(place: &Path) -> io::Result<Used> {
+    let mut used = Used::default();
     for entry in fs::read_dir(place)?.take(FILES_MAX) {
         let entry = entry?;
-        let name = entry.file_name();
-        let Some(size) = name.to_str().and_then(|name| name.split_once('-')?.0.parse::<u64>().ok()) else {
+        let (name, path) = (entry.file_name(), entry.path());
+        let Some(name) = name.to_str() else { continue };
+        let size = |name: &str| name.split_once('-')?.0.parse::<u64>().ok();
+        if let Some(size) = name.strip_prefix(HELD).and_then(size) {
+            let since = entry.metadata()?.modified()?;
+            match SystemTime::now().duration_since(since).is_ok_and(|age| age > HELD_FOR) {
+                true => fs::remove_file(&path)?,
+                false => used.held += size,
+            }
             continue;
-        };
-        let file = match File::open(entry.path()) {
+        }
+        let Some(size) = size(name) else { continue };
+        let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
-                bytes += size;
-                disks += 1;
+                used.bytes += size;
+                used.disks += 1;
             }
             Err(error) => return Err(error.into()),
-            Ok(()) => {
-                let _ = fs::remove_file(entry.path());
-            }
+            Ok(()) => used.held += died(place, &path, name, size)?,
         }
     }
-    Ok((bytes, disks))
+    Ok(used)
+}
+
+/// A file that nobody holds: its program died, at the latest now. Gives the bytes that count from now on.
+fn died(place: &Path, path: &Path, name: &str, size: u64) -> io::Result<u64> {
+    let held = place.join(format!("{HELD}{name}"));
+    match fs::rename(path, &held) {
+        // It ended in order just now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        other => other?,
+    }
+    OpenOptions::new().write(true).open(&held)?.set_modified(SystemTime::now())?;
+    Ok(size)
 }
 
 #[cfg(test)]
@@ -286,17 +327,40 @@ mod tests {
         assert_eq!((budget(8 << 20, "nfc"), budget(8 << 20, "vpxa-nfc")), (8 << 20, 8 << 20));
     }
 
+    /// As a program leaves it that was killed: the file, and no lock.
+    fn kill(ledger: &Ledger, grant: Grant, number: usize) {
+        let name = format!("{}-1-{number}", grant.buffers.total());
+        drop(grant);
+        fs::write(ledger.place(HOST, "nfc").join(name), "").unwrap();
+    }
+
     #[test]
-    fn what_a_program_left_behind_does_not_count() {
+    fn what_killed_programs_had_makes_shares_smaller_for_a_while_and_keeps_nobody_out() {
         let folder = tempfile::tempdir().unwrap();
         let ledger = Ledger::new(folder.path());
-        let grant = reserve(&ledger, 1 << 20).unwrap();
-        assert_eq!(grant.buffers, buffers(1 << 20, 1));
-        // As a program leaves it that was killed: the file, and no lock.
-        let left = ledger.place(HOST, "nfc").join("40000000-1-1");
-        fs::write(&left, "").unwrap();
-        assert_eq!(ledger.used(HOST, "nfc").unwrap(), (1 << 20, 1));
-        assert!(!left.exists());
+        let mut taken = 0;
+        for number in 0..100 {
+            let grant = reserve(&ledger, u64::MAX).unwrap();
+            assert_eq!(
+                ledger.used(HOST, "nfc").unwrap(),
+                (grant.buffers.total(), 1),
+                "only the living have disks"
+            );
+            taken += grant.buffers.total();
+            // The host may hold all of it: what is asked for next still fits, as long as anything does.
+            assert!(taken <= BUDGET_BYTES || grant.buffers == buffers(64 << 10, 1), "{number}: {taken}");
+            assert!(number < 40 || taken > BUDGET_BYTES / 2);
+            kill(&ledger, grant, number);
+        }
+        let place = ledger.place(HOST, "nfc");
+        let long_ago = SystemTime::now() - HELD_FOR - Duration::from_secs(1);
+        for entry in fs::read_dir(&place).unwrap() {
+            let file = OpenOptions::new().write(true).open(entry.unwrap().path()).unwrap();
+            file.set_modified(long_ago).unwrap();
+        }
+        // The last one's death is noticed only now.
+        assert_eq!(used(&place).unwrap(), Used { bytes: 0, disks: 0, held: 64 << 10 });
+        assert_eq!(reserve(&ledger, u64::MAX).unwrap().buffers, buffers(1 << 20, 4));
     }
 
     #[test]
