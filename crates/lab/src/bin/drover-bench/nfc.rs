@@ -24,7 +24,7 @@ pub fn cases(data: &Data) -> Result<Vec<Case>> {
         return Ok(Vec::new());
     }
     let of = |(name, latency_ms, number)| case(data, name, latency_ms, number);
-    [("NFC to null", 0, 87), ("NFC to null, 1 ms", 1, 88), ("NFC to null, 5 ms", 5, 89)]
+    [("NFC 0ms to null", 0, 87), ("NFC 1ms to null", 1, 88), ("NFC 5ms to null", 5, 89)]
         .into_iter()
         .map(of)
         .collect()
