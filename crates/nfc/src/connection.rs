@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_disk::{DiskErrorKind, Work};
-use drover_stream::{Stage, Stream};
+use drover_stream::{Socket, Stage, Stream};
 use drover_types::ByteSpan;
 
 use crate::classic;
@@ -57,6 +57,8 @@ pub struct Connection {
     pub(crate) stage: Stage,
     pub(crate) gathered: Gathered,
     pub(crate) expect: Expect,
+    /// When the host was heard last, or was asked after all else was answered.
+    pub(crate) heard: Instant,
     broken: Option<(DiskErrorKind, String)>,
     /// Whether it broke because the host's memory is used up.
     pub is_out_of_memory: bool,
@@ -102,6 +104,7 @@ impl Connection {
             stage: Stage::default(),
             gathered: Gathered::default(),
             expect: Expect::Head,
+            heard: Instant::now(),
             broken: None,
             is_out_of_memory: false,
         }
@@ -206,6 +209,9 @@ impl Connection {
             self.done.push_back(pending.end(Err(failure)));
             return None;
         }
+        if self.pending.is_empty() {
+            self.heard = Instant::now();
+        }
         let op = self.next_op;
         // It comes around once in 4 billion requests; what is in flight then is long gone.
         self.next_op = self.next_op.wrapping_add(1);
@@ -265,6 +271,27 @@ impl Connection {
         {
             self.fail(fault);
         }
+    }
+
+    /// Takes in what is there, and the rest of what has begun; whether there was anything. Breaks the session on any
+    /// fault, and when the host is silent for too long.
+    pub fn receive_ready(&mut self) -> bool {
+        let received = match self.is_within() {
+            _ if self.pending.is_empty() => return false,
+            true => self.receive_some().map(|()| true),
+            false => self.receive_now(),
+        };
+        match received {
+            Ok(false) if self.heard.elapsed() > self.timeout => self.fail(drover_stream::timed_out().into()),
+            Ok(received) => return received,
+            Err(fault) => self.fail(fault),
+        }
+        true
+    }
+
+    /// Its socket, to be waited at while others use it.
+    pub fn watch(&self) -> io::Result<Socket> {
+        self.stream.watch()
     }
 
     /// Whether the session stands, as far as can be told without waiting.

@@ -1,6 +1,6 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::connection::{CONTROL, Connection, control_error};
 use crate::error::{NfcError, NfcErrorKind};
 use crate::frame::{self, kind};
 use crate::lane::NfcLane;
+use crate::slot::{Slot, lock};
 use crate::tls::TlsMaker;
 use crate::trace::Trace;
 
@@ -150,30 +151,6 @@ impl Facts {
     }
 }
 
-/// A connection that lanes take in turns, and its share of the host's memory. The connection ends first.
-pub(crate) struct Slot {
-    /// Held while waiting, so that who came first gets it first.
-    queue: Mutex<()>,
-    connection: Mutex<Connection>,
-    grant: Mutex<Option<Grant>>,
-}
-
-impl Slot {
-    fn new(connection: Connection, grant: Grant) -> Arc<Slot> {
-        let (connection, grant) = (Mutex::new(connection), Mutex::new(Some(grant)));
-        Arc::new(Slot { queue: Mutex::new(()), connection, grant })
-    }
-
-    pub fn lock(&self) -> MutexGuard<'_, Connection> {
-        let _queue = lock(&self.queue);
-        lock(&self.connection)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A disk of a host, over one connection at a time.
 pub struct NfcDisk {
     options: NfcOptions,
@@ -236,13 +213,16 @@ impl NfcDisk {
         });
         let mut state = NfcState::default();
         tell(&mut state, &made);
+        let name = options.name.clone();
+        let slot = Slot::new(made.session.connection, made.grant)
+            .map_err(|error| NfcError::io(format!("opening {name}"), &error))?;
         Ok(NfcDisk {
             options,
             way,
             ledger,
             facts,
             uuid: made.uuid,
-            control: Mutex::new(Slot::new(made.session.connection, made.grant)),
+            control: Mutex::new(slot),
             state: Mutex::new(state),
             map: Mutex::default(),
             no_map: AtomicBool::new(false),
@@ -282,7 +262,7 @@ impl NfcDisk {
         }
         let op = |error: NfcError| error.into_disk(DiskOp::Open, ByteSpan::new(0, 0), &self.facts.name);
         // What the old session had is free, as far as we know; lanes that still hold it only wait for its end.
-        let had = lock(&control.grant).take().map(|grant| grant.buffers);
+        let had = control.give_back();
         let mut most = self.options.buffers_max;
         if no_memory {
             let state = lock(&self.state).clone();
@@ -305,7 +285,8 @@ impl NfcDisk {
         let mut state = lock(&self.state);
         state.reconnects += 1;
         tell(&mut state, &made);
-        *control = Slot::new(made.session.connection, made.grant);
+        *control = Slot::new(made.session.connection, made.grant)
+            .map_err(|error| op(NfcError::io("opening it again", &error)))?;
         Ok(control.clone())
     }
 
@@ -353,20 +334,15 @@ impl NfcDisk {
         let question = frame::query_allocated(connection.handle(), CHUNK_BYTES, chunk * CHUNK_BYTES, count);
         connection.start_control(kind::QUERY_ALLOCATED, &question, &[], count);
         drop(connection);
-        loop {
-            let mut connection = slot.lock();
-            if let Some(ended) = connection.take(CONTROL) {
-                let reply = ended.result.map_err(|failure| control_error(op, failure))?;
-                // One that tells of fewer chunks than asked for would have the rest read as zeros.
-                if frame::u64_at(&reply.payload, 32) != count {
-                    let told = frame::u64_at(&reply.payload, 32);
-                    let why = format!("the host tells {told} chunks, asked were {count}");
-                    return Err(NfcError::new(NfcErrorKind::Protocol, op, why));
-                }
-                return Ok(reply.extra);
-            }
-            connection.receive();
+        let ended = slot.wait(CONTROL, &mut |_, _| {});
+        let reply = ended.result.map_err(|failure| control_error(op, failure))?;
+        // One that tells of fewer chunks than asked for would have the rest read as zeros.
+        if frame::u64_at(&reply.payload, 32) != count {
+            let told = frame::u64_at(&reply.payload, 32);
+            let why = format!("the host tells {told} chunks, asked were {count}");
+            return Err(NfcError::new(NfcErrorKind::Protocol, op, why));
         }
+        Ok(reply.extra)
     }
 }
 

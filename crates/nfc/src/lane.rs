@@ -7,8 +7,9 @@ use drover_disk::{Completion, DiskError, Lane, Limits, Request, Work, check_requ
 use drover_types::ByteSpan;
 
 use crate::codec::Codec;
-use crate::disk::{Facts, SECTOR_BYTES, Slot};
+use crate::disk::{Facts, SECTOR_BYTES};
 use crate::pending::{Ended, Owner};
+use crate::slot::Slot;
 
 /// A worker's way to a disk: a share in its only connection.
 pub struct NfcLane {
@@ -37,24 +38,6 @@ impl NfcLane {
         let text = format!("NFC takes multiples of {SECTOR_BYTES} bytes, up to {}", self.limits.bytes_max);
         let source = io::Error::new(io::ErrorKind::InvalidInput, text);
         Err(DiskError::new(work.op(), span, &self.facts.name, source))
-    }
-
-    fn wait(&self, seen: &mut dyn FnMut(u64, &[u8])) -> Completion {
-        loop {
-            // Between two reads of the stream others may have it.
-            let mut connection = self.slot.lock();
-            if let Some(ended) = connection.take(self.owner) {
-                drop(connection);
-                return self.completion(ended);
-            }
-            connection.receive();
-            // Who looks long at bytes would keep others from theirs.
-            if !connection.others_wait(self.owner)
-                && let Some((id, bytes)) = connection.arriving(self.owner)
-            {
-                seen(id, bytes);
-            }
-        }
     }
 
     fn completion(&self, ended: Ended) -> Completion {
@@ -89,7 +72,10 @@ impl Lane for NfcLane {
         if self.in_flight == 0 {
             return None;
         }
-        let completion = self.refused.pop_front().unwrap_or_else(|| self.wait(seen));
+        let completion = match self.refused.pop_front() {
+            Some(refused) => refused,
+            None => self.completion(self.slot.wait(self.owner, seen)),
+        };
         self.in_flight -= 1;
         Some(completion)
     }

@@ -29,6 +29,7 @@ pub mod fuzzing;
 mod lane;
 mod pending;
 mod receive;
+mod slot;
 mod tls;
 mod trace;
 

@@ -1,6 +1,7 @@
 //! From bytes to ended requests.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use drover_disk::Work;
 use drover_stream::{Stage, Stream, printable};
@@ -67,12 +68,18 @@ impl Connection {
         self.received(length)
     }
 
-    pub(crate) fn receive_now(&mut self) -> Result<(), Fault> {
+    /// Whether anything was there.
+    pub(crate) fn receive_now(&mut self) -> Result<bool, Fault> {
         let (stream, into, _) = self.destination();
         match stream.receive_now(into)? {
-            Some(length) => self.received(length),
-            None => Ok(()),
+            Some(length) => self.received(length).map(|()| true),
+            None => Ok(false),
         }
+    }
+
+    /// Whether the rest of something will come without anybody asking.
+    pub(crate) fn is_within(&self) -> bool {
+        !matches!(self.expect, Expect::Head | Expect::Payload(_))
     }
 
     /// Where the next bytes go, and whether to wait until all of it is filled: all of the data of a fragment will come,
@@ -95,6 +102,7 @@ impl Connection {
     }
 
     fn received(&mut self, length: usize) -> Result<(), Fault> {
+        self.heard = Instant::now();
         match &mut self.expect {
             Expect::Data { range, .. } => range.start += length,
             Expect::Packed { .. } | Expect::Extra { .. } => self.gathered.filled += length,

@@ -34,6 +34,17 @@ impl Stream {
         }
     }
 
+    /// The socket once more, to be waited at while others use the stream.
+    ///
+    /// # Errors
+    /// If there are too many open files.
+    pub fn watch(&self) -> io::Result<Socket> {
+        match self {
+            Stream::Plain(socket) => socket.try_clone(),
+            Stream::Tls(stream) => stream.watch(),
+        }
+    }
+
     /// The longest time to wait for the next byte, or for room for one.
     pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         match self {

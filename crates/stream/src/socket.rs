@@ -121,6 +121,14 @@ impl Socket {
         Ok(events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR))
     }
 
+    /// Waits until there is a byte to receive, or the end; false if none came.
+    pub fn wait_to_receive(&self, timeout: Duration) -> io::Result<bool> {
+        match self.poll(PollFlags::IN, timeout) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(false),
+            result => result.map(|_| true),
+        }
+    }
+
     /// Waits until there is room to send.
     pub fn wait_to_send(&self, timeout: Duration) -> io::Result<()> {
         self.poll(PollFlags::OUT, timeout).map(drop)

@@ -118,6 +118,10 @@ impl TlsStream {
         Ok(socket)
     }
 
+    pub fn watch(&self) -> io::Result<Socket> {
+        self.socket.try_clone()
+    }
+
     pub fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
         self.timeout = timeout;
         self.socket.set_timeout(timeout)
