@@ -169,9 +169,8 @@ fn a_job_that_begins_while_memory_is_sent_calls_the_move_back_and_is_named() {
     let [mut here, there] = with_disks(folder.path(), &idle());
     here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
-    let nbd = format!("unix:{}", pair.path("nbd.sock").display());
-    let mirrored = ["--disks", "mirror", "--nbd", &nbd];
-    let child = pair.spawn(&[&mirrored[..], &SLOWLY].concat());
+    // A disk that is mirrored takes no other job.
+    let child = pair.spawn(&[&["--other-paths"][..], &SLOWLY].concat());
     pair.wait_until_sending();
     let mut other = Qmp::connect(&pair.path("a/second.sock"), Duration::from_secs(60)).unwrap();
     let nodes = other.execute("query-block", Value::Null).unwrap();
