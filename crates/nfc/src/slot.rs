@@ -87,3 +87,63 @@ impl Slot {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use drover_disk::{Buffer, Work};
+    use drover_stream::Stream;
+    use drover_types::ByteSpan;
+
+    use super::*;
+    use crate::budget::Ledger;
+    use crate::codec::Codec;
+    use crate::frame::{HEAD_BYTES, Head, Io, kind};
+    use crate::pending::Owner;
+
+    const BYTES: u32 = 512;
+
+    /// A lane with a request of its own, from sending to its end.
+    fn read(slot: &Slot, owner: u64) -> Ended {
+        let span = ByteSpan::new(owner * u64::from(BYTES), BYTES.into());
+        let work = Work::Read(Buffer::zeroed(BYTES as usize));
+        slot.lock().start_work(Owner { owner, id: owner }, span, work, Codec::None);
+        slot.wait(owner, &mut |_, _| {})
+    }
+
+    /// A host that answers nothing until it has the requests of all lanes, and then the last one first.
+    #[test]
+    fn lanes_that_wait_do_not_keep_others_from_sending() {
+        const LANES: usize = 3;
+        let (ours, mut host) = UnixStream::pair().unwrap();
+        let socket = Socket::Unix(ours);
+        socket.set_timeout(Duration::from_secs(30)).unwrap();
+        let connection = Connection::new(Stream::Plain(socket), 65536, Duration::from_secs(30), None);
+        let folder = tempfile::tempdir().unwrap();
+        let grant = Ledger::new(folder.path()).reserve("esx1", "nfc", u64::MAX, Duration::ZERO).unwrap();
+        let slot = Slot::new(connection, grant).unwrap();
+        std::thread::scope(|scope| {
+            let slot = &slot;
+            let lanes: Vec<_> =
+                (1..=LANES as u64).map(|owner| scope.spawn(move || read(slot, owner))).collect();
+            host.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let mut requests = [[0; HEAD_BYTES + 44]; LANES];
+            requests.iter_mut().for_each(|request| host.read_exact(request).unwrap());
+            for request in requests.iter().rev() {
+                let head = Head::decode(&request[..HEAD_BYTES]).ok().unwrap().unwrap();
+                let asked = Io::decode(&request[HEAD_BYTES..]).ok().unwrap();
+                let io = Io { handle: 0, at: 0, plain: BYTES, extra: BYTES, ..asked };
+                let mut answer = Head { kind: kind::IO, payload: 44, op: head.op }.encode().to_vec();
+                answer.extend(io.encode());
+                answer.extend([head.op as u8 + 1; BYTES as usize]);
+                host.write_all(&answer).unwrap();
+            }
+            for lane in lanes {
+                let ended = lane.join().unwrap();
+                assert!(ended.result.is_ok(), "{:?}", ended.result);
+            }
+        });
+    }
+}
