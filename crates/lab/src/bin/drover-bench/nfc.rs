@@ -46,8 +46,8 @@ fn case(data: &Data, name: &'static str, latency_ms: u64, number: u8) -> Result<
     sim.post("/latency", json!({"ms": latency_ms}))?;
     let stand_in = StandIn::new(&folder.join("libdir"), &sim)?;
     stand_in.set(&format!("latency_us={}", latency_ms * 1000))?;
-    let usual = vddk(&sim, &stand_in, folder.join("usual.sock"), None)?;
-    let best = vddk(&sim, &stand_in, folder.join("best.sock"), Some(folder.join("vddk.conf")))?;
+    let usual = vddk(&sim, &stand_in, "bench", folder.join("usual.sock"), None)?;
+    let best = vddk(&sim, &stand_in, "bench", folder.join("best.sock"), Some(folder.join("vddk.conf")))?;
     let copy = |name, from: &str| {
         copier(name, &[&drover, "copy", "--quiet", "--thumbprint", &sim.thumbprint, from, "null:"])
     };
@@ -81,9 +81,15 @@ fn case(data: &Data, name: &'static str, latency_ms: u64, number: u8) -> Result<
     Ok(case)
 }
 
-/// nbdkit with the disk of `bench`; with a configuration file, the buffers of VMware's advice (1 MiB x 4).
-fn vddk(sim: &Sim, stand_in: &StandIn, socket: PathBuf, config: Option<PathBuf>) -> Result<Server> {
-    let moid = sim.vm("bench")?["moid"].as_str().context("a moid")?.to_string();
+/// nbdkit with the first disk of a VM that is off; with a configuration file, the buffers of VMware's advice (1 MiB x 4).
+pub fn vddk(
+    sim: &Sim,
+    stand_in: &StandIn,
+    vm: &str,
+    socket: PathBuf,
+    config: Option<PathBuf>,
+) -> Result<Server> {
+    let moid = sim.vm(vm)?["moid"].as_str().context("a moid")?.to_string();
     let mut arguments = vec![
         "-r".to_string(),
         text(&StandIn::plugin()),
@@ -94,7 +100,7 @@ fn vddk(sim: &Sim, stand_in: &StandIn, socket: PathBuf, config: Option<PathBuf>)
         format!("password={PASSWORD}"),
         format!("thumbprint={}", sim.thumbprint),
         format!("vm=moref={moid}"),
-        "file=[ds1] bench/bench.vmdk".to_string(),
+        format!("file=[ds1] {vm}/{vm}.vmdk"),
     ];
     if let Some(config) = config {
         let buffers = ["BufSizeIn64KB=16", "BufCount=4"];

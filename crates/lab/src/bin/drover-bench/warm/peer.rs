@@ -7,13 +7,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use drover_disk::{Buffer, Disk, Request, Work};
-use drover_lab::{PASSWORD, StandIn, USER};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_types::ByteSpan;
-use serde_json::Value;
 
 use super::host::Host;
-use crate::server::Server;
+use crate::nfc::vddk;
 
 /// Bytes of a request.
 const REQUEST_BYTES: u64 = 64 << 10;
@@ -21,22 +19,8 @@ const REQUEST_BYTES: u64 = 64 << 10;
 /// Copies these areas of a VM's first disk, which is off, into a file. Gives the seconds from the start of nbdkit to
 /// data that is durable, as they count for drover.
 pub fn copy_areas(host: &Host, vm: &str, areas: &[ByteSpan], to: &Path) -> Result<f64> {
-    let moid = moid_of(&host.sim.vm(vm)?)?;
-    let arguments = [
-        "-r".to_string(),
-        StandIn::plugin().display().to_string(),
-        format!("libdir={}", host.stand_in.libdir().display()),
-        "server=127.0.0.1".to_string(),
-        format!("port={}", host.sim.port),
-        format!("user={USER}"),
-        format!("password={PASSWORD}"),
-        format!("thumbprint={}", host.sim.thumbprint),
-        format!("vm=moref={moid}"),
-        format!("file=[ds1] {vm}/{vm}.vmdk"),
-    ];
     let started = Instant::now();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let server = Server::nbdkit(host.path("peer.sock"), &arguments)?;
+    let server = vddk(&host.sim, &host.stand_in, vm, host.path("peer.sock"), None)?;
     let disk = NbdDisk::open_source(&server.uri().parse()?, NbdOptions::default())?;
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(to)?;
     file.set_len(disk.size())?;
@@ -54,10 +38,6 @@ pub fn copy_areas(host: &Host, vm: &str, areas: &[ByteSpan], to: &Path) -> Resul
     }
     file.sync_all()?;
     Ok(started.elapsed().as_secs_f64())
-}
-
-fn moid_of(vm: &Value) -> Result<String> {
-    Ok(vm["moid"].as_str().context("a moid")?.to_string())
 }
 
 /// Holds two files against each other in these areas.
