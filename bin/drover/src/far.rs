@@ -175,7 +175,7 @@ fn of_disk(vm: &PlannedVm, disk: &PlannedDisk, there: &There) -> Result<u64, Box
         Err(refusal) if refusal.kind == DiskErrorKind::Gone => Ok(0),
         Err(refusal) => Err(Box::new(failed(refusal.to_string()))),
         Ok(stat) if stat.holds_nothing || stat.size.is_none() => Ok(0),
-        Ok(stat) if there.is_ours(disk, &stat) => Ok(stat.allocated.unwrap_or_default()),
+        Ok(stat) if there.is_ours(disk, vm, &stat) => Ok(stat.allocated.unwrap_or_default()),
         Ok(stat) => {
             let place = vm.place_of(disk);
             let bytes = Bytes(stat.size.unwrap_or_default());

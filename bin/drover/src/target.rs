@@ -51,7 +51,7 @@ impl QemuTarget {
             state: state.map(Path::to_path_buf),
             stop: stop.clone(),
         };
-        let here = Arc::new(Here::new(&about.target, &about.origin));
+        let here = Arc::new(Here::new(&about.plan, &about.target, &about.origin));
         QemuTarget { here, about, there: Mutex::default() }
     }
 
@@ -161,6 +161,9 @@ impl TargetProvider for QemuTarget {
         self.at(vm)?.remove_images(vm)
     }
 }
+
+const ANOTHER_PLANS: &str = "choose another folder or target_name; if the other plan is given up, `drover cancel` it, or \
+                             remove the image and its journal";
 
 /// What was left of a VM's images because it may be somebody else's is told, and looked at again by the next `cancel`.
 fn all_removed(left: &[String]) -> Result<(), ProviderError> {

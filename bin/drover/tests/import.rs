@@ -180,6 +180,49 @@ fn an_appliance_is_imported_proven_and_boots() {
 }
 
 #[test]
+fn an_image_of_another_plan_or_another_appliance_is_refused_and_one_that_is_gone_is_told() {
+    let Some(bench) = Bench::new() else { return };
+    let (first, second) =
+        (disk_file(bench.folder.path(), "a", 5 * MIB), disk_file(bench.folder.path(), "b", 5 * MIB));
+    bench.appliance(&first);
+    let (ova, vms) = (bench.text("first.ova"), bench.text("vms"));
+    std::fs::rename(bench.path("web.ova"), &ova).unwrap();
+    std::fs::remove_dir_all(bench.path("web")).unwrap();
+    bench.appliance(&second);
+    bench.fine(&["import", &ova, "--folder", &vms]);
+    let refused = |args: &[&str], code: i32, words: &str| {
+        let output = bench.run(args);
+        assert!(output.code == Some(code) && output.err.contains(words), "{args:?}: {}", output.err);
+        assert!(same_bytes(&bench.image(), &first), "{args:?}");
+    };
+    let words = "it is the image of another plan, or of another disk";
+    // Another appliance with a VM of that name.
+    refused(&["import", &bench.text("web.ova"), "--folder", &vms, "--name", "third"], 7, words);
+    bench.fine(&["cancel", "third"]);
+    // The same one once more, by a drover that does not know of the first: its guest may have run since.
+    let elsewhere = bench.text("elsewhere");
+    let again = ["import", &ova, "--folder", &vms, "--name", "second", "--state", &elsewhere];
+    refused(&again, 7, words);
+    assert!(same_bytes(&bench.image(), &first), "what is another plan's stays");
+    let plan = bench.plan("web.ova", "");
+    refused(&["plan", "check", &plan], 3, words);
+    refused(&["migrate", &plan], 7, words);
+    refused(
+        &["copy", second.to_str().unwrap(), bench.image().to_str().unwrap()],
+        7,
+        "it is the image of a plan",
+    );
+    bench.fine(&["import", &ova, "--folder", &vms]);
+
+    std::fs::remove_dir_all(&vms).unwrap();
+    let gone = bench.run(&["import", &ova, "--folder", &vms]);
+    assert!(gone.code == Some(7) && gone.err.contains("is not there any more"), "{}{}", gone.out, gone.err);
+    assert!(gone.err.contains("--name"), "{}", gone.err);
+    bench.fine(&["import", &ova, "--folder", &vms, "--name", "second"]);
+    assert!(same_bytes(&bench.image(), &first));
+}
+
+#[test]
 fn plans_take_archives_descriptors_and_folders() {
     let Some(bench) = Bench::new() else { return };
     let disk = disk_file(bench.folder.path(), "a", 5 * MIB);

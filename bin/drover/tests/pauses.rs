@@ -172,7 +172,7 @@ fn a_server_that_slept_longer_than_a_request_may_take_is_asked_again() {
         target_tag: file_tag(&path).unwrap(),
         target_is_new: true,
         target_zeroed: true,
-        target_is_judged: true,
+        owner: None,
         journal: Some(drover_mover::journal_path(&path)),
         options: tuned,
         pass: None,

@@ -196,6 +196,13 @@ fn a_plan_goes_to_another_site_proven_there_and_a_sibling_costs_next_to_nothing(
     assert!(far.stage.run(&["status", &plan]).out.contains("to site site-b"));
     assert!(output.out.contains("\"sent_packed\""), "the events tell the link, too: {}", output.out);
     assert!(!far.stage.vms().exists(), "nothing lies here");
+    let other = far.stage.run(&["plan", "check", &far.plan("other", &[])]);
+    assert_eq!(other.code, Some(3), "{}", other.err);
+    assert!(
+        other.err.contains("one-0.raw already holds") && other.err.contains("did not write"),
+        "{}",
+        other.err
+    );
 }
 
 #[test]

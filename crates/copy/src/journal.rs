@@ -1,15 +1,15 @@
-//! The journal's format, version 3. Integers are little endian. `docs/journal.md` says the same.
+//! The journal's format, version 4. Integers are little endian. `docs/journal.md` says the same.
 //!
 //! ```text
 //! header, 128 bytes                       record, 32 + 32 n bytes
 //!   0   8  magic "DROVERJ\n"                0   1  kind: 1 data leaves, 2 zero run, 3 complete,
-//!   8   4  version = 3                              4 run, 5 pass begun, 6 pass complete, 7 forget
+//!   8   4  version = 3, or 4 with an owner          4 run, 5 pass begun, 6 pass complete, 7 forget
 //!  12   4  block bytes = 65536              1   3  zero
 //!  16   8  disk size in bytes               4   4  blocks, 1 to 4096 for kind 1; pass (kinds 5, 6)
 //!  24  32  BLAKE3 of the source identity    8   8  first block (kinds 1, 2, 7), epoch (kind 4)
 //!  56  32  BLAKE3 of the target identity   16 32n  leaves (kind 1), root (kinds 3, 6), frozen state
 //!  88   8  epoch                                   (kind 5), nothing (kinds 2, 4, 7)
-//!  96  16  zero                             .  16  check: BLAKE3 keyed by the header's hash,
+//!  96  16  owner, zeros if not told         .  16  check: BLAKE3 keyed by the header's hash,
 //! 112  16  check: BLAKE3 of bytes 0..112,          over this record, first 16 bytes
 //!          first 16 bytes
 //! ```
@@ -32,13 +32,16 @@ const DISK_BYTES_MAX: u64 = 1 << 50;
 pub const RECORD_BLOCKS_MAX: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"DROVERJ\n";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+/// The version of journals that name no owner: drover read it before it knew of owners.
+const VERSION_UNOWNED: u32 = 3;
 /// The first version with records of passes.
 const VERSION_PASSES: u32 = 3;
 /// Version 1 had no records of runs and is else the same.
 const VERSION_OLDEST: u32 = 1;
 const HEADER_BYTES: usize = 128;
 const CHECK_BYTES: usize = 16;
+const OWNER_BYTES: usize = 16;
 const FIXED_BYTES: usize = 16;
 
 /// What a journal belongs to.
@@ -54,12 +57,26 @@ pub struct Header {
     pub epoch: u64,
     /// Version of the format it was written in.
     pub version: u32,
+    /// Hash of what tells whose the target is: the plan and its disk. Copies and older versions tell nothing.
+    pub owner: Option<[u8; OWNER_BYTES]>,
 }
 
 impl Header {
     /// A header for these identities.
     pub fn new(size: u64, source: &str, target: &str, epoch: u64) -> Self {
-        Header { size, source: text_digest(source), target: text_digest(target), epoch, version: VERSION }
+        let (source, target) = (text_digest(source), text_digest(target));
+        Header { size, source, target, epoch, version: VERSION_UNOWNED, owner: None }
+    }
+
+    /// The same, with this owner told.
+    #[must_use]
+    pub fn owned_by(self, owner: &str) -> Self {
+        Header { owner: Some(owner_hash(owner)), version: VERSION, ..self }
+    }
+
+    /// Whether the target is that of this owner; nothing if it is not told whose it is.
+    pub fn is_owned_by(&self, owner: &str) -> Option<bool> {
+        self.owner.map(|told| told == owner_hash(owner))
     }
 
     /// Whether the journal is of this source. Journals of before drover looked at files' times of change name it
@@ -75,7 +92,8 @@ impl Header {
 
     /// The same in the newest version of the format.
     pub fn newest(self) -> Self {
-        Header { version: VERSION, ..self }
+        let version = if self.owner.is_some() { VERSION } else { VERSION_UNOWNED };
+        Header { version, ..self }
     }
 
     /// Reads the header of a journal.
@@ -100,6 +118,7 @@ impl Header {
         bytes[24..56].copy_from_slice(&self.source.0);
         bytes[56..88].copy_from_slice(&self.target.0);
         bytes[88..96].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[96..112].copy_from_slice(&self.owner.unwrap_or_default());
         let check = blake3::hash(&bytes[..112]);
         bytes[112..].copy_from_slice(&check.as_bytes()[..CHECK_BYTES]);
         bytes
@@ -125,12 +144,17 @@ impl Header {
         if size > DISK_BYTES_MAX {
             return Err(JournalError::DamagedHeader);
         }
+        let owner = Some(field(bytes, 96)).filter(|owner| *owner != [0; OWNER_BYTES]);
+        if owner.is_some() && version <= VERSION_UNOWNED {
+            return Err(JournalError::DamagedHeader);
+        }
         Ok(Header {
             size,
             source: Digest(field(bytes, 24)),
             target: Digest(field(bytes, 56)),
             epoch: u64::from_le_bytes(field(bytes, 88)),
             version,
+            owner,
         })
     }
 
@@ -142,6 +166,10 @@ impl Header {
 /// BLAKE3 of a text.
 pub fn text_digest(text: &str) -> Digest {
     Digest(*blake3::hash(text.as_bytes()).as_bytes())
+}
+
+fn owner_hash(owner: &str) -> [u8; OWNER_BYTES] {
+    field(&text_digest(owner).0, 0)
 }
 
 /// What stands before the time of change in the text that identifies a file.
@@ -341,7 +369,7 @@ pub enum JournalError {
     #[error("its header is damaged")]
     DamagedHeader,
     /// Another version.
-    #[error("it has format version {0}, and this drover knows versions 1 to 3")]
+    #[error("it has format version {0}, and this drover knows versions 1 to 4")]
     Version(u32),
     /// Another block size.
     #[error("it has blocks of {0} bytes, and this drover uses 65536")]

@@ -126,10 +126,21 @@ impl JournalFile {
         target: &str,
         target_is_new: bool,
     ) -> Result<JournalStart, JournalFileError> {
+        JournalFile::start_as(path, Header::new(size, source, target, 1), source, target_is_new)
+    }
+
+    /// As [`JournalFile::start`], with a header that may name an owner. That the target is not another's was seen to
+    /// before ([`crate::owner`]).
+    pub(crate) fn start_as(
+        path: &Path,
+        wanted: Header,
+        source: &str,
+        target_is_new: bool,
+    ) -> Result<JournalStart, JournalFileError> {
+        let size = wanted.size;
         let wrap = |op| move |source| JournalFileError { op, path: path.to_path_buf(), source };
         let mut file =
             open_locked(path, OPEN_ATTEMPTS_MAX, open, lock).map_err(|(op, source)| wrap(op)(source))?;
-        let wanted = Header::new(size, source, target, 1);
         let old = judge(&mut file, &wanted, source, target_is_new).map_err(wrap("reading"))?;
         let last = match &old {
             Old::Continue { old, .. } => old.epoch,

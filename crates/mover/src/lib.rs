@@ -30,7 +30,7 @@ pub use compare::{
 pub use held::{Held, look};
 pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};
 pub use memory::{MemoryBudget, MemoryShare};
-pub use owner::{Earlier, FoundTarget, Naming, Standing, earlier, judge, naming, why_others};
+pub use owner::{Earlier, FoundTarget, Naming, Standing, earlier, judge, naming, why_not_of, why_others};
 pub use pass::{Areas, Audit, PassJob, PassReport};
 pub use progress::{Attribution, Progress, Snapshot, StopSignal};
 pub use shared::Found;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! journal            what the target holds                            then it is
+//! of another plan    anything                                         that plan's (`why_not_of`, `check_owner`)
 //! none, or empty     nothing                                          blank
 //! of another target  nothing                                          blank
 //! names it           data as recorded, and no mark that is unrecorded  drover's own: gone on with
@@ -25,6 +26,7 @@ use drover_types::{BLOCK_BYTES, ByteSpan, ExtentKind};
 use crate::blocks::recorded;
 use crate::held::{look, look_at, read_block};
 use crate::there::leaves_there;
+use crate::transfer::{CopyJob, MoveError};
 
 /// A file may look so much younger than its journal: clocks of file servers are a little ahead.
 const BORN_AFTER_MAX: Duration = Duration::from_secs(10);
@@ -154,8 +156,8 @@ pub fn judge(found: &FoundTarget<'_>, source: &dyn Disk) -> Result<Standing, Dis
         Some(Earlier::Half(half)) => half,
     };
     let is_same = half.header.is_of(&source.identity()) && half.header.size == source.size();
-    if half.complete.is_some() && !is_same {
-        return Ok(Standing::Others(Some("it is the finished copy of another source".to_string())));
+    if let Some(why) = why_anothers(&half, is_same) {
+        return Ok(Standing::Others(Some(why.to_string())));
     }
     let source = is_same.then_some(source);
     Ok(match found.disk.map_or(Ok(Some(CHANGED.to_string())), |disk| why_others(disk, &half, source))? {
@@ -164,6 +166,50 @@ pub fn judge(found: &FoundTarget<'_>, source: &dyn Disk) -> Result<Standing, Dis
         Some(why) if half.leaves.data_blocks() > 0 => Standing::Others(Some(why)),
         Some(why) => return blank_or(Some(why)),
     })
+}
+
+/// Why a copy may not take what an earlier one of another source, or a plan, made.
+fn why_anothers(half: &Replay, is_same_source: bool) -> Option<&'static str> {
+    match half {
+        Replay { header: Header { owner: Some(_), .. }, .. } => Some("it is the image of a plan"),
+        Replay { complete: Some(_), .. } if !is_same_source => {
+            Some("it is the finished copy of another source")
+        }
+        _ => None,
+    }
+}
+
+/// Why a plan's disk, which tells itself by `owner`, may not take an image of which this is the journal's beginning.
+/// Journals that do not say whose they are prove nothing either way: see [`check_owner`].
+pub fn why_not_of(header: &Header, owner: &str) -> Option<&'static str> {
+    let is_anothers = header.is_owned_by(owner) == Some(false);
+    is_anothers.then_some("its journal says that it is the image of another plan, or of another disk")
+}
+
+/// Refuses a target that is another plan's, or the finished copy of another source.
+///
+/// # Errors
+/// Then, and when its journal cannot be read.
+pub(crate) fn check_owner(job: &CopyJob, journal: &Path, owner: &str, source: &str) -> Result<(), MoveError> {
+    if job.target_is_new {
+        return Ok(());
+    }
+    let why = match naming(journal, &job.target_tag, None) {
+        Naming::Nothing | Naming::Useless(_) => None,
+        Naming::Named(header) | Naming::Unnamed(header) => match header.is_owned_by(owner) {
+            Some(_) => why_not_of(&header, owner),
+            None => why_anothers(&recorded(journal)?, header.is_of(source)),
+        },
+    };
+    let Some(why) = why else { return Ok(()) };
+    let text =
+        format!("{why}; choose another folder or name, or remove the target and its journal if it may go");
+    Err(denied(job.target.as_ref(), text).into())
+}
+
+fn denied(target: &dyn Disk, text: String) -> DiskError {
+    let (op, why) = (DiskOp::Open, io::Error::new(ErrorKind::PermissionDenied, text));
+    DiskError::with_kind(DiskErrorKind::Denied, op, ByteSpan::new(0, 0), target.name(), why)
 }
 
 const CHANGED: &str = "it was changed since its journal was made";
@@ -212,8 +258,7 @@ pub(crate) fn check_marks(target: &dyn Disk, leaves: &LeafTable, source: &dyn Di
         return Ok(());
     }
     let text = format!("{}; if it may go, remove the target and its journal", not_recorded(&marks));
-    let (op, why) = (DiskOp::Open, io::Error::new(ErrorKind::PermissionDenied, text));
-    Err(DiskError::with_kind(DiskErrorKind::Denied, op, ByteSpan::new(0, 0), target.name(), why))
+    Err(denied(target, text))
 }
 
 /// Marks in blocks of a target that were not recorded, and that the source does not have at the same place.

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::{
-    Copier, CopierConfig, Entry, LeafTable, MISMATCHES_MAX, Mismatch, Mode, REQUEST_BYTES_START, RetryPolicy,
-    Sample, StopCause, Window, WindowLimits, miss_probability,
+    Copier, CopierConfig, Entry, Header, LeafTable, MISMATCHES_MAX, Mismatch, Mode, REQUEST_BYTES_START,
+    RetryPolicy, Sample, StopCause, Window, WindowLimits, miss_probability,
 };
 use drover_disk::{Disk, DiskError, DiskErrorKind};
 use drover_types::{BLOCK_BYTES, Digest};
 
 use crate::journal::{JournalFile, JournalFileError, JournalStart, recorded_size};
 use crate::memory::MemoryBudget;
-use crate::owner::check_marks;
+use crate::owner::{check_marks, check_owner};
 use crate::pass::{PassJob, PassReport};
 use crate::progress::{Progress, Snapshot, StopSignal};
 use crate::shared::{End, Found, Shared};
@@ -68,9 +68,10 @@ pub struct CopyJob {
     pub target_is_new: bool,
     /// Whether it is proven to read as zeros where nothing was written.
     pub target_zeroed: bool,
-    /// Whether it was decided already, under its lock, that it may be overwritten ([`crate::judge`]). If not, and if its
-    /// journal recorded no data, a file system or the like that the source does not have is refused.
-    pub target_is_judged: bool,
+    /// Whose the target is to be: a plan's, for one of its disks. It is refused if its journal says that it is another's,
+    /// and if that recorded no data, for a file system or the like that the source does not have. `None`: it was decided
+    /// already, under its lock, that it may be overwritten ([`crate::judge`]).
+    pub owner: Option<String>,
     /// Where the journal lies; without one the copy cannot be resumed.
     pub journal: Option<PathBuf>,
     /// Which pass of a copy in passes this is; `None` for a copy from a source that stands still.
@@ -241,12 +242,18 @@ pub fn copy_telling(
     if job.pass.is_some() {
         check_size(job, &source_tag)?;
     }
+    if let (Some(owner), Some(journal)) = (&job.owner, &job.journal) {
+        check_owner(job, journal, owner, &source_tag)?;
+    }
     let mut start = match &job.journal {
-        Some(path) => Some(JournalFile::start(path, size, &source_tag, &job.target_tag, job.target_is_new)?),
+        Some(path) => {
+            let header = Header::new(size, &source_tag, &job.target_tag, 1);
+            let header = job.owner.as_deref().map_or(header, |owner| header.owned_by(owner));
+            Some(JournalFile::start_as(path, header, &source_tag, job.target_is_new)?)
+        }
         None => None,
     };
-    if let Some(start) =
-        start.as_ref().filter(|it| !job.target_is_judged && !job.target_is_new && !it.had_data)
+    if let Some(start) = start.as_ref().filter(|it| job.owner.is_some() && !job.target_is_new && !it.had_data)
     {
         check_marks(job.target.as_ref(), &start.leaves, job.source.as_ref())?;
     }

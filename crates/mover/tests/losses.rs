@@ -107,7 +107,7 @@ fn a_write_that_ended_while_a_flush_failed_is_done_again() {
         target_tag: "target".into(),
         target_is_new: false,
         target_zeroed: false,
-        target_is_judged: true,
+        owner: None,
         journal: None,
         pass: None,
         options: TransferOptions {

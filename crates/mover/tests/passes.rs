@@ -58,7 +58,7 @@ impl Replica {
             target_tag: "target".into(),
             target_is_new: false,
             target_zeroed: false,
-            target_is_judged: true,
+            owner: None,
             journal: Some(self.journal()),
             pass,
             options: TransferOptions {

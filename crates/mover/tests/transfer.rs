@@ -48,7 +48,7 @@ fn job(source: &Arc<MemDisk>, target: &Arc<MemDisk>, journal: Option<&Path>) -> 
         target_tag: "target".into(),
         target_is_new: false,
         target_zeroed: false,
-        target_is_judged: true,
+        owner: None,
         journal: journal.map(Path::to_path_buf),
         pass: None,
         options: options(),
@@ -159,6 +159,35 @@ fn a_changed_source_is_copied_from_the_beginning_and_that_is_said() {
     let again = run(&job(&source, &target, Some(&journal))).unwrap();
     assert!(again.note.unwrap().contains("the source has changed"));
     assert!(target.content() == source.content());
+}
+
+#[test]
+fn a_plan_takes_only_its_own_images_whatever_their_journal_says_of_the_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let (source, target) = disks(20 * BLOCK_BYTES as usize);
+    let of = |owner: Option<&str>, source: &Arc<MemDisk>| CopyJob {
+        owner: owner.map(str::to_string),
+        ..job(source, &target, Some(&journal))
+    };
+    let other = Arc::new(MemDisk::new("other", vec![7; 20 * BLOCK_BYTES as usize]));
+    let refused = |job: &CopyJob| {
+        let before = std::fs::read(&journal).unwrap();
+        let error = run(job).unwrap_err();
+        assert!(matches!(&error, MoveError::Disk(error) if error.kind == DiskErrorKind::Denied), "{error}");
+        assert!(target.content() == source.content() && std::fs::read(&journal).unwrap() == before);
+    };
+    // Journals of before name no owner: a finished copy of another source is no plan's.
+    run(&of(None, &source)).unwrap();
+    refused(&of(Some("plan p"), &other));
+    run(&of(Some("plan p"), &source)).unwrap();
+    std::fs::remove_file(&journal).unwrap();
+    run(&of(Some("plan p"), &source)).unwrap();
+    refused(&of(Some("plan q"), &other));
+    refused(&of(Some("plan q"), &source));
+    // Its own, though its source is another by now: the guest ran in the meantime.
+    run(&of(Some("plan p"), &other)).unwrap();
+    assert!(target.content() == other.content());
 }
 
 #[test]

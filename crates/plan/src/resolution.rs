@@ -84,6 +84,13 @@ impl PlannedVm {
         }
     }
 
+    /// What tells whose an image is: of which plan, VM and disk. Its journal names it.
+    pub fn owner_of(&self, plan: &str, disk: &PlannedDisk) -> String {
+        let Vm { id, instance_uuid, .. } = &self.vm;
+        let vm = if instance_uuid.is_empty() { id } else { instance_uuid };
+        format!("plan {plan} vm {vm} disk {}", disk.disk.key)
+    }
+
     /// Sum of the capacities of the disks to copy, in bytes; saturates.
     pub fn capacity_bytes(&self) -> u64 {
         self.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.disk.capacity_bytes))

@@ -83,7 +83,7 @@ impl Job<'_> {
             target_tag: target.tag,
             target_is_new: false,
             target_zeroed: false,
-            target_is_judged: true,
+            owner: None,
             journal: journal.clone(),
             pass: None,
             options: self.run.options.clone(),

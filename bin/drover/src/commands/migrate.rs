@@ -7,7 +7,7 @@ use std::time::Duration;
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, Clock, EngineError, GivenUp, PlanState, RunFacts, RunOutcome, Runner, SourceProvider,
-    Store, SystemClock,
+    Store, SystemClock, TargetProvider, VmState,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
@@ -96,6 +96,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
     let facts = evidence::facts(&file, &resolution, &inventory);
     let vms = resolution.vms;
     check_none_is_left_out(&store, &file.plan.name, &vms)?;
+    check_what_arrived(&store, &file.plan.name, &vms, &target)?;
     let outcome = run_shown(&file, &facts, &vms, &store, provider.source(), &target, &stop, args)?;
     provider.close()?;
     Ok(end(&file.plan.name, &outcome, stop.is_set(), args))
@@ -115,6 +116,38 @@ fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Resul
     Err(Failure::new(Exit::Plan, text).advise(format!(
         "put it back into the plan; or `drover resume {plan}` goes on with the plan as it was, and `drover cancel {plan}` undoes it"
     )))
+}
+
+/// VMs that arrived in an earlier run are not copied again. If their images are gone that is said, and if nothing else is to be
+/// done, the run has not done what it was asked for.
+fn check_what_arrived(
+    store: &Store,
+    plan: &str,
+    vms: &[PlannedVm],
+    target: &QemuTarget,
+) -> Result<(), Failure> {
+    let rows = store.vms(plan)?;
+    let is_done = |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
+    let done: Vec<&PlannedVm> = vms.iter().filter(is_done).collect();
+    let mut gone = Vec::new();
+    for (vm, disk) in done.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+        if !target.has_image(disk, vm).map_err(EngineError::from)? {
+            let place = vm.place_of(disk);
+            gone.push(format!(
+                "{} arrived in an earlier run, but {} is not there any more",
+                vm.vm.name,
+                place.display()
+            ));
+        }
+    }
+    if gone.is_empty() || done.len() < vms.len() {
+        gone.iter().for_each(|text| crate::out::say(format_args!("warning: {text}")));
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Target, format!("{}; nothing was copied", gone.join("; "))).advise(
+        "if it was moved, nothing is to be done; to copy it anew, run it as a plan of another name (`name:` in the plan, \
+         `--name` of an import)",
+    ))
 }
 
 /// Hides what the guardian of warm VMs judges before each pass, and what would stop a plan that is only begun.

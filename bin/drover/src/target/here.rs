@@ -19,23 +19,24 @@ use crate::exit::{Exit, Failure};
 use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
-use crate::target::all_removed;
 use crate::target::host;
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
+use crate::target::{ANOTHER_PLANS, all_removed};
 
 /// How long a guest that must go may take before its plug is pulled.
 const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// QEMU on this machine, for one plan.
 pub struct Here {
+    plan: String,
     target: Target,
     /// Where the VMs come from, in words.
     origin: String,
 }
 
 impl Here {
-    pub fn new(target: &Target, origin: &str) -> Self {
-        Here { target: target.clone(), origin: origin.to_string() }
+    pub fn new(plan: &str, target: &Target, origin: &str) -> Self {
+        Here { plan: plan.to_string(), target: target.clone(), origin: origin.to_string() }
     }
 
     fn spec(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
@@ -49,7 +50,7 @@ impl Here {
     }
 
     /// What is at an image's place, if a journal lies beside it; refused if that does not prove it to be this plan's own.
-    fn check_ours(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Image>, ProviderError> {
+    fn check_ours(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Image>, ProviderError> {
         let journal = journal_path(&disk.path);
         if !journal.exists() {
             let is_taken = is_in_the_way(&disk.path, vm.format);
@@ -58,7 +59,7 @@ impl Here {
                 true => Err(taken(&disk.path)),
             };
         }
-        let image = image_of(disk, vm)?;
+        let image = self.image_of(disk, vm)?;
         let why = match image {
             Image::Missing | Image::Blank | Image::Ours => return Ok(Some(image)),
             Image::Unnamed if is_known_by_content(&disk.path, vm.format)? => return Ok(Some(image)),
@@ -68,6 +69,10 @@ impl Here {
                     .to_string()
             }
             Image::Others(why) => why,
+            Image::Plans(why) => {
+                let what = format!("{} may not be overwritten: {why}", disk.path.display());
+                return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLANS));
+            }
         };
         let path = disk.path.display();
         let what = format!("{path} may be somebody else's: {why}");
@@ -93,13 +98,32 @@ impl Here {
                 _ => {}
             }
         }
-        vm.disks.iter().try_for_each(|disk| Here::check_ours(disk, vm).map(drop))?;
+        vm.disks.iter().try_for_each(|disk| self.check_ours(disk, vm).map(drop))?;
         host::check(vm, &self.target)?;
         self.spec(vm)?.check().map_err(qemu_error)?;
         match vm.convert {
             Convert::Always => drover_qemu::can_convert().map_err(|why| no_converter(&why)),
             Convert::Auto | Convert::Never => Ok(()),
         }
+    }
+
+    fn why_it_stays(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
+        Ok(match self.image_of(disk, vm)? {
+            Image::Others(why) => Some(why),
+            // The same bytes may be somebody's own copy: what is removed must be named.
+            Image::Unnamed => {
+                let why =
+                    "its journal names another file, or a reboot or a remount changed its device's number";
+                Some(why.to_string())
+            }
+            Image::Ours => why_another(&disk.path, vm.format)?.map(str::to_string),
+            Image::Missing | Image::Blank | Image::Plans(_) => None,
+        })
+    }
+
+    fn image_of(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Image, ProviderError> {
+        image_at(&disk.path, vm.format, &vm.owner_of(&self.plan, disk))
+            .map_err(|error| io_error("looking at", &disk.path, error))
     }
 
     fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
@@ -138,9 +162,9 @@ impl TargetProvider for Here {
             ImageFormat::Qcow2 => LockedFile::open(path),
         };
         let file = file.map_err(|error| from_failure(target_failure(error)))?;
-        let is_ours = match Here::check_ours(disk, vm)? {
+        let is_ours = match self.check_ours(disk, vm)? {
             Some(Image::Missing | Image::Blank) | None => false,
-            Some(Image::Ours | Image::Unnamed | Image::Others(_)) => true,
+            Some(Image::Ours | Image::Unnamed | Image::Others(_) | Image::Plans(_)) => true,
         };
         let target = match vm.format {
             ImageFormat::Raw => {
@@ -161,7 +185,7 @@ impl TargetProvider for Here {
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
         // One that holds nothing of what the journal beside it tells is as good as none.
         let is_told = journal_path(&disk.path).exists();
-        Ok(disk.path.exists() && !(is_told && image_of(disk, vm)? == Image::Blank))
+        Ok(disk.path.exists() && !(is_told && self.image_of(disk, vm)? == Image::Blank))
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
@@ -227,12 +251,16 @@ impl TargetProvider for Here {
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
-        // Only what drover made: an image without a journal is somebody else's.
-        let recorded = vm.disks.iter().filter(|disk| journal_path(&disk.path).exists());
-        // All are looked at before the first goes: where that fails, nothing is removed.
-        let judged = recorded.map(|disk| Ok((disk, why_it_stays(disk, vm)?)));
+        // Only what this plan made: an image without a journal is somebody else's, and another plan's has nothing to do with
+        // this one. All are looked at before the first goes: where that fails, nothing is removed.
+        let mut recorded = Vec::new();
+        for disk in vm.disks.iter().filter(|disk| journal_path(&disk.path).exists()) {
+            if !matches!(self.image_of(disk, vm)?, Image::Plans(_)) {
+                recorded.push((disk, self.why_it_stays(disk, vm)?));
+            }
+        }
         let mut left = Vec::new();
-        for (disk, why) in judged.collect::<Result<Vec<_>, ProviderError>>()? {
+        for (disk, why) in recorded {
             if let Some(why) = why {
                 left.push(format!("{} stays, for it may be somebody else's: {why}", disk.path.display()));
                 continue;
@@ -272,23 +300,6 @@ fn taken(path: &Path) -> ProviderError {
 
 fn no_converter(why: &str) -> ProviderError {
     ProviderError::new(Cause::Target, why).advise("install it, or choose `convert: auto` or `never`")
-}
-
-fn why_it_stays(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
-    Ok(match image_of(disk, vm)? {
-        Image::Others(why) => Some(why),
-        // The same bytes may be somebody's own copy: what is removed must be named.
-        Image::Unnamed => {
-            let why = "its journal names another file, or a reboot or a remount changed its device's number";
-            Some(why.to_string())
-        }
-        Image::Ours => why_another(&disk.path, vm.format)?.map(str::to_string),
-        Image::Missing | Image::Blank => None,
-    })
-}
-
-fn image_of(disk: &PlannedDisk, vm: &PlannedVm) -> Result<Image, ProviderError> {
-    image_at(&disk.path, vm.format).map_err(|error| io_error("looking at", &disk.path, error))
 }
 
 fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {

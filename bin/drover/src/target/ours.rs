@@ -10,7 +10,7 @@ use std::path::Path;
 
 use drover_disk::{Disk, DiskError, DiskErrorKind, FileDisk, holds_nothing};
 use drover_engine::{Cause, ProviderError};
-use drover_mover::{Held, Naming, journal_path, look, naming, recorded_leaves};
+use drover_mover::{Held, Naming, journal_path, look, naming, recorded_leaves, why_not_of};
 use drover_plan::ImageFormat;
 use drover_qcow2::Qcow2Disk;
 
@@ -24,14 +24,18 @@ pub enum Image {
     Blank,
     /// What this plan made, perhaps changed since.
     Ours,
+    /// Of another plan, or of another disk, and why it counts as that.
+    Plans(&'static str),
     /// Another file than its journal names: somebody else's, or this plan's on a device whose number has changed.
     Unnamed,
     /// Something else, and why it counts as that.
     Others(String),
 }
 
-/// Judges the file at `path`, which a journal lies beside.
-pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
+/// Judges the file at `path`, which a journal lies beside, for a disk of this owner ([`PlannedVm::owner_of`]).
+///
+/// [`PlannedVm::owner_of`]: drover_plan::PlannedVm::owner_of
+pub fn image_at(path: &Path, format: ImageFormat, owner: &str) -> std::io::Result<Image> {
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Image::Missing),
@@ -40,8 +44,10 @@ pub fn image_at(path: &Path, format: ImageFormat) -> std::io::Result<Image> {
     let tag = format!("file dev={} ino={}", meta.dev(), meta.ino());
     let journal = journal_path(path);
     let image = match naming(&journal, &tag, meta.created().ok()) {
-        Naming::Named(_) => Image::Ours,
-        Naming::Unnamed(_) => Image::Unnamed,
+        Naming::Named(header) => why_not_of(&header, owner).map_or(Image::Ours, Image::Plans),
+        Naming::Unnamed(header) => {
+            why_not_of(&header, owner).map_or(Image::Unnamed, |why| Image::Others(why.to_string()))
+        }
         Naming::Useless(why) => Image::Others(why),
         Naming::Nothing => Image::Others(format!("its journal {} is empty", journal.display())),
     };
@@ -128,7 +134,7 @@ mod tests {
 
     use std::os::unix::fs::FileExt;
 
-    use drover_copy::{Entry, Leaf};
+    use drover_copy::{Entry, Header, Leaf};
     use drover_mover::{JournalFile, file_tag};
     use drover_qcow2::Qcow2Options;
     use drover_types::BLOCK_BYTES;
@@ -136,6 +142,7 @@ mod tests {
     use super::*;
 
     const BLOCKS: u64 = 20;
+    const OWNER: &str = "plan p vm v disk 2000";
 
     /// An image of data, and its journal.
     fn image(folder: &Path) -> std::path::PathBuf {
@@ -155,7 +162,7 @@ mod tests {
     }
 
     fn raw(path: &Path) -> Image {
-        image_at(path, ImageFormat::Raw).unwrap()
+        image_at(path, ImageFormat::Raw, OWNER).unwrap()
     }
 
     fn why(path: &Path) -> String {
@@ -216,6 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_another_plan_is_told_as_that_even_if_it_holds_nothing_but_not_by_a_journal_of_another_file()
+     {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path());
+        let journal = |owner: &str, tag: &str| {
+            let header = Header::new(BLOCKS * BLOCK_BYTES, "source", tag, 1).owned_by(owner);
+            std::fs::write(journal_path(&path), header.encode()).unwrap();
+        };
+        let tag = file_tag(&path).unwrap();
+        journal(OWNER, &tag);
+        assert_eq!(raw(&path), Image::Ours);
+        journal("plan p vm v disk 2001", &tag);
+        assert!(matches!(raw(&path), Image::Plans(why) if why.contains("another disk")));
+        File::create(&path).unwrap().set_len(BLOCKS * BLOCK_BYTES).unwrap();
+        assert!(matches!(raw(&path), Image::Plans(_)), "a disk of zeros may be all that was copied");
+        journal("plan q vm v disk 2000", "file dev=1 ino=2");
+        assert_eq!(raw(&path), Image::Blank, "of an image that was removed");
+    }
+
+    #[test]
     fn without_a_journal_that_can_be_read_only_what_holds_nothing_may_be_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = image(folder.path());
@@ -244,7 +271,7 @@ mod tests {
         let length = std::fs::metadata(&path).unwrap().len() + 5 * BLOCK_BYTES + 512;
         File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
         let before = std::fs::read(&path).unwrap();
-        assert_eq!(image_at(&path, ImageFormat::Qcow2).unwrap(), Image::Blank);
+        assert_eq!(image_at(&path, ImageFormat::Qcow2, OWNER).unwrap(), Image::Blank);
         assert!(std::fs::read(&path).unwrap() == before, "it was written to");
     }
 
@@ -258,6 +285,6 @@ mod tests {
         assert_eq!(raw(&path), Image::Blank);
         std::fs::remove_file(&path).unwrap();
         drop(Qcow2Disk::create(&path, BLOCKS * BLOCK_BYTES, Qcow2Options::default()).unwrap());
-        assert_eq!(image_at(&path, ImageFormat::Qcow2).unwrap(), Image::Blank);
+        assert_eq!(image_at(&path, ImageFormat::Qcow2, OWNER).unwrap(), Image::Blank);
     }
 }

@@ -12,11 +12,11 @@ use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
 use drover_copy::Replay;
 use drover_disk::{Disk, DiskErrorKind};
 use drover_engine::{Cause, Converted, LinkBytes, Linked, OpenedTarget, ProviderError, TargetProvider};
-use drover_mover::{Earlier, earlier, look};
+use drover_mover::{Earlier, earlier, look, why_not_of};
 use drover_plan::{Convert, Limits, PlannedDisk, PlannedVm};
 use drover_qemu::Need;
 
-use super::{Setting, all_removed};
+use super::{ANOTHER_PLANS, Setting, all_removed};
 use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
 use crate::exit::{Exit, Failure};
 use crate::machine::{boot_bus, machine_of, site_name};
@@ -84,8 +84,8 @@ impl There {
     }
 
     /// Whether this host has a journal of the image that is there.
-    pub fn is_ours(&self, disk: &PlannedDisk, stat: &Stat) -> bool {
-        self.recorded(disk, stat).is_some()
+    pub fn is_ours(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> bool {
+        self.recorded(disk, vm, stat).is_some()
     }
 
     /// How a machine stands, without standing in anybody's way.
@@ -93,12 +93,22 @@ impl There {
         self.site.order(&self.order_of(vm, What::Look, 0))
     }
 
-    fn recorded(&self, disk: &PlannedDisk, stat: &Stat) -> Option<Box<Replay>> {
-        let journal = journal(self.about.state.as_deref(), self.name(), disk);
-        stat.size.and_then(|_| match earlier(&journal, &tag_of(self.name(), &stat.tag), None) {
-            Earlier::Half(found) => Some(found),
+    fn recorded(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> Option<Box<Replay>> {
+        match self.earlier(disk, vm, stat) {
+            Earlier::Half(found) => self.why_anothers(disk, vm, &found).is_none().then_some(found),
             Earlier::Nothing | Earlier::Other(_) => None,
-        })
+        }
+    }
+
+    fn earlier(&self, disk: &PlannedDisk, vm: &PlannedVm, stat: &Stat) -> Earlier {
+        match stat.size {
+            Some(_) => earlier(&self.journal(disk, vm), &tag_of(self.name(), &stat.tag), None),
+            None => Earlier::Nothing,
+        }
+    }
+
+    fn why_anothers(&self, disk: &PlannedDisk, vm: &PlannedVm, found: &Replay) -> Option<&'static str> {
+        why_not_of(&found.header, &vm.owner_of(&self.about.plan, disk))
     }
 
     fn machine(&self, vm: &PlannedVm) -> Machine {
@@ -167,7 +177,15 @@ impl There {
     /// How a target is opened, and the highest epoch that is known of it.
     fn how(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64) -> Result<(How, u64), ProviderError> {
         let stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
-        match (self.recorded(disk, &stat), stat.size) {
+        let found = match self.earlier(disk, vm, &stat) {
+            Earlier::Half(found) => Some(found),
+            Earlier::Nothing | Earlier::Other(_) => None,
+        };
+        if let Some(why) = found.as_ref().and_then(|found| self.why_anothers(disk, vm, found)) {
+            let what = format!("{} may not be overwritten: {why}", vm.place_of(disk).display());
+            return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLANS));
+        }
+        match (found, stat.size) {
             (Some(found), Some(there)) if there == size => Ok((How::Resume, found.epoch)),
             (Some(found), _) => Ok((How::Force, found.epoch.max(stat.epoch))),
             (None, _) if stat.holds_nothing => Ok((How::New, stat.epoch)),
@@ -350,21 +368,25 @@ impl TargetProvider for There {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let mut images = Vec::new();
+        let (mut images, mut others) = (Vec::new(), HashSet::new());
         for disk in &vm.disks {
             let stat = match self.stat(disk) {
                 Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
                 stat => stat.map_err(|refusal| self.refused(refusal))?,
             };
-            // Only what drover made: an image without a journal is somebody else's.
-            let Some(found) = self.recorded(disk, &stat) else { continue };
+            // Only what this plan made: an image without a journal is somebody else's, or another plan's.
+            let Earlier::Half(found) = self.earlier(disk, vm, &stat) else { continue };
+            if self.why_anothers(disk, vm, &found).is_some() {
+                others.insert(&disk.path);
+                continue;
+            }
             if !self.holds_another(disk, vm, &found)? {
                 images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
             }
         }
         self.insist(vm, &What::Clear { images })?;
         let mut left = Vec::new();
-        for disk in &vm.disks {
+        for disk in vm.disks.iter().filter(|disk| !others.contains(&disk.path)) {
             let journal = self.journal(disk, vm);
             // The agent removed what still was this plan's own when it looked.
             if journal.exists() && self.has_image(disk, vm)? {

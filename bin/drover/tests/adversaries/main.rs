@@ -59,7 +59,6 @@ fn rivals(settings: &Settings) -> Tally {
 }
 
 #[test]
-#[ignore = "finds that a second import overwrites the first; to run with the others once that is repaired"]
 fn several_processes_on_one_target_leave_what_the_one_that_came_through_wrote() {
     races(&Settings::few(6)).assert_none();
 }

@@ -197,8 +197,22 @@ fn older_formats_are_read_and_take_no_passes() {
         let replay = replay(&mut &bytes[..]).unwrap();
         assert_eq!((replay.damage, replay.sound_bytes), (Some(Damage::FailedCheck), sound));
     }
-    let newer = Header { version: 4, ..header() }.encode();
-    assert!(matches!(replay(&mut &newer[..]), Err(JournalError::Version(4))));
+    let newer = Header { version: 5, ..header() }.encode();
+    assert!(matches!(replay(&mut &newer[..]), Err(JournalError::Version(5))));
+}
+
+#[test]
+fn an_owner_is_read_back_and_no_format_of_before_names_one() {
+    let owned = header().owned_by("a plan");
+    let mut bytes = owned.encode().to_vec();
+    bytes.extend(encode_entry(&owned, &Entry::Zero { first: 0, count: 4 }));
+    let found = replay(&mut &bytes[..]).unwrap();
+    assert_eq!((found.header, found.damage, found.header.version), (owned, None, 4));
+    assert_eq!((owned.is_owned_by("a plan"), owned.is_owned_by("another")), (Some(true), Some(false)));
+    assert_eq!((header().is_owned_by("a plan"), header().version), (None, 3));
+    assert_eq!((owned.newest(), header().newest()), (owned, header()));
+    let forged = Header { version: 3, ..owned }.encode();
+    assert!(matches!(replay(&mut &forged[..]), Err(JournalError::DamagedHeader)));
 }
 
 #[test]

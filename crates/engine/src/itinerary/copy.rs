@@ -101,7 +101,7 @@ impl Journey<'_> {
             target_tag: target.tag,
             target_is_new: target.is_new,
             target_zeroed: target.zeroed,
-            target_is_judged: false,
+            owner: Some(self.planned.owner_of(self.context.plan, disk)),
             journal: Some(self.context.target.journal(disk, self.planned)),
             pass: pass.map(|pass| pass.job),
             options: self.context.options.clone(),
