@@ -81,6 +81,32 @@ fn a_longer_disk_differs_unless_that_is_allowed() {
 }
 
 #[test]
+fn a_disk_and_its_image_of_whole_sectors_are_equal_and_what_lies_behind_is_looked_at() {
+    let (folder, drover) = setup();
+    let a = disk_file(folder.path(), "a", 2_000_000);
+    let (image, report) = (folder.path().join("a.qcow2"), folder.path().join("report"));
+    let copied = run(&drover, &["copy", text(&a), text(&image), "--verify=full"], 0).err;
+    assert!(copied.contains("verified: equal") && copied.contains("the image has 2000384 bytes"), "{copied}");
+    let root = run(&drover, &["hash", text(&a), "--output", text(&report), "--quiet"], 0).out;
+    for pair in [[&a, &image], [&image, &a]] {
+        let said = run(&drover, &["verify", text(pair[0]), text(pair[1])], 0).err;
+        assert!(said.contains("equal: 31 of 31") && said.contains("rounded up to whole sectors"), "{said}");
+        assert!(said.contains(&format!("root {}", root.trim())), "{root} is not in {said}");
+    }
+    run(&drover, &["verify", text(&image), "--report", text(&report)], 0);
+    let longer = folder.path().join("longer");
+    let mut bytes = std::fs::read(&a).unwrap();
+    bytes.resize(2_000_384, 0);
+    std::fs::write(&longer, &bytes).unwrap();
+    let done = run(&drover, &["verify", text(&a), text(&longer), "--json"], 0).out;
+    assert!(done.contains("\"rounded\":true"), "{done}");
+    *bytes.last_mut().unwrap() = 1;
+    std::fs::write(&longer, &bytes).unwrap();
+    let said = run(&drover, &["verify", text(&a), text(&longer)], 9).err;
+    assert!(said.contains("NOT EQUAL"), "{said}");
+}
+
+#[test]
 fn a_report_proves_a_disk_years_later() {
     let (folder, drover) = setup();
     let disk = disk_file(folder.path(), "disk", 7 * MIB + 1);

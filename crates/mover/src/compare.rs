@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use drover_copy::report::{ReportError, ReportReader};
 use drover_copy::{LeafTable, RootHasher, SEGMENT_BYTES, Sample, miss_probability};
 use drover_disk::Disk;
-use drover_types::{ByteSpan, Digest};
+use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
 
+use crate::held::read_block;
 use crate::part::Part;
 use crate::progress::{Progress, StopSignal};
 use crate::transfer::{MoveError, TransferOptions, check_same, hash};
@@ -113,6 +114,23 @@ pub fn hash_parts(
     check_same([disk])?;
     Ok(HashedDisk { root: root.finish(), elapsed: started.elapsed() })
 }
+
+/// Whether a disk is longer than `size` only because its kind knows whole sectors (qcow2 images), and holds nothing behind
+/// `size`. What both have is the same disk then, and so is its root.
+///
+/// # Errors
+/// When what is behind cannot be read.
+pub fn is_rounded_up(disk: &dyn Disk, size: u64) -> Result<bool, MoveError> {
+    if disk.size() == size || size.checked_next_multiple_of(ROUNDED_TO) != Some(disk.size()) {
+        return Ok(false);
+    }
+    let block = ByteSpan::from_bounds(size / BLOCK_BYTES * BLOCK_BYTES, disk.size());
+    let bytes = read_block(disk.open_lane()?.as_mut(), block)?;
+    Ok(bytes[(size - block.offset) as usize..].iter().all(|byte| *byte == 0))
+}
+
+/// Sectors that sizes of images are rounded up to.
+const ROUNDED_TO: u64 = 512;
 
 /// Reads two disks side by side and compares the first `size` bytes of them.
 ///
@@ -271,7 +289,7 @@ impl Tally {
     }
 
     fn end(self) -> Comparison {
-        debug_assert!(self.blocks_total * drover_types::BLOCK_BYTES >= self.size);
+        debug_assert!(self.blocks_total * BLOCK_BYTES >= self.size);
         let [first_root, second_root] = match self.roots {
             Some(roots) => roots.map(|root| Some(root.finish())),
             None => [None, None],

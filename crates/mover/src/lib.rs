@@ -26,6 +26,7 @@ pub use areas::{AreasJob, AreasReport, copy_areas};
 pub use blocks::{recorded, recorded_leaves, verify_blocks};
 pub use compare::{
     Comparison, HashedDisk, PART_BYTES, REPORTED_SPANS_MAX, Share, compare, compare_with_report, hash_parts,
+    is_rounded_up,
 };
 pub use held::{Held, look};
 pub use journal::{Claim, JournalFile, JournalFileError, JournalStart, file_tag, journal_path, new_epoch};

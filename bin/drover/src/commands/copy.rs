@@ -104,7 +104,9 @@ impl Job<'_> {
         // Reading back took its time, too.
         check_same(job.target.as_ref(), journal.is_some())?;
         let link = Linked::of(source.link.as_deref(), target.end.link.as_deref());
-        self.report(&report, check.as_ref(), &link);
+        let rounded = Some(job.target.size())
+            .filter(|size| *size != job.source.size() && *size == job.source.size().next_multiple_of(512));
+        self.report(&report, rounded, check.as_ref(), &link);
         if check.is_some_and(|check| !check.equal) {
             return Ok(Exit::Verification);
         }
@@ -188,7 +190,13 @@ impl Job<'_> {
         Ok(Check::of_source(&found, leaves))
     }
 
-    fn report(&self, report: &drover_mover::CopyReport, check: Option<&Check>, link: &Linked) {
+    fn report(
+        &self,
+        report: &drover_mover::CopyReport,
+        rounded: Option<u64>,
+        check: Option<&Check>,
+        link: &Linked,
+    ) {
         let now = &report.snapshot;
         if self.args.run.json {
             let line = json!({
@@ -215,6 +223,12 @@ impl Job<'_> {
         ));
         link.lines(now.zero).iter().for_each(|line| self.run.say(line));
         self.run.say(&format!("root {}", report.root));
+        if let Some(rounded) = rounded {
+            self.run.say(&format!(
+                "the image has {rounded} bytes, whole sectors of 512; the root is that of the {} bytes of the source",
+                report.leaves.size()
+            ));
+        }
         if let Some(check) = check {
             self.run.say(&check.verdict);
         }

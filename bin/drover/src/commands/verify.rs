@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drover_copy::report::{About, ReportError, ReportReader};
 use drover_engine::chain;
-use drover_mover::{Comparison, Share, compare, compare_with_report};
+use drover_mover::{Comparison, Share, compare, compare_with_report, is_rounded_up};
 use drover_types::Bytes;
 use serde_json::json;
 
@@ -48,22 +48,25 @@ struct Job<'a> {
 struct Sides {
     names: [String; 2],
     sizes: [u64; 2],
+    /// Whether they differ only because one is rounded up to a whole sector, with zeros behind the other's end.
+    is_rounded: bool,
 }
 
 impl Job<'_> {
     fn two_disks(&self, a: &str, b: &str) -> Result<Exit, Failure> {
         let ends = [self.open(a, self.args.format)?, self.open(b, self.args.second_format)?];
         let disks = ends.each_ref().map(|end| end.disk.as_ref());
-        let sides =
-            Sides { names: disks.map(|disk| disk.name().to_string()), sizes: disks.map(|disk| disk.size()) };
-        let size = sides.sizes[0].min(sides.sizes[1]);
+        let (names, sizes) = (disks.map(|disk| disk.name().to_string()), disks.map(|disk| disk.size()));
+        let size = sizes[0].min(sizes[1]);
         let found = self
             .run
             .shown("verify", |progress| {
                 compare(disks, size, self.share, &self.run.options, progress, &self.run.stop)
             })
             .map_err(|error| transfer_failure(error, ""))?;
-        Ok(self.judge(&sides, &found, None))
+        let longer = disks[usize::from(sizes[1] > sizes[0])];
+        let is_rounded = is_rounded_up(longer, size).map_err(|error| transfer_failure(error, ""))?;
+        Ok(self.judge(&Sides { names, sizes, is_rounded }, &found, None))
     }
 
     fn report(&self, path: &Path, disk: &str) -> Result<Exit, Failure> {
@@ -84,7 +87,8 @@ impl Job<'_> {
             })
             .map_err(|error| transfer_failure(error, ""))?;
         let names = [format!("the report of {}", about.name), disk.name().to_string()];
-        let sides = Sides { names, sizes: [about.size, disk.size()] };
+        let is_rounded = is_rounded_up(disk, about.size).map_err(|error| transfer_failure(error, ""))?;
+        let sides = Sides { names, sizes: [about.size, disk.size()], is_rounded };
         Ok(self.judge(&sides, &found, Some(&about)))
     }
 
@@ -104,7 +108,7 @@ impl Job<'_> {
     }
 
     fn judge(&self, sides: &Sides, found: &Comparison, report: Option<&About>) -> Exit {
-        let sizes_fit = sides.sizes[0] == sides.sizes[1] || self.args.allow_longer;
+        let sizes_fit = sides.sizes[0] == sides.sizes[1] || sides.is_rounded || self.args.allow_longer;
         let equal = found.is_equal() && sizes_fit;
         if self.args.run.json {
             crate::out::json(as_json(sides, found, report, equal));
@@ -127,7 +131,11 @@ impl Job<'_> {
         let [first, second] = sides.sizes;
         if first != second {
             let [a, b] = &sides.names;
-            self.run.say(&format!("{a} has {first} bytes, {b} has {second}: what both have was compared"));
+            let why = match sides.is_rounded {
+                true => "rounded up to whole sectors of 512 bytes, with zeros behind",
+                false => "what both have was compared",
+            };
+            self.run.say(&format!("{a} has {first} bytes, {b} has {second}: {why}"));
         }
         for span in found.spans.iter().take(PRINTED_SPANS_MAX) {
             self.run.say(&format!(
@@ -199,6 +207,7 @@ fn as_json(sides: &Sides, found: &Comparison, report: Option<&About>, equal: boo
     let kept: u64 = found.spans.iter().map(|span| span.length.div_ceil(drover_types::BLOCK_BYTES)).sum();
     json!({
         "event": "done", "equal": equal, "names": sides.names, "sizes": sides.sizes,
+        "rounded": sides.is_rounded,
         "blocks_compared": found.blocks, "blocks_total": found.blocks_total,
         "differing_blocks": found.differing_blocks, "spans": spans,
         "spans_complete": kept == found.differing_blocks,
