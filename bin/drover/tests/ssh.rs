@@ -42,6 +42,29 @@ fn a_file_of_another_host_is_copied_verified_and_hashed() {
 }
 
 #[test]
+fn a_file_that_changes_on_its_host_during_a_copy_is_noticed_at_its_end() {
+    if !Path::new(SERVER).exists() {
+        println!("skipped: OpenSSH's sftp-server is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (source, calls) = (disk_file(folder.path(), "source", MIB), folder.path().join("calls"));
+    // One connection to look at it, one to read it: with the third, all was read.
+    let change = format!(
+        "[ $(wc -l <{calls}) -lt 3 ] || touch -d @1000000000 {}",
+        source.display(),
+        calls = calls.display()
+    );
+    put_ssh(folder.path(), &format!("echo >>{}; {change}; exec {SERVER}", calls.display()));
+    let uri = format!("ssh://kvm1{}", source.display());
+    let target = folder.path().join("target");
+    let output = drover(folder.path(), &["copy", &uri, target.to_str().unwrap(), "--lanes", "1"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("changed on its host while it was read"), "{said}");
+}
+
+#[test]
 fn failures_of_ssh_have_their_exit_codes_and_its_words() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_disk::{Disk, DiskError, DiskOp, Features, Lane, Limits, check_span};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits, check_span};
 use drover_types::{ByteSpan, Extent};
 
 use crate::lane::{Remote, SftpLane};
@@ -131,5 +131,18 @@ impl Disk for SftpDisk {
 
     fn flush(&self) -> Result<(), DiskError> {
         Ok(())
+    }
+
+    /// Costs a connection; what was written within a second of the last write before, at the same size, does not show.
+    fn check_same(&self) -> Result<(), DiskError> {
+        let Shared { name, uri, options, attributes } = &*self.shared;
+        let (_, now) = Remote::open(uri, options).map_err(|source| open_error(name, source))?;
+        if now == *attributes {
+            return Ok(());
+        }
+        let why =
+            "it was changed on its host while it was read: stop whatever writes to it, or read a snapshot";
+        let (kind, span) = (DiskErrorKind::Failed, ByteSpan::new(0, 0));
+        Err(DiskError::with_kind(kind, DiskOp::Read, span, name.as_str(), io::Error::other(why)))
     }
 }

@@ -496,6 +496,21 @@ impl Disk for AgentDisk {
         self.inner.flush().map_err(|refusal| refusal.on(DiskOp::Flush, ByteSpan::new(0, 0), self.name()))
     }
 
+    /// Of a target, the agent looks itself where it lies, at each flush.
+    fn check_same(&self) -> Result<(), DiskError> {
+        let failed = |refusal: Refusal| refusal.on(DiskOp::Read, ByteSpan::new(0, 0), self.name());
+        if self.inner.writable {
+            return Ok(());
+        }
+        match self.inner.ask(What::Identity, ByteSpan::new(0, 0)).map_err(failed)? {
+            Reply::Done(text) if words_in(&text) == self.inner.opened.identity => Ok(()),
+            _ => Err(failed(Refusal::new(
+                DiskErrorKind::Failed,
+                "it was changed at its site while it was read: stop whatever writes to it, or read a snapshot",
+            ))),
+        }
+    }
+
     fn reserve_bytes(&self) -> u64 {
         self.inner.opened.reserve_bytes
     }

@@ -7,7 +7,7 @@ use drover_agent::opening::How;
 use drover_agent::{Places, Site};
 use drover_disk::{Disk, DiskErrorKind};
 
-use crate::stage::{Stage, target};
+use crate::stage::{Stage, source, target};
 
 fn site(folder: &Path) -> Arc<Site> {
     let pools = [("vms".to_string(), folder.to_path_buf())].into();
@@ -34,6 +34,23 @@ fn what_holds_something_is_overwritten_only_if_told_so() {
     let forced = target(&site, "vms/a.raw", 6000, How::Force).unwrap();
     assert!(forced.features().zeroed && forced.opened().is_new);
     assert_eq!(std::fs::read(&path).unwrap(), vec![0; 6000]);
+}
+
+#[test]
+fn a_source_that_is_written_to_while_it_is_read_is_told_when_it_is_asked_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = site(folder.path());
+    let path = folder.path().join("a.raw");
+    std::fs::write(&path, vec![7; 5000]).unwrap();
+    let disk = source(&site, "vms/a.raw");
+    disk.check_same().unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"changed", 100).unwrap();
+    let error = disk.check_same().unwrap_err();
+    assert!(
+        error.kind == DiskErrorKind::Failed && error.source.to_string().contains("changed at its site"),
+        "{error}"
+    );
 }
 
 #[test]

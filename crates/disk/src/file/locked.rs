@@ -203,11 +203,7 @@ impl LockedFile {
         });
         let zeroed = ready.map_err(|error| open_error(&self.name, error))?;
         let new_in = self.made.0.take().map(|path| parent_of(&path).to_path_buf());
-        let opened = match self.kind {
-            FileKind::Block => Opened::Device,
-            FileKind::Regular => Opened::At(self.place),
-        };
-        Ok(finish(self.name, self.file, self.kind, size, zeroed, new_in, opened))
+        Ok(finish(self.name, self.file, self.kind, size, zeroed, new_in, Opened::At(self.place)))
     }
 }
 

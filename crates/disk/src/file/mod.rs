@@ -65,8 +65,6 @@ enum Opened {
     As(String),
     /// A target lay here.
     At(Place),
-    /// A device that is written to is held by its kernel.
-    Device,
 }
 
 /// What a path turned out to be.
@@ -246,9 +244,11 @@ impl Disk for FileDisk {
                 let why = "it was changed while it was read: stop whatever writes to it, or read a snapshot";
                 Err(failed(DiskErrorKind::Failed, DiskOp::Read, io::Error::other(why)))
             }
-            Opened::As(_) | Opened::Device => Ok(()),
+            Opened::As(_) => Ok(()),
             Opened::At(place) => {
-                let same = place.check().and_then(|()| self.check_length());
+                // A device's length is its kernel's affair.
+                let is_device = self.kind == FileKind::Block;
+                let same = place.check().and_then(|()| if is_device { Ok(()) } else { self.check_length() });
                 same.map_err(|why| failed(DiskErrorKind::Gone, DiskOp::Write, why))
             }
         }

@@ -333,6 +333,32 @@ fn a_device_conforms(sector_bytes: &str) {
 }
 
 #[test]
+fn a_device_whose_path_leads_to_another_one_by_now_is_not_the_target_that_was_opened() {
+    let dir = Dir::new();
+    let devices = ["a", "b"].map(|name| {
+        let image = dir.file(name);
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        LoopDevice::new(&image, "512")
+    });
+    let [Some(LoopDevice(first)), Some(LoopDevice(other))] = &devices else { return };
+    let link = dir.file("volume");
+    std::os::unix::fs::symlink(first, &link).unwrap();
+    let disk = FileDisk::open_target(&link, new_target(1 << 20)).unwrap();
+    disk.check_same().unwrap();
+    std::fs::remove_file(&link).unwrap();
+    assert_eq!(disk.check_same().unwrap_err().kind, DiskErrorKind::Gone);
+    std::os::unix::fs::symlink(other, &link).unwrap();
+    let error = disk.flush().unwrap_err();
+    assert!(
+        error.kind == DiskErrorKind::Gone && error.source.to_string().contains("another device"),
+        "{error}"
+    );
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(first, &link).unwrap();
+    disk.flush().unwrap();
+}
+
+#[test]
 fn a_block_device_is_a_target_unless_it_is_used_or_too_small() {
     a_device_conforms("512");
 }
