@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::error::{QemuError, QemuErrorKind};
@@ -94,12 +95,13 @@ pub enum Cache {
     /// Past the host's page cache: what the guest flushed costs no memory and no second copy.
     #[default]
     Direct,
-    /// Through the page cache, where the file system can do nothing else.
+    /// Through the page cache, where the file system can do nothing else, or not for a file of this size: QEMU opens no raw
+    /// image for direct I/O that ends within a sector of its storage.
     Buffered,
 }
 
 impl Cache {
-    /// `Direct` if every file that is there can be opened so.
+    /// `Direct` if QEMU can open every file that is there so.
     pub fn for_files<'a>(files: impl IntoIterator<Item = &'a Path>) -> Cache {
         if files.into_iter().all(opens_directly) { Cache::Direct } else { Cache::Buffered }
     }
@@ -108,8 +110,18 @@ impl Cache {
 fn opens_directly(file: &Path) -> bool {
     use rustix::fs::{Mode, OFlags, open};
     let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    open(file, flags, Mode::empty()).err() != Some(rustix::io::Errno::INVAL)
+    match open(file, flags, Mode::empty()) {
+        Ok(opened) => {
+            let length = File::from(opened).metadata().map_or(0, |meta| meta.len());
+            length.is_multiple_of(SECTOR_BYTES_MAX)
+        }
+        Err(error) => error != rustix::io::Errno::INVAL,
+    }
 }
+
+/// The largest sectors of storage. QEMU finds out what a file's storage wants by reading its head, and takes these where that tells
+/// nothing (a hole): a file that ends within one is not opened for direct I/O.
+const SECTOR_BYTES_MAX: u64 = 4096;
 
 /// Format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -308,6 +320,8 @@ const BRIDGE_CHARS_MAX: usize = 15;
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::process::Command;
+
     use super::*;
 
     /// A BIOS machine with one virtio disk and one NIC.
@@ -336,6 +350,38 @@ pub(crate) mod tests {
 
     pub(crate) fn nic(attach: NicAttach, model: NicModel) -> NicSpec {
         NicSpec { mac: "00:50:56:aa:bb:cc".into(), attach, model }
+    }
+
+    /// QEMU refuses such an image with `cache.direct=on` where its storage has sectors of 4 KiB, or its head is a hole:
+    /// "Image size is not a multiple of request alignment".
+    #[test]
+    fn an_image_that_ends_within_a_sector_of_its_storage_goes_through_the_page_cache() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let image = folder.path().join("disk.raw");
+        if !opens_directly_at_all(&image) {
+            println!("skipped: no direct I/O here");
+            return;
+        }
+        for (bytes, cache) in
+            [(1 << 20, Cache::Direct), ((1 << 20) + 512, Cache::Buffered), ((1 << 20) + 100, Cache::Buffered)]
+        {
+            File::create(&image).unwrap().set_len(bytes).unwrap();
+            assert_eq!(Cache::for_files([image.as_path()]), cache, "{bytes}");
+            let direct = if cache == Cache::Direct { "none" } else { "writeback" };
+            let opened = Command::new("qemu-io")
+                .args(["-t", direct, "-f", "raw", image.to_str().unwrap(), "-c", "write 0 512"])
+                .output();
+            assert!(opened.is_ok_and(|opened| opened.status.success()) || !has_qemu_io(), "{bytes}");
+        }
+    }
+
+    fn has_qemu_io() -> bool {
+        Command::new("qemu-io").arg("--version").output().is_ok()
+    }
+
+    fn opens_directly_at_all(path: &Path) -> bool {
+        File::create(path).unwrap();
+        Cache::for_files([path]) == Cache::Direct
     }
 
     fn refusal(change: impl FnOnce(&mut MachineSpec)) -> String {
