@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use drover_disk::{DiskError, DiskErrorKind};
+use drover_disk::{DiskError, DiskErrorKind, DiskOp};
 use drover_engine::{Cause, EngineError, ProviderError, StoreError, chain};
 use drover_http::{HttpError, HttpErrorKind};
 use drover_link::{LinkError, LinkErrorKind};
@@ -186,6 +186,11 @@ fn is_not_trusted(error: &DiskError) -> bool {
         || matches!(nbd, Some(HandshakeError::Tls(_)))
 }
 
+/// Whether there is no way to a host, or its name is not known.
+fn is_without_address(error: &DiskError) -> bool {
+    error.op == DiskOp::Open && error.source.kind() == io::ErrorKind::HostUnreachable
+}
+
 fn is_of_servers_disk(error: &DiskError) -> bool {
     let told = error.source.get_ref().and_then(|why| why.downcast_ref::<ServerError>());
     told.is_some_and(ServerError::is_of_its_disk)
@@ -196,6 +201,7 @@ pub fn disk_exit(error: &DiskError, target: &str) -> Exit {
     match error.kind {
         // On whichever side: it was not asked for anything yet.
         DiskErrorKind::Denied if is_not_trusted(error) => Exit::Connection,
+        DiskErrorKind::Transient if is_without_address(error) => Exit::Connection,
         DiskErrorKind::OutOfSpace if error.disk == target => Exit::TargetFull,
         _ if error.disk == target => Exit::Target,
         // Its server answers, and says that its own disk fails.

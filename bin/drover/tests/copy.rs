@@ -364,4 +364,7 @@ fn exit_codes_tell_a_source_that_fails_from_one_that_is_away_and_from_a_full_tar
         5,
         "no-such-host.invalid has no address",
     );
+    let target = ["copy", source.to_str().unwrap(), "nbd://no-such-host.invalid/"];
+    let output = drover.run(&[&target[..], &give_up].concat()).unwrap();
+    assert!(output.code == Some(5) && output.err.contains("has no address"), "{}", output.err);
 }

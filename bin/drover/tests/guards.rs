@@ -3,10 +3,11 @@
 
 mod common;
 
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
+use common::process::{PATIENCE, wait_until};
 use common::{MIB, disk_file, same_bytes};
 use drover_copy::{Entry, Leaf};
 use drover_disk::{Buffer, Disk, FileDisk, Request, Work};
@@ -185,6 +186,58 @@ fn files_that_an_appliance_is_made_of_are_no_targets() {
     assert_eq!(output.code, Some(0), "{}", output.err);
 }
 
+/// A file that `nbdfuse` shows, which tells no blocks of it; gone when dropped.
+struct Fuse {
+    child: Child,
+    path: PathBuf,
+}
+
+impl Fuse {
+    /// `None`, after a printed line, where there is none.
+    fn over(file: &Path) -> Option<Fuse> {
+        let path = file.with_extension("fuse");
+        std::fs::write(&path, "").unwrap();
+        let mut command = Command::new("nbdfuse");
+        command.arg(&path).args(["--command", "nbdkit", "-s", "--exit-with-parent", "file"]).arg(file);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let length = std::fs::metadata(file).unwrap().len();
+        let mut fuse = command.spawn().ok().map(|child| Fuse { child, path });
+        let is_there = |fuse: &Fuse| std::fs::metadata(&fuse.path).is_ok_and(|meta| meta.len() == length);
+        if let Some(fuse) = &mut fuse {
+            wait_until("nbdfuse shows its file, or ends", PATIENCE, || {
+                is_there(fuse) || fuse.child.try_wait().unwrap().is_some()
+            });
+        }
+        let fuse = fuse.filter(is_there);
+        if fuse.is_none() {
+            println!("skipped: nbdfuse and /dev/fuse are not to be had here");
+        }
+        fuse
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.path).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").status();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_file_whose_file_system_tells_no_blocks_is_not_taken_for_empty() {
+    let (folder, drover) = setup();
+    let (source, backing) = (disk_file(folder.path(), "source", MIB), folder.path().join("backing"));
+    let mut content = vec![0; MIB as usize];
+    content[700_000..700_004].copy_from_slice(b"data");
+    std::fs::write(&backing, &content).unwrap();
+    let Some(fuse) = Fuse::over(&backing) else { return };
+    assert_eq!(std::fs::metadata(&fuse.path).unwrap().blocks(), 0);
+    refused(&drover, &source, &fuse.path, &["--no-journal"], 7, "already holds");
+    drop(fuse);
+    assert!(std::fs::read(&backing).unwrap() == content);
+}
+
 #[test]
 fn a_disk_of_another_host_by_the_name_of_an_image_is_not_taken_for_raw_unasked() {
     let (folder, drover) = setup();
@@ -208,6 +261,8 @@ fn a_disk_of_another_host_by_the_name_of_an_image_is_not_taken_for_raw_unasked()
         }
     }
     let (code, err) = said(&["copy", "ssh://localhost/srv/x.qcow2", text(&back)]);
+    assert!(code == Some(2) && err.contains("has the name of an image"), "{err}");
+    let (code, err) = said(&["copy", "https://localhost:1/x.vmdk?y=z", text(&back)]);
     assert!(code == Some(2) && err.contains("has the name of an image"), "{err}");
     assert!(!back.exists());
 }

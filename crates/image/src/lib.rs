@@ -41,4 +41,4 @@ pub use disk::ImageDisk;
 pub use files::References;
 pub use open::{Format, OpenOptions, open, open_part};
 pub use ova::{ManifestCheck, Ova, OvaDisk};
-pub use probe::probe;
+pub use probe::{probe, probe_head};

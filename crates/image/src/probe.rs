@@ -28,6 +28,11 @@ pub fn probe(path: impl AsRef<Path>) -> Result<Format, DiskError> {
     look().map_err(|error| open_error(&path.display().to_string(), error))
 }
 
+/// What the beginning of a disk says that it is; without any known mark it is raw. A fixed VHD is known by its end only.
+pub fn probe_head(head: &[u8]) -> Format {
+    of_ends(head, &[])
+}
+
 /// What is looked at.
 const HEAD_BYTES: u64 = 1024;
 const TAIL_BYTES: u64 = 512;

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drover_disk::{Disk, DiskError, FileDisk, OpenTarget};
+use drover_disk::{Buffer, Disk, DiskError, FileDisk, OpenTarget, Request, Work};
 use drover_engine::chain;
 use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
 use drover_nbd::{NbdDisk, NbdOptions};
 use drover_sftp::{SftpDisk, SftpOptions};
 use drover_types::inventory::{Vm, VmDisk};
+use drover_types::{BLOCK_BYTES, ByteSpan};
 use drover_vsphere::{OpenDisk, Route, Session};
 
 use super::agent;
@@ -44,9 +45,12 @@ const DISK_BYTES_MAX: u64 = 1 << 50;
 
 /// Opens a disk to be read.
 pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
-    let end = open_any(named)?;
+    let mut end = open_any(named)?;
     match end.disk.size() {
-        size if size <= DISK_BYTES_MAX => Ok(end),
+        size if size <= DISK_BYTES_MAX => {
+            end.notes.extend(note_of_image(named, end.disk.as_ref()));
+            Ok(end)
+        }
         size => {
             let text = format!("{} claims to have {size} bytes; drover reads up to 1 PiB", end.disk.name());
             Err(Failure::new(Exit::Source, text))
@@ -62,6 +66,7 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
             Ok(simple(Arc::new(disk)))
         }
         Place::Web(url) => {
+            check_read_raw(named, url.split(['?', '#']).next().unwrap_or_default(), "files of web servers")?;
             let disk = RangeDisk::open(&url, connect::trust_of(named.secret)?).map_err(source_failure)?;
             Ok(simple(Arc::new(disk)))
         }
@@ -98,6 +103,47 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
                 .advise("a file of that name is ./-"))
         }
     }
+}
+
+/// A note about a disk that is read byte by byte and begins like an image, if nobody said that it is raw. No more than a
+/// note: a guest can write such a beginning to its disk, and its server may be what reads the image.
+fn note_of_image(named: &Named<'_>, disk: &dyn Disk) -> Option<String> {
+    let is_asked = match place(named.text).ok()? {
+        // Of other sites and hosts names are looked at: to read would cost a connection by ssh, or bytes of a line.
+        Place::Agent(_)
+        | Place::Ssh(_)
+        | Place::Ova(..)
+        | Place::Vsphere { .. }
+        | Place::Null
+        | Place::Stream => false,
+        Place::Nbd(_) | Place::Web(_) => true,
+        Place::Path(path) => format_of(&path, None) == Format::Raw,
+    };
+    if !is_asked || named.format.is_some() {
+        return None;
+    }
+    let format = image_on(disk)?;
+    Some(format!(
+        "{} begins like a {format} image and is read as a raw disk, byte by byte; if the disk in the image is meant, say its format \
+         or have it served (`drover serve-disk`, `qemu-nbd`)",
+        named.text
+    ))
+}
+
+/// The format of the image that a disk begins like. One that cannot be read is none: what reads it next tells why.
+pub(super) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
+    let span = ByteSpan::new(0, disk.size().min(BLOCK_BYTES));
+    if span.length == 0 {
+        return None;
+    }
+    let mut lane = disk.open_lane().ok()?;
+    lane.submit(Request { id: 0, span, work: Work::Read(Buffer::zeroed(span.length as usize)) });
+    let completion = lane.complete()?;
+    let format = match (completion.result, completion.work) {
+        (Ok(()), Work::Read(head)) => drover_image::probe_head(&head),
+        _ => ImageFormat::Raw,
+    };
+    (format != ImageFormat::Raw).then_some(format)
 }
 
 /// Refuses what is read as a raw disk and was said to be, or by its name is, an image.

@@ -15,7 +15,7 @@ use drover_types::ByteSpan;
 use super::agent;
 use super::guard;
 use super::place::{Place, place};
-use super::source::only_read;
+use super::source::{image_on, only_read};
 use super::{End, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure, disk_exit};
@@ -294,11 +294,26 @@ pub fn unusable(path: &Path, error: &io::Error) -> Failure {
 /// server that kept its disk in memory, or was given another one, has the same name.
 fn look_before_going_on(mut target: TargetEnd, args: &CopyArgs) -> Result<TargetEnd, Failure> {
     target.journal = args.journal.clone();
-    let Some(path) = &target.journal else { return Ok(target) };
-    if let Earlier::Half(half) = earlier(path, &target.tag, None) {
+    let half = target.journal.as_deref().map(|path| earlier(path, &target.tag, None));
+    if let Some(Earlier::Half(half)) = half {
         target.is_new = !look(target.end.disk.as_ref(), &half.leaves).map_err(target_failure)?.is_all();
+        return Ok(target);
     }
+    check_no_image(&target, args)?;
     Ok(target)
+}
+
+/// A server that hands out the bytes of an image file would have the image overwritten by a raw disk.
+fn check_no_image(target: &TargetEnd, args: &CopyArgs) -> Result<(), Failure> {
+    if args.force || args.format == Some(Format::Raw) {
+        return Ok(());
+    }
+    let Some(format) = image_on(target.end.disk.as_ref()) else { return Ok(()) };
+    let text =
+        format!("{} begins like a {format} image, and would be overwritten as a raw disk", args.target);
+    Err(Failure::new(Exit::Target, text).advise(
+        "have its server read the image (`qemu-nbd`, with its format); if a raw disk may take its place, --format raw or --force",
+    ))
 }
 
 /// An NBD export has no name of its own beyond its URI and no place for a journal beside it.
