@@ -155,6 +155,47 @@ fn a_half_copied_disk_is_served_with_what_is_recorded() {
 }
 
 #[test]
+fn an_empty_journal_and_an_empty_fence_that_killed_runs_left_are_in_nobodys_way() {
+    let (folder, drover) = setup();
+    let disk = disk_file(folder.path(), "disk", MIB);
+    let fence = drover_nbd_server::fence_path(&disk);
+    std::fs::write(drover_mover::journal_path(&disk), "").unwrap();
+    let mut server = Serving::start(&drover, &disk, &["--writable"]);
+    assert!(server.said["recorded_bytes"].is_null(), "{}", server.said);
+    server.signal(Signal::KILL);
+    server.ended();
+    assert_eq!(std::fs::read(&fence).unwrap(), b"", "the killed server left it");
+    let mut next = Serving::start(&drover, &disk, &["--writable"]);
+    next.signal(Signal::INT);
+    assert_eq!(next.ended(), Some(0));
+    assert!(!fence.exists(), "it went with the next server");
+}
+
+#[test]
+fn an_export_that_begins_like_an_image_is_told_as_a_source_and_refused_as_a_target() {
+    let (folder, drover) = setup();
+    let (disk, image) = (disk_file(folder.path(), "disk", MIB), folder.path().join("image.raw"));
+    let mut content = b"QFI\xfb".to_vec();
+    content.resize(MIB as usize, 7);
+    std::fs::write(&image, &content).unwrap();
+    let server = Serving::start(&drover, &image, &["--writable"]);
+    let back = folder.path().join("back");
+    let copied =
+        |from: &str, to: &str, more: &[&str]| drover.run(&[&["copy", from, to], more].concat()).unwrap();
+    let (uri, back, disk) = (server.uri(), back.to_str().unwrap(), disk.to_str().unwrap());
+    let words = "begins like a qcow2 image";
+    let told = copied(uri, back, &[]);
+    assert!(told.code == Some(0) && told.err.contains(words), "{}", told.err);
+    let asked = copied(uri, back, &["--force", "--source-format", "raw"]);
+    assert!(asked.code == Some(0) && !asked.err.contains(words), "{}", asked.err);
+    let refused = copied(disk, uri, &[]);
+    assert!(refused.code == Some(7) && refused.err.contains(words), "{}", refused.err);
+    assert!(std::fs::read(&image).unwrap() == content);
+    assert_eq!(copied(disk, uri, &["--format", "raw"]).code, Some(0));
+    assert!(std::fs::read(&image).unwrap() == std::fs::read(disk).unwrap());
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_in_words() {
     let (folder, drover) = setup();
     let disk = disk_file(folder.path(), "disk", MIB);

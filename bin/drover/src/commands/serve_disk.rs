@@ -71,6 +71,10 @@ fn half_copied(args: &ServeDiskArgs) -> Result<Option<Replay>, Failure> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error.to_string())),
     };
+    // A run that was killed before it began: it is no journal.
+    if file.metadata().is_ok_and(|meta| meta.len() == 0) {
+        return Ok(None);
+    }
     let journal = replay(&mut BufReader::new(file)).map_err(|error| failed(chain(&error)))?;
     if journal.complete.is_some() {
         return Ok(None);

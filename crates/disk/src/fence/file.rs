@@ -10,7 +10,8 @@
 //! before it. The file is locked while a server uses it: two servers on one disk could not fence it.
 //!
 //! A file is taken as a fence only if it is empty, of these slots and nothing behind them, or what is left of the first slot
-//! of all that was cut off while it was written. Only a file that this server made is removed.
+//! of all that was cut off while it was written. Only a file that this server made is removed, or an empty one of the name
+//! that drover gives to fences: a server that was killed left it.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -24,6 +25,7 @@ use crate::open_locked;
 /// Slots lie in disk sectors of their own, so that a write of one never tears the other.
 const SLOT_BYTES: usize = 512;
 const SLOTS: usize = 2;
+const SUFFIX: &str = ".drover-fence";
 const PREFIX: &str = "drover fence 1 epoch ";
 const CHECK_BYTES: usize = 8;
 /// How often it is opened that others removed.
@@ -32,8 +34,13 @@ const OPEN_ATTEMPTS_MAX: usize = 8;
 /// The fence file that belongs to a target: its path with `.drover-fence` added.
 pub fn fence_path(target: &Path) -> PathBuf {
     let mut name = target.as_os_str().to_owned();
-    name.push(".drover-fence");
+    name.push(SUFFIX);
     PathBuf::from(name)
+}
+
+/// Whether a file is named as [`fence_path`] names them.
+fn is_drovers(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().ends_with(SUFFIX.as_bytes())
 }
 
 /// The highest epoch that a fence file tells at this moment, whoever holds it; 0 where there is none.
@@ -67,7 +74,7 @@ pub(crate) struct FenceFile {
     highest: Epoch,
     /// Where the next epoch goes.
     next: usize,
-    /// Whether this made the file.
+    /// Whether this made the file, or a server that was killed before any epoch came.
     is_made: bool,
 }
 
@@ -88,8 +95,9 @@ impl FenceFile {
         let file = open_locked(path, OPEN_ATTEMPTS_MAX, open, lock);
         let file = file.map_err(|(op, error)| wrap(op)(error))?;
         let (highest, slot) = read(&file).map_err(wrap("reading"))?;
+        let is_left = is_drovers(path) && file.metadata().map_err(wrap("reading"))?.len() == 0;
         let (path, next) = (path.to_path_buf(), (slot + 1) % SLOTS);
-        Ok(FenceFile { file, path, highest, next, is_made: is_made.get() })
+        Ok(FenceFile { file, path, highest, next, is_made: is_made.get() || is_left })
     }
 
     pub(crate) fn highest(&self) -> Epoch {
@@ -281,5 +289,18 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         drop(FenceFile::open(&path).unwrap());
         assert_eq!(std::fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn an_empty_file_that_a_killed_server_left_is_used_and_goes_with_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = fence_path(&folder.path().join("disk"));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(highest_in(&path).unwrap(), 0);
+        drop(FenceFile::open(&path).unwrap());
+        assert!(!path.exists());
+        std::fs::write(&path, "").unwrap();
+        FenceFile::open(&path).unwrap().store(7).unwrap();
+        assert_eq!(FenceFile::open(&path).unwrap().highest(), 7, "an epoch stays");
     }
 }
