@@ -1,3 +1,4 @@
+use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
@@ -22,6 +23,24 @@ impl Buffer {
         let start = bytes.as_ptr().align_offset(BUFFER_ALIGN);
         assert!(start <= BUFFER_ALIGN, "align_offset is exact for byte pointers");
         Buffer { bytes, start, length }
+    }
+
+    /// As [`Buffer::zeroed`], for buffers so large that there may be no memory for them.
+    ///
+    /// # Errors
+    /// Then. Another thread may still take the memory in between, and a process whose allocator fails ends.
+    pub fn try_zeroed(length: usize) -> io::Result<Self> {
+        // Asked for first, since `vec![0; n]` does not fail; zeros that nobody touched yet cost nothing, so it is used all the same.
+        let mut asked = Vec::<u8>::new();
+        let room = length.checked_add(BUFFER_ALIGN).ok_or(io::ErrorKind::OutOfMemory)?;
+        let is_there = asked.try_reserve_exact(room);
+        std::hint::black_box(&asked);
+        is_there.map_err(|_| {
+            let text = format!("there is no memory for a buffer of {length} bytes: see `ulimit -v`, or give less with --memory");
+            io::Error::new(io::ErrorKind::OutOfMemory, text)
+        })?;
+        drop(asked);
+        Ok(Buffer::zeroed(length))
     }
 
     /// The largest length [`Buffer::set_len`] takes.
@@ -115,7 +134,7 @@ mod tests {
     #[test]
     fn buffers_are_aligned_whatever_their_length() {
         for length in [0, 1, 511, 4096, 1 << 20] {
-            let buffer = Buffer::zeroed(length);
+            let buffer = Buffer::try_zeroed(length).unwrap();
             assert_eq!(buffer.as_ptr() as usize % BUFFER_ALIGN, 0);
             assert_eq!((buffer.len(), buffer.capacity()), (length, length));
         }

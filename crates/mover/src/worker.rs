@@ -191,7 +191,14 @@ impl<'a> Worker<'a> {
     }
 
     fn start_read(&mut self, span: ByteSpan) {
-        let buffer = self.buffer(span.length as usize);
+        let buffer = match self.buffer(span.length as usize) {
+            Ok(buffer) => buffer,
+            Err(source) => {
+                let (kind, name) = (DiskErrorKind::Failed, self.source.disk.name());
+                let error = DiskError::with_kind(kind, DiskOp::Read, span, name, source);
+                return self.shared.failed(span, error);
+            }
+        };
         let started = Instant::now();
         match self.source.lane() {
             Ok(lane) => {
@@ -207,7 +214,7 @@ impl<'a> Worker<'a> {
     }
 
     /// A buffer of that length, if possible one that was used before: fresh memory is slow.
-    fn buffer(&mut self, length: usize) -> Buffer {
+    fn buffer(&mut self, length: usize) -> io::Result<Buffer> {
         let found = self.buffers.iter().position(|buffer| buffer.capacity() >= length);
         // One that is too small makes room for the new one.
         let kept = match found {
@@ -215,9 +222,10 @@ impl<'a> Worker<'a> {
             None => self.buffers.pop(),
         };
         kept.iter().for_each(|buffer| self.shared.let_go(buffer.capacity()));
-        let mut buffer = kept.filter(|_| found.is_some()).unwrap_or_else(|| Buffer::zeroed(length));
+        let kept = kept.filter(|_| found.is_some());
+        let mut buffer = kept.map_or_else(|| Buffer::try_zeroed(length), Ok)?;
         buffer.set_len(length);
-        buffer
+        Ok(buffer)
     }
 
     fn keep(&mut self, buffer: Buffer) {

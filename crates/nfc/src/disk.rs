@@ -146,8 +146,8 @@ impl Facts {
         }
         *last = Instant::now();
         let tickets = self.tickets.clone();
-        // Not waited for: a vCenter may take long, and what comes of it shows itself when a ticket is wanted.
-        thread::spawn(move || tickets.keep_alive());
+        // Not waited for: a vCenter may take long, and what comes of it, or of no thread for it, shows itself when a ticket is wanted.
+        let _ = thread::Builder::new().spawn(move || tickets.keep_alive());
     }
 }
 

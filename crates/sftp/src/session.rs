@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,10 +65,10 @@ impl Session {
             return Err(io::Error::other("ssh has no pipes"));
         };
         let said = Arc::new(Mutex::new(Vec::new()));
-        let listener = std::thread::spawn({
-            let said = said.clone();
-            move || listen(stderr, &said)
-        });
+        let listening = said.clone();
+        let listener = Builder::new().spawn(move || listen(stderr, &listening)).inspect_err(|_| {
+            let _ = child.kill().and_then(|()| child.wait());
+        })?;
         let file = |end: OwnedFd| File::from(end);
         let mut session = Session {
             child: Some(child),

@@ -50,13 +50,16 @@ impl Server {
         // A group of its own: Ctrl-C on the terminal is ours to handle.
         let mut guard = command.process_group(0).spawn()?;
         let mut lifeline = guard.stdin.take();
-        let reader = guard.stderr.take().map(|stream| log.follow(stream));
+        let (reader, unread) = match guard.stderr.take().map(|stream| log.follow(stream)).transpose() {
+            Ok(reader) => (reader, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
         let told = match &mut lifeline {
             Some(lifeline) => writeln!(lifeline, "{}", password.reveal()),
             None => Ok(()),
         };
         let mut server = Server { guard, lifeline, reader, folder: folder.to_path_buf() };
-        if let Err(error) = told {
+        if let Err(error) = unread.and(told) {
             server.stop();
             return Err(error);
         }
@@ -191,11 +194,16 @@ pub(crate) fn ask(command: &mut Command) -> Result<String, VddkError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn().map_err(failed)?;
     let stdout = child.stdout.take();
-    let reader = thread::spawn(move || {
+    let read = move || {
         let mut text = Vec::new();
         stdout.map(|stream| stream.take(ANSWER_BYTES_MAX).read_to_end(&mut text)).transpose()?;
         Ok::<_, io::Error>(text)
-    });
+    };
+    let reader = thread::Builder::new().spawn(read).map_err(|error| {
+        kill_group(&child);
+        let _ = child.wait();
+        failed(error)
+    })?;
     let until = Instant::now() + ASK_TIME_MAX;
     while child.try_wait().map_err(failed)?.is_none() {
         if Instant::now() >= until {

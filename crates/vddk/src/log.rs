@@ -66,9 +66,12 @@ impl Log {
     }
 
     /// Takes lines until the other side closes.
-    pub(crate) fn follow(self: &Arc<Self>, stream: impl Read + Send + 'static) -> JoinHandle<()> {
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub(crate) fn follow(self: &Arc<Self>, stream: impl Read + Send + 'static) -> io::Result<JoinHandle<()>> {
         let log = self.clone();
-        thread::spawn(move || {
+        thread::Builder::new().spawn(move || {
             let mut reader = BufReader::new(stream);
             let mut line = Vec::new();
             while matches!(reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line), Ok(1..)) {
@@ -144,7 +147,7 @@ mod tests {
     #[test]
     fn a_stream_without_line_ends_is_cut_and_only_the_last_lines_stay() {
         let log = log();
-        log.follow(io::Cursor::new(vec![b'a'; 3 * LINE_BYTES_MAX as usize])).join().unwrap();
+        log.follow(io::Cursor::new(vec![b'a'; 3 * LINE_BYTES_MAX as usize])).unwrap().join().unwrap();
         assert_eq!(log.tail().iter().map(String::len).collect::<Vec<_>>(), [LINE_BYTES_MAX as usize; 3]);
         (0..2 * LINES_KEPT).for_each(|number| log.add(&number.to_string()));
         assert_eq!((log.tail().len(), log.tail()[0].as_str()), (LINES_KEPT, "64"));
