@@ -74,7 +74,7 @@ fn the_report_tells_phases_disks_equality_and_rates() {
     let phases: Vec<&str> = one.phases.iter().map(|time| time.phase.as_str()).collect();
     assert_eq!(phases, Phase::COLD.map(Phase::name));
     assert!(one.phases.iter().all(|time| time.ended_ms.is_some_and(|end| end >= time.started_ms)));
-    assert_eq!((one.is_done(), one.equal(), one.disks.len()), (true, Some(true), 2));
+    assert_eq!((one.has_arrived(), one.equal(), one.disks.len()), (true, Some(true), 2));
     for disk in &one.disks {
         assert_eq!(disk.equal, Some(true));
         assert!(disk.read_rate.is_some_and(|rate| rate > 0.0) && disk.attribution.is_some());

@@ -4,7 +4,7 @@
 mod fakes;
 
 use drover_disk::Disk;
-use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, VmState, cancel, plan_report};
+use drover_engine::{Cause, Event, NoObserver, Phase, PlanState, VmRow, VmState, cancel, plan_report};
 use drover_types::inventory::PowerState;
 use fakes::{DiesAt, PLAN, Trouble, Watch, World, dies_around_every_call, every_call, leaves};
 
@@ -34,7 +34,7 @@ fn a_plan_arrives_and_the_report_tells_it() {
     let report = plan_report(&world.store, PLAN).unwrap().unwrap();
     assert_eq!(report.plan.state, PlanState::Done);
     for vm in &report.vms {
-        assert_eq!((vm.is_done(), vm.equal(), vm.phases.len()), (true, Some(true), 9));
+        assert_eq!((vm.has_arrived(), vm.equal(), vm.phases.len()), (true, Some(true), 9));
         assert!(vm.disks.iter().all(|disk| disk.details.root == disk.details.target_root));
     }
     serde_json::to_string(&report).unwrap();
@@ -74,8 +74,10 @@ fn a_failure_of_any_call_leaves_the_source_as_it_was_and_the_next_run_arrives() 
             world.set_trouble_at(call, nth, trouble);
             let outcome = world.run(&NoObserver);
             assert!(world.trouble_struck(), "{why}");
-            assert_eq!((outcome.done, outcome.failed.len()), (1, 1), "{why}");
-            for row in world.store.vms(PLAN).unwrap().iter().filter(|row| row.state == VmState::Failed) {
+            assert_eq!((outcome.done, outcome.failed.len() + outcome.not_cleaned_up), (1, 1), "{why}");
+            let is_left = |row: &&VmRow| matches!(row.state, VmState::Failed | VmState::NotCleanedUp);
+            for row in world.store.vms(PLAN).unwrap().iter().filter(is_left) {
+                assert_eq!(row.state == VmState::NotCleanedUp, world.runs_at_target(&row.name), "{why}");
                 assert!(row.error.as_ref().unwrap().contains("as ordered"), "{why}: {:?}", row.error);
                 assert_eq!(row.cause.as_deref(), Some("source"), "{why}");
                 assert_eq!(row.advice.as_deref(), Some("order something else"), "{why}");

@@ -7,6 +7,7 @@ use drover_types::inventory::Vm;
 
 use super::{Journey, Outcome};
 use crate::error::{Cause, ProviderError};
+use crate::phase::Phase;
 use crate::store::VmState;
 
 impl Journey<'_> {
@@ -64,17 +65,18 @@ impl Journey<'_> {
             }
             let name = &self.planned.vm.name;
             let template = self.context.source.is_template();
+            // Also one whose clean-up failed because its source runs again.
+            let is_in_clean_up = row.phase.as_deref() == Some(Phase::CleanUp.name());
+            let has_arrived = row.state.has_arrived() || row.state == VmState::Failed && is_in_clean_up;
             let problem = match row.state {
                 VmState::Running if !template || self.shares_a_place_with(&other) => {
                     Some((format!("{name} is on its way with"), "let that plan end, resume it or cancel it"))
                 }
-                VmState::Done | VmState::NotCleanedUp if self.shares_an_image_with(&other)? => Some((
+                _ if has_arrived && self.shares_an_image_with(&other)? => Some((
                     format!("{name} has arrived, in the same files, with"),
                     "take it out of this plan, choose another folder, or remove the files if they may go",
                 )),
-                VmState::Done | VmState::NotCleanedUp
-                    if !template && self.context.target.is_running(&other)? =>
-                {
+                _ if has_arrived && !template && self.context.target.is_running(&other)? => {
                     Some((format!("{name} has arrived, and runs at the target, with"), "stop it there first"))
                 }
                 _ => None,

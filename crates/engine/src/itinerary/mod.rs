@@ -210,9 +210,14 @@ impl<'a> Journey<'a> {
         let state = match error.cause() {
             // It is at the target to stay: only the clean-up is still to be done.
             _ if reached == Phase::CleanUp => {
-                text = format!("{}; its clean-up failed: {text}", self.where_it_is());
+                let power = self.look().map(|now| now.power);
+                text = format!("{}; its clean-up failed: {text}", self.where_it_is(power.as_ref().ok()));
                 advice = advice.or_else(|| Some("`drover resume` cleans up, and does nothing else".into()));
-                VmState::NotCleanedUp
+                match power {
+                    // Two of it may run: nobody should take that for an arrival.
+                    Ok(PowerState::On | PowerState::Suspended) => VmState::Failed,
+                    Ok(PowerState::Off | PowerState::Unknown) | Err(_) => VmState::NotCleanedUp,
+                }
             }
             cause => {
                 for problem in self.undo(reached) {
@@ -229,16 +234,16 @@ impl<'a> Journey<'a> {
     }
 
     /// What holds on both sides for a VM that has arrived.
-    fn where_it_is(&self) -> String {
+    fn where_it_is(&self, source: Option<&PowerState>) -> String {
         let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
         let target = match row.ok().flatten().is_some_and(|row| row.started.is_some()) {
             true => "it was started there",
             false => "nobody has started it there yet",
         };
-        let source = match self.look().map(|now| now.power) {
-            Ok(PowerState::Off) => "its source stays off",
-            Ok(PowerState::On | PowerState::Suspended) => "ITS SOURCE IS SWITCHED ON",
-            Ok(PowerState::Unknown) | Err(_) => "whether its source is off cannot be told now",
+        let source = match source {
+            Some(PowerState::Off) => "its source stays off",
+            Some(PowerState::On | PowerState::Suspended) => "ITS SOURCE IS SWITCHED ON",
+            Some(PowerState::Unknown) | None => "whether its source is off cannot be told now",
         };
         format!("{} has arrived at the target, {target}, and {source}", self.planned.target_name)
     }
