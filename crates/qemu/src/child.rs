@@ -48,7 +48,12 @@ impl Ended {
 /// # Errors
 /// If it cannot be started, or with `TimedOut`.
 pub(crate) fn run(command: &mut Command, time_max: Duration) -> io::Result<Ended> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    run_with(command, Stdio::null(), time_max)
+}
+
+/// As [`run`], with this for its input.
+pub(crate) fn run_with(command: &mut Command, input: Stdio, time_max: Duration) -> io::Result<Ended> {
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn()?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let readers = read_in_background(stdout).and_then(|one| Ok((one, read_in_background(stderr)?)));

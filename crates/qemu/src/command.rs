@@ -41,7 +41,7 @@ pub fn qemu_command(spec: &MachineSpec, options: &RunOptions) -> Result<Vec<Stri
     command.firmware(spec)?;
     command.ports(spec);
     command.disks(spec);
-    spec.nics.iter().enumerate().for_each(|(index, nic)| command.nic(index, nic));
+    spec.nics.iter().enumerate().try_for_each(|(index, nic)| command.nic(index, nic))?;
     command.consoles(spec, options);
     command.list.extend(options.extra.iter().cloned());
     Ok(command.list)
@@ -174,8 +174,12 @@ impl Arguments {
         format!("ide-hd,bus={name}.{port}")
     }
 
-    fn nic(&mut self, index: usize, nic: &NicSpec) {
+    fn nic(&mut self, index: usize, nic: &NicSpec) -> Result<(), QemuError> {
         let backend = match &nic.attach {
+            NicAttach::Network { .. } | NicAttach::Ovs { .. } | NicAttach::Direct(_) => {
+                let what = format!("NIC {} is attached to what only libvirt attaches it to", nic.mac);
+                return Err(QemuError::new(QemuErrorKind::Invalid, what));
+            }
             NicAttach::Bridge(bridge) => format!("bridge,id=net{index},br={bridge}"),
             NicAttach::User => format!("user,id=net{index}"),
             // A hub with nothing else on it: the frames of the guest go nowhere. QEMU has no other way to say so.
@@ -192,6 +196,7 @@ impl Arguments {
         let bus = bus.map(|port| format!(",bus={port}")).unwrap_or_default();
         // Nothing boots from the network, and the ROM is in a package that may be missing.
         self.add("-device", format!("{model},netdev=net{index},mac={}{bus},romfile=", nic.mac));
+        Ok(())
     }
 
     fn consoles(&mut self, spec: &MachineSpec, options: &RunOptions) {

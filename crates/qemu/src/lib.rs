@@ -4,6 +4,7 @@
 //! MachineSpec ──> libvirt_xml, qemu_command, shell_script      pure text
 //!             ──> write_definition, undo_definition            files in the machine's folder
 //!             ──> start ──> Running ──> Qmp                     a detached QEMU
+//! domain_xml  ──> daemon::Daemon::define, start                 a daemon of libvirt, asked by virsh
 //! images      ──> create_qcow2, image_info, ImageServer         qemu-img, and qemu-nbd as a guarded child
 //! ```
 //!
@@ -15,6 +16,7 @@ mod accel;
 mod child;
 mod command;
 mod convert;
+pub mod daemon;
 mod definition;
 mod error;
 mod folder;
@@ -41,7 +43,7 @@ pub use definition::{Definition, undo_definition, write_definition};
 pub use error::{QemuError, QemuErrorKind};
 pub use folder::VmFolder;
 pub use image::{ImageInfo, Preallocation, Qcow2Options, create_qcow2, format_of, image_info};
-pub use libvirt::libvirt_xml;
+pub use libvirt::{DomainOptions, domain_xml, libvirt_xml};
 pub use machine::{Running, find_running, start};
 pub use need::{Need, needs_conversion};
 pub use ovmf::Ovmf;

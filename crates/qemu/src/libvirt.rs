@@ -1,26 +1,58 @@
+use crate::daemon::Owner;
 use crate::spec::{
     Accelerator, Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec,
 };
 use crate::xml::Xml;
 
-/// The machine as domain XML for libvirt. The same machine gives the same text.
+/// What a domain is told beyond what its machine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainOptions {
+    /// Whose it is; kept in its metadata.
+    pub owner: Option<Owner>,
+    /// Machine type.
+    pub machine: String,
+    /// CPU mode or model; absent: the host's model, or all that emulation can do.
+    pub cpu: Option<String>,
+    /// Who submits the I/O of disks; absent: by what the disk is.
+    pub io: Option<&'static str>,
+    /// Whether what the guest discards is given back.
+    pub discard: bool,
+    /// Whether it has a virtual TPM.
+    pub tpm: bool,
+}
+
+impl Default for DomainOptions {
+    fn default() -> Self {
+        DomainOptions { owner: None, machine: "q35".into(), cpu: None, io: None, discard: true, tpm: false }
+    }
+}
+
+/// The machine as domain XML for libvirt, with the usual options.
+pub fn libvirt_xml(spec: &MachineSpec) -> String {
+    domain_xml(spec, &DomainOptions::default())
+}
+
+/// The machine as domain XML for libvirt. The same machine and options give the same text.
 ///
 /// `Auto` becomes a KVM domain, as libvirt wants the choice made. The CPU is the host's model under KVM
 /// and everything QEMU can do under TCG.
 ///
 /// Source: libvirt `formatdomain.html`.
-pub fn libvirt_xml(spec: &MachineSpec) -> String {
+pub fn domain_xml(spec: &MachineSpec, options: &DomainOptions) -> String {
     let mut xml = Xml::new();
     let kind = if spec.accelerator == Accelerator::Tcg { "qemu" } else { "kvm" };
     xml.open("domain", &[("type", kind)]);
     write_identity(&mut xml, spec);
-    write_processor(&mut xml, spec);
-    write_firmware(&mut xml, spec);
+    if let Some(owner) = &options.owner {
+        owner.write(&mut xml);
+    }
+    write_processor(&mut xml, spec, options);
+    write_firmware(&mut xml, spec, options);
     write_behaviour(&mut xml, spec);
     xml.open("devices", &[]);
-    write_disks(&mut xml, spec);
+    write_disks(&mut xml, spec, options);
     spec.nics.iter().for_each(|nic| write_nic(&mut xml, nic));
-    write_other_devices(&mut xml);
+    write_other_devices(&mut xml, options);
     xml.close();
     xml.close();
     xml.finish()
@@ -37,19 +69,25 @@ fn write_identity(xml: &mut Xml, spec: &MachineSpec) {
     }
 }
 
-fn write_processor(xml: &mut Xml, spec: &MachineSpec) {
+fn write_processor(xml: &mut Xml, spec: &MachineSpec, options: &DomainOptions) {
     let (sockets, cores) = spec.topology();
     xml.text("memory", &[("unit", "MiB")], &spec.memory_mib.to_string());
     xml.text("vcpu", &[("placement", "static")], &spec.cpus.to_string());
-    let mode = if spec.accelerator == Accelerator::Tcg { "maximum" } else { "host-model" };
-    xml.open("cpu", &[("mode", mode)]);
+    let usual = if spec.accelerator == Accelerator::Tcg { "maximum" } else { "host-model" };
+    match options.cpu.as_deref().unwrap_or(usual) {
+        mode @ ("maximum" | "host-model" | "host-passthrough") => xml.open("cpu", &[("mode", mode)]),
+        model => {
+            xml.open("cpu", &[("mode", "custom"), ("match", "exact")]);
+            xml.text("model", &[("fallback", "forbid")], model);
+        }
+    }
     let (sockets, cores) = (sockets.to_string(), cores.to_string());
     xml.leaf("topology", &[("sockets", &sockets), ("cores", &cores), ("threads", "1")]);
     xml.close();
 }
 
-fn write_firmware(xml: &mut Xml, spec: &MachineSpec) {
-    let hvm = |xml: &mut Xml| xml.text("type", &[("arch", "x86_64"), ("machine", "q35")], "hvm");
+fn write_firmware(xml: &mut Xml, spec: &MachineSpec, options: &DomainOptions) {
+    let hvm = |xml: &mut Xml| xml.text("type", &[("arch", "x86_64"), ("machine", &options.machine)], "hvm");
     match &spec.firmware {
         MachineFirmware::Bios => {
             xml.open("os", &[]);
@@ -82,18 +120,38 @@ fn write_behaviour(xml: &mut Xml, spec: &MachineSpec) {
     if matches!(spec.firmware, MachineFirmware::Uefi { secure_boot: true, .. }) {
         xml.leaf("smm", &[("state", "on")]);
     }
+    // Windows alone takes its clock for local time. KVM alone has what makes it feel at home.
+    let is_windows = spec.clock == Clock::LocalTime;
+    let is_enlightened = is_windows && spec.accelerator != Accelerator::Tcg;
+    if is_enlightened {
+        xml.open("hyperv", &[("mode", "custom")]);
+        for feature in ["relaxed", "vapic"] {
+            xml.leaf(feature, &[("state", "on")]);
+        }
+        xml.leaf("spinlocks", &[("state", "on"), ("retries", "8191")]);
+        for feature in ["vpindex", "runtime", "synic", "stimer", "frequencies"] {
+            xml.leaf(feature, &[("state", "on")]);
+        }
+        xml.close();
+    }
     xml.close();
-    let offset = if spec.clock == Clock::LocalTime { "localtime" } else { "utc" };
-    xml.leaf("clock", &[("offset", offset)]);
+    xml.open("clock", &[("offset", if is_windows { "localtime" } else { "utc" })]);
+    xml.leaf("timer", &[("name", "rtc"), ("tickpolicy", "catchup")]);
+    xml.leaf("timer", &[("name", "pit"), ("tickpolicy", "delay")]);
+    xml.leaf("timer", &[("name", "hpet"), ("present", "no")]);
+    if is_enlightened {
+        xml.leaf("timer", &[("name", "hypervclock"), ("present", "yes")]);
+    }
+    xml.close();
     xml.text("on_poweroff", &[], "destroy");
     xml.text("on_reboot", &[], "restart");
     xml.text("on_crash", &[], "destroy");
 }
 
-fn write_disks(xml: &mut Xml, spec: &MachineSpec) {
+fn write_disks(xml: &mut Xml, spec: &MachineSpec, options: &DomainOptions) {
     let mut placed = Placed::default();
     for (index, disk) in spec.disks.iter().enumerate() {
-        write_disk(xml, disk, spec.cache, index, &mut placed);
+        write_disk(xml, disk, (spec.cache, options), index, &mut placed);
     }
     if placed.scsi > 0 {
         xml.leaf("controller", &[("type", "scsi"), ("index", "0"), ("model", "virtio-scsi")]);
@@ -111,12 +169,20 @@ struct Placed {
     sata: usize,
 }
 
-fn write_disk(xml: &mut Xml, disk: &DiskSpec, cache: Cache, index: usize, placed: &mut Placed) {
+fn write_disk(
+    xml: &mut Xml,
+    disk: &DiskSpec,
+    (cache, options): (Cache, &DomainOptions),
+    index: usize,
+    placed: &mut Placed,
+) {
     let (kind, source) = if disk.is_device() { ("block", "dev") } else { ("file", "file") };
     xml.open("disk", &[("type", kind), ("device", "disk")]);
     let cache_mode = if cache == Cache::Direct { "none" } else { "writeback" };
     let driver = [("name", "qemu"), ("type", disk.format.as_str()), ("cache", cache_mode)];
-    xml.leaf("driver", &[&driver[..], &[("io", disk.aio(cache)), ("discard", "unmap")]].concat());
+    let discard = if options.discard { "unmap" } else { "ignore" };
+    let io = options.io.unwrap_or(disk.aio(cache));
+    xml.leaf("driver", &[&driver[..], &[("io", io), ("discard", discard)]].concat());
     xml.leaf("source", &[(source, &disk.path.to_string_lossy())]);
     let (bus, name, address) = place(disk.bus, placed);
     xml.leaf("target", &[("dev", &name), ("bus", bus)]);
@@ -166,11 +232,31 @@ pub(crate) fn device_name(prefix: &str, index: usize) -> String {
 }
 
 fn write_nic(xml: &mut Xml, nic: &NicSpec) {
-    let kind = if matches!(nic.attach, NicAttach::Bridge(_)) { "bridge" } else { "user" };
+    let kind = match &nic.attach {
+        NicAttach::Bridge(_) | NicAttach::Ovs { .. } => "bridge",
+        NicAttach::Network { .. } => "network",
+        NicAttach::Direct(_) => "direct",
+        NicAttach::User | NicAttach::None => "user",
+    };
     xml.open("interface", &[("type", kind)]);
     xml.leaf("mac", &[("address", &nic.mac)]);
-    if let NicAttach::Bridge(bridge) = &nic.attach {
-        xml.leaf("source", &[("bridge", bridge)]);
+    match &nic.attach {
+        NicAttach::Bridge(bridge) => xml.leaf("source", &[("bridge", bridge)]),
+        NicAttach::Network { name, portgroup, vlans } => {
+            let portgroup = portgroup.iter().map(|name| ("portgroup", name.as_str()));
+            xml.leaf(
+                "source",
+                &[("network", name.as_str())].into_iter().chain(portgroup).collect::<Vec<_>>(),
+            );
+            write_vlans(xml, vlans);
+        }
+        NicAttach::Ovs { bridge, vlans } => {
+            xml.leaf("source", &[("bridge", bridge)]);
+            write_vlans(xml, vlans);
+            xml.leaf("virtualport", &[("type", "openvswitch")]);
+        }
+        NicAttach::Direct(device) => xml.leaf("source", &[("dev", device), ("mode", "bridge")]),
+        NicAttach::User | NicAttach::None => {}
     }
     xml.leaf("model", &[("type", nic_model(nic.model))]);
     if nic.attach == NicAttach::None {
@@ -178,6 +264,16 @@ fn write_nic(xml: &mut Xml, nic: &NicSpec) {
     }
     // No boot from the network is set up, and the ROM is in a package of its own that may be missing.
     xml.leaf("rom", &[("enabled", "no")]);
+    xml.close();
+}
+
+fn write_vlans(xml: &mut Xml, vlans: &[u16]) {
+    if vlans.is_empty() {
+        return;
+    }
+    let trunk: &[(&str, &str)] = if vlans.len() > 1 { &[("trunk", "yes")] } else { &[] };
+    xml.open("vlan", trunk);
+    vlans.iter().for_each(|tag| xml.leaf("tag", &[("id", &tag.to_string())]));
     xml.close();
 }
 
@@ -190,13 +286,24 @@ fn nic_model(model: NicModel) -> &'static str {
     }
 }
 
-fn write_other_devices(xml: &mut Xml) {
+fn write_other_devices(xml: &mut Xml, options: &DomainOptions) {
     xml.open("serial", &[("type", "pty")]);
     xml.leaf("target", &[("port", "0")]);
     xml.close();
     xml.open("console", &[("type", "pty")]);
     xml.leaf("target", &[("type", "serial"), ("port", "0")]);
     xml.close();
+    // Where a guest agent that is installed listens; without one nothing happens.
+    xml.open("channel", &[("type", "unix")]);
+    xml.leaf("target", &[("type", "virtio"), ("name", "org.qemu.guest_agent.0")]);
+    xml.close();
+    // The pointer on the screen is where the guest has it.
+    xml.leaf("input", &[("type", "tablet"), ("bus", "usb")]);
+    if options.tpm {
+        xml.open("tpm", &[("model", "tpm-crb")]);
+        xml.leaf("backend", &[("type", "emulator"), ("version", "2.0")]);
+        xml.close();
+    }
     xml.open("rng", &[("model", "virtio")]);
     xml.text("backend", &[("model", "random")], "/dev/urandom");
     xml.close();
@@ -278,13 +385,38 @@ mod tests {
     }
 
     #[test]
+    fn windows_on_kvm_finds_what_it_expects_of_a_hypervisor_and_on_emulation_does_not() {
+        let mut spec = machine(Path::new("/vm"));
+        (spec.clock, spec.accelerator) = (Clock::LocalTime, Accelerator::Kvm);
+        let xml = libvirt_xml(&spec);
+        assert!(xml.contains("<stimer state='on'/>") && xml.contains("hypervclock"), "{xml}");
+        spec.accelerator = Accelerator::Tcg;
+        assert!(!libvirt_xml(&spec).contains("hyperv"));
+        spec.clock = Clock::Utc;
+        assert!(libvirt_xml(&spec).contains("<clock offset='utc'>"));
+    }
+
+    #[test]
     fn libvirts_own_schema_accepts_every_kind_of_machine() {
         let mut checked = 0;
-        for spec in every_kind_of_machine() {
+        let owner = Owner { plan: "p".into(), vm: "vm-1".into(), instance: "'<&>".into() };
+        let told = DomainOptions {
+            owner: Some(owner),
+            machine: "pc-q35-8.2".into(),
+            cpu: Some("EPYC-Rome".into()),
+            io: Some("io_uring"),
+            discard: false,
+            tpm: true,
+        };
+        let all = every_kind_of_machine();
+        for (spec, options) in
+            all.iter().flat_map(|spec| [(spec, DomainOptions::default()), (spec, told.clone())])
+        {
             spec.check().unwrap();
-            match validate_xml(&libvirt_xml(&spec)) {
+            let xml = domain_xml(spec, &options);
+            match validate_xml(&xml) {
                 Validation::Valid => checked += 1,
-                Validation::Invalid(why) => panic!("{why}\n{}", libvirt_xml(&spec)),
+                Validation::Invalid(why) => panic!("{why}\n{xml}"),
                 Validation::NotChecked(why) => return println!("skipped: {why}"),
             }
         }
@@ -313,7 +445,20 @@ mod tests {
                 specs.push(MachineSpec { disks, ..base.clone() });
             }
         }
-        let attach = [NicAttach::Bridge("br-lan.7".into()), NicAttach::User, NicAttach::None];
+        let network = |portgroup: Option<&str>, vlans: &[u16]| NicAttach::Network {
+            name: "the <lan>".into(),
+            portgroup: portgroup.map(str::to_string),
+            vlans: vlans.to_vec(),
+        };
+        let attach = [
+            NicAttach::Bridge("br-lan.7".into()),
+            NicAttach::User,
+            NicAttach::None,
+            network(None, &[]),
+            network(Some("db"), &[7]),
+            NicAttach::Ovs { bridge: "br-int".into(), vlans: vec![10, 42] },
+            NicAttach::Direct("eth0.7".into()),
+        ];
         let models = [NicModel::Virtio, NicModel::E1000e, NicModel::E1000, NicModel::Vmxnet3];
         let nics = attach.iter().flat_map(|a| models.map(|m| nic(a.clone(), m))).collect();
         specs.push(MachineSpec { nics, ..base.clone() });

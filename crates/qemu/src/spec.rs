@@ -85,7 +85,7 @@ pub struct DiskSpec {
     pub bus: DiskBus,
     /// Capacity in bytes.
     pub capacity_bytes: u64,
-    /// Serial number the guest sees: at most 20 of `A-Z a-z 0-9 _ . + -`.
+    /// Serial number the guest sees: at most 20 of `A-Z a-z 0-9 _ . + -`, on the SCSI bus 36.
     pub serial: Option<String>,
 }
 
@@ -143,6 +143,14 @@ impl ImageFormat {
 }
 
 impl DiskSpec {
+    /// The serial number that a disk shows which the source knows by this UUID: its digits, as many as the bus has room for. A guest of
+    /// vSphere that sees serial numbers sees all 32.
+    pub fn serial_of(uuid: &str, bus: DiskBus) -> Option<String> {
+        let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).collect();
+        let chars = if bus == DiskBus::Scsi { SCSI_SERIAL_CHARS_MAX } else { SERIAL_CHARS_MAX };
+        (digits.len() == UUID_DIGITS).then(|| digits[..chars.min(UUID_DIGITS)].to_ascii_lowercase())
+    }
+
     pub(crate) fn is_device(&self) -> bool {
         self.path.starts_with("/dev")
     }
@@ -180,6 +188,24 @@ pub struct NicSpec {
 pub enum NicAttach {
     /// A bridge of the host.
     Bridge(String),
+    /// A network of libvirt's own.
+    Network {
+        /// Its name.
+        name: String,
+        /// Its port group.
+        portgroup: Option<String>,
+        /// VLAN tags.
+        vlans: Vec<u16>,
+    },
+    /// A bridge of Open vSwitch.
+    Ovs {
+        /// Its name.
+        bridge: String,
+        /// VLAN tags.
+        vlans: Vec<u16>,
+    },
+    /// A device of the host, by macvtap.
+    Direct(String),
     /// QEMU's own address translation: out, but not in.
     User,
     /// Nothing: the NIC is there with its link down.
@@ -249,17 +275,22 @@ impl MachineSpec {
     fn check_disk(&self, disk: &DiskSpec) -> Result<(), QemuError> {
         self.check_path("disk", &disk.path)?;
         let serial = disk.serial.as_deref().unwrap_or("x");
-        let fits = (1..=SERIAL_CHARS_MAX).contains(&serial.len())
+        let chars_max = if disk.bus == DiskBus::Scsi { SCSI_SERIAL_CHARS_MAX } else { SERIAL_CHARS_MAX };
+        let fits = (1..=chars_max).contains(&serial.len())
             && serial.chars().all(|c| c.is_ascii_alphanumeric() || "_.+-".contains(c));
-        self.require(fits, &format!("disk serial '{serial}' is not 1 to 20 of A-Z a-z 0-9 _ . + -"))
+        self.require(fits, &format!("disk serial '{serial}' is not 1 to {chars_max} of A-Z a-z 0-9 _ . + -"))
     }
 
     fn check_nic(&self, nic: &NicSpec) -> Result<(), QemuError> {
         self.require(is_unicast_mac(&nic.mac), &format!("'{}' is no MAC address for a NIC", nic.mac))?;
-        let NicAttach::Bridge(bridge) = &nic.attach else { return Ok(()) };
-        let fits = (1..=BRIDGE_CHARS_MAX).contains(&bridge.len())
-            && bridge.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
-        self.require(fits, &format!("'{bridge}' is no name for a bridge"))
+        let (NicAttach::Bridge(device) | NicAttach::Ovs { bridge: device, .. } | NicAttach::Direct(device)) =
+            &nic.attach
+        else {
+            return Ok(());
+        };
+        let fits = (1..=BRIDGE_CHARS_MAX).contains(&device.len())
+            && device.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+        self.require(fits, &format!("'{device}' is no name for a bridge or device"))
     }
 
     fn check_path(&self, role: &str, path: &Path) -> Result<(), QemuError> {
@@ -315,6 +346,10 @@ const VIRTIO_DISKS_MAX: usize = 64;
 const NICS_MAX: usize = 32;
 /// virtio-blk's serial has room for 20 bytes.
 const SERIAL_CHARS_MAX: usize = 20;
+/// QEMU's SCSI disks show so many characters of theirs.
+const SCSI_SERIAL_CHARS_MAX: usize = 36;
+/// Hexadecimal digits of a UUID.
+const UUID_DIGITS: usize = 32;
 /// `IFNAMSIZ` of Linux less the closing zero.
 const BRIDGE_CHARS_MAX: usize = 15;
 
@@ -407,6 +442,14 @@ pub(crate) mod tests {
         assert!(refusal(|spec| spec.nics[0].mac = "00:50:56:aa:bb".into()).contains("MAC"));
         assert!(refusal(|spec| spec.nics[0].mac = "00:+5:56:aa:bb:cc".into()).contains("MAC"));
         assert!(refusal(|spec| spec.nics[0].attach = NicAttach::Bridge("br0,x=y".into())).contains("bridge"));
+    }
+
+    #[test]
+    fn a_serial_number_has_the_digits_that_its_bus_has_room_for() {
+        let uuid = "6000C293-0a1b-2c3d-4e5f-66778899AABB";
+        assert_eq!(DiskSpec::serial_of(uuid, DiskBus::Virtio).unwrap(), "6000c2930a1b2c3d4e5f");
+        assert_eq!(DiskSpec::serial_of(uuid, DiskBus::Scsi).unwrap(), "6000c2930a1b2c3d4e5f66778899aabb");
+        assert_eq!(DiskSpec::serial_of("42", DiskBus::Scsi), None);
     }
 
     #[test]

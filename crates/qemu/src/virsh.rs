@@ -15,12 +15,19 @@ use drover_child::Kind;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Virsh {
     uri: String,
+    program: String,
 }
 
 impl Virsh {
     /// The daemon at an address in libvirt's form (`qemu:///system`, `qemu+ssh://host/system`).
     pub fn new(uri: impl Into<String>) -> Virsh {
-        Virsh { uri: uri.into() }
+        Virsh { uri: uri.into(), program: PROGRAM.into() }
+    }
+
+    /// Asked by another program than the `virsh` that is found.
+    #[must_use]
+    pub fn by(self, program: impl Into<String>) -> Virsh {
+        Virsh { program: program.into(), ..self }
     }
 
     /// Its address.
@@ -49,7 +56,13 @@ impl Virsh {
     /// # Errors
     /// [`QemuErrorKind::Missing`] without `virsh`; if it refuses, in its words; if it does not answer in time.
     pub(crate) fn ask(&self, words: &[&str]) -> Result<String, QemuError> {
-        let ended = child::run_of(PACKAGE, &mut self.command(words), ANSWER_TIME_MAX);
+        self.ask_with(words, Stdio::null())
+    }
+
+    /// Asks, with this for the input of the child, which lasts as long as the child does.
+    pub(crate) fn ask_with(&self, words: &[&str], input: Stdio) -> Result<String, QemuError> {
+        let ended = child::run_with(&mut self.command(words), input, ANSWER_TIME_MAX)
+            .map_err(|error| child::start_error(PACKAGE, &self.program, error));
         let ended = ended.map_err(|error| match error.kind {
             QemuErrorKind::Missing(_) => error,
             kind => QemuError::new(kind, self.what(words)).because(error),
@@ -80,7 +93,7 @@ impl Virsh {
         let mut command = self.command(words);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(told.try_clone().map_err(failed)?);
         let child = command.process_group(0).spawn();
-        let child = child.map_err(|error| child::start_error(PACKAGE, PROGRAM, error))?;
+        let child = child.map_err(|error| child::start_error(PACKAGE, &self.program, error))?;
         Ok(Lasting {
             child,
             told,
@@ -90,7 +103,7 @@ impl Virsh {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = drover_child::command(PROGRAM, Kind::Libvirt);
+        let mut command = drover_child::command(&self.program, Kind::Libvirt);
         // What is read is what it says in no other language.
         command.env("LC_ALL", "C").args(["-q", "-c", &self.uri]).args(words);
         command

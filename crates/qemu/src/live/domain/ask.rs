@@ -28,7 +28,7 @@ impl Virsh {
     }
 
     /// All domains, as UUID and name. `virsh` itself would take a name like `1` for a number of its own.
-    fn domains(&self) -> Result<Vec<(String, String)>, QemuError> {
+    pub(crate) fn domains(&self) -> Result<Vec<(String, String)>, QemuError> {
         let lines = self.lines(&["list", "--all", "--uuid", "--name"])?;
         let pair = |line: &String| {
             let (uuid, name) = line.split_once(' ')?;

@@ -1,0 +1,97 @@
+//! A libvirt daemon as the place where machines land: its pools and volumes, and domains that are drover's own.
+//!
+//! Each domain that is defined here says in its metadata whose it is, and nothing is done to one that does not.
+
+mod domain;
+mod offers;
+mod pool;
+
+use std::fs::File;
+
+pub use domain::{FoundDomain, Owner};
+pub use offers::Offers;
+pub use pool::{NewVolume, Pool, PoolKind};
+use roxmltree::Document;
+
+use crate::error::{QemuError, QemuErrorKind};
+use crate::virsh::Virsh;
+
+/// A daemon by its address.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    virsh: Virsh,
+}
+
+impl Daemon {
+    /// The daemon at an address in libvirt's form.
+    pub fn new(uri: &str) -> Daemon {
+        Daemon { virsh: Virsh::new(uri) }
+    }
+
+    /// The daemon that this asks.
+    pub fn of(virsh: Virsh) -> Daemon {
+        Daemon { virsh }
+    }
+
+    /// Its address.
+    pub fn uri(&self) -> &str {
+        self.virsh.uri()
+    }
+
+    /// Whether it answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn reach(&self) -> Result<(), QemuError> {
+        self.virsh.reach()
+    }
+
+    /// Its networks, by name, and whether each is active.
+    ///
+    /// # Errors
+    /// If it does not tell, as one without a driver for networks does.
+    pub fn networks(&self) -> Result<Vec<(String, bool)>, QemuError> {
+        let active = self.virsh.lines(&["net-list", "--name"])?;
+        let all = self.virsh.lines(&["net-list", "--all", "--name"])?;
+        Ok(all.into_iter().map(|name| (name.clone(), active.contains(&name))).collect())
+    }
+
+    /// What it offers to domains of this machine type.
+    ///
+    /// # Errors
+    /// If it offers no such machine, or cannot be asked.
+    pub fn offers(&self, is_kvm: bool, machine: &str) -> Result<Offers, QemuError> {
+        let kind = if is_kvm { "kvm" } else { "qemu" };
+        let words = ["domcapabilities", "--virttype", kind, "--arch", "x86_64", "--machine", machine];
+        Offers::read(&self.virsh.ask(&words)?)
+    }
+
+    /// Starts a domain. The file is open for as long as the start is under way, also if drover is not.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start(&self, uuid: &str, held: File) -> Result<(), QemuError> {
+        self.virsh.ask_with(&["start", uuid], held.into()).map(drop)
+    }
+
+    /// Asks a guest to shut down.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn shut_down(&self, uuid: &str) -> Result<(), QemuError> {
+        self.virsh.ask(&["shutdown", uuid]).map(drop)
+    }
+
+    /// Pulls a domain's plug.
+    ///
+    /// # Errors
+    /// If it cannot be done.
+    pub fn destroy(&self, uuid: &str) -> Result<(), QemuError> {
+        self.virsh.ask(&["destroy", uuid]).map(drop)
+    }
+}
+
+fn parsed<'a>(xml: &'a str, what: &str) -> Result<Document<'a>, QemuError> {
+    Document::parse(xml)
+        .map_err(|error| QemuError::new(QemuErrorKind::Failed, format!("reading {what}")).because(error))
+}

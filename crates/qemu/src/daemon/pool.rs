@@ -1,0 +1,157 @@
+use std::path::PathBuf;
+
+use super::{Daemon, parsed};
+use crate::child::private_folder;
+use crate::error::{QemuError, QemuErrorKind};
+use crate::spec::ImageFormat;
+use crate::xml::Xml;
+
+/// A storage pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// What its volumes are.
+    pub kind: PoolKind,
+    /// Whether it is active.
+    pub is_active: bool,
+    /// Where its volumes lie on the daemon's host; empty if it does not say.
+    pub path: PathBuf,
+    /// Free bytes, as the daemon last saw it.
+    pub available_bytes: u64,
+}
+
+/// What the volumes of a pool are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// Files in a folder (`dir`, `fs`, `netfs`).
+    Files,
+    /// Logical volumes of LVM.
+    Logical,
+    /// Something else, by libvirt's name for it.
+    Other(String),
+}
+
+/// A volume to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewVolume {
+    /// Its name.
+    pub name: String,
+    /// Bytes that a guest sees.
+    pub bytes: u64,
+    /// Its format.
+    pub format: ImageFormat,
+}
+
+impl Pool {
+    fn read(xml: &str, is_active: bool) -> Result<Pool, QemuError> {
+        let document = parsed(xml, "a storage pool's XML")?;
+        let root = document.root_element();
+        let child = |name: &str| root.children().find(|node| node.has_tag_name(name));
+        let path = child("target")
+            .and_then(|target| target.children().find(|node| node.has_tag_name("path")))
+            .and_then(|path| path.text());
+        let bytes = child("available").and_then(|node| node.text()).and_then(|text| text.trim().parse().ok());
+        Ok(Pool {
+            name: child("name").and_then(|node| node.text()).unwrap_or_default().to_string(),
+            kind: match root.attribute("type").unwrap_or_default() {
+                "dir" | "fs" | "netfs" => PoolKind::Files,
+                "logical" => PoolKind::Logical,
+                other => PoolKind::Other(other.to_string()),
+            },
+            is_active,
+            path: path.unwrap_or_default().into(),
+            available_bytes: bytes.unwrap_or_default(),
+        })
+    }
+}
+
+impl NewVolume {
+    fn xml(&self) -> String {
+        let mut xml = Xml::new();
+        xml.open("volume", &[]);
+        xml.text("name", &[], &self.name);
+        xml.text("capacity", &[("unit", "bytes")], &self.bytes.to_string());
+        xml.text("allocation", &[("unit", "bytes")], "0");
+        xml.open("target", &[]);
+        xml.leaf("format", &[("type", self.format.as_str())]);
+        if self.format == ImageFormat::Qcow2 {
+            // Without it libvirt makes an image of version 2.
+            xml.text("compat", &[], "1.1");
+        }
+        xml.close();
+        xml.close();
+        xml.finish()
+    }
+}
+
+impl Daemon {
+    /// A pool by name, as the daemon sees it now; nothing if it has none of that name.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn pool(&self, name: &str) -> Result<Option<Pool>, QemuError> {
+        if !self.pools()?.iter().any(|pool| pool == name) {
+            return Ok(None);
+        }
+        let is_active = self.virsh.lines(&["pool-list", "--name"])?.iter().any(|pool| pool == name);
+        Pool::read(&self.virsh.ask(&["pool-dumpxml", "--pool", name])?, is_active).map(Some)
+    }
+
+    /// The names of all pools.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn pools(&self) -> Result<Vec<String>, QemuError> {
+        self.virsh.lines(&["pool-list", "--all", "--name"])
+    }
+
+    /// Has the daemon look again at what is in a pool.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn refresh(&self, pool: &str) -> Result<(), QemuError> {
+        self.virsh.ask(&["pool-refresh", "--pool", pool]).map(drop)
+    }
+
+    /// Makes a volume; libvirt refuses a name that is taken.
+    ///
+    /// # Errors
+    /// If the daemon refuses, in its words.
+    pub fn make_volume(&self, pool: &str, volume: &NewVolume) -> Result<(), QemuError> {
+        let failed = |error| QemuError::io("writing a volume's XML for virsh", error);
+        let folder = private_folder().map_err(failed)?;
+        let file = folder.path().join("volume.xml");
+        std::fs::write(&file, volume.xml()).map_err(failed)?;
+        let made = self.virsh.ask(&["vol-create", "--pool", pool, "--file", &file.to_string_lossy()]);
+        made.map(drop).map_err(|error| match error.chain() {
+            words if words.contains("No space left") || words.contains("insufficient free space") => {
+                QemuError { kind: QemuErrorKind::OutOfSpace, ..error }
+            }
+            _ => error,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_what_its_type_says() {
+        let xml = "<pool type='dir'>\n<name>images</name><available unit='bytes'>218</available>\n\
+                   <target>\n<path>/srv/images</path></target></pool>";
+        let pool = Pool::read(xml, true).unwrap();
+        assert_eq!((pool.kind, pool.available_bytes), (PoolKind::Files, 218));
+        assert_eq!((pool.name.as_str(), pool.path), ("images", PathBuf::from("/srv/images")));
+        let kind = |name: &str| Pool::read(&xml.replace("dir", name), false).unwrap().kind;
+        assert_eq!((kind("logical"), kind("rbd")), (PoolKind::Logical, PoolKind::Other("rbd".into())));
+        assert!(Pool::read("<pool", true).is_err());
+    }
+
+    #[test]
+    fn a_new_qcow2_volume_is_of_version_3() {
+        let volume = NewVolume { name: "a<b".into(), bytes: 7, format: ImageFormat::Qcow2 };
+        assert!(volume.xml().contains("<compat>1.1</compat>") && volume.xml().contains("a&lt;b"));
+    }
+}
