@@ -9,6 +9,7 @@
 mod begun;
 mod cancel;
 mod clock;
+pub mod conformance;
 mod error;
 mod event;
 mod itinerary;
