@@ -1,7 +1,11 @@
-//! QEMU and libvirt as the engine's target: on this machine, or at another site through its agent.
+//! The engine's target, of whatever type: a folder on this machine, one of another site through its agent, or domains of libvirt.
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod conformance;
 mod here;
 mod host;
+mod libvirt;
 mod ours;
 mod there;
 
@@ -12,17 +16,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
-use drover_plan::{At, Limits, PlannedDisk, PlannedVm, Problem, Target};
+use drover_plan::{At, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
 use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
 use here::Here;
+use libvirt::Domains;
 pub use there::There;
 
 /// The target of one plan. VMs that an earlier plan brought elsewhere are looked at there.
-pub struct QemuTarget {
+pub struct PlanTarget {
     here: Arc<Here>,
+    domains: Arc<Domains>,
     about: Setting,
     there: Mutex<HashMap<String, Arc<There>>>,
 }
@@ -39,7 +45,7 @@ pub struct Setting {
     pub stop: StopSignal,
 }
 
-impl QemuTarget {
+impl PlanTarget {
     /// The target of a plan; one at a site is not dialled yet.
     pub fn new(file: &PlanFile, about: &About, state: Option<&Path>, stop: &StopSignal) -> Self {
         let origin = format!("{} {}", about.product, about.version).trim().to_string();
@@ -52,7 +58,8 @@ impl QemuTarget {
             stop: stop.clone(),
         };
         let here = Arc::new(Here::new(&about.plan, &about.target, &about.origin));
-        QemuTarget { here, about, there: Mutex::default() }
+        let domains = Arc::new(Domains::new(here.clone(), &about));
+        PlanTarget { here, domains, about, there: Mutex::default() }
     }
 
     /// The site of the plan, if it goes to one.
@@ -60,11 +67,22 @@ impl QemuTarget {
         self.about.target.via.as_deref().map(|site| self.there(site))
     }
 
-    /// What of this machine stands in the way of VMs that come here; touches nothing.
+    /// Asks the daemons of VMs that become domains, gives those their places, and adds what stands in the way; touches nothing.
+    pub fn survey(&self, resolution: &mut Resolution) {
+        self.domains.survey(resolution);
+    }
+
+    /// What stands in the way of single VMs that come to this machine; touches nothing.
     pub fn problems(&self, vms: &[PlannedVm]) -> Vec<Problem> {
-        let here = vms.iter().filter(|vm| vm.site.is_none());
+        // One whose daemon did not answer has no place, and that was told.
+        let has_place = |vm: &&PlannedVm| vm.daemon.is_none() || vm.folder.is_absolute();
+        let here = vms.iter().filter(|vm| vm.site.is_none()).filter(has_place);
         let problem = |vm: &PlannedVm| {
-            let error = self.here.look_ahead(vm).err()?;
+            let ahead = match vm.daemon {
+                Some(_) => self.domains.look_ahead(vm),
+                None => self.here.look_ahead(vm),
+            };
+            let error = ahead.err()?;
             let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
             let problem = problem.at(At { line: vm.line, column: 1 });
             Some(error.advice.into_iter().fold(problem, Problem::advise))
@@ -84,6 +102,7 @@ impl QemuTarget {
 
     fn at(&self, vm: &PlannedVm) -> Result<Arc<dyn TargetProvider>, ProviderError> {
         match &vm.site {
+            None if vm.daemon.is_some() => Ok(self.domains.clone()),
             None => Ok(self.here.clone()),
             Some(site) => {
                 let failed = |failure: Failure| {
@@ -96,7 +115,7 @@ impl QemuTarget {
     }
 }
 
-impl TargetProvider for QemuTarget {
+impl TargetProvider for PlanTarget {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.prepare(vm)
     }
@@ -172,4 +191,12 @@ fn all_removed(left: &[String]) -> Result<(), ProviderError> {
     }
     Err(ProviderError::new(Cause::Target, left.join("; "))
         .advise("remove it if it may go, or move it away if not; then the same command again"))
+}
+
+fn io_error(doing: &str, path: &Path, error: std::io::Error) -> ProviderError {
+    let cause = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Cause::TargetFull,
+        _ => Cause::Target,
+    };
+    ProviderError::new(cause, format!("{doing} {}", path.display())).because(error)
 }

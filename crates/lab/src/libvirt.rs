@@ -1,6 +1,7 @@
 //! Two hosts with a libvirt daemon each, for domains that move between them. `lab/libvirt/hosts` says what they are.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,6 +24,8 @@ pub struct Hosts {
 /// A daemon looks at QEMU before it answers for the first time.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
+/// `O_NOCTTY` of Linux: the terminal is not to become that of the test.
+const NOCTTY: i32 = 0o400;
 /// One that takes a connection and does not answer for so long, in seconds, hangs.
 const SILENCE_S: &str = "60";
 /// What `timeout` ends with then.
@@ -121,6 +124,31 @@ impl Hosts {
     /// # Errors
     /// If its daemon is not found.
     pub fn inside(&self, host: &str) -> Result<Vec<String>> {
+        let spaces = self.daemon(host)?.join("ns");
+        let space = |option: &str, name: &str| format!("{option}={}", spaces.join(name).display());
+        let mut words = vec!["nsenter".to_string(), space("--mount", "mnt"), space("--uts", "uts")];
+        // That host's /proc knows of its own processes only.
+        let own_proc = "mount -t proc proc /proc && exec \"$@\"";
+        words.extend(["unshare", "--mount", "sh", "-c", own_proc, "sh"].map(str::to_string));
+        Ok(words)
+    }
+
+    /// Starts a domain and listens to what it writes to its first serial port, from its first byte on.
+    ///
+    /// # Errors
+    /// If it runs, or does not start.
+    pub fn start_heard(&self, host: &str, name: &str) -> Result<File> {
+        self.virsh(host, &["start", "--paused", name])?;
+        let tty = self.virsh(host, &["ttyconsole", name])?;
+        let tty = self.daemon(host)?.join("root").join(tty.trim_start_matches('/'));
+        let open = || File::options().read(true).write(true).custom_flags(NOCTTY).open(&tty);
+        let heard = open().with_context(|| tty.display().to_string())?;
+        self.virsh(host, &["resume", name])?;
+        Ok(heard)
+    }
+
+    /// The daemon's process, in `/proc`.
+    fn daemon(&self, host: &str) -> Result<PathBuf> {
         let socket = std::fs::metadata(self.run_folder(host).join("libvirt/libvirt-sock"))?;
         let is_daemon = |process: &Path| {
             let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
@@ -130,13 +158,7 @@ impl Hosts {
         };
         let processes = std::fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path()));
         let daemon = processes.into_iter().find(|process| is_daemon(process));
-        let spaces = daemon.context("no libvirtd has that host's files")?.join("ns");
-        let space = |option: &str, name: &str| format!("{option}={}", spaces.join(name).display());
-        let mut words = vec!["nsenter".to_string(), space("--mount", "mnt"), space("--uts", "uts")];
-        // That host's /proc knows of its own processes only.
-        let own_proc = "mount -t proc proc /proc && exec \"$@\"";
-        words.extend(["unshare", "--mount", "sh", "-c", own_proc, "sh"].map(str::to_string));
-        Ok(words)
+        daemon.context("no libvirtd has that host's files")
     }
 
     /// Asks a host's daemon.

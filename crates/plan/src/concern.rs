@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use drover_types::BLOCK_BYTES;
 use drover_types::Bytes;
 use drover_types::inventory::{
-    DiskMode, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
+    DiskMode, Firmware, Host, Inventory, PowerPolicy, PowerState, RdmMode, ToolsState, Vm, VmDisk,
 };
 
 use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
@@ -89,6 +89,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("vtpm", Weight::Warning, "the VM has a virtual TPM, whose content stays behind"),
     ("unknown-firmware", Weight::Warning, "the firmware is not known"),
     ("secure-boot", Weight::Info, "secure boot is on"),
+    ("uefi-variables", Weight::Info, "UEFI variables such as boot entries stay behind"),
     ("needs-drivers", Weight::Warning, "the guest id names a system that comes without virtio drivers"),
     ("host-power-policy", Weight::Warning, "the host saves power and copies slower"),
     ("slow-nic", Weight::Warning, "the host has no NIC of 10 Gbit/s"),
@@ -258,7 +259,8 @@ impl Found<'_> {
                 "vtpm",
                 None,
                 "has a virtual TPM, whose content stays behind",
-                "have the recovery keys at hand (BitLocker), or suspend protection first",
+                "with BitLocker: save the recovery key and suspend protection before the cutover \
+                 (`manage-bde -protectors -disable C: -RebootCount 0`), and switch it on again at the target",
             );
         }
         for device in &vm.passthrough {
@@ -284,6 +286,9 @@ impl Found<'_> {
             ),
             Some(_) => {}
         }
+        if vm.firmware == Some(Firmware::Uefi) {
+            self.uefi_variables();
+        }
         self.power(context);
         self.drivers(context);
         for nic in vm.nics.iter().filter(|nic| !nic.connected) {
@@ -294,6 +299,15 @@ impl Found<'_> {
                 "it is made at the target all the same",
             );
         }
+    }
+
+    fn uefi_variables(&mut self) {
+        self.add(
+            "uefi-variables",
+            None,
+            "its UEFI variables stay behind, boot entries among them",
+            "see that its disk has the fallback loader \\EFI\\BOOT\\BOOTX64.EFI, as installers of Windows and most of Linux put it there",
+        );
     }
 
     fn name(&mut self, inventory: &Inventory) {
@@ -406,7 +420,7 @@ impl Found<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drover_types::inventory::{Firmware, Nic, PhysicalNic, Snapshot};
+    use drover_types::inventory::{Nic, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
         let disk =
@@ -491,6 +505,7 @@ mod tests {
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),
             change("vtpm", &|vm, _| vm.vtpm = true),
+            change("uefi-variables", &|vm, _| vm.firmware = Some(Firmware::Uefi)),
             change("unknown-firmware", &|vm, _| vm.firmware = None),
             change("secure-boot", &|vm, _| vm.secure_boot = true),
             change("needs-drivers", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),

@@ -4,10 +4,12 @@ use serde_json::{Map, Value, json};
 
 mod nfc;
 mod proxy;
+mod target;
 mod vddk;
 
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
+pub(crate) use target::{LIBVIRT, QCOW2, TARGET, TARGETS, UEFI};
 pub(crate) use vddk::{AIO, VDDK};
 
 /// What a key holds.
@@ -99,7 +101,7 @@ pub(crate) static PLAN: Table = Table {
         must("version", Kind::Number(1, 1), "Version of the file's format."),
         must("name", Kind::PlanName, "Name of the plan: lower-case letters, digits and -, at most 64."),
         must("source", Kind::Typed(SOURCES), "Where the VMs come from: a provider or an appliance."),
-        must("target", Kind::One(&TARGET), "Where they go."),
+        must("target", Kind::Typed(TARGETS), "Where they go: a folder, or a libvirt daemon."),
         key("mode", Kind::Choice(MODE), "cold", MODE_DOC),
         key("warm", Kind::One(&WARM), "", "How VMs move whose mode is warm."),
         must(
@@ -127,8 +129,9 @@ pub(crate) static PLAN: Table = Table {
 
 const MODE: &[&str] = &["cold", "warm"];
 const MODE_DOC: &str = "cold: switched off, copied, started. warm: copied while it runs, in passes, and switched off for the last one only.";
-const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out";
-const STORAGE: &str = "folder (if relative, below the target's), or `default` for the target's folder";
+const NETWORK: &str = "name of a bridge, `user` for QEMU's own network, `none` to leave the NIC out; with libvirt also network:NAME, \
+                       ovs:BRIDGE, direct:DEVICE, and with ,vlan=TAG";
+const STORAGE: &str = "folder (if relative, below the target's), with libvirt the name of a pool, or `default` for the target's own";
 const POWER_OFF: &[&str] = &["refuse", "shutdown", "force"];
 const POWER_OFF_DOC: &str = "What may be done to a running VM. refuse: nothing, it is an error. shutdown: a clean shutdown by the \
                              guest tools. force: the same, and if it fails the VM is switched off hard.";
@@ -138,11 +141,6 @@ const VERIFY_DOC: &str = "How much of the target is read back and compared. samp
 const FORMAT: &[&str] = &["raw", "qcow2"];
 const BUS: &[&str] = &["virtio", "scsi", "sata", "keep"];
 const BUS_DOC: &str = "Bus that disks get at the target. keep: as at the source.";
-
-const FOLDER_DOC: &str =
-    "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
-const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE, or HH:MM-HH:MM=RATE in UTC, such as 500m (bits) or 12MiB (bytes). \
-                              The lowest of an hour holds, also among those of `drover agent limit`.";
 
 pub(crate) const SOURCES: &[(&str, &Table)] = &[("vsphere", &SOURCE), ("ova", &OVA)];
 
@@ -232,66 +230,6 @@ pub(crate) static HOST: Table = Table {
     rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE, TRUST_ONCE],
 };
 
-pub(crate) static TARGET: Table = Table {
-    keys: &[
-        must("type", Kind::Choice(&["qemu"]), "Kind of target: QEMU/libvirt on this machine, or at a site."),
-        key(
-            "via",
-            Kind::Site,
-            "",
-            "Name of a paired site: its agent takes the disks, over a link. See docs/via.md.",
-        ),
-        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
-        must("folder", Kind::Path, FOLDER_DOC),
-        key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
-        key("qcow2", Kind::One(&QCOW2), "", "How qcow2 images are made."),
-        key(
-            "accelerator",
-            Kind::Choice(&["auto", "kvm", "tcg"]),
-            "auto",
-            "auto: KVM where it can be used, else emulation.",
-        ),
-        key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
-        key("uefi", Kind::One(&UEFI), "", "UEFI firmware files; absent: the usual places are searched."),
-        key(
-            "overcommit",
-            Kind::Flag,
-            "false",
-            "Allow a folder with less free space than the disks' full capacity.",
-        ),
-    ],
-    rules: &[],
-};
-
-/// The names of `drover copy -o`.
-pub(crate) static QCOW2: Table = Table {
-    keys: &[
-        key(
-            "cluster_size",
-            Kind::Size(4 << 10, 2 << 20),
-            "64KiB",
-            "Bytes of a cluster: a power of two, 4KiB to 2MiB.",
-        ),
-        key(
-            "preallocation",
-            Kind::Choice(&["off", "metadata", "falloc", "full"]),
-            "off",
-            "What is set aside when an image is made: nothing, its tables, room for all data, or all data as zeros.",
-        ),
-        key("compressed", Kind::Flag, "false", "Pack clusters that are written whole."),
-        key("compression_type", Kind::Choice(&["zlib", "zstd"]), "zlib", "How they are packed."),
-    ],
-    rules: &[],
-};
-
-pub(crate) static UEFI: Table = Table {
-    keys: &[
-        must("code", Kind::Path, "Firmware code, shared and read-only."),
-        must("vars", Kind::Path, "Template of the variable store, copied for each VM."),
-    ],
-    rules: &[],
-};
-
 pub(crate) static SELECTOR: Table = Table {
     keys: &[
         key("name", Kind::Text, "", "Exact name."),
@@ -324,6 +262,8 @@ pub(crate) static SELECTION: Table = Table {
             "",
             "Folder that the VM's own folder is made in; if relative, below the target's.",
         ),
+        key("uri", Kind::Text, "", "Address of the libvirt daemon that gets it."),
+        key("pool", Kind::Text, "", "Storage pool of its disks."),
         key("mode", Kind::Choice(MODE), "", MODE_DOC),
         key("warm", Kind::One(&WARM), "", "What is different if it moves warm."),
         key("format", Kind::Choice(FORMAT), "", "Format of its disk images."),

@@ -1,18 +1,21 @@
 //! The plan as values: what a user wrote, with every default filled in.
 
 mod data;
+mod network;
+mod target;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use drover_types::DayLimit;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{At, Problem};
 
 use crate::warm::WarmKeys;
 pub use data::*;
+pub use network::*;
+pub use target::*;
 
 /// A plan file, read and checked in itself. It knows nothing yet of any inventory.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +36,7 @@ pub struct Plan {
     pub exclude: Vec<Selector>,
     /// Source network to target network.
     pub networks: Vec<NetworkRule>,
-    /// Source datastore to target folder.
+    /// Source datastore to target folder or storage pool.
     pub storage: Vec<StorageRule>,
     /// What may be done to a running VM.
     pub power_off: PowerOff,
@@ -212,130 +215,6 @@ pub struct HostOverride {
     pub at: At,
 }
 
-/// Where VMs go.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Target {
-    /// What kind of target it is.
-    pub kind: TargetKind,
-    /// The site whose agent takes the disks; absent for this machine.
-    pub via: Option<String>,
-    /// How much may go to that site, by the time of day; the lowest of an hour holds.
-    pub rate_limit: Vec<DayLimit>,
-    /// Folder that the VMs' own folders are made in. With `via` a folder of that site, whose first part is a pool of
-    /// its agent.
-    pub folder: PathBuf,
-    /// Image format.
-    pub format: ImageFormat,
-    /// How qcow2 images are made.
-    pub qcow2: Qcow2,
-    /// How QEMU runs the guest.
-    pub accelerator: Accelerator,
-    /// Bus that disks get.
-    pub disk_bus: DiskBusChoice,
-    /// UEFI firmware files; absent: the usual places are searched.
-    pub uefi: Option<UefiFiles>,
-    /// Whether a folder may be used that has less free space than the disks' full capacity.
-    pub overcommit: bool,
-}
-
-/// Kinds of target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TargetKind {
-    /// QEMU and libvirt, on this machine or another site's.
-    Qemu,
-}
-
-/// Format of disk images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ImageFormat {
-    /// Bytes as they are, with holes.
-    Raw,
-    /// QEMU's own.
-    Qcow2,
-}
-
-impl ImageFormat {
-    /// The ending of a file of this format, which is also QEMU's name for it.
-    pub fn extension(self) -> &'static str {
-        match self {
-            ImageFormat::Raw => "raw",
-            ImageFormat::Qcow2 => "qcow2",
-        }
-    }
-}
-
-/// How qcow2 images are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Qcow2 {
-    /// Bytes of a cluster: a power of two, 4 KiB to 2 MiB.
-    pub cluster_bytes: u64,
-    /// What is set aside when an image is made.
-    pub preallocation: Preallocation,
-    /// Whether clusters that are written whole are packed.
-    pub compressed: bool,
-    /// How they are packed.
-    pub compression: Qcow2Compression,
-}
-
-/// What of a qcow2 image is set aside when it is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preallocation {
-    /// Nothing.
-    Off,
-    /// Its tables.
-    Metadata,
-    /// And room for all data.
-    Falloc,
-    /// And all data, as zeros.
-    Full,
-}
-
-/// How clusters of a qcow2 image are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Qcow2Compression {
-    /// As every QEMU reads it.
-    Zlib,
-    /// Faster; QEMU 5.1 and later read it.
-    Zstd,
-}
-
-/// How QEMU runs a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Accelerator {
-    /// KVM where `/dev/kvm` can be opened, else TCG.
-    Auto,
-    /// KVM.
-    Kvm,
-    /// Emulation.
-    Tcg,
-}
-
-/// Bus that a plan asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DiskBusChoice {
-    /// virtio-blk.
-    Virtio,
-    /// SCSI.
-    Scsi,
-    /// SATA.
-    Sata,
-    /// As at the source.
-    Keep,
-}
-
-/// Firmware files of UEFI guests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UefiFiles {
-    /// The code, read-only and shared.
-    pub code: PathBuf,
-    /// The template of the variable store, copied for each VM.
-    pub vars: PathBuf,
-}
-
 /// How VMs move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -447,6 +326,10 @@ pub struct Overrides {
     pub target_name: Option<String>,
     /// Folder that the VM's own folder is made in.
     pub target_folder: Option<PathBuf>,
+    /// Address of the libvirt daemon that gets it.
+    pub uri: Option<String>,
+    /// Storage pool of its disks.
+    pub pool: Option<String>,
     /// Image format.
     pub format: Option<ImageFormat>,
     /// Bus of the disks.
@@ -482,24 +365,12 @@ pub struct NetworkRule {
     pub at: At,
 }
 
-/// What a NIC is attached to at the target.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NetworkTarget {
-    /// A bridge of the target machine.
-    Bridge(String),
-    /// QEMU's user-mode network: outgoing connections only.
-    User,
-    /// Nothing: the NIC is left out.
-    None,
-}
-
 /// A source datastore and where its disks go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageRule {
     /// Name of the source datastore; `*` for every one without a rule of its own.
     pub from: String,
-    /// Folder; absent for the target's default folder.
+    /// Folder, or the name of a storage pool if the target is a libvirt daemon; absent for the target's default one.
     pub to: Option<PathBuf>,
     /// Place in the file.
     pub at: At,

@@ -27,6 +27,7 @@ impl Plan {
         let plan = reader.plan(&root);
         reader.check_aio(&plan);
         reader.check_warm(&plan, &root);
+        reader.check_target(&plan);
         sort(&mut reader.problems);
         if reader.problems.iter().any(Problem::is_error) {
             return Err(reader.problems);
@@ -283,65 +284,6 @@ impl Reader {
         entries.iter().map(host).collect()
     }
 
-    fn target(&mut self, plan: &Fields<'_>) -> Target {
-        let fields = self.map(plan, "target", &keys::TARGET);
-        self.choice(&fields, "type");
-        let accelerator = match self.choice(&fields, "accelerator") {
-            Some("kvm") => Accelerator::Kvm,
-            Some("tcg") => Accelerator::Tcg,
-            _ => Accelerator::Auto,
-        };
-        let uefi = fields.find("uefi").map(|_| {
-            let files = self.map(&fields, "uefi", &keys::UEFI);
-            let path =
-                |reader: &mut Reader, name| PathBuf::from(reader.text(&files, name).unwrap_or_default());
-            UefiFiles { code: path(self, "code"), vars: path(self, "vars") }
-        });
-        let format = self.format(&fields).unwrap_or(ImageFormat::Raw);
-        Target {
-            kind: TargetKind::Qemu,
-            via: self.via(&fields),
-            rate_limit: self.rate_limit(&fields),
-            folder: self.text(&fields, "folder").unwrap_or_default().into(),
-            format,
-            qcow2: self.qcow2(&fields),
-            accelerator,
-            disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
-            uefi,
-            overcommit: self.flag(&fields, "overcommit").unwrap_or(false),
-        }
-    }
-
-    fn qcow2(&mut self, target: &Fields<'_>) -> Qcow2 {
-        let fields = self.map(target, "qcow2", &keys::QCOW2);
-        let cluster_bytes = self.size(&fields, "cluster_size").unwrap_or(64 << 10);
-        if let Some(entry) = fields.find("cluster_size").filter(|_| !cluster_bytes.is_power_of_two()) {
-            self.wrong(&fields, entry, "is not a power of two");
-        }
-        let preallocation = match self.choice(&fields, "preallocation") {
-            Some("metadata") => Preallocation::Metadata,
-            Some("falloc") => Preallocation::Falloc,
-            Some("full") => Preallocation::Full,
-            _ => Preallocation::Off,
-        };
-        let compressed = self.flag(&fields, "compressed").unwrap_or(false);
-        if let Some(entry) = fields.find("compressed")
-            && compressed
-            && preallocation != Preallocation::Off
-        {
-            self.wrong(
-                &fields,
-                entry,
-                "does not go with preallocation: packed clusters have no place set aside",
-            );
-        }
-        let compression = match self.choice(&fields, "compression_type") {
-            Some("zstd") => Qcow2Compression::Zstd,
-            _ => Qcow2Compression::Zlib,
-        };
-        Qcow2 { cluster_bytes, preallocation, compressed, compression }
-    }
-
     fn selections(&mut self, plan: &Fields<'_>) -> Vec<Selection> {
         let vms = self.list(plan, "vms", |reader, fields| Selection {
             selector: reader.selector(fields),
@@ -380,6 +322,8 @@ impl Reader {
             warm: self.warm(fields),
             target_name: self.target_name(fields),
             target_folder: self.text(fields, "target_folder").map(PathBuf::from),
+            uri: self.uri(fields),
+            pool: self.pool(fields),
             format: self.format(fields),
             disk_bus: self.bus(fields),
             power_off: self.power_off(fields),
@@ -401,27 +345,6 @@ impl Reader {
             self.wrong(fields, entry, &format!("is not made of letters, digits, - _ and .; '{safe}' is"));
         }
         Some(name)
-    }
-
-    fn networks(&mut self, fields: &Fields<'_>) -> Vec<NetworkRule> {
-        let rule = |(from, to, at): (String, String, At)| {
-            let to = match to.as_str() {
-                "user" => NetworkTarget::User,
-                "none" => NetworkTarget::None,
-                _ => NetworkTarget::Bridge(to),
-            };
-            NetworkRule { from, to, at }
-        };
-        self.pairs(fields, "networks").into_iter().map(rule).collect()
-    }
-
-    fn storage(&mut self, fields: &Fields<'_>) -> Vec<StorageRule> {
-        let rule = |(from, to, at): (String, String, At)| StorageRule {
-            from,
-            to: (to != "default").then(|| PathBuf::from(to)),
-            at,
-        };
-        self.pairs(fields, "storage").into_iter().map(rule).collect()
     }
 
     fn limits(&mut self, plan: &Fields<'_>) -> Limits {
@@ -757,6 +680,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
     };
     number.checked_mul(millis).map(Duration::from_millis)
 }
+
+mod target;
 
 mod via;
 

@@ -39,6 +39,9 @@ pub struct PlannedVm {
     /// The site that it goes to; absent for this machine.
     #[serde(default)]
     pub site: Option<String>,
+    /// Address of the libvirt daemon that it becomes a domain of; absent if it goes to a folder.
+    #[serde(default)]
+    pub daemon: Option<String>,
     /// The VM's own folder. At a site its first part is a pool of the agent there.
     pub folder: PathBuf,
     /// Format of its disk images.
@@ -106,6 +109,9 @@ pub struct PlannedDisk {
     pub index: usize,
     /// Image file to write.
     pub path: PathBuf,
+    /// Storage pool that it is a volume of; absent if it lies in a folder.
+    #[serde(default)]
+    pub pool: Option<String>,
     /// Folder of the plan that the image lies below; free space is judged here.
     pub base: PathBuf,
     /// Bus at the target.

@@ -89,17 +89,26 @@ impl<'a> Resolver<'a> {
             self.error(&choice.path, choice.at, text, "use `format: raw`");
         }
         let target_name = safe_name(over.target_name.as_deref().unwrap_or(&vm.name));
+        let libvirt = plan.target.libvirt();
+        let daemon = libvirt.map(|libvirt| over.uri.clone().unwrap_or(libvirt.uri.clone()));
+        let pool = libvirt.map(|libvirt| over.pool.clone().unwrap_or(libvirt.pool.clone()));
         let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
         let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
         let folder = base.join(&target_name);
         PlannedVm {
-            disks: self.plan_disks(vm, choice, &excluded, disk_bus, format, &folder, &target_name, &base),
+            disks: match &pool {
+                None => {
+                    self.plan_disks(vm, choice, &excluded, disk_bus, format, &folder, &target_name, &base)
+                }
+                Some(pool) => self.plan_volumes(vm, choice, &excluded, disk_bus, format, &target_name, pool),
+            },
             nics: self.plan_nics(vm, choice),
             route: self.route(vm, choice),
             vm: vm.clone(),
             warm,
             target_name,
             site: plan.target.via.clone(),
+            daemon,
             folder,
             format,
             disk_bus,
@@ -173,18 +182,48 @@ impl<'a> Resolver<'a> {
                 None => (base.to_path_buf(), folder.to_path_buf()),
             };
             let path = folder.join(format!("{name}-{index}.{}", format.extension()));
-            PlannedDisk { disk: disk.clone(), index, path, base, bus: target_bus(bus, disk.bus) }
+            let bus = target_bus(bus, disk.bus);
+            PlannedDisk { disk: disk.clone(), index, path, pool: None, base, bus }
+        };
+        kept.map(plan_disk).collect()
+    }
+
+    /// Disks as volumes `/POOL/NAME-0.raw`; where pools lie only their daemon knows.
+    #[expect(clippy::too_many_arguments, reason = "what a disk's place is made of")]
+    fn plan_volumes(
+        &self,
+        vm: &Vm,
+        choice: &Choice,
+        excluded: &[i32],
+        bus: DiskBusChoice,
+        format: ImageFormat,
+        name: &str,
+        pool: &str,
+    ) -> Vec<PlannedDisk> {
+        let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
+        let plan_disk = |(index, disk): (usize, &VmDisk)| {
+            let ruled = self.storage_rule(disk, choice).map(|to| to.to_string_lossy().into_owned());
+            let pool = ruled.unwrap_or(pool.to_string());
+            let base = std::path::Path::new("/").join(&pool);
+            let path = base.join(format!("{name}-{index}.{}", format.extension()));
+            let bus = target_bus(bus, disk.bus);
+            PlannedDisk { disk: disk.clone(), index, path, pool: Some(pool), base, bus }
         };
         kept.map(plan_disk).collect()
     }
 
     /// The folder that a storage rule gives a disk, if one does.
     fn store(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
+        self.storage_rule(disk, choice).map(|folder| self.plan.target.folder.join(folder))
+    }
+
+    /// The folder or pool that a storage rule names for a disk, if one does.
+    fn storage_rule(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
         let rules = || choice.overrides.storage.iter().chain(&self.plan.storage);
         let rule = rules()
             .find(|rule| rule.from == disk.datastore)
             .or_else(|| rules().find(|rule| rule.from == "*"))?;
-        rule.to.as_ref().map(|folder| self.plan.target.folder.join(folder))
+        rule.to.clone()
     }
 
     fn plan_nics(&mut self, vm: &'a Vm, choice: &Choice) -> Vec<PlannedNic> {

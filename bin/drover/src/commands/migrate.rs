@@ -22,7 +22,7 @@ use crate::provider::{Provider, to_give_up};
 use crate::signals::stop_on_signals;
 use crate::source::{hide_foreign_snapshots, hide_left_files};
 use crate::state::state_folder;
-use crate::target::QemuTarget;
+use crate::target::PlanTarget;
 
 /// How long `cancel` waits for the process that runs the plan.
 const CANCEL_WAIT: Duration = Duration::from_secs(120);
@@ -75,7 +75,8 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
     let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
     resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
     resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
-    let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &stop);
+    let target = PlanTarget::new(&file, &inventory.about, args.state.as_deref(), &stop);
+    target.survey(&mut resolution);
     if let Some(site) = target.site() {
         site?.dial()?;
         let line = plan::far_summary(&file, &mut resolution, &target);
@@ -124,7 +125,7 @@ fn check_what_arrived(
     store: &Store,
     plan: &str,
     vms: &[PlannedVm],
-    target: &QemuTarget,
+    target: &PlanTarget,
 ) -> Result<(), Failure> {
     let rows = store.vms(plan)?;
     let is_done = |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
@@ -173,7 +174,7 @@ fn run_shown(
     vms: &[PlannedVm],
     store: &Store,
     source: &dyn SourceProvider,
-    target: &QemuTarget,
+    target: &PlanTarget,
     stop: &StopSignal,
     args: &RunArgs,
 ) -> Result<RunOutcome, Failure> {
@@ -265,7 +266,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
     let stop = StopSignal::default();
     stop.stop();
-    let target = QemuTarget::new(&file, &about, args.run.state.as_deref(), &stop);
+    let target = PlanTarget::new(&file, &about, args.run.state.as_deref(), &stop);
     store.ask_cancel(&name)?;
     let given_up = wait_and_cancel(&name, &store, source.as_ref(), &target)?;
     given_up.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
@@ -287,7 +288,7 @@ fn wait_and_cancel(
     name: &str,
     store: &Store,
     source: &dyn SourceProvider,
-    target: &QemuTarget,
+    target: &PlanTarget,
 ) -> Result<GivenUp, Failure> {
     let until = std::time::Instant::now() + CANCEL_WAIT;
     loop {

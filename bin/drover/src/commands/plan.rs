@@ -23,7 +23,7 @@ use crate::files::read_text;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
 use crate::state::state_folder;
-use crate::target::QemuTarget;
+use crate::target::PlanTarget;
 
 /// A plan file may not be larger.
 const PLAN_BYTES_MAX: u64 = 16 << 20;
@@ -52,7 +52,9 @@ pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, F
         Ok(mut plan) => {
             // A site's folders are known to its agent alone.
             let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
-            plan.target.folder = below.join(&plan.target.folder);
+            if plan.target.libvirt().is_none() {
+                plan.target.folder = below.join(&plan.target.folder);
+            }
             Ok(PlanFile { plan, text, path, folder })
         }
         Err(problems) => {
@@ -72,7 +74,7 @@ pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Invent
     provider.share_out(file, &mut resolution, inventory);
     resolution.problems.extend(provider.problems(&resolution));
     resolution.problems.extend(nfc_memory_problem(file, inventory));
-    if file.plan.target.via.is_none() {
+    if file.plan.target.via.is_none() && file.plan.target.libvirt().is_none() {
         resolution.problems.extend(space_problems(file, &resolution));
     }
     resolution
@@ -173,8 +175,9 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         nfc = provider.share_out(&file, &mut resolution, &inventory);
         rights = provider.rights(&resolution, &inventory)?;
         resolution.problems.extend(provider.proxy_problems(&resolution, true));
-        let target = QemuTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
+        let target = PlanTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
+        target.survey(&mut resolution);
         let here = target.problems(&resolution.vms);
         resolution.problems.extend(here);
         resolution.problems.extend(anothers(&file));
@@ -208,7 +211,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
 }
 
 /// Asks the site that the plan goes to, if it goes to one, adds what stands in the way, and gives a line about it.
-pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &QemuTarget) -> String {
+pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTarget) -> String {
     let Some(site) = target.site() else { return String::new() };
     let found = match &site {
         Ok(there) => far::ask(file, resolution, Ok(there)),

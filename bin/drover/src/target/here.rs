@@ -21,10 +21,10 @@ use crate::machine::{machine_of, spec_of};
 use crate::qcow2;
 use crate::target::host;
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
-use crate::target::{ANOTHER_PLANS, all_removed};
+use crate::target::{ANOTHER_PLANS, all_removed, io_error};
 
 /// How long a guest that must go may take before its plug is pulled.
-const STOP_TIME: Duration = Duration::from_secs(5);
+pub(super) const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// QEMU on this machine, for one plan.
 pub struct Here {
@@ -50,7 +50,11 @@ impl Here {
     }
 
     /// What is at an image's place, if a journal lies beside it; refused if that does not prove it to be this plan's own.
-    fn check_ours(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Image>, ProviderError> {
+    pub(super) fn check_ours(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+    ) -> Result<Option<Image>, ProviderError> {
         let journal = journal_path(&disk.path);
         if !journal.exists() {
             let is_taken = is_in_the_way(&disk.path, vm.format);
@@ -127,7 +131,9 @@ impl Here {
     }
 
     fn folders(vm: &PlannedVm) -> impl Iterator<Item = &Path> {
-        let disks = vm.disks.iter().filter_map(|disk| disk.path.parent());
+        // The folder of a pool is its daemon's.
+        let in_folders = vm.disks.iter().filter(|disk| disk.pool.is_none());
+        let disks = in_folders.filter_map(|disk| disk.path.parent());
         std::iter::once(vm.folder.as_path()).chain(disks)
     }
 }
@@ -298,11 +304,11 @@ fn taken(path: &Path) -> ProviderError {
     ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE)
 }
 
-fn no_converter(why: &str) -> ProviderError {
+pub(super) fn no_converter(why: &str) -> ProviderError {
     ProviderError::new(Cause::Target, why).advise("install it, or choose `convert: auto` or `never`")
 }
 
-fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
     let bus = spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus);
     let need = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
     let reason = match (&need, vm.convert) {
@@ -319,19 +325,11 @@ fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderErro
     }
 }
 
-fn remove(path: &Path) -> Result<(), ProviderError> {
+pub(super) fn remove(path: &Path) -> Result<(), ProviderError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io_error("removing", path, error)),
         _ => Ok(()),
     }
-}
-
-fn io_error(doing: &str, path: &Path, error: std::io::Error) -> ProviderError {
-    let cause = match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Cause::TargetFull,
-        _ => Cause::Target,
-    };
-    ProviderError::new(cause, format!("{doing} {}", path.display())).because(error)
 }
 
 fn from_failure(failure: Failure) -> ProviderError {

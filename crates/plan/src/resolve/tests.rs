@@ -420,3 +420,16 @@ fn places_at_a_site_are_below_its_pools_and_images_are_raw() {
     let told = errors(&plan("[{name: web01, format: qcow2}]"), &inventory());
     assert!(told.contains("the agent of site-b writes raw images"), "{told}");
 }
+
+#[test]
+fn disks_of_a_domain_are_volumes_of_the_pools_that_the_plan_names() {
+    let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                target: {type: libvirt, pool: images}\nstorage: {ds1: nvme, '*': default}\nnetworks: {'*': user}\n\
+                vms: [{name: web01}, {name: web02, uri: 'qemu+unix:///system?socket=/b', pool: slow, storage: {ds1: default}}]\n";
+    let resolution = resolve(&Plan::parse(text).unwrap(), &inventory());
+    assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+    let place = |vm: &PlannedVm| (vm.daemon.clone(), vm.disks[0].pool.clone(), vm.disks[0].path.clone());
+    let of = |uri: &str, pool: &str, path: &str| (Some(uri.into()), Some(pool.into()), PathBuf::from(path));
+    assert_eq!(place(&resolution.vms[0]), of("qemu:///system", "nvme", "/nvme/web01-0.raw"));
+    assert_eq!(place(&resolution.vms[1]), of("qemu+unix:///system?socket=/b", "slow", "/slow/web02-0.raw"));
+}

@@ -1,0 +1,244 @@
+//! The targets of this program, held against the engine's suite for target providers.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use drover_engine::TargetProvider;
+use drover_engine::conformance::{Subject, check_target};
+use drover_lab::{Hosts, lab_folder};
+use drover_mover::StopSignal;
+use drover_plan::{Limits, Plan, PlannedVm, resolve};
+use drover_qemu::Virsh;
+use drover_qemu::daemon::Daemon;
+use drover_types::inventory::{About, DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
+
+use super::Setting;
+use super::here::Here;
+use super::libvirt::Domains;
+
+/// Not a whole number of blocks.
+const DISK_BYTES: u64 = (1 << 20) + 512;
+
+fn vm() -> Vm {
+    let disk = VmDisk {
+        key: 2000,
+        label: "Hard disk 1".into(),
+        uuid: "6000c293-0a1b-2c3d-4e5f-66778899aabb".into(),
+        capacity_bytes: DISK_BYTES,
+        datastore: "ds1".into(),
+        bus: DiskBus::Scsi,
+        ..VmDisk::default()
+    };
+    Vm {
+        id: "vm-1".into(),
+        name: "subject".into(),
+        uuid: "42110000-1111-2222-3333-444455556666".into(),
+        instance_uuid: "50110000-1111-2222-3333-444455556666".into(),
+        power: PowerState::On,
+        tools: ToolsState::Running,
+        cpus: 1,
+        memory_mib: 32,
+        guest_id: "debian12_64Guest".into(),
+        disks: vec![disk],
+        ..Vm::default()
+    }
+}
+
+/// A plan of that one VM, for this target.
+struct Scene {
+    plan: Plan,
+    folder: PathBuf,
+}
+
+impl Scene {
+    fn new(target: &str, folder: &Path) -> Scene {
+        let text = format!(
+            "version: 1\nname: subject\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
+             target: {target}\npower_off: shutdown\nvms: [{{name: subject}}]\n"
+        );
+        Scene { plan: Plan::parse(&text).unwrap(), folder: folder.to_path_buf() }
+    }
+
+    fn resolved(&self) -> drover_plan::Resolution {
+        let about = About { is_vcenter: true, ..About::default() };
+        let resolution = resolve(&self.plan, &Inventory { about, vms: vec![vm()], ..Inventory::default() });
+        assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+        resolution
+    }
+
+    fn setting(&self) -> Setting {
+        Setting {
+            plan: self.plan.name.clone(),
+            target: self.plan.target.clone(),
+            limits: self.plan.limits,
+            origin: "a test".into(),
+            state: Some(self.folder.join("state")),
+            stop: StopSignal::default(),
+        }
+    }
+}
+
+/// The files below a folder; folders of drover's own may stay.
+fn files_below(folder: &Path, all: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => files_below(&entry.path(), all),
+            false => drop(all.insert(entry.path().display().to_string())),
+        }
+    }
+}
+
+/// Images and definitions in a folder.
+struct Folder {
+    scene: Scene,
+    place: PathBuf,
+}
+
+impl Subject for Folder {
+    fn provider(&self) -> Box<dyn TargetProvider + '_> {
+        Box::new(Here::new(&self.scene.plan.name, &self.scene.plan.target, "a test"))
+    }
+
+    fn planned(&self) -> PlannedVm {
+        self.scene.resolved().vms.remove(0)
+    }
+
+    fn plan(&self) -> &str {
+        &self.scene.plan.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.scene.plan.limits
+    }
+
+    fn content(&self) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        files_below(&self.place, &mut all);
+        all
+    }
+
+    fn somebodys(&self, is_there: bool) {
+        let place = self.place.join("subject");
+        if is_there {
+            fs::create_dir(&place).unwrap();
+            fs::write(place.join("subject-0.raw"), "somebody's").unwrap();
+        } else {
+            fs::remove_dir_all(&place).unwrap();
+        }
+    }
+
+    fn break_down(&self, _: bool) -> bool {
+        // A folder is there or is not, and one that is not would be made.
+        false
+    }
+}
+
+#[test]
+fn a_folder_does_what_the_engine_takes_for_granted() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("vms");
+    fs::create_dir(&place).unwrap();
+    let scene = Scene::new(&format!("{{type: qemu, folder: {}}}", place.display()), folder.path());
+    check_target(&Folder { scene, place }, &folder.path().join("runs"));
+}
+
+/// Domains of a true daemon.
+struct OfLibvirt {
+    scene: Scene,
+    hosts: Hosts,
+    pool: PathBuf,
+}
+
+/// Whether nobody reaches the daemon.
+static IS_AWAY: AtomicBool = AtomicBool::new(false);
+
+fn dial(uri: &str) -> Daemon {
+    let program = lab_folder().join("libvirt/bin/virsh");
+    let program = if IS_AWAY.load(Ordering::SeqCst) { "/no/such/virsh".into() } else { program };
+    Daemon::of(Virsh::new(uri).by(program.to_str().unwrap()))
+}
+
+impl OfLibvirt {
+    fn domains(&self) -> Domains {
+        let setting = self.scene.setting();
+        Domains::dialled_by(
+            Arc::new(Here::new(&setting.plan, &setting.target, &setting.origin)),
+            &setting,
+            dial,
+        )
+    }
+}
+
+impl Subject for OfLibvirt {
+    fn provider(&self) -> Box<dyn TargetProvider + '_> {
+        Box::new(self.domains())
+    }
+
+    fn planned(&self) -> PlannedVm {
+        // Where the pool lies is asked for; a daemon that is away does not tell, and the VM stays where it was.
+        let mut resolution = self.scene.resolved();
+        let was_away = IS_AWAY.swap(false, Ordering::SeqCst);
+        self.domains().survey(&mut resolution);
+        IS_AWAY.store(was_away, Ordering::SeqCst);
+        assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+        let mut vm = resolution.vms.remove(0);
+        vm.start = true;
+        vm
+    }
+
+    fn plan(&self) -> &str {
+        &self.scene.plan.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.scene.plan.limits
+    }
+
+    fn content(&self) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        files_below(&self.pool, &mut all);
+        files_below(&self.scene.folder.join("state"), &mut all);
+        let domains = self.hosts.virsh("a", &["list", "--all", "--name"]).unwrap();
+        all.extend(domains.lines().map(|name| format!("domain {name}")));
+        all
+    }
+
+    fn somebodys(&self, is_there: bool) {
+        if is_there {
+            let file = self.scene.folder.join("somebodys.xml");
+            fs::write(
+                &file,
+                "<domain type='qemu'><name>subject</name><memory unit='MiB'>32</memory>\
+                 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>",
+            )
+            .unwrap();
+            self.hosts.virsh("a", &["define", file.to_str().unwrap()]).unwrap();
+        } else {
+            self.hosts.virsh("a", &["undefine", "subject"]).unwrap();
+        }
+    }
+
+    fn break_down(&self, is_broken: bool) -> bool {
+        IS_AWAY.store(is_broken, Ordering::SeqCst);
+        true
+    }
+
+    fn is_slow(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn libvirt_does_what_the_engine_takes_for_granted() {
+    let folder = tempfile::Builder::new().prefix("drover-lc-").tempdir().unwrap();
+    let Some(hosts) = Hosts::start(folder.path()).unwrap() else { return };
+    let pool = hosts.shared().join("pool");
+    fs::create_dir(&pool).unwrap();
+    hosts.virsh("a", &["pool-create-as", "images", "dir", "--target", pool.to_str().unwrap()]).unwrap();
+    let target = format!("{{type: libvirt, uri: '{}', pool: images, accelerator: tcg}}", hosts.uri("a"));
+    let scene = Scene::new(&target, folder.path());
+    check_target(&OfLibvirt { scene, hosts, pool }, &folder.path().join("runs"));
+}

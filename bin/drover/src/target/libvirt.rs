@@ -1,0 +1,409 @@
+//! Domains of libvirt as a target: disks are volumes of pools of this host, written as images in a folder are, and machines are
+//! domains that a daemon has. What stands in the way is found in [`survey`].
+
+mod survey;
+
+use std::collections::HashMap;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_agent::Home;
+use drover_disk::Disk;
+use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_plan::{
+    Accelerator, Convert, DiskCache, DiskIo, ImageFormat, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
+    PlannedDisk, PlannedNic, PlannedVm,
+};
+use drover_qemu::daemon::{Daemon, FoundDomain, NewVolume, Owner};
+use drover_qemu::{
+    Cache, DiskSpec, DomainOptions, MachineFirmware, MachineSpec, NicAttach, QemuError, VmFolder, domain_xml,
+};
+
+use super::here::{self, Here};
+use super::{Setting, io_error};
+use crate::image::qemu_error;
+use crate::machine::{machine_of, spec_of};
+use crate::state::state_folder;
+
+/// Libvirt's daemons, for one plan.
+pub struct Domains {
+    here: Arc<Here>,
+    about: Setting,
+    /// Whether a daemon offers KVM, by its address.
+    kvm: Mutex<HashMap<String, bool>>,
+    /// How a daemon is reached.
+    dial: fn(&str) -> Daemon,
+}
+
+impl Domains {
+    pub fn new(here: Arc<Here>, about: &Setting) -> Domains {
+        Domains::dialled_by(here, about, Daemon::new)
+    }
+
+    /// With daemons that are reached in this way.
+    pub fn dialled_by(here: Arc<Here>, about: &Setting, dial: fn(&str) -> Daemon) -> Domains {
+        Domains { here, about: about.clone(), kvm: Mutex::default(), dial }
+    }
+
+    /// A VM's own folder: what drover keeps of it on this host, which is none of the daemon's.
+    fn folder(&self, vm: &PlannedVm) -> Result<PathBuf, ProviderError> {
+        let state = state_folder(self.about.state.as_deref());
+        let state = std::path::absolute(&state).map_err(|error| io_error("finding", &state, error))?;
+        Ok(state.join("libvirt").join(&self.about.plan).join(&vm.target_name))
+    }
+
+    fn daemon(&self, vm: &PlannedVm) -> Daemon {
+        (self.dial)(vm.daemon.as_deref().unwrap_or_default())
+    }
+
+    fn owner(&self, vm: &PlannedVm) -> Owner {
+        Owner { plan: self.about.plan.clone(), vm: vm.vm.id.clone(), instance: vm.vm.instance_uuid.clone() }
+    }
+
+    /// The domain that this plan defined of a VM, and another that has the VM's name or UUID.
+    fn found(&self, vm: &PlannedVm) -> Result<(Option<FoundDomain>, Option<FoundDomain>), ProviderError> {
+        let uuid = Some(vm.vm.uuid.as_str()).filter(|uuid| !uuid.is_empty());
+        let found = self.daemon(vm).domains_of(&vm.target_name, uuid).map_err(unreachable)?;
+        let owner = self.owner(vm);
+        let (ours, others): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|domain| domain.owner.as_ref() == Some(&owner));
+        Ok((ours.into_iter().next(), others.into_iter().next()))
+    }
+
+    fn ours(&self, vm: &PlannedVm) -> Result<Option<FoundDomain>, ProviderError> {
+        self.found(vm).map(|(ours, _)| ours)
+    }
+
+    /// The domain that this plan defined, if it did; refused if another has the VM's name or UUID.
+    fn ours_alone(&self, vm: &PlannedVm) -> Result<Option<FoundDomain>, ProviderError> {
+        match self.found(vm)? {
+            (_, Some(other)) => Err(taken(vm, &other)),
+            (ours, None) => Ok(ours),
+        }
+    }
+
+    fn runs(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        Ok(self.ours(vm)?.is_some_and(|domain| domain.runs))
+    }
+
+    /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
+    pub fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.ours_alone(vm)?;
+        vm.disks.iter().try_for_each(|disk| self.here.check_ours(disk, vm).map(drop))?;
+        self.spec(vm, None)?.check().map_err(qemu_error)?;
+        match vm.convert {
+            Convert::Always => drover_qemu::can_convert().map_err(|why| here::no_converter(&why)),
+            Convert::Auto | Convert::Never => Ok(()),
+        }
+    }
+
+    /// Whether a daemon runs this plan's domains on KVM.
+    fn is_kvm(&self, daemon: &Daemon) -> Result<bool, QemuError> {
+        match self.about.target.accelerator {
+            Accelerator::Kvm => return Ok(true),
+            Accelerator::Tcg => return Ok(false),
+            Accelerator::Auto => {}
+        }
+        let mut known = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(is_kvm) = known.get(daemon.uri()) {
+            return Ok(*is_kvm);
+        }
+        let is_kvm = match daemon.offers(true, self.machine()) {
+            Ok(_) => true,
+            // It offers the same without KVM, so that is what it lacks.
+            Err(error) => daemon.offers(false, self.machine()).map(|_| false).map_err(|_| error)?,
+        };
+        known.insert(daemon.uri().to_string(), is_kvm);
+        Ok(is_kvm)
+    }
+
+    fn machine(&self) -> &str {
+        self.about.target.libvirt().and_then(|libvirt| libvirt.machine.as_deref()).unwrap_or("q35")
+    }
+
+    fn spec(&self, vm: &PlannedVm, uuid: Option<String>) -> Result<MachineSpec, ProviderError> {
+        let mut machine = machine_of(vm, &self.about.target, &self.about.origin);
+        // Which firmware it gets is the daemon's to choose.
+        machine.is_started = false;
+        let images = vm.disks.iter().map(|disk| disk.path.clone()).collect();
+        let home = Home { folder: vm.folder.clone(), images, machine: &machine };
+        let mut spec = spec_of(&home, None).map_err(qemu_error)?;
+        if let MachineFirmware::Uefi { files, .. } = &mut spec.firmware {
+            *files = None;
+        }
+        spec.uuid = uuid.or(spec.uuid);
+        spec.accelerator = match self.is_kvm(&self.daemon(vm)).map_err(unreachable)? {
+            true => drover_qemu::Accelerator::Kvm,
+            false => drover_qemu::Accelerator::Tcg,
+        };
+        for (disk, planned) in spec.disks.iter_mut().zip(&vm.disks) {
+            disk.serial = DiskSpec::serial_of(&planned.disk.uuid, disk.bus);
+        }
+        for (nic, planned) in spec.nics.iter_mut().zip(&vm.nics) {
+            nic.attach = attach(planned);
+        }
+        if let Some(cache) = self.about.target.libvirt().and_then(|libvirt| libvirt.cache) {
+            spec.cache = match cache {
+                DiskCache::None => Cache::Direct,
+                DiskCache::Writeback => Cache::Buffered,
+            };
+        }
+        Ok(spec)
+    }
+
+    fn options(&self, vm: &PlannedVm) -> DomainOptions {
+        let usual = DomainOptions {
+            owner: Some(self.owner(vm)),
+            machine: self.machine().into(),
+            ..DomainOptions::default()
+        };
+        let Some(libvirt) = self.about.target.libvirt() else { return usual };
+        DomainOptions {
+            cpu: libvirt.cpu.clone(),
+            io: libvirt.io.map(|io| match io {
+                DiskIo::Native => "native",
+                DiskIo::Threads => "threads",
+                DiskIo::IoUring => "io_uring",
+            }),
+            discard: libvirt.discard,
+            tpm: libvirt.tpm && vm.vm.vtpm,
+            ..usual
+        }
+    }
+
+    /// Whether libvirt makes the volume of a disk: not where the plan wants of qcow2 what it cannot give.
+    fn is_made_by_libvirt(&self, vm: &PlannedVm) -> bool {
+        vm.format == ImageFormat::Raw
+            || crate::qcow2::planned(&self.about.target.qcow2) == drover_qcow2::Qcow2Options::default()
+    }
+
+    /// Has the daemon see what drover wrote.
+    fn refresh(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let mut pools: Vec<&str> = vm.disks.iter().filter_map(|disk| disk.pool.as_deref()).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        let daemon = self.daemon(vm);
+        pools.into_iter().try_for_each(|pool| daemon.refresh(pool)).map_err(qemu_error)
+    }
+
+    /// Waits until a start that an earlier drover asked for has come to its end.
+    fn wait_for_start(vm: &PlannedVm) -> Result<(), ProviderError> {
+        let path = start_lock(vm);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(|error| io_error("opening", &path, error))?,
+        };
+        let until = Instant::now() + START_TIME_MAX;
+        loop {
+            match file.try_lock_shared() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(TryLockError::WouldBlock) => {
+                    let what =
+                        format!("a start of {} that was asked for before is still under way", vm.target_name);
+                    return Err(ProviderError::new(Cause::Target, what)
+                        .advise("look at the daemon (`virsh list --all`), then the same command again"));
+                }
+                Err(TryLockError::Error(error)) => return Err(io_error("locking", &path, error)),
+            }
+        }
+    }
+}
+
+impl TargetProvider for Domains {
+    fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        std::fs::create_dir_all(&vm.folder).map_err(|error| io_error("making", &vm.folder, error))?;
+        self.look_ahead(vm)
+    }
+
+    fn open_disk(
+        &self,
+        disk: &PlannedDisk,
+        vm: &PlannedVm,
+        size: u64,
+    ) -> Result<OpenedTarget, ProviderError> {
+        let pool = disk.pool.as_deref().unwrap_or_default();
+        let by_libvirt = self.is_made_by_libvirt(vm);
+        if by_libvirt && !disk.path.exists() {
+            let name = disk.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let format = match vm.format {
+                ImageFormat::Raw => drover_qemu::ImageFormat::Raw,
+                ImageFormat::Qcow2 => drover_qemu::ImageFormat::Qcow2,
+            };
+            // Sizes of images are whole sectors.
+            let bytes = size.next_multiple_of(512);
+            let daemon = self.daemon(vm);
+            let volume = NewVolume { name, bytes, format };
+            daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)?;
+        }
+        let opened = self.here.open_disk(disk, vm, size)?;
+        if !by_libvirt {
+            self.daemon(vm).refresh(pool).map_err(qemu_error)?;
+        }
+        Ok(opened)
+    }
+
+    fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        self.here.has_image(disk, vm)
+    }
+
+    fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
+        self.here.open_for_verify(disk, vm)
+    }
+
+    fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        match vm.convert {
+            Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
+            Convert::Auto | Convert::Always => here::convert(&self.spec(vm, None)?, vm),
+        }
+    }
+
+    fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)
+    }
+
+    fn define(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let uuid = self.ours_alone(vm)?.map(|domain| domain.uuid);
+        let spec = self.spec(vm, uuid)?;
+        spec.check().map_err(qemu_error)?;
+        self.refresh(vm)?;
+        let daemon = self.daemon(vm);
+        daemon.define(&domain_xml(&spec, &self.options(vm))).map_err(qemu_error)?;
+        let Some(domain) = self.ours(vm)? else {
+            let what = format!("{} was defined at {}, and is not there", vm.target_name, daemon.uri());
+            return Err(
+                ProviderError::new(Cause::Target, what).advise("see who undefined it, then `drover resume`")
+            );
+        };
+        let autostart = self.about.target.libvirt().is_some_and(|libvirt| libvirt.autostart);
+        daemon.set_autostart(&domain.uuid, autostart).map_err(qemu_error)?;
+        let start = if vm.start {
+            String::new()
+        } else {
+            format!("; not started: `virsh start {}` starts it", vm.target_name)
+        };
+        Ok(format!("defined at {}: domain {}, valid by libvirt's schema{start}", daemon.uri(), domain.name))
+    }
+
+    fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        Domains::wait_for_start(vm)?;
+        match self.ours(vm)? {
+            Some(domain) if domain.runs => {
+                let what = format!("domain {} runs and is not undefined", domain.name);
+                Err(ProviderError::new(Cause::Target, what)
+                    .advise("shut it down, then the same command again"))
+            }
+            Some(domain) => self.daemon(vm).undefine(&domain.uuid).map_err(qemu_error),
+            None => Ok(()),
+        }
+    }
+
+    fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError> {
+        let daemon = self.daemon(vm);
+        let Some(domain) = self.ours(vm)? else {
+            let what = format!("domain {} is not at {}", vm.target_name, daemon.uri());
+            return Err(
+                ProviderError::new(Cause::Target, what).advise("see who undefined it, then `drover resume`")
+            );
+        };
+        if domain.runs {
+            return Ok(format!("started: domain {} runs already", domain.name));
+        }
+        let path = start_lock(vm);
+        let locked = File::options().create(true).truncate(false).write(true).open(&path).and_then(|file| {
+            file.lock()?;
+            Ok(file)
+        });
+        let held = locked.map_err(|error| io_error("locking", &path, error))?;
+        daemon.start(&domain.uuid, held).map_err(qemu_error)?;
+        match self.ours(vm)? {
+            Some(domain) if domain.runs => {
+                let is_kvm = self.is_kvm(&daemon).map_err(qemu_error)?;
+                let how = if is_kvm { "" } else { ", without KVM, and slowly" };
+                Ok(format!("started: domain {} at {}{how}", domain.name, daemon.uri()))
+            }
+            _ => {
+                let what = format!("domain {} started and did not go on running", domain.name);
+                Err(ProviderError::new(Cause::Target, what)
+                    .advise("see its log (/var/log/libvirt/qemu on the daemon's host)"))
+            }
+        }
+    }
+
+    fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        Domains::wait_for_start(vm)?;
+        self.runs(vm)
+    }
+
+    fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        Domains::wait_for_start(vm)?;
+        let daemon = self.daemon(vm);
+        let Some(domain) = self.ours(vm)?.filter(|domain| domain.runs) else { return Ok(()) };
+        // A guest that cannot be asked goes the harder way.
+        let asked = daemon.shut_down(&domain.uuid);
+        let until = Instant::now() + here::STOP_TIME;
+        while asked.is_ok() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+            if !self.runs(vm)? {
+                return Ok(());
+            }
+        }
+        match daemon.destroy(&domain.uuid) {
+            Err(error) if self.runs(vm)? => Err(qemu_error(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        here::remove(&start_lock(vm))?;
+        let removed = self.here.remove_images(vm);
+        self.refresh(vm)?;
+        removed
+    }
+}
+
+/// What a NIC is attached to at libvirt.
+fn attach(nic: &PlannedNic) -> NicAttach {
+    match &nic.target {
+        NetworkTarget::Bridge(name) => NicAttach::Bridge(name.clone()),
+        NetworkTarget::User => NicAttach::User,
+        NetworkTarget::None => NicAttach::None,
+        NetworkTarget::Libvirt(LibvirtNetwork { kind, name, vlans, portgroup }) => match kind {
+            LibvirtNetworkKind::Network => {
+                NicAttach::Network { name: name.clone(), portgroup: portgroup.clone(), vlans: vlans.clone() }
+            }
+            LibvirtNetworkKind::Ovs => NicAttach::Ovs { bridge: name.clone(), vlans: vlans.clone() },
+            LibvirtNetworkKind::Direct => NicAttach::Direct(name.clone()),
+        },
+    }
+}
+
+fn taken(vm: &PlannedVm, other: &FoundDomain) -> ProviderError {
+    let by = match (&other.owner, other.name == vm.target_name) {
+        (Some(owner), _) => format!("plan {} made it of VM {}", owner.plan, owner.vm),
+        (None, true) => "drover did not define it".to_string(),
+        (None, false) => "drover did not define it, and it has the VM's UUID".to_string(),
+    };
+    let what = format!("a domain {} ({}) is there already: {by}", other.name, other.uuid);
+    ProviderError::new(Cause::Target, what)
+        .advise("choose another target_name; if that domain may go, `virsh undefine` it (one with the same UUID must go)")
+}
+
+fn unreachable(error: QemuError) -> ProviderError {
+    let known = qemu_error(error);
+    match known.advice {
+        Some(_) => known,
+        None => known.advise("see whether the daemon runs and this user may use it (`virsh -c URI list`), then `drover resume`"),
+    }
+}
+
+/// Held by the child that starts a domain for as long as it lives.
+fn start_lock(vm: &PlannedVm) -> PathBuf {
+    Path::new(&vm.folder).join("start.lock")
+}
+
+const LOOK: Duration = Duration::from_millis(100);
+/// Longer than any child that asks a daemon lives.
+const START_TIME_MAX: Duration = Duration::from_secs(150);

@@ -1,0 +1,116 @@
+//! Where VMs go: a table for each kind of target.
+
+use super::{BUS, BUS_DOC, FORMAT, Kind, Table, key, must};
+
+pub(crate) const TARGETS: &[(&str, &Table)] = &[("qemu", &TARGET), ("libvirt", &LIBVIRT)];
+
+const FOLDER_DOC: &str =
+    "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
+const RATE_LIMIT_DOC: &str = "How much may go to the site in a second: RATE, or HH:MM-HH:MM=RATE in UTC, such as 500m (bits) or 12MiB (bytes). \
+                              The lowest of an hour holds, also among those of `drover agent limit`.";
+
+pub(crate) static TARGET: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["qemu"]), "Kind of target: a folder on this machine, or at a site."),
+        key(
+            "via",
+            Kind::Site,
+            "",
+            "Name of a paired site: its agent takes the disks, over a link. See docs/via.md.",
+        ),
+        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        must("folder", Kind::Path, FOLDER_DOC),
+        key("format", Kind::Choice(FORMAT), "raw", "Format of disk images."),
+        key("qcow2", Kind::One(&QCOW2), "", "How qcow2 images are made."),
+        key(
+            "accelerator",
+            Kind::Choice(&["auto", "kvm", "tcg"]),
+            "auto",
+            "auto: KVM where it can be used, else emulation.",
+        ),
+        key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key("uefi", Kind::One(&UEFI), "", "UEFI firmware files; absent: the usual places are searched."),
+        key(
+            "overcommit",
+            Kind::Flag,
+            "false",
+            "Allow a folder with less free space than the disks' full capacity.",
+        ),
+    ],
+    rules: &[],
+};
+
+pub(crate) static LIBVIRT: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["libvirt"]), "Kind of target: domains of a libvirt daemon."),
+        key("uri", Kind::Text, "qemu:///system", "Address of the daemon, on this machine."),
+        must("pool", Kind::Text, "Storage pool that disks become volumes of."),
+        key("format", Kind::Choice(FORMAT), "raw", "Format of volumes; those of block devices are raw."),
+        key("qcow2", Kind::One(&QCOW2), "", "How qcow2 volumes are made."),
+        key(
+            "accelerator",
+            Kind::Choice(&["auto", "kvm", "tcg"]),
+            "auto",
+            "auto: KVM where the daemon offers it, else emulation.",
+        ),
+        key("machine", Kind::Text, "", "Machine type, such as pc-q35-8.2; absent: the newest q35."),
+        key(
+            "cpu",
+            Kind::Text,
+            "",
+            "host-model, host-passthrough, maximum, or the name of a model; absent: host-model, in emulation maximum.",
+        ),
+        key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key(
+            "cache",
+            Kind::Choice(&["none", "writeback"]),
+            "",
+            "How disks are cached; absent: none where the file system can do it.",
+        ),
+        key(
+            "io",
+            Kind::Choice(&["native", "threads", "io_uring"]),
+            "",
+            "Who submits the I/O of disks; absent: native for block devices, else threads.",
+        ),
+        key("discard", Kind::Flag, "true", "Give back what guests discard."),
+        key("tpm", Kind::Flag, "true", "Give VMs that have a virtual TPM a new, empty one."),
+        key("autostart", Kind::Flag, "false", "The daemon starts the domains whenever it starts itself."),
+        key(
+            "overcommit",
+            Kind::Flag,
+            "false",
+            "Allow a pool with less free space than the disks' full capacity.",
+        ),
+    ],
+    rules: &[],
+};
+
+/// The names of `drover copy -o`.
+pub(crate) static QCOW2: Table = Table {
+    keys: &[
+        key(
+            "cluster_size",
+            Kind::Size(4 << 10, 2 << 20),
+            "64KiB",
+            "Bytes of a cluster: a power of two, 4KiB to 2MiB.",
+        ),
+        key(
+            "preallocation",
+            Kind::Choice(&["off", "metadata", "falloc", "full"]),
+            "off",
+            "What is set aside when an image is made: nothing, its tables, room for all data, or all data as zeros.",
+        ),
+        key("compressed", Kind::Flag, "false", "Pack clusters that are written whole."),
+        key("compression_type", Kind::Choice(&["zlib", "zstd"]), "zlib", "How they are packed."),
+    ],
+    rules: &[],
+};
+
+pub(crate) static UEFI: Table = Table {
+    keys: &[
+        must("code", Kind::Path, "Firmware code, shared and read-only."),
+        must("vars", Kind::Path, "Template of the variable store, copied for each VM."),
+    ],
+    rules: &[],
+};

@@ -1,0 +1,211 @@
+//! Where VMs go.
+
+use std::path::PathBuf;
+
+use drover_types::DayLimit;
+use serde::{Deserialize, Serialize};
+
+/// Where VMs go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// What kind of target it is.
+    pub kind: TargetKind,
+    /// The site whose agent takes the disks; absent for this machine.
+    pub via: Option<String>,
+    /// How much may go to that site, by the time of day; the lowest of an hour holds.
+    pub rate_limit: Vec<DayLimit>,
+    /// Folder that the VMs' own folders are made in. With `via` a folder of that site, whose first part is a pool of
+    /// its agent. Empty if the target is a libvirt daemon.
+    pub folder: PathBuf,
+    /// Image format.
+    pub format: ImageFormat,
+    /// How qcow2 images are made.
+    pub qcow2: Qcow2,
+    /// How QEMU runs the guest.
+    pub accelerator: Accelerator,
+    /// Bus that disks get.
+    pub disk_bus: DiskBusChoice,
+    /// UEFI firmware files; absent: the usual places are searched.
+    pub uefi: Option<UefiFiles>,
+    /// Whether a folder or pool may be used that has less free space than the disks' full capacity.
+    pub overcommit: bool,
+}
+
+impl Target {
+    /// What is said of libvirt's domains, if that is the target.
+    pub fn libvirt(&self) -> Option<&Libvirt> {
+        match &self.kind {
+            TargetKind::Qemu => None,
+            TargetKind::Libvirt(libvirt) => Some(libvirt),
+        }
+    }
+}
+
+/// Kinds of target: one variant, one table of keys, one reader for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetKind {
+    /// Images and definitions in a folder, on this machine or another site's.
+    Qemu,
+    /// Domains of libvirt, with volumes of its storage pools for disks.
+    Libvirt(Box<Libvirt>),
+}
+
+/// What a plan says of libvirt's domains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Libvirt {
+    /// Address of the daemon (`qemu:///system`, `qemu+ssh://host/system`).
+    pub uri: String,
+    /// Storage pool that disks become volumes of.
+    pub pool: String,
+    /// Machine type; absent: the newest q35 of the daemon.
+    pub machine: Option<String>,
+    /// Mode or model of the CPU; absent: the host's model, or all that emulation can do.
+    pub cpu: Option<String>,
+    /// How disks are cached; absent: past the page cache where the file system can do that.
+    pub cache: Option<DiskCache>,
+    /// Who submits the I/O of disks; absent: chosen.
+    pub io: Option<DiskIo>,
+    /// Whether what the guest discards is given back.
+    pub discard: bool,
+    /// Whether a VM with a virtual TPM gets a new, empty one.
+    pub tpm: bool,
+    /// Whether the daemon starts the domains whenever it starts itself.
+    pub autostart: bool,
+}
+
+impl Libvirt {
+    /// Whether a daemon of this address runs on this machine.
+    pub fn is_here(uri: &str) -> bool {
+        let Some((_, rest)) = uri.split_once("://") else { return false };
+        let host = rest.split(['/', '?']).next().unwrap_or_default();
+        let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+        host.is_empty() || host == "localhost"
+    }
+}
+
+/// How a disk is cached on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskCache {
+    /// Past the page cache.
+    None,
+    /// Through the page cache.
+    Writeback,
+}
+
+/// Who submits the I/O of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskIo {
+    /// The kernel's AIO.
+    Native,
+    /// Threads of QEMU.
+    Threads,
+    /// io_uring.
+    IoUring,
+}
+
+/// Format of disk images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFormat {
+    /// Bytes as they are, with holes.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl ImageFormat {
+    /// The ending of a file of this format, which is also QEMU's name for it.
+    pub fn extension(self) -> &'static str {
+        match self {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// How qcow2 images are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qcow2 {
+    /// Bytes of a cluster: a power of two, 4 KiB to 2 MiB.
+    pub cluster_bytes: u64,
+    /// What is set aside when an image is made.
+    pub preallocation: Preallocation,
+    /// Whether clusters that are written whole are packed.
+    pub compressed: bool,
+    /// How they are packed.
+    pub compression: Qcow2Compression,
+}
+
+/// What of a qcow2 image is set aside when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preallocation {
+    /// Nothing.
+    Off,
+    /// Its tables.
+    Metadata,
+    /// And room for all data.
+    Falloc,
+    /// And all data, as zeros.
+    Full,
+}
+
+/// How clusters of a qcow2 image are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Qcow2Compression {
+    /// As every QEMU reads it.
+    Zlib,
+    /// Faster; QEMU 5.1 and later read it.
+    Zstd,
+}
+
+/// How QEMU runs a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accelerator {
+    /// KVM where `/dev/kvm` can be opened, else TCG.
+    Auto,
+    /// KVM.
+    Kvm,
+    /// Emulation.
+    Tcg,
+}
+
+/// Bus that a plan asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskBusChoice {
+    /// virtio-blk.
+    Virtio,
+    /// SCSI.
+    Scsi,
+    /// SATA.
+    Sata,
+    /// As at the source.
+    Keep,
+}
+
+/// Firmware files of UEFI guests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UefiFiles {
+    /// The code, read-only and shared.
+    pub code: PathBuf,
+    /// The template of the variable store, copied for each VM.
+    pub vars: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_here_unless_its_address_names_a_host() {
+        for uri in
+            ["qemu:///system", "qemu+unix:///system?socket=/run/a/b", "qemu+ssh://root@localhost/system"]
+        {
+            assert!(Libvirt::is_here(uri), "{uri}");
+        }
+        for uri in ["qemu+ssh://host-b/system", "qemu+tls://root@10.0.0.2/system", "qemu", ""] {
+            assert!(!Libvirt::is_here(uri), "{uri}");
+        }
+    }
+}

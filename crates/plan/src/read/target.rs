@@ -1,0 +1,234 @@
+//! What is read of where VMs go.
+
+use std::path::{Path, PathBuf};
+
+use super::{Fields, Reader};
+use crate::keys;
+use crate::model::*;
+use crate::problem::{At, Problem};
+
+/// An address of a daemon is not longer.
+const URI_BYTES_MAX: usize = 1024;
+/// Nor is a pool's name.
+const POOL_BYTES_MAX: usize = 200;
+
+impl Reader {
+    pub(super) fn target(&mut self, plan: &Fields<'_>) -> Target {
+        match self.kind_of(plan, "target", keys::TARGETS) {
+            Some("libvirt") => self.domains(plan),
+            _ => self.images(plan),
+        }
+    }
+
+    fn images(&mut self, plan: &Fields<'_>) -> Target {
+        let fields = self.map(plan, "target", &keys::TARGET);
+        let uefi = fields.find("uefi").map(|_| {
+            let files = self.map(&fields, "uefi", &keys::UEFI);
+            let path =
+                |reader: &mut Reader, name| PathBuf::from(reader.text(&files, name).unwrap_or_default());
+            UefiFiles { code: path(self, "code"), vars: path(self, "vars") }
+        });
+        let via = self.via(&fields);
+        let rate_limit = self.rate_limit(&fields);
+        let folder = self.text(&fields, "folder").unwrap_or_default().into();
+        Target { via, rate_limit, folder, uefi, ..self.common(&fields, TargetKind::Qemu) }
+    }
+
+    fn domains(&mut self, plan: &Fields<'_>) -> Target {
+        let fields = self.map(plan, "target", &keys::LIBVIRT);
+        let libvirt = Libvirt {
+            uri: self.uri(&fields).unwrap_or("qemu:///system".into()),
+            pool: self.pool(&fields).unwrap_or_default(),
+            machine: self.word(&fields, "machine"),
+            cpu: self.word(&fields, "cpu"),
+            cache: self.choice(&fields, "cache").map(|word| match word {
+                "writeback" => DiskCache::Writeback,
+                _ => DiskCache::None,
+            }),
+            io: self.choice(&fields, "io").map(|word| match word {
+                "native" => DiskIo::Native,
+                "io_uring" => DiskIo::IoUring,
+                _ => DiskIo::Threads,
+            }),
+            discard: self.flag(&fields, "discard").unwrap_or(true),
+            tpm: self.flag(&fields, "tpm").unwrap_or(true),
+            autostart: self.flag(&fields, "autostart").unwrap_or(false),
+        };
+        self.common(&fields, TargetKind::Libvirt(Box::new(libvirt)))
+    }
+
+    /// What all kinds of target have.
+    fn common(&mut self, fields: &Fields<'_>, kind: TargetKind) -> Target {
+        Target {
+            kind,
+            via: None,
+            rate_limit: Vec::new(),
+            folder: PathBuf::new(),
+            format: self.format(fields).unwrap_or(ImageFormat::Raw),
+            qcow2: self.qcow2(fields),
+            accelerator: match self.choice(fields, "accelerator") {
+                Some("kvm") => Accelerator::Kvm,
+                Some("tcg") => Accelerator::Tcg,
+                _ => Accelerator::Auto,
+            },
+            disk_bus: self.bus(fields).unwrap_or(DiskBusChoice::Virtio),
+            uefi: None,
+            overcommit: self.flag(fields, "overcommit").unwrap_or(false),
+        }
+    }
+
+    /// The address of a libvirt daemon.
+    pub(super) fn uri(&mut self, fields: &Fields<'_>) -> Option<String> {
+        let (entry, uri) = (fields.find("uri")?, self.text(fields, "uri")?);
+        let fits = |c: char| c.is_ascii_graphic();
+        let is_qemu =
+            uri.split_once("://").is_some_and(|(kind, _)| kind == "qemu" || kind.starts_with("qemu+"));
+        if !is_qemu || uri.len() > URI_BYTES_MAX || !uri.chars().all(fits) {
+            self.wrong(
+                fields,
+                entry,
+                "is no address of a libvirt daemon, such as qemu:///system or qemu+ssh://host/system",
+            );
+            return None;
+        }
+        Some(uri)
+    }
+
+    /// The name of a storage pool.
+    pub(super) fn pool(&mut self, fields: &Fields<'_>) -> Option<String> {
+        let (entry, name) = (fields.find("pool")?, self.text(fields, "pool")?);
+        if !is_pool(&name) {
+            self.wrong(fields, entry, "is no name of a storage pool");
+            return None;
+        }
+        Some(name)
+    }
+
+    /// A name of libvirt's own: letters, digits, `-`, `_` and `.`.
+    fn word(&mut self, fields: &Fields<'_>, name: &str) -> Option<String> {
+        let (entry, word) = (fields.find(name)?, self.text(fields, name)?);
+        if word.len() > 64 || !word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+            self.wrong(fields, entry, "is not made of letters, digits, - _ and .");
+            return None;
+        }
+        Some(word)
+    }
+
+    pub(super) fn qcow2(&mut self, target: &Fields<'_>) -> Qcow2 {
+        let fields = self.map(target, "qcow2", &keys::QCOW2);
+        let cluster_bytes = self.size(&fields, "cluster_size").unwrap_or(64 << 10);
+        if let Some(entry) = fields.find("cluster_size").filter(|_| !cluster_bytes.is_power_of_two()) {
+            self.wrong(&fields, entry, "is not a power of two");
+        }
+        let preallocation = match self.choice(&fields, "preallocation") {
+            Some("metadata") => Preallocation::Metadata,
+            Some("falloc") => Preallocation::Falloc,
+            Some("full") => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let compressed = self.flag(&fields, "compressed").unwrap_or(false);
+        if let Some(entry) = fields.find("compressed")
+            && compressed
+            && preallocation != Preallocation::Off
+        {
+            self.wrong(
+                &fields,
+                entry,
+                "does not go with preallocation: packed clusters have no place set aside",
+            );
+        }
+        let compression = match self.choice(&fields, "compression_type") {
+            Some("zstd") => Qcow2Compression::Zstd,
+            _ => Qcow2Compression::Zlib,
+        };
+        Qcow2 { cluster_bytes, preallocation, compressed, compression }
+    }
+
+    pub(super) fn networks(&mut self, fields: &Fields<'_>) -> Vec<NetworkRule> {
+        let mut rules = Vec::new();
+        for (from, to, at) in self.pairs(fields, "networks") {
+            match NetworkTarget::parse(&to) {
+                Ok(to) => rules.push(NetworkRule { from, to, at }),
+                Err(why) => {
+                    let path = format!("{}.{from}", fields.path_of("networks"));
+                    self.problems.push(Problem::error(path, format!("'{to}' {why}")).at(at));
+                }
+            }
+        }
+        rules
+    }
+
+    pub(super) fn storage(&mut self, fields: &Fields<'_>) -> Vec<StorageRule> {
+        let rule = |(from, to, at): (String, String, At)| StorageRule {
+            from,
+            to: (to != "default").then(|| PathBuf::from(to)),
+            at,
+        };
+        self.pairs(fields, "storage").into_iter().map(rule).collect()
+    }
+
+    /// What of the plan does not go with its kind of target.
+    pub(super) fn check_target(&mut self, plan: &Plan) {
+        let libvirt = plan.target.libvirt();
+        let rules = |path: String, networks: &[NetworkRule], storage: &[StorageRule]| {
+            let is_libvirts = |rule: &&NetworkRule| matches!(rule.to, NetworkTarget::Libvirt(_));
+            let networks = networks.iter().filter(is_libvirts).filter(|_| libvirt.is_none()).map(|rule| {
+                let text = "only a target of the type libvirt attaches NICs to that";
+                Problem::error(format!("{path}networks.{}", rule.from), text)
+                    .at(rule.at)
+                    .advise("name a bridge, or write `user` or `none`")
+            });
+            let is_folder =
+                |rule: &&StorageRule| rule.to.as_ref().is_some_and(|to| !is_pool(&to.to_string_lossy()));
+            let storage = storage.iter().filter(is_folder).filter(|_| libvirt.is_some()).map(|rule| {
+                let text = "is no name of a storage pool, and disks go to pools of libvirt";
+                Problem::error(format!("{path}storage.{}", rule.from), text)
+                    .at(rule.at)
+                    .advise("see `virsh pool-list`")
+            });
+            networks.chain(storage).collect::<Vec<_>>()
+        };
+        self.problems.extend(rules(String::new(), &plan.networks, &plan.storage));
+        for vm in &plan.vms {
+            let (over, path, at) = (&vm.overrides, &vm.selector.path, vm.selector.at);
+            self.problems.extend(rules(format!("{path}."), &over.networks, &over.storage));
+            let wrong = match libvirt {
+                Some(_) => [("target_folder", over.target_folder.is_some()), ("", false)],
+                None => [("uri", over.uri.is_some()), ("pool", over.pool.is_some())],
+            };
+            for (key, _) in wrong.into_iter().filter(|(_, is_there)| *is_there) {
+                let text = "does not go with this type of target";
+                self.problems
+                    .push(Problem::error(format!("{path}.{key}"), text).at(at).advise("leave it out"));
+            }
+            if let Some(uri) = over.uri.as_ref().filter(|_| libvirt.is_some()) {
+                self.check_way(uri, &format!("{path}.uri"), at);
+            }
+        }
+        if let Some(libvirt) = libvirt {
+            self.check_way(&libvirt.uri, "target.uri", At::default());
+        }
+    }
+
+    /// Disks are written where the pool lies, which is on the daemon's host.
+    fn check_way(&mut self, uri: &str, path: &str, at: At) {
+        if Libvirt::is_here(uri) {
+            return;
+        }
+        let text = format!(
+            "the daemon at {uri} is on another host, and disks are written to pools of this one only"
+        );
+        let advice = "run drover on that host; or move to a folder there (`type: qemu` with `via: SITE`) and define the domain.xml that \
+                      it writes";
+        self.problems.push(Problem::error(path, text).at(at).advise(advice));
+    }
+}
+
+fn is_pool(name: &str) -> bool {
+    let fits = |c: char| c.is_alphanumeric() || "-_. ".contains(c);
+    !name.is_empty()
+        && name.len() <= POOL_BYTES_MAX
+        && name.chars().all(fits)
+        && !name.starts_with(['.', '-', ' '])
+        && Path::new(name).components().count() == 1
+}
