@@ -505,9 +505,9 @@ mod tests {
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),
             change("passthrough", &|vm, _| vm.passthrough.push("GPU".into())),
             change("vtpm", &|vm, _| vm.vtpm = true),
-            change("uefi-variables", &|vm, _| vm.firmware = Some(Firmware::Uefi)),
             change("unknown-firmware", &|vm, _| vm.firmware = None),
             change("secure-boot", &|vm, _| vm.secure_boot = true),
+            change("uefi-variables", &|vm, _| vm.firmware = Some(Firmware::Uefi)),
             change("needs-drivers", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
             change("host-power-policy", &|_, inventory| {
                 inventory.hosts[0].power_policy = Some(PowerPolicy::Balanced)
