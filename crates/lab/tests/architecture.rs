@@ -88,7 +88,7 @@ fn children_of_the_program_are_made_in_one_place_that_gives_them_no_secret() {
         }
         let text = std::fs::read_to_string(&file).unwrap();
         // Unit tests stand last in their files.
-        let text = text.split("\nmod tests {").next().unwrap();
+        let text = text.split("mod tests {").next().unwrap();
         looked_at += 1;
         makers += usize::from(text.contains("drover_child::command("));
         assert!(!text.contains("Command::new("), "{name}: make it with drover_child::command");
