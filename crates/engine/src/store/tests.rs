@@ -1,0 +1,128 @@
+use super::*;
+
+#[test]
+fn a_plan_survives_reopening_with_all_it_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "text", Path::new("/plans")).unwrap();
+    store.enter_vm("p", "vm-1", "web01", "{}").unwrap();
+    store.enter_phase("p", "vm-1", "copy").unwrap();
+    store.set_snapshot("p", "vm-1", Some("snapshot-7")).unwrap();
+    store
+        .put_disk(
+            "p",
+            &DiskRow { vm: "vm-1".into(), size: 1 << 40, root: Some("ab".into()), ..DiskRow::default() },
+        )
+        .unwrap();
+    drop(store);
+    let store = Store::open(folder.path()).unwrap();
+    let vm = store.vm("p", "vm-1").unwrap().unwrap();
+    assert_eq!(
+        (vm.state, vm.phase.as_deref(), vm.snapshot.as_deref()),
+        (VmState::Running, Some("copy"), Some("snapshot-7"))
+    );
+    assert_eq!(store.disks("p").unwrap()[0].size, 1 << 40);
+    assert_eq!(store.plan("p").unwrap().unwrap().state, PlanState::Running);
+    assert_eq!(store.events("p").unwrap().len(), 1);
+}
+
+#[test]
+fn a_second_run_keeps_what_is_done_and_queues_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "one", Path::new("/")).unwrap();
+    for (id, end) in [("a", VmState::Done), ("b", VmState::Failed)] {
+        store.enter_vm("p", id, id, "{}").unwrap();
+        store.end_vm("p", id, end, None).unwrap();
+    }
+    store.ask_cancel("p").unwrap();
+    store.begin_plan("p", "two", Path::new("/")).unwrap();
+    assert!(!store.cancel_asked("p").unwrap());
+    ["a", "b"].iter().for_each(|id| store.enter_vm("p", id, id, "{}").unwrap());
+    let states: Vec<_> = store.vms("p").unwrap().iter().map(|vm| vm.state).collect();
+    assert_eq!(states, [VmState::Done, VmState::Queued]);
+}
+
+#[test]
+fn words_for_the_report_cost_no_flush_and_ride_along_with_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "", Path::new("/")).unwrap();
+    store.enter_vm("p", "v", "v", "{}").unwrap();
+    let before = store.flushes();
+    for _ in 0..100 {
+        store.add_event("p", Some("v"), None, "note", "a word").unwrap();
+        store.add_sample("p", 1, 2, 3).unwrap();
+        store.put_disk("p", &DiskRow { vm: "v".into(), ..DiskRow::default() }).unwrap();
+    }
+    assert_eq!(store.flushes(), before);
+    // Another process sees them, flushed or not.
+    assert_eq!(Store::open(folder.path()).unwrap().events("p").unwrap().len(), 100);
+    store.enter_phase("p", "v", "copy").unwrap();
+    assert_eq!(store.flushes(), before + 1, "row and event are one change");
+}
+
+#[test]
+fn changes_of_many_vms_share_their_flushes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "", Path::new("/")).unwrap();
+    let ids: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let vms: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str(), "{}".to_string())).collect();
+    let before = store.flushes();
+    store.enter_vms("p", &vms).unwrap();
+    assert_eq!(store.flushes(), before + 1);
+    std::thread::scope(|scope| {
+        for id in &ids {
+            let store = &store;
+            scope.spawn(move || (0..50).for_each(|_| store.enter_phase("p", id, "copy").unwrap()));
+        }
+    });
+    assert!(store.flushes() - before <= 401, "never more than one for each change");
+    assert_eq!(store.events("p").unwrap().len(), 400);
+}
+
+#[test]
+fn a_store_that_is_removed_or_replaced_while_it_is_used_takes_no_further_step() {
+    for replaced in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let store = Store::open(&path).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        store.enter_vm("p", "v", "v", "{}").unwrap();
+        std::fs::rename(&path, folder.path().join("away")).unwrap();
+        if replaced {
+            Store::open(&path).unwrap();
+        }
+        let error = store.enter_phase("p", "v", "power off").unwrap_err();
+        assert!(matches!(error.source, StoreFault::Gone), "{error:?}");
+        assert!(error.advice().contains("drover migrate"), "{}", error.advice());
+    }
+}
+
+#[test]
+fn what_to_try_goes_with_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("drover.db");
+    let advice = || Store::open(folder.path()).unwrap_err().advice();
+    std::fs::write(&db, vec![b'x'; 8192]).unwrap();
+    assert!(advice().contains("damaged"), "{}", advice());
+    std::fs::remove_file(&db).unwrap();
+    drop(Store::open(folder.path()).unwrap());
+    Connection::open(&db).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    assert!(advice().contains("the drover that made it"), "{}", advice());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = Store::open(&file.path().join("state")).unwrap_err();
+    assert!(error.advice().contains("can be written"), "{}", error.advice());
+}
+
+#[test]
+fn a_store_of_a_later_drover_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(Store::open(folder.path()).unwrap());
+    let db = Connection::open(folder.path().join("drover.db")).unwrap();
+    db.pragma_update(None, "user_version", 99).unwrap();
+    drop(db);
+    let error = Store::open(folder.path()).unwrap_err();
+    assert!(matches!(error.source, StoreFault::Newer(99)));
+}
