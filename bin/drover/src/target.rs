@@ -156,6 +156,10 @@ impl TargetProvider for PlanTarget {
         self.at(vm)?.define(vm)
     }
 
+    fn settle(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.at(vm)?.settle(vm)
+    }
+
     fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.at(vm)?.undo_define(vm)
     }

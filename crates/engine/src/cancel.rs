@@ -69,7 +69,16 @@ fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Res
         Err(error) => return Ok(vec![format!("its plan cannot be read ({error})")]),
     };
     let (problems, state) = match fate(context, row, &planned) {
-        Ok(Fate::Arrived) => (thaw(context, &planned), VmState::Done),
+        Ok(Fate::Arrived) => {
+            let mut problems = thaw(context, &planned);
+            if look(context.source, &planned).is_ok_and(|now| now.power != PowerState::Off) {
+                problems.push(format!(
+                    "{} has arrived, and its source may run: decide which of the two goes on, and switch the other off",
+                    planned.vm.name
+                ));
+            }
+            (problems, VmState::Done)
+        }
         Ok(Fate::Undo) => (undo(context, &planned)?, VmState::Cancelled),
         Ok(Fate::LeftAlone) => {
             let what =
@@ -115,8 +124,13 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
     let mut problems = Vec::new();
     // A VM that no run took further than its checks may have images of another plan at its place.
     if has_begun(context, planned, Phase::Copy)? || has_begun(context, planned, Phase::Passes)? {
-        let removed = [context.target.undo_define(planned), context.target.remove_images(planned)];
-        problems.extend(removed.into_iter().filter_map(Result::err).map(|error| chain(&error)));
+        if let Err(error) = context.target.undo_define(planned) {
+            // A machine that keeps its definition may run, or have run: it keeps its disks, and the source stays off.
+            problems.push(chain(&error));
+            problems.extend(thaw(context, planned));
+            return Ok(problems);
+        }
+        problems.extend(context.target.remove_images(planned).err().map(|error| chain(&error)));
     }
     if problems.is_empty() {
         let (store, plan, id) = (context.store, context.plan, &planned.vm.id);

@@ -426,6 +426,10 @@ impl TargetProvider for Watched<'_> {
         self.call("define", |target| target.define(vm))
     }
 
+    fn settle(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.target.settle(vm)
+    }
+
     fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         self.target.undo_define(vm)
     }

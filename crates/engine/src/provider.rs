@@ -152,6 +152,12 @@ pub trait TargetProvider: Send + Sync {
     /// Starts the machine and sees that it runs; gives a line about it.
     fn start(&self, vm: &PlannedVm) -> Result<String, ProviderError>;
 
+    /// Done once the VM has arrived and its source is proven off: what would start the machine without drover (an
+    /// autostart) is switched on here and nowhere before.
+    fn settle(&self, _: &PlannedVm) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Whether the machine runs at the target. If not, no start that was asked for before happens after this.
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError>;
 

@@ -302,10 +302,28 @@ fn cancelling_tells_what_it_could_not_undo_and_can_be_tried_again() {
         let left = cancelled(&world);
         assert!(left.len() == 1 && left[0].contains(&format!("{call} fails as ordered")), "{call}: {left:?}");
         assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Incomplete);
+        if call == "undo define" {
+            // What keeps its definition may run: it keeps its disks, and the source stays off.
+            assert_eq!((world.images().len(), world.power("vm-on")), (2, PowerState::Off));
+        }
         assert_eq!(cancelled(&world), Vec::<String>::new(), "{call}");
         assert!(world.images().is_empty() && world.own_snapshots() == 0, "{call}");
         assert_eq!(world.power("vm-on"), PowerState::On, "{call}");
     }
+}
+
+#[test]
+fn cancelling_does_not_call_a_vm_done_whose_source_runs_beside_it() {
+    let world = one();
+    world.set_trouble("remove snapshot", Trouble::Fails);
+    world.run(&NoObserver);
+    world.set_power("vm-on", PowerState::On);
+    let left = cancelled(&world);
+    assert!(left.len() == 1 && left[0].contains("its source may run"), "{left:?}");
+    assert_eq!(world.store.plan(PLAN).unwrap().unwrap().state, PlanState::Incomplete);
+    world.set_power("vm-on", PowerState::Off);
+    assert_eq!(cancelled(&world), Vec::<String>::new());
+    assert_eq!((world.row("vm-on").state, world.images().len()), (VmState::Done, 2));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use drover_plan::{Accelerator, NetworkTarget, PlannedVm, Target, UefiFiles};
 use drover_types::inventory::Firmware;
 
 /// Where the kernel shows its network devices.
-const DEVICES: &str = "/sys/class/net";
+pub(super) const DEVICES: &str = "/sys/class/net";
 const KVM: &str = "/dev/kvm";
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -39,7 +39,8 @@ fn refused(what: String, advice: &str) -> ProviderError {
     ProviderError::new(Cause::Target, what).advise(advice)
 }
 
-fn check_bridge(devices: &Path, name: &str) -> Result<(), ProviderError> {
+/// Refuses a name that is no bridge.
+pub(super) fn check_bridge(devices: &Path, name: &str) -> Result<(), ProviderError> {
     let device = devices.join(name);
     let what = match (device.exists(), device.join("bridge").is_dir()) {
         (true, true) => return Ok(()),

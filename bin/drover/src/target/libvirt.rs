@@ -20,6 +20,7 @@ use drover_qemu::daemon::{Daemon, FoundDomain, NewVolume, Owner};
 use drover_qemu::{
     Cache, DiskSpec, DomainOptions, MachineFirmware, MachineSpec, NicAttach, QemuError, VmFolder, domain_xml,
 };
+use drover_types::inventory::Firmware;
 
 use super::here::{self, Here};
 use super::{Setting, io_error};
@@ -85,12 +86,16 @@ impl Domains {
     }
 
     fn runs(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        Ok(self.ours(vm)?.is_some_and(|domain| domain.runs))
+        let (ours, other) = self.found(vm)?;
+        // Also one that lost drover's mark: somebody may have given the domain another definition since.
+        Ok([ours, other].into_iter().flatten().any(|domain| domain.runs))
     }
 
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     pub fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        self.ours_alone(vm)?;
+        if self.ours_alone(vm)?.is_none() && vm.vm.firmware == Some(Firmware::Uefi) {
+            no_variables_left(self.daemon(vm).uri(), Path::new(NVRAM), &vm.target_name)?;
+        }
         vm.disks.iter().try_for_each(|disk| self.here.check_ours(disk, vm).map(drop))?;
         self.spec(vm, None)?.check().map_err(qemu_error)?;
         match vm.convert {
@@ -236,6 +241,7 @@ impl TargetProvider for Domains {
             let bytes = size.next_multiple_of(512);
             let daemon = self.daemon(vm);
             let volume = NewVolume { name, bytes, format };
+            // A refresh drops what libvirt remembers of a file that is gone.
             daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)?;
         }
         let opened = self.here.open_disk(disk, vm, size)?;
@@ -268,7 +274,8 @@ impl TargetProvider for Domains {
         let uuid = self.ours_alone(vm)?.map(|domain| domain.uuid);
         let spec = self.spec(vm, uuid)?;
         spec.check().map_err(qemu_error)?;
-        self.refresh(vm)?;
+        // So that libvirt lists the volumes; the domain names their files.
+        let _ = self.refresh(vm);
         let daemon = self.daemon(vm);
         daemon.define(&domain_xml(&spec, &self.options(vm))).map_err(qemu_error)?;
         let Some(domain) = self.ours(vm)? else {
@@ -277,14 +284,22 @@ impl TargetProvider for Domains {
                 ProviderError::new(Cause::Target, what).advise("see who undefined it, then `drover resume`")
             );
         };
-        let autostart = self.about.target.libvirt().is_some_and(|libvirt| libvirt.autostart);
-        daemon.set_autostart(&domain.uuid, autostart).map_err(qemu_error)?;
         let start = if vm.start {
             String::new()
         } else {
             format!("; not started: `virsh start {}` starts it", vm.target_name)
         };
         Ok(format!("defined at {}: domain {}, valid by libvirt's schema{start}", daemon.uri(), domain.name))
+    }
+
+    fn settle(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let is_wanted = self.about.target.libvirt().is_some_and(|libvirt| libvirt.autostart);
+        match self.ours(vm)? {
+            Some(domain) if is_wanted => {
+                self.daemon(vm).set_autostart(&domain.uuid, true).map_err(qemu_error)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn undo_define(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -359,8 +374,27 @@ impl TargetProvider for Domains {
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         here::remove(&start_lock(vm))?;
         let removed = self.here.remove_images(vm);
-        self.refresh(vm)?;
+        // What libvirt lists is its own affair; what could not be removed is not.
+        let _ = self.refresh(vm);
         removed
+    }
+}
+
+/// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.
+fn no_variables_left(uri: &str, folder: &Path, name: &str) -> Result<(), ProviderError> {
+    // Daemons of users keep theirs elsewhere, each in a folder of its own.
+    if !uri.ends_with("/system") {
+        return Ok(());
+    }
+    let files = ["fd", "qcow2"].map(|kind| folder.join(format!("{name}_VARS.{kind}")));
+    match files.into_iter().find(|file| file.exists()) {
+        None => Ok(()),
+        Some(file) => {
+            let what =
+                format!("firmware variables of an earlier domain {name} are left in {}", file.display());
+            Err(ProviderError::new(Cause::Target, what)
+                .advise("remove the file if nobody needs it, or give the VM another `target_name`"))
+        }
     }
 }
 
@@ -404,6 +438,28 @@ fn start_lock(vm: &PlannedVm) -> PathBuf {
     Path::new(&vm.folder).join("start.lock")
 }
 
+/// Where the daemon of the system keeps the firmware variables of its domains, by their names. Source: libvirt's
+/// `qemu.conf`, `nvram_dir`'s default.
+const NVRAM: &str = "/var/lib/libvirt/qemu/nvram";
 const LOOK: Duration = Duration::from_millis(100);
 /// Longer than any child that asks a daemon lives.
 const START_TIME_MAX: Duration = Duration::from_secs(150);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn firmware_variables_of_an_earlier_domain_are_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let look = |uri: &str, name: &str| no_variables_left(uri, folder.path(), name);
+        look("qemu:///system", "web01").unwrap();
+        std::fs::write(folder.path().join("web01_VARS.fd"), "").unwrap();
+        let error = look("qemu:///system", "web01").unwrap_err();
+        assert!(error.what.contains("web01_VARS.fd"), "{error}");
+        look("qemu:///system", "web02").unwrap();
+        look("qemu:///session", "web01").unwrap();
+    }
+}

@@ -104,6 +104,7 @@ impl Journey<'_> {
             "decide which of the two goes on: switch the source off and `drover resume`, or stop the target, \
              remove its files and move the VM with another plan",
         )?;
+        self.context.target.settle(self.planned)?;
         self.untrack()
     }
 

@@ -105,11 +105,9 @@ impl Daemon {
     /// Removes a domain's definition, and its firmware variables; its disks stay.
     ///
     /// # Errors
-    /// If the daemon refuses.
+    /// If the daemon refuses: also where it holds a saved state or snapshots, which show that the guest was used.
     pub fn undefine(&self, uuid: &str) -> Result<(), QemuError> {
-        let words =
-            ["undefine", "--nvram", "--managed-save", "--snapshots-metadata", "--checkpoints-metadata", uuid];
-        self.virsh.ask(&words).map(drop)
+        self.virsh.ask(&["undefine", "--nvram", uuid]).map(drop)
     }
 }
 

@@ -1,10 +1,17 @@
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::{Daemon, parsed};
 use crate::child::private_folder;
 use crate::error::{QemuError, QemuErrorKind};
 use crate::spec::ImageFormat;
 use crate::xml::Xml;
+
+/// A volume that is copied or preallocated takes minutes; a VM that is off does not wait longer.
+const MAKING_TIME_MAX: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(200);
+/// libvirt's words while a volume of a pool is being made.
+const BEING_MADE: &str = "asynchronous jobs running";
 
 /// A storage pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,12 +113,20 @@ impl Daemon {
         self.virsh.lines(&["pool-list", "--all", "--name"])
     }
 
-    /// Has the daemon look again at what is in a pool.
+    /// Has the daemon look again at what is in a pool. It refuses while a volume is being made there, which is waited for.
     ///
     /// # Errors
     /// If it cannot.
     pub fn refresh(&self, pool: &str) -> Result<(), QemuError> {
-        self.virsh.ask(&["pool-refresh", "--pool", pool]).map(drop)
+        let until = Instant::now() + MAKING_TIME_MAX;
+        loop {
+            match self.virsh.ask(&["pool-refresh", "--pool", pool]) {
+                Err(error) if error.chain().contains(BEING_MADE) && Instant::now() < until => {
+                    std::thread::sleep(LOOK);
+                }
+                done => return done.map(drop),
+            }
+        }
     }
 
     /// Makes a volume; libvirt refuses a name that is taken.

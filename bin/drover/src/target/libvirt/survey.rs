@@ -16,6 +16,7 @@ use drover_types::inventory::Firmware;
 
 use super::Domains;
 use crate::machine::{boot_bus, machine_of};
+use crate::target::host::{DEVICES, check_bridge};
 
 impl Domains {
     /// Gives VMs that become domains their places, and adds what stands in the way; touches nothing.
@@ -54,6 +55,7 @@ impl Domains {
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
         problems.extend(self.space_problems(&vms, &usable));
         problems.extend(network_problems(&daemon, &vms));
+        problems.extend(twin_problems(&vms));
         problems.extend(self.offer_problems(&daemon, &vms));
         problems.extend(vms.iter().filter_map(|vm| self.driver_problem(vm)));
         problems
@@ -233,21 +235,30 @@ fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
             _ => None,
         })
         .collect();
-    let devices: BTreeSet<&str> = vms
+    // Each device with whether it has to be a bridge of the kernel; those of Open vSwitch need not be.
+    let devices: BTreeSet<(&str, bool)> = vms
         .iter()
         .flat_map(|vm| &vm.nics)
         .filter_map(|nic| match &nic.target {
-            NetworkTarget::Bridge(name) => Some(name.as_str()),
-            NetworkTarget::Libvirt(LibvirtNetwork { kind: LibvirtNetworkKind::Direct, name, .. }) => {
-                Some(name.as_str())
-            }
-            _ => None,
+            NetworkTarget::Bridge(name) => Some((name.as_str(), true)),
+            NetworkTarget::Libvirt(LibvirtNetwork { kind, name, .. }) => match kind {
+                LibvirtNetworkKind::Direct | LibvirtNetworkKind::Ovs => Some((name.as_str(), false)),
+                LibvirtNetworkKind::Network => None,
+            },
+            NetworkTarget::User | NetworkTarget::None => None,
         })
         .collect();
     let mut problems = Vec::new();
-    for name in devices.into_iter().filter(|name| !Path::new("/sys/class/net").join(name).exists()) {
-        let text = format!("this host has no bridge or device {name}");
-        problems.push(Problem::error("networks", text).advise("see `ip link`, and the plan's `networks`"));
+    for (name, is_bridge) in devices {
+        let folder = Path::new(DEVICES);
+        if !folder.join(name).exists() {
+            let text = format!("this host has no bridge or device {name}");
+            problems
+                .push(Problem::error("networks", text).advise("see `ip link`, and the plan's `networks`"));
+        } else if is_bridge && let Err(error) = check_bridge(folder, name) {
+            let advice = error.advice.clone().unwrap_or_default();
+            problems.push(Problem::error("networks", chain(&error)).advise(advice));
+        }
     }
     if wanted.is_empty() {
         return problems;
@@ -283,6 +294,22 @@ fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
                 Some(Problem::error("networks", format!("{uri} has no network {name}")).advise(advice))
             }
         });
+    }
+    problems
+}
+
+/// VMs of one plan with one UUID, as copies made by hand have: a daemon takes each UUID once.
+fn twin_problems(vms: &[&PlannedVm]) -> Vec<Problem> {
+    let mut seen: BTreeMap<String, &str> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for vm in vms.iter().filter(|vm| !vm.vm.uuid.is_empty()) {
+        if let Some(twin) = seen.insert(vm.vm.uuid.to_ascii_lowercase(), &vm.vm.name) {
+            let why =
+                format!("it has the same UUID as {twin} ({}), and a daemon takes each once", vm.vm.uuid);
+            problems.push(of_vm(vm, "target", &why).advise(
+                "give one of the two a new uuid.bios in vSphere while it is off, or move them to different daemons",
+            ));
+        }
     }
     problems
 }

@@ -61,7 +61,17 @@ impl Journey<'_> {
             // Before it is: a crash in between must not leave it on for good.
             self.context.store.set_tracking_on(self.context.plan, &now.id, true)?;
         }
-        let done = self.tracking()?.enable(&now, &super::own_description(self.context.plan))?;
+        let enabled = self.tracking()?.enable(&now, &super::own_description(self.context.plan));
+        let done = match enabled {
+            Ok(done) => done,
+            Err(error) => {
+                // What is not on was not switched on by drover, whoever does so later.
+                if !now.change_tracking && self.look().is_ok_and(|now| !now.change_tracking) {
+                    self.context.store.set_tracking_on(self.context.plan, &now.id, false)?;
+                }
+                return Err(error.into());
+            }
+        };
         done.iter().for_each(|line| self.note(line.clone()));
         Ok(!done.is_empty())
     }
