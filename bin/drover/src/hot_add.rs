@@ -197,6 +197,10 @@ impl HotAdd {
         (asked.record)(&attachment).map_err(Refused::Stopped)?;
         let desk = self.desk(&proxy.vm);
         let turn = desk.turn();
+        // The guest tells disks by their UUIDs alone: of two with one it may read the wrong one.
+        if let Some(twin) = twin_of(&asked.session.proxy(&proxy.vm).map_err(failed)?, asked.frozen, file) {
+            return Err(refused(format!("it has {twin} attached, which has the same UUID")));
+        }
         let attached = asked.session.attach(&proxy.vm, file, asked.frozen.capacity_bytes);
         drop(turn);
         let disk = match attached {
@@ -211,6 +215,13 @@ impl HotAdd {
         // From here on it is detached, whatever happens.
         let held = Attached { session: asked.session.clone(), proxy: proxy.vm.clone(), disk, desk };
         let serial = serial_of(&held.disk.uuid);
+        if serial != serial_of(&asked.frozen.uuid) {
+            return Err(refused(format!("{file} is another disk there, with UUID {}", held.disk.uuid)));
+        }
+        // Another program may have attached one in the same moment.
+        if let Some(twin) = twin_of(&asked.session.proxy(&proxy.vm).map_err(failed)?, asked.frozen, file) {
+            return Err(refused(format!("it has {twin} attached, which has the same UUID")));
+        }
         let options = AgentOptions { give_up_after: self.give_up_after, ..AgentOptions::default() };
         let inner = AgentDisk::open_source(&site, &format!("{HOT_ADDED}{serial}"), options)
             .map_err(|error| refused(chain(&error)))?;
@@ -312,6 +323,13 @@ fn is_of(disk: &VmDisk, vm: &Vm) -> bool {
     !disk.uuid.is_empty() && vm.disks.iter().any(|own| own.uuid == disk.uuid)
 }
 
+/// Another file that a proxy has attached and that its guest cannot tell from this disk.
+fn twin_of(proxy: &Proxy, disk: &VmDisk, file: &str) -> Option<String> {
+    let serial = serial_of(&disk.uuid);
+    let twin = proxy.disks.iter().find(|it| it.path != file && serial_of(&it.uuid) == serial);
+    twin.map(|twin| twin.path.clone())
+}
+
 /// Why a proxy cannot read a disk as it is now.
 fn unfit(proxy: &Proxy, disk: &VmDisk) -> Option<String> {
     if proxy.power != PowerState::On {
@@ -405,6 +423,19 @@ impl Disk for HotAddedDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_file_with_the_uuid_of_a_disk_is_its_twin() {
+        let disk =
+            |uuid: &str, path: &str| VmDisk { uuid: uuid.into(), path: path.into(), ..VmDisk::default() };
+        let copy = disk("6000C29a-0123", "[ds1] b/b.vmdk");
+        let proxy = Proxy {
+            disks: vec![disk("6000C29a-0123", "[ds1] a/a.vmdk"), disk("x", "y")],
+            ..Proxy::default()
+        };
+        assert_eq!(twin_of(&proxy, &copy, &copy.path), Some("[ds1] a/a.vmdk".into()));
+        assert_eq!(twin_of(&proxy, &proxy.disks[0], "[ds1] a/a.vmdk"), None);
+    }
 
     #[test]
     fn a_disk_is_known_by_its_uuid_whatever_file_of_its_chain_is_attached() {

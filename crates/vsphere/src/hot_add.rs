@@ -123,7 +123,16 @@ impl Session {
         let paths =
             ["name", "runtime.powerState", "runtime.host", "config.hardware.device", "config.extraConfig"];
         let object = self.inner.read(&op, &vm_ref(vm), &paths)?;
-        let datastores = self.inner.datastores_of(&op, &object.string("runtime.host"))?;
+        if object.get("config.hardware.device").is_none() {
+            // One that cannot be reached may hold disks all the same.
+            let why = "vSphere does not tell its devices: it may be inaccessible";
+            return Err(VsphereError::new(VsphereErrorKind::Busy, &op, why));
+        }
+        let datastores = match self.inner.datastores_of(&op, &object.string("runtime.host")) {
+            // The host went, not the VM.
+            Err(error) if error.kind == VsphereErrorKind::NotFound => BTreeSet::new(),
+            datastores => datastores?,
+        };
         Ok(Proxy::read(&object, datastores))
     }
 

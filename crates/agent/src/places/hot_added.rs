@@ -81,6 +81,9 @@ impl HotAdded {
 
     pub(super) fn stat(&self, serial: &str) -> Result<Stat, Refusal> {
         let found = self.find(&checked(serial)?)?;
+        if let Some(path) = found.as_ref().filter(|_| self.is_real()) {
+            check_unused(path)?;
+        }
         let size = found.map(|path| FileDisk::open_source(path).map(|disk| drover_disk::Disk::size(&disk)));
         let tag = format!("{HOT_ADDED}{serial}");
         Ok(Stat { size: size.transpose()?, tag, holds_nothing: false, allocated: None, epoch: 0 })
@@ -110,7 +113,10 @@ impl HotAdded {
     fn find(&self, serial: &str) -> Result<Option<PathBuf>, Refusal> {
         let mut found = linked(&self.folder, serial);
         if self.is_real() {
-            found.extend(in_sysfs(Path::new(SYSFS), serial));
+            let sysfs = Path::new(SYSFS);
+            // udev's links may still lead to a device that has another disk's name by now.
+            found.retain(|path| !says_otherwise(sysfs, path, serial));
+            found.extend(in_sysfs(sysfs, serial));
         }
         match found.len() {
             0 | 1 => Ok(found.pop_first()),
@@ -153,23 +159,35 @@ fn in_the_way(usage: &[Usage]) -> Option<String> {
     (!found.is_empty()).then(|| found.join("; "))
 }
 
-/// What links of a folder lead to whose names end in the serial: `wwn-0x6000c29...`, `scsi-36000c29...`. Those of partitions
-/// end otherwise.
+/// What links of a folder lead to whose names end in the whole serial: `wwn-0x6000c29...`, `scsi-36000c29...`,
+/// `scsi-SVMware_Virtual_disk_6000c29...`. Those of partitions end otherwise.
 fn linked(folder: &Path, serial: &str) -> BTreeSet<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return BTreeSet::new() };
     let named = entries.take(ENTRIES_MAX).flatten().filter(|entry| {
-        entry.file_name().to_str().is_some_and(|name| name.to_ascii_lowercase().ends_with(serial))
+        let name = entry.file_name().to_string_lossy().to_ascii_lowercase();
+        let head = name.strip_suffix(serial);
+        head.is_some_and(|head| ["-0x", "-3", "_"].iter().any(|end| head.ends_with(end)))
     });
     named.filter_map(|entry| fs::canonicalize(entry.path()).ok()).collect()
 }
 
+/// What a disk, a folder below `/sys/block`, says it is: by its pages of identification.
+fn names(disk: &Path) -> Vec<String> {
+    let page = |name: &str| fs::read(disk.join("device").join(name)).unwrap_or_default();
+    let mut names = designators(&page("vpd_pg83"));
+    names.extend(serial_of(&page("vpd_pg80")).filter(|number| !number.is_empty()));
+    names
+}
+
+/// Whether the kernel names the disk at this path, and otherwise.
+fn says_otherwise(sysfs: &Path, path: &Path, serial: &str) -> bool {
+    let names = path.file_name().map(|name| names(&sysfs.join("block").join(name))).unwrap_or_default();
+    !names.is_empty() && !names.iter().any(|name| name == serial)
+}
+
 fn in_sysfs(sysfs: &Path, serial: &str) -> BTreeSet<PathBuf> {
     let Ok(disks) = fs::read_dir(sysfs.join("block")) else { return BTreeSet::new() };
-    let is_it = |disk: &Path| {
-        let page = |name: &str| fs::read(disk.join("device").join(name)).unwrap_or_default();
-        let has_number = serial_of(&page("vpd_pg80")).is_some_and(|number| number == serial);
-        has_number || designators(&page("vpd_pg83")).iter().any(|it| it == serial)
-    };
+    let is_it = |disk: &Path| names(disk).iter().any(|it| it == serial);
     let its = disks.take(ENTRIES_MAX).flatten().filter(|entry| is_it(&entry.path()));
     its.map(|entry| Path::new("/dev").join(entry.file_name())).collect()
 }
@@ -245,6 +263,7 @@ mod tests {
         link(&other, &format!("wwn-0x{SERIAL}-part1"));
         assert_eq!(places.find(SERIAL).unwrap(), Some(fs::canonicalize(&one).unwrap()));
         assert_eq!(places.find(&SERIAL.replace('6', "7")).unwrap(), None);
+        assert_eq!(places.find(&SERIAL[16..]).unwrap(), None, "a part of a serial is none");
         let held = places.read(SERIAL).unwrap();
         assert_eq!(
             (held.opened.size, held.opened.tag.as_str()),
@@ -282,6 +301,10 @@ mod tests {
         device("sdc");
         let found: Vec<PathBuf> = in_sysfs(folder.path(), SERIAL).into_iter().collect();
         assert_eq!(found, [PathBuf::from("/dev/sda"), PathBuf::from("/dev/sdb")]);
+        let says =
+            |name: &str, serial: &str| says_otherwise(folder.path(), &Path::new("/dev").join(name), serial);
+        assert!(!says("sda", SERIAL) && !says("sdb", SERIAL) && !says("sdc", SERIAL));
+        assert!(says("sda", &SERIAL.replace('6', "7")), "a link that is not up to date");
         for length in 0..name_page.len() {
             assert!(designators(&name_page[..length]).iter().all(|it| it != SERIAL));
             let _ = serial_of(&serial_page[..length.min(serial_page.len())]);
@@ -294,6 +317,7 @@ mod tests {
         let read_only = Usage::ReadOnly { device: device() };
         assert_eq!(in_the_way(std::slice::from_ref(&read_only)), None);
         assert!(in_the_way(&[read_only, Usage::Swap { device: device() }]).is_some());
+        assert!(check_unused(Path::new("/dev/null")).is_err());
         let root = fs::metadata("/").unwrap();
         let link = PathBuf::from(format!("/sys/dev/block/{}:{}", root.dev() >> 8, root.dev() & 0xff));
         let Some(name) = fs::canonicalize(link).ok().and_then(|path| Some(path.file_name()?.to_owned()))
@@ -304,6 +328,5 @@ mod tests {
         if device.exists() {
             assert!(check_unused(&device).is_err(), "{}", device.display());
         }
-        assert!(check_unused(Path::new("/dev/null")).is_err());
     }
 }
