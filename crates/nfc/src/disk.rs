@@ -159,6 +159,8 @@ pub struct NfcDisk {
     facts: Arc<Facts>,
     uuid: Option<String>,
     control: Mutex<Arc<Slot>>,
+    /// Bytes of buffers that are asked for at most: less after the host refused some.
+    most: Mutex<u64>,
     state: Mutex<NfcState>,
     /// The last answer about allocated blocks: from where on, and a bit for each chunk.
     map: Mutex<Option<(u64, u64, Vec<u8>)>>,
@@ -217,6 +219,7 @@ impl NfcDisk {
         let slot = Slot::new(made.session.connection, made.grant)
             .map_err(|error| NfcError::io(format!("opening {name}"), &error))?;
         Ok(NfcDisk {
+            most: Mutex::new(options.buffers_max),
             options,
             way,
             ledger,
@@ -262,16 +265,15 @@ impl NfcDisk {
         }
         let op = |error: NfcError| error.into_disk(DiskOp::Open, ByteSpan::new(0, 0), &self.facts.name);
         // What the old session had is free, as far as we know; lanes that still hold it only wait for its end.
-        let had = control.give_back();
-        let mut most = self.options.buffers_max;
-        if no_memory {
+        // Once: when it is tried again, nothing is given back, and nothing was refused.
+        if let Some(had) = control.give_back().filter(|_| no_memory) {
             let state = lock(&self.state).clone();
             let host = state.host.rsplit_once(':').map_or("", |(host, _)| host);
             // The ledger's folder was good a moment ago; without it the disk still gets smaller buffers.
-            let refused = had.map_or(0, |had| had.total());
-            let _ = self.ledger.lower(host, &state.service, refused);
-            most = had.and_then(|had| had.smaller()).map_or(most, |smaller| smaller.total());
+            let _ = self.ledger.lower(host, &state.service, had.total());
+            *lock(&self.most) = had.smaller().unwrap_or(had).total();
         }
+        let most = *lock(&self.most);
         let made =
             make(&self.options, &self.way, &self.ledger, self.facts.tickets.as_ref(), most).map_err(op)?;
         let size = made.session.opened.capacity;
