@@ -101,8 +101,7 @@ fn an_outage_longer_than_the_plan_allows_ends_in_a_state_to_resume_from() {
 #[test]
 fn a_failed_snapshot_task_ends_with_the_source_as_it_was() {
     let Some(stage) = stage(35, 4) else { return };
-    let fault =
-        json!({"method": "CreateSnapshot_Task", "fault": "TaskInProgress", "message": "busy", "as": "task"});
+    let fault = json!({"method": "CreateSnapshot_Task", "fault": "FileFault", "message": "no room for a delta", "as": "task"});
     stage.sim.post("/fault/soap", fault).unwrap();
     let plan = stage.plan("snapshot", &[]);
     fails_and_resumes(&stage, &plan, 6, "create snapshot", || ());
