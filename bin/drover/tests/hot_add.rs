@@ -320,7 +320,7 @@ fn a_detach_that_fails_is_tried_again_before_the_snapshot_goes() {
     it.fail_reconfigure(1, -1);
     let plan = it.plan("stuck", "hotadd", PROXY, &[]);
     let failed = it.stage.run(&["migrate", &plan]);
-    assert_eq!(failed.code, Some(6), "{}{}", failed.out, failed.err);
+    assert_eq!(failed.code, Some(13), "{}{}", failed.out, failed.err);
     let told = failed.out + &failed.err;
     assert!(told.contains("detach from proxy01") && told.contains("never delete its files"), "{told}");
     assert_eq!(it.attached(), 1);
@@ -386,7 +386,7 @@ fn a_snapshot_whose_removal_an_attached_disk_blocks_is_removed_or_who_blocks_it_
     it.attach_by_somebody("backup01");
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout).to_string() + &String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(6), "{told}");
+    assert_eq!(output.status.code(), Some(13), "{told}");
     assert!(told.contains("attached to backup01, as backups do"), "{told}");
     let somebody = it.stage.somebody();
     let vms = somebody.inventory().unwrap().vms;
