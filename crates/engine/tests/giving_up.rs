@@ -314,7 +314,7 @@ fn cancelling_tells_what_it_could_not_undo_and_can_be_tried_again() {
 
 #[test]
 fn cancelling_does_not_call_a_vm_done_whose_source_runs_beside_it() {
-    let world = one();
+    let world = World::with(&[vm("on", PowerState::On, 2)], "start: false");
     world.set_trouble("remove snapshot", Trouble::Fails);
     world.run(&NoObserver);
     world.set_power("vm-on", PowerState::On);
