@@ -1,4 +1,4 @@
-//! Exit codes by cause. `docs/exit-codes.md` says the same.
+//! Exit codes by cause. `docs/reference/exit-codes.md` says the same.
 
 use std::fmt;
 use std::io;

@@ -166,7 +166,7 @@ impl HotAdd {
             };
             if !(self.insists && is_full && Instant::now() < until) {
                 return Err(ProviderError::new(Cause::Source, format!("no proxy reads it: {why}"))
-                    .advise("see `drover plan check` and docs/hot-add.md"));
+                    .advise("see `drover plan check` and docs/how-to/hot-add.md"));
             }
             asked.session.pause("wait for a free slot of a proxy", SLOT_PAUSE).map_err(provider_error)?;
         }

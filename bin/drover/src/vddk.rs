@@ -87,7 +87,7 @@ pub fn installation(vddk: &Vddk, folder: &Path) -> Result<(Installation, Version
     let told = vddk.libdir.as_ref().map(|libdir| folder.join(libdir));
     let libdir = told.or_else(|| std::env::var_os(LIBDIR).map(PathBuf::from)).ok_or_else(|| {
         Failure::new(Exit::Plan, "no VDDK is named").advise(format!(
-            "name its folder with source.data.vddk.libdir or the variable {LIBDIR}; see docs/vddk.md"
+            "name its folder with source.data.vddk.libdir or the variable {LIBDIR}; see docs/how-to/vddk.md"
         ))
     })?;
     let plugin = vddk.plugin.as_ref().map(|plugin| folder.join(plugin));

@@ -1,4 +1,4 @@
-//! The journal's format, version 4. Integers are little endian. `docs/journal.md` says the same.
+//! The journal's format, version 4. Integers are little endian. `docs/dev/journal.md` says the same.
 //!
 //! ```text
 //! header, 128 bytes                       record, 32 + 32 n bytes

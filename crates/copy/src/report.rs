@@ -1,5 +1,5 @@
 //! The hash report's format, version 1: a disk's whole hash tree in a file, to check a disk against
-//! years later. Integers are little endian. `docs/hash-report.md` says the same.
+//! years later. Integers are little endian. `docs/dev/hash-report.md` says the same.
 //!
 //! ```text
 //! header, 56 + n bytes                     segment, 8 + 32 c bytes, one for each 256 MiB in order

@@ -2,7 +2,7 @@
 //!
 //! Whole plans of one VM run through the engine, from a source in memory to the provider. They die or fail at each call of it, and are
 //! then gone on with or given up, each time by a provider that is made anew, as a new process would make it. See
-//! `docs/target-providers.md`.
+//! `docs/dev/target-providers.md`.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -17,7 +17,7 @@
 //! reads straight from the host file into the request's buffer: no copy, no process, no socket
 //! between. Everything in an image is untrusted: it may name files only by a stated rule
 //! ([`OpenOptions`]), and what it claims is held against bounds before memory is taken.
-//! What is read and what is refused: `docs/formats.md`.
+//! What is read and what is refused: `docs/reference/formats.md`.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

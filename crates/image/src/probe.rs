@@ -10,7 +10,7 @@ use crate::source::{FileSource, ReadAt};
 ///
 /// Only for a user who asks for it in so many words: what is inside a raw disk belongs to its
 /// guest, who may write any format's header there and so have another disk shown than its own.
-/// Whoever knows the format says it. Rules: `docs/formats.md`.
+/// Whoever knows the format says it. Rules: `docs/reference/formats.md`.
 ///
 /// # Errors
 /// When the file cannot be read. A file without any known mark is raw.

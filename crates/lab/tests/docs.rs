@@ -1,23 +1,46 @@
 //! The documents hold together: their links lead somewhere, and the README stays short.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A newcomer reads the README from top to bottom.
 const README_LINES_MAX: usize = 100;
 
+/// The folders of `docs`, one for each need of a reader.
+const FOLDERS: [&str; 5] = ["tutorial", "how-to", "reference", "explanation", "dev"];
+
+/// The Markdown files of one folder, sorted.
+fn pages_of(folder: &Path) -> Vec<PathBuf> {
+    let mut pages: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|it| it == "md"))
+        .collect();
+    pages.sort();
+    pages
+}
+
+/// The pages of `docs`, by their paths from there.
+fn docs() -> Vec<PathBuf> {
+    let root = drover_lab::workspace().join("docs");
+    FOLDERS
+        .iter()
+        .flat_map(|folder| pages_of(&root.join(folder)))
+        .map(|page| page.strip_prefix(&root).unwrap().to_owned())
+        .collect()
+}
+
 /// Every page for readers: those at the top, `docs`, `bench` and the lab's own.
 fn pages() -> Vec<PathBuf> {
     let root = drover_lab::workspace();
-    let mut pages = Vec::new();
-    for folder in ["", "docs", "bench", "lab/vsphere-sim", "lab/vddk-standin", "lab/guests"] {
-        for entry in std::fs::read_dir(root.join(folder)).unwrap().flatten() {
-            if entry.path().extension().is_some_and(|it| it == "md") {
-                pages.push(entry.path());
-            }
-        }
-    }
-    pages
+    let folders = ["", "docs", "bench", "lab/vsphere-sim", "lab/vddk-standin", "lab/guests"];
+    folders
+        .iter()
+        .flat_map(|folder| pages_of(&root.join(folder)))
+        .chain(docs().into_iter().map(|page| root.join("docs").join(page)))
+        .collect()
 }
 
 /// What the links of a page lead to. A link to the web or within the page is none of these.
@@ -48,14 +71,12 @@ fn links_lead_to_files_that_exist() {
 
 #[test]
 fn the_index_of_the_documents_names_every_page() {
-    let docs = drover_lab::workspace().join("docs");
-    let index = std::fs::read_to_string(docs.join("README.md")).unwrap();
-    for entry in std::fs::read_dir(&docs).unwrap().flatten() {
-        let name = entry.file_name().into_string().unwrap();
-        assert!(
-            name == "README.md" || index.contains(&format!("]({name})")),
-            "{name} is not in docs/README.md"
-        );
+    let index = std::fs::read_to_string(drover_lab::workspace().join("docs/README.md")).unwrap();
+    let pages = docs();
+    assert!(pages.len() > 20, "no pages were found");
+    for page in pages {
+        let page = page.display();
+        assert!(index.contains(&format!("]({page})")), "{page} is not in docs/README.md");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests that docs/testing.md names are there.
+//! Tests that docs/dev/testing.md names are there.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -28,7 +28,7 @@ fn named(text: &str) -> Vec<(&str, Vec<&str>)> {
 #[test]
 fn the_tests_that_the_docs_name_are_there() {
     let root = drover_lab::workspace();
-    let text = std::fs::read_to_string(root.join("docs/testing.md")).unwrap();
+    let text = std::fs::read_to_string(root.join("docs/dev/testing.md")).unwrap();
     let all = named(&text);
     assert!(all.len() > 20, "the table was not found: {all:?}");
     for (file, tests) in all {

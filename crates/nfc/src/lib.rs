@@ -2,7 +2,7 @@
 //!
 //! **Provenance.** Written from the project's own protocol note (facts on the wire, with their witnesses) and VMware's
 //! public documents alone. The source of other NFC clients was not opened, and must not be by who works on this crate.
-//! No real host has confirmed it yet: `docs/nfc.md` lists the open points.
+//! No real host has confirmed it yet: `docs/how-to/nfc.md` lists the open points.
 //!
 //! ```text
 //! Tickets (SOAP, by the caller) ── one ticket, one TCP connection, one open disk

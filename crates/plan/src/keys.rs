@@ -203,10 +203,10 @@ pub(crate) static DATA: Table = Table {
             "proxies",
             Kind::Many(&PROXY),
             "",
-            "VMs to which disks are attached to be read; see docs/hot-add.md.",
+            "VMs to which disks are attached to be read; see docs/how-to/hot-add.md.",
         ),
-        key("nfc", Kind::One(&NFC), "", "How NFC is used; see docs/nfc.md."),
-        key("vddk", Kind::One(&VDDK), "", "How VDDK is used; see docs/vddk.md."),
+        key("nfc", Kind::One(&NFC), "", "How NFC is used; see docs/how-to/nfc.md."),
+        key("vddk", Kind::One(&VDDK), "", "How VDDK is used; see docs/how-to/vddk.md."),
     ],
     rules: &[Rule::Together("user", PASSWORD), PASSWORD_ONCE],
 };

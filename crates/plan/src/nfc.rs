@@ -3,7 +3,7 @@
 //! A host's NFC server (network file copy) has little memory and is shared with backups, whether drover's own client
 //! reads from it or VDDK.
 //! When it runs out, disks fail to open or to read, those of other programs too. None of these figures was held
-//! against a real host; docs/vddk.md tells where each comes from.
+//! against a real host; docs/how-to/vddk.md tells where each comes from.
 
 use std::collections::BTreeMap;
 

@@ -19,7 +19,7 @@
 //! host        what an image needs of the file below it
 //! ```
 //!
-//! Format: QEMU `docs/interop/qcow2.txt`, version 3. What is promised: `docs/qcow2.md`.
+//! Format: QEMU `docs/interop/qcow2.txt`, version 3. What is promised: `docs/dev/qcow2.md`.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

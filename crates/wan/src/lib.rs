@@ -2,7 +2,7 @@
 //!
 //! Many kernels lack netem, and netem knows no sessions. This emulator moves packets between two TUN devices, each in a network namespace of its own;
 //! what happens to them in between is decided by [`line`] (pure). Kernels hand over super-packets of up to 64 KiB and take them, so a few gigabits
-//! a second pass on one core. `docs/lab-wan.md` says how true it is and up to what.
+//! a second pass on one core. `docs/dev/lab-wan.md` says how true it is and up to what.
 //!
 //! Nothing is left behind, however a run ends: the namespaces have no names, and they, the devices and the routes go with the last process in them. What runs
 //! there ends with the program that laid the line, also if that is killed.

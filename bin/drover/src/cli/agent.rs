@@ -46,7 +46,7 @@ pub struct AgentRunArgs {
     #[arg(long, value_name = "NAME=URI")]
     pub nbd: Vec<Named>,
     /// Give disks that are attached to this machine for a peer, found by their serial and never written: this machine is the
-    /// proxy of a vSphere (docs/hot-add.md). FOLDER holds links that are named as those of the default
+    /// proxy of a vSphere (docs/how-to/hot-add.md). FOLDER holds links that are named as those of the default
     #[arg(
         long, value_name = "FOLDER", num_args = 0..=1, require_equals = true, default_missing_value = drover_agent::BY_ID
     )]

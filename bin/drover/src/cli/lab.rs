@@ -20,7 +20,7 @@ DROVER_WAN_NEARS. Needs root, /dev/net/tun and iproute2. Nothing is left behind,
 Ends with the command's exit code; 125 if there is no line, 126 or 127 if the command cannot be started.
 
 Limits: the emulator is one thread. On 2 cores beside its load it is true up to about 2 Gbit/s; what it prints at the \
-end says how late it was and whether figures are in doubt. See docs/lab-wan.md.
+end says how late it was and whether figures are in doubt. See docs/dev/lab-wan.md.
 
 Examples:
   drover lab wan --rate 1g --rtt 55ms --loss 0.5% --congestion bbr --tcp-mem 64m --far 'iperf3 -s' -- sh -c 'iperf3 -c $DROVER_WAN_FAR'

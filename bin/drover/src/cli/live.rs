@@ -13,7 +13,7 @@ use super::memory::{MEMORY, MemoryArgs};
 const AFTER: &str = "\
 The target's QEMU is started beforehand, like the source's, with `-incoming defer` and disks of the same size. Everything that \
 differs is named before anything is done. Whatever goes wrong, the guest runs on one side only; the last line says on which. \
-A libvirt domain goes by its name, to a libvirt daemon. See docs/live.md.
+A libvirt domain goes by its name, to a libvirt daemon. See docs/how-to/live.md.
 
 Examples:
   drover live /run/vm/qmp.sock --to /run/new/qmp.sock --uri tcp:10.0.0.2:0 --downtime 300ms --deadline 20m

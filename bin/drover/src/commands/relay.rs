@@ -53,7 +53,7 @@ fn rules_failure(error: ApplyError) -> Failure {
     let advice = match &error {
         ApplyError::Start { .. } => "install nftables and iproute2",
         ApplyError::Failed { .. } | ApplyError::Number(_) => {
-            "be root (CAP_NET_ADMIN), with nftables and TPROXY in the kernel; see docs/relay.md"
+            "be root (CAP_NET_ADMIN), with nftables and TPROXY in the kernel; see docs/how-to/relay.md"
         }
     };
     Failure::new(Exit::Access, chain(&error)).advise(advice)
@@ -149,7 +149,7 @@ fn start_failure(error: StartError) -> Failure {
         }
         StartError::Circle { .. } => "give --to the target's own address, or --listen another port",
         StartError::Congestion { .. } => "load it (`modprobe tcp_bbr`), or give --congestion host",
-        StartError::Kernel(_) => "see docs/relay.md for what is needed",
+        StartError::Kernel(_) => "see docs/how-to/relay.md for what is needed",
     };
     usage(chain(&error)).advise(advice)
 }

@@ -57,7 +57,7 @@ fn check_plan(file: &PlanFile, vm: Option<&str>) -> Result<Value, Failure> {
     };
     let Way::Vddk(way) = &source.way else {
         let message = format!("VDDK is not used: disks are {}", source.way);
-        return Err(Failure::new(Exit::Plan, message).advise("see docs/vddk.md for what is needed"));
+        return Err(Failure::new(Exit::Plan, message).advise("see docs/how-to/vddk.md for what is needed"));
     };
     let mut told = versions(&way.installation, &way.versions);
     let about = &inventory.about;

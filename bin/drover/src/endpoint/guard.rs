@@ -46,7 +46,7 @@ pub fn check_journal(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How every journal begins (docs/journal.md).
+/// How every journal begins (docs/dev/journal.md).
 const JOURNAL_MARK: &[u8; 8] = b"DROVERJ\n";
 
 /// Whether this process has it open, but for one descriptor.

@@ -54,7 +54,7 @@ pub fn is_known(site: &Site) -> bool {
     site.drover.run(&["status", "moved"]).unwrap().code == Some(0)
 }
 
-/// A guest that was asked to shut down, and whose answer was lost, is waited for (docs/warm.md).
+/// A guest that was asked to shut down, and whose answer was lost, is waited for (docs/how-to/warm.md).
 const MAY_GO_DOWN_YET: &str = "asked to shut down less than";
 
 /// Without any fault: it goes on and arrives, or is given up and leaves nothing.

@@ -16,7 +16,7 @@ pub(crate) static TARGET: Table = Table {
             "via",
             Kind::Site,
             "",
-            "Name of a paired site: its agent takes the disks, over a link. See docs/via.md.",
+            "Name of a paired site: its agent takes the disks, over a link. See docs/how-to/via.md.",
         ),
         key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
         must("folder", Kind::Path, FOLDER_DOC),

@@ -24,7 +24,8 @@ impl Reader {
             PathChoice::HotAdd if proxies.is_empty() => {
                 let problem =
                     Problem::error(data.path_of("path"), "hotadd reads by proxies, and there is none");
-                self.problems.push(problem.at(at).advise("name them with `proxies`; see docs/hot-add.md"));
+                self.problems
+                    .push(problem.at(at).advise("name them with `proxies`; see docs/how-to/hot-add.md"));
             }
             PathChoice::Nfc | PathChoice::Https | PathChoice::Vddk if !proxies.is_empty() => {
                 let problem = Problem::warning(data.path_of("proxies"), "with this `path` they are not used");
