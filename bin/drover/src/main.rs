@@ -22,6 +22,7 @@ mod out;
 mod provider;
 mod qcow2;
 mod rights;
+mod run;
 mod signals;
 mod sites;
 mod source;

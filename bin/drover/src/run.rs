@@ -1,0 +1,262 @@
+//! Runs a plan, goes on with it and gives it up: for the commands and for the daemon.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use drover_copy::RetryPolicy;
+use drover_engine::{
+    Board, Cause, Clock, EngineError, GivenUp, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
+    Store, SystemClock, TargetProvider, VmState,
+};
+use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
+use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
+use drover_types::inventory::Inventory;
+
+use crate::commands::plan::{self, PlanFile};
+use crate::evidence;
+use crate::exit::{Exit, Failure};
+use crate::provider::{Provider, to_give_up};
+use crate::source::{hide_foreign_snapshots, hide_left_files};
+use crate::target::PlanTarget;
+
+/// How long giving up waits for whoever runs the plan.
+const CANCEL_WAIT: Duration = Duration::from_secs(120);
+
+/// Where a run says what it has to say.
+pub trait Words: Sync {
+    /// A line.
+    fn say(&self, line: &str);
+    /// What is wrong with the plan.
+    fn problems(&self, file: &Path, problems: &[Problem]);
+    /// What goes to another site, several lines.
+    fn site(&self, summary: &str);
+}
+
+/// What runs happen in.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    pub store: &'a Store,
+    /// The state folder, if it was named.
+    pub state: Option<&'a Path>,
+    pub stop: &'a StopSignal,
+    pub words: &'a dyn Words,
+}
+
+/// A plan that may be run: its source was asked, and nothing was touched.
+pub struct Prepared {
+    file: PlanFile,
+    facts: RunFacts,
+    vms: Vec<PlannedVm>,
+    provider: Provider,
+    target: PlanTarget,
+}
+
+impl Prepared {
+    /// Asks the source of a plan, lays the plan over what it has, and looks whether it can be carried out: with the VMs that
+    /// an earlier run began with, and with `others`.
+    pub fn new(
+        file: PlanFile,
+        others: Others,
+        start: bool,
+        setting: &Setting<'_>,
+    ) -> Result<Prepared, Failure> {
+        let Setting { store, state, stop, words } = *setting;
+        let provider = Provider::open(&file, state)?;
+        provider.stop_when(stop);
+        let mut inventory = provider.inventory()?;
+        // Before all VMs but the plan's are left out.
+        provider.find_proxies(&file, &inventory);
+        let begun = drover_engine::begun(store, &file.plan.name, others)?;
+        // One that ended before it entered its VMs began with none.
+        let others = if begun.is_empty() { Others::Selected } else { others };
+        as_begun(&mut inventory, &begun, others);
+        hide_what_passes_see_to(&file, store, &mut inventory)?;
+        provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
+        let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
+        resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
+        let target = PlanTarget::new(&file, &inventory.about, state, stop);
+        target.survey(&mut resolution);
+        if let Some(site) = target.site() {
+            site?.dial()?;
+            words.site(plan::far_summary(&file, &mut resolution, &target).trim_end());
+        }
+        resolution.problems.extend(provider.proxy_problems(&resolution, false));
+        words.problems(&file.path, &resolution.problems);
+        if !resolution.is_ok() {
+            return Err(Failure::new(Exit::Plan, "the plan has errors; nothing was touched"));
+        }
+        let rights = provider.rights(&resolution, &inventory)?;
+        words.problems(&file.path, &rights);
+        if rights.iter().any(Problem::is_error) {
+            return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
+        }
+        let facts = evidence::facts(&file, &resolution, &inventory);
+        let vms = resolution.vms;
+        check_none_is_left_out(store, &file.plan.name, &vms)?;
+        check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
+        Ok(Prepared { file, facts, vms, provider, target })
+    }
+
+    /// Runs it to its end, or until it is stopped.
+    pub fn run(
+        self,
+        setting: &Setting<'_>,
+        observer: &dyn Observer,
+        board: &Board,
+    ) -> Result<RunOutcome, Failure> {
+        let runner = Runner {
+            plan: &self.file.plan.name,
+            text: &self.file.text,
+            folder: &self.file.folder,
+            facts: &self.facts,
+            vms: &self.vms,
+            limits: &self.file.plan.limits,
+            source: self.provider.source(),
+            target: &self.target,
+            store: setting.store,
+            observer,
+            board,
+            options: &options(&self.file.plan.limits),
+            stop: setting.stop,
+            clock: &SystemClock,
+        };
+        let outcome = runner.run()?;
+        self.provider.close()?;
+        Ok(outcome)
+    }
+}
+
+/// A plan that was edited must not leave a VM switched off, or with drover's snapshot.
+fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<(), Failure> {
+    let names = drover_engine::left_out(store, plan, vms)?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "{} was begun by an earlier run of {plan} and is not in the plan any more, but is switched off by drover or has \
+         drover's snapshot",
+        names.join(", ")
+    );
+    Err(Failure::new(Exit::Plan, text).advise(format!(
+        "put it back into the plan; or `drover resume {plan}` goes on with the plan as it was, and `drover cancel {plan}` undoes it"
+    )))
+}
+
+/// VMs that arrived in an earlier run are not copied again. If their images are gone that is said, and if nothing else is to be
+/// done, the run has not done what it was asked for.
+fn check_what_arrived(
+    store: &Store,
+    plan: &str,
+    vms: &[PlannedVm],
+    target: &PlanTarget,
+    words: &dyn Words,
+) -> Result<(), Failure> {
+    let rows = store.vms(plan)?;
+    let is_done = |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
+    let done: Vec<&PlannedVm> = vms.iter().filter(is_done).collect();
+    let mut gone = Vec::new();
+    for (vm, disk) in done.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+        if !target.has_image(disk, vm).map_err(EngineError::from)? {
+            let place = vm.place_of(disk);
+            gone.push(format!(
+                "{} arrived in an earlier run, but {} is not there any more",
+                vm.vm.name,
+                place.display()
+            ));
+        }
+    }
+    if gone.is_empty() || done.len() < vms.len() {
+        gone.iter().for_each(|text| words.say(&format!("warning: {text}")));
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Target, format!("{}; nothing was copied", gone.join("; "))).advise(
+        "if it was moved, nothing is to be done; to copy it anew, run it as a plan of another name (`name:` in the plan, \
+         `--name` of an import)",
+    ))
+}
+
+/// Hides what the guardian of warm VMs judges before each pass, and what would stop a plan that is only begun.
+fn hide_what_passes_see_to(file: &PlanFile, store: &Store, inventory: &mut Inventory) -> Result<(), Failure> {
+    let mut begun: BTreeSet<String> =
+        store.passes(&file.plan.name)?.into_iter().map(|pass| pass.vm).collect();
+    if !begun.is_empty() {
+        // A plan may have been edited since: what moves cold now has no guardian.
+        let planned = resolve(&file.plan, inventory).vms;
+        let warm: BTreeSet<&str> =
+            planned.iter().filter(|vm| vm.warm.is_some()).map(|vm| vm.vm.id.as_str()).collect();
+        begun.retain(|id| warm.contains(id.as_str()));
+        hide_left_files(inventory, &begun);
+        hide_foreign_snapshots(inventory, &begun);
+    }
+    Ok(())
+}
+
+fn options(limits: &Limits) -> TransferOptions {
+    TransferOptions {
+        lanes: limits.lanes_per_disk.map(|lanes| lanes as usize),
+        depth: limits.depth.map(|depth| depth as usize),
+        request_bytes: limits.request,
+        retry: RetryPolicy {
+            attempts_min: limits.retries.saturating_add(1),
+            give_up_after: limits.retry_for,
+            ..RetryPolicy::default()
+        },
+        memory: MemoryBudget::new(limits.memory),
+    }
+}
+
+/// How a run ends that ended so.
+pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
+    if outcome.is_complete() {
+        return Exit::Success;
+    }
+    let mut causes: Vec<Cause> = outcome.failed.iter().map(|(_, cause)| *cause).collect();
+    causes.dedup();
+    match causes.as_slice() {
+        _ if outcome.has_arrived() => Exit::NotCleanedUp,
+        [] => Exit::Interrupted,
+        _ if stopped => Exit::Interrupted,
+        [cause] => Exit::from(*cause),
+        _ => Exit::Mixed,
+    }
+}
+
+/// The plan file of a plan that was begun, as it was then.
+pub fn file_of(store: &Store, row: PlanRow) -> Result<PlanFile, Failure> {
+    let runs = store.runs(&row.name)?;
+    let path = runs.last().map(|run| run.facts.plan_file.clone()).filter(|path| path.is_absolute());
+    let path = path.unwrap_or_else(|| row.folder.join(format!("{}.yaml", row.name)));
+    plan::parse(row.text, path, row.folder)
+}
+
+/// Refuses to go on with a plan that was given up.
+pub fn check_not_given_up(row: &PlanRow) -> Result<(), Failure> {
+    match row.state {
+        PlanState::Cancelled => Err(Failure::new(Exit::Plan, format!("plan {} was cancelled", row.name))
+            .advise("begin it anew with `drover migrate` and its file")),
+        PlanState::Running | PlanState::Done | PlanState::Incomplete => Ok(()),
+    }
+}
+
+/// Stops whoever runs a plan, waits for it, and undoes what was begun.
+pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<GivenUp, Failure> {
+    let name = row.name.clone();
+    let file = plan::parse(row.text, row.folder.join(format!("{name}.yaml")), row.folder)?;
+    let (source, about) = to_give_up(&file, store)?;
+    // Nobody waits for a site that is away: what is left there is told, and goes with the next try.
+    let stop = StopSignal::default();
+    stop.stop();
+    let target = PlanTarget::new(&file, &about, state, &stop);
+    store.ask_cancel(&name)?;
+    let until = Instant::now() + CANCEL_WAIT;
+    loop {
+        match drover_engine::cancel(&name, store, source.as_ref(), &target) {
+            Err(EngineError::Running { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            result => return Ok(result?),
+        }
+    }
+}
