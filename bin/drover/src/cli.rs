@@ -3,6 +3,7 @@
 pub mod agent;
 mod bench;
 mod disks;
+mod forecast;
 mod lab;
 mod link;
 mod live;
@@ -20,6 +21,7 @@ use clap_complete::Shell;
 pub use agent::AgentCommand;
 pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
+pub use forecast::AssessArgs;
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
@@ -41,6 +43,8 @@ pub struct Cli {
 pub enum Command {
     /// Show what a provider has: VMs, hosts, networks, and what to know before moving them
     Inventory(InventoryArgs),
+    /// Sum up what a provider has before anything is planned: sizes, places, what stands in the way; changes nothing
+    Assess(AssessArgs),
     /// Write, check and describe plan files
     Plan {
         #[command(subcommand)]

@@ -1,6 +1,7 @@
 //! One module per command; each returns how the program ends.
 
 pub mod agent;
+pub mod assess;
 pub mod bench;
 mod bitmap;
 mod clone;

@@ -55,6 +55,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let exit = match &cli.command {
         Command::Inventory(args) => commands::inventory::run(args),
+        Command::Assess(args) => commands::assess::run(args),
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
         Command::Plan { command: PlanCommand::Schema } => {

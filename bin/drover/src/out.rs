@@ -5,6 +5,8 @@ use std::process::exit;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::exit::{Exit, Failure};
+
 /// What a shell reports for a program that SIGPIPE ended.
 const BROKEN_PIPE: i32 = 141;
 
@@ -18,6 +20,17 @@ pub fn print(text: &str) {
 /// Writes JSON and a line end. It says exactly what it was, and drives no terminal.
 pub fn json(text: impl std::fmt::Display) {
     put(&(drover_view::plain_json(&text.to_string()) + "\n"));
+}
+
+/// Writes a page to a file, and says so.
+pub fn page(path: &std::path::Path, text: &str) -> Result<(), Failure> {
+    let failed = |error| {
+        Failure::new(Exit::Target, format!("writing {}: {error}", path.display()))
+            .advise("name a file in a folder that you may write to")
+    };
+    std::fs::write(path, text).map_err(failed)?;
+    say(format_args!("wrote {}", path.display()));
+    Ok(())
 }
 
 /// Goes to the beginning of the terminal on standard output, and empties it.

@@ -61,8 +61,16 @@ fn arrows_have_no_circle() {
 
 #[test]
 fn pure_crates_touch_no_clock_socket_thread_or_file() {
-    for name in ["types/src", "copy/src", "plan/src", "wan/src/line", "wire/src", "link/src/core", "pack/src"]
-    {
+    for name in [
+        "types/src",
+        "copy/src",
+        "plan/src",
+        "forecast/src",
+        "wan/src/line",
+        "wire/src",
+        "link/src/core",
+        "pack/src",
+    ] {
         let folder = drover_lab::workspace().join("crates").join(name);
         for file in rust_files(&folder) {
             let text = std::fs::read_to_string(&file).unwrap();

@@ -157,6 +157,10 @@ pub struct Vm {
     pub change_tracking_supported: bool,
     /// Tags as `category:name`.
     pub tags: Vec<String>,
+    /// Bytes that its files take in their datastores, without its swap file; absent if not told. Files of snapshots and logs
+    /// are among them, so its disks hold no more than this.
+    #[serde(default)]
+    pub allocated_bytes: Option<u64>,
     /// Disks in boot order.
     pub disks: Vec<VmDisk>,
     /// NICs in slot order.

@@ -3,10 +3,12 @@
 //! It is well-formed XML too, which the tests check, and its policy forbids the browser to load anything,
 //! so whatever a VM is called, the page shows it and does nothing else.
 
+mod assess;
 mod charts;
 mod live;
 mod live_several;
 
+pub use assess::assess_html;
 pub use live::live_report_html;
 pub use live_several::live_several_html;
 

@@ -213,7 +213,7 @@ fn write_group(text: &mut String, id: &str, advice: &str, group: &[&Concern]) ->
     if advice.is_empty() { Ok(()) } else { writeln!(text, "    try: {}", clean(advice)) }
 }
 
-fn weight_title(weight: Weight) -> &'static str {
+pub(crate) fn weight_title(weight: Weight) -> &'static str {
     match weight {
         Weight::Blocks => "Cannot be moved as it is",
         Weight::Warning => "Warnings",

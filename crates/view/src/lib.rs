@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod assess;
 mod axis;
 mod canvas;
 mod clock;
@@ -34,9 +35,10 @@ mod tally;
 mod text;
 mod warm;
 
+pub use assess::{assess_json, assess_text};
 pub use copy_display::CopyDisplay;
 pub use display::Display;
-pub use html::{live_report_html, live_several_html, report_html};
+pub use html::{assess_html, live_report_html, live_several_html, report_html};
 pub use in_place::{InLines, InPlace};
 pub use inventory::{inventory_json, inventory_text};
 pub use live::{

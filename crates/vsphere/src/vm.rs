@@ -29,6 +29,8 @@ pub(crate) const VM_PROPERTIES: &[&str] = &[
     "config.extraConfig",
     "capability.changeTrackingSupported",
     "snapshot",
+    "summary.storage",
+    "summary.config.memoryReservation",
 ];
 
 /// Since API 6.5; older servers refuse the whole request over a property they do not know.
@@ -128,6 +130,7 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
     let boot_keys: Vec<i32> =
         boot.all("bootOrder").filter_map(|device| device.number_at("deviceKey")).collect();
     let cpus = hardware.number_at("numCPU").unwrap_or(0);
+    let memory_mib = hardware.number_at("memoryMB").unwrap_or(0);
     let mut vm = Vm {
         id: object.moref.id.clone(),
         name: decode_name(&object.string("name")),
@@ -141,13 +144,14 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         secure_boot: boot.flag_at("efiSecureBootEnabled"),
         cpus,
         cores_per_socket: hardware.number_at("numCoresPerSocket").filter(|cores| *cores > 0).unwrap_or(1),
-        memory_mib: hardware.number_at("memoryMB").unwrap_or(0),
+        memory_mib,
         guest_id: object.string("config.guestId"),
         tools: tools(object.text("guest.toolsRunningStatus"), object.text("guest.toolsStatus")),
         hardware_version: object.string("config.version"),
         change_tracking: object.flag("config.changeTrackingEnabled"),
         change_tracking_supported: object.flag("capability.changeTrackingSupported"),
         tags: Vec::new(),
+        allocated_bytes: allocated(object, if power == PowerState::On { memory_mib } else { 0 }),
         disks: device::disks(hardware.all("device"), &boot_keys),
         nics: device::nics(hardware.all("device"), &around.networks, power == PowerState::On),
         snapshots: Vec::new(),
@@ -163,6 +167,15 @@ pub(crate) fn vm_of(object: &Object, around: &Surroundings) -> Vm {
         flatten(snapshots, "rootSnapshotList", &mut vm.snapshots);
     }
     vm
+}
+
+/// What vSphere counts as committed, less the swap file that a VM has while it runs: its memory but what is reserved.
+///
+/// Source: vSphere Web Services API, `VirtualMachineStorageSummary.committed`; "vSphere Resource Management", swap files.
+fn allocated(object: &Object, running_mib: u64) -> Option<u64> {
+    let committed: u64 = object.get("summary.storage")?.number_at("committed")?;
+    let reserved_mib = object.number("summary.config.memoryReservation").unwrap_or(0);
+    Some(committed.saturating_sub(running_mib.saturating_sub(reserved_mib) << 20))
 }
 
 /// Children after their parents; the depth is bounded by the XML reader.
@@ -238,6 +251,24 @@ mod tests {
         let top = vm_of(&object("VirtualMachine", "vm-1", &[("parent", "group-v1")]), &tree());
         assert_eq!(top.folder, "");
         assert_eq!(decode_name("50%25 off%2fon%5c%"), "50% off/on\\%");
+    }
+
+    #[test]
+    fn what_is_allocated_leaves_out_the_swap_file_of_a_vm_that_runs() {
+        let vm = |power: &str, reserved: &str| {
+            let properties = [
+                ("runtime.powerState", power),
+                ("config.hardware", "<memoryMB>1024</memoryMB>"),
+                ("summary.config.memoryReservation", reserved),
+                ("summary.storage", "<committed>2147483648</committed><uncommitted>7</uncommitted>"),
+            ];
+            vm_of(&object("VirtualMachine", "vm-1", &properties), &tree()).allocated_bytes
+        };
+        assert_eq!(vm("poweredOff", "0"), Some(2 << 30));
+        assert_eq!(vm("poweredOn", "0"), Some(1 << 30));
+        assert_eq!(vm("poweredOn", "256"), Some((1 << 30) + (256 << 20)));
+        assert_eq!(vm("poweredOn", "4096"), Some(2 << 30));
+        assert_eq!(vm_of(&object("VirtualMachine", "vm-1", &[]), &tree()).allocated_bytes, None);
     }
 
     #[test]

@@ -44,7 +44,8 @@ pub fn ask(provider: &ProviderArgs) -> Result<(Inventory, Vec<String>), Failure>
     Ok((inventory, session.warnings()))
 }
 
-fn all_concerns(inventory: &Inventory) -> BTreeMap<String, Vec<Concern>> {
+/// What there is to know about each VM, by its id.
+pub fn all_concerns(inventory: &Inventory) -> BTreeMap<String, Vec<Concern>> {
     let context = ConcernContext::default();
     inventory.vms.iter().map(|vm| (vm.id.clone(), concerns(vm, inventory, &context))).collect()
 }

@@ -47,9 +47,7 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
     let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     if let Some(path) = &args.html {
-        let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", path.display()));
-        std::fs::write(path, drover_view::report_html(&report)).map_err(failed)?;
-        crate::out::say(format_args!("wrote {}", path.display()));
+        crate::out::page(path, &drover_view::report_html(&report))?;
     } else if args.run.json {
         crate::out::json(format_args!("{:#}", drover_view::report_json(&report)));
     } else {

@@ -147,6 +147,19 @@ func (d *Disk) current(at *point) bool {
 	return err == nil
 }
 
+// AllocatedBytes is what the content that the VM writes takes, in whole 64 KiB.
+func (d *Disk) AllocatedBytes() int64 {
+	extents, err := d.allocated(d.live)
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for _, extent := range extents {
+		sum += extent.Length
+	}
+	return sum
+}
+
 func (d *Disk) allocated(n *node) ([]Extent, error) {
 	file, err := os.Open(d.content(n))
 	if err != nil {

@@ -231,7 +231,25 @@ func (s *Sim) fillDisks(m *machine) {
 			flat.KeyId = m.vm.Config.KeyId
 		}
 	}
+	s.fillStorage(m)
 	s.showTracking(m)
+}
+
+// fillStorage tells what the VM's files took when it was made, with the swap file that it has while it runs.
+func (s *Sim) fillStorage(m *machine) {
+	var committed, provisioned int64
+	for _, device := range object.VirtualDeviceList(m.vm.Config.Hardware.Device).SelectByType((*types.VirtualDisk)(nil)) {
+		known := m.disks.Find(device.GetVirtualDevice().Key)
+		committed += known.AllocatedBytes()
+		provisioned += known.Capacity
+	}
+	summary := &types.VirtualMachineStorageSummary{
+		Committed: committed, Uncommitted: max(provisioned-committed, 0), Unshared: committed, Timestamp: time.Now(),
+	}
+	if m.vm.Runtime.PowerState == types.VirtualMachinePowerStatePoweredOn {
+		summary.Committed += m.given.MemoryMiB << 20
+	}
+	m.vm.Summary.Storage = summary
 }
 
 // showTracking keeps the settings by which clients see which disks are tracked.

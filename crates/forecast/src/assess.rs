@@ -1,0 +1,417 @@
+//! What a provider's VMs come to, before anything is planned: how many, how large, where, and what stands in the way.
+
+use std::collections::BTreeMap;
+
+use drover_plan::{CATALOGUE, Concern, Weight};
+use drover_types::inventory::{About, Firmware, Inventory, PowerState, Vm, VmDisk};
+use serde::Serialize;
+
+use crate::quantile::quantile;
+
+/// The largest VMs that are named.
+const LARGEST_MAX: usize = 10;
+/// VMs named as examples of a concern.
+const EXAMPLES_MAX: usize = 3;
+
+/// What a provider has, in sums.
+#[derive(Clone, Debug, Serialize)]
+pub struct Assessment {
+    /// Who answered.
+    pub about: About,
+    /// Sums over all VMs.
+    pub totals: Totals,
+    /// VMs by power state.
+    pub power: Vec<Group>,
+    /// VMs by guest operating system, the most first.
+    pub guests: Vec<Group>,
+    /// VMs by firmware.
+    pub firmware: Vec<Group>,
+    /// Provisioned sizes of VMs.
+    pub vm_sizes: Sizes,
+    /// Allocated sizes of those VMs of which it is known.
+    pub allocated_sizes: Sizes,
+    /// Provisioned sizes of disks.
+    pub disk_sizes: Sizes,
+    /// The largest VMs.
+    pub largest: Vec<LargeVm>,
+    /// By host, the most allocated bytes first.
+    pub hosts: Vec<Place>,
+    /// By datastore, likewise.
+    pub datastores: Vec<Place>,
+    /// What there is to know before VMs move, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// Sums over all VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// VMs, templates left out.
+    pub vms: usize,
+    /// Those that run.
+    pub running: usize,
+    /// Those that cannot be moved as they are.
+    pub blocked: usize,
+    /// Those whose changes are tracked already.
+    pub tracked: usize,
+    /// Disks.
+    pub disks: usize,
+    /// Provisioned bytes.
+    pub capacity_bytes: u64,
+    /// Bytes that are to be read: what is allocated, and the provisioned bytes of VMs of which that is not known.
+    pub data_bytes: u64,
+    /// VMs whose allocated bytes are not known.
+    pub unknown_allocation: usize,
+    /// CPUs.
+    pub cpus: u64,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+}
+
+/// VMs that have something in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// What it is.
+    pub name: String,
+    /// How many.
+    pub vms: usize,
+    /// What they hold.
+    pub data_bytes: u64,
+}
+
+/// How sizes are spread, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sizes {
+    /// How many were counted.
+    pub number: usize,
+    /// One in ten is not larger.
+    pub p10: u64,
+    /// Half are not larger.
+    pub p50: u64,
+    /// Nine in ten are not larger.
+    pub p90: u64,
+    /// 99 in 100 are not larger.
+    pub p99: u64,
+    /// The largest.
+    pub largest: u64,
+}
+
+/// A VM that is among the largest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LargeVm {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub id: String,
+    /// Disks.
+    pub disks: usize,
+    /// Provisioned bytes.
+    pub capacity_bytes: u64,
+    /// Bytes to be read.
+    pub data_bytes: u64,
+}
+
+/// What is at a host or in a datastore.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// VMs there, or with a disk there.
+    pub vms: usize,
+    /// Disks.
+    pub disks: usize,
+    /// Provisioned bytes.
+    pub capacity_bytes: u64,
+    /// Bytes to be read.
+    pub data_bytes: u64,
+}
+
+/// A concern of the catalogue and the VMs that it holds for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Its id.
+    pub id: String,
+    /// How much it matters.
+    pub severity: Weight,
+    /// What it means.
+    pub meaning: String,
+    /// VMs.
+    pub vms: usize,
+    /// Names of some.
+    pub examples: Vec<String>,
+}
+
+/// Provisioned bytes of a VM; saturates.
+pub fn capacity_bytes(vm: &Vm) -> u64 {
+    vm.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.capacity_bytes))
+}
+
+/// Bytes of a VM that are to be read: what is allocated, else all that is provisioned.
+pub fn data_bytes(vm: &Vm) -> u64 {
+    let capacity = capacity_bytes(vm);
+    vm.allocated_bytes.map_or(capacity, |allocated| allocated.min(capacity))
+}
+
+/// Of these a disk's part, by its capacity: providers tell what is allocated of the whole VM.
+pub fn data_bytes_of(vm: &Vm, disk: &VmDisk) -> u64 {
+    let (all, part) = (capacity_bytes(vm), disk.capacity_bytes);
+    if all == 0 { 0 } else { (u128::from(data_bytes(vm)) * u128::from(part) / u128::from(all)) as u64 }
+}
+
+/// Sums up an inventory; `concerns` has those of each VM by its id.
+pub fn assess(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) -> Assessment {
+    let vms = &inventory.vms;
+    let sizes = |of: fn(&Vm) -> Option<u64>| Sizes::of(vms.iter().filter_map(of).collect());
+    Assessment {
+        about: inventory.about.clone(),
+        totals: totals(vms, concerns),
+        power: groups(vms, |vm| power_word(vm.power).to_string()),
+        guests: groups(vms, |vm| told(&vm.guest_id)),
+        firmware: groups(vms, |vm| firmware_word(vm.firmware).to_string()),
+        vm_sizes: sizes(|vm| Some(capacity_bytes(vm))),
+        allocated_sizes: sizes(|vm| vm.allocated_bytes.map(|_| data_bytes(vm))),
+        disk_sizes: Sizes::of(vms.iter().flat_map(|vm| &vm.disks).map(|disk| disk.capacity_bytes).collect()),
+        largest: largest(vms),
+        hosts: hosts(inventory),
+        datastores: datastores(vms),
+        findings: findings(inventory, concerns),
+    }
+}
+
+fn totals(vms: &[Vm], concerns: &BTreeMap<String, Vec<Concern>>) -> Totals {
+    let blocks = |vm: &&Vm| {
+        concerns.get(&vm.id).is_some_and(|list| list.iter().any(|it| it.severity == Weight::Blocks))
+    };
+    let count = |is: fn(&Vm) -> bool| vms.iter().filter(|vm| is(vm)).count();
+    Totals {
+        vms: vms.len(),
+        running: count(|vm| vm.power == PowerState::On),
+        blocked: vms.iter().filter(blocks).count(),
+        tracked: count(|vm| vm.change_tracking),
+        disks: vms.iter().map(|vm| vm.disks.len()).sum(),
+        capacity_bytes: sum(vms, capacity_bytes),
+        data_bytes: sum(vms, data_bytes),
+        unknown_allocation: count(|vm| vm.allocated_bytes.is_none()),
+        cpus: sum(vms, |vm| vm.cpus.into()),
+        memory_mib: sum(vms, |vm| vm.memory_mib),
+    }
+}
+
+fn sum(vms: &[Vm], of: fn(&Vm) -> u64) -> u64 {
+    vms.iter().fold(0, |sum, vm| sum.saturating_add(of(vm)))
+}
+
+fn told(text: &str) -> String {
+    if text.is_empty() { "not told".into() } else { text.into() }
+}
+
+fn power_word(power: PowerState) -> &'static str {
+    match power {
+        PowerState::On => "on",
+        PowerState::Off => "off",
+        PowerState::Suspended => "suspended",
+        PowerState::Unknown => "not told",
+    }
+}
+
+fn firmware_word(firmware: Option<Firmware>) -> &'static str {
+    match firmware {
+        Some(Firmware::Bios) => "BIOS",
+        Some(Firmware::Uefi) => "UEFI",
+        None => "not told",
+    }
+}
+
+fn groups(vms: &[Vm], name: impl Fn(&Vm) -> String) -> Vec<Group> {
+    let mut groups = BTreeMap::<String, Group>::new();
+    for vm in vms {
+        let name = name(vm);
+        let group = groups.entry(name.clone()).or_insert_with(|| Group { name, ..Group::default() });
+        group.vms += 1;
+        group.data_bytes = group.data_bytes.saturating_add(data_bytes(vm));
+    }
+    let mut groups: Vec<Group> = groups.into_values().collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.vms));
+    groups
+}
+
+impl Sizes {
+    fn of(mut bytes: Vec<u64>) -> Sizes {
+        bytes.sort_unstable();
+        let at = |share| quantile(&bytes, share).unwrap_or(0);
+        let largest = bytes.last().copied().unwrap_or(0);
+        Sizes { number: bytes.len(), p10: at(0.1), p50: at(0.5), p90: at(0.9), p99: at(0.99), largest }
+    }
+}
+
+fn largest(vms: &[Vm]) -> Vec<LargeVm> {
+    let mut sorted: Vec<&Vm> = vms.iter().collect();
+    sorted.sort_by_key(|vm| (std::cmp::Reverse(data_bytes(vm)), &vm.name));
+    let named = |vm: &&Vm| LargeVm {
+        name: vm.name.clone(),
+        id: vm.id.clone(),
+        disks: vm.disks.len(),
+        capacity_bytes: capacity_bytes(vm),
+        data_bytes: data_bytes(vm),
+    };
+    sorted.iter().take(LARGEST_MAX).map(named).collect()
+}
+
+fn hosts(inventory: &Inventory) -> Vec<Place> {
+    let names: BTreeMap<&str, &str> =
+        inventory.hosts.iter().map(|host| (host.id.as_str(), host.name.as_str())).collect();
+    // A host without a VM is a place, too.
+    let mut places: BTreeMap<&str, Place> =
+        names.iter().map(|(id, name)| (*id, Place::named(name))).collect();
+    for vm in &inventory.vms {
+        let id = vm.host_id.as_str();
+        let name = if id.is_empty() { "not told" } else { id };
+        let place = places.entry(id).or_insert_with(|| Place::named(name));
+        place.vms += 1;
+        vm.disks.iter().for_each(|disk| place.take(vm, disk));
+    }
+    sorted(places.into_values().collect())
+}
+
+fn datastores(vms: &[Vm]) -> Vec<Place> {
+    let mut places: BTreeMap<&str, Place> = BTreeMap::new();
+    for vm in vms {
+        let mut seen: Vec<&str> = Vec::new();
+        for disk in &vm.disks {
+            let name = disk.datastore.as_str();
+            let place = places
+                .entry(name)
+                .or_insert_with(|| Place::named(if name.is_empty() { "not told" } else { name }));
+            place.take(vm, disk);
+            if !seen.contains(&name) {
+                seen.push(name);
+                place.vms += 1;
+            }
+        }
+    }
+    sorted(places.into_values().collect())
+}
+
+fn sorted(mut places: Vec<Place>) -> Vec<Place> {
+    places.sort_by(|one, two| two.data_bytes.cmp(&one.data_bytes).then_with(|| one.name.cmp(&two.name)));
+    places
+}
+
+impl Place {
+    fn named(name: &str) -> Place {
+        Place { name: name.to_string(), ..Place::default() }
+    }
+
+    fn take(&mut self, vm: &Vm, disk: &VmDisk) {
+        self.disks += 1;
+        self.capacity_bytes = self.capacity_bytes.saturating_add(disk.capacity_bytes);
+        self.data_bytes = self.data_bytes.saturating_add(data_bytes_of(vm, disk));
+    }
+}
+
+fn findings(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) -> Vec<Finding> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for vm in &inventory.vms {
+        for concern in concerns.get(&vm.id).into_iter().flatten() {
+            let vms = found.entry(concern.id.as_str()).or_default();
+            // One of several disks counts for its VM once; those of a VM come together.
+            if vms.last() != Some(&vm.id.as_str()) {
+                vms.push(&vm.id);
+            }
+        }
+    }
+    let names: BTreeMap<&str, &str> =
+        inventory.vms.iter().map(|vm| (vm.id.as_str(), vm.name.as_str())).collect();
+    let finding = |(id, severity, meaning): &(&str, Weight, &str)| {
+        let vms = found.get(id)?;
+        let examples = vms.iter().take(EXAMPLES_MAX).filter_map(|vm| names.get(vm)).map(|it| it.to_string());
+        Some(Finding {
+            id: id.to_string(),
+            severity: *severity,
+            meaning: meaning.to_string(),
+            vms: vms.len(),
+            examples: examples.collect(),
+        })
+    };
+    let mut findings: Vec<Finding> = CATALOGUE.iter().filter_map(finding).collect();
+    findings.sort_by_key(|it| (it.severity, std::cmp::Reverse(it.vms)));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_plan::ConcernContext;
+    use drover_types::inventory::{Host, Snapshot};
+
+    use super::*;
+
+    fn vm(number: u64, disks: u64, allocated: Option<u64>) -> Vm {
+        let disk = |at: u64| VmDisk {
+            key: 2000 + at as i32,
+            label: format!("Hard disk {}", at + 1),
+            capacity_bytes: (at + 1) << 30,
+            datastore: format!("ds{at}"),
+            ..VmDisk::default()
+        };
+        Vm {
+            id: format!("vm-{number}"),
+            name: format!("web{number:02}"),
+            host_id: format!("host-{}", number % 2),
+            power: if number % 2 == 0 { PowerState::On } else { PowerState::Off },
+            guest_id: "debian12_64Guest".into(),
+            allocated_bytes: allocated,
+            disks: (0..disks).map(disk).collect(),
+            ..Vm::default()
+        }
+    }
+
+    fn assessed(inventory: &Inventory) -> Assessment {
+        let judge =
+            |vm: &Vm| (vm.id.clone(), drover_plan::concerns(vm, inventory, &ConcernContext::default()));
+        assess(inventory, &inventory.vms.iter().map(judge).collect())
+    }
+
+    #[test]
+    fn sums_count_each_vm_once_and_bytes_where_they_lie() {
+        let host = |id: &str| Host { id: id.into(), name: format!("esx-{id}"), ..Host::default() };
+        let inventory = Inventory {
+            hosts: vec![host("host-0"), host("host-1"), host("host-2")],
+            vms: vec![vm(0, 2, Some(1 << 30)), vm(1, 1, None), vm(2, 1, Some(9 << 30))],
+            ..Inventory::default()
+        };
+        let it = assessed(&inventory);
+        assert_eq!((it.totals.vms, it.totals.running, it.totals.disks), (3, 2, 4));
+        assert_eq!((it.totals.capacity_bytes, it.totals.unknown_allocation), (5 << 30, 1));
+        // 1 GiB allocated, 1 GiB by its capacity, and never more than the capacity.
+        assert_eq!(it.totals.data_bytes, 3 << 30);
+        let place = |it: &Place| (it.name.clone(), it.vms, it.disks, it.capacity_bytes >> 30);
+        let hosts: Vec<_> = it.hosts.iter().map(place).collect();
+        let expected = [("esx-host-0", 2, 3, 4), ("esx-host-1", 1, 1, 1), ("esx-host-2", 0, 0, 0)];
+        assert_eq!(hosts, expected.map(|(name, vms, disks, size)| (name.to_string(), vms, disks, size)));
+        let stores: Vec<_> = it.datastores.iter().map(place).collect();
+        assert_eq!(stores, [("ds0".to_string(), 3, 3, 3), ("ds1".to_string(), 1, 1, 2)]);
+        let of_places: u64 = it.datastores.iter().map(|it| it.data_bytes).sum();
+        assert!(it.totals.data_bytes - of_places <= 1, "rounded down by disk");
+        assert_eq!(it.guests, [Group { name: "debian12_64Guest".into(), vms: 3, data_bytes: 3 << 30 }]);
+    }
+
+    #[test]
+    fn findings_count_vms_and_not_disks_with_the_worst_first() {
+        let mut vms: Vec<Vm> = (0..5).map(|number| vm(number, 2, None)).collect();
+        vms[1].snapshots = vec![Snapshot { name: "before".into(), ..Snapshot::default() }];
+        vms.iter_mut()
+            .flat_map(|vm| &mut vm.disks)
+            .for_each(|disk| disk.rdm = Some(drover_types::inventory::RdmMode::Virtual));
+        let it = assessed(&Inventory { vms, ..Inventory::default() });
+        let found: Vec<_> = it.findings.iter().map(|it| (it.id.as_str(), it.vms)).collect();
+        assert_eq!(found[..2], [("rdm-disk", 5), ("snapshots-present", 1)]);
+        assert_eq!(it.findings[0].examples, ["web00", "web01", "web02"]);
+        assert!(it.findings.is_sorted_by_key(|it| it.severity));
+        assert_eq!(it.totals.blocked, 5);
+    }
+
+    #[test]
+    fn an_empty_inventory_is_assessed() {
+        let it = assessed(&Inventory::default());
+        assert_eq!((it.totals, it.vm_sizes), (Totals::default(), Sizes::default()));
+    }
+}

@@ -1,0 +1,142 @@
+//! An assessment as a page.
+
+use std::fmt::{self, Write};
+
+use drover_forecast::{Assessment, Group, Place, Sizes};
+use drover_types::Bytes;
+
+use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
+use crate::assess::examples;
+use crate::inventory::weight_title;
+
+/// What a provider has in sums, as one page without scripts.
+pub fn assess_html(it: &Assessment) -> String {
+    let mut page = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_page(&mut page, it);
+    page
+}
+
+fn write_page(page: &mut String, it: &Assessment) -> fmt::Result {
+    write_head(page, "assessment")?;
+    let product = format!("{} {}", it.about.product, it.about.version);
+    writeln!(
+        page,
+        "<header>\n<p class=\"eyebrow\">drover assessment</p>\n<h1>{}</h1>\n</header>",
+        Escaped(&product)
+    )?;
+    let totals = &it.totals;
+    let facts = [
+        ("VMs", totals.vms.to_string()),
+        ("Running", totals.running.to_string()),
+        ("Cannot be moved as they are", totals.blocked.to_string()),
+        ("Changes tracked", totals.tracked.to_string()),
+        ("Disks", totals.disks.to_string()),
+        ("Provisioned", Bytes(totals.capacity_bytes).to_string()),
+        ("To be read", Bytes(totals.data_bytes).to_string()),
+        ("Allocation not known", totals.unknown_allocation.to_string()),
+    ];
+    write_facts(page, &facts)?;
+    write_findings(page, it)?;
+    write_sizes(page, it)?;
+    write_largest(page, it)?;
+    write_places(page, "Hosts", &it.hosts)?;
+    write_places(page, "Datastores", &it.datastores)?;
+    write_groups(page, "Guests", &it.guests)?;
+    write_groups(page, "Firmware", &it.firmware)?;
+    write_groups(page, "Power", &it.power)?;
+    write_foot(page)
+}
+
+fn write_findings(page: &mut String, it: &Assessment) -> fmt::Result {
+    begin_table(page, "Before they move", &["Weight", "#VMs", "Concern", "Meaning", "Such as"])?;
+    for finding in &it.findings {
+        write_row(
+            page,
+            &[
+                ("", weight_title(finding.severity).into()),
+                ("number", finding.vms.to_string()),
+                ("name", finding.id.clone()),
+                ("text", finding.meaning.clone()),
+                ("text", examples(finding)),
+            ],
+        )?;
+    }
+    end_table(page)
+}
+
+fn write_sizes(page: &mut String, it: &Assessment) -> fmt::Result {
+    begin_table(page, "Sizes", &["Of", "#Number", "#P10", "#P50", "#P90", "#P99", "#Largest"])?;
+    let rows = [
+        ("VMs, provisioned", &it.vm_sizes),
+        ("VMs, allocated", &it.allocated_sizes),
+        ("Disks, provisioned", &it.disk_sizes),
+    ];
+    for (name, sizes) in rows {
+        let Sizes { number, p10, p50, p90, p99, largest } = *sizes;
+        let values = [p10, p50, p90, p99, largest].map(|bytes| ("number", Bytes(bytes).to_string()));
+        let first = [("", name.to_string()), ("number", number.to_string())];
+        write_row(page, &first.into_iter().chain(values).collect::<Vec<_>>())?;
+    }
+    end_table(page)
+}
+
+fn write_largest(page: &mut String, it: &Assessment) -> fmt::Result {
+    begin_table(page, "Largest VMs", &["VM", "Id", "#Disks", "#Provisioned", "#To read"])?;
+    for vm in &it.largest {
+        write_row(
+            page,
+            &[
+                ("name", vm.name.clone()),
+                ("", vm.id.clone()),
+                ("number", vm.disks.to_string()),
+                ("number", Bytes(vm.capacity_bytes).to_string()),
+                ("number", Bytes(vm.data_bytes).to_string()),
+            ],
+        )?;
+    }
+    end_table(page)
+}
+
+fn write_places(page: &mut String, heading: &str, places: &[Place]) -> fmt::Result {
+    begin_table(page, heading, &["Name", "#VMs", "#Disks", "#Provisioned", "#To read"])?;
+    for place in places {
+        write_row(
+            page,
+            &[
+                ("name", place.name.clone()),
+                ("number", place.vms.to_string()),
+                ("number", place.disks.to_string()),
+                ("number", Bytes(place.capacity_bytes).to_string()),
+                ("number", Bytes(place.data_bytes).to_string()),
+            ],
+        )?;
+    }
+    end_table(page)
+}
+
+fn write_groups(page: &mut String, heading: &str, groups: &[Group]) -> fmt::Result {
+    begin_table(page, heading, &["Name", "#VMs", "#To read"])?;
+    for group in groups {
+        let (vms, bytes) = (group.vms.to_string(), Bytes(group.data_bytes).to_string());
+        write_row(page, &[("name", group.name.clone()), ("number", vms), ("number", bytes)])?;
+    }
+    end_table(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assess::tests::assessment;
+    use crate::html::tests::texts;
+
+    #[test]
+    fn the_page_is_well_formed_and_loads_nothing() {
+        let page = assess_html(&assessment());
+        let text = texts(&page);
+        assert!(text.contains("a-very-long-name-of-a-virtual-machine-<b>"), "{text}");
+        for word in ["<script", "http://", "https://", "url(", "src=", "href="] {
+            assert!(!page.contains(word), "{word}");
+        }
+    }
+}
