@@ -1,0 +1,182 @@
+//! A host that keeps failing is left alone for a while.
+
+use crate::random::Random;
+
+/// Failures in a row that open it.
+pub const FAILURES_MAX: u32 = 3;
+/// The first wait, in milliseconds; each further one is twice as long.
+pub const BACKOFF_MS: u64 = 30_000;
+/// No wait is longer than about this.
+pub const BACKOFF_MS_MAX: u64 = 30 * 60_000;
+
+/// Whether VMs of a host may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permit {
+    /// As many as there is room for.
+    Yes,
+    /// One, to see whether it works again.
+    One,
+    /// None before this time, in milliseconds.
+    Not(u64),
+}
+
+/// The circuit breaker of a host.
+///
+/// Three failures in a row open it: no VM starts there. After a wait that doubles each time, between half and all of
+/// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes.
+#[derive(Clone, Debug)]
+pub struct Breaker {
+    random: Random,
+    state: State,
+    /// All failures so far.
+    failures: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed {
+        in_a_row: u32,
+    },
+    Open {
+        opened: u32,
+        until_ms: u64,
+    },
+    /// One VM is being tried.
+    Trying {
+        opened: u32,
+    },
+}
+
+impl Breaker {
+    /// A closed one; `random` decides its jitter.
+    pub fn new(random: Random) -> Breaker {
+        Breaker { random, state: State::Closed { in_a_row: 0 }, failures: 0 }
+    }
+
+    /// Whether VMs of the host may start.
+    pub fn permit(&self, now_ms: u64) -> Permit {
+        match self.state {
+            State::Closed { .. } => Permit::Yes,
+            State::Open { until_ms, .. } if now_ms >= until_ms => Permit::One,
+            State::Open { until_ms, .. } => Permit::Not(until_ms),
+            State::Trying { .. } => Permit::Not(u64::MAX),
+        }
+    }
+
+    /// A VM of the host starts.
+    pub fn started(&mut self, now_ms: u64) {
+        if let State::Open { opened, until_ms } = self.state
+            && now_ms >= until_ms
+        {
+            self.state = State::Trying { opened };
+        }
+    }
+
+    /// The host served a VM well.
+    pub fn succeeded(&mut self) {
+        self.state = State::Closed { in_a_row: 0 };
+    }
+
+    /// A VM ended that tells nothing of the host; the next one is tried.
+    pub fn told_nothing(&mut self, now_ms: u64) {
+        if let State::Trying { opened } = self.state {
+            self.state = State::Open { opened, until_ms: now_ms };
+        }
+    }
+
+    /// A VM failed because of the host.
+    pub fn failed(&mut self, now_ms: u64) {
+        self.failures = self.failures.saturating_add(1);
+        let opened = match self.state {
+            State::Closed { in_a_row } if in_a_row + 1 < FAILURES_MAX => {
+                self.state = State::Closed { in_a_row: in_a_row + 1 };
+                return;
+            }
+            State::Closed { .. } => 0,
+            // VMs that ran when it opened fail one after the other: that is one failure of the host.
+            State::Open { .. } => return,
+            State::Trying { opened } => opened + 1,
+        };
+        let until_ms = now_ms.saturating_add(backoff_ms(opened, &mut self.random));
+        self.state = State::Open { opened, until_ms };
+    }
+
+    /// Whether the host is left alone, or is being tried.
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, State::Closed { .. })
+    }
+
+    /// How often a VM failed because of the host.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+}
+
+/// The wait after the try with this number, from 0, in milliseconds: between half and all of a length that doubles.
+pub(crate) fn backoff_ms(number: u32, random: &mut Random) -> u64 {
+    let length = BACKOFF_MS.saturating_mul(1 << number.min(16)).min(BACKOFF_MS_MAX);
+    length / 2 + random.below(length / 2 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open() -> Breaker {
+        let mut breaker = Breaker::new(Random::new(7));
+        (0..FAILURES_MAX).for_each(|_| breaker.failed(1000));
+        breaker
+    }
+
+    fn until(breaker: &Breaker, now_ms: u64) -> u64 {
+        let Permit::Not(until) = breaker.permit(now_ms) else { panic!("it is not open") };
+        until
+    }
+
+    #[test]
+    fn three_failures_in_a_row_open_it_and_fewer_do_not() {
+        let mut breaker = Breaker::new(Random::new(7));
+        for _ in 0..9 {
+            breaker.failed(0);
+            breaker.failed(0);
+            breaker.succeeded();
+        }
+        assert_eq!((breaker.permit(0), breaker.failures()), (Permit::Yes, 18));
+        assert!(open().is_open());
+    }
+
+    #[test]
+    fn one_vm_is_tried_after_the_wait_and_closes_it_or_doubles_the_wait() {
+        let mut breaker = open();
+        let mut now = 1000;
+        for number in 0..10 {
+            let until = until(&breaker, now);
+            let longest = (BACKOFF_MS << number).min(BACKOFF_MS_MAX);
+            assert!((longest / 2..=longest).contains(&(until - now)), "wait {number}: {}", until - now);
+            now = until;
+            assert_eq!(breaker.permit(now), Permit::One);
+            breaker.started(now);
+            assert_eq!(breaker.permit(now), Permit::Not(u64::MAX), "a second one waits for the first");
+            breaker.failed(now);
+        }
+        now = until(&breaker, now);
+        breaker.started(now);
+        breaker.succeeded();
+        assert_eq!(breaker.permit(now), Permit::Yes);
+    }
+
+    #[test]
+    fn a_try_that_tells_nothing_is_followed_by_another() {
+        let mut breaker = open();
+        let now = until(&breaker, 1000);
+        breaker.started(now);
+        breaker.told_nothing(now + 5);
+        assert_eq!(breaker.permit(now + 5), Permit::One);
+    }
+
+    #[test]
+    fn hosts_do_not_come_back_in_step() {
+        let waits = ["esx1", "esx2", "esx3"].map(|host| backoff_ms(3, &mut Random::of(1, host)));
+        assert!(waits[0] != waits[1] && waits[1] != waits[2]);
+    }
+}

@@ -1,0 +1,225 @@
+//! Admitting.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+use super::entry::{Held, Key, State};
+use super::{Host, Lane, Scheduler, time_ms};
+use crate::breaker::Permit;
+use crate::budgets::Order;
+use crate::job::JobId;
+
+/// A job that may begin, or go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Which one.
+    pub job: JobId,
+    /// Its disks that may be open at once: one at least, and never more than there are.
+    pub slots: u32,
+}
+
+/// What orders the heads of lanes; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_later: bool,
+    in_time: bool,
+    turns: u64,
+    priority: Reverse<i32>,
+    deadline: u64,
+    /// What holds up the end of all if this waits, for each slot that works on it.
+    critical_ms: Reverse<u64>,
+    datastore_ms: Reverse<u64>,
+    own_ms: Reverse<u64>,
+    id: u64,
+}
+
+/// Whether there is room for a job.
+enum Room {
+    Yes(Held),
+    NotAtHost,
+    NotAtDatastore(usize),
+    NotInAll,
+}
+
+impl Scheduler {
+    /// The job to start now, if one fits; its slots are taken from this moment.
+    ///
+    /// A host without room for its next VM is passed over, with all its VMs, and so is a datastore. A VM for whose disks there
+    /// is no room in all is not: smaller ones behind it would otherwise hold it back for ever.
+    pub fn next(&mut self, now_ms: u64) -> Option<Admission> {
+        self.release_due(now_ms);
+        loop {
+            if self.disks >= self.budgets.disks || self.waiting == 0 {
+                return None;
+            }
+            let left = self.left;
+            if let Some((id, held)) = self.first_that_fits(now_ms) {
+                return Some(self.admit(id, held, now_ms));
+            }
+            // A job that was given up may have let others wait: each is given up once, so this ends.
+            if self.left == left {
+                return None;
+            }
+        }
+    }
+
+    fn first_that_fits(&mut self, now_ms: u64) -> Option<(JobId, Held)> {
+        let mut heads = self.heads(now_ms);
+        let (mut full_hosts, mut full_datastores) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(Reverse(rank)) = heads.pop() {
+            let id = JobId(rank.id);
+            let entry = &self.jobs[&id];
+            let is_full = full_hosts.contains(&entry.host)
+                || entry.spread.iter().any(|(datastore, _)| full_datastores.contains(datastore));
+            if is_full {
+                continue;
+            }
+            match self.room(id) {
+                Room::Yes(held) => return Some((id, held)),
+                Room::NotAtHost => drop(full_hosts.insert(entry.host)),
+                Room::NotAtDatastore(datastore) => drop(full_datastores.insert(datastore)),
+                Room::NotInAll => return None,
+            }
+        }
+        None
+    }
+
+    /// The first job of each lane whose host has room.
+    fn heads(&mut self, now_ms: u64) -> BinaryHeap<Reverse<Rank>> {
+        let mut heads = Vec::new();
+        for host in 0..self.hosts.len() {
+            if !self.has_room(&self.hosts[host], now_ms) {
+                continue;
+            }
+            let lanes: Vec<usize> = self.hosts[host].lanes.keys().copied().collect();
+            heads.extend(lanes.into_iter().filter_map(|lane| self.head(host, lane, now_ms)).map(Reverse));
+        }
+        BinaryHeap::from(heads)
+    }
+
+    fn has_room(&self, host: &Host, now_ms: u64) -> bool {
+        !host.lanes.is_empty()
+            && host.vms + host.elsewhere < self.vms_max(host)
+            && host.disks < self.disks_max(host)
+            && !matches!(host.breaker.permit(now_ms), Permit::Not(_))
+    }
+
+    /// The first of a lane that may start at this time; those before it that may not are put aside.
+    fn head(&mut self, host: usize, lane: usize, now_ms: u64) -> Option<Rank> {
+        loop {
+            let (key, is_due) =
+                first_of(self.hosts[host].lanes.get(&lane)?, self.admissions, |id| self.jobs[&id].key)?;
+            let id = JobId(key.id);
+            match self.hold(id, now_ms) {
+                Some(hold) => {
+                    self.dequeue(id);
+                    self.put_aside(id, hold);
+                }
+                None => return Some(self.rank(key, is_due)),
+            }
+        }
+    }
+
+    fn rank(&self, key: Key, is_due: bool) -> Rank {
+        let entry = &self.jobs[&JobId(key.id)];
+        let host = &self.hosts[entry.host];
+        let datastore = entry.spread.first().map(|(datastore, _)| &self.datastores[*datastore]);
+        let each = |left_ms: u64, disks: u32| left_ms / (u64::from(disks) + 1);
+        let datastore_ms =
+            datastore.map_or(0, |it| each(time_ms(it.left_bytes, self.budgets.rates.datastore), it.disks));
+        let (critical, datastore_ms) = match self.budgets.order {
+            Order::Arrival => (0, 0),
+            Order::Critical => {
+                (each(self.host_left_ms(host), host.disks).max(datastore_ms).max(entry.own_ms), datastore_ms)
+            }
+        };
+        Rank {
+            is_later: key.is_later,
+            in_time: !is_due,
+            turns: key.turns,
+            priority: key.priority,
+            deadline: key.deadline,
+            critical_ms: Reverse(critical),
+            datastore_ms: Reverse(datastore_ms),
+            own_ms: key.own_ms,
+            id: key.id,
+        }
+    }
+
+    fn room(&self, id: JobId) -> Room {
+        let entry = &self.jobs[&id];
+        let host = &self.hosts[entry.host];
+        let host_max = self.disks_max(host);
+        let mut slots = entry.disks().min(self.budgets.disks).min(host_max);
+        for (datastore, disks) in &entry.spread {
+            // Its disks go one after the other then, and any of them may be those of this datastore.
+            let max = self.datastore_max(&self.datastores[*datastore]);
+            if *disks > max {
+                slots = slots.min(max);
+            }
+        }
+        if host.disks.saturating_add(slots) > host_max {
+            return Room::NotAtHost;
+        }
+        let taken = |(datastore, disks): &(usize, u32)| (*datastore, slots.min(*disks), *disks);
+        let datastores: Vec<_> = entry.spread.iter().map(taken).collect();
+        for (datastore, slots, _) in &datastores {
+            let it = &self.datastores[*datastore];
+            if it.disks.saturating_add(*slots) > self.datastore_max(it) {
+                return Room::NotAtDatastore(*datastore);
+            }
+        }
+        if self.disks + slots > self.budgets.disks {
+            return Room::NotInAll;
+        }
+        let done = vec![false; entry.job.disks.len()];
+        Room::Yes(Held { slots, left: entry.disks(), datastores, done })
+    }
+
+    fn admit(&mut self, id: JobId, held: Held, now_ms: u64) -> Admission {
+        self.dequeue(id);
+        self.admissions += 1;
+        self.running += 1;
+        let slots = held.slots;
+        self.disks += slots;
+        held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks += slots);
+        let entry = self.jobs.get_mut(&id).expect("a job that is admitted is known");
+        entry.turns += 1;
+        entry.first = false;
+        entry.state = State::Running(held);
+        let host = &mut self.hosts[entry.host];
+        host.vms += 1;
+        host.disks += slots;
+        host.breaker.started(now_ms);
+        if let Some(key) = entry.job.anti_affinity.clone() {
+            self.holds.run(key, id);
+        }
+        self.check_admission(id);
+        self.check_invariants();
+        Admission { job: id, slots }
+    }
+
+    /// # Panics
+    /// If a budget of what was just admitted is exceeded.
+    fn check_admission(&self, id: JobId) {
+        let entry = &self.jobs[&id];
+        let host = &self.hosts[entry.host];
+        assert!(self.disks <= self.budgets.disks, "more disks run than the budget allows");
+        assert!(host.vms <= self.vms_max(host), "more VMs of {} run than its budget allows", host.name);
+        assert!(host.disks <= self.disks_max(host), "more disks of {} are open than it may", host.name);
+        for datastore in entry.spread.iter().map(|(datastore, _)| &self.datastores[*datastore]) {
+            let max = self.datastore_max(datastore);
+            assert!(datastore.disks <= max, "more disks of datastore {} are open than may", datastore.name);
+        }
+    }
+}
+
+/// The key of the first job of a lane, and whether it goes first because it was overtaken too often.
+fn first_of(lane: &Lane, admissions: u64, key_of: impl Fn(JobId) -> Key) -> Option<(Key, bool)> {
+    let first = *lane.order.first()?;
+    let overtaken = lane.due.first().filter(|(due, _)| *due <= admissions);
+    match overtaken {
+        Some((_, id)) if first.is_later => Some((key_of(*id), true)),
+        _ => Some((first, false)),
+    }
+}

@@ -1,0 +1,240 @@
+//! Slots that are given back.
+
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Aside, State};
+use super::hold::Hold;
+use super::{Scheduler, entry::Held};
+use crate::breaker::backoff_ms;
+use crate::job::{JobId, Tenant};
+use crate::random::Random;
+
+/// A job is tried again at most so often after failures of its host.
+pub const RETRIES_MAX: u32 = 3;
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// It has arrived, or needs the source no more.
+    Arrived,
+    /// It failed, or was stopped.
+    Failed,
+    /// The last of its windows closed before its turn came.
+    TooLate,
+    /// A VM of an earlier stage of its group failed.
+    GroupFailed,
+}
+
+/// A host that failed often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// The host.
+    pub host: String,
+    /// VMs that failed because of it, those that were tried again counted each time.
+    pub failures: u32,
+    /// Whether it is left alone still.
+    pub is_open: bool,
+}
+
+impl Scheduler {
+    /// One disk of a running job, by its place among the job's disks, is copied: its slot goes to the job's next disk, or else
+    /// to others. A disk that is told twice is harmless.
+    pub fn disk_finished(&mut self, id: JobId, disk: usize) {
+        let Some(entry) = self.jobs.get_mut(&id) else { return };
+        let State::Running(held) = &mut entry.state else { return };
+        if held.done.get(disk).is_none_or(|done| *done) {
+            return;
+        }
+        held.done[disk] = true;
+        let before = held.slots;
+        held.left -= 1;
+        held.slots = held.slots.min(held.left);
+        let freed = before - held.slots;
+        let datastore = entry.datastores[disk];
+        if let Some((_, slots, left)) = held.datastores.iter_mut().find(|(it, _, _)| *it == datastore) {
+            *left -= 1;
+            let freed = slots.saturating_sub(*left);
+            *slots -= freed;
+            self.datastores[datastore].disks -= freed;
+        }
+        self.disks -= freed;
+        self.hosts[entry.host].disks -= freed;
+        self.count_as_done(id, disk);
+        self.check_invariants();
+    }
+
+    /// Takes a disk out of what its host and datastore have left to do.
+    fn count_as_done(&mut self, id: JobId, disk: usize) {
+        let entry = self.jobs.get_mut(&id).expect("a job with disks is known");
+        if std::mem::replace(&mut entry.counted[disk], true) {
+            return;
+        }
+        let bytes = entry.job.disks[disk].bytes;
+        let (host, datastore) = (&mut self.hosts[entry.host], &mut self.datastores[entry.datastores[disk]]);
+        host.left_bytes = host.left_bytes.saturating_sub(bytes);
+        datastore.left_bytes = datastore.left_bytes.saturating_sub(bytes);
+    }
+
+    /// A job is over, or needs the source no more. One that waits or is parked may end, too; one that has ended stays so.
+    pub fn finished(&mut self, id: JobId, ended: Ended, now_ms: u64) {
+        if matches!(self.jobs[&id].state, State::Over(_)) {
+            return;
+        }
+        if ended == Ended::Arrived {
+            let host = self.jobs[&id].host;
+            self.hosts[host].breaker.succeeded();
+        }
+        self.leave(id, now_ms);
+        self.end(id, ended, now_ms);
+        self.check_invariants();
+    }
+
+    /// Marks it as over. Call when it holds nothing and waits nowhere.
+    fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
+        (0..self.jobs[&id].job.disks.len()).for_each(|disk| self.count_as_done(id, disk));
+        let entry = self.jobs.get_mut(&id).expect("a job that ends is known");
+        entry.state = State::Over(ended);
+        let left_ms = &mut self.hosts[entry.host].left_ms;
+        *left_ms = left_ms.saturating_sub(entry.own_ms);
+        self.left -= 1;
+        let entry = &self.jobs[&id];
+        self.groups.end(id, entry, ended == Ended::Arrived);
+        self.release_stages(now_ms);
+    }
+
+    /// It never starts; [`Scheduler::take_given_up`] tells.
+    pub(super) fn give_up(&mut self, id: JobId, ended: Ended) {
+        self.given_up.push((id, ended));
+        // Nothing waits for a time here: stages are looked at with the windows of the next call.
+        self.end(id, ended, 0);
+    }
+
+    /// Takes a job out of wherever it is, with all that it holds.
+    fn leave(&mut self, id: JobId, now_ms: u64) {
+        match self.jobs[&id].state.clone() {
+            State::Waiting => self.dequeue(id),
+            State::Aside(aside) => self.take_back(id, aside),
+            State::Running(held) => self.release(id, &held, now_ms),
+            State::Parked | State::Over(_) => {}
+        }
+        let entry = self.jobs.get_mut(&id).expect("a job that leaves is known");
+        entry.state = State::Parked;
+    }
+
+    fn release(&mut self, id: JobId, held: &Held, now_ms: u64) {
+        self.running -= 1;
+        self.disks -= held.slots;
+        held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks -= slots);
+        let host = &mut self.hosts[self.jobs[&id].host];
+        host.vms -= 1;
+        host.disks -= held.slots;
+        host.breaker.told_nothing(now_ms);
+        self.release_affinity(id, now_ms);
+    }
+
+    /// A running job goes back to its old place, as if it had not been admitted.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn requeue(&mut self, id: JobId, now_ms: u64) {
+        self.give_back(id, "given back", now_ms);
+        let entry = self.jobs.get_mut(&id).expect("a job that is given back is known");
+        entry.turns -= 1;
+        self.wait_again(id, now_ms);
+        self.check_invariants();
+    }
+
+    /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it was tried often
+    /// enough, and is over.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn host_failed(&mut self, id: JobId, now_ms: u64) -> Option<u64> {
+        let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
+        entry.retries += 1;
+        let (host, retries) = (entry.host, entry.retries);
+        self.hosts[host].breaker.failed(now_ms);
+        self.give_back(id, "failed", now_ms);
+        if retries > RETRIES_MAX {
+            self.end(id, Ended::Failed, now_ms);
+            self.check_invariants();
+            return None;
+        }
+        let mut random = Random::of(self.budgets.seed ^ id.0, &self.hosts[host].name);
+        let at = now_ms.saturating_add(backoff_ms(retries - 1, &mut random));
+        self.put_aside(id, Hold::For(Aside::Retry(at)));
+        self.check_invariants();
+        Some(at)
+    }
+
+    /// A running job wants nothing of the source until [`Scheduler::wake`]; others get its slots.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn park(&mut self, id: JobId, now_ms: u64) {
+        let host = self.jobs[&id].host;
+        self.hosts[host].breaker.succeeded();
+        self.give_back(id, "parked", now_ms);
+        self.check_invariants();
+    }
+
+    fn give_back(&mut self, id: JobId, what: &str, now_ms: u64) {
+        let is_running = matches!(self.jobs[&id].state, State::Running(_));
+        assert!(is_running, "job {} is {what} but does not run", id.0);
+        self.leave(id, now_ms);
+    }
+
+    /// A parked job waits for its slots again: behind those that had fewer turns and among its like at its old place, so that
+    /// each comes to its passes however many there are; or before all others if its guest is about to be shut down for it.
+    ///
+    /// # Panics
+    /// If it is not parked.
+    pub fn wake(&mut self, id: JobId, first: bool, now_ms: u64) {
+        let due = self.admissions + super::OVERTAKEN_MAX + 8 * self.waiting as u64;
+        let entry = self.jobs.get_mut(&id).expect("a job that is woken is known");
+        assert!(entry.state == State::Parked, "job {} is woken but is not parked", id.0);
+        (entry.first, entry.due) = (first, due);
+        self.wait_again(id, now_ms);
+        self.check_invariants();
+    }
+
+    /// Jobs that ended without having been admitted since this was called last.
+    pub fn take_given_up(&mut self) -> Vec<(JobId, Ended)> {
+        std::mem::take(&mut self.given_up)
+    }
+
+    /// Ends all jobs of a tenant that hold nothing, as when it is cancelled; those that run end by themselves.
+    pub fn withdraw(&mut self, tenant: Tenant, now_ms: u64) {
+        let idle = |entry: &super::Entry| !matches!(entry.state, State::Running(_) | State::Over(_));
+        let of = self.jobs.iter().filter(|(_, entry)| entry.tenant == tenant && idle(entry));
+        let ids: Vec<JobId> = of.map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.finished(id, Ended::Failed, now_ms));
+    }
+
+    /// Forgets a tenant, all of whose jobs have ended. Their ids mean nothing from then on.
+    ///
+    /// # Panics
+    /// If one of them has not.
+    pub fn forget(&mut self, tenant: Tenant) {
+        let is_over = |entry: &super::Entry| matches!(entry.state, State::Over(_));
+        let of = |entry: &super::Entry| entry.tenant == tenant;
+        assert!(self.jobs.values().all(|it| !of(it) || is_over(it)), "tenant {} has jobs left", tenant.0);
+        self.jobs.retain(|_, entry| !of(entry));
+        self.given_up.retain(|(id, _)| self.jobs.contains_key(id));
+        self.groups.forget(tenant);
+    }
+
+    /// Hosts because of which VMs failed, by name.
+    pub fn quarantine(&self) -> Vec<Quarantined> {
+        let failed = self.hosts.iter().filter(|host| host.breaker.failures() > 0);
+        let told = |host: &super::Host| Quarantined {
+            host: host.name.clone(),
+            failures: host.breaker.failures(),
+            is_open: host.breaker.is_open(),
+        };
+        let mut all: Vec<Quarantined> = failed.map(told).collect();
+        all.sort_by(|a, b| a.host.cmp(&b.host));
+        all
+    }
+}

@@ -1,0 +1,148 @@
+//! A job and its place.
+
+use std::cmp::Reverse;
+
+use super::time_ms;
+use crate::budgets::{Order, Rates};
+use crate::job::{Job, JobId, Tenant};
+
+/// A job as the scheduler keeps it.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) tenant: Tenant,
+    pub(super) job: Job,
+    pub(super) host: usize,
+    /// Of each disk.
+    pub(super) datastores: Vec<usize>,
+    /// How many disks lie in each datastore, the most first.
+    pub(super) spread: Vec<(usize, u32)>,
+    /// How long it would take alone.
+    pub(super) own_ms: u64,
+    pub(super) state: State,
+    /// How often it was admitted.
+    pub(super) turns: u64,
+    /// Whether it goes before all others.
+    pub(super) first: bool,
+    /// It counts as overtaken once so many were admitted.
+    pub(super) due: u64,
+    /// Where it lies in its lane.
+    pub(super) key: Key,
+    /// Which disks need no more to be counted as left to do.
+    pub(super) counted: Vec<bool>,
+    /// Times it was put back after a failure.
+    pub(super) retries: u32,
+}
+
+/// What a job does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// In its lane.
+    Waiting,
+    /// Put aside: not to be considered for now.
+    Aside(Aside),
+    /// Admitted.
+    Running(Held),
+    /// Between two passes: wants nothing for now.
+    Parked,
+    /// Over.
+    Over(super::Ended),
+}
+
+/// Why a job is put aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Aside {
+    /// Its window opens then.
+    Window(u64),
+    /// It is tried again then.
+    Retry(u64),
+    /// A job of the same anti-affinity key runs.
+    Affinity,
+    /// An earlier stage of its group is left.
+    Stage,
+}
+
+/// Disk slots of a running job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) slots: u32,
+    /// Disks that are still to be copied.
+    pub(super) left: u32,
+    /// The same for each datastore: which, slots, disks.
+    pub(super) datastores: Vec<(usize, u32, u32)>,
+    pub(super) done: Vec<bool>,
+}
+
+/// What orders jobs of a lane; the least goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) is_later: bool,
+    pub(super) turns: u64,
+    pub(super) priority: Reverse<i32>,
+    pub(super) deadline: u64,
+    pub(super) own_ms: Reverse<u64>,
+    pub(super) id: u64,
+}
+
+impl Entry {
+    pub(super) fn new(
+        tenant: Tenant,
+        job: Job,
+        host: usize,
+        datastores: Vec<usize>,
+        due: u64,
+        rates: &Rates,
+    ) -> Entry {
+        let largest = job.disks.iter().map(|disk| disk.bytes).max().unwrap_or(0);
+        let copy_ms = time_ms(largest, rates.disk).max(time_ms(job.bytes(), rates.host));
+        Entry {
+            tenant,
+            own_ms: copy_ms.saturating_add(job.fixed_ms),
+            counted: vec![false; job.disks.len()],
+            spread: spread(&datastores),
+            job,
+            host,
+            datastores,
+            state: State::Parked,
+            turns: 0,
+            first: false,
+            due,
+            key: Key::default(),
+            retries: 0,
+        }
+    }
+
+    /// The lane that it waits in: that of the datastore with most of its disks.
+    pub(super) fn lane(&self) -> usize {
+        self.spread.first().map_or(usize::MAX, |(datastore, _)| *datastore)
+    }
+
+    pub(super) fn key(&self, id: JobId, order: Order) -> Key {
+        let same = Key { is_later: !self.first, turns: self.turns, id: id.0, ..Key::default() };
+        match order {
+            Order::Arrival => same,
+            Order::Critical => Key {
+                priority: Reverse(self.job.priority),
+                deadline: self.job.deadline_ms.unwrap_or(u64::MAX),
+                own_ms: Reverse(self.own_ms),
+                ..same
+            },
+        }
+    }
+
+    /// Disks that it wants slots for; one at least.
+    pub(super) fn disks(&self) -> u32 {
+        u32::try_from(self.job.disks.len()).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+fn spread(datastores: &[usize]) -> Vec<(usize, u32)> {
+    let mut spread: Vec<(usize, u32)> = Vec::new();
+    for datastore in datastores {
+        match spread.iter_mut().find(|(it, _)| it == datastore) {
+            Some((_, disks)) => *disks += 1,
+            None => spread.push((*datastore, 1)),
+        }
+    }
+    spread.sort_by_key(|(datastore, disks)| (Reverse(*disks), *datastore));
+    spread
+}

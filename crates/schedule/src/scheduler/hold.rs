@@ -1,0 +1,123 @@
+//! Jobs that are put aside, because it is not their time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::entry::{Aside, State};
+use super::{Ended, Scheduler};
+use crate::job::JobId;
+
+/// Jobs that are put aside.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Holds {
+    /// By the time at which they are looked at again.
+    at: BTreeSet<(u64, JobId)>,
+    /// Running jobs by anti-affinity key, and those that wait for them.
+    affinity: BTreeMap<String, (JobId, BTreeSet<JobId>)>,
+    /// Those that wait for a stage of their group.
+    stages: BTreeSet<JobId>,
+}
+
+/// Why a job may not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// For now.
+    For(Aside),
+    /// Ever.
+    Ever(Ended),
+}
+
+impl Holds {
+    /// A job with this key runs.
+    pub(super) fn run(&mut self, key: String, id: JobId) {
+        self.affinity.entry(key).or_insert_with(|| (id, BTreeSet::new())).0 = id;
+    }
+
+    /// Which job with this key runs, if one does.
+    pub(super) fn runs(&self, key: &str) -> Option<JobId> {
+        self.affinity.get(key).map(|(id, _)| *id)
+    }
+
+    /// When something is to be looked at again.
+    pub(super) fn next_ms(&self) -> Option<u64> {
+        self.at.first().map(|(at, _)| *at)
+    }
+}
+
+impl Scheduler {
+    /// Why a job may not start now, apart from room.
+    pub(super) fn hold(&self, id: JobId, now_ms: u64) -> Option<Hold> {
+        let entry = &self.jobs[&id];
+        let begun = entry.turns > 0;
+        // What has begun goes on, whatever its window.
+        if !begun && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
+            let opens = entry.job.windows.iter().map(|window| window.from_ms).filter(|from| *from > now_ms);
+            return Some(opens.min().map_or(Hold::Ever(Ended::TooLate), |at| Hold::For(Aside::Window(at))));
+        }
+        if let Some(hold) = self.groups.hold(entry).filter(|_| !begun) {
+            return Some(hold);
+        }
+        let key = entry.job.anti_affinity.as_deref();
+        key.and_then(|key| self.holds.runs(key))
+            .filter(|other| *other != id)
+            .map(|_| Hold::For(Aside::Affinity))
+    }
+
+    /// Puts a job aside that is in no lane.
+    pub(super) fn put_aside(&mut self, id: JobId, hold: Hold) {
+        let aside = match hold {
+            Hold::Ever(ended) => return self.give_up(id, ended),
+            Hold::For(aside) => aside,
+        };
+        match aside {
+            Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.insert((at, id))),
+            Aside::Stage => drop(self.holds.stages.insert(id)),
+            Aside::Affinity => {
+                let key = self.jobs[&id].job.anti_affinity.as_deref().unwrap_or_default();
+                if let Some((_, waiting)) = self.holds.affinity.get_mut(key) {
+                    waiting.insert(id);
+                }
+            }
+        }
+        self.jobs.get_mut(&id).expect("a job that is put aside is known").state = State::Aside(aside);
+    }
+
+    /// Takes a job out of where it was put aside.
+    pub(super) fn take_back(&mut self, id: JobId, aside: Aside) {
+        match aside {
+            Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.remove(&(at, id))),
+            Aside::Stage => drop(self.holds.stages.remove(&id)),
+            Aside::Affinity => {
+                let waiting = self.holds.affinity.values_mut();
+                waiting.for_each(|(_, waiting)| _ = waiting.remove(&id));
+            }
+        }
+    }
+
+    /// Looks again at those whose time has come.
+    pub(super) fn release_due(&mut self, now_ms: u64) {
+        while let Some((at, id)) = self.holds.at.first().copied().filter(|(at, _)| *at <= now_ms) {
+            self.holds.at.remove(&(at, id));
+            self.wait_again(id, now_ms);
+        }
+    }
+
+    /// A job with this key runs no more.
+    pub(super) fn release_affinity(&mut self, id: JobId, now_ms: u64) {
+        let Some(key) = self.jobs[&id].job.anti_affinity.clone() else { return };
+        if self.holds.runs(&key) != Some(id) {
+            return;
+        }
+        let waiting = self.holds.affinity.remove(&key).map(|(_, waiting)| waiting).unwrap_or_default();
+        waiting.into_iter().for_each(|id| self.wait_again(id, now_ms));
+    }
+
+    /// A stage of a group may have come.
+    pub(super) fn release_stages(&mut self, now_ms: u64) {
+        let free = |id: &JobId| !matches!(self.groups.hold(&self.jobs[id]), Some(Hold::For(Aside::Stage)));
+        let free: Vec<JobId> = self.holds.stages.iter().copied().filter(free).collect();
+        for id in free {
+            self.holds.stages.remove(&id);
+            self.wait_again(id, now_ms);
+        }
+    }
+}

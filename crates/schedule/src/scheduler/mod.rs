@@ -1,0 +1,279 @@
+//! Which job goes next: a plain state machine.
+//!
+//! The caller asks [`Scheduler::next`] until it says `None`, and again whenever something ended, a budget changed, or
+//! [`Scheduler::next_event_ms`] has come. An admitted VM holds a slot of its host and a slot for each of its disks, which it gives
+//! back one by one ([`Scheduler::disk_finished`]), or all at once between two passes ([`Scheduler::park`]).
+//!
+//! Waiting jobs lie in lanes, one for each host and datastore, each in its order. A decision looks at the head of each
+//! lane whose host has room, so it costs about the number of lanes times the logarithm of their length, however many jobs wait.
+
+mod admit;
+mod cutover;
+mod ends;
+mod entry;
+mod hold;
+mod tells;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::breaker::Breaker;
+use crate::budgets::{Budgets, HostLimits};
+use crate::job::{Job, JobId, Tenant};
+use crate::random::Random;
+
+pub use self::admit::Admission;
+use self::cutover::Groups;
+pub use self::ends::{Ended, Quarantined};
+use self::entry::{Entry, Key, State};
+use self::hold::Holds;
+pub use self::tells::Usage;
+
+/// Admits VMs of several tenants within budgets.
+///
+/// All tenants share one order, by job: one tenant of 800 jobs is treated as eight of 100. None is overtaken for ever,
+/// however many come later ([`OVERTAKEN_MAX`]).
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    budgets: Budgets,
+    hosts: Vec<Host>,
+    host_of: BTreeMap<String, usize>,
+    datastores: Vec<Datastore>,
+    datastore_of: BTreeMap<String, usize>,
+    jobs: BTreeMap<JobId, Entry>,
+    next_id: u64,
+    /// Jobs that were admitted so far; the clock by which a job counts as overtaken.
+    admissions: u64,
+    /// Jobs in lanes.
+    waiting: usize,
+    running: usize,
+    /// Jobs that have not ended.
+    left: usize,
+    /// Disk slots that are held.
+    disks: u32,
+    holds: Holds,
+    groups: Groups,
+    /// Jobs that ended without having been admitted, and are still to be told.
+    given_up: Vec<(JobId, Ended)>,
+}
+
+/// A job is overtaken by at most this many others and eight times those that waited when it came. Then it goes first.
+pub const OVERTAKEN_MAX: u64 = 1000;
+
+/// A host.
+#[derive(Clone, Debug)]
+struct Host {
+    name: String,
+    limits: HostLimits,
+    /// VM slots that other processes hold.
+    elsewhere: u32,
+    vms: u32,
+    disks: u32,
+    /// Bytes that are still to be read.
+    left_bytes: u64,
+    /// Time that its VMs would take one after the other.
+    left_ms: u64,
+    breaker: Breaker,
+    /// By datastore.
+    lanes: BTreeMap<usize, Lane>,
+}
+
+/// A datastore.
+#[derive(Clone, Debug, Default)]
+struct Datastore {
+    name: String,
+    limit: Option<u32>,
+    disks: u32,
+    left_bytes: u64,
+}
+
+/// Waiting jobs of a host whose disks lie in one datastore, the most of them.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    order: BTreeSet<Key>,
+    /// When each counts as overtaken.
+    due: BTreeSet<(u64, JobId)>,
+}
+
+impl Scheduler {
+    /// An empty schedule.
+    pub fn new(budgets: Budgets) -> Scheduler {
+        Scheduler {
+            budgets: sound(budgets),
+            hosts: Vec::new(),
+            host_of: BTreeMap::new(),
+            datastores: Vec::new(),
+            datastore_of: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            next_id: 0,
+            admissions: 0,
+            waiting: 0,
+            running: 0,
+            left: 0,
+            disks: 0,
+            holds: Holds::default(),
+            groups: Groups::default(),
+            given_up: Vec::new(),
+        }
+    }
+
+    /// Adds jobs, all waiting; gives their ids in the same order.
+    pub fn add(&mut self, tenant: Tenant, jobs: Vec<Job>, now_ms: u64) -> Vec<JobId> {
+        let due = self.admissions + OVERTAKEN_MAX + 8 * (self.left + jobs.len()) as u64;
+        let add = |job: Job| {
+            let id = JobId(self.next_id);
+            self.next_id += 1;
+            let entry = self.entry(tenant, job, due);
+            self.groups.add(id, &entry);
+            let (host, own_ms) = (entry.host, entry.own_ms);
+            for (disk, datastore) in entry.job.disks.iter().zip(&entry.datastores) {
+                let Host { left_bytes, .. } = &mut self.hosts[host];
+                *left_bytes = left_bytes.saturating_add(disk.bytes);
+                let Datastore { left_bytes, .. } = &mut self.datastores[*datastore];
+                *left_bytes = left_bytes.saturating_add(disk.bytes);
+            }
+            let Host { left_ms, .. } = &mut self.hosts[host];
+            *left_ms = left_ms.saturating_add(own_ms);
+            self.left += 1;
+            self.jobs.insert(id, entry);
+            id
+        };
+        let ids: Vec<JobId> = jobs.into_iter().map(add).collect();
+        ids.iter().for_each(|id| self.wait_again(*id, now_ms));
+        self.check_invariants();
+        ids
+    }
+
+    fn entry(&mut self, tenant: Tenant, job: Job, due: u64) -> Entry {
+        let host = self.host(&job.host);
+        let datastores = job.disks.iter().map(|disk| self.datastore(&disk.datastore)).collect();
+        Entry::new(tenant, job, host, datastores, due, &self.budgets.rates)
+    }
+
+    /// The host of that name, made known if it is not.
+    fn host(&mut self, name: &str) -> usize {
+        if let Some(host) = self.host_of.get(name) {
+            return *host;
+        }
+        self.hosts.push(Host {
+            name: name.to_string(),
+            limits: HostLimits::default(),
+            elsewhere: 0,
+            vms: 0,
+            disks: 0,
+            left_bytes: 0,
+            left_ms: 0,
+            breaker: Breaker::new(Random::of(self.budgets.seed, name)),
+            lanes: BTreeMap::new(),
+        });
+        self.host_of.insert(name.to_string(), self.hosts.len() - 1);
+        self.hosts.len() - 1
+    }
+
+    fn datastore(&mut self, name: &str) -> usize {
+        if let Some(datastore) = self.datastore_of.get(name) {
+            return *datastore;
+        }
+        self.datastores.push(Datastore { name: name.to_string(), ..Datastore::default() });
+        self.datastore_of.insert(name.to_string(), self.datastores.len() - 1);
+        self.datastores.len() - 1
+    }
+
+    /// The budgets from now on. What is held beyond a smaller one stays until it is given back.
+    pub fn set_budgets(&mut self, budgets: Budgets) {
+        self.budgets = sound(budgets);
+    }
+
+    /// The budgets.
+    pub fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    /// What is different at a host from now on, which may be one that has no job yet.
+    pub fn set_host(&mut self, host: &str, limits: HostLimits) {
+        let host = self.host(host);
+        self.hosts[host].limits = limits;
+    }
+
+    /// What is different at a host.
+    pub fn host_limits(&self, host: &str) -> HostLimits {
+        self.host_of.get(host).map(|host| self.hosts[*host].limits).unwrap_or_default()
+    }
+
+    /// VM slots of a host that other processes hold.
+    pub fn set_elsewhere(&mut self, host: &str, vms: u32) {
+        let host = self.host(host);
+        self.hosts[host].elsewhere = vms;
+    }
+
+    /// Disks of one datastore at once from now on; `None` as for all.
+    pub fn set_datastore(&mut self, datastore: &str, disks: Option<u32>) {
+        let datastore = self.datastore(datastore);
+        self.datastores[datastore].limit = disks;
+    }
+
+    fn vms_max(&self, host: &Host) -> u32 {
+        host.limits.vms.unwrap_or(self.budgets.vms_per_host).max(1)
+    }
+
+    fn disks_max(&self, host: &Host) -> u32 {
+        let budget = host.limits.disks.unwrap_or(self.budgets.disks_per_host);
+        budget.min(host.limits.learned.unwrap_or(u32::MAX)).max(1)
+    }
+
+    fn datastore_max(&self, datastore: &Datastore) -> u32 {
+        datastore.limit.unwrap_or(self.budgets.disks_per_datastore).max(1)
+    }
+
+    /// How long a host has still to do, in milliseconds.
+    fn host_left_ms(&self, host: &Host) -> u64 {
+        let rate = host.limits.rate.unwrap_or(self.budgets.rates.host);
+        time_ms(host.left_bytes, rate).max(host.left_ms / u64::from(self.vms_max(host)))
+    }
+
+    /// Puts a job where it belongs: into its lane, or aside.
+    fn wait_again(&mut self, id: JobId, now_ms: u64) {
+        match self.hold(id, now_ms) {
+            Some(hold) => self.put_aside(id, hold),
+            None => self.enqueue(id),
+        }
+    }
+
+    fn enqueue(&mut self, id: JobId) {
+        let entry = self.jobs.get_mut(&id).expect("a job that waits is known");
+        entry.state = State::Waiting;
+        entry.key = entry.key(id, self.budgets.order);
+        let lane = self.hosts[entry.host].lanes.entry(entry.lane()).or_default();
+        lane.order.insert(entry.key);
+        lane.due.insert((entry.due, id));
+        self.waiting += 1;
+    }
+
+    fn dequeue(&mut self, id: JobId) {
+        let entry = &self.jobs[&id];
+        let lanes = &mut self.hosts[entry.host].lanes;
+        if let Some(lane) = lanes.get_mut(&entry.lane()) {
+            lane.order.remove(&entry.key);
+            lane.due.remove(&(entry.due, id));
+            if lane.order.is_empty() {
+                lanes.remove(&entry.lane());
+            }
+        }
+        self.waiting -= 1;
+    }
+}
+
+fn sound(budgets: Budgets) -> Budgets {
+    Budgets {
+        vms_per_host: budgets.vms_per_host.max(1),
+        disks_per_host: budgets.disks_per_host.max(1),
+        disks_per_datastore: budgets.disks_per_datastore.max(1),
+        disks: budgets.disks.max(1),
+        cutovers: budgets.cutovers.max(1),
+        ..budgets
+    }
+}
+
+/// Milliseconds that so many bytes take.
+pub(crate) fn time_ms(bytes: u64, rate: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * 1000 / u128::from(rate.max(1))).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,177 @@
+//! What is told of a schedule.
+
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Aside, Entry, State};
+use super::{Host, Scheduler};
+use crate::breaker::Permit;
+use crate::job::{Job, JobId};
+use crate::wait::Wait;
+
+/// How much of something is in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The host.
+    pub host: String,
+    /// VMs that run.
+    pub vms: u32,
+    /// VMs that may.
+    pub vms_max: u32,
+    /// Disks that are read.
+    pub disks: u32,
+    /// Disks that may be.
+    pub disks_max: u32,
+    /// VMs that wait in a lane.
+    pub waiting: usize,
+}
+
+impl Scheduler {
+    /// Jobs that wait for slots.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Jobs that run.
+    pub fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Whether every job has ended.
+    pub fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Disk slots that are held.
+    pub fn disks_held(&self) -> u32 {
+        self.disks
+    }
+
+    /// A job as it was added, if it is known.
+    pub fn job(&self, id: JobId) -> Option<&Job> {
+        self.jobs.get(&id).map(|entry| &entry.job)
+    }
+
+    /// Whether a job runs.
+    pub fn is_running(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|entry| matches!(entry.state, State::Running(_)))
+    }
+
+    /// When [`Scheduler::next`] is to be asked again although nothing ended: a window opens, a wait after a failure is over.
+    pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
+        let closed = |host: &Host| match host.breaker.permit(now_ms) {
+            Permit::Not(until) if until < u64::MAX && !host.lanes.is_empty() => Some(until),
+            Permit::Not(_) | Permit::Yes | Permit::One => None,
+        };
+        self.hosts.iter().filter_map(closed).chain(self.holds.next_ms()).min()
+    }
+
+    /// What each host has in use, in the order in which they became known.
+    pub fn usage(&self) -> Vec<Usage> {
+        let of = |host: &Host| Usage {
+            host: host.name.clone(),
+            vms: host.vms,
+            vms_max: self.vms_max(host),
+            disks: host.disks,
+            disks_max: self.disks_max(host),
+            waiting: waiting(host),
+        };
+        self.hosts.iter().map(of).collect()
+    }
+
+    /// What a job waits for; `None` if it does not wait.
+    pub fn wait_of(&self, id: JobId, now_ms: u64) -> Option<Wait> {
+        let entry = self.jobs.get(&id)?;
+        match entry.state {
+            State::Running(_) | State::Parked => self.cutover_wait(id),
+            State::Over(_) => None,
+            State::Aside(aside) => Some(self.why_aside(entry, aside)),
+            State::Waiting => Some(self.why_waiting(entry, now_ms)),
+        }
+    }
+
+    fn why_aside(&self, entry: &Entry, aside: Aside) -> Wait {
+        match aside {
+            Aside::Window(opens_ms) => Wait::Window { opens_ms },
+            Aside::Retry(at_ms) => Wait::Retry { at_ms },
+            Aside::Affinity => {
+                let other = entry.job.anti_affinity.as_deref().and_then(|key| self.holds.runs(key));
+                let other = other.and_then(|id| self.job(id)).map(|job| job.name.clone());
+                Wait::AntiAffinity { other: other.unwrap_or_default() }
+            }
+            Aside::Stage => Wait::Stage {
+                group: entry.job.group.as_ref().map(|group| group.name.clone()).unwrap_or_default(),
+                stage: self.groups.stage_left(entry).unwrap_or(0),
+            },
+        }
+    }
+
+    fn why_waiting(&self, entry: &Entry, now_ms: u64) -> Wait {
+        let it = &self.hosts[entry.host];
+        let host = it.name.clone();
+        if let Permit::Not(until_ms) = it.breaker.permit(now_ms) {
+            return Wait::Host { host, until_ms };
+        }
+        let vms = self.vms_max(it);
+        if it.vms + it.elsewhere >= vms {
+            return match it.elsewhere {
+                0 => Wait::HostVms { host, held: it.vms, of: vms },
+                _ => Wait::Elsewhere { host, of: vms },
+            };
+        }
+        let host_max = self.disks_max(it);
+        let needs = entry.disks().min(self.budgets.disks).min(host_max);
+        if it.disks.saturating_add(needs) > host_max {
+            return Wait::HostDisks { host, held: it.disks, of: host_max, needs };
+        }
+        let full = entry.spread.iter().find_map(|(datastore, disks)| {
+            let it = &self.datastores[*datastore];
+            let of = self.datastore_max(it);
+            let is_full = it.disks.saturating_add(*disks.min(&of)) > of;
+            is_full.then(|| Wait::DatastoreDisks { datastore: it.name.clone(), held: it.disks, of })
+        });
+        if let Some(full) = full {
+            return full;
+        }
+        if self.disks + needs > self.budgets.disks {
+            return Wait::Disks { held: self.disks, of: self.budgets.disks, needs };
+        }
+        Wait::Turn { host, waiting: waiting(it) }
+    }
+
+    /// Checks all sums. Only in tests: it looks at every job.
+    ///
+    /// # Panics
+    /// If a slot or a job is counted twice or not at all.
+    pub(super) fn check_invariants(&self) {
+        if !cfg!(debug_assertions) || self.jobs.len() > CHECKED_MAX {
+            return;
+        }
+        let (mut slots, mut waiting, mut running, mut left) = (0, 0, 0, 0);
+        let mut hosts = vec![(0, 0); self.hosts.len()];
+        for entry in self.jobs.values() {
+            left += usize::from(!matches!(entry.state, State::Over(_)));
+            match &entry.state {
+                State::Waiting => waiting += 1,
+                State::Running(held) => {
+                    running += 1;
+                    slots += held.slots;
+                    hosts[entry.host].0 += 1;
+                    hosts[entry.host].1 += held.slots;
+                }
+                State::Aside(_) | State::Parked | State::Over(_) => {}
+            }
+        }
+        assert_eq!((slots, waiting, running, left), (self.disks, self.waiting, self.running, self.left));
+        let held: Vec<(u32, u32)> = self.hosts.iter().map(|host| (host.vms, host.disks)).collect();
+        assert_eq!(held, hosts, "slots of a host were lost or made up");
+        let queued: usize = self.hosts.iter().map(super::tells::waiting).sum();
+        assert_eq!(queued, self.waiting, "lanes hold other jobs than those that wait");
+    }
+}
+
+/// Sums are checked, in builds with debug assertions, up to so many jobs: beyond it they would take all the time.
+const CHECKED_MAX: usize = 200;
+
+pub(super) fn waiting(host: &Host) -> usize {
+    host.lanes.values().map(|lane| lane.order.len()).sum()
+}

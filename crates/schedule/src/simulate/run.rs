@@ -1,0 +1,381 @@
+//! The run: events on a virtual clock.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::outcome::{Limited, Moved, Outcome};
+use super::transfers::{Flow, Transfers};
+use super::{Fleet, PASSES_MAX, Vm, WarmMove};
+use crate::climb::Climb;
+use crate::job::{JobId, Tenant};
+use crate::scheduler::{Admission, Ended, Scheduler};
+use crate::wait::{Resource, Wait};
+
+/// Climbing takes a sample this often.
+const SAMPLE_MS: f64 = 10_000.0;
+/// Spans that are told; further ones go into the last.
+const SPANS_MAX: usize = 4096;
+
+/// What happens at a time that is known beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The snapshot is there: the copy begins.
+    Copies,
+    /// The copy is verified.
+    Verified,
+    /// It runs at the target.
+    Runs,
+    /// Its next pass is due.
+    Due,
+    /// It may move over.
+    Asks,
+}
+
+/// A VM under way.
+#[derive(Default)]
+struct Going {
+    slots: usize,
+    next_disk: usize,
+    open: usize,
+    /// Bytes of each disk in this pass.
+    bytes: Vec<u64>,
+    pass_began_ms: f64,
+    moves_over: bool,
+    limited: BTreeMap<Resource, f64>,
+    told: Moved,
+}
+
+pub(super) struct Run<'a> {
+    fleet: &'a Fleet,
+    scheduler: Scheduler,
+    ids: Vec<JobId>,
+    index: BTreeMap<JobId, usize>,
+    going: Vec<Going>,
+    transfers: Transfers<'a>,
+    events: BinaryHeap<Reverse<(u64, u64, usize, Event)>>,
+    sequence: u64,
+    now: f64,
+    asking: Vec<usize>,
+    climbs: Vec<(String, Climb, f64, u32)>,
+    spans: Vec<Limited>,
+    decisions: u64,
+    disks_max: u32,
+    end_ms: f64,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(fleet: &'a Fleet) -> Run<'a> {
+        let mut scheduler = Scheduler::new(fleet.budgets.clone());
+        fleet.hosts.iter().for_each(|(host, limits)| scheduler.set_host(host, *limits));
+        let ids = submit(&mut scheduler, fleet);
+        let index = ids.iter().copied().zip(0..).collect();
+        let climbs = climbs(&mut scheduler, fleet);
+        Run {
+            fleet,
+            scheduler,
+            going: ids.iter().map(|_| Going::default()).collect(),
+            ids,
+            index,
+            transfers: Transfers::new(&fleet.capacities),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            now: fleet.start_ms as f64,
+            asking: Vec::new(),
+            climbs,
+            spans: Vec::new(),
+            decisions: 0,
+            disks_max: 0,
+            end_ms: fleet.start_ms as f64,
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Outcome {
+        let mut sample_at = self.now + SAMPLE_MS;
+        loop {
+            self.decide();
+            let Some(mut next) = self.next_ms() else { break };
+            let samples = !self.climbs.is_empty();
+            if samples && sample_at < next {
+                next = sample_at;
+            }
+            self.note_limit(next);
+            self.transfers.advance(next - self.now);
+            self.now = next;
+            if samples && self.now >= sample_at {
+                self.sample();
+                sample_at = self.now + SAMPLE_MS;
+            }
+            self.happen();
+        }
+        self.outcome()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now as u64
+    }
+
+    /// When something happens next.
+    fn next_ms(&mut self) -> Option<f64> {
+        let now = self.now;
+        let event = self.events.peek().map(|Reverse((at, ..))| f64::from_bits(*at));
+        let done = self.transfers.until_next_ms().map(|ms| now + ms);
+        let opens = self.scheduler.next_event_ms(self.now_ms()).map(|at| at as f64).filter(|at| *at > now);
+        let next = [event, done, opens].into_iter().flatten().min_by(f64::total_cmp)?;
+        let hours = done.and(self.transfers.until_hours_ms(now)).map(|ms| now + ms);
+        Some(hours.map_or(next, |hours| next.min(hours)).max(now))
+    }
+
+    fn push(&mut self, after_ms: u64, vm: usize, event: Event) {
+        self.sequence += 1;
+        let at = self.now + after_ms as f64;
+        self.events.push(Reverse((at.to_bits(), self.sequence, vm, event)));
+    }
+
+    /// All that the scheduler lets in now.
+    fn decide(&mut self) {
+        self.ask();
+        loop {
+            self.decisions += 1;
+            let Some(admission) = self.scheduler.next(self.now_ms()) else { break };
+            self.admit(admission);
+        }
+        self.disks_max = self.disks_max.max(self.scheduler.disks_held());
+        for (id, ended) in self.scheduler.take_given_up() {
+            self.going[self.index[&id]].told.given_up = Some(ended);
+        }
+    }
+
+    fn admit(&mut self, admission: Admission) {
+        let at = self.index[&admission.job];
+        let (vm, now, now_ms) = (&self.fleet.vms[at], self.now, self.now_ms());
+        let going = &mut self.going[at];
+        going.slots = admission.slots as usize;
+        going.told.begin_ms.get_or_insert(now_ms);
+        let is_last = vm.warm.is_none() || going.moves_over;
+        going.bytes = match vm.warm {
+            Some(warm) if going.told.passes > 0 => changed(vm, &warm, now - going.pass_began_ms),
+            _ => vm.job.disks.iter().map(|disk| disk.bytes).collect(),
+        };
+        going.pass_began_ms = now;
+        going.told.passes += 1;
+        let mut before = vm.snapshot_ms;
+        if is_last {
+            going.told.down_ms = Some(now_ms);
+            before += vm.shutdown_ms;
+        }
+        self.push(before, at, Event::Copies);
+    }
+
+    /// What is due now.
+    fn happen(&mut self) {
+        self.transfers.set_hours(self.now);
+        while let Some((flow, limited)) = self.transfers.take_done() {
+            self.copied(flow, limited);
+        }
+        while let Some(Reverse((at, _, vm, event))) = self.events.peek().copied() {
+            if f64::from_bits(at) > self.now {
+                break;
+            }
+            self.events.pop();
+            match event {
+                Event::Copies => self.copy(vm),
+                Event::Verified => self.verified(vm),
+                Event::Runs => self.runs(vm),
+                Event::Due => self.scheduler.wake(self.ids[vm], false, self.now as u64),
+                Event::Asks => self.asking.push(vm),
+            }
+        }
+    }
+
+    fn copy(&mut self, vm: usize) {
+        let going = &mut self.going[vm];
+        going.next_disk = 0;
+        let disks = going.slots.min(self.fleet.vms[vm].job.disks.len());
+        if disks == 0 {
+            return self.all_copied(vm);
+        }
+        (0..disks).for_each(|_| self.copy_next(vm));
+    }
+
+    fn copy_next(&mut self, vm: usize) {
+        let now_ms = self.now_ms();
+        let going = &mut self.going[vm];
+        let disk = going.next_disk;
+        going.next_disk += 1;
+        going.open += 1;
+        going.told.bytes += going.bytes[disk];
+        self.transfers.begin(Flow { vm, disk }, &self.fleet.vms[vm], going.bytes[disk], now_ms);
+    }
+
+    fn copied(&mut self, flow: Flow, limited: Vec<(Resource, f64)>) {
+        let Flow { vm, disk } = flow;
+        let going = &mut self.going[vm];
+        going.open -= 1;
+        for (resource, ms) in limited {
+            *going.limited.entry(resource).or_default() += ms;
+        }
+        let (is_left, open) = (going.next_disk < going.bytes.len(), going.open);
+        self.scheduler.disk_finished(self.ids[vm], disk);
+        if is_left {
+            self.copy_next(vm);
+        } else if open == 0 {
+            self.all_copied(vm);
+        }
+    }
+
+    fn all_copied(&mut self, at: usize) {
+        let vm = &self.fleet.vms[at];
+        match vm.warm {
+            Some(warm) if !self.going[at].moves_over => self.pass_ended(at, &warm),
+            _ if vm.verify_ms > 0 => self.push(vm.verify_ms, at, Event::Verified),
+            _ => self.verified(at),
+        }
+    }
+
+    fn verified(&mut self, vm: usize) {
+        let now_ms = self.now_ms();
+        self.scheduler.finished(self.ids[vm], Ended::Arrived, now_ms);
+        self.push(self.fleet.vms[vm].start_ms, vm, Event::Runs);
+    }
+
+    fn runs(&mut self, vm: usize) {
+        self.going[vm].told.end_ms = Some(self.now_ms());
+        self.end_ms = self.end_ms.max(self.now);
+    }
+
+    fn pass_ended(&mut self, at: usize, warm: &WarmMove) {
+        let now_ms = self.now_ms();
+        self.scheduler.park(self.ids[at], now_ms);
+        let wait = warm.cutover_ms.map(|moment| moment.saturating_sub(now_ms));
+        match wait {
+            Some(wait) if wait <= warm.interval_ms => self.push(wait, at, Event::Asks),
+            None if self.is_ready(at, warm) => self.push(0, at, Event::Asks),
+            _ => self.push(warm.interval_ms.max(1), at, Event::Due),
+        }
+    }
+
+    /// Whether its last pass is expected to fit the time that it may be down.
+    fn is_ready(&self, at: usize, warm: &WarmMove) -> bool {
+        let (going, vm) = (&self.going[at], &self.fleet.vms[at]);
+        let took = (self.now - going.pass_began_ms).max(1.0);
+        let rate = going.bytes.iter().sum::<u64>() as f64 / took;
+        let changed = changed(vm, warm, took).iter().sum::<u64>() as f64;
+        let down = changed / rate.max(1e-6) + (vm.shutdown_ms + vm.snapshot_ms + vm.start_ms) as f64;
+        warm.downtime_ms == 0 || down <= warm.downtime_ms as f64 || going.told.passes >= PASSES_MAX
+    }
+
+    /// Those that ask to move over: as many as may begin to.
+    fn ask(&mut self) {
+        let now_ms = self.now_ms();
+        let mut left = Vec::new();
+        let mut asking = std::mem::take(&mut self.asking).into_iter();
+        for vm in asking.by_ref() {
+            let id = self.ids[vm];
+            match self.scheduler.ask_cutover(id) {
+                Ok(()) => {
+                    self.going[vm].moves_over = true;
+                    self.scheduler.wake(id, true, now_ms);
+                }
+                Err(_) if self.scheduler.has_failed_before(id) => {
+                    self.scheduler.finished(id, Ended::GroupFailed, now_ms);
+                    self.going[vm].told.given_up = Some(Ended::GroupFailed);
+                }
+                Err(wait) => {
+                    left.push(vm);
+                    if matches!(wait, Wait::Cutovers { .. }) && self.fleet.vms[vm].job.group.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        left.extend(asking);
+        self.asking = left;
+    }
+
+    fn sample(&mut self) {
+        let usage = self.scheduler.usage();
+        for (host, climb, bytes, held) in &mut self.climbs {
+            let Some(it) = usage.iter().find(|it| it.host == *host) else { continue };
+            let read = self.transfers.host_bytes(host);
+            let rate = (read - std::mem::replace(bytes, read)) * 1000.0 / SAMPLE_MS;
+            if std::mem::replace(held, it.disks) != it.disks {
+                continue;
+            }
+            let before = climb.limit();
+            if climb.sample(it.disks, rate) != before {
+                let limits = self.scheduler.host_limits(host);
+                let learned = Some(climb.limit());
+                self.scheduler.set_host(host, crate::HostLimits { learned, ..limits });
+            }
+        }
+    }
+
+    fn note_limit(&mut self, until: f64) {
+        let (from_ms, to_ms) = (self.now_ms(), until as u64);
+        if to_ms <= from_ms {
+            return;
+        }
+        let by = self.transfers.limits_most();
+        let is_full = self.spans.len() >= SPANS_MAX;
+        match self.spans.last_mut() {
+            Some(last) if last.by == by || is_full => last.to_ms = to_ms,
+            _ => self.spans.push(Limited { from_ms, to_ms, by }),
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        let told = |going: Going| {
+            let mut limited_by: Vec<(Resource, u64)> =
+                going.limited.into_iter().map(|(resource, ms)| (resource, ms as u64)).collect();
+            limited_by.sort_by_key(|(_, ms)| Reverse(*ms));
+            Moved { limited_by, ..going.told }
+        };
+        Outcome {
+            makespan_ms: (self.end_ms - self.fleet.start_ms as f64).round() as u64,
+            vms: self.going.into_iter().map(told).collect(),
+            resources: self.transfers.uses(),
+            limited: self.spans,
+            found: self.climbs.into_iter().map(|(host, climb, ..)| (host, climb.found())).collect(),
+            decisions: self.decisions,
+            disks_max: self.disks_max,
+        }
+    }
+}
+
+/// Submits each tenant's VMs, in the order of the fleet; gives the ids in that order.
+fn submit(scheduler: &mut Scheduler, fleet: &Fleet) -> Vec<JobId> {
+    let mut of: BTreeMap<Tenant, Vec<usize>> = BTreeMap::new();
+    fleet.vms.iter().enumerate().for_each(|(at, vm)| of.entry(vm.tenant).or_default().push(at));
+    let mut ids = vec![JobId(0); fleet.vms.len()];
+    for (tenant, vms) in of {
+        let jobs = vms.iter().map(|at| job_of(&fleet.vms[*at])).collect();
+        let added = scheduler.add(tenant, jobs, fleet.start_ms);
+        vms.into_iter().zip(added).for_each(|(at, id)| ids[at] = id);
+    }
+    ids
+}
+
+fn job_of(vm: &Vm) -> crate::job::Job {
+    let fixed_ms = vm.shutdown_ms + vm.snapshot_ms + vm.verify_ms + vm.start_ms;
+    crate::job::Job { fixed_ms, is_warm: vm.warm.is_some(), ..vm.job.clone() }
+}
+
+fn climbs(scheduler: &mut Scheduler, fleet: &Fleet) -> Vec<(String, Climb, f64, u32)> {
+    let Some(start) = fleet.climb_from else { return Vec::new() };
+    let budget = fleet.budgets.disks;
+    let mut all = Vec::new();
+    for usage in scheduler.usage() {
+        let climb = Climb::new(start, usage.disks_max.min(budget));
+        let limits = scheduler.host_limits(&usage.host);
+        scheduler.set_host(&usage.host, crate::HostLimits { learned: Some(climb.limit()), ..limits });
+        all.push((usage.host, climb, 0.0, 0));
+    }
+    all
+}
+
+/// Bytes of each disk that changed within so many milliseconds; no disk changes more than it holds.
+fn changed(vm: &Vm, warm: &WarmMove, ms: f64) -> Vec<u64> {
+    let all = vm.job.bytes().max(1) as f64;
+    let part = (warm.churn as f64 * ms / 1000.0 / all).min(1.0);
+    vm.job.disks.iter().map(|disk| (disk.bytes as f64 * part) as u64).collect()
+}

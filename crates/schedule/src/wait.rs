@@ -1,0 +1,163 @@
+//! What a job waits for.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Something that there is only so much of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "name")]
+pub enum Resource {
+    /// One disk's own stream.
+    Stream,
+    /// VMs of a host, or its NIC.
+    Host(String),
+    /// A datastore.
+    Datastore(String),
+    /// The line to the target.
+    Link,
+    /// A pool or folder of the target.
+    Pool(String),
+    /// This machine.
+    Cpu,
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resource::Stream => f.write_str("one disk's stream"),
+            Resource::Host(name) => write!(f, "host {name}"),
+            Resource::Datastore(name) => write!(f, "datastore {name}"),
+            Resource::Link => f.write_str("link"),
+            Resource::Pool(name) => write!(f, "target pool {name}"),
+            Resource::Cpu => f.write_str("this machine's CPU"),
+        }
+    }
+}
+
+/// What a job waits for. Its text is what `drover status` shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "for")]
+pub enum Wait {
+    /// All VMs that its host serves at once are taken.
+    HostVms {
+        /// Host.
+        host: String,
+        /// VMs that run.
+        held: u32,
+        /// VMs that may.
+        of: u32,
+    },
+    /// There is no room for its disks at its host.
+    HostDisks {
+        /// Host.
+        host: String,
+        /// Disks that are read.
+        held: u32,
+        /// Disks that may be.
+        of: u32,
+        /// Slots that it needs.
+        needs: u32,
+    },
+    /// There is no room for its disks at a datastore.
+    DatastoreDisks {
+        /// Datastore.
+        datastore: String,
+        /// Disks that are read.
+        held: u32,
+        /// Disks that may be.
+        of: u32,
+    },
+    /// There is no room for its disks in all.
+    Disks {
+        /// Disks that are read.
+        held: u32,
+        /// Disks that may be.
+        of: u32,
+        /// Slots that it needs.
+        needs: u32,
+    },
+    /// Others go first.
+    Turn {
+        /// Host.
+        host: String,
+        /// Jobs of its host that wait, with it.
+        waiting: usize,
+    },
+    /// Its window is closed.
+    Window {
+        /// When the next one opens.
+        opens_ms: u64,
+    },
+    /// It failed, and is tried again later.
+    Retry {
+        /// When.
+        at_ms: u64,
+    },
+    /// Its host failed, and is left alone for a while.
+    Host {
+        /// Host.
+        host: String,
+        /// When it is tried again.
+        until_ms: u64,
+    },
+    /// A VM that it never runs beside is running.
+    AntiAffinity {
+        /// That VM.
+        other: String,
+    },
+    /// An earlier stage of its group has not arrived.
+    Stage {
+        /// The group.
+        group: String,
+        /// The first stage that is left.
+        stage: u32,
+    },
+    /// Others of its group are not ready to move over.
+    Together {
+        /// The group.
+        group: String,
+        /// How many.
+        left: usize,
+    },
+    /// As many guests as may be are down for their cutover.
+    Cutovers {
+        /// Guests that are down.
+        held: u32,
+        /// Guests that may be.
+        of: u32,
+    },
+    /// Other processes with the same state folder have the VM slots of its host.
+    Elsewhere {
+        /// Host.
+        host: String,
+        /// VMs that may run.
+        of: u32,
+    },
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wait::HostVms { host, held, of } => write!(f, "{host}: {held} of {of} VMs at once"),
+            Wait::HostDisks { host, held, of, needs } => {
+                write!(f, "{host}: {held} of {of} disks at once, it needs {needs}")
+            }
+            Wait::DatastoreDisks { datastore, held, of } => {
+                write!(f, "datastore {datastore}: {held} of {of} disks at once")
+            }
+            Wait::Disks { held, of, needs } => write!(f, "{held} of {of} disks at once, it needs {needs}"),
+            Wait::Turn { host, waiting } => write!(f, "{host}: its turn, {waiting} VMs wait there"),
+            Wait::Window { .. } => f.write_str("its window to open"),
+            Wait::Retry { .. } => f.write_str("its next try after a failure"),
+            Wait::Host { host, .. } => write!(f, "{host}: failed, tried again later"),
+            Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),
+            Wait::Stage { group, stage } => write!(f, "stage {stage} of group {group}"),
+            Wait::Together { group, left } => {
+                write!(f, "group {group}: {left} VMs are not ready to move over")
+            }
+            Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
+            Wait::Elsewhere { host, of } => write!(f, "{host}: {of} VMs at once, other processes have them"),
+        }
+    }
+}
