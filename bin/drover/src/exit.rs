@@ -18,7 +18,7 @@ use drover_vsphere::{VsphereError, VsphereErrorKind};
 pub enum Exit {
     /// All that was asked is done.
     Success = 0,
-    /// A defect, or drover's own state cannot be used.
+    /// A defect.
     Internal = 1,
     /// The command line is wrong (clap's own code).
     Usage = 2,
@@ -42,6 +42,8 @@ pub enum Exit {
     PromiseBroken = 12,
     /// All VMs are at the target, and the clean-up at the source of some failed.
     NotCleanedUp = 13,
+    /// drover's own state cannot be read or kept.
+    State = 14,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.
@@ -60,6 +62,7 @@ impl From<Cause> for Exit {
             Cause::Verification => Exit::Verification,
             Cause::Manifest => Exit::Manifest,
             Cause::Cancelled => Exit::Interrupted,
+            Cause::State => Exit::State,
             Cause::Internal => Exit::Internal,
         }
     }
@@ -143,7 +146,13 @@ impl From<ProviderError> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Failure {
-        Failure::new(Exit::Internal, chain(&error)).advise(error.advice())
+        Failure::from(&error)
+    }
+}
+
+impl From<&StoreError> for Failure {
+    fn from(error: &StoreError) -> Failure {
+        Failure::new(Exit::State, chain(error)).advise(error.advice())
     }
 }
 

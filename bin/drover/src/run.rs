@@ -123,7 +123,10 @@ impl Prepared {
             clock: &SystemClock,
         };
         let outcome = runner.run()?;
-        self.provider.close()?;
+        // What came of the run is told: a session that cannot be ended changes nothing in it.
+        if let Err(failure) = self.provider.close() {
+            setting.words.say(&format!("note: {}", failure.message));
+        }
         Ok(outcome)
     }
 }
@@ -209,6 +212,9 @@ fn options(limits: &Limits) -> TransferOptions {
 
 /// How a run ends that ended so.
 pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
+    if outcome.unkept.is_some() {
+        return Exit::State;
+    }
     if outcome.is_complete() {
         return Exit::Success;
     }

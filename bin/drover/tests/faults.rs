@@ -283,3 +283,50 @@ fn ctrl_c_ends_the_wait_for_a_guest_that_does_not_go_down() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(stage.source_state(), before);
 }
+
+/// The machine is defined, the source is off, and the snapshot cannot be removed; nor can the session be ended, which changes nothing.
+#[test]
+fn a_clean_up_that_fails_ends_with_13_and_names_what_is_left_and_resume_does_that_alone() {
+    let Some(stage) = stage(47, 4) else { return };
+    let fault = |method: &str| {
+        let text = "the host is busy with something else";
+        let fault = json!({"method": method, "fault": "FileFault", "message": text, "count": -1});
+        stage.sim.post("/fault/soap", fault).unwrap();
+    };
+    let snapshots = || stage.sim.get("/vms").unwrap()[0]["snapshots"].as_array().unwrap().len();
+    let plan = stage.plan("uncleaned", &[]);
+    for (turn, args) in [vec!["migrate", &plan], vec!["resume", &plan], vec!["resume", &plan, "--json"]]
+        .into_iter()
+        .enumerate()
+    {
+        fault("RemoveSnapshot_Task");
+        fault("Logout");
+        let served = stage.served();
+        let ended = stage.run(&args);
+        assert_eq!((ended.code, snapshots()), (Some(13), 1), "{args:?}: {}{}", ended.out, ended.err);
+        assert!(turn == 0 || stage.served() == served, "{args:?}: a disk was read again");
+        let left = "left behind: snapshot drover-uncleaned at the source";
+        if args.contains(&"--json") {
+            let events: Vec<Value> =
+                ended.out.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let end = events.iter().find(|event| event["event"] == "vm_ended").unwrap();
+            assert_eq!(end["state"], "not_cleaned_up", "{end}");
+            assert_eq!(end["standing"]["source"], "off", "{end}");
+            assert_eq!(end["standing"]["target"], "defined", "{end}");
+            assert_eq!(end["standing"]["snapshots"], json!(["drover-uncleaned"]), "{end}");
+            assert_eq!(end["standing"]["go_on"], "drover resume uncleaned", "{end}");
+            let sum = events.iter().find(|event| event["event"] == "plan_ended").unwrap();
+            assert_eq!((&sum["not_cleaned_up"], &sum["failed"]), (&json!(1), &json!(0)), "{sum}");
+            continue;
+        }
+        for words in ["NOT CLEANED UP", "has arrived at the target", left, "drover resume uncleaned"] {
+            assert!(ended.err.contains(words), "'{words}' is not in: {}", ended.err);
+        }
+    }
+    let report = stage.run(&["report", "uncleaned", "--json"]).json().unwrap();
+    assert_eq!(report["vms"][0]["state"], "not_cleaned_up");
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    let resumed = stage.run(&["resume", &plan]);
+    assert_eq!((resumed.code, snapshots()), (Some(0), 0), "{}", resumed.err);
+    stage.assert_equal("one", 0, &stage.path("a"));
+}

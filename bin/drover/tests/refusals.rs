@@ -363,7 +363,7 @@ fn a_state_that_cannot_be_written_is_shown_and_one_that_is_damaged_is_said_to_be
         let _ = std::fs::remove_file(state.join(log));
     }
     let damaged = stage.run(&["status"]);
-    assert_eq!(damaged.code, Some(1), "{}", damaged.err);
+    assert_eq!(damaged.code, Some(14), "{}", damaged.err);
     assert!(
         damaged.err.contains("it is damaged") && !damaged.err.contains("can be written"),
         "{}",

@@ -28,7 +28,9 @@ pub enum Cause {
     Verification,
     /// The user stopped it.
     Cancelled,
-    /// drover's own state, or a defect.
+    /// drover's own state cannot be read or kept.
+    State,
+    /// A defect.
     Internal,
 }
 
@@ -134,7 +136,7 @@ impl EngineError {
             }
             EngineError::Copy { side, .. } => *side,
             EngineError::Differs { .. } => Cause::Verification,
-            EngineError::Store(_) => Cause::Internal,
+            EngineError::Store(_) => Cause::State,
             EngineError::Running { .. } => Cause::Plan,
         }
     }

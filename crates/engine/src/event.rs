@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::phase::Phase;
 use crate::provider::LinkBytes;
+use crate::standing::Standing;
 use crate::store::{Downtime, PassKind, VmState};
 
 /// Something that happened.
@@ -147,6 +148,9 @@ pub enum Event {
         error: Option<String>,
         /// What to try.
         advice: Option<String>,
+        /// Where it stands on both sides; absent if it arrived whole or was never touched.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        standing: Option<Standing>,
     },
     /// The run ended.
     PlanEnded {

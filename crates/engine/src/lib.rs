@@ -20,6 +20,7 @@ mod provider;
 mod report;
 mod runner;
 mod slots;
+mod standing;
 mod store;
 mod tracking;
 
@@ -37,6 +38,7 @@ pub use provider::{
 };
 pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
 pub use runner::{RunOutcome, Runner};
+pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, RunFacts, RunRow,
     SampleRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,

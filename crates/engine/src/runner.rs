@@ -19,7 +19,8 @@ use crate::itinerary::{Context, Journey};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{Schedule, Slots};
-use crate::store::{PlanState, RunFacts, Store, VmState};
+use crate::standing::VmEnd;
+use crate::store::{PlanState, RunFacts, Store, StoreError, VmState};
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
@@ -67,6 +68,10 @@ pub struct RunOutcome {
     pub failed: Vec<(String, Cause)>,
     /// VMs not begun or stopped.
     pub unfinished: usize,
+    /// How each VM ended that this run took on.
+    pub ends: Vec<VmEnd>,
+    /// Why the end could not be recorded, of a VM or of the run. What is told here is so all the same.
+    pub unkept: Option<StoreError>,
 }
 
 impl RunOutcome {
@@ -85,7 +90,8 @@ impl Runner<'_> {
     /// Runs the plan, or goes on with it.
     ///
     /// # Errors
-    /// If another process runs it or the state cannot be kept. A VM that fails is part of the outcome.
+    /// If another process runs it, or the state cannot be kept before anything is touched. A VM that fails is part of the
+    /// outcome, and so is state that cannot be kept later.
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
@@ -98,16 +104,26 @@ impl Runner<'_> {
             |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
         let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !is_done(vm)).collect();
         let done_before = self.vms.len() - todo.len();
+        let is_not_cleaned_up =
+            |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::NotCleanedUp);
+        let before = Before {
+            done: done_before,
+            not_cleaned_up: todo
+                .iter()
+                .filter(|vm| is_not_cleaned_up(vm))
+                .map(|vm| vm.target_name.clone())
+                .collect(),
+        };
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let failed = self.run_vms(&todo);
-        self.end(failed)
+        let ends = self.run_vms(&todo);
+        Ok(self.end(&before, ends))
     }
 
-    fn run_vms(&self, todo: &[&PlannedVm]) -> Vec<(String, Cause)> {
+    fn run_vms(&self, todo: &[&PlannedVm]) -> Vec<VmEnd> {
         let works = todo.iter().map(|vm| Work::from(*vm)).collect();
         let schedule = Schedule::new(Scheduler::new(works, Budgets::from(self.limits)), todo.len());
-        let failed = Mutex::new(Vec::new());
+        let ends = Mutex::new(Vec::new());
         let context = self.context();
         let over = StopSignal::default();
         std::thread::scope(|scope| {
@@ -116,15 +132,15 @@ impl Runner<'_> {
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             while let Some((index, disks)) = schedule.next(self.stop) {
-                let (context, vm, failed, schedule) = (&context, todo[index.0], &failed, &schedule);
-                let run = move || run_vm(context, vm, Slots { schedule, index }, disks, failed);
+                let (context, vm, ends, schedule) = (&context, todo[index.0], &ends, &schedule);
+                let run = move || run_vm(context, vm, Slots { schedule, index }, disks, ends);
                 if Builder::new().spawn_scoped(scope, run).is_err() {
                     // No thread can be had: then VMs go one after the other.
                     run();
                 }
             }
         });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+        ends.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn context(&self) -> Context<'_> {
@@ -159,19 +175,24 @@ impl Runner<'_> {
         }
     }
 
-    fn end(&self, failed: Vec<(String, Cause)>) -> Result<RunOutcome, EngineError> {
-        let rows = self.store.vms(self.plan)?;
-        let planned = |id: &str| self.vms.iter().any(|vm| vm.vm.id == id);
-        let count = |state: VmState| rows.iter().filter(|row| planned(&row.id) && row.state == state).count();
-        let done = count(VmState::Done);
-        let not_cleaned_up = count(VmState::NotCleanedUp);
-        let has_arrived = |name: &str| rows.iter().any(|row| row.name == name && row.state.has_arrived());
-        let counts = |(name, cause): &(String, Cause)| *cause != Cause::Cancelled && !has_arrived(name);
-        let failed: Vec<_> = failed.into_iter().filter(counts).collect();
+    /// What came of it, by what the VMs' ends say: the state may not have it.
+    fn end(&self, before: &Before, mut ends: Vec<VmEnd>) -> RunOutcome {
+        let count = |state: VmState| ends.iter().filter(|end| end.state == state).count();
+        let has_ended = |name: &String| ends.iter().any(|end| end.name == *name);
+        let left = before.not_cleaned_up.iter().filter(|name| !has_ended(name)).count();
+        let done = before.done + count(VmState::Done);
+        let not_cleaned_up = left + count(VmState::NotCleanedUp);
+        let counts = |end: &&VmEnd| !end.state.has_arrived() && end.cause != Some(Cause::Cancelled);
+        let cause = |end: &VmEnd| (end.name.clone(), end.cause.unwrap_or(Cause::Internal));
+        let failed: Vec<_> = ends.iter().filter(counts).map(cause).collect();
         let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
-        let outcome = RunOutcome { done, not_cleaned_up, failed, unfinished };
-        let state = if outcome.is_complete() { PlanState::Done } else { PlanState::Incomplete };
-        self.store.end_plan(self.plan, state)?;
+        let unkept = ends.iter_mut().find_map(|end| end.unkept.take());
+        let mut outcome = RunOutcome { done, not_cleaned_up, failed, unfinished, ends, unkept };
+        // A plan whose state lacks the end of a VM is not over.
+        let is_over = outcome.is_complete() && outcome.unkept.is_none();
+        let state = if is_over { PlanState::Done } else { PlanState::Incomplete };
+        let kept = self.store.end_plan(self.plan, state);
+        outcome.unkept = outcome.unkept.or(kept.err());
         self.observer.event(&Event::PlanEnded {
             plan: self.plan.into(),
             done,
@@ -179,50 +200,42 @@ impl Runner<'_> {
             failed: outcome.failed.len(),
             unfinished,
         });
-        Ok(outcome)
+        outcome
     }
 }
 
-fn run_vm(
-    context: &Context<'_>,
-    vm: &PlannedVm,
-    slots: Slots<'_>,
-    disks: usize,
-    failed: &Mutex<Vec<(String, Cause)>>,
-) {
+/// What earlier runs of the plan came to.
+struct Before {
+    /// VMs that arrived and are not looked at again.
+    done: usize,
+    /// Names of those of which only the clean-up is left.
+    not_cleaned_up: Vec<String>,
+}
+
+fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, disks: usize, ends: &Mutex<Vec<VmEnd>>) {
     // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
     // would leave it, and a resume sees to it.
-    let travel = AssertUnwindSafe(|| Journey::new(context, vm, slots, disks.min(vm.disks.len())).run());
-    let cause = match catch_unwind(travel) {
-        Ok(result) => result.err().map(|error| error.cause()),
+    let mut journey = Journey::new(context, vm, slots, disks.min(vm.disks.len()));
+    let end = match catch_unwind(AssertUnwindSafe(|| journey.run())) {
+        Ok(end) => end,
         Err(panic) => {
             let what = panic.downcast_ref::<String>().map(String::as_str);
             let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            // An observer that panicked may panic again.
-            let _ = catch_unwind(AssertUnwindSafe(|| keep_panic(context, vm, what)));
-            Some(Cause::Internal)
+            // What panicked, an observer or a provider, may panic again.
+            let told = catch_unwind(AssertUnwindSafe(|| journey.end_in_panic(what)));
+            told.unwrap_or_else(|_| VmEnd {
+                name: vm.target_name.clone(),
+                state: VmState::Failed,
+                cause: Some(Cause::Internal),
+                error: Some(format!("a defect of drover: {what}")),
+                advice: None,
+                standing: None,
+                unkept: None,
+            })
         }
     };
-    if let Some(cause) = cause {
-        failed.lock().unwrap_or_else(PoisonError::into_inner).push((vm.target_name.clone(), cause));
-    }
+    ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
     slots.schedule.ended();
-}
-
-fn keep_panic(context: &Context<'_>, vm: &PlannedVm, what: &str) {
-    let text = format!("a defect of drover: {what}");
-    let advice = "report this; `drover resume` goes on with the VM, `drover cancel` puts its source back";
-    // Where the store is the trouble, the event below still tells.
-    let _ = context.store.add_event(context.plan, Some(&vm.vm.id), None, "error", &text);
-    let error = Some((text.as_str(), "internal", Some(advice)));
-    let _ = context.store.end_vm(context.plan, &vm.vm.id, VmState::Failed, error);
-    let (error, advice) = (Some(text), Some(advice.to_string()));
-    context.observer.event(&Event::VmEnded {
-        vm: vm.target_name.clone(),
-        state: VmState::Failed,
-        error,
-        advice,
-    });
 }
 
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.
@@ -236,7 +249,7 @@ impl PlanLock {
         let path = folder.join(format!("{plan}.lock"));
         let failed = |error: std::io::Error| {
             EngineError::from(
-                ProviderError::new(Cause::Internal, format!("lock file {}", path.display())).because(error),
+                ProviderError::new(Cause::State, format!("lock file {}", path.display())).because(error),
             )
         };
         let mut file = OpenOptions::new()

@@ -193,12 +193,14 @@ mod tests {
             state: VmState::Done,
             error: None,
             advice: None,
+            standing: None,
         });
         display.event(&Event::VmEnded {
             vm: "web02".into(),
             state: VmState::Failed,
             error: Some("disk\nfull".into()),
             advice: Some("make room".into()),
+            standing: None,
         });
         std::thread::sleep(std::time::Duration::from_millis(250));
         display.finish();

@@ -251,7 +251,7 @@ pub(crate) fn and_not_cleaned_up(vms: usize) -> String {
 }
 
 /// State of a VM in a word.
-pub(crate) fn vm_state(state: VmState) -> &'static str {
+pub fn vm_state(state: VmState) -> &'static str {
     match state {
         VmState::Queued => "queued",
         VmState::Running => "running",

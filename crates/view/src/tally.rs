@@ -79,7 +79,7 @@ impl Tally {
                 sums.blocks_total += blocks_total;
                 sums.unequal += usize::from(!equal);
             }),
-            Event::VmEnded { vm, state, error, advice } => {
+            Event::VmEnded { vm, state, error, advice, .. } => {
                 return self.leave(vm, *state, error.as_deref(), advice.as_deref());
             }
             Event::PassStarted { vm, number, .. } => self.passing(vm, Some(format!("pass {number}"))),
@@ -131,6 +131,8 @@ impl Tally {
         }
         match state {
             VmState::NotCleanedUp => self.not_cleaned_up += 1,
+            // Its end could not be recorded.
+            VmState::Done => self.done += 1,
             _ => self.failed += 1,
         }
         let bad = |text| Line { text, bad: true };
@@ -306,6 +308,7 @@ pub(crate) mod tests {
             state,
             error: error.map(Into::into),
             advice: error.map(|_| "make room".into()),
+            standing: None,
         }
     }
 
@@ -338,8 +341,13 @@ pub(crate) mod tests {
         let (mut tally, now) = (Tally::default(), Instant::now());
         for error in ["snapshot 7 is busy", "stopped as asked"] {
             let error = Some(error.to_string());
-            let end =
-                Event::VmEnded { vm: "web01".into(), state: VmState::NotCleanedUp, error, advice: None };
+            let end = Event::VmEnded {
+                vm: "web01".into(),
+                state: VmState::NotCleanedUp,
+                error,
+                advice: None,
+                standing: None,
+            };
             let lines = tally.take(&end, now);
             assert!(lines[0].bad && lines[0].text.starts_with("web01  NOT CLEANED UP  s"), "{lines:?}");
         }

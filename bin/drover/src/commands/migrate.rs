@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use drover_engine::{Board, PlanState, RunOutcome, Store};
+use drover_engine::{Board, PlanState, RunOutcome, Store, StoreError};
 use drover_plan::{Others, Problem};
 use drover_view::{Display, DisplayMode, clean};
 
@@ -77,6 +77,11 @@ impl Words for Terminal {
 
 /// Prints the report and says how to go on.
 fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit {
+    if let Some(error) = &outcome.unkept {
+        tell_unkept(outcome, error);
+        say_how_to_go_on(name, args);
+        return exit_of(outcome, stopped);
+    }
     if !args.json && !args.quiet {
         let report = open_store(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
         match report {
@@ -94,14 +99,29 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
             outcome.not_cleaned_up
         ));
     }
-    let state =
-        args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
     if !args.quiet {
-        crate::out::say(format_args!(
-            "go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}"
-        ));
+        say_how_to_go_on(name, args);
     }
     exit_of(outcome, stopped)
+}
+
+/// The state does not have how the run ended, so there is no report: each VM is told from memory, also to those who want to read
+/// little.
+fn tell_unkept(outcome: &RunOutcome, error: &StoreError) {
+    for end in &outcome.ends {
+        let state = drover_view::vm_state(end.state);
+        let what = end.error.as_deref().unwrap_or("arrived, and nothing is left at its source");
+        crate::out::say(format_args!("{}: {state}: {}", clean(&end.name), clean(what)));
+    }
+    crate::out::say(Failure::from(error));
+}
+
+fn say_how_to_go_on(name: &str, args: &RunArgs) {
+    let state =
+        args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
+    crate::out::say(format_args!(
+        "go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}"
+    ));
 }
 
 /// Stops a running plan, or undoes what an interrupted one left.

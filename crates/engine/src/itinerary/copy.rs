@@ -83,7 +83,7 @@ impl Journey<'_> {
         let record = |attachment: &Attachment| {
             let added = self.context.store.add_attachment(self.context.plan, &from.vm.id, attachment);
             added.map_err(|error| {
-                ProviderError::new(Cause::Internal, "recording what is attached").because(error)
+                ProviderError::new(Cause::State, "recording what is attached").because(error)
             })
         };
         let opened = self.context.source.open_disk(from, disk, snapshot, &record)?;

@@ -2,6 +2,7 @@
 
 mod check;
 mod copy;
+mod ending;
 mod images;
 mod source;
 mod still;
@@ -15,21 +16,23 @@ use std::time::{Duration, Instant};
 use drover_copy::LeafTable;
 use drover_mover::{PassReport, Progress, StopSignal, TransferOptions};
 use drover_plan::{PlannedDisk, PlannedVm};
-use drover_types::inventory::{PowerState, Vm};
+use drover_types::inventory::Vm;
 
+use self::ending::Memory;
 pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
 use self::still::Stillness;
 use self::warm::FrozenVm;
 pub use self::warm::MOMENT_GRACE_MS;
 pub(crate) use self::warm::untrack;
 use crate::clock::Clock;
-use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
 use crate::parallel::OnDrop;
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::Slots;
-use crate::store::{DiskRow, Store, VmState};
+use crate::standing::VmEnd;
+use crate::store::{DiskRow, Store};
 
 /// Begins the description of every snapshot that drover makes, with the plan's name behind it, so that
 /// one left by a crash is found again and never taken for someone else's.
@@ -42,6 +45,11 @@ pub fn is_own_snapshot(description: &str, plan: &str) -> bool {
 
 fn own_description(plan: &str) -> String {
     format!("{SNAPSHOT_MARK}{plan}")
+}
+
+/// The name of every snapshot that drover makes for a plan.
+fn own_name(plan: &str) -> String {
+    format!("drover-{plan}")
 }
 
 /// What all VMs of a run share.
@@ -70,6 +78,8 @@ pub(crate) struct Journey<'a> {
     touched_before: bool,
     /// The guest was asked to shut down and had not by the time it was given; it may do so yet.
     may_go_down: bool,
+    /// What it did, for its end: told also where the state cannot be read any more.
+    memory: Memory,
     /// The phase found nothing to do, so that its time tells nothing of the next one.
     did_nothing: bool,
     /// The source as its last snapshot left it, off.
@@ -111,6 +121,7 @@ impl<'a> Journey<'a> {
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
             may_go_down: false,
+            memory: Memory::default(),
             did_nothing: false,
             still: None,
             passes_began_ms: None,
@@ -121,7 +132,7 @@ impl<'a> Journey<'a> {
 
     /// Goes through all phases; after a failure undoes what must not be left behind. The slots are given
     /// back when the source's disks are not needed any more.
-    pub(crate) fn run(&mut self) -> Outcome<()> {
+    pub(crate) fn run(&mut self) -> VmEnd {
         let mut reached = Phase::Check;
         let result = self.run_phases(&mut reached);
         match result {
@@ -153,10 +164,12 @@ impl<'a> Journey<'a> {
             return Ok(Phase::Check);
         };
         self.touched_before = row.touched;
+        self.memory = Memory::of(&row);
         let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
         let arrived = was_in(Phase::CleanUp)
             || was_in(Phase::Start)
                 && (row.started.is_some() || self.context.target.is_running(self.planned)?);
+        self.memory.defined = if arrived { Some(true) } else { self.memory.defined };
         Ok(if arrived { Phase::CleanUp } else { Phase::Check })
     }
 
@@ -194,99 +207,6 @@ impl<'a> Journey<'a> {
 
     fn is_warm(&self) -> bool {
         self.planned.warm.is_some()
-    }
-
-    fn end_well(&self) -> Outcome<()> {
-        self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None)?;
-        self.tell(Event::VmEnded { vm: self.name(), state: VmState::Done, error: None, advice: None });
-        Ok(())
-    }
-
-    /// Puts the source back as it was, keeps the error, and passes it on.
-    fn end_badly(&mut self, error: EngineError, reached: Phase) -> Outcome<()> {
-        let (plan, id) = (self.context.plan, self.planned.vm.id.clone());
-        let mut text = error.chain();
-        let mut advice = error.advice();
-        let state = match error.cause() {
-            // It is at the target to stay: only the clean-up is still to be done.
-            _ if reached == Phase::CleanUp => {
-                let power = self.look().map(|now| now.power);
-                text = format!("{}; its clean-up failed: {text}", self.where_it_is(power.as_ref().ok()));
-                advice = advice.or_else(|| Some("`drover resume` cleans up, and does nothing else".into()));
-                match power {
-                    // Two of it may run: nobody should take that for an arrival.
-                    Ok(PowerState::On | PowerState::Suspended) => VmState::Failed,
-                    Ok(PowerState::Off | PowerState::Unknown) | Err(_) => VmState::NotCleanedUp,
-                }
-            }
-            cause => {
-                for problem in self.undo(reached) {
-                    text.push_str(&format!("; left behind: {problem}"));
-                }
-                if cause == Cause::Cancelled { VmState::Stopped } else { VmState::Failed }
-            }
-        };
-        let cause = format!("{:?}", error.cause()).to_lowercase();
-        self.context.store.add_event(plan, Some(&id), Some(reached.name()), "error", &text)?;
-        self.context.store.end_vm(plan, &id, state, Some((&text, &cause, advice.as_deref())))?;
-        self.tell(Event::VmEnded { vm: self.name(), state, error: Some(text), advice });
-        Err(error)
-    }
-
-    /// What holds on both sides for a VM that has arrived.
-    fn where_it_is(&self, source: Option<&PowerState>) -> String {
-        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
-        let target = match row.ok().flatten().is_some_and(|row| row.started.is_some()) {
-            true => "it was started there",
-            false => "nobody has started it there yet",
-        };
-        let source = match source {
-            Some(PowerState::Off) => "its source stays off",
-            Some(PowerState::On | PowerState::Suspended) => "ITS SOURCE IS SWITCHED ON",
-            Some(PowerState::Unknown) | None => "whether its source is off cannot be told now",
-        };
-        format!("{} has arrived at the target, {target}, and {source}", self.planned.target_name)
-    }
-
-    /// Switches the source on again if drover switched it off. A guest that may go down yet is left marked as
-    /// switched off, so that the next run or cancelling sees to it.
-    fn switch_on_again(&self) -> Vec<String> {
-        let is_on = || self.look().is_ok_and(|now| now.power == PowerState::On);
-        if !self.may_go_down || !is_on() {
-            return switch_on_again(self.context, self.planned);
-        }
-        let name = &self.planned.vm.name;
-        vec![format!(
-            "{name} runs; should it go down yet, because it was asked to, `drover cancel` switches it on again"
-        )]
-    }
-
-    /// Undoes the phases up to `reached`, last first; gives what could not be undone.
-    fn undo(&mut self, reached: Phase) -> Vec<String> {
-        let mut left = Vec::new();
-        let mut keep = |result: Result<(), ProviderError>| {
-            if let Err(error) = result {
-                left.push(chain(&error));
-            }
-        };
-        if reached >= Phase::Start && self.planned.start {
-            keep(self.context.target.stop(self.planned));
-            // A store that fails here failed before; the error that led here tells.
-            let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
-        }
-        if reached >= Phase::Define {
-            keep(self.context.target.undo_define(self.planned));
-        }
-        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
-        let has_snapshot = row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
-        if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
-            left.extend(self.thaw().err().map(|error| error.chain()));
-        }
-        left.extend(self.switch_on_again());
-        if self.is_warm() {
-            left.extend(self.undo_cutover().err().map(|error| error.chain()));
-        }
-        left
     }
 
     fn enter(&self, disk: &PlannedDisk, activity: DiskActivity) -> Arc<Progress> {

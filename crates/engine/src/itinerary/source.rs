@@ -3,7 +3,7 @@
 use drover_plan::{PlannedVm, PowerOff};
 use drover_types::inventory::{PowerState, Vm};
 
-use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description};
+use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::phase::Phase;
 use crate::provider::SourceProvider;
@@ -36,6 +36,7 @@ impl Journey<'_> {
         }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         // Recorded before it happens: after a crash in between, cancelling switches it on again.
+        self.memory.switched_off = true;
         match self.is_warm() {
             true => store.begin_downtime(plan, id, self.context.clock.now_ms())?,
             false => store.set_switched_off(plan, id, true)?,
@@ -72,7 +73,8 @@ impl Journey<'_> {
         self.must_be_off(&now, "was switched on again by someone", "leave it off until it has arrived")?;
         self.remove_own_snapshots(&now)?;
         self.watch_power(&now)?;
-        let name = format!("drover-{}", self.context.plan);
+        let name = own_name(self.context.plan);
+        self.memory.snapshot = true;
         let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&frozen.snapshot))?;
         self.snapshot = Some(frozen.snapshot);
@@ -83,6 +85,7 @@ impl Journey<'_> {
     pub(super) fn thaw(&mut self) -> Outcome<()> {
         self.remove_own_snapshots(&self.look()?)?;
         self.snapshot = None;
+        self.memory.snapshot = false;
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
         Ok(())
     }
@@ -132,15 +135,19 @@ pub(crate) fn remove_own_snapshots(
     source: &dyn SourceProvider,
     now: &Vm,
 ) -> Result<Vec<String>, EngineError> {
-    let recorded = store.attachments(plan, &now.id)?;
+    // State that cannot be read or written keeps nothing from being undone; it is told when that is done.
+    let (recorded, mut unkept) = match store.attachments(plan, &now.id) {
+        Ok(recorded) => (recorded, None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
     let detached = source.detach(now, &recorded)?;
     if !recorded.is_empty() {
-        store.forget_attachments(plan, &now.id)?;
+        unkept = store.forget_attachments(plan, &now.id).err();
     }
     for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
         source.remove_snapshot(now, &snapshot.id)?;
     }
-    Ok(detached)
+    unkept.map_or(Ok(detached), |error| Err(error.into()))
 }
 
 /// Switches a VM on again if drover switched it off; gives what went wrong.
@@ -150,13 +157,19 @@ pub(crate) fn switch_on_again(context: &Context<'_>, planned: &PlannedVm) -> Vec
         Ok(row) => row.is_some_and(|row| row.switched_off),
         Err(error) => return vec![chain(&error)],
     };
-    if !switched_off {
-        return Vec::new();
+    if switched_off { switch_on_recorded(context, planned) } else { Vec::new() }
+}
+
+/// Switches a VM on again that drover switched off, and records it; gives what went wrong.
+pub(super) fn switch_on_recorded(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {
+    let name = &planned.vm.name;
+    if let Err(error) = switch_on(context, planned) {
+        return vec![format!("{name} is still off: {}", chain(&error))];
     }
-    let result = switch_on(context, planned).map_err(EngineError::from);
-    let result = result.and_then(|()| Ok(context.store.set_switched_off(plan, id, false)?));
-    let problem = |error: EngineError| format!("{} is still off: {}", planned.vm.name, error.chain());
-    result.err().map(problem).into_iter().collect()
+    let recorded = context.store.set_switched_off(context.plan, &planned.vm.id, false);
+    let unkept =
+        |error: StoreError| format!("{name} is on again, and that could not be recorded: {}", chain(&error));
+    recorded.err().map(unkept).into_iter().collect()
 }
 
 fn switch_on(context: &Context<'_>, planned: &PlannedVm) -> Result<(), ProviderError> {

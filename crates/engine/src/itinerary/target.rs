@@ -19,6 +19,7 @@ impl Journey<'_> {
     }
 
     pub(super) fn define(&mut self) -> Outcome<()> {
+        self.memory.defined = Some(true);
         let line = self.context.target.define(self.planned)?;
         self.note(line);
         Ok(())
@@ -36,6 +37,7 @@ impl Journey<'_> {
             return self.end_downtime();
         }
         self.set_touched()?;
+        self.memory.started = true;
         let line = self.context.target.start(self.planned)?;
         self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(&line))?;
         self.note(line);

@@ -6,12 +6,14 @@
 //! the end of the process takes none. Bytes are kept as the 64-bit integers SQLite has; no disk is larger than 2^63
 //! bytes.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
 pub use self::runs::{RunFacts, RunRow};
@@ -69,7 +71,11 @@ impl StoreError {
                  the images, and the source may have drover's snapshots"
             }
             StoreFault::Value(_) => DAMAGED,
-            StoreFault::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => MAKE_ROOM,
+            StoreFault::Io(error)
+                if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+            {
+                MAKE_ROOM
+            }
             StoreFault::Io(_) => WRITABLE,
             StoreFault::Sqlite(error) => match error.sqlite_error_code() {
                 Some(E::NotADatabase | E::DatabaseCorrupt | E::TypeMismatch) => DAMAGED,
@@ -266,6 +272,9 @@ pub struct Store {
     /// Device and inode of the file.
     file: Option<(u64, u64)>,
     log: LogSync,
+    /// Somebody held it for as long as it is waited for. Until it is free again nobody waits that long: a run that has to end
+    /// makes many calls.
+    is_held: AtomicBool,
     /// A copy of a store that this user may only read.
     _copy: Option<read::Copy>,
 }
@@ -282,6 +291,10 @@ enum Durable {
 type Outcome<T> = Result<T, StoreError>;
 
 const FILE: &str = "drover.db";
+/// How long others are waited for who hold the store.
+const BUSY_WAIT: Duration = Duration::from_secs(10);
+/// The same once one of them held it for longer.
+const HELD_WAIT: Duration = Duration::from_millis(250);
 
 impl Store {
     /// Whether there is a store in a folder.
@@ -300,7 +313,7 @@ impl Store {
         let connection = open_database(&path).map_err(wrap)?;
         let file = file_at(&path);
         let (connection, log) = (Mutex::new(connection), LogSync::of(&path));
-        Ok(Store { connection, path, file, log, _copy: None })
+        Ok(Store { connection, path, file, log, is_held: AtomicBool::new(false), _copy: None })
     }
 
     /// How often the store was flushed so far.
@@ -568,7 +581,24 @@ impl Store {
     }
 
     fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Outcome<T> {
-        work(&self.lock()).map_err(|error| self.wrap(error.into()))
+        self.patiently(&self.lock(), work).map_err(|error| self.wrap(error.into()))
+    }
+
+    /// How long others are waited for now.
+    fn wait(&self) -> Duration {
+        if self.is_held.load(Ordering::Relaxed) { HELD_WAIT } else { BUSY_WAIT }
+    }
+
+    /// Does some work, and waits for others who hold the store.
+    fn patiently<T>(
+        &self,
+        db: &Connection,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        let done = db.busy_timeout(self.wait()).and_then(|()| work(db));
+        let code = done.as_ref().err().and_then(rusqlite::Error::sqlite_error_code);
+        self.is_held.store(code == Some(rusqlite::ErrorCode::DatabaseBusy), Ordering::Relaxed);
+        done
     }
 
     /// Does some work in one transaction.
@@ -577,12 +607,14 @@ impl Store {
         durable: Durable,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Outcome<T> {
-        let wrap = |error: rusqlite::Error| self.wrap(error.into());
-        let mut connection = self.lock();
-        let change =
-            connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(wrap)?;
-        let done = work(&change).map_err(wrap)?;
-        change.commit().map_err(wrap)?;
+        let connection = self.lock();
+        let done = self.patiently(&connection, |db| {
+            let change = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
+            let done = work(&change)?;
+            change.commit()?;
+            Ok(done)
+        });
+        let done = done.map_err(|error| self.wrap(error.into()))?;
         let commit = self.log.committed();
         drop(connection);
         if durable == Durable::Now {

@@ -1,6 +1,7 @@
 //! A store that this user may read and not write: on a read-only file system, or of somebody else.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::TempDir;
@@ -49,7 +50,8 @@ fn read_only(path: &Path) -> Result<Store, StoreFault> {
         }
     };
     let (connection, log) = (connection.into(), LogSync::of(path));
-    Ok(Store { connection, path: path.to_path_buf(), file: file_at(path), log, _copy: copy })
+    let (path, file, is_held) = (path.to_path_buf(), file_at(path), AtomicBool::default());
+    Ok(Store { connection, path, file, log, is_held, _copy: copy })
 }
 
 fn as_it_is(path: &Path) -> Result<Connection, StoreFault> {

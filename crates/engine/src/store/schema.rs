@@ -85,7 +85,7 @@ CREATE INDEX run_of_plan ON run(plan, id);
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
-    db.busy_timeout(Duration::from_secs(10))?;
+    db.busy_timeout(super::BUSY_WAIT)?;
     patiently(|| db.pragma_update(None, "journal_mode", "wal"))?;
     // What has to be durable is flushed by `sync.rs`.
     db.pragma_update(None, "synchronous", "normal")?;

@@ -24,8 +24,8 @@ struct Flushed {
     /// Commits that are durable.
     commits: u64,
     flushes: u64,
-    /// After a failed flush the kernel may drop what it could not write and call the next one a success.
-    has_failed: bool,
+    /// Why a flush failed: after that the kernel may drop what it could not write and call the next one a success.
+    failure: Option<String>,
 }
 
 impl LogSync {
@@ -45,8 +45,8 @@ impl LogSync {
     pub(super) fn wait_for(&self, commit: u64) -> io::Result<()> {
         let mut state = self.lock();
         while state.commits < commit {
-            if state.has_failed {
-                return Err(io::Error::other("an earlier flush failed"));
+            if let Some(failure) = &state.failure {
+                return Err(io::Error::other(format!("an earlier flush failed: {failure}")));
             }
             if state.is_flushing {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ impl LogSync {
         state.flushes += 1;
         match &result {
             Ok(()) => state.commits = state.commits.max(commits),
-            Err(_) => state.has_failed = true,
+            Err(error) => state.failure = Some(error.to_string()),
         }
         self.changed.notify_all();
         result.map(|()| state)

@@ -126,3 +126,20 @@ fn a_store_of_a_later_drover_is_refused() {
     let error = Store::open(folder.path()).unwrap_err();
     assert!(matches!(error.source, StoreFault::Newer(99)));
 }
+
+#[test]
+fn a_store_that_was_held_for_too_long_is_not_waited_for_as_long_again_until_it_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "", Path::new("/")).unwrap();
+    assert_eq!(store.wait(), BUSY_WAIT);
+    let holder = Connection::open(store.path()).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // As if it had been waited for in vain: that takes its time.
+    store.is_held.store(true, Ordering::Relaxed);
+    assert!(store.end_plan("p", PlanState::Done).is_err());
+    assert_eq!(store.wait(), HELD_WAIT);
+    holder.execute_batch("COMMIT").unwrap();
+    store.end_plan("p", PlanState::Done).unwrap();
+    assert_eq!(store.wait(), BUSY_WAIT);
+}

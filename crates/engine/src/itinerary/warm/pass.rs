@@ -10,7 +10,7 @@ use super::audit::audit_share;
 use super::guardian::{Before, Doubts, inspect, is_same_epoch};
 use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
-use crate::itinerary::{Copied, Journey, Outcome, is_own_snapshot, own_description};
+use crate::itinerary::{Copied, Journey, Outcome, is_own_snapshot, own_description, own_name};
 use crate::parallel::in_parallel;
 use crate::store::{PassKind, PassRow, PassState, TrackedRow};
 use crate::tracking::{AreasError, Frozen};
@@ -59,6 +59,7 @@ impl Journey<'_> {
         let mut row = PassRow::begin(&id, number, began_ms);
         store.put_pass(plan, &row)?;
         let since = store.tracked(plan, &id)?;
+        self.memory.snapshot = true;
         let frozen = self.freeze_vm(&now, is_last)?;
         store.set_snapshot(plan, &id, Some(&frozen.snapshot))?;
         self.snapshot = Some(frozen.snapshot.clone());
@@ -134,7 +135,7 @@ impl Journey<'_> {
     }
 
     fn freeze_vm(&self, now: &Vm, is_last: bool) -> Outcome<Frozen> {
-        let (name, mark) = (format!("drover-{}", self.context.plan), own_description(self.context.plan));
+        let (name, mark) = (own_name(self.context.plan), own_description(self.context.plan));
         let tracking = self.tracking()?;
         let quiesce = now.power == PowerState::On && self.planned.warm.is_some_and(|warm| warm.quiesce);
         match tracking.freeze(now, &name, &mark, quiesce) {

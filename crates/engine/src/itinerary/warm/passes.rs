@@ -57,13 +57,14 @@ impl Journey<'_> {
 
     /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:
     /// somebody wanted it back, or it never went.
-    fn leave_it_on(&self) -> Outcome<()> {
+    fn leave_it_on(&mut self) -> Outcome<()> {
         if !self.is_cut_short()? || self.look()?.power != PowerState::On {
             return Ok(());
         }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.undo_cutover(plan, id, self.moment())?;
         store.set_switched_off(plan, id, false)?;
+        self.memory.switched_off = false;
         self.note(
             "it runs although an earlier run had begun its cutover, so its passes go on; a cutover has to be asked for \
              again"

@@ -1,0 +1,246 @@
+//! How a VM's run ends: what is undone after a failure, and what is told of it. Whatever fails here, the state too, the end is
+//! told, from memory if need be.
+
+use drover_types::inventory::PowerState;
+
+use super::source::{switch_on_again, switch_on_recorded};
+use super::{Journey, is_own_snapshot, own_name};
+use crate::error::{Cause, EngineError, ProviderError, chain};
+use crate::event::Event;
+use crate::phase::Phase;
+use crate::standing::{AtTarget, Standing, VmEnd};
+use crate::store::{StoreError, VmRow, VmState};
+
+/// What this run did, and found done by earlier ones.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// drover switched the VM off, and has not switched it on again.
+    pub(super) switched_off: bool,
+    /// A snapshot was asked for, and not seen removed.
+    pub(super) snapshot: bool,
+    /// Whether the machine is defined; absent if an earlier run may have left that.
+    pub(super) defined: Option<bool>,
+    /// It was started at the target.
+    pub(super) started: bool,
+}
+
+impl Memory {
+    pub(super) fn of(row: &VmRow) -> Memory {
+        let reached = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+        let may_be_defined = [Phase::Define, Phase::Start, Phase::CleanUp].into_iter().any(reached);
+        Memory {
+            switched_off: row.switched_off,
+            snapshot: row.snapshot.is_some(),
+            defined: if may_be_defined { None } else { Some(false) },
+            started: row.started.is_some(),
+        }
+    }
+
+    fn at_target(&self) -> AtTarget {
+        match (self.started, self.defined) {
+            (true, _) => AtTarget::Started,
+            (false, Some(true)) => AtTarget::Defined,
+            (false, Some(false)) => AtTarget::Nothing,
+            (false, None) => AtTarget::MayBeDefined,
+        }
+    }
+}
+
+impl Journey<'_> {
+    pub(super) fn end_well(&self) -> VmEnd {
+        let kept = self.context.store.end_vm(self.context.plan, &self.planned.vm.id, VmState::Done, None);
+        let end = VmEnd {
+            name: self.name(),
+            state: VmState::Done,
+            cause: None,
+            error: None,
+            advice: None,
+            standing: None,
+            unkept: None,
+        };
+        match kept {
+            Ok(()) => self.tell_vm_ended(end),
+            Err(error) => {
+                let where_it_is = self.where_it_is(Some(PowerState::Off));
+                let text = format!("{where_it_is}; nothing is left there, but that could not be recorded");
+                self.tell_vm_ended(VmEnd { error: Some(text), ..unkept(end, error) })
+            }
+        }
+    }
+
+    /// Puts the source back as it was, and keeps the error.
+    pub(super) fn end_badly(&mut self, error: EngineError, reached: Phase) -> VmEnd {
+        // It is at the target to stay: only the clean-up is still to be done.
+        let has_arrived = reached == Phase::CleanUp;
+        let is_touched = self.is_touched();
+        let problems = if has_arrived { Vec::new() } else { self.undo(reached) };
+        let standing = is_touched.then(|| self.standing());
+        let mut text = error.chain();
+        let mut advice = error.advice();
+        let state = match &standing {
+            Some(stands) if has_arrived => {
+                let left = stands.left_words();
+                text =
+                    format!("{}; its clean-up failed: {text}{left}", self.where_it_is(Some(stands.source)));
+                advice = advice.or_else(|| Some("`drover resume` cleans up, and does nothing else".into()));
+                match stands.source {
+                    // Two of it may run: nobody should take that for an arrival.
+                    PowerState::On | PowerState::Suspended => VmState::Failed,
+                    PowerState::Off | PowerState::Unknown => VmState::NotCleanedUp,
+                }
+            }
+            _ => {
+                problems.iter().for_each(|problem| text.push_str(&format!("; left behind: {problem}")));
+                if let Some(stands) = standing.as_ref().filter(|stands| !stands.is_as_before()) {
+                    text.push_str(&format!("; {}", stands.words()));
+                }
+                if error.cause() == Cause::Cancelled { VmState::Stopped } else { VmState::Failed }
+            }
+        };
+        let (cause, name) = (Some(error.cause()), self.name());
+        self.record_and_tell(
+            VmEnd { name, state, cause, error: Some(text), advice, standing, unkept: None },
+            Some(reached),
+        )
+    }
+
+    /// The end of a VM whose thread panicked: what it was doing stays as a crash would leave it.
+    pub(crate) fn end_in_panic(&self, what: &str) -> VmEnd {
+        let standing = self.is_touched().then(|| self.standing());
+        let mut text = format!("a defect of drover: {what}");
+        if let Some(stands) = &standing {
+            text.push_str(&format!("; {}", stands.words()));
+        }
+        let advice = "report this; `drover resume` goes on with the VM, `drover cancel` puts its source back";
+        let end = VmEnd {
+            name: self.name(),
+            state: VmState::Failed,
+            cause: Some(Cause::Internal),
+            error: Some(text),
+            advice: Some(advice.into()),
+            standing,
+            unkept: None,
+        };
+        self.record_and_tell(end, None)
+    }
+
+    fn record_and_tell(&self, end: VmEnd, phase: Option<Phase>) -> VmEnd {
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        let text = end.error.as_deref().unwrap_or_default();
+        let cause = end.cause.map(|cause| format!("{cause:?}").to_lowercase()).unwrap_or_default();
+        let kept = store
+            .add_event(plan, Some(id), phase.map(Phase::name), "error", text)
+            .and_then(|()| store.end_vm(plan, id, end.state, Some((text, &cause, end.advice.as_deref()))));
+        let end = match kept {
+            Ok(()) => end,
+            Err(error) => {
+                let error_text = Some(format!("{text}; and that could not be recorded: {}", chain(&error)));
+                VmEnd { error: error_text, ..unkept(end, error) }
+            }
+        };
+        self.tell_vm_ended(end)
+    }
+
+    fn tell_vm_ended(&self, end: VmEnd) -> VmEnd {
+        self.tell(Event::VmEnded {
+            vm: end.name.clone(),
+            state: end.state,
+            error: end.error.clone(),
+            advice: end.advice.clone(),
+            standing: end.standing.clone(),
+        });
+        end
+    }
+
+    /// Whether this run or an earlier one did anything to the VM that has to be undone.
+    fn is_touched(&self) -> bool {
+        let Memory { switched_off, snapshot, .. } = self.memory;
+        switched_off || snapshot || self.memory.at_target() != AtTarget::Nothing
+    }
+
+    /// Where the VM stands now, by one more look at its source.
+    fn standing(&self) -> Standing {
+        let plan = self.context.plan;
+        let (source, snapshots) = match self.look() {
+            Ok(now) => {
+                let own = now.snapshots.into_iter().filter(|it| is_own_snapshot(&it.description, plan));
+                (now.power, own.map(|it| it.name).collect())
+            }
+            Err(_) => {
+                (PowerState::Unknown, self.memory.snapshot.then(|| own_name(plan)).into_iter().collect())
+            }
+        };
+        let go_on = format!("drover resume {plan}");
+        let switched_off = self.memory.switched_off;
+        Standing { source, switched_off, target: self.memory.at_target(), snapshots, go_on }
+    }
+
+    /// What holds on both sides for a VM that has arrived.
+    fn where_it_is(&self, source: Option<PowerState>) -> String {
+        let target = match self.memory.started {
+            true => "it was started there",
+            false => "nobody has started it there yet",
+        };
+        let source = match source {
+            Some(PowerState::Off) => "its source stays off",
+            Some(PowerState::On | PowerState::Suspended) => "ITS SOURCE IS SWITCHED ON",
+            Some(PowerState::Unknown) | None => "whether its source is off cannot be told now",
+        };
+        format!("{} has arrived at the target, {target}, and {source}", self.planned.target_name)
+    }
+
+    /// Switches the source on again if drover switched it off. A guest that may go down yet is left marked as
+    /// switched off, so that the next run or cancelling sees to it.
+    fn switch_on_again(&mut self) -> Vec<String> {
+        let is_on = || self.look().is_ok_and(|now| now.power == PowerState::On);
+        if self.may_go_down && is_on() {
+            let name = &self.planned.vm.name;
+            return vec![format!(
+                "{name} runs; should it go down yet, because it was asked to, `drover cancel` switches it on again"
+            )];
+        }
+        let problems = match self.memory.switched_off {
+            true => switch_on_recorded(self.context, self.planned),
+            false => switch_on_again(self.context, self.planned),
+        };
+        self.memory.switched_off &= !problems.is_empty() && !is_on();
+        problems
+    }
+
+    /// Undoes the phases up to `reached`, last first; gives what could not be undone.
+    fn undo(&mut self, reached: Phase) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut keep = |result: Result<(), ProviderError>| match result {
+            Ok(()) => true,
+            Err(error) => {
+                left.push(chain(&error));
+                false
+            }
+        };
+        if reached >= Phase::Start && self.planned.start {
+            self.memory.started &= !keep(self.context.target.stop(self.planned));
+            // A store that fails here failed before; the error that led here tells.
+            let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
+        }
+        if reached >= Phase::Define && keep(self.context.target.undo_define(self.planned)) {
+            self.memory.defined = Some(false);
+        }
+        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
+        let has_snapshot =
+            self.memory.snapshot || row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
+        if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
+            left.extend(self.thaw().err().map(|error| error.chain()));
+        }
+        left.extend(self.switch_on_again());
+        if self.is_warm() {
+            left.extend(self.undo_cutover().err().map(|error| error.chain()));
+        }
+        left
+    }
+}
+
+/// The end of a VM that could not be recorded.
+fn unkept(end: VmEnd, error: StoreError) -> VmEnd {
+    let advice = end.advice.or_else(|| Some(error.advice().into()));
+    VmEnd { advice, unkept: Some(error), ..end }
+}

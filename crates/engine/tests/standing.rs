@@ -1,0 +1,160 @@
+//! Whatever fails, and where: each VM that was touched is told where it stands, and that is so.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use std::sync::Mutex;
+
+use drover_engine::{AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, VmEnd, VmState};
+use drover_types::inventory::PowerState;
+use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
+
+fn one(lines: &str) -> World {
+    World::with(&[vm("on", PowerState::On, 1)], lines)
+}
+
+fn end(outcome: &RunOutcome) -> &VmEnd {
+    assert_eq!(outcome.ends.len(), 1);
+    &outcome.ends[0]
+}
+
+/// What is told of the VM is what is there.
+fn assert_true(world: &World, stands: &Standing, why: &str) {
+    assert_eq!(stands.source, world.power("vm-on"), "{why}");
+    assert_eq!(stands.snapshots.len(), world.own_snapshots(), "{why}");
+    let target = match (world.runs_at_target("on"), world.is_defined("on")) {
+        (true, _) => AtTarget::Started,
+        (false, true) => AtTarget::Defined,
+        (false, false) => AtTarget::Nothing,
+    };
+    assert_eq!(stands.target, target, "{why}");
+    assert_eq!(stands.go_on, format!("drover resume {PLAN}"), "{why}");
+}
+
+#[test]
+fn state_that_can_no_longer_be_kept_hides_no_vm_whatever_the_phase() {
+    type Case = (&'static str, fn() -> World, &'static [Phase]);
+    let cases: [Case; 3] = [
+        ("started", || one("start: true"), &Phase::COLD),
+        ("not started", || one("start: false"), &Phase::COLD),
+        ("warm", World::warm_auto, &Phase::WARM),
+    ];
+    for (lines, world, phases) in cases {
+        for phase in phases.iter().copied().filter(|phase| *phase > Phase::Check) {
+            let why = format!("{phase}, {lines}");
+            let world = world();
+            let told = Mutex::new(Vec::new());
+            let outcome = world.run(&Watch(|event: &Event| {
+                if enters(event, "on", phase) {
+                    // From here on no change is recorded for good.
+                    std::fs::remove_file(world.store.path()).unwrap();
+                }
+                if let Event::VmEnded { error, standing, .. } = event {
+                    told.lock().unwrap().push((error.clone(), standing.clone()));
+                }
+            }));
+            assert!(outcome.unkept.is_some(), "{why}");
+            let end = end(&outcome);
+            let error = end.error.as_deref().unwrap_or_default();
+            assert!(error.contains("could not be recorded"), "{why}: {error}");
+            assert_eq!(*told.lock().unwrap(), [(end.error.clone(), end.standing.clone())], "{why}");
+            let has_arrived = end.state.has_arrived();
+            assert_eq!(has_arrived, error.contains("has arrived at the target"), "{why}: {error}");
+            // Nothing is recorded while a machine is not started.
+            assert!(
+                if has_arrived { phase >= Phase::Start } else { phase < Phase::CleanUp },
+                "{why}: {error}"
+            );
+            assert_eq!(outcome.done + outcome.not_cleaned_up, usize::from(has_arrived), "{why}");
+            if let Some(stands) = &end.standing {
+                assert_true(&world, stands, &why);
+                // What is undone is undone also where nobody can record it.
+                assert!(has_arrived || stands.is_as_before(), "{why}: {stands:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_arrival_that_cannot_be_recorded_is_told_as_one() {
+    let world = one("start: true");
+    let outcome = world.run(&Watch(|event: &Event| {
+        if leaves(event, "on", Phase::CleanUp) {
+            std::fs::remove_file(world.store.path()).unwrap();
+        }
+    }));
+    let end = end(&outcome);
+    assert_eq!((outcome.done, end.state, outcome.unkept.is_some()), (1, VmState::Done, true));
+    let error = end.error.as_deref().unwrap();
+    assert!(error.starts_with("on has arrived at the target, it was started there"), "{error}");
+    assert!(error.ends_with("nothing is left there, but that could not be recorded"), "{error}");
+    assert!(end.advice.is_some());
+}
+
+#[test]
+fn what_is_left_after_a_failure_is_told_by_name() {
+    for undone in ["remove snapshot", "power on", "undo define"] {
+        let world = one("start: true");
+        world.set_trouble("define", Trouble::FailsAfter);
+        world.set_trouble(undone, Trouble::Fails);
+        let outcome = world.run(&NoObserver);
+        let end = end(&outcome);
+        assert_true(&world, end.standing.as_ref().unwrap(), undone);
+        let error = end.error.as_deref().unwrap();
+        let words = match undone {
+            "remove snapshot" => "left behind: snapshot drover-p at the source",
+            "power on" => "its source is off, switched off by drover",
+            _ => "its machine is defined at the target and was not started",
+        };
+        assert!(error.contains(words) && error.contains("`drover resume p` goes on"), "{error}");
+        assert!(outcome.unkept.is_none());
+        world.run(&NoObserver);
+        world.assert_arrived(undone);
+    }
+}
+
+#[test]
+fn a_source_that_no_longer_answers_is_told_by_what_the_run_knows() {
+    let world = one("start: false");
+    // The clean-up's own look, and the one for its end.
+    let silent = Watch(|event: &Event| {
+        if enters(event, "on", Phase::CleanUp) {
+            world.set_trouble("look", Trouble::Fails);
+            world.set_trouble("look", Trouble::Fails);
+        }
+    });
+    let outcome = world.run(&silent);
+    let end = end(&outcome);
+    assert_eq!((end.state, world.own_snapshots()), (VmState::NotCleanedUp, 1));
+    let error = end.error.as_deref().unwrap();
+    assert!(error.contains("whether its source is off cannot be told now"), "{error}");
+    assert!(
+        error.ends_with("left behind, as far as this run knows: snapshot drover-p at the source"),
+        "{error}"
+    );
+    world.run(&NoObserver);
+    world.assert_arrived("when it answers");
+}
+
+#[test]
+fn a_defect_tells_where_its_vm_stands() {
+    let world = one("start: true");
+    world.set_trouble("define", Trouble::DiesAfter);
+    let outcome = world.run(&NoObserver);
+    let end = end(&outcome);
+    assert_eq!(end.cause, Some(Cause::Internal));
+    assert_true(&world, end.standing.as_ref().unwrap(), "after a defect");
+    let error = end.error.as_deref().unwrap();
+    assert!(
+        error.contains("its source is off, switched off by drover") && error.contains("drover-p"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_vm_that_was_not_touched_is_not_looked_at_again() {
+    let world = one("start: true");
+    world.set_trouble("prepare", Trouble::Fails);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((end(&outcome).standing.as_ref(), world.calls("look")), (None, 1));
+}
