@@ -306,6 +306,9 @@ pub struct ReportArgs {
     /// Write one self-contained HTML page to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Sign the page with this key of OpenSSH, into FILE.sig
+    #[arg(long, value_name = "KEY", requires = "html")]
+    pub sign: Option<PathBuf>,
     #[command(flatten)]
     pub run: RunArgs,
 }

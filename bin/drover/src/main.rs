@@ -24,6 +24,7 @@ mod qcow2;
 mod rights;
 mod run;
 mod signals;
+mod signature;
 mod sites;
 mod source;
 mod state;

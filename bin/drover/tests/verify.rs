@@ -164,3 +164,68 @@ fn a_copy_is_verified_in_each_way() {
         run(&drover, &["copy", text(&source), text(&folder.path().join("x")), "--verify", "source"], 0).err;
     assert!(said.contains("verified against the source: equal"), "{said}");
 }
+
+/// A new key of OpenSSH, and a file of allowed signers with it.
+fn signer(folder: &Path, name: &str) -> (std::path::PathBuf, std::path::PathBuf) {
+    let key = folder.join(name);
+    let made = std::process::Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"])
+        .arg(&key)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let public = std::fs::read_to_string(folder.join(format!("{name}.pub"))).unwrap();
+    let signers = folder.join(format!("{name}.signers"));
+    std::fs::write(&signers, format!("{name}@example.org {public}")).unwrap();
+    (key, signers)
+}
+
+#[test]
+fn a_signed_report_tells_its_signer_and_a_changed_one_is_refused() {
+    let (folder, drover) = setup();
+    let disk = disk_file(folder.path(), "disk", 3 * MIB);
+    let (key, signers) = signer(folder.path(), "anna");
+    let (_, others) = signer(folder.path(), "berta");
+    let report = folder.path().join("disk.report");
+    run(&drover, &["hash", text(&disk), "-o", text(&report), "--sign", text(&key)], 0);
+    let with_signers = ["verify", "--report", text(&report), "--signers"];
+    let said = run(&drover, &[&with_signers[..], &[text(&signers), text(&disk)]].concat(), 0).err;
+    assert!(said.contains("signed by anna@example.org") && said.contains("equal: 48 of 48"), "{said}");
+    let alone = run(&drover, &[&with_signers[..], &[text(&signers), "--json"]].concat(), 0).out;
+    let done: serde_json::Value = serde_json::from_str(alone.trim()).unwrap();
+    assert_eq!((done["signer"].as_str(), done["size"].as_u64()), (Some("anna@example.org"), Some(3 * MIB)));
+    // Another's signature, and none, before the disk is read.
+    let said = run(&drover, &[&with_signers[..], &[text(&others), "/no/such/disk"]].concat(), 9).err;
+    assert!(said.contains("not good for any signer"), "{said}");
+    // Changed since.
+    overwrite(&report, 70, b"X");
+    run(&drover, &[&with_signers[..], &[text(&signers), text(&disk)]].concat(), 9);
+    std::fs::remove_file(folder.path().join("disk.report.sig")).unwrap();
+    let said = run(&drover, &[&with_signers[..], &[text(&signers), text(&disk)]].concat(), 9).err;
+    assert!(said.contains("disk.report.sig") && said.contains("--sign KEY"), "{said}");
+}
+
+#[test]
+fn a_page_is_checked_by_its_signature_alone() {
+    let (folder, drover) = setup();
+    let (key, signers) = signer(folder.path(), "anna");
+    let page = folder.path().join("plan.html");
+    std::fs::write(&page, "<!doctype html><p>3 of 3 VMs arrived</p>").unwrap();
+    let signed = std::process::Command::new("ssh-keygen")
+        .args(["-q", "-Y", "sign", "-n", "drover-report", "-f", text(&key), text(&page)])
+        .status()
+        .unwrap();
+    assert!(signed.success());
+    let page_and = ["verify", "--report", text(&page)];
+    let said = run(&drover, &[&page_and[..], &["--signers", text(&signers)]].concat(), 0).err;
+    assert!(said.contains("signed by anna@example.org"), "{said}");
+    // Without its signature a page proves nothing.
+    let said = run(&drover, &page_and, 6).err;
+    assert!(said.contains("not a drover hash report"), "{said}");
+    std::fs::write(&page, "<!doctype html><p>4 of 4 VMs arrived</p>").unwrap();
+    run(&drover, &[&page_and[..], &["--signers", text(&signers)]].concat(), 9);
+    // A key that is not there is told before the disk is read and before a report is made.
+    let (disk, report) = (disk_file(folder.path(), "disk", MIB), folder.path().join("new.report"));
+    run(&drover, &["hash", text(&disk), "-o", text(&report), "--sign", "/no/such/key"], 4);
+    assert!(!report.exists());
+}

@@ -143,6 +143,9 @@ pub struct HashArgs {
     /// Write a report with the whole tree to this new file, for `drover verify --report`
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Sign the report with this key of OpenSSH, into FILE.sig
+    #[arg(long, value_name = "KEY", requires = "output")]
+    pub sign: Option<PathBuf>,
     #[command(flatten)]
     pub tune: TuneArgs,
     #[command(flatten)]
@@ -161,11 +164,14 @@ pub struct HashArgs {
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// Two disks, or one with --report: whatever `drover copy` reads
-    #[arg(required = true, num_args = 1..=2, value_name = "DISK")]
+    #[arg(required_unless_present = "report", num_args = 0..=2, value_name = "DISK")]
     pub disks: Vec<String>,
-    /// Compare with this report of `drover hash --output`
+    /// Compare with this report of `drover hash --output`; without a disk only the report is checked
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    /// The report, also one of `drover report --html`, must be signed by one of the signers in this file (`man ssh-keygen`, ALLOWED SIGNERS)
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub signers: Option<PathBuf>,
     /// Format of the first disk; never guessed from its content [default: by the name's ending, else raw]
     #[arg(long, value_enum)]
     pub format: Option<Format>,

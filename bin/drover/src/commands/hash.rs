@@ -15,6 +15,7 @@ use super::disk_run::DiskRun;
 use crate::cli::HashArgs;
 use crate::endpoint::{self, Named};
 use crate::exit::{Exit, Failure, transfer_failure};
+use crate::signature;
 
 /// Hashes a disk.
 pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
@@ -31,9 +32,12 @@ pub fn run(args: &HashArgs) -> Result<Exit, Failure> {
     })?;
     run.tell_notes(&source);
     let disk = source.disk.as_ref();
+    args.sign.as_deref().map(signature::check_key).transpose()?;
     let report = args.output.as_deref().map(|path| NewReport::create(path, disk)).transpose()?;
     let (found, read) = hash(&run, disk, report)?;
-    tell(args, disk, &found, &read);
+    let signed = args.output.as_deref().zip(args.sign.as_deref());
+    let signature = signed.map(|(report, key)| signature::sign(report, key)).transpose()?;
+    tell(args, disk, &found, &read, signature.as_deref());
     Ok(Exit::Success)
 }
 
@@ -56,10 +60,11 @@ fn hash(
     Ok((found, read))
 }
 
-fn tell(args: &HashArgs, disk: &dyn Disk, found: &HashedDisk, read: &Snapshot) {
+fn tell(args: &HashArgs, disk: &dyn Disk, found: &HashedDisk, read: &Snapshot, signature: Option<&Path>) {
     if args.json {
         crate::out::json(json!({"event": "done", "root": found.root.to_hex(), "size": disk.size(),
-            "bytes_read": read.read, "seconds": found.elapsed.as_secs_f64(), "report": args.output}));
+            "bytes_read": read.read, "seconds": found.elapsed.as_secs_f64(), "report": args.output,
+            "signature": signature}));
         return;
     }
     crate::out::line(found.root);

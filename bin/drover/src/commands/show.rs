@@ -3,6 +3,7 @@
 use super::migrate::{open_store_to_read, plan_name, unknown_plan};
 use crate::cli::{ReportArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
+use crate::signature;
 
 /// Shows plans, or the VMs of one.
 pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
@@ -46,8 +47,12 @@ pub fn report(args: &ReportArgs) -> Result<Exit, Failure> {
     let store = open_store_to_read(&args.run)?;
     let name = plan_name(&args.plan)?;
     let report = drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    args.sign.as_deref().map(signature::check_key).transpose()?;
     if let Some(path) = &args.html {
         crate::out::page(path, &drover_view::report_html(&report))?;
+        if let Some(key) = &args.sign {
+            crate::out::say(format_args!("wrote {}", signature::sign(path, key)?.display()));
+        }
     } else if args.run.json {
         crate::out::json(format_args!("{:#}", drover_view::report_json(&report)));
     } else {

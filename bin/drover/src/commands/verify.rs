@@ -14,6 +14,7 @@ use super::disk_run::{DiskRun, fresh_seed, share_of};
 use crate::cli::{Format, VerifyArgs};
 use crate::endpoint::{self, End, Named};
 use crate::exit::{Exit, Failure, transfer_failure};
+use crate::signature;
 
 /// Differing spans that are printed for a person; JSON has all that are kept.
 const PRINTED_SPANS_MAX: usize = 20;
@@ -25,8 +26,14 @@ pub fn run(args: &VerifyArgs) -> Result<Exit, Failure> {
         None => Share::Full,
     };
     let run = DiskRun::new(&args.tune, args.run.json, args.run.quiet)?;
-    let job = Job { args, run, share };
+    let signed = args.report.as_deref().zip(args.signers.as_deref());
+    let signer = signed.map(|(report, signers)| signature::verify(report, signers)).transpose()?;
+    if let Some(signer) = signer.as_deref().filter(|_| !args.run.json) {
+        run.say(&format!("report signed by {signer}"));
+    }
+    let job = Job { args, run, share, signer };
     match (args.disks.as_slice(), &args.report) {
+        ([], Some(report)) => job.report_alone(report),
         ([a, b], None) => job.two_disks(a, b),
         ([disk], Some(report)) => job.report(report, disk),
         ([_], None) => Err(usage("one disk is compared with what?", "name a second disk, or --report FILE")),
@@ -42,6 +49,8 @@ struct Job<'a> {
     args: &'a VerifyArgs,
     run: DiskRun,
     share: Share,
+    /// Who signed the report, where that was asked for.
+    signer: Option<String>,
 }
 
 /// What both sides are called, and their sizes.
@@ -69,10 +78,29 @@ impl Job<'_> {
         Ok(self.judge(&Sides { names, sizes, is_rounded }, &found, None))
     }
 
-    fn report(&self, path: &Path, disk: &str) -> Result<Exit, Failure> {
-        let unusable = |error: ReportError| {
-            Failure::new(Exit::Source, format!("report {}: {}", path.display(), chain(&error)))
+    /// A report without the disk: whether it is sound; of a page, which only its signature can prove, whose it is.
+    fn report_alone(&self, path: &Path) -> Result<Exit, Failure> {
+        let read = open_report(path).and_then(|report| {
+            let about = report.about().clone();
+            Ok((about, report.finish()?))
+        });
+        let (about, root) = match (read, &self.signer) {
+            (Ok((about, root)), _) => (Some(about), Some(root)),
+            (Err(ReportError::NotAReport), Some(_)) => (None, None),
+            (Err(error), _) => return Err(unusable(path, &error)),
         };
+        if self.args.run.json {
+            crate::out::json(json!({"event": "done", "report": path, "signer": self.signer,
+                "root": root.map(|root| root.to_hex()), "size": about.map(|about| about.size)}));
+        } else if let Some((about, root)) = about.zip(root) {
+            self.tell_about(&about);
+            self.run.say(&format!("the report is sound\nroot {root}"));
+        }
+        Ok(Exit::Success)
+    }
+
+    fn report(&self, path: &Path, disk: &str) -> Result<Exit, Failure> {
+        let unusable = |error: ReportError| unusable(path, &error);
         // Read to its end and found sound before hours are spent on the disk.
         let about = open_report(path).map_err(unusable)?.about().clone();
         open_report(path).and_then(ReportReader::finish).map_err(unusable)?;
@@ -111,22 +139,28 @@ impl Job<'_> {
         let sizes_fit = sides.sizes[0] == sides.sizes[1] || sides.is_rounded || self.args.allow_longer;
         let equal = found.is_equal() && sizes_fit;
         if self.args.run.json {
-            crate::out::json(as_json(sides, found, report, equal));
+            let mut done = as_json(sides, found, report, equal);
+            done["signer"] = json!(self.signer);
+            crate::out::json(done);
         } else {
             self.tell(sides, found, report, equal);
         }
         if equal { Exit::Success } else { Exit::Verification }
     }
 
+    fn tell_about(&self, about: &About) {
+        self.run.say(&format!(
+            "report by {} of {}, {}, made {} s after 1970",
+            about.program,
+            about.name,
+            Bytes(about.size),
+            about.made_at
+        ));
+    }
+
     fn tell(&self, sides: &Sides, found: &Comparison, report: Option<&About>, equal: bool) {
         if let Some(about) = report {
-            self.run.say(&format!(
-                "report by {} of {}, {}, made {} s after 1970",
-                about.program,
-                about.name,
-                Bytes(about.size),
-                about.made_at
-            ));
+            self.tell_about(about);
         }
         let [first, second] = sides.sizes;
         if first != second {
@@ -163,6 +197,10 @@ impl Job<'_> {
             self.run.say(&format!("root {root}"));
         }
     }
+}
+
+fn unusable(path: &Path, error: &ReportError) -> Failure {
+    Failure::new(Exit::Source, format!("report {}: {}", path.display(), chain(error)))
 }
 
 fn open_report(path: &Path) -> Result<ReportReader<BufReader<File>>, ReportError> {
