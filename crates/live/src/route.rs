@@ -4,7 +4,7 @@
 //! given to it is counted as sent while it waits. So directly is better where a few plain connections carry as much.
 //!
 //! Both are measured for a second or two, in which a link that is new has few connections: where each gets a share only, it
-//! carries more later than was seen. Where the constants come from is in `bench/NOTES.md`.
+//! carries more later than was seen. Where the constants come from is in `bench/LOG.md`.
 
 use std::fmt;
 use std::time::Duration;
