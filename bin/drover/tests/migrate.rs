@@ -232,6 +232,15 @@ fn inventory_status_and_report_speak_json_and_text() {
     assert_eq!(stage.run(&new).code, Some(0));
     assert_ne!(stage.run(&new).code, Some(0), "an existing plan is not overwritten");
     assert_eq!(stage.run(&["plan", "check", drafted.to_str().unwrap(), "--offline"]).code, Some(0));
+    let misspelt =
+        ["plan", "new", &source, "--thumbprint", &stage.sim.thumbprint, "--vm", "onne", "--vm", "o*"];
+    let refused = stage.run(&misspelt);
+    assert_eq!(refused.code, Some(3), "a pattern that matches no VM is an error");
+    assert!(
+        refused.err.contains("matches 'onne'") && refused.err.contains("near names: one"),
+        "{}",
+        refused.err
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ use drover_types::inventory::{Inventory, PowerState, Vm};
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::glob::matches;
 use crate::model::{ManifestUse, OvaSource};
+use crate::near::near_names;
 
 /// What the user said about the plan to be written.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +66,17 @@ pub fn draft(inventory: &Inventory, patterns: &[String], options: &DraftOptions)
         text.push_str(&entry(vm, inventory));
     }
     text
+}
+
+/// The patterns that fit no VM, each with names that come close.
+pub fn unmatched<'a>(inventory: &'a Inventory, patterns: &'a [String]) -> Vec<(&'a str, Vec<&'a str>)> {
+    let names = || inventory.vms.iter().map(|vm| vm.name.as_str());
+    let fits_none = |pattern: &&String| !names().any(|name| matches(pattern, name));
+    patterns
+        .iter()
+        .filter(fits_none)
+        .map(|pattern| (pattern.as_str(), near_names(pattern, names())))
+        .collect()
 }
 
 fn head(options: &DraftOptions) -> String {

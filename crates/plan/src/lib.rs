@@ -33,7 +33,7 @@ mod warm;
 
 pub use begun::{Begun, Others, as_begun};
 pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
-pub use draft::{DraftOptions, DraftSource, draft};
+pub use draft::{DraftOptions, DraftSource, draft, unmatched};
 pub use keys::schema;
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};

@@ -7,6 +7,25 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>)
     close.filter(|(edits, _)| *edits <= most).min().map(|(_, candidate)| candidate)
 }
 
+/// Names shown for one pattern.
+const NEAR_MAX: usize = 3;
+
+/// The names that come closest to a pattern that matches none. A `*` or `?` is left out, and as much of a name is compared.
+pub(crate) fn near_names<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let literal: String = pattern.chars().filter(|it| !matches!(it, '*' | '?')).collect();
+    let letters = literal.chars().count();
+    let most = letters.div_ceil(3).min(3);
+    let compared = |name: &str| match literal == pattern {
+        true => distance(&literal, name),
+        false => distance(&literal, &name.chars().take(letters).collect::<String>()),
+    };
+    let mut close: Vec<(usize, &str)> =
+        names.map(|name| (compared(name), name)).filter(|(edits, _)| letters > 0 && *edits <= most).collect();
+    close.sort_unstable();
+    close.dedup();
+    close.into_iter().take(NEAR_MAX).map(|(_, name)| name).collect()
+}
+
 /// Insertions, deletions, replacements and swaps of neighbours from `a` to `b`, whatever the case of letters.
 fn distance(a: &str, b: &str) -> usize {
     let letters = |text: &str| text.to_lowercase().chars().collect::<Vec<char>>();
@@ -30,6 +49,15 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_names_near_a_pattern_that_matches_none() {
+        let names = || ["web01", "web02", "web03", "web04", "db01"].into_iter();
+        assert_eq!(near_names("wbe*", names()), ["web01", "web02", "web03"]);
+        assert_eq!(near_names("db1", names()), ["db01"]);
+        assert!(near_names("mail*", names()).is_empty());
+        assert!(near_names("*", names()).is_empty());
+    }
 
     #[test]
     fn finds_what_was_probably_meant() {

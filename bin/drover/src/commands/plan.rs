@@ -304,6 +304,7 @@ fn summary(resolution: &Resolution) -> String {
 /// `drover plan new`.
 pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
     let inventory = super::inventory::ask(&args.provider)?.0;
+    check_matches(args, &inventory)?;
     let text = draft_of(args, &inventory)?;
     match &args.output {
         None => crate::out::print(&text),
@@ -317,6 +318,31 @@ pub fn new(args: &PlanNewArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Success)
+}
+
+/// A plan without VMs is nobody's wish.
+fn check_matches(args: &PlanNewArgs, inventory: &Inventory) -> Result<(), Failure> {
+    let provider = &args.provider.provider;
+    if inventory.vms.is_empty() {
+        let text = format!("{provider} has no VM that this user can see");
+        return Err(
+            Failure::new(Exit::Plan, text).advise("see `drover inventory`, and the rights of the user")
+        );
+    }
+    let unmatched = drover_plan::unmatched(inventory, &args.vms);
+    if unmatched.is_empty() {
+        return Ok(());
+    }
+    let patterns: Vec<String> =
+        unmatched.iter().map(|(pattern, _)| format!("'{}'", clean(pattern))).collect();
+    let near: Vec<String> =
+        unmatched.iter().flat_map(|(_, near)| near).map(|name| clean(name).to_string()).collect();
+    let advice = match near.is_empty() {
+        true => "see `drover inventory` for the names".to_string(),
+        false => format!("near names: {}; see `drover inventory` for all", near.join(", ")),
+    };
+    let text = format!("no VM of {provider} has a name that matches {}", patterns.join(", "));
+    Err(Failure::new(Exit::Plan, text).advise(advice))
 }
 
 /// Writes a plan to a file that is not there yet.
