@@ -119,8 +119,11 @@ fn disks_in_two_files_are_not_shared() {
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     let output = pair.live(&["--disks", "shared"]);
     assert_eq!(output.code, Some(3), "{output:?}");
-    assert!(output.err.contains("b.raw at the target") && output.err.contains("--other-paths"), "{output:?}");
-    let output = pair.live(&["--disks", "shared", "--other-paths", "--dry-run"]);
+    assert!(
+        output.err.contains("b.raw at the target") && output.err.contains("--assume-shared"),
+        "{output:?}"
+    );
+    let output = pair.live(&["--disks", "shared", "--assume-shared", "--dry-run"]);
     assert_eq!(output.code, Some(0), "{output:?}");
     pair.has_stayed();
 }
@@ -170,7 +173,7 @@ fn a_job_that_begins_while_memory_is_sent_calls_the_move_back_and_is_named() {
     here.more.extend(["-qmp", "unix:second.sock,server=on,wait=off"].map(str::to_string));
     let Some(mut pair) = Pair::unlike(&here, &there) else { return };
     // A disk that is mirrored takes no other job.
-    let child = pair.spawn(&[&["--other-paths"][..], &SLOWLY].concat());
+    let child = pair.spawn(&[&["--assume-shared"][..], &SLOWLY].concat());
     pair.wait_until_sending();
     let mut other = Qmp::connect(&pair.path("a/second.sock"), Duration::from_secs(60)).unwrap();
     let nodes = other.execute("query-block", Value::Null).unwrap();

@@ -235,7 +235,7 @@ fn ctrl_c_does_not_call_a_guest_back_and_ends_the_tries() {
     let output = scene.ended(child);
     assert_eq!(output.code, Some(130), "{output:?}");
     let failed = events(&output).into_iter().find(|event| event["event"] == "failed").unwrap();
-    assert_eq!(failed["guest_at"], "between");
+    assert_eq!(failed["guest_at"], "postcopy_incomplete");
     // Said again, it goes on.
     scene.mend();
     let output = scene.live();

@@ -150,7 +150,7 @@ fn a_guest_that_went_ahead_though_the_order_failed_is_seen_after() {
 #[track_caller]
 fn is_left_to_another_libvirt(scene: &Scene, output: &Output) {
     assert_eq!(output.code, Some(7), "{output:?}");
-    assert_eq!(guest_at(output), "between");
+    assert_eq!(guest_at(output), "postcopy_incomplete");
     assert!(output.err.contains("crashes when it is to make the line of post-copy anew"), "{}", output.err);
     assert!(output.err.contains("say `drover live` again"), "{}", output.err);
     assert_eq!(scene.pair.state("a"), "paused (post-copy failed)");
@@ -198,7 +198,7 @@ fn a_drover_that_is_stopped_or_killed_in_postcopy_leaves_both_parts_and_said_aga
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = scene.ended(child);
     assert_eq!(output.code, Some(130), "{output:?}");
-    assert_eq!(guest_at(&output), "between");
+    assert_eq!(guest_at(&output), "postcopy_incomplete");
     assert!(output.err.contains("end neither QEMU"), "{}", output.err);
     // Said again and killed: nothing is done past libvirt, so nothing is left half done.
     let mut child = scene.spawn();

@@ -254,7 +254,7 @@ fn daemons_that_cannot_be_asked_are_named_with_what_to_try() {
 
 #[test]
 fn what_is_not_for_domains_is_told_before_anybody_is_asked() {
-    for more in [&["--nbd", "10.0.0.2:1"][..], &["--rate-max", "1m"], &["--other-paths"]] {
+    for more in [&["--nbd", "10.0.0.2:1"][..], &["--rate-max", "1m"], &["--assume-shared"]] {
         let output = with_standin("#!/bin/sh\nexit 99\n", more);
         assert_eq!(output.code, Some(2), "{more:?}: {output:?}");
         assert!(output.err.contains(more[0]), "{}", output.err);

@@ -276,7 +276,7 @@ impl<'a> Run<'a> {
     /// Takes back what the engine noted of a VM whose thread panicked: a process that is killed notes nothing.
     fn as_if_killed(&self) {
         let row = self.row();
-        if row.error.as_ref().is_some_and(|error| error.starts_with("a defect of drover")) {
+        if row.error.as_ref().is_some_and(|error| error.starts_with("internal error")) {
             let plan = self.stage.subject.plan();
             self.store
                 .end_vm(plan, &row.id, VmState::Running, None)

@@ -85,7 +85,7 @@ pub fn unshared(source: &Machine, target: &Machine) -> Vec<Obstacle> {
     let apart = both.filter(|(_, disk, other)| !disk.is_read_only && disk.place != other.place);
     let apart = apart.map(|(name, disk, other)| Obstacle {
         what: format!("disk {name} is {} at the source and {} at the target", disk.place, other.place),
-        advice: "copy it with --disks mirror; only if both are the same storage, say --other-paths".into(),
+        advice: "copy it with --disks mirror; only if both are the same storage, say --assume-shared".into(),
     });
     apart.collect()
 }

@@ -120,7 +120,7 @@ impl fmt::Display for Why {
         let mb = |bytes: f64| bytes / 1e6;
         write!(
             f,
-            "{what}: {:.0} MB/s sent, {:.0} MB/s written to, {:.0} MB left, ",
+            "{what}: {:.0} MB/s sent, dirty rate {:.0} MB/s, {:.0} MB left, ",
             mb(self.rate),
             mb(self.dirty),
             mb(self.left_bytes as f64)

@@ -57,7 +57,7 @@ pub enum Reach {
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
     /// Somebody listens there.
-    #[error("{}: somebody listens there", .0.display())]
+    #[error("{}: address already in use", .0.display())]
     Taken(PathBuf),
     /// Only root gives files away.
     #[error("{}: it cannot be given to user {user}", .path.display())]

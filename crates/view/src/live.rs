@@ -303,8 +303,7 @@ impl LiveReal {
     /// What of the promise was broken, in words, with both figures.
     pub fn broken(&self, asked: &LiveAsked) -> Option<String> {
         let stood = self.stood_ms().filter(|ms| *ms > asked.downtime_ms);
-        let stood =
-            stood.map(|ms| format!("the guest stood still for {ms} ms, {} were promised", asked.downtime_ms));
+        let stood = stood.map(|ms| format!("downtime {ms} ms, {} ms were promised", asked.downtime_ms));
         let late = self.total_s > asked.deadline_s;
         let late =
             late.then(|| format!("it took {:.1} s, {:.1} were promised", self.total_s, asked.deadline_s));
@@ -459,7 +458,7 @@ pub(crate) mod tests {
     fn what_was_broken_is_told_with_both_figures() {
         let asked = LiveAsked { downtime_ms: 300, deadline_s: 60.0, ..LiveAsked::default() };
         let real = LiveReal { stood_still_ms: Some(514), total_s: 12.0, ..LiveReal::default() };
-        assert_eq!(real.broken(&asked).unwrap(), "the guest stood still for 514 ms, 300 were promised");
+        assert_eq!(real.broken(&asked).unwrap(), "downtime 514 ms, 300 ms were promised");
         let late = LiveReal { stood_still_ms: Some(300), total_s: 61.5, ..real.clone() };
         assert_eq!(late.broken(&asked).unwrap(), "it took 61.5 s, 60.0 were promised");
         assert_eq!(LiveReal { total_s: 60.0, ..late.clone() }.broken(&asked), None);

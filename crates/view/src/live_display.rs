@@ -118,7 +118,7 @@ fn memory_line(memory: &LiveMemoryNow, blocks: bool) -> String {
 fn rates_line(memory: &LiveMemoryNow) -> String {
     let rate = memory.rate.map_or("--".into(), |rate| Rate(rate).to_string());
     let mut line = format!(
-        "rates     {rate} sent, {} written to; {} sent so far",
+        "rates     {rate} sent, dirty rate {}; {} sent so far",
         Rate(memory.dirty as f64),
         Bytes(memory.sent_bytes)
     );
@@ -134,7 +134,7 @@ fn foreseen_line(foreseen: LiveForeseen) -> String {
         return format!("foreseen  no end as it is; {promised_ms} ms of standing still are promised");
     }
     format!(
-        "foreseen  {total_s:.1} s in all, the guest stands still for {downtime_ms:.0} ms (promised: {promised_ms} ms at most)"
+        "foreseen  {total_s:.1} s in all, downtime {downtime_ms:.0} ms (promised: {promised_ms} ms at most)"
     )
 }
 
@@ -172,8 +172,8 @@ mod tests {
             [
                 "disk      ############------------   50 %  hd0 of 8 MiB, is copied",
                 "memory    ##################------   75 %  ETA 0:12  pass 3, 256 MiB left of 1 GiB",
-                "rates     812 MB/s sent, 96 MB/s written to; 1.9 GiB sent so far; the guest is slowed down by 40 %",
-                "foreseen  14.2 s in all, the guest stands still for 41 ms (promised: 300 ms at most)",
+                "rates     812 MB/s sent, dirty rate 96 MB/s; 1.9 GiB sent so far; the guest is slowed down by 40 %",
+                "foreseen  14.2 s in all, downtime 41 ms (promised: 300 ms at most)",
             ]
         );
     }

@@ -108,9 +108,9 @@ pub struct LiveArgs {
     /// How its disks go
     #[arg(long, value_enum, default_value_t = DisksArg::Shared)]
     pub disks: DisksArg,
-    /// Disks that are shared have other paths at the target: take it that they are the same storage
+    /// Take disks with other paths at the target for the same shared storage
     #[arg(long)]
-    pub other_paths: bool,
+    pub assume_shared: bool,
     /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH [default with --via: the path of
     /// --to and .disks; of domains /var/lib/libvirt/qemu/drover-UUID.disks]
     #[arg(long, value_name = "ADDRESS")]

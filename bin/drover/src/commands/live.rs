@@ -259,7 +259,7 @@ fn options(args: &LiveArgs, way: Option<&Way>) -> Result<LiveOptions, Failure> {
         return Err(Failure::new(Exit::Usage, NO_DAEMON));
     }
     let disks = match (args.disks, way, args.nbd.as_deref()) {
-        (DisksArg::Shared, _, _) => DisksBy::Shared { other_paths: args.other_paths },
+        (DisksArg::Shared, _, _) => DisksBy::Shared { assume_shared: args.assume_shared },
         (DisksArg::Mirror, Some(way), _) => DisksBy::Mirror(way.disks.clone()),
         (DisksArg::Mirror, None, Some(nbd)) => DisksBy::Mirror(nbd_at(nbd)?),
         (DisksArg::Mirror, None, None) => {
@@ -388,11 +388,11 @@ fn place(place: &Where) -> &'static str {
         Where::Source => "source",
         Where::Target => "target",
         Where::Both => "both",
-        Where::Between => "between",
+        Where::Between => "postcopy_incomplete",
         Where::Lost { .. } => "lost",
         Where::Waiting => "waiting",
-        Where::Halted => "halted",
-        Where::Held => "held",
+        Where::Halted => "paused_at_target",
+        Where::Held => "paused_at_source",
         Where::Unknown => "unknown",
     }
 }
@@ -442,7 +442,7 @@ impl View {
             Event::Memory(told) => {
                 let sample = &told.sample;
                 let text = format!(
-                    "memory, pass {}: {} MiB sent, {} MiB left, {:.0} MB/s written to{}",
+                    "memory, pass {}: {} MiB sent, {} MiB left, dirty rate {:.0} MB/s{}",
                     sample.passes,
                     sample.sent_bytes >> 20,
                     sample.left_bytes >> 20,
@@ -540,7 +540,7 @@ impl View {
             moved.last.sample.passes,
         ));
         line(format!(
-            "it stood still for {} from stop to start (QEMU's own count: {}, foreseen: {:.0} ms)",
+            "downtime {} from stop to start (QEMU's own count: {}, forecast: {:.0} ms)",
             time(moved.stood_still),
             time(moved.downtime_by_qemu),
             moved.foreseen.downtime.likely * 1000.0,

@@ -107,7 +107,7 @@ impl Journey<'_> {
     /// The end of a VM whose thread panicked: what it was doing stays as a crash would leave it.
     pub(crate) fn end_in_panic(&self, what: &str) -> VmEnd {
         let standing = self.is_touched().then(|| self.standing());
-        let mut text = format!("a defect of drover: {what}");
+        let mut text = format!("internal error: {what}");
         if let Some(stands) = &standing {
             text.push_str(&format!("; {}", stands.words()));
         }

@@ -207,7 +207,7 @@ impl World {
     /// notes nothing.
     pub fn as_if_killed(&self) {
         for row in self.store.vms(PLAN).unwrap() {
-            if row.error.is_some_and(|error| error.starts_with("a defect of drover")) {
+            if row.error.is_some_and(|error| error.starts_with("internal error")) {
                 self.store.end_vm(PLAN, &row.id, VmState::Running, None).unwrap();
             }
         }

@@ -67,7 +67,7 @@ fn write_verdict(page: &mut String, report: &LiveReport) -> fmt::Result {
             let (tone, kept) = match report.is_kept() {
                 Some(true) => ("good", "the promise was kept"),
                 Some(false) => ("bad", "the promise was not kept"),
-                None => ("plain", "for how long it stood still was not told"),
+                None => ("plain", "its downtime is not known"),
             };
             let seconds = std::time::Duration::try_from_secs_f64(real.total_s).unwrap_or_default();
             (tone, "the guest runs at the target", format!("{}; {kept}", duration(seconds)))
@@ -82,7 +82,7 @@ fn write_verdict(page: &mut String, report: &LiveReport) -> fmt::Result {
     };
     write!(page, "<section class=\"failure\"><h2>What went wrong</h2><p>{}</p>", Escaped(message))?;
     if let Some(ms) = stood_at_source_ms {
-        write!(page, "<p>It stood still at the source for {ms:.1} ms, and went on there.</p>")?;
+        write!(page, "<p>Downtime {ms:.1} ms; it was resumed at the source.</p>")?;
     }
     if let Some(advice) = advice {
         write!(page, "<p><strong>Try:</strong> {}</p>", Escaped(advice))?;
@@ -96,10 +96,12 @@ fn place(word: Option<&str>) -> &'static str {
         Some("source") => "at the source, as it was",
         Some("target") => "at the target, where it runs",
         Some("both") => "at both sides by what they say: stop one of them at once",
-        Some("between") => "at the target, with part of its memory still at the source: end neither QEMU",
+        Some("postcopy_incomplete") => {
+            "at the target, with part of its memory still at the source: end neither QEMU"
+        }
         Some("waiting") => "at the target, standing still until it is started; never start it at the source",
-        Some("halted") => "at the target, where it does not run; never start it at the source",
-        Some("held") => "at the source, standing still, and not at the target",
+        Some("paused_at_target") => "at the target, where it does not run; never start it at the source",
+        Some("paused_at_source") => "at the source, standing still, and not at the target",
         Some(_) => "where nobody can tell: look at both sides before you start anything",
         None => "where it was: neither side was touched by this run",
     }
@@ -166,9 +168,9 @@ fn write_comparison(page: &mut String, report: &LiveReport) -> fmt::Result {
         of(|real| format!("{:.2} s", real.total_s)),
     )?;
     let down = real.map_or(UNKNOWN.into(), |real| time(real.stood_still_ms));
-    row("stood still, from stop to start", format!("{} ms", asked.downtime_ms), downtime_words, down)?;
+    row("downtime, from stop to start", format!("{} ms", asked.downtime_ms), downtime_words, down)?;
     let down = real.map_or(UNKNOWN.into(), |real| time(real.downtime_ms_by_qemu));
-    row("stood still, by QEMU's count", String::new(), |_| String::new(), down)?;
+    row("downtime, by QEMU's count", String::new(), |_| String::new(), down)?;
     // Of a move that failed QEMU tells zeros at last.
     let most = |of: fn(&LiveSample) -> u64| report.samples.iter().map(of).max();
     let passes = real.map(|real| real.passes).or(most(|sample| sample.pass));
@@ -200,7 +202,7 @@ fn write_parts(page: &mut String, report: &LiveReport) -> fmt::Result {
     if report.downtime_parts.is_empty() {
         return Ok(());
     }
-    begin_table(page, "While the guest stood still", &["Part", "#Time", "How it is known"])?;
+    begin_table(page, "Parts of the downtime", &["Part", "#Time", "How it is known"])?;
     for part in &report.downtime_parts {
         let time = part.ms.map_or(UNTOLD.into(), |ms| format!("{ms:.1} ms"));
         write_row(page, &[("name", part.name.clone()), ("number", time), ("text", part.how.clone())])?;
@@ -241,14 +243,9 @@ fn write_rates(page: &mut String, report: &LiveReport) -> fmt::Result {
     let sent = sent_rates(&report.samples);
     let dirty = points(&report.samples, |sample| sample.dirty_bytes_per_s);
     let lines = [("written", dirty.as_slice()), ("read", sent.as_slice())];
-    if !write_plot(
-        page,
-        report,
-        "Rates",
-        "Memory sent and written to per second over time",
-        &lines,
-        &|rate| Rate(rate).to_string(),
-    )? {
+    if !write_plot(page, report, "Rates", "Memory sent, and dirty rate, over time", &lines, &|rate| {
+        Rate(rate).to_string()
+    })? {
         return Ok(());
     }
     write_legend(
@@ -397,7 +394,7 @@ fn chosen_words(look: &LiveLook) -> String {
 fn input_words(look: &LiveLook) -> String {
     let known = if look.line_is_known { "" } else { " (nothing was known of it)" };
     format!(
-        "{} of memory, {} ± {} written to, {} ± {} on the line{known}",
+        "{} of memory, dirty rate {} ± {}, {} ± {} on the line{known}",
         Bytes(look.memory_bytes),
         Rate(look.dirty_bytes_per_s),
         Rate(look.dirty_bytes_per_s_spread),

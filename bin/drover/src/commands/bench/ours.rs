@@ -439,7 +439,7 @@ mod tests {
             |cause| ended(Exit::Source, memory(), vec![(given_up(cause), Where::Source)]).one().unwrap();
         let told = one(Cause::Deadline).unwrap();
         assert_eq!((told.seconds, told.beside_s, told.bytes), (1.5, 7.5, 7));
-        assert!(told.late.unwrap().contains("the deadline is here: 1 MB/s sent, 2 MB/s written to"));
+        assert!(told.late.unwrap().contains("the deadline is here: 1 MB/s sent, dirty rate 2 MB/s"));
         for cause in [Cause::Silence, Cause::Standstill, Cause::TooSlow] {
             assert!(one(cause).is_none(), "{cause:?}");
         }

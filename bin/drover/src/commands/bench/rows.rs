@@ -221,7 +221,7 @@ pub fn tell(table: &Table, rows: &[Row], terms: Terms, is_json: bool) {
     }
     line(format_args!("## {}\n", table.name()));
     line(
-        "| way | s | spread | s beside | MiB | Gbit/s | x direct | stood still, ms | QEMU's count, ms | CPU s | |",
+        "| way | s | spread | s beside | MiB | Gbit/s | x direct | downtime, ms | QEMU's count, ms | CPU s | |",
     );
     line("|---|---|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| row.print(direct, terms));

@@ -164,7 +164,7 @@ pub(super) fn options(args: &LiveArgs) -> Result<DomainOptions, Failure> {
     let by_rdma = args.uri.as_ref().is_some_and(|uri| uri.starts_with(RDMA));
     let unfit = [
         (args.nbd.is_some() && args.via.is_none(), "--nbd"),
-        (args.other_paths, "--other-paths"),
+        (args.assume_shared, "--assume-shared"),
         (by_rdma, "--uri rdma:"),
         (args.memory.given().is_some(), args.memory.given().unwrap_or_default()),
     ];

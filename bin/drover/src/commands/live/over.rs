@@ -449,10 +449,8 @@ fn free(
     match probed {
         Ok(Probed::Free) => Ok(()),
         Ok(Probed::Taken) if is_own => Ok(()),
-        Ok(Probed::Taken) => {
-            Err(Failure::new(Exit::Plan, format!("{site}: somebody listens at {to} already"))
-                .advise("end it, or choose another place with --uri and --nbd"))
-        }
+        Ok(Probed::Taken) => Err(Failure::new(Exit::Plan, format!("{site}: {to}: address already in use"))
+            .advise("end it, or choose another place with --uri and --nbd")),
         Ok(Probed::Refused(_, why)) => Err(Failure::new(Exit::Plan, format!("{site}: {to}: {why}"))),
         Err(error) => Err(away(site, &error.to_string())),
     }

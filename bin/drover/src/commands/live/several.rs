@@ -31,7 +31,7 @@ use wanted::{All, Wanted, bytes, wanted};
 /// Below it a bound is more noise than bound; libvirt counts in it.
 const SHARE_MIN: u64 = 1 << 20;
 /// Of a move that an earlier run began.
-const LEFT: &str = "it is on its way, and was not gone on with: say the same again";
+const LEFT: &str = "its move is in progress and was not resumed: run the same command again";
 /// Looks at guests at once. Each asks daemons by programs that log in one after the other, and sshd refuses some of more than
 /// ten that have not logged in yet (`MaxStartups`).
 const LOOKS_MAX: usize = 6;
@@ -151,7 +151,7 @@ fn each<T: Sync, R: Send>(all: &[T], most: usize, does: impl Fn(&T) -> R + Sync)
 }
 
 fn panicked() -> Refusal {
-    let failure = Failure::new(Exit::Internal, "a defect of drover's: a thread ended that looked at it");
+    let failure = Failure::new(Exit::Internal, "internal error: the thread that looked at it ended");
     Refusal { failure, guest_at: None }
 }
 

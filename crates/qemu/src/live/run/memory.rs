@@ -202,7 +202,7 @@ impl Move<'_> {
             self.note(format!("memory goes {}", ways.join(", ")));
         }
         if self.core.wanted.allowed.postcopy && self.can.iter().any(Ability::was_seen_to_lose_writes_ahead) {
-            self.note("QEMU 11.1 was seen to lose a guest's latest writes in post-copy, under software emulation; see docs/how-to/live.md");
+            self.note("QEMU 11.1 was seen to lose a guest's latest writes in post-copy, under software emulation; see docs/reference/limits.md");
         }
         if !found.left_out.is_empty() {
             self.note(format!(

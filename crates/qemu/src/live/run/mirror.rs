@@ -13,8 +13,8 @@ pub(super) const IN_STEP_COMMAND: &str = "block-job-change";
 impl Move<'_> {
     /// Disks that have to be mirrored.
     pub(super) fn pairs_of(&self, from: &Machine, to: &Machine, found: &mut Vec<Obstacle>) -> Vec<Pair> {
-        if let DisksBy::Shared { other_paths } = self.options.disks {
-            if !other_paths {
+        if let DisksBy::Shared { assume_shared } = self.options.disks {
+            if !assume_shared {
                 found.extend(unshared(from, to));
             }
             return Vec::new();

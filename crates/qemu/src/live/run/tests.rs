@@ -190,7 +190,7 @@ fn options() -> LiveOptions {
             turn: None,
         },
         uri: "unix:/nowhere".to_string(),
-        disks: DisksBy::Shared { other_paths: false },
+        disks: DisksBy::Shared { assume_shared: false },
         memory: MemoryOptions::default(),
         looked: None,
     }

@@ -64,7 +64,7 @@ pub enum DisksBy {
     /// Both sides have the same storage.
     Shared {
         /// It may have another path at the target.
-        other_paths: bool,
+        assume_shared: bool,
     },
     /// They are mirrored into the target's own, which it offers here.
     Mirror(NbdAt),

@@ -180,7 +180,7 @@ impl Teller {
 
     /// The thread of a guest's move ended without a word.
     pub fn died(&mut self, number: usize) -> Failure {
-        let text = "a defect of drover's ended its move: look at both sides before you start anything";
+        let text = "internal error, which ended its move: look at both sides before you start anything";
         // Where it is counts more than that it is a defect.
         let failure = Failure::new(Exit::Target, text);
         let guest = &mut self.guests[number];

@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_move_has_what_stands_at_the_top_unless_it_says_otherwise() {
         let text = "rate_max: 8g\nline: 10g\ndowntime: 200ms\nallow: [throttle, postcopy]\nmoves:\n  - {name: web01, from: /a, \
-                    to: /b, uri: 'tcp:h:0'}\n  - {from: /c, to: /d, downtime: 1s, other_paths: true, rate_max: 1g}\n";
+                    to: /b, uri: 'tcp:h:0'}\n  - {from: /c, to: /d, downtime: 1s, assume_shared: true, rate_max: 1g}\n";
         let all = read(text).unwrap();
         assert_eq!((all.rate_max.unwrap().bits_per_s(), all.connection), (8_000_000_000, None));
         let [one, other] = all.guests.as_slice() else { panic!("two") };
@@ -336,18 +336,18 @@ mod tests {
         assert_eq!((one.args.downtime.as_millis(), other.args.downtime.as_millis()), (200, 1000));
         assert_eq!((one.args.allow.len(), one.args.rate_max), (2, None));
         assert_eq!(other.args.rate_max.unwrap().bits_per_s(), 1_000_000_000);
-        assert!(other.args.other_paths && !one.args.other_paths);
+        assert!(other.args.assume_shared && !one.args.assume_shared);
         assert_eq!((one.args.to.to_str(), one.args.uri.as_deref()), (Some("/b"), Some("tcp:h:0")));
     }
 
     #[test]
     fn every_mistake_has_its_place() {
-        let text = "deadline: soon\nmoves:\n  - from: /a\n    other-paths: true\n    json: true\n  - {from: /b, to: /c, p2p: maybe}\n";
+        let text = "deadline: soon\nmoves:\n  - from: /a\n    assume-shared: true\n    json: true\n  - {from: /b, to: /c, p2p: maybe}\n";
         let told = read(text).unwrap_err().join("\n");
         for words in [
             "1:1: error: moves[0].deadline: invalid value 'soon' for '--deadline <TIME>'",
             "3:5: error: moves[0]: it has no `to`",
-            "4:5: error: moves[0].other-paths: there is no such key",
+            "4:5: error: moves[0].assume-shared: there is no such key",
             "5:5: error: moves[0].json: it is no option of a single move",
             "moves[1].p2p: want true or false",
         ] {
