@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: help demo test build packages check-packages lab prepare lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
+.PHONY: help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -20,6 +20,7 @@ help:
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
+	@echo "make reference   writes docs/reference/cli-*.md and plan-*.md from the code"
 	@echo "make clean"
 
 demo: prepare build lab
@@ -28,6 +29,10 @@ demo: prepare build lab
 
 test: prepare lab lint check-go check-rust check-packages
 	@echo "make test: all is well"
+
+# The tests of `make test` compare the pages with the code.
+reference:
+	@DROVER_WRITE_REFERENCE=1 $(CARGO) test -q --workspace --bin drover -- the_reference_is_what_the_code_makes
 
 prepare:
 	@scripts/prepare lab

@@ -3,13 +3,17 @@
 pub mod agent;
 mod bench;
 mod disks;
+mod examples;
 mod forecast;
+mod help;
 mod lab;
 mod link;
 mod live;
 mod memory;
 mod nbd;
 mod nfc;
+#[cfg(test)]
+mod reference;
 mod relay;
 mod vddk;
 
@@ -22,6 +26,7 @@ pub use agent::AgentCommand;
 pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
 pub use forecast::AssessArgs;
+pub use help::program;
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
 pub use live::{AllowArg, DirectAt, DisksArg, LiveArgs, LiveCommand};
@@ -41,81 +46,94 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show what a provider has: VMs, hosts, networks, and what to know before moving them
+    /// Show VMs, hosts and networks of a provider, and concerns
+    #[command(after_help = examples::INVENTORY)]
     Inventory(InventoryArgs),
-    /// Sum up what a provider has before anything is planned: sizes, places, what stands in the way; changes nothing
+    /// Sum up a provider: sizes, places, blockers; changes nothing
     Assess(AssessArgs),
-    /// Write, check and describe plan files
+    /// Write and check plan files
     Plan {
         #[command(subcommand)]
         command: PlanCommand,
     },
     /// Run a plan: move its VMs
+    #[command(after_help = examples::MIGRATE)]
     Migrate(MigrateArgs),
-    /// Go on with a plan that was interrupted or failed
+    /// Resume a plan that was interrupted or failed
+    #[command(after_help = examples::RESUME)]
     Resume(ResumeArgs),
-    /// Make a VM of an appliance: drafts a plan for an .ova, an .ovf or a folder, and runs it
+    /// Import an appliance (.ova, .ovf or a folder) as a VM
+    #[command(after_help = examples::IMPORT)]
     Import(ImportArgs),
-    /// Stop a running plan, or give up an interrupted one and undo what it left
+    /// Stop a running plan, or undo an interrupted one
+    #[command(after_help = examples::CANCEL)]
     Cancel(NamedArgs),
-    /// Have VMs that are being copied while they run move over now
+    /// Move VMs of a warm plan over now
+    #[command(after_help = examples::CUTOVER)]
     Cutover(CutoverArgs),
-    /// Remove every snapshot that drover made for a plan, and prove that none is left
+    /// Remove every snapshot that drover made for a plan
+    #[command(after_help = examples::CLEAN)]
     Clean(NamedArgs),
-    /// Show plans and where their VMs stand
+    /// Show plans and the state of their VMs
+    #[command(after_help = examples::STATUS)]
     Status(StatusArgs),
     /// Show what a plan did: hashes, rates, timeline
+    #[command(after_help = examples::REPORT)]
     Report(ReportArgs),
     /// Copy one disk
+    #[command(after_help = examples::COPY)]
     Copy(CopyArgs),
-    /// Read a disk and print the root of its hash tree
+    /// Print the root of a disk's hash tree
+    #[command(after_help = examples::HASH)]
     Hash(HashArgs),
     /// Compare two disks, or a disk with a hash report
+    #[command(after_help = examples::VERIFY)]
     Verify(VerifyArgs),
-    /// Serve one disk to other programs over NBD
+    /// Serve one disk over NBD
+    #[command(after_help = examples::SERVE_DISK)]
     ServeDisk(ServeDiskArgs),
-    /// Look at NBD servers
+    /// Inspect NBD servers
     Nbd {
         #[command(subcommand)]
         command: NbdCommand,
     },
-    /// Carry TCP connections on to their target, with a congestion control that loss does not slow down
+    /// Relay TCP connections over a long, lossy line
     Relay(Box<RelayArgs>),
-    /// Move running guests from one QEMU to another, with a promise about their downtime
+    /// Move running guests between QEMUs or libvirt daemons
     Live(Box<LiveCommand>),
-    /// Look at the NFC servers of ESXi hosts
+    /// Check the NFC servers of ESXi hosts
     Nfc {
         #[command(subcommand)]
         command: NfcCommand,
     },
-    /// Look at VMware's disk library: whether it works, and what its logs tell
+    /// Check VMware's disk library, and explain its logs
     Vddk {
         #[command(subcommand)]
         command: VddkCommand,
     },
-    /// Tools to try drover, and anything else, under conditions that are hard to come by
+    /// Emulate a long, lossy line
     Lab {
         #[command(subcommand)]
         command: LabCommand,
     },
-    /// Measure what moves of running guests take, on this host
+    /// Measure moves of running guests on this host
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// Measure the way to another site
+    /// Measure the line to another site
     Link {
         #[command(subcommand)]
         command: LinkCommand,
     },
-    /// Tell what this host's kernel lacks for long, fast lines; changes nothing
+    /// Show kernel settings that long, fast lines need; changes nothing
     Tune(HostTuneArgs),
-    /// Serve disks to other sites, and say which sites are trusted
+    /// Serve disks to other sites, and manage trust
     Agent {
         #[command(subcommand)]
         command: AgentCommand,
     },
-    /// Write shell completions to standard output
+    /// Print shell completions
     Completions {
         /// Shell
         shell: Shell,
@@ -129,9 +147,11 @@ pub enum Command {
 
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
-    /// Write a plan from what a provider has
+    /// Write a plan from a provider's inventory
+    #[command(after_help = examples::PLAN_NEW)]
     New(PlanNewArgs),
-    /// Report every problem of a plan at once; changes nothing
+    /// Report every problem of a plan; changes nothing
+    #[command(after_help = examples::PLAN_CHECK)]
     Check(PlanCheckArgs),
     /// Print the JSON Schema of plan files
     Schema,

@@ -34,7 +34,7 @@ mod vddk;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 use cli::{
     AgentCommand, BenchCommand, Cli, Command, LabCommand, LinkCommand, NbdCommand, NfcCommand, PlanCommand,
@@ -44,7 +44,8 @@ use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
     signals::take_file_size_limits();
-    match run(&Cli::parse()) {
+    let cli = Cli::from_arg_matches(&cli::program().get_matches()).unwrap_or_else(|error| error.exit());
+    match run(&cli) {
         Ok(code) => code,
         Err(failure) => {
             out::say(&failure);

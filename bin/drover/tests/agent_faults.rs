@@ -1,4 +1,4 @@
-//! Lines and agents that fail in mid-copy. docs/how-to/link.md has the table of faults, and what each of them may do: end the
+//! Lines and agents that fail in mid-copy. docs/dev/link.md has the table of faults, and what each of them may do: end the
 //! copy (fatal), slow it down (degraded), or be made good (retried).
 #![allow(clippy::unwrap_used)]
 
@@ -195,7 +195,7 @@ fn peak(child: &Child) -> u64 {
     line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
 }
 
-/// What a copy over a link may take on each side (docs/how-to/agent.md): 64 MiB that are not answered, as much again in the
+/// What a copy over a link may take on each side (docs/dev/agent-protocol.md): 64 MiB that are not answered, as much again in the
 /// link, buffers, and the program itself.
 const BOUND: u64 = 260 * MIB;
 

@@ -38,7 +38,7 @@ Ways:
   default on the line: tcp,multifd:4@bbr,multifd:16@bbr,link
 
 Ends with 0 if every way was measured, given up at --limit or refused by drover's promise, 7 if a move failed, 9 if a guest's memory was not what it was, 3 if this host \
-cannot do it; Ctrl-C (130) leaves nothing behind. See docs/how-to/live.md.
+cannot do it; Ctrl-C (130) leaves nothing behind. See docs/dev/bench.md.
 
 Examples:
   drover bench memory

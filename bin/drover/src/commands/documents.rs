@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
+use crate::cli::program;
 use crate::exit::{Exit, Failure};
 
 /// Writes completions for a shell to standard output.
 pub fn completions(shell: Shell) -> Result<Exit, Failure> {
-    clap_complete::generate(shell, &mut Cli::command(), "drover", &mut std::io::stdout());
+    clap_complete::generate(shell, &mut program(), "drover", &mut std::io::stdout());
     Ok(Exit::Success)
 }
 
@@ -20,6 +19,6 @@ pub fn man(folder: &Path) -> Result<Exit, Failure> {
         Failure::new(Exit::Target, format!("man pages in {}: {error}", folder.display()))
     };
     std::fs::create_dir_all(folder).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
+    clap_mangen::generate_to(program(), folder).map_err(failed)?;
     Ok(Exit::Success)
 }

@@ -1,7 +1,7 @@
 //! Adversaries: several processes on one target, kills and errors at any system call, a server between that lies, a second client
 //! that does what administrators do. In seeded rounds; `make soak` plays some 10,000 of them, the ordinary test run a handful.
 //!
-//! A round that finds something prints the seed to have it again (docs/dev/testing.md).
+//! A round that finds something prints the seed to have it again (docs/dev/adversaries.md).
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

@@ -1,0 +1,113 @@
+//! What the core commands show below their options: examples, and the command that comes next.
+
+pub const INVENTORY: &str = "\
+Examples:
+  drover inventory vcenter.example.org --thumbprint AA:BB:...
+  drover inventory vcenter.example.org --ca-file ca.pem --details
+  drover inventory web.ova
+
+Next: drover plan new vcenter.example.org --vm 'web*' -o web.yaml";
+
+pub const PLAN_NEW: &str = "\
+Examples:
+  drover plan new vcenter.example.org --thumbprint AA:BB:... --vm 'web*' -o web.yaml
+  drover plan new vcenter.example.org --password-file vcenter.password --vm web01 --vm db01 -o two.yaml
+
+Next: edit the file, then drover plan check web.yaml";
+
+pub const PLAN_CHECK: &str = "\
+Exit codes: 0 the plan will run, 3 it has errors, 4 the user lacks rights, 5 the provider cannot be reached.
+
+Examples:
+  drover plan check web.yaml
+  drover plan check web.yaml --offline
+
+Next: drover migrate web.yaml";
+
+pub const MIGRATE: &str = "\
+Ctrl-C stops the run cleanly; `drover resume` continues it.
+
+Examples:
+  drover migrate web.yaml
+  drover migrate web.yaml --json > web.events
+
+Next: drover status web.yaml (from another terminal); for warm plans drover cutover web.yaml;
+at the end drover report web.yaml --html web.html";
+
+pub const RESUME: &str = "\
+Examples:
+  drover resume web.yaml
+  drover resume web
+
+Next: drover report web.yaml";
+
+pub const IMPORT: &str = "\
+Examples:
+  drover import web.ova --folder /srv/vms --start
+  drover import web.ova --plan-only
+
+Next: drover report import-web";
+
+pub const CANCEL: &str = "\
+VMs that have arrived stay. Everything else that the plan made at the target is removed.
+
+Examples:
+  drover cancel web.yaml
+
+Next: drover clean web.yaml, which shows that no snapshot is left";
+
+pub const CUTOVER: &str = "\
+Examples:
+  drover cutover web.yaml
+  drover cutover web.yaml web01
+
+Next: drover report web.yaml, which has the downtime";
+
+pub const CLEAN: &str = "\
+Examples:
+  drover clean web.yaml
+  drover clean web.yaml --json";
+
+pub const STATUS: &str = "\
+Examples:
+  drover status
+  drover status web.yaml --json
+
+Next: drover report web.yaml";
+
+pub const REPORT: &str = "\
+Examples:
+  drover report web.yaml
+  drover report web.yaml --html web.html";
+
+pub const COPY: &str = "\
+An interrupted copy is resumed by the same command.
+
+Examples:
+  drover copy web01.raw /dev/vg/web01 --verify full
+  drover copy nbd://storage.example.org/web01 web01.qcow2
+  drover copy vsphere://vcenter.example.org/web01/0 web01.raw --thumbprint AA:BB:...
+  drover copy web01.raw agent://site-b/vms/web01.raw
+
+Next: drover verify SOURCE TARGET";
+
+pub const HASH: &str = "\
+Examples:
+  drover hash web01.raw
+  drover hash web01.raw --output web01.hashes
+
+Next: drover verify --report web01.hashes COPY";
+
+pub const VERIFY: &str = "\
+Exit code 9: the disks differ.
+
+Examples:
+  drover verify web01.raw web01.qcow2
+  drover verify web01.raw /dev/vg/web01 --allow-longer
+  drover verify --report web01.hashes web01.raw";
+
+pub const SERVE_DISK: &str = "\
+Examples:
+  drover serve-disk web01.raw
+  drover serve-disk web01.raw --socket /tmp/web01.sock --once
+  drover serve-disk /dev/vg/web01 --writable --listen 127.0.0.1:10809";

@@ -1,0 +1,92 @@
+//! What `drover --help` shows: the commands by what they are for, and where to begin.
+
+use clap::{Command, CommandFactory};
+
+use super::Cli;
+
+/// Commands that no group names are shown with these.
+const REST: &str = "Advanced";
+
+/// The groups of `drover --help` and of the reference, and the commands of each in the order in which they are used.
+pub const GROUPS: [(&str, &[&str]); 5] = [
+    (
+        "Migrate VMs",
+        &[
+            "inventory",
+            "assess",
+            "plan",
+            "migrate",
+            "status",
+            "cutover",
+            "resume",
+            "cancel",
+            "clean",
+            "report",
+            "import",
+            "serve",
+        ],
+    ),
+    ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),
+    ("Running guests", &["live"]),
+    ("Sites", &["agent", "link", "relay", "tune"]),
+    (REST, &["nfc", "vddk", "simulate", "bench", "lab", "completions", "man"]),
+];
+
+const BEGIN: &str = "\
+Begin with `drover inventory HOST`; `drover COMMAND --help` shows examples and what comes next.
+Manual: https://github.com/drover/drover/tree/main/docs";
+
+/// The commands of a group that this program has.
+pub fn commands_of<'a>(program: &'a Command, group: &str) -> Vec<&'a Command> {
+    let named = |name: &str| program.get_subcommands().find(|command| command.get_name() == name);
+    let in_group = |names: &&[&str]| names.iter().filter_map(|name| named(name)).collect::<Vec<_>>();
+    let mut commands: Vec<&Command> =
+        GROUPS.iter().filter(|(title, _)| *title == group).flat_map(|(_, names)| in_group(names)).collect();
+    if group == REST {
+        let is_named = |name: &str| name == "help" || GROUPS.iter().any(|(_, names)| names.contains(&name));
+        commands.extend(program.get_subcommands().filter(|command| !is_named(command.get_name())));
+    }
+    commands
+}
+
+/// The program's command line, with its commands in groups.
+pub fn program() -> Command {
+    let program = Cli::command();
+    let list: String = GROUPS.iter().map(|(title, _)| group_text(&program, title)).collect();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}\n\n{BEGIN}\n"
+    );
+    program.help_template(template)
+}
+
+fn group_text(program: &Command, title: &str) -> String {
+    let line = |command: &&Command| {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        format!("  {:<12} {about}\n", command.get_name())
+    };
+    let lines: String = commands_of(program, title).iter().map(line).collect();
+    format!("{title}:\n{lines}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_in_one_group_and_fits_80_columns() {
+        let program = program();
+        let shown: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(title, _)| commands_of(&program, title))
+            .map(Command::get_name)
+            .collect();
+        for command in program.get_subcommands().filter(|command| command.get_name() != "help") {
+            let name = command.get_name();
+            assert_eq!(shown.iter().filter(|it| **it == name).count(), 1, "{name} is not in one group");
+        }
+        let help = program.clone().render_help().to_string();
+        assert!(help.contains("Migrate VMs:\n  inventory"), "{help}");
+        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(long.is_empty(), "these lines are too long: {long:?}");
+    }
+}
