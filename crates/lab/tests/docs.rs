@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 /// A newcomer reads the README from top to bottom.
 const README_LINES_MAX: usize = 100;
 
+/// Words of a page, which has one reader and one task.
+const PAGE_WORDS_MAX: usize = 2_500;
+
 /// The folders of `docs`, one for each need of a reader.
 const FOLDERS: [&str; 5] = ["tutorial", "how-to", "reference", "explanation", "dev"];
 
@@ -51,32 +54,68 @@ fn targets(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The part of a link behind `#` that leads to a heading, as GitHub and mdBook make it.
+fn anchor(heading: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
+    heading
+        .to_lowercase()
+        .chars()
+        .filter(|it| plain(*it))
+        .map(|it| if it == ' ' { '-' } else { it })
+        .collect()
+}
+
+fn has_heading(text: &str, wanted: &str) -> bool {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings.map(|line| line.trim_start_matches('#').trim()).any(|heading| anchor(heading) == wanted)
+}
+
 #[test]
-fn links_lead_to_files_that_exist() {
+fn links_lead_to_files_and_headings_that_exist() {
     let mut broken = Vec::new();
     let mut seen = 0;
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         for target in targets(&text) {
-            let file = target.split('#').next().unwrap();
+            let (file, part) = target.split_once('#').unwrap_or((target, ""));
             seen += 1;
-            if !page.parent().unwrap().join(file).exists() {
+            let path = page.parent().unwrap().join(file);
+            let is_there = match part {
+                "" => path.exists(),
+                _ => std::fs::read_to_string(&path).is_ok_and(|text| has_heading(&text, part)),
+            };
+            if !is_there {
                 broken.push(format!("{}: {target}", page.display()));
             }
         }
+        let within = text.split("](#").skip(1).filter_map(|rest| rest.split(')').next());
+        broken.extend(
+            within.filter(|part| !has_heading(&text, part)).map(|it| format!("{}: #{it}", page.display())),
+        );
     }
     assert!(seen > 50, "no links were found");
     assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
 }
 
 #[test]
-fn the_index_of_the_documents_names_every_page() {
-    let index = std::fs::read_to_string(drover_lab::workspace().join("docs/README.md")).unwrap();
+fn index_and_summary_name_every_page() {
     let pages = docs();
     assert!(pages.len() > 20, "no pages were found");
-    for page in pages {
-        let page = page.display();
-        assert!(index.contains(&format!("]({page})")), "{page} is not in docs/README.md");
+    for list in ["README.md", "SUMMARY.md"] {
+        let text = std::fs::read_to_string(drover_lab::workspace().join("docs").join(list)).unwrap();
+        for page in &pages {
+            let page = page.display();
+            assert!(text.contains(&format!("]({page})")), "{page} is not in docs/{list}");
+        }
+    }
+}
+
+#[test]
+fn no_page_is_too_long() {
+    let root = drover_lab::workspace().join("docs");
+    for page in docs() {
+        let words = std::fs::read_to_string(root.join(&page)).unwrap().split_whitespace().count();
+        assert!(words <= PAGE_WORDS_MAX, "{} has {words} words: split it", page.display());
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! A session carries channels over one set of connections ("stripes"). Nothing that was sent is lost or
 //! doubled when connections end, as long as the session itself lives; what it holds in memory is bounded.
-//! The format on the line is `drover_wire`'s; `docs/how-to/link.md` says how it is used.
+//! The format on the line is `drover_wire`'s; `docs/dev/link.md` says how it is used.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

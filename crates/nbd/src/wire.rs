@@ -171,7 +171,7 @@ pub const STATUS_DIRTY: u32 = 1 << 0;
 /// The context whose block status tells holes and zeros.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// With a decimal number behind it, the context by which a writer carries its epoch; drover's own, see
-/// `docs/how-to/serve-disk.md`.
+/// `docs/dev/fence.md`.
 pub const FENCE_PREFIX: &str = "drover:fence=";
 
 /// Bytes of a request without its data.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Pure: bytes in, values out. All integers are little endian, as in drover's other formats. Everything
-//! that comes from a peer has a bound that is checked before memory is taken for it. `docs/how-to/link.md`
+//! that comes from a peer has a bound that is checked before memory is taken for it. `docs/dev/link-format.md`
 //! draws the same layouts and says how they are used.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,5 +1,5 @@
 //! Each parser gets the kept corpus of its fuzz target, and some thousand inputs near it, in every run.
-//! `make fuzz` looks farther. docs/dev/testing.md
+//! `make fuzz` looks farther. docs/dev/fuzzing.md
 #![allow(clippy::unwrap_used)]
 
 mod seeds;
