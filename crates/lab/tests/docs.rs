@@ -110,6 +110,42 @@ fn index_and_summary_name_every_page() {
     }
 }
 
+/// Errors, comments and scripts send readers to pages.
+#[test]
+fn pages_that_the_code_names_exist() {
+    let root = drover_lab::workspace();
+    let mut folders: Vec<PathBuf> =
+        ["bin", "crates", "contrib", "fuzz/src", "lab", "scripts"].map(|folder| root.join(folder)).into();
+    let (mut seen, mut missing) = (0, Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(path);
+                continue;
+            }
+            // What is no text names no page.
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            for rest in text.split("docs/").skip(1) {
+                let fits = |letter: char| letter.is_ascii_lowercase() || matches!(letter, '/' | '-' | '.');
+                let end = rest.find(|letter| !fits(letter)).unwrap_or(rest.len());
+                let name = rest[..end].trim_end_matches('.');
+                if FOLDERS.iter().any(|folder| name.starts_with(&format!("{folder}/")))
+                    && name.ends_with(".md")
+                {
+                    seen += 1;
+                    missing.extend(
+                        (!root.join("docs").join(name).exists())
+                            .then(|| format!("{}: {name}", path.display())),
+                    );
+                }
+            }
+        }
+    }
+    assert!(seen > 20, "no names of pages were found");
+    assert!(missing.is_empty(), "pages that are not there:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn no_page_is_too_long() {
     let root = drover_lab::workspace().join("docs");

@@ -108,7 +108,7 @@ fn write_status(
     match plan.state {
         PlanState::Running if !interrupted => writeln!(text, "\nstop it with:    drover cancel {name}"),
         PlanState::Running | PlanState::Incomplete => {
-            writeln!(text, "\ngo on with:      drover resume {name}\ngive up with:    drover cancel {name}")
+            writeln!(text, "\nresume with:     drover resume {name}\nundo with:       drover cancel {name}")
         }
         PlanState::Done => writeln!(text, "\nsee its proof:   drover report {name}"),
         PlanState::Cancelled => Ok(()),
@@ -212,8 +212,8 @@ db: write: no space left
   try: make room
   snapshot snapshot-7 is still at the source; resume and cancel remove it
 
-go on with:      drover resume lab
-give up with:    drover cancel lab
+resume with:     drover resume lab
+undo with:       drover cancel lab
 "
         );
     }

@@ -11,7 +11,7 @@ Next: drover plan new vcenter.example.org --vm 'web*' -o web.yaml";
 pub const PLAN_NEW: &str = "\
 Examples:
   drover plan new vcenter.example.org --thumbprint AA:BB:... --vm 'web*' -o web.yaml
-  drover plan new vcenter.example.org --password-file vcenter.password --vm web01 --vm db01 -o two.yaml
+  drover plan new vcenter.example.org --password-file secret --vm web01 --vm db01 -o two.yaml
 
 Next: edit the file, then drover plan check web.yaml";
 

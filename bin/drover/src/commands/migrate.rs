@@ -120,7 +120,7 @@ fn say_how_to_go_on(name: &str, args: &RunArgs) {
     let state =
         args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
     crate::out::say(format_args!(
-        "go on with: drover resume {name}{state}    give up with: drover cancel {name}{state}"
+        "resume with: drover resume {name}{state}    undo with: drover cancel {name}{state}"
     ));
 }
 
