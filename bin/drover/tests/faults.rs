@@ -263,6 +263,24 @@ fn cancel_leaves_what_somebody_put_in_an_images_place() {
 }
 
 #[test]
+fn cancel_removes_no_image_that_somebody_holds() {
+    let Some(stage) = stage(48, 24) else { return };
+    let plan = left_half_way(&stage, "held");
+    let image = stage.image("one", 0);
+    let held = drover_disk::LockedFile::open(&image).unwrap();
+    let cancelled = stage.run(&["cancel", &plan]);
+    assert!(cancelled.code != Some(0) && image.exists(), "{}", cancelled.err);
+    assert!(
+        cancelled.err.contains(&format!("locking {} to remove it", image.display())),
+        "{}",
+        cancelled.err
+    );
+    drop(held);
+    let cancelled = stage.run(&["cancel", &plan]);
+    assert_eq!((cancelled.code, image.exists()), (Some(0), false), "{}", cancelled.err);
+}
+
+#[test]
 fn ctrl_c_ends_the_wait_for_a_guest_that_does_not_go_down() {
     let Some(stage) = stage(46, 4) else { return };
     let before = stage.source_state();

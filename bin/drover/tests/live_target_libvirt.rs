@@ -226,7 +226,7 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
     assert_eq!(landing.xml("a", "web01"), xml);
     let other = landing.plan("other", &[("- name: \"web02\"\n  - name: \"db01\"\n  - name: \"safe\"\n", "")]);
     let refused = landing.run(&["plan", "check", &other]);
-    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert_eq!(refused.code, Some(7), "{refused:?}");
     assert!(
         refused.err.contains("a domain web01") && refused.err.contains("plan land made it"),
         "{}",
@@ -277,9 +277,10 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
     let has_converter = drover_qemu::can_convert().is_ok();
     landing.somebodys("a", "taken", None);
     std::fs::write(landing.image("a", "clash-0.raw"), "somebody's").unwrap();
+    virsh(&["vol-create-as", "images", "blank-0.raw", "1MiB", "--allocation", "0"]);
     let before = landing.all_of("a");
     let only = ("  - name: \"sealed\"\n  - name: \"big\"\n  - name: \"win\"\n", "");
-    let cases: [Case<'_>; 15] = [
+    let cases: [Case<'_>; 16] = [
         ("dead", &[only, ("socket=", "socket=/no/such")], "does not answer"),
         ("nopool", &[only, ("pool: images", "pool: imagse")], "has no storage pool imagse"),
         ("asleep", &[only, ("pool: images", "pool: asleep")], "pool asleep of"),
@@ -298,6 +299,11 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
             "volume",
             &[only, ("- name: \"one\"", "- name: \"one\"\n    target_name: clash")],
             "clash-0.raw already holds something",
+        ),
+        (
+            "blank",
+            &[only, ("- name: \"one\"", "- name: \"one\"\n    target_name: blank")],
+            "blank-0.raw is there already and holds nothing, but drover has no record that it made it",
         ),
         ("convert", &[only, ("convert: never", "convert: always")], "virt-v2v-in-place is not installed"),
         (

@@ -125,6 +125,12 @@ impl Here {
         })
     }
 
+    /// Whether no byte of an image was written.
+    pub(super) fn holds_nothing(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
+        let is_taken = is_in_the_way(&disk.path, vm.format);
+        Ok(!is_taken.map_err(|error| io_error("looking at", &disk.path, error))?)
+    }
+
     fn image_of(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Image, ProviderError> {
         image_at(&disk.path, vm.format, &vm.owner_of(&self.plan, disk))
             .map_err(|error| io_error("looking at", &disk.path, error))
@@ -261,12 +267,17 @@ impl TargetProvider for Here {
         // this one. All are looked at before the first goes: where that fails, nothing is removed.
         let mut recorded = Vec::new();
         for disk in vm.disks.iter().filter(|disk| journal_path(&disk.path).exists()) {
+            if matches!(self.image_of(disk, vm)?, Image::Plans(_)) {
+                continue;
+            }
+            // Held from here on: nobody writes to what goes, and what was seen before says nothing of it.
+            let held = lock_to_remove(&disk.path)?;
             if !matches!(self.image_of(disk, vm)?, Image::Plans(_)) {
-                recorded.push((disk, self.why_it_stays(disk, vm)?));
+                recorded.push((disk, self.why_it_stays(disk, vm)?, held));
             }
         }
         let mut left = Vec::new();
-        for (disk, why) in recorded {
+        for (disk, why, _held) in recorded {
             if let Some(why) = why {
                 left.push(format!("{} stays, for it may be somebody else's: {why}", disk.path.display()));
                 continue;
@@ -322,6 +333,34 @@ pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, P
         (ConvertOutcome::ConvertedBefore, _) => Ok(Converted::Skipped("an earlier run converted it".into())),
         (ConvertOutcome::NotAvailable(why), Convert::Always) => Err(no_converter(&why)),
         (ConvertOutcome::NotAvailable(why), _) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
+    }
+}
+
+/// The lock of an image that goes; nothing if there is no file.
+fn lock_to_remove(path: &Path) -> Result<Option<LockedFile>, ProviderError> {
+    // Only a file has a lock; something else is not this plan's, and told as that.
+    if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) {
+        return Ok(None);
+    }
+    match LockedFile::open(path) {
+        Ok(held) => Ok(Some(held)),
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            Err(ProviderError::new(Cause::Target, format!("locking {} to remove it", path.display()))
+                .because(error)
+                .advise("see who uses it, then the same command again"))
+        }
+    }
+}
+
+/// Removes a file that is this plan's, as `is_ours` tells once its lock is held.
+pub(super) fn remove_locked(
+    path: &Path,
+    is_ours: impl FnOnce() -> Result<bool, ProviderError>,
+) -> Result<(), ProviderError> {
+    match lock_to_remove(path)? {
+        Some(_held) if is_ours()? => remove(path),
+        _ => Ok(()),
     }
 }
 

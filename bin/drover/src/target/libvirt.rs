@@ -1,6 +1,7 @@
 //! Domains of libvirt as a target: disks are volumes of pools of this host, written as images in a folder are, and machines are
 //! domains that a daemon has. What stands in the way is found in [`survey`].
 
+mod made;
 mod survey;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use drover_agent::Home;
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
+use drover_mover::journal_path;
 use drover_plan::{
     Accelerator, Convert, DiskCache, DiskIo, ImageFormat, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
     PlannedDisk, PlannedNic, PlannedVm,
@@ -23,6 +25,7 @@ use drover_qemu::{
 use drover_types::inventory::Firmware;
 
 use super::here::{self, Here};
+use super::ours::Image;
 use super::{Setting, io_error};
 use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
@@ -85,6 +88,16 @@ impl Domains {
         }
     }
 
+    /// Refuses what is at a disk's place if it is not this plan's: that it holds nothing proves nothing.
+    fn check_volume(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+        match self.here.check_ours(disk, vm)? {
+            Some(Image::Ours | Image::Unnamed | Image::Others(_) | Image::Plans(_)) => Ok(()),
+            Some(Image::Missing | Image::Blank) | None if !disk.path.exists() => Ok(()),
+            Some(Image::Missing | Image::Blank) | None if made::is_ours(vm, disk)? => Ok(()),
+            Some(Image::Missing | Image::Blank) | None => Err(not_made(&disk.path)),
+        }
+    }
+
     fn runs(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
         let (ours, other) = self.found(vm)?;
         // Also one that lost drover's mark: somebody may have given the domain another definition since.
@@ -96,7 +109,7 @@ impl Domains {
         if self.ours_alone(vm)?.is_none() && vm.vm.firmware == Some(Firmware::Uefi) {
             no_variables_left(self.daemon(vm).uri(), Path::new(NVRAM), &vm.target_name)?;
         }
-        vm.disks.iter().try_for_each(|disk| self.here.check_ours(disk, vm).map(drop))?;
+        vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         self.spec(vm, None)?.check().map_err(qemu_error)?;
         match vm.convert {
             Convert::Always => drover_qemu::can_convert().map_err(|why| here::no_converter(&why)),
@@ -231,7 +244,9 @@ impl TargetProvider for Domains {
     ) -> Result<OpenedTarget, ProviderError> {
         let pool = disk.pool.as_deref().unwrap_or_default();
         let by_libvirt = self.is_made_by_libvirt(vm);
-        if by_libvirt && !disk.path.exists() {
+        let is_there = disk.path.exists();
+        self.check_volume(disk, vm)?;
+        if by_libvirt && !is_there {
             let name = disk.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let format = match vm.format {
                 ImageFormat::Raw => drover_qemu::ImageFormat::Raw,
@@ -243,11 +258,17 @@ impl TargetProvider for Domains {
             let volume = NewVolume { name, bytes, format };
             // A refresh drops what libvirt remembers of a file that is gone.
             daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)?;
+            made::remember(vm, disk)?;
         }
         let opened = self.here.open_disk(disk, vm, size)?;
         if !by_libvirt {
+            if !is_there {
+                made::remember(vm, disk)?;
+            }
             self.daemon(vm).refresh(pool).map_err(qemu_error)?;
         }
+        // Again, now that it is locked.
+        self.check_volume(disk, vm)?;
         Ok(opened)
     }
 
@@ -373,6 +394,13 @@ impl TargetProvider for Domains {
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         here::remove(&start_lock(vm))?;
+        // Of a run that died before their journals began.
+        for disk in vm.disks.iter().filter(|disk| !journal_path(&disk.path).exists()) {
+            let is_ours =
+                || Ok::<_, ProviderError>(made::is_ours(vm, disk)? && self.here.holds_nothing(disk, vm)?);
+            here::remove_locked(&disk.path, is_ours)?;
+        }
+        made::forget(vm)?;
         let removed = self.here.remove_images(vm);
         // What libvirt lists is its own affair; what could not be removed is not.
         let _ = self.refresh(vm);
@@ -423,6 +451,14 @@ fn taken(vm: &PlannedVm, other: &FoundDomain) -> ProviderError {
     let what = format!("a domain {} ({}) is there already: {by}", other.name, other.uuid);
     ProviderError::new(Cause::Target, what)
         .advise("choose another target_name; if that domain may go, `virsh undefine` it (one with the same UUID must go)")
+}
+
+fn not_made(path: &Path) -> ProviderError {
+    let path = path.display();
+    let what = format!("{path} is there already and holds nothing, but drover has no record that it made it");
+    ProviderError::new(Cause::Target, what).advise(format!(
+        "if it may go (`virsh vol-delete {path}`), the same command again makes it anew; else choose another pool or target_name"
+    ))
 }
 
 fn unreachable(error: QemuError) -> ProviderError {

@@ -1,0 +1,55 @@
+//! Which volumes of pools drover made: drover's own record, in the VM's folder among its state. A pool is a place of others, too: a
+//! volume that neither a journal nor this record names is somebody else's, also if it holds nothing.
+
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use drover_engine::ProviderError;
+use drover_plan::{PlannedDisk, PlannedVm};
+
+use crate::target::{here, io_error};
+
+fn record_of(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
+    vm.folder.join(format!("volume-{}", disk.index))
+}
+
+/// Tells a file from another that came to its place, also if it got its number.
+fn name_of(meta: &Metadata) -> String {
+    let born = meta.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    let born = born.map_or("not told".to_string(), |born| born.as_nanos().to_string());
+    format!("file dev={} ino={} born={born}\n", meta.dev(), meta.ino())
+}
+
+fn name_at(path: &Path) -> io::Result<Option<String>> {
+    match std::fs::metadata(path) {
+        Ok(meta) => Ok(Some(name_of(&meta))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Records that the volume of a disk was made just now.
+pub fn remember(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderError> {
+    let record = record_of(vm, disk);
+    let name = name_at(&disk.path).map_err(|error| io_error("looking at", &disk.path, error))?;
+    std::fs::write(&record, name.unwrap_or_default()).map_err(|error| io_error("writing", &record, error))
+}
+
+/// Whether what is at a disk's place is the volume that was recorded.
+pub fn is_ours(vm: &PlannedVm, disk: &PlannedDisk) -> Result<bool, ProviderError> {
+    let record = record_of(vm, disk);
+    let recorded = match std::fs::read_to_string(&record) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        recorded => recorded.map_err(|error| io_error("reading", &record, error))?,
+    };
+    let name = name_at(&disk.path).map_err(|error| io_error("looking at", &disk.path, error))?;
+    Ok(name == Some(recorded))
+}
+
+/// Forgets what was recorded of a VM.
+pub fn forget(vm: &PlannedVm) -> Result<(), ProviderError> {
+    vm.disks.iter().try_for_each(|disk| here::remove(&record_of(vm, disk)))
+}
