@@ -26,7 +26,9 @@ use drover_plan::{
 };
 use drover_types::inventory::{DiskMode, Inventory, PowerState, Vm, VmDisk};
 use drover_types::{ByteSpan, Extent};
-use drover_vsphere::{Attach, Proxy, Session, VsphereError, VsphereErrorKind};
+use drover_vsphere::{
+    Attach, AttachError, Proxy, Session, VsphereError, VsphereErrorKind, Wanted, serial_of,
+};
 
 use crate::exit::Failure;
 use crate::sites::{self, OpenDisks};
@@ -161,7 +163,7 @@ impl HotAdd {
                 }
             }
             let why = match reasons.is_empty() {
-                true => "none of the plan's proxies is for this VM's host".to_string(),
+                true => "none of the plan's proxies is for this VM's host, in its data centre".to_string(),
                 false => reasons.join("; "),
             };
             if !(self.insists && is_full && Instant::now() < until) {
@@ -172,10 +174,10 @@ impl HotAdd {
         }
     }
 
-    /// Those for the VM's host, the one with the fewest disks first.
+    /// Those for the VM, the one with the fewest disks first.
     fn candidates(&self, vm: &PlannedVm) -> Vec<&PlannedProxy> {
         let mut found: Vec<&PlannedProxy> =
-            self.proxies().iter().filter(|proxy| proxy.serves(&vm.vm.host_id)).collect();
+            self.proxies().iter().filter(|proxy| proxy.serves(&vm.vm)).collect();
         found.sort_by_key(|proxy| self.desk(&proxy.vm).open.load(SeqCst));
         found
     }
@@ -187,28 +189,33 @@ impl HotAdd {
             VsphereErrorKind::Stopped => Refused::Stopped(provider_error(error)),
             _ => refused(chain(&error)),
         };
-        let now = asked.session.proxy(&proxy.vm).map_err(failed)?;
-        if let Some(why) = unfit(&now, asked.frozen) {
-            return Err(refused(why));
-        }
-        let (site, open) = self.site(&proxy.site).map_err(|failure| refused(failure.message))?;
         let file = &asked.frozen.path;
-        let attachment = Attachment { proxy: proxy.vm.clone(), file: file.clone() };
-        (asked.record)(&attachment).map_err(Refused::Stopped)?;
         let desk = self.desk(&proxy.vm);
         let turn = desk.turn();
-        // The guest tells disks by their UUIDs alone: of two with one it may read the wrong one.
-        if let Some(twin) = twin_of(&asked.session.proxy(&proxy.vm).map_err(failed)?, asked.frozen, file) {
-            return Err(refused(format!("it has {twin} attached, which has the same UUID")));
-        }
-        let attached = asked.session.attach(&proxy.vm, file, asked.frozen.capacity_bytes);
+        let mut dialled = None;
+        // Under the one look that is had before anything is changed.
+        let admit = |now: &Proxy| {
+            if let Some(why) = unfit(now, asked.frozen) {
+                return Err(refused(why));
+            }
+            dialled = Some(self.site(&proxy.site).map_err(|failure| refused(failure.message))?);
+            let attachment = Attachment { proxy: proxy.vm.clone(), file: file.clone() };
+            (asked.record)(&attachment).map_err(Refused::Stopped)
+        };
+        let capacity_bytes = asked.frozen.capacity_bytes;
+        let wanted = Wanted { file, uuid: &asked.frozen.uuid, capacity_bytes };
+        let attached = asked.session.attach(&proxy.vm, &wanted, admit);
         drop(turn);
         let disk = match attached {
             Ok(Attach::Done(disk)) => *disk,
             Ok(Attach::Full) => {
                 return Err(Refused::Full(format!("{name}: its SCSI controllers have no free slot")));
             }
-            Err(error) => return Err(failed(error)),
+            Ok(Attach::Twin(twin)) => {
+                return Err(refused(format!("it has {twin} attached, which has the same UUID")));
+            }
+            Err(AttachError::Refused(refused)) => return Err(refused),
+            Err(AttachError::Vsphere(error)) => return Err(failed(error)),
         };
         desk.open.fetch_add(1, SeqCst);
         let slot = (disk.address.0, disk.address.1);
@@ -218,10 +225,7 @@ impl HotAdd {
         if serial != serial_of(&asked.frozen.uuid) {
             return Err(refused(format!("{file} is another disk there, with UUID {}", held.disk.uuid)));
         }
-        // Another program may have attached one in the same moment.
-        if let Some(twin) = twin_of(&asked.session.proxy(&proxy.vm).map_err(failed)?, asked.frozen, file) {
-            return Err(refused(format!("it has {twin} attached, which has the same UUID")));
-        }
+        let Some((site, open)) = dialled else { return Err(refused("it was not admitted".into())) };
         let options = AgentOptions { give_up_after: self.give_up_after, ..AgentOptions::default() };
         let inner = AgentDisk::open_source(&site, &format!("{HOT_ADDED}{serial}"), options)
             .map_err(|error| refused(chain(&error)))?;
@@ -279,11 +283,14 @@ fn detach(
     recorded: &[Attachment],
     desk: &dyn Fn(&str) -> Arc<Desk>,
 ) -> Result<Vec<String>, ProviderError> {
-    let of_plan = proxies.iter().map(|proxy| proxy.vm.as_str());
+    let of_plan = proxies.iter().filter(|proxy| proxy.is_near(vm)).map(|proxy| proxy.vm.as_str());
     let ids: BTreeSet<&str> = of_plan.chain(recorded.iter().map(|it| it.proxy.as_str())).collect();
     let mut lines = Vec::new();
     for id in ids {
-        let now = match session.proxy(id) {
+        // What is recorded may be on its way still, after a stop. Until that has ended nobody can say that it is not there.
+        let is_on_its_way = recorded.iter().any(|it| it.proxy == id);
+        let settled = if is_on_its_way { session.wait_for_changes(id) } else { Ok(()) };
+        let now = match settled.and_then(|()| session.proxy(id)) {
             Err(error) if error.kind == VsphereErrorKind::NotFound => continue,
             now => now.map_err(provider_error)?,
         };
@@ -318,16 +325,16 @@ fn is_hot_added(disk: &VmDisk) -> bool {
     disk.mode == DiskMode::IndependentNonpersistent
 }
 
-/// All files of a disk's chain have its UUID.
+/// All files of a disk's chain have its UUID, and lie in its folder. A clone or a replica may have the UUID, too: its files lie
+/// elsewhere, and are somebody else's.
 fn is_of(disk: &VmDisk, vm: &Vm) -> bool {
-    !disk.uuid.is_empty() && vm.disks.iter().any(|own| own.uuid == disk.uuid)
+    let is_it = |own: &VmDisk| own.uuid == disk.uuid && folder_of(&own.path) == folder_of(&disk.path);
+    !disk.uuid.is_empty() && vm.disks.iter().any(is_it)
 }
 
-/// Another file that a proxy has attached and that its guest cannot tell from this disk.
-fn twin_of(proxy: &Proxy, disk: &VmDisk, file: &str) -> Option<String> {
-    let serial = serial_of(&disk.uuid);
-    let twin = proxy.disks.iter().find(|it| it.path != file && serial_of(&it.uuid) == serial);
-    twin.map(|twin| twin.path.clone())
+/// `[ds1] a` of `[ds1] a/a-000001.vmdk`.
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(folder, _)| folder)
 }
 
 /// Why a proxy cannot read a disk as it is now.
@@ -345,11 +352,6 @@ fn unfit(proxy: &Proxy, disk: &VmDisk) -> Option<String> {
         return Some("a disk without a UUID of its own, or a raw mapping, is not attached".into());
     }
     None
-}
-
-/// A disk's UUID as its guest sees it.
-fn serial_of(uuid: &str) -> String {
-    uuid.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect()
 }
 
 /// A disk that is attached to a proxy, until this is dropped.
@@ -425,26 +427,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_file_with_the_uuid_of_a_disk_is_its_twin() {
-        let disk =
-            |uuid: &str, path: &str| VmDisk { uuid: uuid.into(), path: path.into(), ..VmDisk::default() };
-        let copy = disk("6000C29a-0123", "[ds1] b/b.vmdk");
-        let proxy = Proxy {
-            disks: vec![disk("6000C29a-0123", "[ds1] a/a.vmdk"), disk("x", "y")],
-            ..Proxy::default()
-        };
-        assert_eq!(twin_of(&proxy, &copy, &copy.path), Some("[ds1] a/a.vmdk".into()));
-        assert_eq!(twin_of(&proxy, &proxy.disks[0], "[ds1] a/a.vmdk"), None);
-    }
-
-    #[test]
     fn a_disk_is_known_by_its_uuid_whatever_file_of_its_chain_is_attached() {
         let disk =
             |uuid: &str, path: &str| VmDisk { uuid: uuid.into(), path: path.into(), ..VmDisk::default() };
         let vm = Vm { disks: vec![disk("6000C29a-1", "[ds1] a/a-000001.vmdk")], ..Vm::default() };
         assert!(is_of(&disk("6000C29a-1", "[ds1] a/a.vmdk"), &vm));
         assert!(!is_of(&disk("6000C29a-2", "[ds1] a/a-000001.vmdk"), &vm));
+        assert!(!is_of(&disk("6000C29a-1", "[ds1] twin/a.vmdk"), &vm), "a clone with its UUID");
+        assert!(!is_of(&disk("6000C29a-1", "[ds2] a/a.vmdk"), &vm), "a replica on another datastore");
         assert!(!is_of(&disk("", "[ds1] a/a.vmdk"), &Vm { disks: vec![disk("", "x")], ..Vm::default() }));
-        assert_eq!(serial_of("6000C29a-0123-89ab"), "6000c29a012389ab");
     }
 }

@@ -11,7 +11,7 @@ use common::process::{PATIENCE, wait_for_records, wait_until};
 use common::sites::Sites;
 use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::Output;
-use drover_vsphere::Attach;
+use drover_vsphere::{Attach, Wanted};
 use serde_json::{Value, json};
 
 /// How `plan` names the proxy.
@@ -129,7 +129,9 @@ impl Proxied {
         let of = |name: &str| vms.iter().find(|vm| vm.name == name).unwrap().clone();
         let snapshot = of("one").snapshots[0].id.clone();
         let frozen = somebody.snapshot_disks(&snapshot).unwrap()[0].clone();
-        let attached = somebody.attach(&of(to).id, &frozen.path, frozen.capacity_bytes).unwrap();
+        let (file, capacity_bytes) = (frozen.path.as_str(), frozen.capacity_bytes);
+        let wanted = Wanted { file, uuid: &frozen.uuid, capacity_bytes };
+        let attached = somebody.attach(&of(to).id, &wanted, |_| Ok::<_, ()>(())).unwrap();
         assert!(matches!(attached, Attach::Done(_)));
     }
 

@@ -23,6 +23,8 @@ const UNITS: i32 = 16;
 const OWN_UNIT: i32 = 7;
 /// Attaching opens a file and its parents; detaching waits for the guest's last reads.
 const RECONFIGURE_TIME_MAX: Duration = Duration::from_secs(10 * 60);
+/// How long a change is waited for that an earlier call asked for.
+const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Tries for a slot that somebody else took in the same moment, or for a disk of which nobody knows whether it came.
 const TRIES_MAX: u32 = 5;
 
@@ -51,6 +53,12 @@ impl Proxy {
     /// Disks that can still be attached.
     pub fn free_slots(&self) -> usize {
         self.controllers.values().map(|taken| UNITS as usize - taken.len().min(UNITS as usize)).sum()
+    }
+
+    /// Another file that it has attached and that its guest cannot tell from this disk.
+    fn twin_of(&self, wanted: &Wanted<'_>) -> Option<&VmDisk> {
+        let serial = serial_of(wanted.uuid);
+        self.disks.iter().find(|disk| disk.path != wanted.file && serial_of(&disk.uuid) == serial)
     }
 
     fn free_slot(&self) -> Option<(i32, i32)> {
@@ -104,6 +112,17 @@ fn controllers(devices: &[Element]) -> BTreeMap<i32, BTreeSet<i32>> {
     found
 }
 
+/// A disk that is to be attached.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its file, in the data centre of the VM that it is attached to.
+    pub file: &'a str,
+    /// Its UUID, by which alone a guest tells disks.
+    pub uuid: &'a str,
+    /// Its capacity.
+    pub capacity_bytes: u64,
+}
+
 /// What came of attaching a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attach {
@@ -111,6 +130,28 @@ pub enum Attach {
     Done(Box<VmDisk>),
     /// The SCSI controllers of the proxy have no free unit.
     Full,
+    /// It is not: this other file is, and has the same UUID.
+    Twin(String),
+}
+
+/// Why a disk was not attached.
+#[derive(Debug)]
+pub enum AttachError<E> {
+    /// vSphere refused, or did not answer.
+    Vsphere(VsphereError),
+    /// The caller, who had a look at the proxy first.
+    Refused(E),
+}
+
+impl<E> From<VsphereError> for AttachError<E> {
+    fn from(error: VsphereError) -> Self {
+        AttachError::Vsphere(error)
+    }
+}
+
+/// A disk's UUID as its guest sees it.
+pub fn serial_of(uuid: &str) -> String {
+    uuid.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect()
 }
 
 impl Session {
@@ -136,45 +177,94 @@ impl Session {
         Ok(Proxy::read(&object, datastores))
     }
 
-    /// Attaches a file to a VM, so that its guest can read it. Of several for one VM only one at a time is done by vSphere: the
-    /// caller sees to it, and another program's is waited for.
+    /// Attaches a file to a VM, so that its guest can read it, unless `admit` refuses the VM as it is found, or it has another
+    /// file with the same UUID. Of several for one VM only one at a time is done by vSphere: the caller sees to it, and another
+    /// program's is waited for. Each look at the VM serves all that is asked of it: two looks for a disk that nothing disturbs.
     ///
     /// # Errors
     /// When vSphere refuses. The file may be attached all the same after an error: look, and detach it.
-    pub fn attach(&self, proxy: &str, file: &str, capacity_bytes: u64) -> Result<Attach, VsphereError> {
-        let op = format!("{}: {file}", self.inner.op("attach to", proxy));
-        if let Some(left) = self.proxy(proxy)?.disks.iter().find(|disk| is_of_another(disk, file)) {
+    pub fn attach<E>(
+        &self,
+        proxy: &str,
+        wanted: &Wanted<'_>,
+        admit: impl FnOnce(&Proxy) -> Result<(), E>,
+    ) -> Result<Attach, AttachError<E>> {
+        let op = format!("{}: {}", self.inner.op("attach to", proxy), wanted.file);
+        let mut now = self.proxy(proxy)?;
+        admit(&now).map_err(AttachError::Refused)?;
+        if let Some(left) = now.disks.iter().find(|disk| is_of_another(disk, wanted.file)) {
             // An earlier run's. Its snapshot may be another one.
             self.detach(proxy, left)?;
+            now = self.proxy(proxy)?;
         }
         let work = self.inner.begin();
         let mut pauses = busy_pauses();
         let mut tries = 0;
         loop {
-            let now = self.proxy(proxy)?;
-            if let Some(found) = now.disks.iter().find(|disk| is_of_another(disk, file)) {
+            let ours = now.disks.iter().find(|disk| is_of_another(disk, wanted.file));
+            // Also one that another program attached in the same moment.
+            if let Some(twin) = now.twin_of(wanted) {
+                ours.map_or(Ok(()), |ours| self.detach(proxy, ours))?;
+                return Ok(Attach::Twin(twin.path.clone()));
+            }
+            if let Some(found) = ours {
                 return Ok(Attach::Done(Box::new(found.clone())));
             }
             let Some(slot) = now.free_slot() else { return Ok(Attach::Full) };
             tries += 1;
-            let spec = existing_disk(file, capacity_bytes, slot);
+            let spec = existing_disk(wanted.file, wanted.capacity_bytes, slot);
             match self.inner.reconfigure(&op, proxy, &spec) {
                 Err(error) if error.kind == VsphereErrorKind::Busy && !error.is_fault("FileLocked") => {
-                    let Some(pause) = pauses.next() else { return Err(error) };
+                    let Some(pause) = pauses.next() else { return Err(error.into()) };
                     tries -= 1;
                     work.sleep(&op, pause)?;
                 }
                 Err(error) if tries < TRIES_MAX && (is_of_slot(&error) || error.is_unclear()) => {
                     work.check(&op)?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
                 Ok(()) if tries < TRIES_MAX => {}
                 Ok(()) => {
                     let why = "the task ended well, but the disk is not there";
-                    return Err(VsphereError::new(VsphereErrorKind::NotVsphere, &op, why));
+                    return Err(VsphereError::new(VsphereErrorKind::NotVsphere, &op, why).into());
                 }
             }
+            now = self.proxy(proxy)?;
         }
+    }
+
+    /// Waits until no change of a VM that was asked for before is under way: one that drover was stopped at goes on at the
+    /// server, and attaches its disk when nobody waits for it any more.
+    ///
+    /// # Errors
+    /// When one is still under way after a minute, or the VM cannot be looked at.
+    pub fn wait_for_changes(&self, vm: &str) -> Result<(), VsphereError> {
+        let op = self.inner.op("wait for changes of", vm);
+        let recent = self.inner.read(&op, &vm_ref(vm), &["recentTask"])?;
+        let tasks: Vec<Moref> =
+            recent.get("recentTask").map_or(Vec::new(), |list| list.children.iter().map(Moref::of).collect());
+        for task in tasks {
+            let info = match self.inner.read(&op, &task, &["info"]) {
+                // It ended long ago.
+                Err(error) if error.kind == VsphereErrorKind::NotFound => continue,
+                info => info?,
+            };
+            let is_change = |info: &Element| {
+                info.text_at("descriptionId").is_some_and(|id| id.to_ascii_lowercase().contains("reconfig"))
+            };
+            if !info.get("info").is_some_and(is_change) {
+                continue;
+            }
+            match self.inner.wait_task(&op, &task, CHANGE_TIME_MAX) {
+                Err(error) if error.kind == VsphereErrorKind::Timeout => {
+                    let why = "a change that was asked for before is still under way there";
+                    return Err(VsphereError::new(VsphereErrorKind::Busy, &op, why));
+                }
+                // Whether it failed shows in what is there.
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Detaches a disk that [`Session::attach`] attached. One that is gone is fine, and so is a proxy that is.
@@ -297,6 +387,23 @@ mod tests {
         assert_eq!(devices(0..7).free_slot(), Some((1000, 8)), "7 is the controller's own");
         assert_eq!((most.free_slots(), most.free_slot()), (1, Some((1000, 15))));
         assert_eq!((full.free_slots(), full.free_slot()), (0, None));
+    }
+
+    #[test]
+    fn another_file_with_the_uuid_of_a_disk_is_its_twin() {
+        let disk =
+            |uuid: &str, path: &str| VmDisk { uuid: uuid.into(), path: path.into(), ..VmDisk::default() };
+        let proxy = Proxy {
+            disks: vec![disk("6000C29a-0123", "[ds1] a/a.vmdk"), disk("x", "y")],
+            ..Proxy::default()
+        };
+        let twin_of = |file: &str| {
+            let twin = proxy.twin_of(&Wanted { file, uuid: "6000c29A0123", capacity_bytes: 0 });
+            twin.map(|disk| disk.path.clone())
+        };
+        assert_eq!(twin_of("[ds1] b/b.vmdk"), Some("[ds1] a/a.vmdk".into()));
+        assert_eq!(twin_of("[ds1] a/a.vmdk"), None);
+        assert_eq!(serial_of("6000C29a-0123-89ab"), "6000c29a012389ab");
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use areas::ChangedAreas;
 pub use disk::{OpenDisk, OpenedDisk, Route};
 pub use drover_http::{Thumbprint, Timeouts, Trust};
 pub use error::{Fault, VsphereError, VsphereErrorKind};
-pub use hot_add::{Attach, Proxy};
+pub use hot_add::{Attach, AttachError, Proxy, Wanted, serial_of};
 pub use nfc::{NfcAccess, NfcTicket};
 pub use power::PowerMark;
 pub use rights::{Entity, MissingPrivileges};

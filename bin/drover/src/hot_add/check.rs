@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use drover_agent::HOT_ADD;
 use drover_plan::{PlannedProxy, Problem, Resolution};
-use drover_types::inventory::PowerState;
+use drover_types::inventory::{PowerState, Vm};
 use drover_vsphere::{Entity, Proxy, Session, VsphereError};
 
 use super::HotAdd;
@@ -77,7 +77,7 @@ fn faults_at_source(
 
 /// Datastores of the disks that a proxy is for.
 fn datastores<'a>(proxy: &PlannedProxy, resolution: &'a Resolution) -> BTreeSet<&'a str> {
-    let vms = resolution.vms.iter().filter(|vm| proxy.serves(&vm.vm.host_id));
+    let vms = resolution.vms.iter().filter(|vm| proxy.serves(&vm.vm));
     vms.flat_map(|vm| vm.disks.iter().map(|disk| disk.disk.datastore.as_str())).collect()
 }
 
@@ -122,13 +122,13 @@ fn faults_of_agent(hot_add: &HotAdd, proxy: &PlannedProxy) -> Option<Fault> {
 
 /// VMs that no proxy is for.
 fn unserved(hot_add: &HotAdd, resolution: &Resolution) -> Option<Problem> {
-    let is_served = |host: &str| hot_add.proxies().iter().any(|proxy| proxy.serves(host));
-    let without: Vec<&str> = (resolution.vms.iter().filter(|vm| !is_served(&vm.vm.host_id)))
+    let is_served = |vm: &Vm| hot_add.proxies().iter().any(|proxy| proxy.serves(vm));
+    let without: Vec<&str> = (resolution.vms.iter().filter(|vm| !is_served(&vm.vm)))
         .map(|vm| vm.vm.name.as_str())
         .take(NAMED_MAX)
         .collect();
     let problem = || {
-        let text = format!("no proxy is for the host of {}", without.join(", "));
+        let text = format!("no proxy is for the host of {}, in its data centre", without.join(", "));
         Problem::error("source.data.path", text)
             .advise("add the host to `hosts` of a proxy, or write `path: auto`")
     };

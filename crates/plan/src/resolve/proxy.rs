@@ -15,6 +15,8 @@ pub struct PlannedProxy {
     pub name: String,
     /// The site whose agent runs in it.
     pub site: String,
+    /// The data centre that it lives in; a datastore's name is one of its data centre.
+    pub datacenter: String,
     /// Ids of the hosts whose VMs it reads; none for all.
     pub host_ids: Vec<String>,
     /// Its place in the plan.
@@ -24,9 +26,14 @@ pub struct PlannedProxy {
 }
 
 impl PlannedProxy {
-    /// Whether it is for VMs of this host.
-    pub fn serves(&self, host_id: &str) -> bool {
-        self.host_ids.is_empty() || self.host_ids.iter().any(|id| id == host_id)
+    /// Whether it is for this VM: by its host, and by its data centre, in which alone the names of its files mean the same.
+    pub fn serves(&self, vm: &Vm) -> bool {
+        self.is_near(vm) && (self.host_ids.is_empty() || self.host_ids.contains(&vm.host_id))
+    }
+
+    /// Whether it lives in the data centre of this VM, as far as both are told.
+    pub fn is_near(&self, vm: &Vm) -> bool {
+        self.datacenter == vm.datacenter || self.datacenter.is_empty() || vm.datacenter.is_empty()
     }
 }
 
@@ -80,6 +87,7 @@ fn resolve(proxy: &Proxy, inventory: &Inventory) -> Result<PlannedProxy, Box<Pro
         vm: vm.id.clone(),
         name: vm.name.clone(),
         site: proxy.site.clone(),
+        datacenter: vm.datacenter.clone(),
         host_ids,
         path: proxy.path.clone(),
         at: proxy.at,
@@ -98,6 +106,12 @@ mod tests {
             id: id.into(),
             name: name.into(),
             folder: folder.into(),
+            datacenter: "east".into(),
+            ..Vm::default()
+        };
+        let on = |host_id: &str, datacenter: &str| Vm {
+            host_id: host_id.into(),
+            datacenter: datacenter.into(),
             ..Vm::default()
         };
         let host = Host { id: "host-1".into(), name: "esx1".into(), ..Host::default() };
@@ -116,11 +130,12 @@ mod tests {
         for name in ["proxy01", "lab/proxy01", "/lab/proxy01", "vm-1"] {
             let (found, problems) = of(&format!("{{vm: {name}, site: s}}"));
             assert_eq!((found.len(), problems.len()), (1, 0), "{name}");
-            assert!(found[0].vm == "vm-1" && found[0].serves("any"));
+            assert!(found[0].vm == "vm-1" && found[0].serves(&on("any", "east")));
+            assert!(!found[0].serves(&on("any", "west")), "its [ds1] is another one");
         }
         let (found, _) = of("{vm: b/twin, site: s, hosts: [esx1]}");
         assert_eq!(
-            (found[0].vm.as_str(), found[0].serves("host-1"), found[0].serves("host-2")),
+            (found[0].vm.as_str(), found[0].serves(&on("host-1", "")), found[0].serves(&on("host-2", ""))),
             ("vm-3", true, false)
         );
         for (proxy, why) in [
