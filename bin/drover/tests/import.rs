@@ -205,7 +205,7 @@ fn an_image_of_another_plan_or_another_appliance_is_refused_and_one_that_is_gone
     refused(&again, 7, words);
     assert!(same_bytes(&bench.image(), &first), "what is another plan's stays");
     let plan = bench.plan("web.ova", "");
-    refused(&["plan", "check", &plan], 3, words);
+    refused(&["plan", "check", &plan], 7, words);
     refused(&["migrate", &plan], 7, words);
     refused(
         &["copy", second.to_str().unwrap(), bench.image().to_str().unwrap()],

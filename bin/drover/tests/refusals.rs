@@ -54,7 +54,7 @@ fn plans_that_cannot_work_are_refused_with_all_their_problems() {
         std::fs::read_to_string(only("good")).unwrap().replace("\"*\": user", "\"*\": no-such-br");
     std::fs::write(stage.path("unplugged.yaml"), unplugged).unwrap();
     let check = stage.run(&["plan", "check", stage.path("unplugged.yaml").to_str().unwrap()]);
-    assert_eq!(check.code, Some(3), "{}", check.err);
+    assert_eq!(check.code, Some(7), "{}", check.err);
     assert!(check.err.contains("good: there is no bridge no-such-br on this host"), "{}", check.err);
     refused(&stage, &only("goood"), 3, &["there is no VM called 'goood'", "did you mean 'good'?"]);
     refused(&stage, &only("twin"), 3, &["2 VMs are called 'twin'", "folder 'prod'", "folder 'test'"]);
@@ -124,7 +124,7 @@ fn an_image_that_drover_did_not_make_is_not_overwritten() {
     let before = stage.source_state();
     let plan = stage.plan("keep", &[]);
     let check = stage.run(&["plan", "check", &plan]);
-    assert_eq!(check.code, Some(3), "{}", check.err);
+    assert_eq!(check.code, Some(7), "{}", check.err);
     assert!(check.err.contains("already holds"), "{}", check.err);
     let output = stage.run(&["migrate", &plan]);
     assert_eq!(output.code, Some(7), "{}", output.err);
@@ -143,7 +143,7 @@ fn an_image_that_drover_did_not_make_is_not_overwritten() {
     // A folder in the way of the image, and a converter that is not there.
     std::fs::remove_file(&image).unwrap();
     std::fs::create_dir(&image).unwrap();
-    assert_eq!(stage.run(&["plan", "check", &plan]).code, Some(3));
+    assert_eq!(stage.run(&["plan", "check", &plan]).code, Some(7));
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn nearest_existing(folder: &Path) -> PathBuf {
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
-    let (mut nfc, mut rights) = (Vec::new(), Vec::new());
+    let (mut nfc, mut rights, mut at_target) = (Vec::new(), Vec::new(), Vec::new());
     let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
@@ -178,8 +178,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         let target = PlanTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
         let site = far_summary(&file, &mut resolution, &target);
         target.survey(&mut resolution);
-        let here = target.problems(&resolution.vms);
-        resolution.problems.extend(here);
+        at_target = target.problems(&resolution.vms);
         resolution.problems.extend(anothers(&file));
         let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
         resolution.problems.extend(past);
@@ -191,7 +190,15 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
         }
         resolution.problems
     };
-    let is_fine = problems.iter().all(|problem| !problem.is_error());
+    // As a run ends that finds the same: the plan itself, then rights, then what stands in the way at the target.
+    let exit = if problems.iter().any(Problem::is_error) {
+        Exit::Plan
+    } else if rights.iter().any(Problem::is_error) {
+        Exit::Access
+    } else {
+        Exit::Target
+    };
+    problems.extend(at_target);
     problems.extend(rights);
     if args.json {
         crate::out::json(format_args!("{:#}", serde_json::json!({ "problems": problems, "nfc": nfc })));
@@ -200,8 +207,6 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     }
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
-        // Where the plan itself is fine, it is the user's rights that it lacks.
-        let exit = if is_fine { Exit::Access } else { Exit::Plan };
         return Err(Failure::new(exit, format!("the plan has {errors} errors; nothing was touched")));
     }
     if !args.json {
