@@ -14,13 +14,13 @@ use super::relay::TopArgs;
 pub enum AgentCommand {
     /// Serve this host's disks to paired sites until Ctrl-C or SIGTERM
     Run(AgentRunArgs),
-    /// Become a peer of another site's agent, or make the token for that
+    /// Pair with another site's agent, or make a token for that
     Pair(AgentPairArgs),
-    /// Show the hosts that are trusted, and the sites that can be dialled
+    /// List trusted hosts and paired sites
     List(AgentListArgs),
-    /// Trust a host no more; its sessions end
+    /// End trust in a host; its sessions end
     Revoke(AgentNamedArgs),
-    /// Set how much this host may send to a site in a second, by the time of day
+    /// Limit the rate to a site, by the time of day
     Limit(AgentLimitArgs),
     /// Show what another site's agent has
     Info(AgentNamedArgs),
@@ -33,16 +33,16 @@ pub struct AgentRunArgs {
     /// Listen here; may be given more than once [default: all addresses, port 7843]
     #[arg(long, value_name = "ADDRESS:PORT", value_delimiter = ',')]
     pub listen: Vec<String>,
-    /// Take and give raw files of this folder, as agent://SITE/NAME/...
+    /// Serve and accept raw files in this folder, as agent://SITE/NAME/...
     #[arg(long, value_name = "NAME=FOLDER")]
     pub pool: Vec<Named>,
-    /// The folder of a libvirt storage pool, under its name
+    /// Serve the folder of a libvirt storage pool, under its name
     #[arg(long, value_name = "NAME")]
     pub libvirt_pool: Vec<String>,
-    /// Take and give this block device, as agent://SITE/NAME
+    /// Serve and accept this block device, as agent://SITE/NAME
     #[arg(long, value_name = "NAME=PATH")]
     pub device: Vec<Named>,
-    /// Take and give this NBD export, as agent://SITE/NAME
+    /// Serve and accept this NBD export, as agent://SITE/NAME
     #[arg(long, value_name = "NAME=URI")]
     pub nbd: Vec<Named>,
     /// Give disks that are attached to this machine for a peer, found by their serial and never written: this machine is the
@@ -62,14 +62,13 @@ pub struct AgentRunArgs {
     /// Connections that are carried for relays of all peers at once; one peer gets half of them, and further ones are refused
     #[arg(long, default_value_t = drover_relay::FAR_CONNECTIONS_MAX, value_name = "N")]
     pub connections: usize,
-    /// Keep no leaves beside images: blocks that are here already are not found
+    /// Keep no hashes beside images: blocks that are here already are sent again
     #[arg(long)]
     pub no_leaves: bool,
-    /// Pack nothing that goes to peers, neither streams of relays nor what is read from disks, and let no relay of a peer pack the
-    /// streams that it sends here
+    /// Do not compress what is sent to peers, nor let relays of peers compress what they send here
     #[arg(long)]
     pub no_link_compression: bool,
-    /// What this agent calls itself [default: the host's name]
+    /// Name of this agent [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Bytes that may go out in a second, to all sites together (100m, 1g: bits as lines are named; 12MiB: bytes)
@@ -79,7 +78,7 @@ pub struct AgentRunArgs {
     /// 4GiB, or half of this host's memory if that is less]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Bytes>,
-    /// Tell Prometheus of the connections of relays at http://ADDRESS:PORT/metrics
+    /// Serve Prometheus metrics of relayed connections at http://ADDRESS:PORT/metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
     /// Socket for `drover agent top` [default, with --allow-connect: /run/drover/agent-PID.sock for root, else in
@@ -107,16 +106,16 @@ pub struct AgentPairArgs {
     /// Make a token that lets one host pair with the agent of this one, and print it
     #[arg(long, conflicts_with_all = ["addresses", "token_file"])]
     pub new_token: bool,
-    /// What the other side is to be called here [default: what it calls itself]
+    /// Name of the other side here [default: its own name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// How long the token counts: a number and s, m, h or d
+    /// How long the token is valid: a number and s, m, h or d
     #[arg(long, value_name = "TIME", default_value = "15m", requires = "new_token")]
     pub valid: TimeArg,
     /// File with the token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// What this host calls itself [default: the host's name]
+    /// Name of this host [default: the host's name]
     #[arg(long = "as", value_name = "NAME")]
     pub own_name: Option<String>,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]

@@ -17,7 +17,7 @@ use super::live::long_time;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Move guests that write to their memory, by QEMU alone and by drover: time, also beside that of the direct way, bytes, rate, downtime
+    /// Move guests that write to their memory, by QEMU alone and by drover: time, bytes, rate, downtime
     Memory(Box<BenchMemoryArgs>),
 }
 
@@ -59,13 +59,13 @@ pub struct BenchMemoryArgs {
     /// What guests do with their memory [default: all of these]
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["idle", "once", "continuous"], hide_default_value = true, value_name = "WHAT,...")]
     pub memory: Vec<MemoryUse>,
-    /// How much each continuous guest writes to, in pages of 4 KiB: 50MB/s, 1.5GB/s [default: 50MB/s]
+    /// Dirty rate of each continuous guest, in pages of 4 KiB: 50MB/s, 1.5GB/s [default: 50MB/s]
     #[arg(long, value_parser = writes, value_name = "RATE")]
     pub writes: Option<Writes>,
     /// Which pages continuous guests write to [default: random]
     #[arg(long = "pattern", value_enum, value_delimiter = ',', value_name = "HOW,...")]
     pub patterns: Vec<Pattern>,
-    /// Ways to go, see below
+    /// Ways to move, see below
     #[arg(long = "way", value_delimiter = ',', value_name = "WAY,...")]
     pub ways: Vec<Way>,
     /// Chunk sizes for ways by RDMA, each a row of its own (powers of two, 1m to 1g; QEMU 11.1 and later) [default: QEMU's]
@@ -86,13 +86,13 @@ pub struct BenchMemoryArgs {
     /// Of the line: share of the packets that are lost in each direction [default: 0.5%]
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
-    /// Times that each way is gone
+    /// Moves of each way
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
     pub rounds: u16,
-    /// Longest time for which a guest may stand still, 1ms to 2000s; QEMU alone is told the same
+    /// Longest downtime, 1ms to 2000s, also for QEMU alone
     #[arg(long, default_value = "300ms", value_parser = downtime, value_name = "TIME")]
     pub downtime: Duration,
-    /// Time after which a way is given up, and told by its rate; 1s at least
+    /// Time after which a move is cancelled and reported by its rate; at least 1s
     #[arg(long, default_value = "120s", value_parser = limit, value_name = "TIME")]
     pub limit: Duration,
     /// Of several guests: at most so many of drover's send at a time [default: as drover chooses]

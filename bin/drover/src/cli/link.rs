@@ -8,7 +8,8 @@ use drover_wan::line::units::{Rate, time};
 
 #[derive(Debug, Subcommand)]
 pub enum LinkCommand {
-    /// Measure the way to a site, with --back also the way from it: round trip, loss, what it carries over 1, 2, 4, 8 and 16 connections, what limits it
+    /// Measure the line to a site, with --back also from it: round trip, loss, rate over 1, 2, 4, 8 and 16
+    /// connections, and what limits it
     Test(LinkTestArgs),
 }
 
@@ -30,10 +31,10 @@ pub struct LinkTestArgs {
     /// Numbers of connections to try
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub stripes: Vec<u16>,
-    /// How long each is measured, after 1 s in which connections find their pace
+    /// How long each number is measured, after 1 s of settling
     #[arg(long, default_value = "3s", value_parser = time, value_name = "TIME")]
     pub time: Duration,
-    /// Measure the way back, too: the site sends for up to 60 s each, and tells what its kernel saw
+    /// Also measure the way back: the site sends for up to 60 s each, and reports what its kernel saw
     #[arg(long)]
     pub back: bool,
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]

@@ -32,22 +32,22 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct LiveCommand {
-    /// Socket of the monitor (QMP) of the QEMU whose guest moves; the name of a libvirt domain where --to is a libvirt
-    /// daemon, or several names
+    /// Monitor socket (QMP) of the QEMU whose guest moves; where --to is a libvirt daemon, the name of a domain, or
+    /// several names
     #[arg(value_name = "QMP-SOCKET|DOMAIN", required_unless_present = "moves")]
     pub sources: Vec<PathBuf>,
-    /// Socket of the monitor of the QEMU that waits for it, with --via its path at the site; or the address of the libvirt
-    /// daemon that is to have the domain (qemu+ssh://host/system)
+    /// Monitor socket of the target's QEMU, with --via its path at the site; or the address of the target's libvirt
+    /// daemon (qemu+ssh://host/system)
     #[arg(long, value_name = "QMP-SOCKET|URI", required_unless_present = "moves")]
     pub to: Option<PathBuf>,
-    /// Several moves: a YAML file that lists them, each with the options of one as its keys (`from`, `to`, `uri`, ...), and
-    /// what holds for all at its top
+    /// Move several guests: a YAML file with a list of moves, whose keys are the options of a single move (`from`,
+    /// `to`, `uri`, ...), and defaults at its top
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sources", "to"])]
     pub moves: Option<PathBuf>,
-    /// Of several guests: what one connection carries, in bits a second, where that is less than the line
+    /// With several guests: the rate of one connection, in bits a second, where it is lower than that of the line
     #[arg(long, value_name = "RATE")]
     pub connection: Option<Rate>,
-    /// Of several guests: at most so many send at a time; else as many as end soonest and keep each promise
+    /// With several guests: the most that send at a time [default: as many as end soonest and keep each limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub at_once: Option<u16>,
     #[command(flatten)]
@@ -75,78 +75,79 @@ pub struct LiveArgs {
     /// Where it goes to: a monitor's socket, or a daemon's address.
     #[arg(skip)]
     pub to: PathBuf,
-    /// Address of the libvirt daemon that has the domain [default: LIBVIRT_DEFAULT_URI, else qemu:///system]
+    /// Address of the source's libvirt daemon [default: LIBVIRT_DEFAULT_URI, else qemu:///system]
     #[arg(long, value_name = "URI")]
     pub connect: Option<String>,
-    /// The source's libvirt daemon talks to the target's by itself, so that the move needs nobody else once it has begun;
-    /// it must be able to log in there
+    /// Let the source's libvirt daemon connect to the target's itself, so that the move does not depend on drover; it
+    /// must be able to log in there
     #[arg(long)]
     pub p2p: bool,
-    /// Reach the target over the link to this site, by its agent: `drover agent run --allow-connect 'unix:/FOLDER/*'` there;
-    /// of a domain, memory and disks go so, and drover runs on the source's host
+    /// Reach the target over the link to this site, through its agent (`drover agent run --allow-connect
+    /// 'unix:/FOLDER/*'`). Of a domain, memory and disks go over the link, and drover must run on the source's host
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
-    /// With --via: memory and disks go directly to this address of the target's host, past the link, where that is found to be as
-    /// good. Both ways are measured for it, a second or two each, also by --dry-run. Memory goes to PORT (1024 to 65534; else a free
-    /// one), disks to the next; with --disks mirror it must be said, except of domains. Wants --direct-plain, or credentials:
-    /// --tls-x509, --tls-psk or --tls-creds, of domains --tls
+    /// With --via: send memory and disks directly to this address of the target's host where that is as good as the
+    /// link. Both ways are measured for a second or two, also by --dry-run. Memory goes to PORT (1024 to 65534;
+    /// default: a free one), disks to the next port; PORT is required with --disks mirror, except for domains. Needs
+    /// --direct-plain or credentials: --tls-x509, --tls-psk or --tls-creds, for domains --tls
     #[arg(long, requires = "via", value_name = "HOST[:PORT]")]
     pub or_direct: Option<DirectAt>,
-    /// What goes directly may go neither encrypted nor authenticated: nobody else reads that network, or reaches these ports
+    /// Allow the direct way to be neither encrypted nor authenticated: nobody else can read that network or reach
+    /// these ports
     #[arg(long, requires = "or_direct")]
     pub direct_plain: bool,
-    /// Where the target waits for memory: tcp:HOST:PORT (0: a free one), unix:/PATH or rdma:HOST:PORT [default with --via: the path of
-    /// --to and .memory; of domains: what the target's libvirt says, with --via /var/lib/libvirt/qemu/drover-UUID.memory]
+    /// Where the target listens for memory: tcp:HOST:PORT (0: a free port), unix:/PATH or rdma:HOST:PORT [default
+    /// with --via: the path of --to and .memory; for domains: chosen by the target's libvirt, with --via
+    /// /var/lib/libvirt/qemu/drover-UUID.memory]
     #[arg(long, value_name = "URI", value_parser = uri)]
     pub uri: Option<String>,
-    /// Longest time for which the guest may stand still
+    /// Longest downtime
     #[arg(long, default_value = "300ms", value_parser = time, value_name = "TIME")]
     pub downtime: Duration,
-    /// Time in which it must have moved; else it is given up, with the guest where it was
+    /// Time in which the move must be complete; otherwise it is cancelled, and the guest runs on at the source
     #[arg(long, default_value = "20m", value_parser = long_time, value_name = "TIME")]
     pub deadline: Duration,
-    /// How its disks go
+    /// How disks are handled
     #[arg(long, value_enum, default_value_t = DisksArg::Shared)]
     pub disks: DisksArg,
     /// Take disks with other paths at the target for the same shared storage
     #[arg(long)]
     pub assume_shared: bool,
-    /// Where the target offers its disks for `--disks mirror`: HOST:PORT or unix:/PATH [default with --via: the path of
-    /// --to and .disks; of domains /var/lib/libvirt/qemu/drover-UUID.disks]
+    /// Where the target serves its disks for `--disks mirror`: HOST:PORT or unix:/PATH [default with --via: the path
+    /// of --to and .disks; for domains /var/lib/libvirt/qemu/drover-UUID.disks]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<String>,
-    /// What may be done to keep the promise
+    /// What drover may do to keep the limits
     #[arg(long, value_enum, value_delimiter = ',')]
     pub allow: Vec<AllowArg>,
     /// Connections for memory [default: 4, fewer with a low --rate-max, 1 with --xbzrle and rdma:]
     #[arg(long, help_heading = MEMORY, value_parser = clap::value_parser!(u8).range(1..=255), value_name = "N")]
     pub channels: Option<u8>,
-    /// What the line carries, in bits a second, for several guests together; without it, it is measured by the first second
-    /// of sending
+    /// Rate of the line in bits a second, for several guests together [default: measured during the first second of
+    /// sending]
     #[arg(long, value_name = "RATE")]
     pub line: Option<Rate>,
-    /// Most that may be sent, in bits a second, by several guests together, between each two hosts an equal part of it; each
-    /// of many --channels may go 5 MB/s beyond it
+    /// Upper bound of the rate in bits a second, for several guests together, in equal parts for each pair of hosts;
+    /// each of several --channels may exceed it by 5 MB/s
     #[arg(long, help_heading = MEMORY, value_name = "RATE")]
     pub rate_max: Option<Rate>,
-    /// Write a report of the move, also of one that fails: a page if the name ends in .html, a document if in .json;
-    /// an older one is replaced
+    /// Write a report, also of a failed move: HTML if the name ends in .html, JSON if in .json; an existing file is
+    /// replaced
     #[arg(long, value_name = "FILE", value_parser = report)]
     pub report: Option<PathBuf>,
-    /// With --via: send memory and disks over the link as they are
+    /// With --via: do not compress on the link
     #[arg(long, requires = "via")]
     pub no_link_compression: bool,
     /// Folder of drover's state, for --via [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
-    /// Look, measure and say what would happen; move nothing
+    /// Check, measure and forecast; move nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Show the move in place: passes, rates, what is left, when it ends, what is foreseen. Lines as ever where standard
-    /// error is no terminal
+    /// Show progress in place: passes, rates, what is left, forecast. If standard error is no terminal, print lines
     #[arg(long, conflicts_with = "json")]
     pub watch: bool,
-    /// Print what happens as JSON, a line each
+    /// Print one JSON object per event on standard output
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -165,16 +166,17 @@ impl LiveArgs {
 pub enum DisksArg {
     /// Both sides use the same storage
     Shared,
-    /// They are copied into the target's disks while the guest runs; those of domains into new volumes
+    /// Copy them to the target's disks while the guest runs; for domains to new volumes
     Mirror,
 }
 
 /// What may be done to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AllowArg {
-    /// Its processors get less time
+    /// Give its processors less time
     Throttle,
-    /// It runs at the target before all of its memory is there; if the line breaks then, it stands still until the line is back
+    /// Start it at the target before all of its memory is there; if the line breaks then, it waits until the line is
+    /// back
     Postcopy,
 }
 

@@ -11,20 +11,20 @@ pub const MEMORY: &str = "How memory goes";
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(next_help_heading = MEMORY)]
 pub struct MemoryArgs {
-    /// Let both QEMUs compress memory on its way, on their processors; a link does so by itself, unasked
+    /// Let both QEMUs compress memory, on their processors; a link compresses by itself
     #[arg(long, value_enum, value_name = "HOW", default_value_t = CompressArg::None, hide_default_value = true)]
     pub compress: CompressArg,
-    /// How hard: 0 to 9 for zlib, 0 to 20 for zstd [default: 1]
+    /// Compression level: 0 to 9 for zlib, 0 to 20 for zstd [default: 1]
     #[arg(long, value_name = "LEVEL", requires = "compress")]
     pub compress_level: Option<u8>,
-    /// Keep pages that were sent in so much of the source's memory, and send only what changed in them when they come again:
-    /// for guests that write a few bytes here and there. One connection
+    /// Cache sent pages in SIZE of the source's memory, and send only the changes when a page is sent again: for
+    /// guests that change a few bytes per page. One connection
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub xbzrle: Option<u64>,
     /// How --allow throttle slows the guest down
     #[arg(long, value_enum, value_name = "HOW", default_value_t = ThrottleArg::AutoConverge)]
     pub throttle_by: ThrottleArg,
-    /// With --uri rdma: hold all of the guest's memory in place on both hosts from the begin on
+    /// With --uri rdma: pin all of the guest's memory on both hosts from the start
     #[arg(long)]
     pub rdma_pin_all: bool,
     /// With --uri rdma: size of the pieces in which memory is registered, 1m to 1g (QEMU 11.1 on both sides)
@@ -98,8 +98,8 @@ pub enum CompressArg {
 /// How a guest is slowed down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ThrottleArg {
-    /// All its processors get less time
+    /// Give all its processors less time
     AutoConverge,
-    /// Each processor may write to less; those that only read go on. KVM with a dirty ring at the source
+    /// Limit what each processor writes; readers are not slowed down. Needs KVM with a dirty ring at the source
     DirtyLimit,
 }

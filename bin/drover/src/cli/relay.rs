@@ -27,34 +27,35 @@ pub struct RelayArgs {
     /// Listen on this address and port or range of ports; `:PORT` is all addresses, port 0 a free one
     #[arg(long, value_name = "ADDRESS:PORT[-PORT]", requires = "to")]
     pub listen: Vec<Listen>,
-    /// Go on to this host; one for all that is listened on, or one for each
+    /// Target host; one for all --listen, or one for each
     #[arg(long, value_name = "HOST:PORT[-PORT]", requires = "listen")]
     pub to: Vec<Target>,
-    /// Go over the link to this site, whose agent connects to the targets (`drover agent run --allow-connect` there)
+    /// Relay over the link to this site, whose agent connects to the targets (`drover agent run --allow-connect`
+    /// there)
     #[arg(long, value_name = "SITE")]
     pub via: Option<String>,
     /// Bytes that may go over the link in a second (100m, 1g: bits as lines are named; 12MiB: bytes); the site's own
     /// limits count, too
     #[arg(long, value_name = "RATE", requires = "via")]
     pub rate_limit: Option<RateArg>,
-    /// Send streams over the link as they are
+    /// Do not compress on the link
     #[arg(long, requires = "via")]
     pub no_link_compression: bool,
     /// Folder of drover's state [default: DROVER_STATE, else /var/lib/drover for root, else ~/.local/state/drover]
     // Not by clap: what is set for all commands would clash with those of this one that stand alone.
     #[arg(long, value_name = "FOLDER", requires = "via")]
     pub state: Option<PathBuf>,
-    /// Catch connections that pass through this host, by rules of the packet filter that go when the relay ends
+    /// Intercept connections that pass through this host, by packet filter rules that are removed when the relay ends
     #[arg(long, value_enum, value_name = "HOW", requires = "matches")]
     pub transparent: Option<Transparent>,
-    /// What to catch: 'any', or some of: in INTERFACE, from NETWORK, to NETWORK, port PORT[-PORT][,...]
+    /// What to intercept: 'any', or some of: in INTERFACE, from NETWORK, to NETWORK, port PORT[-PORT][,...]
     #[arg(long = "match", value_name = "WORDS", requires = "transparent")]
     pub matches: Vec<Caught>,
     /// Port that caught connections come to [default: a free one; for redirect one of 954 to 988, which only root can
     /// take, if one may be taken, is free and not to be caught]
     #[arg(long, value_name = "PORT", requires = "transparent")]
     pub port: Option<u16>,
-    /// Also catch what this host itself connects to (redirect only)
+    /// Also intercept connections of this host itself (redirect only)
     #[arg(long, requires = "transparent")]
     pub also_local: bool,
     /// Connect from the client's address (tproxy only): answers must come back through this host
@@ -88,13 +89,13 @@ pub struct RelayArgs {
     /// Threads that move bytes [default: one for each core, at most 8]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
-    /// Memory for bytes on their way
+    /// Memory for bytes in flight
     #[arg(long, default_value = "256MiB", value_name = "BYTES")]
     pub pipes: Bytes,
-    /// Seconds that connections may go on after Ctrl-C before they are reset
+    /// Seconds after Ctrl-C before connections are reset
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     pub drain: u64,
-    /// Tell Prometheus at http://ADDRESS:PORT/metrics
+    /// Serve Prometheus metrics at http://ADDRESS:PORT/metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
     /// Socket for `drover relay top` [default: /run/drover/relay-PID.sock for root, else in $RUNTIME_DIRECTORY or

@@ -6,9 +6,9 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub enum VddkCommand {
-    /// Look whether disks can be read through VDDK: library, plugin, versions, and one disk if there is a plan
+    /// Check whether disks can be read through VDDK: library, plugin, versions, and one disk if there is a plan
     Check(VddkCheckArgs),
-    /// Tell known causes of failures from logs of VDDK, nbdkit, and a host's NFC servers (vpxa, hostd)
+    /// Explain known causes of failures in logs of VDDK, nbdkit, and a host's NFC servers (vpxa, hostd)
     Logs(VddkLogsArgs),
 }
 
