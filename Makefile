@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
+.PHONY: cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make reference   writes docs/reference/cli-*.md and plan-*.md from the code"
+	@echo "make cluster a real Kubernetes of one node in namespaces of its own, until Ctrl-C (as root)"
 	@echo "make clean"
 
 demo: prepare build lab
@@ -57,6 +58,7 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-qemu $(LAB)/qemu-7.2 7.2 || echo "make: live migration from QEMU 7.2 will not be tested"
 	@scripts/get-qemu $(LAB)/qemu-11.1 11.1 || echo "make: live migration to QEMU 11.1 will not be tested"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
+	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
 	@echo "building the vSphere simulator"
@@ -109,6 +111,12 @@ bench-warm: build prepare lab
 bench-live: build prepare lab
 	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
+
+cluster: prepare
+	@scripts/get-cluster $(LAB)/cluster
+	@rm -rf /tmp/drover-cluster && mkdir /tmp/drover-cluster
+	@echo "export KUBECONFIG=/tmp/drover-cluster/kubeconfig     # once /tmp/drover-cluster/ready is there"
+	@tail -f /dev/null | lab/cluster/up /tmp/drover-cluster $(LAB)/cluster 16443
 
 soak: prepare lab
 	@scripts/soak

@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
+pub mod cluster;
 mod guests;
 mod libvirt;
 mod program;
@@ -13,6 +14,7 @@ mod script;
 mod sim;
 mod vddk;
 
+pub use cluster::Cluster;
 pub use drover_pulse::{Verdict, Voice};
 pub use guests::{Guest, GuestDisk, Guests};
 pub use libvirt::Hosts;

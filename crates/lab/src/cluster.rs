@@ -1,0 +1,373 @@
+//! A Kubernetes of one node whose pods really run. `lab/cluster/up` says what it is.
+//!
+//! KubeVirt's own controllers cannot be had here: its true schemas are installed (where `shared/kubevirt` has them), and
+//! [`Cluster::play`] makes instances of machines that are to run, as virt-controller would.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::program::{lab_folder, workspace};
+
+/// How long it may take to come.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(100);
+const TOKEN: &str = "lab-admin";
+/// What drover's image is called in it.
+pub const IMAGE: &str = "localhost/drover:test";
+/// Storage classes whose volumes are made by [`Cluster::volume`].
+pub const CLASS: &str = "lab";
+
+/// A cluster. It ends with all that is in it when this is dropped.
+pub struct Cluster {
+    child: Child,
+    folder: PathBuf,
+    port: u16,
+    is_over: Arc<AtomicBool>,
+    player: Option<JoinHandle<()>>,
+}
+
+/// What a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Volume {
+    /// A block device, on a file.
+    Block,
+    /// A folder.
+    Folder,
+}
+
+impl Cluster {
+    /// Starts one in a folder with drover's image in it; nothing, after a printed line, where that cannot be done.
+    ///
+    /// # Errors
+    /// If it does not start although it could, or where `DROVER_NEEDS_CLUSTER` is set and it could not.
+    pub fn start(folder: &Path, drover: &Path) -> Result<Option<Cluster>> {
+        let lab = lab_folder().join("cluster");
+        let why = if !lab.join("cluster").is_file() {
+            "no Kubernetes (`make lab`)"
+        } else if !["/usr/bin/containerd", "/usr/sbin/runc", "/usr/lib/cni/bridge"]
+            .iter()
+            .all(|it| Path::new(it).exists())
+        {
+            "no containerd, runc or CNI plug-ins (scripts/prepare)"
+        } else if std::fs::metadata("/proc/self")?.uid() != 0 {
+            "a cluster wants root"
+        } else {
+            return Cluster::begin(folder, drover, &lab).map(Some);
+        };
+        ensure!(std::env::var_os("DROVER_NEEDS_CLUSTER").is_none(), "{why}");
+        println!("skipped: {why}");
+        Ok(None)
+    }
+
+    fn begin(folder: &Path, drover: &Path, lab: &Path) -> Result<Cluster> {
+        ensure!(drover.is_file(), "{} is not built", drover.display());
+        std::fs::create_dir_all(folder)?;
+        let image = folder.join("drover.tar");
+        let made = Command::new(workspace().join("lab/cluster/image"))
+            .arg(drover)
+            .arg(IMAGE)
+            .arg(&image)
+            .status()?;
+        ensure!(made.success(), "lab/cluster/image failed");
+        // Free when it is taken again, unless somebody was faster.
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let child = Command::new(workspace().join("lab/cluster/up"))
+            .arg(folder)
+            .arg(lab)
+            .arg(port.to_string())
+            .arg(&image)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let folder = folder.to_path_buf();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut cluster = Cluster { child, folder, port, is_over, player: None };
+        let until = Instant::now() + PATIENCE;
+        while !cluster.folder.join("ready").exists() {
+            if cluster.child.try_wait()?.is_some() || Instant::now() >= until {
+                let log = |name: &str| std::fs::read_to_string(cluster.folder.join(name)).unwrap_or_default();
+                bail!("the cluster did not come: {} {}", log("inside.log"), log("forward.log"));
+            }
+            thread::sleep(POLL);
+        }
+        cluster.make(
+            "/apis/storage.k8s.io/v1/storageclasses",
+            &json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": CLASS},
+                "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
+            }),
+        )?;
+        Ok(cluster)
+    }
+
+    /// The kubeconfig: contexts `lab`, who may all, and `nobody`, who may nothing.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn api(&self) -> Api {
+        Api { port: self.port }
+    }
+
+    /// Reads an object or a list; nothing if it is not there.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn get(&self, path: &str) -> Result<Option<Value>> {
+        self.api().get(path)
+    }
+
+    /// Makes an object.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn make(&self, path: &str, object: &Value) -> Result<Value> {
+        self.api().succeeds("POST", path, "application/json", object.to_string().as_bytes())
+    }
+
+    /// Removes an object.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn remove(&self, path: &str) -> Result<Value> {
+        self.api().succeeds("DELETE", path, "application/json", b"")
+    }
+
+    /// Changes fields of an object.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub fn merge(&self, path: &str, fields: &Value) -> Result<Value> {
+        self.api().succeeds("PATCH", path, "application/merge-patch+json", fields.to_string().as_bytes())
+    }
+
+    /// Installs KubeVirt's schemas; `false`, after a printed line, where they are not there.
+    ///
+    /// # Errors
+    /// If the server refuses them.
+    pub fn install_kubevirt(&self) -> Result<bool> {
+        let home = workspace();
+        let folder = home.ancestors().map(|it| it.join("shared/kubevirt")).find(|it| it.is_dir());
+        let Some(folder) = folder else {
+            ensure!(
+                std::env::var_os("DROVER_NEEDS_CLUSTER").is_none(),
+                "no schemas of KubeVirt (shared/kubevirt)"
+            );
+            println!("skipped: no schemas of KubeVirt (shared/kubevirt)");
+            return Ok(false);
+        };
+        for name in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
+            let yaml = std::fs::read(folder.join(format!("{name}.yaml")))?;
+            let path =
+                format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}?fieldManager=lab");
+            self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", &yaml)?;
+        }
+        let until = Instant::now() + PATIENCE;
+        for kind in ["virtualmachines", "virtualmachineinstances"] {
+            while self.get(&format!("/apis/kubevirt.io/v1/{kind}")).ok().flatten().is_none() {
+                ensure!(Instant::now() < until, "{kind} are not served");
+                thread::sleep(POLL);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A volume of that name and size on the node, to be claimed; gives the file or folder with its bytes.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn volume(&mut self, name: &str, kind: Volume, bytes: u64) -> Result<PathBuf> {
+        let place = self.folder.join("volumes").join(name);
+        std::fs::create_dir_all(place.parent().context("a folder")?)?;
+        let (path, mode) = match kind {
+            Volume::Folder => {
+                std::fs::create_dir(&place)?;
+                (place.display().to_string(), "Filesystem")
+            }
+            Volume::Block => {
+                std::fs::File::create(&place)?.set_len(bytes)?;
+                let output = Command::new("losetup").args(["--find", "--show"]).arg(&place).output()?;
+                ensure!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+                let device = String::from_utf8(output.stdout)?.trim().to_string();
+                (device, "Block")
+            }
+        };
+        let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}]}]}});
+        self.make(
+            "/api/v1/persistentvolumes",
+            &json!({
+                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+                "spec": {
+                    "capacity": {"storage": bytes.to_string()}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+                    "persistentVolumeReclaimPolicy": "Retain", "storageClassName": CLASS,
+                    "local": {"path": path}, "nodeAffinity": affinity,
+                },
+            }),
+        )?;
+        Ok(place)
+    }
+
+    /// Plays virt-controller, and the one who takes volumes back, until the end: machines that are to run get an instance that says that
+    /// it runs, others lose theirs; volumes that were released can be claimed again, blank.
+    pub fn play(&mut self) {
+        let (api, is_over) = (self.api(), self.is_over.clone());
+        self.player = Some(thread::spawn(move || {
+            while !is_over.load(SeqCst) {
+                // What cannot be done now can be the next time.
+                let _ = api.play_machines();
+                let _ = api.play_volumes();
+                thread::sleep(POLL);
+            }
+        }));
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.is_over.store(true, SeqCst);
+        if let Some(player) = self.player.take() {
+            let _ = player.join();
+        }
+        // Its end is what it waits for, with the loop devices below its folder; it may have ended by itself.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// The API server, as somebody asks it who may all.
+#[derive(Clone, Copy)]
+struct Api {
+    port: u16,
+}
+
+impl Api {
+    fn ask(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<(u16, Value)> {
+        let mut command = Command::new("curl");
+        command.args(["-sk", "--max-time", "60", "-X", method, "-w", "\n%{http_code}"]);
+        command.args([
+            "-H",
+            &format!("Authorization: Bearer {TOKEN}"),
+            "-H",
+            &format!("Content-Type: {kind}"),
+        ]);
+        if !body.is_empty() {
+            command.args(["--data-binary", "@-"]);
+        }
+        command.arg(format!("https://127.0.0.1:{}{path}", self.port));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        child.stdin.take().context("a pipe")?.write_all(body)?;
+        let output = child.wait_with_output()?;
+        let text = String::from_utf8(output.stdout)?;
+        let (answer, code) = text.rsplit_once('\n').context("an answer")?;
+        Ok((code.trim().parse()?, serde_json::from_str(answer).unwrap_or_default()))
+    }
+
+    fn get(self, path: &str) -> Result<Option<Value>> {
+        match self.ask("GET", path, "application/json", b"")? {
+            (200, answer) => Ok(Some(answer)),
+            (404, _) => Ok(None),
+            (code, answer) => bail!("GET {path}: {code} {answer}"),
+        }
+    }
+
+    fn succeeds(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<Value> {
+        let (code, answer) = self.ask(method, path, kind, body)?;
+        ensure!((200..300).contains(&code), "{method} {path}: {code} {answer}");
+        Ok(answer)
+    }
+
+    fn items(self, path: &str) -> Result<Vec<Value>> {
+        let list = self.get(path)?.unwrap_or_default();
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    fn play_machines(self) -> Result<()> {
+        for machine in self.items("/apis/kubevirt.io/v1/virtualmachines")? {
+            let text = |key: &str| machine["metadata"][key].as_str().unwrap_or_default().to_string();
+            let all =
+                format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances", text("namespace"));
+            let path = format!("{all}/{}", text("name"));
+            let is_wanted = machine["spec"]["runStrategy"] != "Halted";
+            let there = self.get(&path)?;
+            match (is_wanted, there) {
+                (true, None) => {
+                    let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": text("name"), "uid": text("uid")}]);
+                    let instance = json!({
+                        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                        "metadata": {"name": text("name"), "ownerReferences": owner}, "spec": machine["spec"]["template"]["spec"],
+                    });
+                    self.succeeds("POST", &all, "application/json", instance.to_string().as_bytes())?;
+                }
+                (true, Some(instance)) if instance["status"]["phase"] != "Running" => {
+                    let running = json!({"status": {"phase": "Running"}}).to_string();
+                    let kind = "application/merge-patch+json";
+                    let (code, _) = self.ask("PATCH", &format!("{path}/status"), kind, running.as_bytes())?;
+                    if code == 404 {
+                        self.succeeds("PATCH", &path, kind, running.as_bytes())?;
+                    }
+                }
+                (false, Some(_)) => drop(self.ask("DELETE", &path, "application/json", b"")?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn play_volumes(self) -> Result<()> {
+        for volume in self.items("/api/v1/persistentvolumes")? {
+            if volume["status"]["phase"] == "Released" {
+                wipe(&volume["spec"])?;
+                let path = format!(
+                    "/api/v1/persistentvolumes/{}",
+                    volume["metadata"]["name"].as_str().unwrap_or_default()
+                );
+                let free = json!({"spec": {"claimRef": null}}).to_string();
+                self.succeeds("PATCH", &path, "application/merge-patch+json", free.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes away what a volume holds.
+fn wipe(spec: &Value) -> Result<()> {
+    let path = Path::new(spec["local"]["path"].as_str().context("a local volume")?);
+    if spec["volumeMode"] == "Block" {
+        let bytes: u64 =
+            spec["capacity"]["storage"].as_str().and_then(bytes_of).context("a size in whole bytes")?;
+        let mut device = std::fs::File::options().write(true).open(path)?;
+        std::io::copy(&mut std::io::repeat(0).take(bytes), &mut device)?;
+        return Ok(device.sync_all()?);
+    }
+    for entry in std::fs::read_dir(path)?.flatten() {
+        std::fs::remove_file(entry.path())?;
+    }
+    Ok(())
+}
+
+/// The sizes that [`Cluster::volume`] asks for, as the server writes them.
+fn bytes_of(text: &str) -> Option<u64> {
+    let factor = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)]
+        .into_iter()
+        .find(|(unit, _)| text.ends_with(unit));
+    match factor {
+        Some((unit, factor)) => Some(text.strip_suffix(unit)?.parse::<u64>().ok()? * factor),
+        None => text.parse().ok(),
+    }
+}
