@@ -88,6 +88,9 @@ pub struct AgentRunArgs {
     /// Folder of drover's state [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,
+    /// Take the key and the peers of a new state folder from these files (key.pem, peers.json): for an agent that drover starts in a pod
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    pub seed: Option<PathBuf>,
     /// Print one JSON object per event on standard output
     #[arg(long)]
     pub json: bool,

@@ -11,7 +11,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drover_agent::trust::{DayLimit, Fingerprint, Peer, Peers, Token, Tokens, pair_with, server_config};
+use drover_agent::trust::{
+    DayLimit, Fingerprint, Peer, Peers, Seed, Token, Tokens, pair_with, server_config,
+};
 use drover_agent::{Agent, Connect, Daemon, Event, HotAdded, Machines, Places, Route, dial, now, with_port};
 use drover_child::Kind;
 use drover_engine::chain;
@@ -52,6 +54,9 @@ const TOKEN_VARIABLE: &str = "DROVER_PAIRING_TOKEN";
 pub fn run(args: &AgentRunArgs) -> Result<Exit, Failure> {
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let folder = sites::folder(args.state.as_deref())?;
+    if let Some(seed) = &args.seed {
+        Seed::sow(seed, &folder).map_err(|error| unusable(&error))?;
+    }
     let identity = sites::identity(&folder)?;
     let own_name = args.name.clone().unwrap_or_else(sites::own_name);
     let places = Arc::new(places(args)?);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{Folder, FolderError};
 
-const KEY_FILE: &str = "key.pem";
+pub(super) const KEY_FILE: &str = "key.pem";
 
 /// The name in every certificate. Nobody looks at it: keys are what counts.
 const COMMON_NAME: &str = "drover";
@@ -127,7 +127,7 @@ impl Identity {
         Ok(Identity::of(&KeyPair::generate_for(&PKCS_ED25519)?)?)
     }
 
-    fn of(pair: &KeyPair) -> Result<Identity, rcgen::Error> {
+    pub(super) fn of(pair: &KeyPair) -> Result<Identity, rcgen::Error> {
         let mut params = CertificateParams::new(vec![COMMON_NAME.to_string()])?;
         params.distinguished_name.push(DnType::CommonName, COMMON_NAME);
         Identity::with(pair, params)

@@ -6,6 +6,7 @@
 //! tls       rustls settings: both sides show a key, and each checks that of the other
 //! token     one-time tokens, kept hashed
 //! pairing   how a token makes two hosts peers of each other
+//! seed      what an agent starts with that is made for one peer
 //! folder    files of the state folder: private, changed as a whole, one process at a time
 //! ```
 
@@ -13,6 +14,7 @@ mod folder;
 mod identity;
 mod pairing;
 mod peers;
+mod seed;
 mod tls;
 mod token;
 
@@ -21,5 +23,6 @@ pub use folder::{Folder, FolderError};
 pub use identity::{Fingerprint, FingerprintError, Identity, IdentityError, fingerprint_of};
 pub use pairing::{PairError, Paired, pair_as_agent, pair_with};
 pub use peers::{NameError, Peer, Peers, check_name};
+pub use seed::Seed;
 pub use tls::{client_config, server_config};
 pub use token::{Issued, TRIES_MAX, Token, TokenError, Tokens, Verdict};

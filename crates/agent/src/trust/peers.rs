@@ -7,7 +7,7 @@ use super::folder::{Folder, FolderError};
 use super::identity::Fingerprint;
 use crate::error::printable;
 
-const FILE: &str = "peers.json";
+pub(super) const FILE: &str = "peers.json";
 
 /// Peers that are kept; further ones are refused.
 const PEERS_MAX: usize = 1000;
@@ -79,6 +79,11 @@ pub struct Peers {
 #[derive(Default, Serialize, Deserialize)]
 struct File {
     peers: Vec<Peer>,
+}
+
+/// The file of one peer.
+pub(super) fn file_of(peer: &Peer) -> String {
+    serde_json::json!({"peers": [peer]}).to_string()
 }
 
 impl Peers {
