@@ -36,20 +36,28 @@ pub fn cancel(
         let problems = match (row.state, &row.phase) {
             (VmState::Done, _) => Vec::new(),
             // Never touched.
-            (_, None) => {
-                store.end_vm(plan, &row.id, VmState::Cancelled, None)?;
-                continue;
+            (_, None) => match store.end_vm(plan, &row.id, VmState::Cancelled, None) {
+                Ok(()) => continue,
+                Err(error) => vec![unkept(&error)],
+            },
+            // State that cannot be kept hides no VM, and keeps no other from being undone.
+            (_, Some(_)) => {
+                cancel_vm(&context, &row, &mut given_up.notes).unwrap_or_else(|error| vec![unkept(&error)])
             }
-            (_, Some(_)) => cancel_vm(&context, &row, &mut given_up.notes)?,
         };
         given_up.left.extend(problems.into_iter().map(|problem| format!("{}: {problem}", row.name)));
-        if store.vm(plan, &row.id)?.is_some_and(|row| row.state.has_arrived()) {
+        let now = store.vm(plan, &row.id).ok().flatten();
+        if now.is_some_and(|row| row.state.has_arrived()) {
             given_up.arrived.push(row.name);
         }
     }
     let state = if given_up.left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
-    store.end_plan(plan, state)?;
+    given_up.left.extend(store.end_plan(plan, state).err().map(|error| unkept(&error)));
     Ok(given_up)
+}
+
+fn unkept(error: &StoreError) -> String {
+    format!("what was done could not be recorded: {}", chain(error))
 }
 
 /// What is left of a plan that was given up.
@@ -133,13 +141,7 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
         problems.extend(context.target.remove_images(planned).err().map(|error| chain(&error)));
     }
     if problems.is_empty() {
-        let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
-        let tracking_on = store.warm(plan, id)?.tracking_on;
-        store.forget_warm(plan, id)?;
-        // Still to be undone.
-        if tracking_on {
-            store.set_tracking_on(plan, id, true)?;
-        }
+        problems.extend(forget_passes(context, planned).err().map(|error| unkept(&error)));
     }
     problems.extend(thaw(context, planned));
     match may_go_down(context, planned)? {
@@ -152,6 +154,14 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
         false => problems.extend(switch_on_again(context, planned)),
     }
     Ok(problems)
+}
+
+fn forget_passes(context: &Context<'_>, planned: &PlannedVm) -> Result<(), StoreError> {
+    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
+    let tracking_on = store.warm(plan, id)?.tracking_on;
+    store.forget_warm(plan, id)?;
+    // Still to be undone.
+    if tracking_on { store.set_tracking_on(plan, id, true) } else { Ok(()) }
 }
 
 /// Whether a guest runs that a run of the plan, killed since then, may have asked to shut down a moment ago.

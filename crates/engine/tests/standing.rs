@@ -5,7 +5,9 @@ mod fakes;
 
 use std::sync::Mutex;
 
-use drover_engine::{AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, VmEnd, VmState};
+use drover_engine::{
+    AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, VmEnd, VmState, cancel,
+};
 use drover_types::inventory::PowerState;
 use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
 
@@ -157,4 +159,22 @@ fn a_vm_that_was_not_touched_is_not_looked_at_again() {
     world.set_trouble("prepare", Trouble::Fails);
     let outcome = world.run(&NoObserver);
     assert_eq!((end(&outcome).standing.as_ref(), world.calls("look")), (None, 1));
+}
+
+#[test]
+fn what_is_given_up_is_undone_and_told_also_where_the_state_cannot_be_kept() {
+    let world = World::with(&[vm("on", PowerState::On, 1), vm("two", PowerState::On, 1)], "start: true");
+    for _ in 0..2 {
+        world.set_trouble("define", Trouble::DiesBefore);
+    }
+    world.run(&NoObserver);
+    world.as_if_killed();
+    std::fs::remove_file(world.store.path()).unwrap();
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    for name in ["on", "two"] {
+        let is_told = |line: &&String| line.starts_with(&format!("{name}: ")) && line.contains("recorded");
+        assert!(given_up.left.iter().any(|line| is_told(&line)), "{name}: {:?}", given_up.left);
+        assert_eq!(world.power(&format!("vm-{name}")), PowerState::On, "{name}");
+    }
+    assert_eq!((world.own_snapshots(), world.images().len()), (0, 0));
 }
