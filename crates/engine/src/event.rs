@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use drover_mover::{Progress, Snapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::phase::Phase;
 use crate::provider::LinkBytes;
@@ -12,7 +12,7 @@ use crate::standing::Standing;
 use crate::store::{Downtime, PassKind, VmState};
 
 /// Something that happened.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The run began.

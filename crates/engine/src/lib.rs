@@ -36,11 +36,13 @@ pub use provider::{
     Attachment, Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, Record,
     SourceProvider, TargetProvider,
 };
-pub use report::{DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report};
+pub use report::{
+    DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
+};
 pub use runner::{RunOutcome, Runner};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
-    DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PlanRow, PlanState, RunFacts, RunRow,
-    SampleRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
+    CountRow, DiskRow, Downtime, EventRow, OrderRow, PassKind, PassRow, PassState, PlanRow, PlanState,
+    RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

@@ -7,7 +7,9 @@ use drover_plan::PlannedVm;
 use serde::Serialize;
 
 use crate::provider::LinkBytes;
-use crate::store::{DiskRow, EventRow, PassRow, PlanRow, RunRow, Store, StoreError, VmRow, WarmRow};
+use crate::store::{
+    DiskRow, EventRow, PassRow, PlanRow, RunRow, SampleRow, Store, StoreError, VmRow, WarmRow,
+};
 
 /// All that is known of a plan.
 #[derive(Clone, Debug, Serialize)]
@@ -142,6 +144,16 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     Ok(Some(PlanReport { plan, runs, vms, rates, events }))
 }
 
+/// The part of a report that is about one VM.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn vm_details(store: &Store, plan: &str, row: VmRow) -> Result<VmReport, StoreError> {
+    let warm = warm_report(store, plan, &row)?;
+    let events = store.events_of(plan, &row.id)?;
+    Ok(VmReport { warm, ..vm_report(row, &store.disks(plan)?, &events) })
+}
+
 fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
     let disks = disks.iter().filter(|disk| disk.vm == row.id).map(disk_report).collect();
     let phases = phase_times(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
@@ -199,8 +211,8 @@ pub(crate) fn phase_times<'a>(events: impl Iterator<Item = &'a EventRow>) -> Vec
 
 /// Differences of neighbouring samples. A run after a resume counts from zero again, so a sum that
 /// falls starts anew.
-fn rates(samples: &[crate::store::SampleRow]) -> Vec<RatePoint> {
-    let point = |pair: &[crate::store::SampleRow]| {
+pub fn rates(samples: &[SampleRow]) -> Vec<RatePoint> {
+    let point = |pair: &[SampleRow]| {
         let (before, now) = (pair[0], pair[1]);
         let seconds = (now.at_ms - before.at_ms) as f64 / 1000.0;
         (seconds > 0.0 && now.read_bytes >= before.read_bytes).then(|| RatePoint {

@@ -2,7 +2,7 @@
 //! whatever failed, and from what this run knows where nothing else can be asked.
 
 use drover_types::inventory::PowerState;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Cause;
 use crate::store::{StoreError, VmState};
@@ -27,7 +27,7 @@ pub struct VmEnd {
 }
 
 /// Where a VM stands on both sides.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Its power at the source; `unknown` if the source does not tell it now.
     pub source: PowerState,
@@ -42,7 +42,7 @@ pub struct Standing {
 }
 
 /// What there is of a machine at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AtTarget {
     /// No definition.

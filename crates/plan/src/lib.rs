@@ -17,6 +17,7 @@
 mod begun;
 mod concern;
 mod draft;
+mod flat;
 mod glob;
 mod keys;
 mod model;
@@ -34,6 +35,7 @@ mod warm;
 pub use begun::{Begun, Others, as_begun};
 pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
+pub use flat::{FlatSetting, settings};
 pub use keys::schema;
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};

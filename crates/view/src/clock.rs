@@ -6,7 +6,7 @@ use jiff::tz::TimeZone;
 use crate::text::UNKNOWN;
 
 /// A moment on the user's clock: `2026-03-01 14:05:10`.
-pub(crate) fn local(at_ms: i64) -> String {
+pub fn local(at_ms: i64) -> String {
     show(at_ms, "%Y-%m-%d %H:%M:%S")
 }
 

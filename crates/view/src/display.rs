@@ -1,5 +1,5 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drover_engine::{Board, DiskActivity, Event, LiveDisk, Observer};
 use serde::Serialize;
@@ -99,6 +99,49 @@ impl Run {
         }
         let share = if settled == 0 { 1.0 } else { (self.read.last() as f64 / settled as f64).min(1.0) };
         left.saturating_add((all.saturating_sub(begun) as f64 * share) as u64)
+    }
+}
+
+/// Looks at a run for those who show it elsewhere.
+pub struct RunWatch(Run);
+
+/// A run at one moment.
+#[derive(Clone, Debug)]
+pub struct RunNow {
+    /// Bytes read and written by this run.
+    pub moved: (u64, u64),
+    /// Bytes read per second, lately.
+    pub rate: Option<f64>,
+    /// How long until all is copied, by that rate.
+    pub left: Option<Duration>,
+    /// Failures of the disks at work that were tried again.
+    pub retries: u64,
+    /// Disks at work, each as in a JSON line of progress.
+    pub disks: Vec<serde_json::Value>,
+    /// Disks at work that are not among them.
+    pub left_out: usize,
+}
+
+impl RunWatch {
+    /// Watches what is at work on a board.
+    pub fn new(board: Board) -> RunWatch {
+        RunWatch(Run::new(board, Arc::default()))
+    }
+
+    /// Looks, and names at most so many disks.
+    pub fn look(&mut self, now: Instant, disks_max: usize) -> RunNow {
+        self.0.look(now);
+        let rate = self.0.read.rate(|read| *read);
+        let copies = self.0.of(DiskActivity::Copy).next().is_some();
+        let disks = self.0.disks();
+        RunNow {
+            moved: self.0.board.moved(),
+            rate,
+            left: time_for(self.0.left_to_copy(), rate).filter(|_| copies),
+            retries: disks.iter().map(|disk| disk.look.retries).sum(),
+            left_out: disks.len().saturating_sub(disks_max),
+            disks: disks.iter().take(disks_max).map(|disk| disk.value(clock::now_utc())).collect(),
+        }
     }
 }
 
@@ -202,7 +245,7 @@ mod tests {
             advice: Some("make room".into()),
             standing: None,
         });
-        std::thread::sleep(std::time::Duration::from_millis(250));
+        std::thread::sleep(Duration::from_millis(250));
         display.finish();
         let bytes = paper.0.lock().unwrap().clone();
         shown(&bytes)

@@ -36,8 +36,9 @@ mod text;
 mod warm;
 
 pub use assess::{assess_json, assess_text};
+pub use clock::local as local_time;
 pub use copy_display::CopyDisplay;
-pub use display::Display;
+pub use display::{Display, RunNow, RunWatch};
 pub use html::{assess_html, live_report_html, live_several_html, report_html};
 pub use in_place::{InLines, InPlace};
 pub use inventory::{inventory_json, inventory_text};

@@ -153,8 +153,17 @@ impl DiskNow {
 
     /// A line for a machine.
     pub(crate) fn json(&self, time: String) -> String {
+        to_line(&self.progress(time))
+    }
+
+    /// The same as a value.
+    pub(crate) fn value(&self, time: String) -> serde_json::Value {
+        serde_json::to_value(self.progress(time)).unwrap_or_default()
+    }
+
+    fn progress(&self, time: String) -> ProgressLine<'_> {
         let (done_bytes, size_bytes) = self.done();
-        to_line(&ProgressLine {
+        ProgressLine {
             time,
             event: "progress",
             vm: self.vm.as_deref(),
@@ -170,7 +179,7 @@ impl DiskNow {
             waits_for: self.waits_for.map(|(stage, _)| stage),
             waits_for_share: self.waits_for.map(|(_, share)| (share * 1000.0).round() / 1000.0),
             retries: self.look.retries,
-        })
+        }
     }
 }
 

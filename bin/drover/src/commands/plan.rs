@@ -48,23 +48,26 @@ pub fn read(path: &Path) -> Result<PlanFile, Failure> {
 
 /// Reads a plan's text.
 pub fn parse(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Failure> {
-    match Plan::parse(&text) {
-        Ok(mut plan) => {
-            // A site's folders are known to its agent alone.
-            let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
-            if plan.target.libvirt().is_none() {
-                plan.target.folder = below.join(&plan.target.folder);
-            }
-            Ok(PlanFile { plan, text, path, folder })
-        }
-        Err(problems) => {
-            crate::out::problems(&path, &problems);
-            Err(Failure::new(
-                Exit::Plan,
-                format!("the plan has {} problems; nothing was touched", problems.len()),
-            ))
-        }
+    parse_quietly(text, path.clone(), folder).map_err(|problems| {
+        crate::out::problems(&path, &problems);
+        has_problems(problems.len())
+    })
+}
+
+/// A plan with problems in its text.
+pub fn has_problems(problems: usize) -> Failure {
+    Failure::new(Exit::Plan, format!("the plan has {problems} problems; nothing was touched"))
+}
+
+/// As [`parse`], for those who say themselves what is wrong.
+pub fn parse_quietly(text: String, path: PathBuf, folder: PathBuf) -> Result<PlanFile, Vec<Problem>> {
+    let mut plan = Plan::parse(&text)?;
+    // A site's folders are known to its agent alone.
+    let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
+    if plan.target.libvirt().is_none() {
+        plan.target.folder = below.join(&plan.target.folder);
     }
+    Ok(PlanFile { plan, text, path, folder })
 }
 
 /// Lays a plan over an inventory, and judges this machine too; touches nothing.
@@ -161,6 +164,39 @@ fn nearest_existing(folder: &Path) -> PathBuf {
     place.to_path_buf()
 }
 
+/// What a plan is, held against its source and this machine.
+pub struct Checked {
+    pub resolution: Resolution,
+    /// What the user may not do at the source.
+    pub rights: Vec<Problem>,
+    /// What stands in the way at the target.
+    pub at_target: Vec<Problem>,
+    nfc: Vec<HostNfc>,
+    /// About the machine and the site, for people.
+    told: String,
+}
+
+/// Holds a plan against its source, its target and this machine; touches nothing.
+pub fn check_online(file: &PlanFile, state: Option<&Path>) -> Result<Checked, Failure> {
+    let provider = Provider::open(file, state)?;
+    let mut inventory = provider.inventory()?;
+    provider.find_proxies(file, &inventory);
+    let mut resolution = resolve_here(file, &provider, &mut inventory);
+    let nfc = provider.share_out(file, &mut resolution, &inventory);
+    let rights = provider.rights(&resolution, &inventory)?;
+    resolution.problems.extend(provider.proxy_problems(&resolution, true));
+    let target = PlanTarget::new(file, &inventory.about, state, &StopSignal::default());
+    let site = far_summary(file, &mut resolution, &target);
+    target.survey(&mut resolution);
+    let at_target = target.problems(&resolution.vms);
+    resolution.problems.extend(anothers(file));
+    let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
+    resolution.problems.extend(past);
+    let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
+    let told = site + &way + &nfc_sums(&nfc, &inventory);
+    Ok(Checked { resolution, rights, at_target, nfc, told })
+}
+
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
@@ -168,27 +204,13 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
-        let provider = Provider::open(&file, args.state.as_deref())?;
-        let mut inventory = provider.inventory()?;
-        provider.find_proxies(&file, &inventory);
-        let mut resolution = resolve_here(&file, &provider, &mut inventory);
-        nfc = provider.share_out(&file, &mut resolution, &inventory);
-        rights = provider.rights(&resolution, &inventory)?;
-        resolution.problems.extend(provider.proxy_problems(&resolution, true));
-        let target = PlanTarget::new(&file, &inventory.about, args.state.as_deref(), &StopSignal::default());
-        let site = far_summary(&file, &mut resolution, &target);
-        target.survey(&mut resolution);
-        at_target = target.problems(&resolution.vms);
-        resolution.problems.extend(anothers(&file));
-        let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
-        resolution.problems.extend(past);
+        let checked = check_online(&file, args.state.as_deref())?;
         if !args.json {
-            let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
-            let sums = nfc_sums(&nfc, &inventory);
-            let told = told_concerns(&resolution) + &told_by_passes(&file.plan.name);
-            crate::out::print(&(summary(&resolution) + &site + &way + &sums + &told));
+            let told = told_concerns(&checked.resolution) + &told_by_passes(&file.plan.name);
+            crate::out::print(&(summary(&checked.resolution) + &checked.told + &told));
         }
-        resolution.problems
+        (nfc, rights, at_target) = (checked.nfc, checked.rights, checked.at_target);
+        checked.resolution.problems
     };
     // As a run ends that finds the same: the plan itself, then rights, then what stands in the way at the target.
     let exit = if problems.iter().any(Problem::is_error) {

@@ -1,5 +1,8 @@
 //! `drover status` and `drover report`.
 
+use drover_engine::{DiskRow, PlanReport, PlanRow, Store, VmReport, VmRow};
+use serde_json::{Value, json};
+
 use super::migrate::{open_store_to_read, plan_name, unknown_plan};
 use crate::cli::{ReportArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
@@ -20,26 +23,45 @@ pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
         Some(text) => {
             let name = plan_name(text)?;
             let plan = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
-            let (vms, disks) = (store.vms(&name)?, store.disks(&name)?);
-            let report =
-                drover_engine::plan_report(&store, &name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+            let status = PlanStatus::of(&store, plan)?;
             if args.run.json {
-                let warm: serde_json::Map<_, _> = report
-                    .vms
-                    .iter()
-                    .filter_map(|vm| Some((vm.row.name.clone(), serde_json::json!(vm.warm.as_ref()?))))
-                    .collect();
-                crate::out::json(format_args!(
-                    "{:#}",
-                    serde_json::json!({ "plan": plan, "vms": vms, "disks": disks, "warm": warm })
-                ));
+                crate::out::json(format_args!("{:#}", status.json()));
             } else {
-                crate::out::print(&drover_view::status_text(&plan, &vms, &disks));
-                crate::out::print(&drover_view::warm_status_text(&report));
+                crate::out::print(&status.text());
             }
         }
     }
     Ok(Exit::Success)
+}
+
+/// Where a plan and its VMs stand.
+pub struct PlanStatus {
+    report: PlanReport,
+    vms: Vec<VmRow>,
+    disks: Vec<DiskRow>,
+}
+
+impl PlanStatus {
+    /// That of a plan in a store.
+    pub fn of(store: &Store, plan: PlanRow) -> Result<PlanStatus, Failure> {
+        let (vms, disks) = (store.vms(&plan.name)?, store.disks(&plan.name)?);
+        let report =
+            drover_engine::plan_report(store, &plan.name)?.ok_or_else(|| unknown_plan(store, &plan.name))?;
+        Ok(PlanStatus { report, vms, disks })
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks);
+        text + &drover_view::warm_status_text(&self.report)
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let warm = |vm: &VmReport| Some((vm.row.name.clone(), json!(vm.warm.as_ref()?)));
+        let warm: serde_json::Map<_, _> = self.report.vms.iter().filter_map(warm).collect();
+        json!({ "plan": self.report.plan, "vms": self.vms, "disks": self.disks, "warm": warm })
+    }
 }
 
 /// Shows what a plan did.

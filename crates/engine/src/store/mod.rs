@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::runs::{RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
+pub use self::served::{CountRow, OrderRow, ServedRow};
 use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
@@ -25,6 +26,7 @@ mod attached;
 mod read;
 mod runs;
 mod schema;
+mod served;
 mod sync;
 mod warm;
 

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 6;
+pub(super) const SCHEMA_VERSION: i64 = 7;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -82,6 +82,16 @@ CREATE TABLE run (
 CREATE INDEX run_of_plan ON run(plan, id);
 ";
 
+/// What version 7 added: plans that were handed to the daemon, and who ordered what there.
+const SERVED: &str = "
+CREATE TABLE served (
+    name TEXT PRIMARY KEY, project TEXT NOT NULL, text TEXT NOT NULL, path TEXT NOT NULL, start INTEGER NOT NULL,
+    wanted TEXT NOT NULL, handed_by TEXT NOT NULL, at_ms INTEGER NOT NULL, exit INTEGER, error TEXT, advice TEXT, problems TEXT);
+CREATE TABLE orders (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, who TEXT NOT NULL, role TEXT NOT NULL, origin TEXT NOT NULL,
+    project TEXT NOT NULL, plan TEXT, vm TEXT, action TEXT NOT NULL, before TEXT, after TEXT, outcome TEXT NOT NULL);
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -98,7 +108,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
         let mut steps =
-            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS].into_iter().skip(version.max(0) as usize);
+            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED].into_iter().skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }
