@@ -1,0 +1,451 @@
+// The page: plans on the left, one of them with its VMs, times, concerns, report and orders.
+
+import { Refused, all, get, getText, planPath, post, token, watch } from './api.js';
+import { RateChart, gantt } from './chart.js';
+import { byId, bytes, el, rate, say, seconds, setText, when, words } from './dom.js';
+import { VirtualList, stateColumn, textColumn } from './list.js';
+import { openVm, waitsFor } from './vm.js';
+
+const DRAW_MS = 250;
+const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'cancelled'];
+const VIEWS = [['vms', 'VMs'], ['time', 'Timeline'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
+
+const app = {
+  role: null, plans: [], plan: null, view: 'vms', vms: [], byName: new Map(), live: new Map(), planLive: null,
+  filter: { state: '', phase: '', search: '' }, loading: 0, dirty: false, stop: null, greeted: false,
+};
+
+const may = (role) => ({ viewer: 0, operator: 1, admin: 2 })[app.role] >= ({ viewer: 0, operator: 1, admin: 2 })[role];
+const chart = new RateChart(byId('rates'));
+
+// ---- Drawing: data changes as it comes, the page a few times a second.
+
+function touch() {
+  if (app.dirty) return;
+  app.dirty = true;
+  setTimeout(() => requestAnimationFrame(() => { app.dirty = false; draw(); }), DRAW_MS);
+}
+
+function draw() {
+  drawPlans();
+  const plan = current();
+  byId('plan').hidden = !plan;
+  byId('empty').hidden = Boolean(plan);
+  if (!plan) return;
+  setText(byId('plan-name'), plan.name);
+  setText(byId('plan-facts'), `${words(plan.state)}, project ${plan.project}, began ${when(plan.started_ms)}${plan.ended_ms ? `, ended ${when(plan.ended_ms)}` : ''}`);
+  drawError(plan);
+  drawOrders(plan);
+  drawTiles(plan);
+  views[app.view].draw?.();
+}
+
+const current = () => app.plans.find((plan) => plan.name === app.plan);
+
+function drawPlans() {
+  const wanted = byId('plan-filter').value.toLowerCase();
+  const plans = app.plans.filter((plan) => plan.name.toLowerCase().includes(wanted));
+  const list = byId('plans');
+  const seen = JSON.stringify(plans.map((plan) => [plan.name, plan.state, plan.vms, plan.name === app.plan]));
+  if (list.dataset.seen === seen) return;
+  list.dataset.seen = seen;
+  const focused = document.activeElement?.dataset?.plan;
+  list.replaceChildren(...plans.map((plan) => el('li', {}, el('button', {
+    type: 'button', 'data-plan': plan.name, 'aria-current': plan.name === app.plan ? 'true' : null, onclick: () => choose(plan.name),
+  }, plan.name, el('small', {}, el('span', { class: `state ${plan.state}` }, words(plan.state)), ` ${plan.vms.done + plan.vms.not_cleaned_up} of ${plan.vms.all}`)))));
+  if (focused) list.querySelector(`[data-plan="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function drawError(plan) {
+  const lines = plan.problems.map((it) => `${it.line ? `line ${it.line}: ` : ''}${it.path ? `${it.path}: ` : ''}${it.message}${it.advice ? ` (${it.advice})` : ''}`);
+  const text = [plan.error, plan.advice ? `Try: ${plan.advice}` : null, ...(plan.error ? lines : [])].filter(Boolean).join('\n');
+  const node = byId('plan-error');
+  node.hidden = !text;
+  setText(node, text);
+}
+
+function drawTiles(plan) {
+  const counts = app.vms.length > 0 ? tally() : plan.vms;
+  const tiles = [['VMs', counts.all], ...STATES.filter((state) => counts[state] > 0 || ['queued', 'running', 'done', 'failed'].includes(state)).map((state) => [words(state), counts[state]])];
+  if (app.planLive) {
+    tiles.push(['rate', rate(app.planLive.rate)], ['read', bytes(app.planLive.read_bytes)], ['all copied in', seconds(app.planLive.eta_s)], ['retries', app.planLive.retries]);
+  }
+  const node = byId('tiles');
+  if (node.children.length !== tiles.length) node.replaceChildren(...tiles.map(() => el('div', {}, el('dt'), el('dd'))));
+  tiles.forEach(([name, value], at) => {
+    setText(node.children[at].children[0], name);
+    setText(node.children[at].children[1], String(value));
+  });
+}
+
+function tally() {
+  const counts = Object.fromEntries(STATES.map((state) => [state, 0]));
+  for (const vm of app.vms) counts[vm.state] += 1;
+  return { ...counts, all: app.vms.length };
+}
+
+// ---- Orders.
+
+const ORDERS = [
+  { order: 'cutover', title: 'Cut over', states: ['running'], text: 'All VMs that are being copied while they run move over now: each is shut down at the source.', warm: true },
+  { order: 'pause', title: 'Pause', states: ['running', 'checking'], text: 'The plan stops after what is being flushed. It can be resumed.' },
+  { order: 'resume', title: 'Resume', states: ['paused', 'incomplete', 'refused', 'queued'], text: 'The plan goes on with what is not done.' },
+  { order: 'retry', title: 'Retry failed', states: ['incomplete', 'refused', 'paused'], text: 'VMs that failed are tried again.' },
+  { order: 'cancel', title: 'Cancel', states: ['running', 'checking', 'pausing', 'paused', 'incomplete', 'refused', 'queued'], danger: true,
+    text: 'The plan stops, and what was begun is undone: images of VMs that have not arrived are removed, and what drover switched off is switched on again.' },
+];
+
+function drawOrders(plan) {
+  const node = byId('orders');
+  node.hidden = !may('operator');
+  if (node.hidden) return;
+  if (node.children.length === 0) {
+    node.append(...ORDERS.map((it) => el('button', { type: 'button', class: it.danger ? 'danger' : null, onclick: () => confirmOrder(it) }, it.title)));
+  }
+  ORDERS.forEach((it, at) => {
+    node.children[at].disabled = !it.states.includes(plan.state) || (it.warm && !app.vms.some((vm) => vm.warm && !vm.ended_ms));
+  });
+}
+
+function confirmOrder(order, vm = null) {
+  const plan = app.plan;
+  const name = vm ? vm.name : plan;
+  const typed = order.danger ? el('input', { type: 'text', autocomplete: 'off', spellcheck: 'false' }) : null;
+  const text = vm ? `${vm.name} moves over now: it is shut down at the source, and its last changes are copied.` : order.text;
+  ask(`${order.title}: ${name}`, [el('p', {}, text), typed ? el('label', { class: 'field' }, `Type ${plan} to confirm`, typed) : null], order.title, async () => {
+    if (typed && typed.value !== plan) throw new Error(`type ${plan} to confirm`);
+    const ordered = await post(planPath(plan, '/orders'), { order: order.order, vm: vm ? vm.name : null });
+    say(`${order.title}: plan ${plan} is ${words(ordered.after)}`);
+    await loadPlans();
+  }, order.danger);
+}
+
+/** A question with one answer that does something. */
+function ask(title, content, action, act, danger = false) {
+  const dialog = byId('dialog');
+  const problem = el('p', { class: 'problem', role: 'alert' });
+  const go = el('button', { type: 'submit', class: danger ? 'danger' : 'main' }, action);
+  const form = el('form', { method: 'dialog' }, el('h2', { id: 'dialog-title' }, title), content, problem,
+    el('div', { class: 'buttons' }, el('button', { type: 'button', onclick: () => dialog.close() }, 'Back'), go));
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    setText(problem, '');
+    try {
+      if (await act() !== false) dialog.close();
+    } catch (error) {
+      const list = (error.problem?.problems ?? []).map((it) => `line ${it.line ?? '?'}: ${it.path}: ${it.message}`);
+      setText(problem, [error.message, error.problem?.advice, ...list].filter(Boolean).join('\n'));
+    }
+    go.disabled = false;
+  });
+  dialog.replaceChildren(form);
+  if (!dialog.open) dialog.showModal();
+}
+
+function askPlan() {
+  const text = el('textarea', { required: true, spellcheck: 'false' });
+  const project = el('input', { value: 'default', required: true });
+  const found = el('pre', { hidden: true, tabindex: '0', 'aria-label': 'What the check found' });
+  const body = () => ({ text: text.value, project: project.value });
+  const check = el('button', { type: 'button', onclick: async () => {
+    found.hidden = false;
+    setText(found, 'asking the source');
+    try {
+      const checked = await post('/v1/check', body());
+      const lines = [...checked.problems.map((it) => `${it.severity}: ${it.path}: ${it.message}`), ...checked.concerns.map((it) => `${it.severity}: ${it.subject}: ${it.message}`)];
+      setText(found, [`${checked.vms} VMs; ${checked.ok ? 'the plan is fine' : 'the plan has errors'}`, ...lines].join('\n'));
+    } catch (error) {
+      setText(found, error.message);
+    }
+  } }, 'Check it, changing nothing');
+  ask('New plan', [el('label', { class: 'field' }, 'Plan file', text), el('label', { class: 'field' }, 'Project', project), check, found], 'Run it', async () => {
+    const plan = await post('/v1/plans', body());
+    await loadPlans();
+    choose(plan.name);
+  });
+}
+
+function askToken() {
+  const input = el('input', { type: 'password', autocomplete: 'off', required: true });
+  ask('Sign in', [el('p', {}, 'The token of `drover serve token add`. It is kept for this tab only.'), el('label', { class: 'field' }, 'Token', input)], 'Sign in', async () => {
+    token.set(input.value.trim());
+    try {
+      await begin();
+    } catch (error) {
+      token.set(null);
+      throw error;
+    }
+  });
+}
+
+// ---- Views of a plan.
+
+const shown = () => {
+  const search = app.filter.search.toLowerCase();
+  return app.vms.filter((vm) => (!app.filter.state || vm.state === app.filter.state) && (!app.filter.phase || vm.phase === app.filter.phase)
+    && (!search || vm.name.toLowerCase().includes(search) || (vm.host ?? '').toLowerCase().includes(search)));
+};
+
+const openRow = (vm) => {
+  const cutover = ORDERS[0];
+  const can = may('operator') && vm.warm && !vm.ended_ms && cutover.states.includes(current()?.state);
+  openVm(app.plan, vm, app.live.get(vm.name), can ? [el('button', { type: 'button', onclick: () => { byId('side').close(); confirmOrder(cutover, vm); } }, 'Cut over')] : []);
+};
+
+const progressOf = (vm) => {
+  const live = app.live.get(vm.name);
+  if (live) return live.size > 0 ? live.done / live.size : 0;
+  return vm.state === 'done' || vm.state === 'not_cleaned_up' ? 1 : 0;
+};
+
+function fillProgress(cell, vm) {
+  if (!cell.firstChild) cell.append(el('span', { class: 'progress' }, el('span')));
+  const share = progressOf(vm);
+  cell.firstChild.firstChild.style.transform = `scaleX(${share.toFixed(3)})`;
+  const text = `${Math.floor(share * 100)} %`;
+  if (cell.getAttribute('aria-label') !== text) { cell.setAttribute('aria-label', text); cell.title = text; }
+}
+
+function choice(label, values, take) {
+  return el('label', { class: 'field' }, label, el('select', { onchange: (event) => take(event.target.value) },
+    el('option', { value: '' }, 'all'), values.map((value) => el('option', { value }, words(value)))));
+}
+
+const vmList = new VirtualList({
+  label: 'VMs', name: 'vms', open: openRow,
+  columns: [
+    textColumn('VM', (vm) => vm.name), textColumn('Host', (vm) => vm.host ?? '--'),
+    stateColumn('State', (vm) => vm.state, (vm) => words(vm.state)), textColumn('Phase', (vm) => (vm.phase ? words(vm.phase) : '--')),
+    { title: 'Progress', fill: fillProgress }, textColumn('Rate', (vm) => rate(app.live.get(vm.name)?.rate), { class: 'num' }),
+    textColumn('Waits for', (vm) => waitsFor(vm, app.live.get(vm.name))), textColumn('Size', (vm) => bytes(vm.size_bytes), { class: 'num' }),
+  ],
+});
+const timeList = gantt(openRow);
+const count = el('p', { class: 'count', role: 'status' });
+
+const views = {
+  vms: {
+    open: (panel) => {
+      const refresh = (key) => (value) => { app.filter[key] = value; views.vms.draw(); };
+      const phases = [...new Set(app.vms.map((vm) => vm.phase).filter(Boolean))].sort();
+      const search = el('input', { type: 'search', autocomplete: 'off', oninput: (event) => refresh('search')(event.target.value) });
+      app.filter = { state: '', phase: '', search: '' };
+      panel.replaceChildren(el('div', { class: 'filters' }, el('label', { class: 'field' }, 'Search VMs and hosts', search),
+        choice('State', STATES, refresh('state')), choice('Phase', phases, refresh('phase')), count), vmList.node);
+      views.vms.draw();
+    },
+    draw: () => {
+      const list = shown();
+      setText(count, `${list.length} of ${app.vms.length} VMs${app.loading ? ', loading' : ''}`);
+      vmList.show(list);
+    },
+  },
+  time: {
+    open: (panel) => { panel.replaceChildren(timeList.list.node); views.time.draw(); },
+    draw: () => timeList.show(app.vms),
+  },
+  concerns: { open: openConcerns },
+  report: { open: openReport },
+  audit: { open: openAudit },
+};
+
+async function openConcerns(panel) {
+  const state = { weight: '', kind: '' };
+  const found = [];
+  const list = new VirtualList({
+    label: 'Concerns', name: 'concerns', open: (it) => { const vm = app.byName.get(it.vm); if (vm) openRow(vm); },
+    columns: [textColumn('Weight', (it) => words(it.severity)), textColumn('VM', (it) => it.subject), textColumn('Kind', (it) => it.id),
+      textColumn('What, and what to do', (it) => `${it.message} (${it.advice})`)],
+  });
+  const refresh = () => list.show(found.filter((it) => (!state.weight || it.severity === state.weight) && (!state.kind || it.id === state.kind)));
+  const filters = el('div', { class: 'filters' });
+  panel.replaceChildren(filters, list.node);
+  await guarded(panel, async () => {
+    found.push(...await all(planPath(app.plan, '/concerns')));
+    filters.replaceChildren(choice('Weight', ['blocks', 'warning', 'info'], (value) => { state.weight = value; refresh(); }),
+      choice('Kind', [...new Set(found.map((it) => it.id))].sort(), (value) => { state.kind = value; refresh(); }),
+      el('p', { class: 'count' }, `${found.length} concerns`));
+    refresh();
+  });
+}
+
+async function openReport(panel) {
+  const plan = app.plan;
+  const save = (form, ending, type) => el('button', { type: 'button', onclick: () => guarded(panel, async () => {
+    const text = await getText(planPath(plan, `/report?format=${form}`));
+    const link = el('a', { href: URL.createObjectURL(new Blob([text], { type })), download: `${plan}.${ending}` });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }) }, `Save as ${ending.toUpperCase()}`);
+  const text = el('pre', { tabindex: '0', 'aria-label': 'Report' }, 'loading');
+  panel.replaceChildren(el('div', { class: 'filters' }, save('html', 'html', 'text/html'), save('json', 'json', 'application/json')), text);
+  await guarded(panel, async () => setText(text, await getText(planPath(plan, '/report?format=text'))));
+}
+
+async function openAudit(panel) {
+  const list = new VirtualList({
+    label: 'Orders', name: 'audit',
+    columns: [textColumn('When', (it) => when(it.at_ms)), textColumn('Who', (it) => it.who), textColumn('Order', (it) => it.action), textColumn('Plan', (it) => it.plan ?? '--'),
+      textColumn('VM', (it) => it.vm ?? '--'), textColumn('Before', (it) => it.before ?? '--'), textColumn('After', (it) => it.after ?? '--'), textColumn('Outcome', (it) => it.outcome)],
+  });
+  panel.replaceChildren(list.node);
+  await guarded(panel, async () => list.show(await all('/v1/audit')));
+}
+
+async function guarded(panel, work) {
+  try {
+    await work();
+  } catch (error) {
+    panel.prepend(el('p', { class: 'problem', role: 'alert' }, error.message));
+  }
+}
+
+function drawTabs() {
+  const open = (name) => { app.view = name; drawTabs(); byId(`tab-${name}`).focus(); };
+  const names = VIEWS.filter(([name]) => name !== 'audit' || may('admin'));
+  byId('tabs').replaceChildren(...names.map(([name, title], at) => el('button', {
+    type: 'button', role: 'tab', id: `tab-${name}`, 'aria-selected': String(name === app.view), 'aria-controls': 'panel', tabindex: name === app.view ? '0' : '-1',
+    onclick: () => open(name),
+    onkeydown: (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (step) open(names[(at + step + names.length) % names.length][0]);
+    },
+  }, title)));
+  const panel = byId('panel');
+  panel.setAttribute('aria-labelledby', `tab-${app.view}`);
+  views[app.view].open(panel);
+}
+
+// ---- Data.
+
+async function loadPlans() {
+  app.plans = await all('/v1/plans');
+  touch();
+}
+
+async function choose(name) {
+  app.plan = name;
+  location.hash = encodeURIComponent(name);
+  Object.assign(app, { vms: [], byName: new Map(), live: new Map(), planLive: null });
+  chart.set([]);
+  drawTabs();
+  draw();
+  await loadVms(name);
+}
+
+async function loadVms(name) {
+  const turn = app.loading = Date.now();
+  const vms = [];
+  const isOld = () => app.plan !== name || app.loading !== turn;
+  try {
+    await all(planPath(name, '/vms'), (page) => {
+      if (isOld()) return;
+      vms.push(...page);
+      app.vms = [...vms];
+      app.byName = new Map(app.vms.map((vm) => [vm.name, vm]));
+      touch();
+    });
+    const rates = await get(planPath(name, '/rates'));
+    if (isOld()) return;
+    app.loading = 0;
+    chart.set(rates.items);
+    if (app.view === 'vms') views.vms.open(byId('panel'));
+  } catch (error) {
+    connection(false, error);
+  }
+  touch();
+}
+
+const EVENTS = {
+  phase_started: (vm, event, at) => Object.assign(vm, { state: 'running', phase: event.phase, started_ms: vm.started_ms ?? at, ended_ms: null, next_ms: null }),
+  vm_ended: (vm, event, at) => Object.assign(vm, { state: event.state, error: event.error, advice: event.advice, ended_ms: at }),
+  pass_waits: (vm, event) => Object.assign(vm, { next_ms: event.next_ms }),
+};
+
+function take(kind, data) {
+  const isFirst = kind === 'hello' && !app.greeted;
+  if (isFirst) app.greeted = true;
+  else if (kind === 'reset' || kind === 'hello') {
+    loadPlans().catch((error) => connection(false, error));
+    if (app.plan) loadVms(app.plan);
+  } else if (kind === 'plan') {
+    const at = app.plans.findIndex((plan) => plan.name === data.name);
+    if (at >= 0) app.plans[at] = data; else app.plans.unshift(data);
+    if (data.name === app.plan) {
+      if (data.exit !== null) { app.planLive = null; app.live.clear(); }
+      if (data.vms.all !== app.vms.length || data.exit !== null) loadVms(app.plan);
+    }
+  } else if (kind === 'event' && data.plan === app.plan) {
+    const vm = app.byName.get(data.event.vm);
+    const change = EVENTS[data.event.event];
+    if (vm && change) change(vm, data.event, data.at_ms);
+    else if (data.event.event === 'plan_started' && app.vms.length === 0) loadVms(app.plan);
+  } else if (kind === 'live' && data.plan === app.plan) {
+    takeLive(data);
+  }
+  touch();
+}
+
+function takeLive(data) {
+  app.planLive = data;
+  app.live = new Map();
+  for (const disk of data.disks) {
+    const sum = app.live.get(disk.vm) ?? { done: 0, size: 0, rate: 0, waits: null };
+    sum.done += disk.done_bytes;
+    sum.size += disk.size_bytes;
+    sum.rate += disk.rate_bytes_per_s ?? 0;
+    if (disk.waits_for) sum.waits = `${disk.waits_for} ${Math.round((disk.waits_for_share ?? 0) * 100)} %`;
+    else if (disk.activity === 'queued') sum.waits ??= 'a slot';
+    app.live.set(disk.vm, sum);
+  }
+  chart.add(Date.now(), data.rate ?? 0);
+}
+
+// ---- Beginning.
+
+function connection(is, error) {
+  const node = byId('connection');
+  node.classList.toggle('bad', !is);
+  setText(node, is ? 'live' : error instanceof Refused ? error.message : 'not connected; trying again');
+}
+
+async function begin() {
+  const about = await get('/v1/about');
+  app.role = about.caller.role;
+  const { name, role, project } = about.caller;
+  setText(byId('caller'), `${name}, ${role}${project ? ` of ${project}` : ''}, drover ${about.version}`);
+  setText(byId('sign'), token.get() ? 'Sign out' : 'Sign in');
+  byId('submit').hidden = !may('operator');
+  byId('orders').replaceChildren();
+  await loadPlans();
+  drawTabs();
+  app.stop?.();
+  app.greeted = false;
+  app.stop = watch(take, connection);
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  const first = app.plans.find((plan) => plan.name === wanted) ?? app.plans[0];
+  if (first) await choose(first.name);
+  draw();
+}
+
+byId('plan-filter').addEventListener('input', drawPlans);
+byId('submit').addEventListener('click', askPlan);
+byId('sign').addEventListener('click', () => {
+  if (!token.get()) { askToken(); return; }
+  token.set(null);
+  location.reload();
+});
+byId('theme').addEventListener('click', () => {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+  document.documentElement.dataset.theme = dark ? 'light' : 'dark';
+  localStorage.setItem('drover-theme', document.documentElement.dataset.theme);
+});
+const theme = localStorage.getItem('drover-theme');
+if (theme === 'dark' || theme === 'light') document.documentElement.dataset.theme = theme;
+
+begin().catch((error) => {
+  connection(false, error);
+  setText(byId('empty'), 'Sign in to see plans.');
+  if (error instanceof Refused && error.status === 401) askToken();
+});

@@ -1,0 +1,31 @@
+//! The daemon's HTTP side: routes, tokens and roles, the audit of orders, server-sent events, metrics and the page.
+//!
+//! It knows no provider and no engine. [`Operations`] is what it needs of the program, all of it blocking; the server calls it
+//! from a bounded number of threads. `openapi.json` describes the API, and the tests hold the server against it.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod answer;
+mod auth;
+mod bounds;
+mod events;
+mod keys;
+mod listen;
+mod metrics;
+mod operations;
+mod orders;
+mod page;
+mod patient;
+mod problem;
+mod routes;
+
+pub use auth::{Caller, Denied, Gate, Role, TokenFile, TokenFileError, TokenRow, random_hex};
+pub use bounds::Bounds;
+pub use events::{EventHub, Message};
+pub use listen::{Server, ServerError, ServerOptions, TlsFiles};
+pub use operations::*;
+pub use problem::{Kind, Problem};
+pub use routes::routes;
+
+/// The description of the API, OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("../openapi.json");

@@ -1,0 +1,270 @@
+//! Listening: connections up to a bound, TLS, HTTP/1.1, and an orderly end.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::{Extension, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::auth::{Gate, TokenFile};
+use crate::bounds::Bounds;
+use crate::events::{EventHub, Message};
+use crate::keys::Keys;
+use crate::metrics::Counters;
+use crate::operations::Operations;
+use crate::patient::Patient;
+use crate::routes::{App, router};
+
+/// Threads that serve connections; what blocks has threads of its own.
+const THREADS: usize = 2;
+/// How long the answers that are on their way are waited for at the end.
+const END_TIME: Duration = Duration::from_secs(5);
+/// Rates are told this often to those who watch.
+const LIVE_EACH: Duration = Duration::from_secs(1);
+
+/// Certificate and key of the server.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// PEM file with the certificate and those between it and its authority.
+    pub certificate: PathBuf,
+    /// PEM file with its private key.
+    pub key: PathBuf,
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// TLS; in the clear if absent.
+    pub tls: Option<TlsFiles>,
+    /// Tokens.
+    pub tokens: TokenFile,
+    /// Whether those without a token may look.
+    pub anonymous_view: bool,
+    /// Whether those without a token may read `/metrics`.
+    pub open_metrics: bool,
+    /// What strangers may take.
+    pub bounds: Bounds,
+}
+
+/// The server could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct ServerError {
+    what: String,
+    #[source]
+    source: io::Error,
+}
+
+/// A server that runs.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// If the address is taken, or certificate or key cannot be used.
+    pub fn start(
+        options: &ServerOptions,
+        hub: EventHub,
+        operations: Arc<dyn Operations>,
+    ) -> Result<Server, ServerError> {
+        let failed = |what: String| move |source| ServerError { what, source };
+        let tls = options.tls.as_ref().map(tls_acceptor).transpose()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(options.bounds.operations + THREADS)
+            .thread_name("serve")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(failed("threads".into()))?;
+        let listener = runtime
+            .block_on(TcpListener::bind(options.listen))
+            .map_err(failed(format!("listening on {}", options.listen)))?;
+        let address = listener.local_addr().map_err(failed("listening".into()))?;
+        let (stop, stopping) = watch::channel(false);
+        let bounds = options.bounds;
+        let app = Arc::new(App {
+            operations,
+            gate: Gate::new(options.tokens.clone()),
+            hub,
+            bounds,
+            keys: Keys::new(bounds.keys, bounds.key_time),
+            counters: Counters::default(),
+            turns: Semaphore::new(bounds.operations),
+            event_turns: Arc::new(Semaphore::new(bounds.event_clients)),
+            anonymous_view: options.anonymous_view,
+            open_metrics: options.open_metrics,
+            stopping: stopping.clone(),
+        });
+        let thread = std::thread::Builder::new()
+            .name("serve".into())
+            .spawn(move || serve(runtime, listener, tls, app, stopping));
+        Ok(Server { address, stop, thread: Some(thread.map_err(failed("threads".into()))?) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            // It has told nobody why, if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ServerError> {
+    let failed = |path: &PathBuf| {
+        let what = path.display().to_string();
+        move |why: String| ServerError { what, source: io::Error::new(ErrorKind::InvalidData, why) }
+    };
+    let certificates =
+        CertificateDer::pem_file_iter(&files.certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates = certificates.map_err(|error| failed(&files.certificate)(error.to_string()))?;
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| failed(&files.key)(error.to_string()))?;
+    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|config| config.with_no_client_auth().with_single_cert(certificates, key));
+    let mut config = config.map_err(|error| failed(&files.certificate)(error.to_string()))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn serve(
+    runtime: Runtime,
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    app: Arc<App>,
+    stopping: watch::Receiver<bool>,
+) {
+    let connections = Arc::new(Semaphore::new(app.bounds.connections));
+    runtime.spawn(tell_rates(app.clone(), stopping.clone()));
+    let all = app.bounds.connections as u32;
+    runtime.block_on(async {
+        accept(listener, tls, app, stopping, connections.clone()).await;
+        // Those that do not end in time are cut off.
+        let _ = timeout(END_TIME, connections.acquire_many(all)).await;
+    });
+    runtime.shutdown_timeout(END_TIME);
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    app: Arc<App>,
+    mut stopping: watch::Receiver<bool>,
+    connections: Arc<Semaphore>,
+) {
+    let router = router(app.clone());
+    loop {
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopping.changed() => return,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let one = One {
+                    router: router.clone(),
+                    app: app.clone(),
+                    stopping: stopping.clone(),
+                    _permit: permit,
+                };
+                tokio::spawn(one.greet(stream, from, tls.clone()));
+            }
+            // Too many files, or a client that went at once: neither ends the server.
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// One connection.
+struct One {
+    router: Router,
+    app: Arc<App>,
+    stopping: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl One {
+    async fn greet(self, stream: TcpStream, from: SocketAddr, tls: Option<TlsAcceptor>) {
+        // Without it small answers may come late, and nothing else.
+        let _ = stream.set_nodelay(true);
+        match tls {
+            None => self.serve(stream, from).await,
+            Some(tls) => {
+                if let Ok(Ok(stream)) = timeout(self.app.bounds.head_time, tls.accept(stream)).await {
+                    self.serve(stream, from).await;
+                }
+            }
+        }
+    }
+
+    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, from: SocketAddr) {
+        let bounds = self.app.bounds;
+        let service = TowerToHyperService::new(self.router.layer(Extension(from)));
+        let stream = TokioIo::new(Patient::new(stream, bounds.stall_time));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(bounds.head_time).max_buf_size(bounds.head_bytes);
+        let mut connection = std::pin::pin!(http.serve_connection(stream, service));
+        self.app.counters.connections.fetch_add(1, Ordering::Relaxed);
+        tokio::select! {
+            // What a client did wrong is its own affair.
+            _ = connection.as_mut() => {}
+            _ = self.stopping.changed() => {
+                connection.as_mut().graceful_shutdown();
+                let _ = timeout(END_TIME, connection).await;
+            }
+        }
+        self.app.counters.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Tells those who watch what goes on, while anybody does.
+async fn tell_rates(app: Arc<App>, mut stopping: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = sleep(LIVE_EACH) => {}
+            _ = stopping.changed() => return,
+        }
+        if !app.hub.is_watched() {
+            continue;
+        }
+        let Ok(live) = app.ask(|operations| Ok(operations.live())).await else { continue };
+        for plan in live.plans {
+            let data = serde_json::to_string(&plan).unwrap_or_default();
+            app.hub.publish(Message { project: plan.project, plan: plan.plan, event: "live", data });
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Figures for Prometheus, in its text format.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::operations::{Counts, Gauges, Live};
+
+/// What the server counts itself.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub connections: AtomicU64,
+    pub requests: [AtomicU64; 5],
+    pub bad_tokens: AtomicU64,
+    pub orders: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn answered(&self, status: u16) {
+        let class = usize::from(status / 100).clamp(1, 5) - 1;
+        self.requests[class].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "# HELP drover_{name} {help}\n# TYPE drover_{name} {kind}");
+    }
+
+    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let label = |(name, value): &(&str, &str)| format!("{name}=\"{}\"", escaped(value));
+        let labels: Vec<String> = labels.iter().map(label).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "drover_{name}{labels} {value}");
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// All of them.
+pub(crate) fn text(gauges: &Gauges, live: &Live, counters: &Counters, watchers: usize) -> String {
+    let mut text = Text(String::new());
+    text.family("build_info", "gauge", "The program that answers.");
+    text.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    text.family("plans", "gauge", "Plans by state.");
+    gauges.plans.iter().for_each(|(state, count)| text.value("plans", &[("state", state)], count));
+    vms(&mut text, gauges);
+    rates(&mut text, live);
+    disks(&mut text, live);
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    text.family("http_requests_total", "counter", "Requests by the class of their answer.");
+    for (class, counter) in counters.requests.iter().enumerate() {
+        text.value("http_requests_total", &[("class", &format!("{}xx", class + 1))], load(counter));
+    }
+    text.family("http_connections", "gauge", "Connections at once.");
+    text.value("http_connections", &[], load(&counters.connections));
+    text.family("event_clients", "gauge", "Clients of the event stream.");
+    text.value("event_clients", &[], watchers);
+    text.family("bad_tokens_total", "counter", "Requests with a token that is not known.");
+    text.value("bad_tokens_total", &[], load(&counters.bad_tokens));
+    text.family("orders_total", "counter", "Orders that were taken.");
+    text.value("orders_total", &[], load(&counters.orders));
+    text.0
+}
+
+fn vms(text: &mut Text, gauges: &Gauges) {
+    text.family("vms", "gauge", "VMs by plan and state; those that wait are queued.");
+    for plan in &gauges.vms {
+        for (state, count) in states(&plan.counts) {
+            text.value("vms", &[("plan", &plan.plan), ("project", &plan.project), ("state", state)], count);
+        }
+    }
+    text.family("vms_in_phase", "gauge", "VMs at work by plan and phase.");
+    for plan in &gauges.vms {
+        for (phase, count) in &plan.phases {
+            text.value("vms_in_phase", &[("plan", &plan.plan), ("phase", phase)], count);
+        }
+    }
+}
+
+fn states(counts: &Counts) -> [(&'static str, u64); 7] {
+    [
+        ("queued", counts.queued),
+        ("running", counts.running),
+        ("done", counts.done),
+        ("not_cleaned_up", counts.not_cleaned_up),
+        ("failed", counts.failed),
+        ("stopped", counts.stopped),
+        ("cancelled", counts.cancelled),
+    ]
+}
+
+fn rates(text: &mut Text, live: &Live) {
+    text.family("run_read_bytes", "gauge", "Bytes read since the plan's run began.");
+    live.plans.iter().for_each(|plan| text.value("run_read_bytes", &[("plan", &plan.plan)], plan.read_bytes));
+    text.family("run_written_bytes", "gauge", "Bytes written since the plan's run began.");
+    live.plans
+        .iter()
+        .for_each(|plan| text.value("run_written_bytes", &[("plan", &plan.plan)], plan.written_bytes));
+    text.family("read_rate_bytes_per_second", "gauge", "Bytes read per second, lately.");
+    for plan in &live.plans {
+        text.value("read_rate_bytes_per_second", &[("plan", &plan.plan)], plan.rate.unwrap_or(0.0));
+    }
+    text.family("eta_seconds", "gauge", "Time until all is copied, by the rate of now.");
+    for (plan, eta) in live.plans.iter().filter_map(|plan| Some((plan, plan.eta_s?))) {
+        text.value("eta_seconds", &[("plan", &plan.plan)], eta);
+    }
+    text.family("retries", "gauge", "Failures that were tried again, by the disks at work.");
+    live.plans.iter().for_each(|plan| text.value("retries", &[("plan", &plan.plan)], plan.retries));
+}
+
+fn disks(text: &mut Text, live: &Live) {
+    let count = |key: &str| {
+        let mut counts: BTreeMap<(&str, String), u64> = BTreeMap::new();
+        for plan in &live.plans {
+            for word in plan.disks.iter().filter_map(|disk| disk[key].as_str()) {
+                *counts.entry((&plan.plan, word.to_string())).or_default() += 1;
+            }
+        }
+        counts
+    };
+    text.family("disks_at_work", "gauge", "Disks by plan and what they do.");
+    for ((plan, activity), count) in count("activity") {
+        text.value("disks_at_work", &[("plan", plan), ("activity", &activity)], count);
+    }
+    text.family("disks_waiting", "gauge", "Disks by plan and what they wait for most.");
+    for ((plan, resource), count) in count("waits_for") {
+        text.value("disks_waiting", &[("plan", plan), ("resource", &resource)], count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::PlanGauges;
+
+    #[test]
+    fn names_of_others_stay_within_their_quotes() {
+        let plan = PlanGauges { plan: "a\"} 1\nevil 2\\".into(), ..PlanGauges::default() };
+        let gauges = Gauges { plans: vec![("running".into(), 1)], vms: vec![plan] };
+        let text = text(&gauges, &Live::default(), &Counters::default(), 0);
+        assert!(
+            text.contains("drover_vms{plan=\"a\\\"} 1\\nevil 2\\\\\",project=\"\",state=\"queued\"} 0\n"),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.starts_with("# ") || line.starts_with("drover_")), "{text}");
+    }
+}

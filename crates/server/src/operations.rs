@@ -1,0 +1,410 @@
+//! What the daemon can be asked and told: the program implements it, the server carries it over HTTP.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::problem::Problem;
+
+/// Most rows of one answer.
+pub const ROWS_MAX: usize = 1_000;
+/// Rows of an answer to a question that names no limit.
+pub const ROWS_DEFAULT: usize = 200;
+/// Disks at work that one live look names.
+pub const LIVE_DISKS_MAX: usize = 500;
+
+/// The outcome of an operation.
+pub type Outcome<T> = Result<T, Problem>;
+
+/// What the daemon does. All of it blocks, and is called from threads made for that.
+pub trait Operations: Send + Sync + 'static {
+    /// All plans, the latest first.
+    fn plans(&self) -> Outcome<Vec<Plan>>;
+    /// One plan.
+    fn plan(&self, name: &str) -> Outcome<Plan>;
+    /// What `drover status` prints of a plan.
+    fn status(&self, plan: &str, form: Form) -> Outcome<Document>;
+    /// VMs of a plan, in the order they were entered.
+    fn vms(&self, plan: &str, query: &VmQuery) -> Outcome<Page<VmLine>>;
+    /// All that is known of one VM.
+    fn vm(&self, plan: &str, vm: &str) -> Outcome<VmDetails>;
+    /// What to know about the VMs of a plan; the limit is one of VMs.
+    fn concerns(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<ConcernLine>>;
+    /// What happened in a plan, the oldest first, after a cursor.
+    fn events(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<PlanEvent>>;
+    /// Rates of a plan's copies over its time.
+    fn rates(&self, plan: &str) -> Outcome<Vec<RatePoint>>;
+    /// What a plan did, with its proof.
+    fn report(&self, plan: &str, form: Form) -> Outcome<Document>;
+    /// Takes a plan in and begins with it.
+    fn submit(&self, submission: &Submission, who: &str) -> Outcome<Plan>;
+    /// Holds a plan against its source and this machine; changes nothing.
+    fn check(&self, submission: &Submission) -> Outcome<Checked>;
+    /// Carries out an order about a plan.
+    fn order(&self, plan: &str, order: &Order) -> Outcome<Ordered>;
+    /// Keeps who ordered what. An order is carried out only if this went well.
+    fn audit(&self, entry: &AuditEntry) -> Outcome<i64>;
+    /// Adds to an entry how its order ended.
+    fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()>;
+    /// Orders, the latest first, before a cursor.
+    fn audit_log(&self, before: Option<i64>, limit: usize) -> Outcome<Page<AuditRow>>;
+    /// What goes on now.
+    fn live(&self) -> Live;
+    /// Figures for monitoring.
+    fn gauges(&self) -> Outcome<Gauges>;
+    /// Whether plans can be run; what hinders them otherwise.
+    fn ready(&self) -> Result<(), String>;
+}
+
+/// How a document is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// For programs.
+    #[default]
+    Json,
+    /// As the command line prints it.
+    Text,
+    /// A page that stands alone.
+    Html,
+}
+
+/// A document in one of its forms.
+#[derive(Clone, Debug)]
+pub enum Document {
+    /// JSON.
+    Json(Value),
+    /// Text.
+    Text(String),
+    /// A page.
+    Html(String),
+}
+
+/// Rows, and where the next ones begin.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Page<T> {
+    /// Rows.
+    pub items: Vec<T>,
+    /// Give it as `cursor` for those that follow; absent after the last.
+    pub next: Option<String>,
+}
+
+/// What shall become of a plan, whoever is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// It is to be run; also after a restart of the daemon.
+    Run,
+    /// It was paused.
+    Pause,
+    /// It was given up, or is about to be.
+    Cancel,
+    /// It ended by itself.
+    Nothing,
+}
+
+/// A plan.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Name.
+    pub name: String,
+    /// Project whose tokens may see it and give orders about it.
+    pub project: String,
+    /// `queued`, `checking`, `running`, `pausing`, `paused`, `done`, `incomplete`, `cancelling`, `cancelled`, `refused`.
+    pub state: String,
+    /// What was ordered last.
+    pub wanted: Wanted,
+    /// Begin of its first run, in milliseconds since 1970.
+    pub started_ms: Option<i64>,
+    /// End of its last run.
+    pub ended_ms: Option<i64>,
+    /// VMs by state.
+    pub vms: Counts,
+    /// How its last run ended, as the exit code of `drover migrate`; absent while it runs.
+    pub exit: Option<u8>,
+    /// Why it failed or was refused.
+    pub error: Option<String>,
+    /// What to try.
+    pub advice: Option<String>,
+    /// What is wrong with the plan, or should be looked at.
+    pub problems: Vec<Value>,
+}
+
+/// VMs by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the states of a VM")]
+pub struct Counts {
+    pub all: u64,
+    pub queued: u64,
+    pub running: u64,
+    pub done: u64,
+    pub not_cleaned_up: u64,
+    pub failed: u64,
+    pub stopped: u64,
+    pub cancelled: u64,
+}
+
+/// Which VMs are asked for.
+#[derive(Clone, Debug, Default)]
+pub struct VmQuery {
+    /// After this one.
+    pub after: i64,
+    /// At most so many.
+    pub limit: usize,
+    /// In this state only.
+    pub state: Option<String>,
+    /// With this in their names, in any case.
+    pub search: Option<String>,
+}
+
+/// A VM in a list.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VmLine {
+    /// The source's id.
+    pub id: String,
+    /// Name at the target.
+    pub name: String,
+    /// The site that it goes to.
+    pub site: Option<String>,
+    /// The source's host.
+    pub host: Option<String>,
+    /// State.
+    pub state: String,
+    /// Phase it is in or ended in.
+    pub phase: Option<String>,
+    /// Disks.
+    pub disks: u64,
+    /// Their capacity.
+    pub size_bytes: u64,
+    /// Whether it moves warm.
+    pub warm: bool,
+    /// Error.
+    pub error: Option<String>,
+    /// Cause of the error.
+    pub cause: Option<String>,
+    /// What to try.
+    pub advice: Option<String>,
+    /// Begin, in milliseconds since 1970.
+    pub started_ms: Option<i64>,
+    /// End.
+    pub ended_ms: Option<i64>,
+}
+
+/// All about one VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VmDetails {
+    /// Its line.
+    pub vm: VmLine,
+    /// Phases with their begin and end.
+    pub phases: Vec<Value>,
+    /// Disks as `drover report --json` has them.
+    pub disks: Vec<Value>,
+    /// Passes and downtime of a warm VM.
+    pub warm: Option<Value>,
+    /// What happened, the oldest first.
+    pub events: Vec<PlanEvent>,
+    /// What should be known about it before it moves.
+    pub concerns: Vec<Value>,
+}
+
+/// Something to know about a VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ConcernLine {
+    /// VM by its name at the target.
+    pub vm: String,
+    /// Which of the catalogue.
+    pub id: String,
+    /// `blocks`, `warning` or `info`.
+    pub severity: String,
+    /// VM, or VM and part.
+    pub subject: String,
+    /// What was found.
+    pub message: String,
+    /// What to do about it.
+    pub advice: String,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlanEvent {
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// VM's id.
+    pub vm: Option<String>,
+    /// Phase.
+    pub phase: Option<String>,
+    /// `started`, `ended`, `note`, `error`.
+    pub kind: String,
+    /// Text.
+    pub text: String,
+}
+
+/// A point of the rate chart.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct RatePoint {
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Bytes read per second since the point before.
+    pub read_rate: f64,
+    /// Bytes written per second.
+    pub written_rate: f64,
+    /// Disks at work.
+    pub disks: u64,
+}
+
+/// A plan that is handed in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Submission {
+    /// Text of the plan file.
+    pub text: String,
+    /// Absolute path of the file that the text is from; paths in the plan are relative to its folder, on the daemon's machine.
+    #[serde(default)]
+    pub path: Option<String>,
+    /// Project it belongs to.
+    #[serde(default = "default_project")]
+    pub project: String,
+    /// Start each VM at the target once it has arrived, whatever the plan says.
+    #[serde(default)]
+    pub start: bool,
+}
+
+/// The project of plans that name none.
+pub fn default_project() -> String {
+    "default".into()
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Checked {
+    /// Whether the plan could be run.
+    pub ok: bool,
+    /// VMs it takes.
+    pub vms: u64,
+    /// What is wrong, or should be looked at.
+    pub problems: Vec<Value>,
+    /// What to know about VMs: each with `vm`, `id`, `category`, `title` and more.
+    pub concerns: Vec<Value>,
+}
+
+/// What can be ordered about a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderKind {
+    /// VMs that are copied while they run move over now.
+    Cutover,
+    /// Stop after what is being flushed; resumable.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Try those that failed again.
+    Retry,
+    /// Stop, and undo what was begun.
+    Cancel,
+}
+
+/// An order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// What.
+    pub order: OrderKind,
+    /// Name of the VM that moves over; all that wait if absent.
+    #[serde(default)]
+    pub vm: Option<String>,
+    /// Start each VM at the target once it has arrived, whatever the plan says.
+    #[serde(default)]
+    pub start: bool,
+}
+
+/// What an order changed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ordered {
+    /// State of the plan before.
+    pub before: String,
+    /// State of the plan after.
+    pub after: String,
+    /// VMs that it concerns by name; empty for all.
+    pub vms: Vec<String>,
+}
+
+/// Who orders what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the columns of the audit log")]
+pub struct AuditEntry {
+    pub who: String,
+    pub role: String,
+    pub from: String,
+    pub project: String,
+    pub plan: Option<String>,
+    pub vm: Option<String>,
+    pub action: String,
+    pub before: Option<String>,
+}
+
+/// A line of the audit log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuditRow {
+    /// Number.
+    pub id: i64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: i64,
+    /// Who ordered what.
+    #[serde(flatten)]
+    pub entry: AuditEntry,
+    /// State of the plan after.
+    pub after: Option<String>,
+    /// `ok`, `begun` where the end is not known, or why it was refused.
+    pub outcome: String,
+}
+
+/// What goes on at one moment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Live {
+    /// Of each plan that runs.
+    pub plans: Vec<LivePlan>,
+    /// Disks at work that are not named.
+    pub disks_left_out: u64,
+}
+
+/// A plan that runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LivePlan {
+    /// Plan.
+    pub plan: String,
+    /// Its project.
+    pub project: String,
+    /// Bytes read in this run.
+    pub read_bytes: u64,
+    /// Bytes written in this run.
+    pub written_bytes: u64,
+    /// Bytes read per second, lately.
+    pub rate: Option<f64>,
+    /// Seconds until all is copied, by that rate.
+    pub eta_s: Option<u64>,
+    /// Failures that were tried again, by the disks at work.
+    pub retries: u64,
+    /// Disks at work, one object each as in the JSON lines of `drover migrate --json`.
+    pub disks: Vec<Value>,
+}
+
+/// Figures for monitoring.
+#[derive(Clone, Debug, Default)]
+pub struct Gauges {
+    /// Plans by state.
+    pub plans: Vec<(String, u64)>,
+    /// Of each plan: project, VMs by state, VMs at work by phase.
+    pub vms: Vec<PlanGauges>,
+}
+
+/// Figures of one plan.
+#[derive(Clone, Debug, Default)]
+pub struct PlanGauges {
+    /// Plan.
+    pub plan: String,
+    /// Project.
+    pub project: String,
+    /// VMs by state.
+    pub counts: Counts,
+    /// VMs at work by phase.
+    pub phases: Vec<(String, u64)>,
+}

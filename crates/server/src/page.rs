@@ -1,0 +1,31 @@
+//! The page: files of this program, which load nothing from anywhere else.
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+/// Nothing but its own files, no inline code, and no other page around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Path, type and content of each file.
+pub(crate) const FILES: [(&str, &str, &str); 9] = [
+    ("/", "text/html; charset=utf-8", include_str!("../page/index.html")),
+    ("/page/app.css", "text/css; charset=utf-8", include_str!("../page/app.css")),
+    ("/page/app.js", "text/javascript; charset=utf-8", include_str!("../page/app.js")),
+    ("/page/api.js", "text/javascript; charset=utf-8", include_str!("../page/api.js")),
+    ("/page/dom.js", "text/javascript; charset=utf-8", include_str!("../page/dom.js")),
+    ("/page/list.js", "text/javascript; charset=utf-8", include_str!("../page/list.js")),
+    ("/page/chart.js", "text/javascript; charset=utf-8", include_str!("../page/chart.js")),
+    ("/page/vm.js", "text/javascript; charset=utf-8", include_str!("../page/vm.js")),
+    ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+];
+
+/// The answer with one of them.
+pub(crate) fn file(content_type: &'static str, text: &'static str) -> Response {
+    let fields = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (fields, text).into_response()
+}

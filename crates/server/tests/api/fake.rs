@@ -1,0 +1,342 @@
+//! A daemon made of tables, a server in front of it, and a client that sends what it is told.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drover_server::*;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// When all of it began.
+pub const BEGAN_MS: i64 = 1_760_000_000_000;
+
+/// What the daemon did.
+#[derive(Default)]
+pub struct Done {
+    pub orders: Vec<String>,
+    pub audit: Vec<AuditRow>,
+}
+
+pub struct Fake {
+    pub done: Arc<Mutex<Done>>,
+    pub vms: usize,
+}
+
+pub fn plan(name: &str, project: &str) -> Plan {
+    Plan {
+        name: name.into(),
+        project: project.into(),
+        state: "running".into(),
+        wanted: Wanted::Run,
+        started_ms: Some(BEGAN_MS),
+        ended_ms: None,
+        vms: Counts { all: 1, running: 1, ..Counts::default() },
+        exit: None,
+        error: None,
+        advice: None,
+        problems: Vec::new(),
+    }
+}
+
+fn vm(number: usize) -> VmLine {
+    let state = if number % 50 == 3 { "failed" } else { ["done", "running", "queued"][number % 3] };
+    let name = if number == 1 { "<img src=x onerror=alert(1)>".into() } else { format!("web{number} ") };
+    VmLine {
+        id: format!("vm-{number}"),
+        name,
+        site: None,
+        host: Some(format!("esx{}.lab", number % 40)),
+        state: state.into(),
+        phase: (state != "queued").then(|| "copy".into()),
+        disks: 1,
+        size_bytes: 1 << 30,
+        warm: number % 2 == 0,
+        error: (state == "failed").then(|| "write of 0x40000+0x10000: no space left".into()),
+        cause: (state == "failed").then(|| "target_full".into()),
+        advice: (state == "failed").then(|| "make room".into()),
+        started_ms: (state != "queued").then_some(BEGAN_MS + 2_000 * number as i64),
+        ended_ms: matches!(state, "done" | "failed").then_some(BEGAN_MS + 900_000 + 2_500 * number as i64),
+    }
+}
+
+fn event() -> PlanEvent {
+    PlanEvent {
+        at_ms: 1,
+        vm: Some("vm-1".into()),
+        phase: Some("copy".into()),
+        kind: "started".into(),
+        text: "".into(),
+    }
+}
+
+impl Operations for Fake {
+    fn plans(&self) -> Outcome<Vec<Plan>> {
+        Ok(vec![plan("one", "web"), plan("two", "db"), plan("three", "web")])
+    }
+
+    fn plan(&self, name: &str) -> Outcome<Plan> {
+        self.plans()?
+            .into_iter()
+            .find(|plan| plan.name == name)
+            .ok_or_else(|| Problem::new(Kind::NotFound, "no such plan"))
+    }
+
+    fn status(&self, _: &str, form: Form) -> Outcome<Document> {
+        Ok(match form {
+            Form::Json => Document::Json(json!({ "plan": {} })),
+            Form::Text | Form::Html => Document::Text("plan one: running\n".into()),
+        })
+    }
+
+    fn vms(&self, _: &str, query: &VmQuery) -> Outcome<Page<VmLine>> {
+        let from = query.after as usize;
+        let to = (from + query.limit).min(self.vms);
+        let next = (to < self.vms).then(|| to.to_string());
+        Ok(Page { items: (from..to).map(vm).collect(), next })
+    }
+
+    fn vm(&self, _: &str, id: &str) -> Outcome<VmDetails> {
+        let number = id
+            .strip_prefix("vm-")
+            .and_then(|number| number.parse::<usize>().ok())
+            .filter(|number| *number < self.vms);
+        let number = number.ok_or_else(|| Problem::new(Kind::NotFound, "no such VM"))?;
+        let phases = vec![json!({ "phase": "copy", "started_ms": BEGAN_MS, "ended_ms": null })];
+        Ok(VmDetails {
+            vm: vm(1),
+            phases,
+            disks: vec![json!({})],
+            warm: None,
+            events: vec![event()],
+            concerns: vec![],
+        })
+    }
+
+    fn concerns(&self, _: &str, _: i64, _: usize) -> Outcome<Page<ConcernLine>> {
+        let [vm, id, severity, subject] = ["web1", "no-tools", "warning", "web1"].map(str::to_string);
+        let (message, advice) = ("no guest tools".into(), "install them".into());
+        Ok(Page { items: vec![ConcernLine { vm, id, severity, subject, message, advice }], next: None })
+    }
+
+    fn events(&self, _: &str, _: i64, _: usize) -> Outcome<Page<PlanEvent>> {
+        Ok(Page { items: vec![event()], next: None })
+    }
+
+    fn rates(&self, _: &str) -> Outcome<Vec<RatePoint>> {
+        Ok((0..60)
+            .map(|number| RatePoint {
+                at_ms: BEGAN_MS + 1_000 * number,
+                read_rate: 1e9 + 3e8 * (number as f64 / 5.0).sin(),
+                written_rate: 5e8,
+                disks: 2,
+            })
+            .collect())
+    }
+
+    fn report(&self, _: &str, form: Form) -> Outcome<Document> {
+        Ok(match form {
+            Form::Json => Document::Json(json!({ "summary": {} })),
+            Form::Text => Document::Text("report\n".into()),
+            Form::Html => Document::Html("<!DOCTYPE html><p>report</p>".into()),
+        })
+    }
+
+    fn submit(&self, submission: &Submission, _: &str) -> Outcome<Plan> {
+        self.done.lock().unwrap().orders.push("submit".into());
+        if submission.text == "bad" {
+            let mut problem = Problem::new(Kind::Refused, "the plan has 1 problems");
+            problem.problems.push(json!({ "line": 3 }));
+            return Err(problem);
+        }
+        Ok(plan("new", &submission.project))
+    }
+
+    fn check(&self, _: &Submission) -> Outcome<Checked> {
+        Ok(Checked { ok: true, vms: 1, problems: vec![], concerns: vec![json!({ "id": "x" })] })
+    }
+
+    fn order(&self, plan: &str, order: &Order) -> Outcome<Ordered> {
+        self.done.lock().unwrap().orders.push(format!("{:?} {plan}", order.order));
+        match order.order {
+            OrderKind::Resume => Err(Problem::new(Kind::Conflict, "plan 'one' is running")),
+            OrderKind::Retry => Err(Problem::new(Kind::Internal, "broken")),
+            _ => Ok(Ordered { before: "running".into(), after: "pausing".into(), vms: vec![] }),
+        }
+    }
+
+    fn audit(&self, entry: &AuditEntry) -> Outcome<i64> {
+        let mut done = self.done.lock().unwrap();
+        let id = done.audit.len() as i64;
+        done.audit.push(AuditRow {
+            id,
+            at_ms: 1,
+            entry: entry.clone(),
+            after: None,
+            outcome: "begun".into(),
+        });
+        Ok(id)
+    }
+
+    fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()> {
+        let row = &mut self.done.lock().unwrap().audit[id as usize];
+        (row.after, row.outcome) = (after.map(str::to_string), outcome.into());
+        Ok(())
+    }
+
+    fn audit_log(&self, _: Option<i64>, _: usize) -> Outcome<Page<AuditRow>> {
+        Ok(Page { items: self.done.lock().unwrap().audit.clone(), next: None })
+    }
+
+    fn live(&self) -> Live {
+        let of = |plan: &str, project: &str| LivePlan {
+            plan: plan.into(),
+            project: project.into(),
+            read_bytes: 1,
+            written_bytes: 1,
+            rate: Some(1.5),
+            eta_s: None,
+            retries: 0,
+            disks: vec![json!({ "activity": "copy", "waits_for": "source" })],
+        };
+        Live { plans: vec![of("one", "web"), of("two", "db")], disks_left_out: 0 }
+    }
+
+    fn gauges(&self) -> Outcome<Gauges> {
+        let plan =
+            PlanGauges { plan: "one".into(), phases: vec![("copy".into(), 1)], ..PlanGauges::default() };
+        Ok(Gauges { plans: vec![("running".into(), 2)], vms: vec![plan] })
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A server with tokens: `viewer`, `operator` and `admin` for all projects, `web` an operator of that project.
+pub struct Stage {
+    pub server: Server,
+    pub hub: EventHub,
+    pub done: Arc<Mutex<Done>>,
+    tokens: Vec<(String, String)>,
+    _folder: TempDir,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The type of the body, without parameters.
+    pub fn content_type(&self) -> &str {
+        let line = self.head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+        line.split(';').next().unwrap()
+    }
+}
+
+impl Stage {
+    pub fn new() -> Stage {
+        Stage::with(|_| {}, 2_500)
+    }
+
+    pub fn with(change: impl FnOnce(&mut ServerOptions), vms: usize) -> Stage {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TokenFile::of(folder.path());
+        let mut tokens = Vec::new();
+        for (name, role, project) in [
+            ("viewer", Role::Viewer, None),
+            ("operator", Role::Operator, None),
+            ("admin", Role::Admin, None),
+            ("web", Role::Operator, Some("web")),
+        ] {
+            tokens.push((name.to_string(), file.add(name, role, project).unwrap()));
+        }
+        let mut options = ServerOptions {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            tls: None,
+            tokens: file,
+            anonymous_view: false,
+            open_metrics: false,
+            bounds: Bounds::default(),
+        };
+        change(&mut options);
+        let done = Arc::new(Mutex::new(Done::default()));
+        let hub = EventHub::new(options.bounds.event_queue);
+        let fake = Fake { done: done.clone(), vms };
+        let server = Server::start(&options, hub.clone(), Arc::new(fake)).unwrap();
+        Stage { server, hub, done, tokens, _folder: folder }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    pub fn token(&self, name: &str) -> &str {
+        &self.tokens.iter().find(|(it, _)| it == name).unwrap().1
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+
+    /// Sends a request with the token of a name and reads the whole answer.
+    pub fn send(&self, who: &str, method: &str, path: &str, fields: &str, body: &str) -> Answer {
+        let token = if who.is_empty() {
+            String::new()
+        } else {
+            format!("Authorization: Bearer {}\r\n", self.token(who))
+        };
+        let length = body.len();
+        let text = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{token}{fields}Content-Length: {length}\r\n\r\n{body}"
+        );
+        let mut stream = self.connect();
+        stream.write_all(text.as_bytes()).unwrap();
+        read_answer(&mut stream)
+    }
+
+    pub fn get(&self, who: &str, path: &str) -> Answer {
+        self.send(who, "GET", path, "", "")
+    }
+
+    pub fn post(&self, who: &str, path: &str, body: &Value) -> Answer {
+        self.send(who, "POST", path, "", &body.to_string())
+    }
+}
+
+/// Reads until the server closes.
+pub fn read_answer(stream: &mut TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    // What came before a reset counts.
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    let head = head.to_ascii_lowercase().replace('\r', "");
+    let body = if head.contains("transfer-encoding: chunked") { unchunked(body) } else { body.to_string() };
+    Answer { status, head, body }
+}
+
+fn unchunked(mut text: &str) -> String {
+    let mut body = String::new();
+    while let Some((length, rest)) = text.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap_or(0);
+        if length == 0 || rest.len() < length {
+            break;
+        }
+        body.push_str(&rest[..length]);
+        text = rest[length..].trim_start_matches("\r\n");
+    }
+    body
+}
