@@ -15,6 +15,7 @@ mod nfc;
 #[cfg(test)]
 mod reference;
 mod relay;
+mod serve;
 mod vddk;
 
 use std::path::PathBuf;
@@ -34,6 +35,10 @@ pub use memory::{CompressArg, MemoryArgs, ThrottleArg};
 pub use nbd::{NbdCommand, NbdListArgs};
 pub use nfc::{NfcCheckArgs, NfcCommand};
 pub use relay::{RelayArgs, RelayCommand, TopArgs, Transparent};
+pub use serve::{
+    AuditArgs, RoleArg, ServeArgs, ServeCommand, ServerArgs, TokenAddArgs, TokenCommand, TokenListArgs,
+    TokenNamedArgs,
+};
 pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 
 /// Moves virtual machines from VMware vSphere to QEMU/KVM and proves that what arrived is what left.
@@ -133,6 +138,8 @@ pub enum Command {
         #[command(subcommand)]
         command: AgentCommand,
     },
+    /// Run plans as a daemon with an HTTP API and a web page
+    Serve(Box<ServeArgs>),
     /// Print shell completions
     Completions {
         /// Shell
@@ -243,6 +250,8 @@ pub struct RunArgs {
     /// Print errors only
     #[arg(long, short)]
     pub quiet: bool,
+    #[command(flatten)]
+    pub server: ServerArgs,
 }
 
 #[derive(Debug, Args)]

@@ -50,6 +50,31 @@ pub enum Exit {
     Interrupted = 130,
 }
 
+impl Exit {
+    /// The exit of a number, as a daemon tells it.
+    pub fn of_code(code: u8) -> Exit {
+        use Exit::*;
+        let all = [
+            Success,
+            Internal,
+            Usage,
+            Plan,
+            Access,
+            Connection,
+            Source,
+            Target,
+            TargetFull,
+            Verification,
+            Mixed,
+            Manifest,
+            PromiseBroken,
+            NotCleanedUp,
+            Interrupted,
+        ];
+        all.into_iter().find(|exit| *exit as u8 == code).unwrap_or(Internal)
+    }
+}
+
 impl From<Cause> for Exit {
     fn from(cause: Cause) -> Exit {
         match cause {

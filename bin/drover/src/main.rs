@@ -19,10 +19,13 @@ mod limits;
 mod machine;
 mod nfc;
 mod out;
+mod own;
 mod provider;
 mod qcow2;
+mod remote;
 mod rights;
 mod run;
+mod serve;
 mod signals;
 mod signature;
 mod sites;
@@ -64,14 +67,33 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             crate::out::json(format_args!("{:#}", drover_plan::schema()));
             Ok(Exit::Success)
         }
-        Command::Migrate(args) => commands::migrate::migrate(args),
-        Command::Resume(args) => commands::migrate::resume(args),
-        Command::Cancel(args) => commands::migrate::cancel(args),
-        Command::Cutover(args) => commands::warm::cutover(args),
-        Command::Clean(args) => commands::warm::clean(args),
-        Command::Import(args) => commands::import::run(args),
-        Command::Status(args) => commands::show::status(args),
-        Command::Report(args) => commands::show::report(args),
+        Command::Migrate(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::migrate(&daemon, args),
+            None => commands::migrate::migrate(args),
+        },
+        Command::Resume(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::resume(&daemon, args),
+            None => commands::migrate::resume(args),
+        },
+        Command::Cancel(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::cancel(&daemon, args),
+            None => commands::migrate::cancel(args),
+        },
+        Command::Cutover(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::cutover(&daemon, args),
+            None => commands::warm::cutover(args),
+        },
+        Command::Clean(args) => remote::is_absent(&args.run).and_then(|()| commands::warm::clean(args)),
+        Command::Import(args) => remote::is_absent(&args.run).and_then(|()| commands::import::run(args)),
+        Command::Status(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::status(&daemon, args),
+            None => commands::show::status(args),
+        },
+        Command::Report(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::report(&daemon, args),
+            None => commands::show::report(args),
+        },
+        Command::Serve(args) => commands::serve::run(args),
         Command::Copy(args) => commands::copy::run(args),
         Command::Hash(args) => commands::hash::run(args),
         Command::Verify(args) => commands::verify::run(args),

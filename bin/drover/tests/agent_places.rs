@@ -158,33 +158,7 @@ fn a_pool_of_libvirt_is_its_folder() {
     assert!(String::from_utf8_lossy(&no_such.stderr).contains("libvirt pool none"));
 }
 
-/// The unit that is shipped, with the program that was built here in the place of the installed one.
 #[test]
 fn systemd_finds_no_fault_with_the_unit() {
-    if Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: systemd-analyze is not installed");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/drover-agent.service");
-    let text = std::fs::read_to_string(shipped).unwrap();
-    let program = env!("CARGO_BIN_EXE_drover");
-    assert!(text.contains("ExecStart=/usr/bin/drover agent run"));
-    let unit = folder.path().join("drover-agent.service");
-    std::fs::write(&unit, text.replace("/usr/bin/drover", program)).unwrap();
-    let analyze = |args: &[&str]| {
-        let output = Command::new("systemd-analyze").args(args).arg(&unit).output().unwrap();
-        let said =
-            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        (output.status.success(), said)
-    };
-    let (is_sound, said) = analyze(&["verify", "--man=no"]);
-    assert!(is_sound && !said.contains("drover-agent.service:"), "{said}");
-    // In tenths: what it may do beyond what it needs.
-    let (is_tight, said) = analyze(&["security", "--offline=yes", "--threshold=35", "--no-pager"]);
-    if said.contains("unrecognized option") || said.contains("Unknown option") {
-        println!("skipped: this systemd-analyze judges no unit that is not loaded");
-        return;
-    }
-    assert!(is_tight, "{said}");
+    common::units::assert_sound("drover-agent.service", "ExecStart=/usr/bin/drover agent run");
 }

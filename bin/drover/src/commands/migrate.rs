@@ -10,6 +10,7 @@ use super::plan::{self, PlanFile};
 use crate::cli::{MigrateArgs, NamedArgs, ResumeArgs, RunArgs};
 use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
+use crate::own::OwnedStore;
 use crate::run::{Prepared, Setting, Words, check_not_given_up, exit_of, file_of, give_up};
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
@@ -17,9 +18,11 @@ use crate::state::state_folder;
 /// Runs a plan file.
 pub fn migrate(args: &MigrateArgs) -> Result<Exit, Failure> {
     let file = plan::read(&args.plan)?;
-    if let Some(refused) = check_not_anothers(&open_store(&args.run)?, &file)? {
+    let store = open_store(&args.run)?;
+    if let Some(refused) = check_not_anothers(&store, &file)? {
         return Err(refused);
     }
+    drop(store);
     run(file, Others::Selected, args.start, &args.run)
 }
 
@@ -83,7 +86,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
         return exit_of(outcome, stopped);
     }
     if !args.json && !args.quiet {
-        let report = open_store(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
+        let report = open_store_to_read(args).and_then(|store| Ok(drover_engine::plan_report(&store, name)?));
         match report {
             Ok(Some(report)) => crate::out::print(&drover_view::report_text(&report)),
             Ok(None) => {}
@@ -166,7 +169,7 @@ pub fn open_store_to_read(args: &RunArgs) -> Result<Store, Failure> {
     Ok(Store::open_to_read(&state_folder(args.state.as_deref()))?)
 }
 
-/// Opens the state folder.
-pub fn open_store(args: &RunArgs) -> Result<Store, Failure> {
-    Ok(Store::open(&state_folder(args.state.as_deref()))?)
+/// Opens the state folder to give orders there; refused while a daemon owns it.
+pub fn open_store(args: &RunArgs) -> Result<OwnedStore, Failure> {
+    OwnedStore::open(&state_folder(args.state.as_deref()))
 }

@@ -4,6 +4,7 @@
 
 pub mod certificates;
 pub mod cgroup;
+pub mod daemon;
 pub mod domains;
 pub mod gate;
 pub mod line;
@@ -19,6 +20,7 @@ pub mod scene;
 pub mod sites;
 #[path = "../../../../crates/relay/tests/common/streams.rs"]
 pub mod streams;
+pub mod units;
 
 use std::path::{Path, PathBuf};
 

@@ -105,7 +105,7 @@ impl Operations for Fake {
         let number = number.ok_or_else(|| Problem::new(Kind::NotFound, "no such VM"))?;
         let phases = vec![json!({ "phase": "copy", "started_ms": BEGAN_MS, "ended_ms": null })];
         Ok(VmDetails {
-            vm: vm(1),
+            vm: vm(number),
             phases,
             disks: vec![json!({})],
             warm: None,

@@ -1,0 +1,241 @@
+//! Commands that a daemon carries out: `--server URL`. They print what they print without it.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use drover_engine::{Board, Event, Observer};
+use drover_server::{Order, OrderKind, Ordered, Page, Plan, Submission, Wanted, default_project};
+use drover_view::{Display, DisplayMode};
+use serde_json::{Value, json};
+
+use super::migrate::plan_name;
+use super::plan;
+use crate::cli::{CutoverArgs, MigrateArgs, NamedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs};
+use crate::exit::{Exit, Failure};
+use crate::remote::{Remote, part};
+use crate::signals::stop_on_signals;
+
+/// How often a plan is asked for that is being cancelled, and for how long.
+const LOOK: Duration = Duration::from_millis(300);
+const CANCEL_LOOKS_MAX: u32 = 1_000;
+/// Streams that break in a row before the command gives up watching.
+const BREAKS_MAX: u32 = 10;
+/// Plans of one page.
+const PLANS_PAGE: usize = 1_000;
+
+/// Hands a plan in and watches it.
+pub fn migrate(daemon: &Remote, args: &MigrateArgs) -> Result<Exit, Failure> {
+    let file = plan::read(&args.plan)?;
+    let submission = Submission {
+        text: file.text,
+        path: Some(file.path.display().to_string()),
+        project: daemon.project.clone().unwrap_or_else(default_project),
+        start: args.start,
+    };
+    follow(daemon, &file.plan.name, &args.run, || daemon.post("/v1/plans", &submission).map(|_: Plan| ()))
+}
+
+/// Goes on with a plan and watches it.
+pub fn resume(daemon: &Remote, args: &ResumeArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let plan: Plan = daemon.get(&format!("/v1/plans/{}", part(&name)))?;
+    if plan.state == "done" {
+        crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
+        return Ok(Exit::Success);
+    }
+    let order = Order { order: OrderKind::Resume, vm: None, start: args.start };
+    follow(daemon, &name, &args.run, || give(daemon, &name, &order).map(drop))
+}
+
+fn give(daemon: &Remote, name: &str, order: &Order) -> Result<Ordered, Failure> {
+    daemon.post(&format!("/v1/plans/{}/orders", part(name)), order)
+}
+
+/// Watches a plan from its begin to its end, as if it ran here. Ctrl-C ends the watching and nothing else.
+fn follow(
+    daemon: &Remote,
+    name: &str,
+    args: &RunArgs,
+    begin: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let display = Display::start(DisplayMode::choose(args.json, args.quiet), Board::default());
+    let path = format!("/v1/plans/{}", part(name));
+    let begin = RefCell::new(Some(begin));
+    let refused = RefCell::new(None);
+    let mut breaks = 0;
+    let ended = loop {
+        // An event resets the count of what broke.
+        let mut seen = false;
+        let take = |kind: &str, data: &str| {
+            seen = true;
+            stop.is_set() || is_last(name, kind, data, &display)
+        };
+        let began = || {
+            let done = begin.borrow_mut().take().map_or(Ok(()), |begin| begin());
+            done.inspect_err(|failure| *refused.borrow_mut() = Some(failure.clone()))
+        };
+        let over = daemon.watch(take, began);
+        if let Some(failure) = refused.take() {
+            break Err(failure);
+        }
+        if stop.is_set() {
+            display.finish();
+            crate::out::say(format_args!(
+                "the daemon goes on with plan {name}; see `drover status {name} --server {0}`, stop it with `drover cancel {name} --server {0}`",
+                daemon.url
+            ));
+            return Ok(Exit::Interrupted);
+        }
+        match over {
+            Err(failure) if begin.borrow().is_some() || breaks >= BREAKS_MAX => break Err(failure),
+            _ => {}
+        }
+        match daemon.get::<Plan>(&path) {
+            Ok(plan) if plan.exit.is_some() => break Ok(plan),
+            Err(failure) if breaks >= BREAKS_MAX => break Err(failure),
+            Ok(_) | Err(_) => {}
+        }
+        breaks = if seen { 0 } else { breaks + 1 };
+        std::thread::sleep(LOOK);
+    };
+    display.finish();
+    end(daemon, &ended?, args)
+}
+
+/// Shows an event; gives whether it is the end of the plan.
+fn is_last(name: &str, kind: &str, data: &str, display: &Display) -> bool {
+    let Ok(value) = serde_json::from_str::<Value>(data) else { return false };
+    match kind {
+        "event" if value["plan"] == name => {
+            if let Ok(event) = serde_json::from_value::<Event>(value["event"].clone()) {
+                display.event(&event);
+            }
+            false
+        }
+        "plan" if value["name"] == name => !value["exit"].is_null(),
+        _ => false,
+    }
+}
+
+/// Prints the report and says how to go on.
+fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
+    let problems: Vec<drover_plan::Problem> =
+        plan.problems.iter().filter_map(|it| serde_json::from_value(it.clone()).ok()).collect();
+    crate::out::problems(std::path::Path::new(&plan.name), &problems);
+    let exit = Exit::of_code(plan.exit.unwrap_or(Exit::Internal as u8));
+    if let Some(error) = &plan.error {
+        return Err(Failure { exit, message: error.clone(), advice: plan.advice.clone() });
+    }
+    if !args.json && !args.quiet {
+        crate::out::print(&daemon.text(&format!("/v1/plans/{}/report?format=text", part(&plan.name)))?);
+    }
+    if exit != Exit::Success && !args.quiet {
+        let (name, url) = (&plan.name, &daemon.url);
+        crate::out::say(format_args!(
+            "go on with: drover resume {name} --server {url}    give up with: drover cancel {name} --server {url}"
+        ));
+    }
+    Ok(exit)
+}
+
+/// Has a plan given up, and waits until that is done.
+pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let path = format!("/v1/plans/{}", part(&name));
+    let plan: Plan = daemon.get(&path)?;
+    if matches!(plan.state.as_str(), "done" | "cancelled") {
+        crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
+        return Ok(Exit::Success);
+    }
+    give(daemon, &name, &Order { order: OrderKind::Cancel, vm: None, start: false })?;
+    for _ in 0..CANCEL_LOOKS_MAX {
+        let plan: Plan = daemon.get(&path)?;
+        match (plan.state.as_str(), plan.error) {
+            ("cancelling", _) => std::thread::sleep(LOOK),
+            ("cancelled", _) => {
+                crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
+                return Ok(Exit::Success);
+            }
+            (_, Some(error)) if plan.wanted == Wanted::Cancel => {
+                let exit = Exit::of_code(plan.exit.unwrap_or(1));
+                return Err(Failure { exit, message: error, advice: plan.advice });
+            }
+            _ => std::thread::sleep(LOOK),
+        }
+    }
+    Err(Failure::new(Exit::Connection, format!("plan {name} is being cancelled still"))
+        .advise(format!("see `drover status {name} --server {}`", daemon.url)))
+}
+
+/// Has VMs move over.
+pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let order = Order { order: OrderKind::Cutover, vm: args.vm.clone(), start: false };
+    let ordered = give(daemon, &name, &order)?;
+    let running = ordered.after == "running";
+    if args.run.json {
+        crate::out::json(json!({ "plan": name, "cutover": ordered.vms, "running": running }));
+    } else if !args.run.quiet {
+        let when = match running {
+            true => "the drover that runs the plan begins with it".to_string(),
+            false => {
+                format!("nothing runs the plan: go on with `drover resume {name} --server {}`", daemon.url)
+            }
+        };
+        crate::out::say(format_args!("cutover asked for: {}; {when}", ordered.vms.join(", ")));
+    }
+    Ok(Exit::Success)
+}
+
+/// Shows plans, or the VMs of one.
+pub fn status(daemon: &Remote, args: &StatusArgs) -> Result<Exit, Failure> {
+    let Some(text) = &args.plan else { return plans(daemon, args.run.json) };
+    let path = format!("/v1/plans/{}/status", part(&plan_name(text)?));
+    if args.run.json {
+        crate::out::json(format_args!("{:#}", daemon.get::<Value>(&path)?));
+    } else {
+        crate::out::print(&daemon.text(&format!("{path}?format=text"))?);
+    }
+    Ok(Exit::Success)
+}
+
+fn plans(daemon: &Remote, as_json: bool) -> Result<Exit, Failure> {
+    let page: Page<Plan> = daemon.get(&format!("/v1/plans?limit={PLANS_PAGE}"))?;
+    if as_json {
+        crate::out::json(format_args!("{:#}", json!({ "plans": page.items })));
+        return Ok(Exit::Success);
+    }
+    use drover_view::{Align::Left, Align::Right, Table, local_time};
+    let mut table = Table::new(&[
+        ("PLAN", Left),
+        ("STATE", Left),
+        ("PROJECT", Left),
+        ("BEGAN", Left),
+        ("ENDED", Left),
+        ("VMS DONE", Right),
+    ]);
+    for plan in page.items {
+        let time = |ms: Option<i64>| ms.map_or("--".to_string(), local_time);
+        let done = format!("{} of {}", plan.vms.done + plan.vms.not_cleaned_up, plan.vms.all);
+        let (began, ended) = (time(plan.started_ms), time(plan.ended_ms));
+        table.row([plan.name, plan.state, plan.project, began, ended, done]);
+    }
+    crate::out::print(&table.to_string());
+    Ok(Exit::Success)
+}
+
+/// Shows what a plan did.
+pub fn report(daemon: &Remote, args: &ReportArgs) -> Result<Exit, Failure> {
+    let path = format!("/v1/plans/{}/report", part(&plan_name(&args.plan)?));
+    if let Some(file) = &args.html {
+        let failed = |error| Failure::new(Exit::Target, format!("writing {}: {error}", file.display()));
+        std::fs::write(file, daemon.text(&format!("{path}?format=html"))?).map_err(failed)?;
+        crate::out::say(format_args!("wrote {}", file.display()));
+    } else if args.run.json {
+        crate::out::json(format_args!("{:#}", daemon.get::<Value>(&path)?));
+    } else {
+        crate::out::print(&daemon.text(&format!("{path}?format=text"))?);
+    }
+    Ok(Exit::Success)
+}

@@ -1,0 +1,264 @@
+//! `drover serve`: the daemon, its tokens and its audit log.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use drover_engine::{Store, chain};
+use drover_plan::settings;
+use drover_server::{Bounds, EventHub, Role, Server, ServerOptions, TlsFiles, TokenFile, TokenFileError};
+use drover_view::{Align, Table, local_time};
+use serde_json::json;
+
+use crate::cli::{
+    AuditArgs, RoleArg, ServeArgs, ServeCommand, TokenAddArgs, TokenCommand, TokenListArgs, TokenNamedArgs,
+};
+use crate::exit::{Exit, Failure};
+use crate::files::read_text;
+use crate::own::DaemonLock;
+use crate::serve::Daemon;
+use crate::signals::stop_on_signals;
+use crate::state::state_folder;
+
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8420);
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// How often to look whether it is time to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Serves until it is told to stop, or does what its subcommands say.
+pub fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        None => serve(args),
+        Some(ServeCommand::Token { command: TokenCommand::Add(args) }) => add(args),
+        Some(ServeCommand::Token { command: TokenCommand::List(args) }) => list(args),
+        Some(ServeCommand::Token { command: TokenCommand::Remove(args) }) => remove(args),
+        Some(ServeCommand::Audit(args)) => audit(args),
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let config = args.config.as_deref().map_or(Ok(Config::default()), Config::read)?;
+    let folder = std::path::absolute(state_folder(args.state.as_deref()))
+        .map_err(|error| Failure::new(Exit::Internal, format!("the state folder: {error}")))?;
+    let lock = DaemonLock::take(&folder)?;
+    let bounds = Bounds::default();
+    let hub = EventHub::new(bounds.event_queue);
+    let daemon = Daemon::open(&folder, config.targets, hub.clone())?;
+    let options = ServerOptions {
+        listen: args.listen.or(config.listen).unwrap_or(LISTEN),
+        tls: config.tls,
+        tokens: TokenFile::of(&folder),
+        anonymous_view: config.anonymous_view,
+        open_metrics: config.open_metrics,
+        bounds,
+    };
+    let names = options.tokens.read().map_err(|error| token_failure(&error))?.len();
+    let server = Server::start(&options, hub, Arc::new(daemon.clone())).map_err(|error| {
+        Failure::new(Exit::Connection, chain(&error)).advise("choose another address with --listen")
+    })?;
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{}", server.address());
+    lock.tell(&url)?;
+    let went_on = daemon.go_on()?;
+    tell(args, &options, &url, names, &went_on);
+    while !stop.is_set() {
+        std::thread::sleep(LOOK);
+    }
+    crate::out::say("stopping: plans flush and stop, and go on when the daemon is started again");
+    daemon.end();
+    drop(server);
+    Ok(Exit::Success)
+}
+
+/// Says where it listens and what should be known.
+fn tell(args: &ServeArgs, options: &ServerOptions, url: &str, tokens: usize, went_on: &[String]) {
+    if args.json {
+        crate::out::json(
+            json!({ "event": "listening", "url": url, "pid": std::process::id(), "went_on": went_on }),
+        );
+        return;
+    }
+    crate::out::say(format_args!("drover serve: {url}"));
+    if !went_on.is_empty() {
+        crate::out::say(format_args!("goes on with: {}", went_on.join(", ")));
+    }
+    if tokens == 0 {
+        crate::out::say(
+            "no token lets anybody in: make one with `drover serve token add NAME --role operator`",
+        );
+    }
+    if options.tls.is_none() && !options.listen.ip().is_loopback() {
+        crate::out::say(
+            "warning: tokens go over the network in the clear; set tls.certificate and tls.key, or listen on 127.0.0.1 behind a proxy",
+        );
+    }
+}
+
+/// What a file of settings says.
+#[derive(Debug, Default)]
+struct Config {
+    listen: Option<SocketAddr>,
+    tls: Option<TlsFiles>,
+    anonymous_view: bool,
+    open_metrics: bool,
+    targets: Vec<PathBuf>,
+}
+
+impl Config {
+    fn read(path: &Path) -> Result<Config, Failure> {
+        let failed = |why: String| Failure::new(Exit::Usage, format!("settings {}: {why}", path.display()));
+        let text = read_text(path, CONFIG_BYTES_MAX).map_err(|error| failed(error.to_string()))?;
+        Config::parse(&text, path.parent().unwrap_or(Path::new("."))).map_err(failed)
+    }
+
+    /// Paths are relative to the folder of the file.
+    fn parse(text: &str, folder: &Path) -> Result<Config, String> {
+        let mut config = Config::default();
+        let (mut certificate, mut key) = (None, None);
+        for setting in settings(text).map_err(|problem| problem.to_string())? {
+            let wrong = |what: &str| format!("line {}: {}: {what}", setting.at.line, setting.key);
+            let switch = || match setting.value.as_str() {
+                "true" => Ok(true),
+                "false" => Ok(false),
+                _ => Err(wrong("true or false")),
+            };
+            match setting.key.as_str() {
+                "listen" => {
+                    config.listen =
+                        Some(setting.value.parse().map_err(|_| wrong("an ADDRESS:PORT is wanted"))?)
+                }
+                "tls.certificate" => certificate = Some(folder.join(&setting.value)),
+                "tls.key" => key = Some(folder.join(&setting.value)),
+                "anonymous_view" => config.anonymous_view = switch()?,
+                "open_metrics" => config.open_metrics = switch()?,
+                "targets" if setting.value.starts_with('/') => config.targets.push(setting.value.into()),
+                "targets" => return Err(wrong("an absolute folder is wanted")),
+                _ => {
+                    return Err(wrong(
+                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets",
+                    ));
+                }
+            }
+        }
+        config.tls = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+            (None, None) => None,
+            _ => return Err("tls takes both certificate and key".into()),
+        };
+        Ok(config)
+    }
+}
+
+fn token_failure(error: &TokenFileError) -> Failure {
+    Failure::new(Exit::Usage, error.to_string())
+}
+
+fn tokens(args: &TokenListArgs) -> TokenFile {
+    TokenFile::of(&state_folder(args.state.as_deref()))
+}
+
+fn add(args: &TokenAddArgs) -> Result<Exit, Failure> {
+    let role = match args.role {
+        RoleArg::Viewer => Role::Viewer,
+        RoleArg::Operator => Role::Operator,
+        RoleArg::Admin => Role::Admin,
+    };
+    let token = tokens(&args.of)
+        .add(&args.name, role, args.project.as_deref())
+        .map_err(|error| token_failure(&error))?;
+    if args.of.json {
+        crate::out::json(json!({ "name": args.name, "role": role, "project": args.project, "token": token }));
+    } else {
+        crate::out::line(token);
+        crate::out::say("this is shown once; a running daemon knows it within a second");
+    }
+    Ok(Exit::Success)
+}
+
+fn list(args: &TokenListArgs) -> Result<Exit, Failure> {
+    let rows = tokens(args).read().map_err(|error| token_failure(&error))?;
+    if args.json {
+        let row = |row: &drover_server::TokenRow| json!({ "name": row.name, "role": row.role, "project": row.project, "made_ms": row.made_ms });
+        crate::out::json(json!({ "tokens": rows.iter().map(row).collect::<Vec<_>>() }));
+        return Ok(Exit::Success);
+    }
+    let columns =
+        [("NAME", Align::Left), ("ROLE", Align::Left), ("PROJECT", Align::Left), ("MADE", Align::Left)];
+    let mut table = Table::new(&columns);
+    for row in rows {
+        let project = row.project.unwrap_or_else(|| "all".into());
+        table.row([row.name, row.role.word().into(), project, local_time(row.made_ms)]);
+    }
+    crate::out::print(&table.to_string());
+    Ok(Exit::Success)
+}
+
+fn remove(args: &TokenNamedArgs) -> Result<Exit, Failure> {
+    match tokens(&args.of).remove(&args.name).map_err(|error| token_failure(&error))? {
+        true => Ok(Exit::Success),
+        false => Err(Failure::new(Exit::Usage, format!("there is no token '{}'", args.name))
+            .advise("see `drover serve token list`")),
+    }
+}
+
+fn audit(args: &AuditArgs) -> Result<Exit, Failure> {
+    let store = Store::open_to_read(&state_folder(args.of.state.as_deref()))?;
+    let rows = store.orders(None, args.limit)?;
+    if args.of.json {
+        let row = |row: &drover_engine::OrderRow| {
+            json!({
+                "id": row.id, "at_ms": row.at_ms, "who": row.who, "role": row.role, "from": row.origin, "project": row.project,
+                "plan": row.plan, "vm": row.vm, "action": row.action, "before": row.before, "after": row.after,
+                "outcome": row.outcome,
+            })
+        };
+        crate::out::json(json!({ "orders": rows.iter().map(row).collect::<Vec<_>>() }));
+        return Ok(Exit::Success);
+    }
+    let columns = ["WHEN", "WHO", "ROLE", "FROM", "ORDER", "PLAN", "VM", "BEFORE", "AFTER", "OUTCOME"];
+    let mut table = Table::new(&columns.map(|column| (column, Align::Left)));
+    for row in rows {
+        let or = |text: Option<String>| text.unwrap_or_else(|| "--".into());
+        table.row([
+            local_time(row.at_ms),
+            row.who,
+            row.role,
+            row.origin,
+            row.action,
+            or(row.plan),
+            or(row.vm),
+            or(row.before),
+            or(row.after),
+            row.outcome,
+        ]);
+    }
+    crate::out::print(&table.to_string());
+    Ok(Exit::Success)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_what_is_none_is_refused_with_its_line() {
+        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\n";
+        let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
+        assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/drover/c.pem"));
+        assert!(config.anonymous_view && !config.open_metrics);
+        assert_eq!(config.targets, [PathBuf::from("/vms")]);
+        for (text, why) in [
+            ("listen: x", "line 1: listen: an ADDRESS:PORT is wanted"),
+            ("\nopen_metric: true", "line 2: open_metric: there is no such setting"),
+            ("open_metrics: yes", "line 1: open_metrics: true or false"),
+            ("tls:\n  key: k", "tls takes both"),
+            ("targets: [vms]", "line 1: targets: an absolute folder"),
+        ] {
+            let error = Config::parse(text, Path::new("")).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the store has, as the API shows it.
+
+use std::collections::HashMap;
+
+use drover_engine::{CountRow, EventRow, PlanState, VmRow};
+use drover_plan::PlannedVm;
+use drover_server::{Counts, PlanEvent, VmLine};
+
+/// The word of a state, as the store and the API have it.
+pub fn state_word(state: impl serde::Serialize) -> String {
+    serde_json::to_value(state).ok().and_then(|value| value.as_str().map(str::to_string)).unwrap_or_default()
+}
+
+pub fn plan_word(state: PlanState, runs_elsewhere: bool) -> &'static str {
+    match state {
+        PlanState::Running if runs_elsewhere => "running",
+        PlanState::Running | PlanState::Incomplete => "incomplete",
+        PlanState::Done => "done",
+        PlanState::Cancelled => "cancelled",
+    }
+}
+
+pub fn counts<'a>(rows: impl IntoIterator<Item = &'a CountRow>) -> Counts {
+    let mut counts = Counts::default();
+    for row in rows {
+        counts.all += row.count;
+        let part = match row.state.as_str() {
+            "running" => &mut counts.running,
+            "done" => &mut counts.done,
+            "not_cleaned_up" => &mut counts.not_cleaned_up,
+            "failed" => &mut counts.failed,
+            "stopped" => &mut counts.stopped,
+            "cancelled" => &mut counts.cancelled,
+            _ => &mut counts.queued,
+        };
+        *part += row.count;
+    }
+    counts
+}
+
+/// A VM's line; hosts have names where a run told them.
+pub fn vm_line(row: VmRow, planned: Option<&PlannedVm>, hosts: &HashMap<String, String>) -> VmLine {
+    let host = planned.map(|planned| planned.vm.host_id.clone()).filter(|id| !id.is_empty());
+    VmLine {
+        host: host.map(|id| hosts.get(&id).cloned().unwrap_or(id)),
+        disks: planned.map_or(0, |planned| planned.disks.len() as u64),
+        size_bytes: planned.map_or(0, PlannedVm::capacity_bytes),
+        warm: planned.is_some_and(|planned| planned.warm.is_some()),
+        id: row.id,
+        name: row.name,
+        site: row.site,
+        state: state_word(row.state),
+        phase: row.phase,
+        error: row.error,
+        cause: row.cause,
+        advice: row.advice,
+        started_ms: row.started_ms,
+        ended_ms: row.ended_ms,
+    }
+}
+
+pub fn event(row: EventRow) -> PlanEvent {
+    PlanEvent { at_ms: row.at_ms, vm: row.vm, phase: row.phase, kind: row.kind, text: row.text }
+}

@@ -1,0 +1,447 @@
+//! What the API asks of the daemon.
+
+use std::collections::HashMap;
+
+use drover_engine::{OrderRow, PlanRow, PlanState, ServedRow, ask_cutover, is_running, plan_report};
+use drover_plan::{PlannedVm, Problem as PlanProblem};
+use drover_server::{
+    AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, Kind, LIVE_DISKS_MAX, Live, LivePlan,
+    Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem, RatePoint,
+    Submission, VmDetails, VmLine, VmQuery, Wanted, default_project,
+};
+use serde_json::Value;
+
+use super::job::Stage;
+use super::look::{counts, event, plan_word, state_word, vm_line};
+use super::{Daemon, no_plan, now_ms, problem, store_problem, wanted_of, word};
+use crate::commands::plan::check_online;
+use crate::commands::show;
+
+/// Events of one VM that are shown, the latest.
+const VM_EVENTS_MAX: usize = 500;
+
+impl Operations for Daemon {
+    fn plans(&self) -> Outcome<Vec<Plan>> {
+        let look = &self.0.look;
+        let mut served: HashMap<String, ServedRow> =
+            look.served().map_err(store_problem)?.into_iter().map(|row| (row.name.clone(), row)).collect();
+        let counted = look.vm_counts().map_err(store_problem)?;
+        let of = |name: &str| counts(counted.iter().filter(|row| row.plan == name));
+        let rows = look.plans().map_err(store_problem)?;
+        let mut plans: Vec<Plan> = rows
+            .into_iter()
+            .map(|row| {
+                let counts = of(&row.name);
+                Plan { vms: counts, ..self.plan_of(served.remove(&row.name), Some(row)) }
+            })
+            .collect();
+        // Those that have not begun, or never could.
+        plans.extend(served.into_values().map(|row| self.plan_of(Some(row), None)));
+        plans.sort_by(|one, two| two.started_ms.cmp(&one.started_ms).then_with(|| one.name.cmp(&two.name)));
+        Ok(plans)
+    }
+
+    fn plan(&self, name: &str) -> Outcome<Plan> {
+        let row = self.0.look.plan(name).map_err(store_problem)?;
+        let served = self.0.look.served_plan(name).map_err(store_problem)?;
+        if row.is_none() && served.is_none() {
+            return Err(no_plan(name));
+        }
+        let counted = self.0.look.vm_counts().map_err(store_problem)?;
+        let counts = counts(counted.iter().filter(|row| row.plan == name));
+        Ok(Plan { vms: counts, ..self.plan_of(served, row) })
+    }
+
+    fn status(&self, plan: &str, form: Form) -> Outcome<Document> {
+        let row = self.0.look.plan(plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
+        let status = show::PlanStatus::of(&self.0.look, row).map_err(|failure| problem(&failure))?;
+        Ok(match form {
+            Form::Json => Document::Json(status.json()),
+            Form::Text | Form::Html => Document::Text(status.text()),
+        })
+    }
+
+    fn vms(&self, plan: &str, query: &VmQuery) -> Outcome<Page<VmLine>> {
+        let (state, search) = (query.state.as_deref(), query.search.as_deref());
+        let rows = self
+            .0
+            .look
+            .vms_after(plan, query.after, query.limit + 1, state, search)
+            .map_err(store_problem)?;
+        let hosts = self.hosts(plan)?;
+        let (rows, next) = page(rows, query.limit);
+        let line = |row: drover_engine::VmRow| {
+            let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
+            vm_line(row, planned.as_ref(), &hosts)
+        };
+        Ok(Page { items: rows.into_iter().map(line).collect(), next })
+    }
+
+    fn vm(&self, plan: &str, vm: &str) -> Outcome<VmDetails> {
+        let look = &self.0.look;
+        let row = look.vm(plan, vm).map_err(store_problem)?;
+        let row = row.ok_or_else(|| {
+            Problem::new(Kind::NotFound, format!("plan '{plan}' has no VM with the id '{vm}'"))
+                .advise(format!("see /v1/plans/{plan}/vms"))
+        })?;
+        let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
+        let report = drover_engine::vm_details(look, plan, row.clone()).map_err(store_problem)?;
+        let mut events = look.events_of(plan, vm).map_err(store_problem)?;
+        events.drain(..events.len().saturating_sub(VM_EVENTS_MAX));
+        let values = |list: Value| list.as_array().cloned().unwrap_or_default();
+        Ok(VmDetails {
+            vm: vm_line(row, planned.as_ref(), &self.hosts(plan)?),
+            phases: values(serde_json::json!(report.phases)),
+            disks: values(serde_json::json!(report.disks)),
+            warm: report.warm.map(|warm| serde_json::json!(warm)),
+            events: events.into_iter().map(event).collect(),
+            concerns: planned.map_or(Vec::new(), |planned| values(serde_json::json!(planned.concerns))),
+        })
+    }
+
+    fn concerns(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<ConcernLine>> {
+        let rows = self.0.look.vms_after(plan, after, limit + 1, None, None).map_err(store_problem)?;
+        let (rows, next) = page(rows, limit);
+        let mut items = Vec::new();
+        for row in rows {
+            let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
+            items.extend(planned.into_iter().flat_map(|planned| planned.concerns).map(|it| ConcernLine {
+                vm: row.name.clone(),
+                severity: state_word(it.severity),
+                id: it.id,
+                subject: it.subject,
+                message: it.message,
+                advice: it.advice,
+            }));
+        }
+        Ok(Page { items, next })
+    }
+
+    fn events(&self, plan: &str, after: i64, limit: usize) -> Outcome<Page<PlanEvent>> {
+        let rows = self.0.look.events_after(plan, after, limit + 1).map_err(store_problem)?;
+        let (rows, next) = page(rows, limit);
+        Ok(Page { items: rows.into_iter().map(event).collect(), next })
+    }
+
+    fn rates(&self, plan: &str) -> Outcome<Vec<RatePoint>> {
+        let samples = self.0.look.samples_for_chart(plan).map_err(store_problem)?;
+        let point = |it: drover_engine::RatePoint| RatePoint {
+            at_ms: it.at_ms,
+            read_rate: it.read_rate,
+            written_rate: it.written_rate,
+            disks: it.disks,
+        };
+        Ok(drover_engine::rates(&samples).into_iter().map(point).collect())
+    }
+
+    fn report(&self, plan: &str, form: Form) -> Outcome<Document> {
+        let report =
+            plan_report(&self.0.look, plan).map_err(store_problem)?.ok_or_else(|| not_begun(plan))?;
+        Ok(match form {
+            Form::Json => Document::Json(drover_view::report_json(&report)),
+            Form::Text => Document::Text(drover_view::report_text(&report)),
+            Form::Html => Document::Html(drover_view::report_html(&report)),
+        })
+    }
+
+    fn submit(&self, submission: &Submission, who: &str) -> Outcome<Plan> {
+        let mut file = self.file(submission)?;
+        let name = file.plan.name.clone();
+        let _orders = self.orders();
+        self.check_not_ending()?;
+        self.check_name(&file, submission)?;
+        if submission.path.is_none() {
+            file.path.set_file_name(format!("{name}.yaml"));
+        }
+        let row = ServedRow {
+            name: name.clone(),
+            project: submission.project.clone(),
+            text: file.text,
+            path: file.path,
+            start: submission.start,
+            wanted: word(Wanted::Run).into(),
+            by: who.into(),
+            at_ms: now_ms(),
+            ..ServedRow::default()
+        };
+        self.0.store.put_served(&row).map_err(store_problem)?;
+        self.begin(row, Stage::Checking, false);
+        self.plan(&name)
+    }
+
+    fn check(&self, submission: &Submission) -> Outcome<Checked> {
+        let file = self.file(submission)?;
+        let checked = check_online(&file, Some(&self.0.folder)).map_err(|failure| problem(&failure))?;
+        let problems: Vec<&PlanProblem> =
+            checked.resolution.problems.iter().chain(&checked.rights).chain(&checked.at_target).collect();
+        let concerns = checked.resolution.vms.iter().flat_map(|vm| &vm.concerns);
+        Ok(Checked {
+            ok: !problems.iter().any(|problem| problem.is_error()),
+            vms: checked.resolution.vms.len() as u64,
+            problems: problems.iter().filter_map(|it| serde_json::to_value(it).ok()).collect(),
+            concerns: concerns.filter_map(|it| serde_json::to_value(it).ok()).collect(),
+        })
+    }
+
+    fn order(&self, plan: &str, order: &Order) -> Outcome<Ordered> {
+        let _orders = self.orders();
+        self.check_not_ending()?;
+        let before = self.plan(plan)?.state;
+        let vms = match order.order {
+            OrderKind::Cutover => ask_cutover(&self.0.store, plan, order.vm.as_deref())
+                .map_err(|error| problem(&error.into()))?,
+            _ if order.vm.is_some() => {
+                let text = "only a cutover can be ordered for a single VM";
+                return Err(Problem::new(Kind::BadRequest, text).advise("leave `vm` out"));
+            }
+            OrderKind::Pause => self.pause_plan(plan)?,
+            OrderKind::Resume => self.resume_plan(plan, order.start, false)?,
+            OrderKind::Retry => self.resume_plan(plan, order.start, true)?,
+            OrderKind::Cancel => self.cancel_order(plan)?,
+        };
+        self.tell(plan);
+        Ok(Ordered { before, after: self.plan(plan)?.state, vms })
+    }
+
+    fn audit(&self, entry: &AuditEntry) -> Outcome<i64> {
+        let row = OrderRow {
+            who: entry.who.clone(),
+            role: entry.role.clone(),
+            origin: entry.from.clone(),
+            project: entry.project.clone(),
+            plan: entry.plan.clone(),
+            vm: entry.vm.clone(),
+            action: entry.action.clone(),
+            before: entry.before.clone(),
+            ..OrderRow::default()
+        };
+        self.0.store.add_order(&row).map_err(store_problem)
+    }
+
+    fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()> {
+        self.0.store.end_order(id, after, outcome).map_err(store_problem)
+    }
+
+    fn audit_log(&self, before: Option<i64>, limit: usize) -> Outcome<Page<AuditRow>> {
+        let rows = self.0.look.orders(before, limit + 1).map_err(store_problem)?;
+        let (rows, next) = page(rows.into_iter().map(|row| (row.id, row)).collect(), limit);
+        Ok(Page { items: rows.into_iter().map(audit_row).collect(), next })
+    }
+
+    fn live(&self) -> Live {
+        let jobs: Vec<_> = self.jobs().iter().map(|(name, job)| (name.clone(), job.clone())).collect();
+        let mut live = Live::default();
+        let mut left = LIVE_DISKS_MAX;
+        for (plan, job) in jobs {
+            let now = job.look(left);
+            left -= now.disks.len();
+            live.disks_left_out += now.left_out as u64;
+            live.plans.push(LivePlan {
+                plan,
+                project: job.project.clone(),
+                read_bytes: now.moved.0,
+                written_bytes: now.moved.1,
+                rate: now.rate,
+                eta_s: now.left.map(|left| left.as_secs()),
+                retries: now.retries,
+                disks: now.disks,
+            });
+        }
+        live
+    }
+
+    fn gauges(&self) -> Outcome<Gauges> {
+        let counted = self.0.look.vm_counts().map_err(store_problem)?;
+        let mut gauges = Gauges::default();
+        for plan in self.plans()? {
+            match gauges.plans.iter_mut().find(|(state, _)| *state == plan.state) {
+                Some((_, count)) => *count += 1,
+                None => gauges.plans.push((plan.state.clone(), 1)),
+            }
+            let at_work = counted.iter().filter(|row| row.plan == plan.name && row.state == "running");
+            let phases = at_work.filter_map(|row| Some((row.phase.clone()?, row.count))).collect();
+            gauges.vms.push(PlanGauges { plan: plan.name, project: plan.project, counts: plan.vms, phases });
+        }
+        Ok(gauges)
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.is_ending() {
+            return Err("the daemon ends".into());
+        }
+        self.0.look.vm_counts().map(drop).map_err(|error| drover_engine::chain(&error))
+    }
+}
+
+/// A plan that was taken in and has nothing to show yet.
+fn not_begun(plan: &str) -> Problem {
+    Problem::new(Kind::NotFound, format!("plan '{plan}' has not begun, so there is nothing to show"))
+        .advise(format!("see /v1/plans/{plan} for what it waits for or was refused for"))
+}
+
+/// The rows up to a limit, and where the next ones begin.
+fn page<T>(mut rows: Vec<(i64, T)>, limit: usize) -> (Vec<T>, Option<String>) {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|(number, _)| number.to_string());
+    (rows.into_iter().map(|(_, row)| row).collect(), next)
+}
+
+fn audit_row(row: OrderRow) -> AuditRow {
+    AuditRow {
+        id: row.id,
+        at_ms: row.at_ms,
+        entry: AuditEntry {
+            who: row.who,
+            role: row.role,
+            from: row.origin,
+            project: row.project,
+            plan: row.plan,
+            vm: row.vm,
+            action: row.action,
+            before: row.before,
+        },
+        after: row.after,
+        outcome: row.outcome,
+    }
+}
+
+impl Daemon {
+    /// Orders are carried out one after the other.
+    pub(super) fn orders(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.0.orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn check_not_ending(&self) -> Outcome<()> {
+        match self.is_ending() {
+            true => {
+                Err(Problem::new(Kind::Unavailable, "the daemon ends, and takes no orders").retry_after(10))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn hosts(&self, plan: &str) -> Outcome<HashMap<String, String>> {
+        let runs = self.0.look.runs(plan).map_err(store_problem)?;
+        Ok(runs.into_iter().flat_map(|run| run.facts.source_hosts).collect())
+    }
+
+    /// A plan from what was handed in and what was run of it; without its VMs.
+    fn plan_of(&self, served: Option<ServedRow>, row: Option<PlanRow>) -> Plan {
+        let name = served.as_ref().map(|row| row.name.clone()).or(row.as_ref().map(|row| row.name.clone()));
+        let name = name.unwrap_or_default();
+        let job = self.job(&name);
+        let wanted = served.as_ref().map_or(Wanted::Nothing, |row| wanted_of(&row.wanted));
+        let state = match (&job, &row) {
+            (Some(job), _) => job.stage().word(),
+            (None, Some(row)) if row.state == PlanState::Incomplete && wanted == Wanted::Pause => "paused",
+            (None, Some(row)) => {
+                let elsewhere =
+                    row.state == PlanState::Running && is_running(&self.0.look, &name).unwrap_or(false);
+                plan_word(row.state, elsewhere)
+            }
+            (None, None) => match (wanted, &served) {
+                (Wanted::Cancel, _) => "cancelled",
+                (Wanted::Pause, _) => "paused",
+                (_, Some(served)) if served.exit.is_some() => "refused",
+                _ => "queued",
+            },
+        };
+        let problems = match (&job, &served) {
+            (Some(job), _) => serde_json::to_value(job.problems()).ok(),
+            (None, Some(served)) => {
+                served.problems.as_deref().and_then(|text| serde_json::from_str(text).ok())
+            }
+            (None, None) => None,
+        };
+        let ended = served.as_ref().filter(|_| job.is_none());
+        Plan {
+            name,
+            project: served.as_ref().map_or_else(default_project, |row| row.project.clone()),
+            state: state.into(),
+            wanted,
+            started_ms: row.as_ref().map(|row| row.started_ms).or(served.as_ref().map(|row| row.at_ms)),
+            ended_ms: row.as_ref().and_then(|row| row.ended_ms),
+            vms: Default::default(),
+            exit: ended.and_then(|row| row.exit),
+            error: ended.and_then(|row| row.error.clone()),
+            advice: ended.and_then(|row| row.advice.clone()),
+            problems: problems.and_then(|value| value.as_array().cloned()).unwrap_or_default(),
+        }
+    }
+
+    /// Keeps what was ordered, before anything is done.
+    fn want(&self, name: &str, wanted: Wanted, start: bool) -> Outcome<ServedRow> {
+        let mut row = self.row(name)?;
+        row.wanted = word(wanted).into();
+        row.start |= start;
+        if wanted == Wanted::Run {
+            (row.exit, row.error, row.advice, row.problems) = (None, None, None, None);
+        }
+        self.0.store.put_served(&row).map_err(store_problem)?;
+        Ok(row)
+    }
+
+    fn pause_plan(&self, name: &str) -> Outcome<Vec<String>> {
+        match self.job(name) {
+            Some(job) if matches!(job.stage(), Stage::Checking | Stage::Running) => {
+                self.want(name, Wanted::Pause, false)?;
+                job.set_stage(Stage::Pausing);
+                job.stop.stop();
+                Ok(Vec::new())
+            }
+            Some(job) => Err(wrong_state(name, job.stage().word(), "wait for its end")),
+            None => Err(wrong_state(name, "not running", "only a plan that runs can be paused")),
+        }
+    }
+
+    fn resume_plan(&self, name: &str, start: bool, failed_only: bool) -> Outcome<Vec<String>> {
+        if let Some(job) = self.job(name) {
+            return Err(wrong_state(name, job.stage().word(), "wait for its end"));
+        }
+        let plan = self.plan(name)?;
+        match plan.state.as_str() {
+            "done" => return Err(wrong_state(name, "done", "nothing is left to do")),
+            "cancelled" => return Err(wrong_state(name, "cancelled", "submit it anew")),
+            "running" => return Err(wrong_state(name, "run by another process", "wait for its end")),
+            _ => {}
+        }
+        let mut failed = Vec::new();
+        if failed_only {
+            let rows = self
+                .0
+                .look
+                .vms_after(name, 0, usize::MAX >> 1, Some("failed"), None)
+                .map_err(store_problem)?;
+            failed = rows.into_iter().map(|(_, row)| row.name).collect();
+            if failed.is_empty() && plan.error.is_none() {
+                return Err(wrong_state(name, &plan.state, "no VM of it failed; `resume` goes on with it"));
+            }
+        }
+        let row = self.want(name, Wanted::Run, start)?;
+        self.begin(row, Stage::Checking, false);
+        Ok(failed)
+    }
+
+    fn cancel_order(&self, name: &str) -> Outcome<Vec<String>> {
+        let plan = self.plan(name)?;
+        match (self.job(name), plan.state.as_str()) {
+            (_, "done" | "cancelled") => Err(wrong_state(name, &plan.state, "there is nothing to cancel")),
+            (Some(job), _) => {
+                self.want(name, Wanted::Cancel, false)?;
+                job.set_stage(Stage::Cancelling);
+                job.stop.stop();
+                Ok(Vec::new())
+            }
+            (None, _) => {
+                let row = self.want(name, Wanted::Cancel, false)?;
+                self.begin(row, Stage::Cancelling, false);
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+fn wrong_state(name: &str, state: &str, advice: &str) -> Problem {
+    Problem::new(Kind::Conflict, format!("plan '{name}' is {state}")).advise(advice)
+}

@@ -1,0 +1,228 @@
+//! `drover serve`: plans that are handed to a daemon arrive as they do without it, and go on after any end of it.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::daemon::Daemon;
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::json;
+
+fn stage(number: u8, mib: u64) -> Option<Stage> {
+    Stage::new(number, |folder| {
+        let a = disk_file(folder, "a", mib * MIB);
+        vec![vm("one", &[&a]), with(vm("two", &[&a]), json!({"host": "esx2.lab"}))]
+    })
+}
+
+/// A stage whose hosts give so much a second.
+fn slow_stage(number: u8, mib: u64, mib_per_s: u64) -> Option<Stage> {
+    let stage = stage(number, mib)?;
+    stage.sim.post("/rate", json!({"bytes_per_s": mib_per_s * MIB, "per": "host"})).unwrap();
+    Some(stage)
+}
+
+fn assert_arrived(stage: &Stage) {
+    ["one", "two"].iter().for_each(|vm| stage.assert_equal(vm, 0, &stage.path("a")));
+}
+
+#[test]
+fn commands_print_through_a_daemon_what_they_print_without_it() {
+    let Some(stage) = stage(120, 8) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    let plan = stage.plan("served", &[]);
+    let migrated = daemon.run(&["migrate", &plan]);
+    assert_eq!(migrated.code, Some(0), "{}{}", migrated.out, migrated.err);
+    assert!(
+        migrated.err.contains("one: copy begins") && migrated.err.contains("two  done"),
+        "{}",
+        migrated.err
+    );
+    assert_arrived(&stage);
+    for command in [
+        &["status", "served"][..],
+        &["status", "served", "--json"],
+        &["report", "served"],
+        &["report", "served", "--json"],
+    ] {
+        let (through, here) = (daemon.run(command), stage.run(command));
+        assert_eq!((through.code, through.out.as_str()), (Some(0), here.out.as_str()), "{command:?}");
+    }
+    assert!(migrated.out.contains(&stage.run(&["report", "served"]).out), "the report is printed at the end");
+    let events = daemon.run(&["migrate", &plan, "--json"]).out;
+    assert!(events.lines().any(|line| line.contains("\"event\":\"plan_ended\"")), "{events}");
+    assert!(
+        daemon.text("/metrics").contains("drover_vms{plan=\"served\",project=\"default\",state=\"done\"} 2")
+    );
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_owns_its_state_and_refuses_what_is_wrong_with_its_cause() {
+    let Some(stage) = stage(121, 1) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    let plan = stage.plan("owned", &[]);
+    let refused = stage.run(&["migrate", &plan]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(refused.err.contains(&format!("the daemon at {} owns the state", daemon.url)), "{}", refused.err);
+    assert!(refused.err.contains(&format!("--server {}", daemon.url)), "{}", refused.err);
+    let second = stage.run(&["serve", "--listen", "127.0.0.1:0"]);
+    assert_eq!(second.code, Some(3), "{}", second.err);
+    // A plan with errors in its text, one whose VM is not there, and a source that denies: each with its exit code.
+    let text = std::fs::read_to_string(&plan).unwrap();
+    let (status, told) =
+        daemon.post("/v1/plans", &json!({ "text": text.replace("mode: cold", "mode: lukewarm") }));
+    assert_eq!((status, &told["exit"]), (422, &json!(3)), "{told}");
+    assert!(told["problems"][0]["line"].is_u64(), "{told}");
+    let missing = daemon.run(&["migrate", &stage.plan("missing", &[("name: \"one\"", "name: \"none\"")])]);
+    assert_eq!(missing.code, Some(3), "{}", missing.err);
+    assert!(missing.err.contains("there is no VM called 'none'"), "{}", missing.err);
+    let checked = daemon.post("/v1/check", &json!({ "text": text, "path": plan }));
+    assert_eq!(
+        (checked.0, &checked.1["ok"], &checked.1["vms"]),
+        (200, &json!(true), &json!(2)),
+        "{}",
+        checked.1
+    );
+    let denied = daemon
+        .run(&["migrate", &stage.plan("denied", &[("administrator@vsphere.local", "nobody@vsphere.local")])]);
+    assert_eq!(denied.code, Some(4), "{}", denied.err);
+    let audit = daemon.get("/v1/audit");
+    assert!(audit["items"].as_array().unwrap().iter().all(|row| row["action"] == "submit"), "{audit}");
+    let lines = stage.run(&["serve", "audit"]).out;
+    assert!(lines.contains("submit") && lines.contains("admin"), "{lines}");
+    daemon.stop();
+    stage.migrate(&plan);
+}
+
+#[test]
+fn a_plan_goes_on_when_its_daemon_is_started_again_after_sigterm_and_after_kill() {
+    let Some(stage) = slow_stage(122, 48, 12) else { return };
+    let plan = stage.plan("again", &[]);
+    let moved = |daemon: &Daemon, mib: u64| {
+        let served = stage.served();
+        daemon.wait_for("bytes", || (stage.served() >= served + mib * MIB).then_some(()));
+    };
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&plan);
+    moved(&daemon, 8);
+    daemon.stop();
+    let daemon = Daemon::start(&stage.drover);
+    assert_eq!(daemon.went_on, json!(["again"]));
+    moved(&daemon, 8);
+    daemon.kill();
+    let daemon = Daemon::start(&stage.drover);
+    assert_eq!(daemon.went_on, json!(["again"]));
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    daemon.wait("again", "done");
+    assert_arrived(&stage);
+    let report = daemon.get("/v1/plans/again/report");
+    assert!(report["summary"]["resumed_bytes"].as_u64().unwrap() > 0, "{}", report["summary"]);
+    daemon.stop();
+    let daemon = Daemon::start(&stage.drover);
+    assert_eq!(daemon.went_on, json!([]), "one that is done is left alone");
+}
+
+#[test]
+fn orders_pause_resume_and_cancel_a_plan_and_leave_the_source_as_it_was() {
+    let Some(stage) = slow_stage(123, 48, 12) else { return };
+    let before = stage.source_state();
+    let daemon = Daemon::start(&stage.drover);
+    daemon.submit(&stage.plan("ordered", &[]));
+    daemon.wait("ordered", "running");
+    daemon.wait_for("bytes", || (stage.served() > 4 * MIB).then_some(()));
+    daemon.order("ordered", "pause");
+    let paused = daemon.wait("ordered", "paused");
+    assert_eq!((&paused["exit"], &paused["wanted"]), (&json!(130), &json!("pause")));
+    let again = daemon.post("/v1/plans/ordered/orders", &json!({ "order": "pause" }));
+    assert_eq!((again.0, &again.1["exit"]), (409, &json!(3)), "{}", again.1);
+    daemon.order("ordered", "resume");
+    daemon.wait("ordered", "running");
+    let cancelled = daemon.run(&["cancel", "ordered"]);
+    assert_eq!(cancelled.code, Some(0), "{}", cancelled.err);
+    assert!(cancelled.err.contains("plan ordered is cancelled"), "{}", cancelled.err);
+    assert_eq!(stage.source_state(), before);
+    assert!(!stage.image("one", 0).exists());
+    let orders: Vec<_> = daemon.get("/v1/audit")["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["action"].clone())
+        .collect();
+    assert_eq!(orders, ["cancel", "resume", "pause", "pause", "submit"]);
+    daemon.stop();
+}
+
+#[test]
+fn several_plans_run_in_one_process_and_a_vm_is_told_in_detail() {
+    let names = ["many0", "many1", "many2", "many3"];
+    let Some(stage) = Stage::new(124, |folder| {
+        let a = disk_file(folder, "a", 4 * MIB);
+        names.iter().map(|name| vm(name, &[&a])).collect()
+    }) else {
+        return;
+    };
+    let daemon = Daemon::start(&stage.drover);
+    let line = |name: &str| format!("  - name: \"{name}\"\n");
+    for name in names {
+        // Each takes one of the VMs.
+        let others: Vec<String> = names.iter().filter(|it| **it != name).map(|it| line(it)).collect();
+        let edits: Vec<(&str, &str)> = others.iter().map(|line| (line.as_str(), "")).collect();
+        daemon.submit(&stage.plan(name, &edits));
+    }
+    names.iter().for_each(|name| drop(daemon.wait(name, "done")));
+    names.iter().for_each(|name| stage.assert_equal(name, 0, &stage.path("a")));
+    let vms = daemon.get("/v1/plans/many2/vms");
+    assert_eq!(
+        (vms["items"].as_array().unwrap().len(), &vms["items"][0]["host"]),
+        (1, &json!("esx1.lab")),
+        "{vms}"
+    );
+    let id = vms["items"][0]["id"].as_str().unwrap();
+    let details = daemon.get(&format!("/v1/plans/many2/vms/{id}"));
+    assert!(details["phases"].as_array().unwrap().iter().any(|phase| phase["phase"] == "copy"), "{details}");
+    assert_eq!(details["disks"][0]["equal"], true);
+    let first = daemon.get("/v1/plans/many2/events?limit=3");
+    let next = first["next"].as_str().unwrap();
+    assert_eq!(
+        daemon.get(&format!("/v1/plans/many2/events?limit=3&cursor={next}"))["items"]
+            .as_array()
+            .unwrap()
+            .len(),
+        3
+    );
+    daemon.stop();
+}
+
+#[test]
+fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks() {
+    let Some(stage) = stage(125, 1) else { return };
+    let settings = stage.path("serve.yaml");
+    std::fs::write(&settings, format!("anonymous_view: true\ntargets: [{}]\n", stage.vms().display()))
+        .unwrap();
+    let viewer = stage.run(&["serve", "token", "add", "eve", "--role", "viewer"]).out;
+    let daemon = Daemon::start_with(&stage.drover, &["--config", settings.to_str().unwrap()]);
+    for outside in ["/elsewhere\n", "/vms/../elsewhere\n"] {
+        let refused = daemon.run(&["migrate", &stage.plan("outside", &[("/vms\n", outside)])]);
+        assert_eq!(refused.code, Some(3), "{}", refused.err);
+        assert!(refused.err.contains("is not among those that this daemon writes to"), "{}", refused.err);
+    }
+    let plan = stage.plan("inside", &[]);
+    let denied = stage
+        .drover
+        .command(&["migrate", &plan, "--server", &daemon.url])
+        .env("DROVER_TOKEN", viewer.trim())
+        .output()
+        .unwrap();
+    let words = String::from_utf8_lossy(&denied.stderr).into_owned();
+    assert_eq!(denied.status.code(), Some(4), "{words}");
+    assert!(words.contains("the role of 'eve' is viewer"), "{words}");
+    assert_eq!(daemon.run(&["migrate", &plan]).code, Some(0));
+    let far = stage.run(&["status", "--server", "http://192.0.2.1:8420"]);
+    assert_eq!(far.code, Some(2), "{}", far.err);
+    assert!(far.err.contains("in the clear"), "{}", far.err);
+}
+
+#[test]
+fn systemd_finds_no_fault_with_the_unit_of_the_daemon() {
+    common::units::assert_sound("drover-serve.service", "ExecStart=/usr/bin/drover serve");
+}
