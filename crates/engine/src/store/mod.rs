@@ -82,7 +82,7 @@ impl StoreError {
             StoreFault::Sqlite(error) => match error.sqlite_error_code() {
                 Some(E::NotADatabase | E::DatabaseCorrupt | E::TypeMismatch) => DAMAGED,
                 Some(E::DiskFull) => MAKE_ROOM,
-                Some(E::DatabaseBusy | E::DatabaseLocked) => {
+                Some(E::DatabaseBusy | E::DatabaseLocked | E::FileLockingProtocolFailed) => {
                     "another program holds it for long; see who has it open, then try again"
                 }
                 Some(_) => WRITABLE,
@@ -277,6 +277,9 @@ pub struct Store {
     /// Somebody held it for as long as it is waited for. Until it is free again nobody waits that long: a run that has to end
     /// makes many calls.
     is_held: AtomicBool,
+    /// A lock could not be had or given back in the ten seconds that SQLite itself tries for, at each call. It stays so for this
+    /// process: no call tries again.
+    is_stuck: AtomicBool,
     /// A copy of a store that this user may only read.
     _copy: Option<read::Copy>,
 }
@@ -315,7 +318,15 @@ impl Store {
         let connection = open_database(&path).map_err(wrap)?;
         let file = file_at(&path);
         let (connection, log) = (Mutex::new(connection), LogSync::of(&path));
-        Ok(Store { connection, path, file, log, is_held: AtomicBool::new(false), _copy: None })
+        Ok(Store {
+            connection,
+            path,
+            file,
+            log,
+            is_held: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
+            _copy: None,
+        })
     }
 
     /// How often the store was flushed so far.
@@ -597,9 +608,16 @@ impl Store {
         db: &Connection,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
+        if self.is_stuck.load(Ordering::Relaxed) {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_PROTOCOL);
+            let why = "its locks failed earlier in this run";
+            return Err(rusqlite::Error::SqliteFailure(code, Some(why.into())));
+        }
         let done = db.busy_timeout(self.wait()).and_then(|()| work(db));
         let code = done.as_ref().err().and_then(rusqlite::Error::sqlite_error_code);
         self.is_held.store(code == Some(rusqlite::ErrorCode::DatabaseBusy), Ordering::Relaxed);
+        let is_stuck = code == Some(rusqlite::ErrorCode::FileLockingProtocolFailed);
+        self.is_stuck.fetch_or(is_stuck, Ordering::Relaxed);
         done
     }
 

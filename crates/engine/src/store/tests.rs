@@ -143,3 +143,18 @@ fn a_store_that_was_held_for_too_long_is_not_waited_for_as_long_again_until_it_i
     store.end_plan("p", PlanState::Done).unwrap();
     assert_eq!(store.wait(), BUSY_WAIT);
 }
+
+#[test]
+fn a_store_whose_locks_failed_is_not_asked_again_by_this_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "", Path::new("/")).unwrap();
+    let failed = |_: &Connection| -> rusqlite::Result<()> {
+        Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_PROTOCOL), None))
+    };
+    assert!(store.read(failed).is_err());
+    let error = store.plan("p").unwrap_err();
+    assert!(crate::chain(&error).contains("its locks failed earlier in this run"), "{error:?}");
+    assert!(store.end_plan("p", PlanState::Done).is_err());
+    assert!(Store::open(folder.path()).unwrap().plan("p").unwrap().is_some(), "the next run is asked");
+}
