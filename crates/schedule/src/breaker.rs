@@ -6,6 +6,8 @@ use crate::random::Random;
 pub const FAILURES_MAX: u32 = 3;
 /// The first wait, in milliseconds; each further one is twice as long.
 pub const BACKOFF_MS: u64 = 30_000;
+/// Tries of a host that is left alone; after the last it is given up.
+pub const TRIES_MAX: u32 = 5;
 /// No wait is longer than about this.
 pub const BACKOFF_MS_MAX: u64 = 30 * 60_000;
 
@@ -18,12 +20,15 @@ pub enum Permit {
     One,
     /// None before this time, in milliseconds.
     Not(u64),
+    /// None any more.
+    Never,
 }
 
 /// The circuit breaker of a host.
 ///
 /// Three failures in a row open it: no VM starts there. After a wait that doubles each time, between half and all of
-/// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes.
+/// its length by chance so that hosts do not come back in step, one VM is tried. If that one works it closes; after
+/// [`TRIES_MAX`] tries the host is given up.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     random: Random,
@@ -45,6 +50,7 @@ enum State {
     Trying {
         opened: u32,
     },
+    GivenUp,
 }
 
 impl Breaker {
@@ -60,6 +66,7 @@ impl Breaker {
             State::Open { until_ms, .. } if now_ms >= until_ms => Permit::One,
             State::Open { until_ms, .. } => Permit::Not(until_ms),
             State::Trying { .. } => Permit::Not(u64::MAX),
+            State::GivenUp => Permit::Never,
         }
     }
 
@@ -94,7 +101,11 @@ impl Breaker {
             }
             State::Closed { .. } => 0,
             // VMs that ran when it opened fail one after the other: that is one failure of the host.
-            State::Open { .. } => return,
+            State::Open { .. } | State::GivenUp => return,
+            State::Trying { opened } if opened + 1 >= TRIES_MAX => {
+                self.state = State::GivenUp;
+                return;
+            }
             State::Trying { opened } => opened + 1,
         };
         let until_ms = now_ms.saturating_add(backoff_ms(opened, &mut self.random));
@@ -149,7 +160,7 @@ mod tests {
     fn one_vm_is_tried_after_the_wait_and_closes_it_or_doubles_the_wait() {
         let mut breaker = open();
         let mut now = 1000;
-        for number in 0..10 {
+        for number in 0..TRIES_MAX - 1 {
             let until = until(&breaker, now);
             let longest = (BACKOFF_MS << number).min(BACKOFF_MS_MAX);
             assert!((longest / 2..=longest).contains(&(until - now)), "wait {number}: {}", until - now);
@@ -163,6 +174,17 @@ mod tests {
         breaker.started(now);
         breaker.succeeded();
         assert_eq!(breaker.permit(now), Permit::Yes);
+    }
+
+    #[test]
+    fn a_host_that_fails_each_try_is_given_up() {
+        let mut breaker = open();
+        for _ in 0..TRIES_MAX {
+            let now = until(&breaker, 1000);
+            breaker.started(now);
+            breaker.failed(now);
+        }
+        assert_eq!((breaker.permit(u64::MAX), breaker.is_open()), (Permit::Never, true));
     }
 
     #[test]

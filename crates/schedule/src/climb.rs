@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// A gain that is smaller is none: more disks at once would only make each of them slower.
-pub const GAIN_MIN: f64 = 0.03;
+pub const GAIN_MIN: f64 = 0.02;
 /// Noise beyond this is taken for change.
-const NOISE_MAX: f64 = 0.08;
+const NOISE_MAX: f64 = 0.04;
 /// Samples that a number of disks is judged by.
 pub const SAMPLES: u32 = 4;
 /// Samples after which the numbers beside the chosen one are tried anew: what was true of a host changes.
@@ -21,11 +21,16 @@ const WEIGHT: f64 = 0.25;
 #[derive(Clone, Debug)]
 pub struct Climb {
     max: u32,
+    start: u32,
     limit: u32,
     step: u32,
     measured: BTreeMap<u32, Measured>,
     /// Samples since the last change of mind.
     settled: u32,
+    /// Samples in a row in which fewer were read than may be.
+    short: u32,
+    /// As many as could be read when more were let in: something else limits them.
+    reach: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,12 +76,26 @@ impl Climb {
     pub fn new(start: u32, max: u32) -> Climb {
         let max = max.max(1);
         let limit = start.clamp(1, max);
-        Climb { max, limit, step: (limit / 2).max(1), measured: BTreeMap::new(), settled: 0 }
+        Climb {
+            max,
+            start: limit,
+            limit,
+            step: (limit / 2).max(1),
+            measured: BTreeMap::new(),
+            settled: 0,
+            short: 0,
+            reach: u32::MAX,
+        }
     }
 
     /// Disks that may be read at once now.
     pub fn limit(&self) -> u32 {
         self.limit
+    }
+
+    /// The number that it began with.
+    pub fn started_at(&self) -> u32 {
+        self.start
     }
 
     /// The budgets allow so many from now on.
@@ -87,12 +106,19 @@ impl Climb {
     }
 
     /// In one more span of time so many disks were read at once, all the while, with this sum of rates in bytes a second.
-    /// Spans in which fewer were read than may be tell nothing. Gives the limit from now on.
+    /// Where fewer are read than may be, by more than an eighth and [`SAMPLES`] times in a row, because all VMs that the host may
+    /// serve run, more are not tried. Gives the limit from now on.
     pub fn sample(&mut self, disks: u32, rate: f64) -> u32 {
-        if disks != self.limit || !rate.is_finite() || rate <= 0.0 {
+        let is_near = disks <= self.limit && self.limit - disks <= self.limit / 8;
+        self.short = if is_near || disks > self.limit { 0 } else { self.short + 1 };
+        if self.short >= SAMPLES {
+            (self.reach, self.short) = (disks.max(1), 0);
+            self.limit = self.limit.min(self.reach);
+        }
+        if !is_near || !rate.is_finite() || rate <= 0.0 {
             return self.limit;
         }
-        let measured = self.measured.entry(disks).or_default();
+        let measured = self.measured.entry(self.limit).or_default();
         measured.add(rate);
         self.settled += 1;
         if measured.samples >= SAMPLES {
@@ -129,7 +155,10 @@ impl Climb {
 
     /// A number beside this one that is still to be measured; the greater first.
     fn untried(&self, disks: u32) -> Option<u32> {
-        let (more, fewer) = ((disks + self.step).min(self.max), disks.saturating_sub(self.step).max(1));
+        let (more, fewer) = (
+            (disks + self.step).min(self.max).min(self.reach.max(disks)),
+            disks.saturating_sub(self.step).max(1),
+        );
         let is_new = |it: &u32| *it != disks && self.measured.get(it).is_none_or(|it| it.samples < SAMPLES);
         [more, fewer].into_iter().find(is_new)
     }
@@ -138,7 +167,7 @@ impl Climb {
         if self.settled >= SAMPLES_KEPT {
             let limit = self.limit;
             self.measured.retain(|disks, _| *disks == limit);
-            self.settled = 0;
+            (self.settled, self.reach) = (0, u32::MAX);
         }
     }
 
@@ -273,10 +302,17 @@ mod tests {
     }
 
     #[test]
-    fn spans_with_fewer_disks_tell_nothing() {
-        let mut climb = Climb::new(4, 50);
-        assert!((0..100).all(|_| climb.sample(3, 500.0) == 4));
-        assert_eq!(climb.found().to_string(), "4 disks at once; not measured yet");
+    fn more_than_can_be_read_are_not_tried_and_fewer_are() {
+        // Slots of VMs keep it at 20.
+        let mut climb = Climb::new(20, 50);
+        (0..300).for_each(|_| {
+            let disks = climb.limit().min(20);
+            climb.sample(disks, capped(700.0)(disks));
+        });
+        assert_eq!(climb.limit(), 7);
+        let mut idle = Climb::new(4, 50);
+        assert_eq!((idle.sample(2, 500.0), idle.sample(2, 500.0)), (4, 4), "a moment tells nothing");
+        assert_eq!(idle.found().to_string(), "4 disks at once; not measured yet");
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub struct Job {
     pub fixed_ms: u64,
     /// Whether it is copied in passes while it runs, so that its group waits at its cutover and not at its start.
     pub is_warm: bool,
+    /// Whether its disks are read back at the target when all are copied. Their slots among all disks are kept until then;
+    /// those of host and datastore are not.
+    pub reads_back: bool,
 }
 
 impl Job {

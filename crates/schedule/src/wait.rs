@@ -59,6 +59,15 @@ pub enum Wait {
         /// Slots that it needs.
         needs: u32,
     },
+    /// One VM of its host takes so long that it is to have the host's rate.
+    Longest {
+        /// Host.
+        host: String,
+        /// Disks that are read.
+        held: u32,
+        /// Disks that may be until then.
+        of: u32,
+    },
     /// There is no room for its disks at a datastore.
     DatastoreDisks {
         /// Datastore.
@@ -142,6 +151,9 @@ impl fmt::Display for Wait {
             Wait::HostVms { host, held, of } => write!(f, "{host}: {held} of {of} VMs at once"),
             Wait::HostDisks { host, held, of, needs } => {
                 write!(f, "{host}: {held} of {of} disks at once, it needs {needs}")
+            }
+            Wait::Longest { host, held, of } => {
+                write!(f, "{host}: {held} of {of} disks at once, so that its longest VM is not held up")
             }
             Wait::DatastoreDisks { datastore, held, of } => {
                 write!(f, "datastore {datastore}: {held} of {of} disks at once")

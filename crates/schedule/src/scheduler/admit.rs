@@ -100,8 +100,8 @@ impl Scheduler {
     fn has_room(&self, host: &Host, now_ms: u64) -> bool {
         !host.lanes.is_empty()
             && host.vms + host.elsewhere < self.vms_max(host)
-            && host.disks < self.disks_max(host)
-            && !matches!(host.breaker.permit(now_ms), Permit::Not(_))
+            && host.disks < self.disks_max(host).min(self.narrow(host))
+            && !matches!(host.breaker.permit(now_ms), Permit::Not(_) | Permit::Never)
     }
 
     /// The first of a lane that may start at this time; those before it that may not are put aside.
@@ -173,7 +173,7 @@ impl Scheduler {
             return Room::NotInAll;
         }
         let done = vec![false; entry.job.disks.len()];
-        Room::Yes(Held { slots, left: entry.disks(), datastores, done })
+        Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done })
     }
 
     fn admit(&mut self, id: JobId, held: Held, now_ms: u64) -> Admission {

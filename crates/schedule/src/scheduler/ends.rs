@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::entry::{Aside, State};
 use super::hold::Hold;
 use super::{Scheduler, entry::Held};
-use crate::breaker::backoff_ms;
+use crate::breaker::{Permit, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
 
@@ -24,6 +24,8 @@ pub enum Ended {
     TooLate,
     /// A VM of an earlier stage of its group failed.
     GroupFailed,
+    /// Its host failed so often that it was given up.
+    HostFailed,
 }
 
 /// A host that failed often.
@@ -47,10 +49,14 @@ impl Scheduler {
             return;
         }
         held.done[disk] = true;
-        let before = held.slots;
         held.left -= 1;
-        held.slots = held.slots.min(held.left);
-        let freed = before - held.slots;
+        let freed = held.at_host.saturating_sub(held.left);
+        held.at_host -= freed;
+        self.hosts[entry.host].disks -= freed;
+        if !entry.job.reads_back {
+            held.slots -= freed;
+            self.disks -= freed;
+        }
         let datastore = entry.datastores[disk];
         if let Some((_, slots, left)) = held.datastores.iter_mut().find(|(it, _, _)| *it == datastore) {
             *left -= 1;
@@ -58,8 +64,6 @@ impl Scheduler {
             *slots -= freed;
             self.datastores[datastore].disks -= freed;
         }
-        self.disks -= freed;
-        self.hosts[entry.host].disks -= freed;
         self.count_as_done(id, disk);
         self.check_invariants();
     }
@@ -95,8 +99,9 @@ impl Scheduler {
         (0..self.jobs[&id].job.disks.len()).for_each(|disk| self.count_as_done(id, disk));
         let entry = self.jobs.get_mut(&id).expect("a job that ends is known");
         entry.state = State::Over(ended);
-        let left_ms = &mut self.hosts[entry.host].left_ms;
-        *left_ms = left_ms.saturating_sub(entry.own_ms);
+        let host = &mut self.hosts[entry.host];
+        host.left_ms = host.left_ms.saturating_sub(entry.own_ms);
+        host.longest.remove(&(entry.own_ms, id));
         self.left -= 1;
         let entry = &self.jobs[&id];
         self.groups.end(id, entry, ended == Ended::Arrived);
@@ -128,7 +133,7 @@ impl Scheduler {
         held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks -= slots);
         let host = &mut self.hosts[self.jobs[&id].host];
         host.vms -= 1;
-        host.disks -= held.slots;
+        host.disks -= held.at_host;
         host.breaker.told_nothing(now_ms);
         self.release_affinity(id, now_ms);
     }
@@ -145,8 +150,8 @@ impl Scheduler {
         self.check_invariants();
     }
 
-    /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it was tried often
-    /// enough, and is over.
+    /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it is over: the host
+    /// has not failed others in a row, so it may be the VM, or the job was tried often enough, or the host is given up.
     ///
     /// # Panics
     /// If it does not run.
@@ -156,8 +161,13 @@ impl Scheduler {
         let (host, retries) = (entry.host, entry.retries);
         self.hosts[host].breaker.failed(now_ms);
         self.give_back(id, "failed", now_ms);
-        if retries > RETRIES_MAX {
+        let breaker = &self.hosts[host].breaker;
+        let is_given_up = breaker.permit(now_ms) == Permit::Never;
+        if retries > RETRIES_MAX || !breaker.is_open() || is_given_up {
             self.end(id, Ended::Failed, now_ms);
+            if is_given_up {
+                self.give_up_host(host);
+            }
             self.check_invariants();
             return None;
         }
@@ -168,6 +178,20 @@ impl Scheduler {
         Some(at)
     }
 
+    /// Gives up all jobs of a host that wait.
+    fn give_up_host(&mut self, host: usize) {
+        let waits = |entry: &super::Entry| matches!(entry.state, State::Waiting | State::Aside(_));
+        let of = self.jobs.iter().filter(|(_, entry)| entry.host == host && waits(entry));
+        let ids: Vec<JobId> = of.map(|(id, _)| *id).collect();
+        for id in ids {
+            // One that is given up may give up others of its group.
+            if !self.is_over(id) {
+                self.leave(id, 0);
+                self.give_up(id, Ended::HostFailed);
+            }
+        }
+    }
+
     /// A running job wants nothing of the source until [`Scheduler::wake`]; others get its slots.
     ///
     /// # Panics
@@ -176,6 +200,7 @@ impl Scheduler {
         let host = self.jobs[&id].host;
         self.hosts[host].breaker.succeeded();
         self.give_back(id, "parked", now_ms);
+        self.hosts[host].longest.remove(&(self.jobs[&id].own_ms, id));
         self.check_invariants();
     }
 
@@ -229,7 +254,7 @@ impl Scheduler {
     pub fn quarantine(&self) -> Vec<Quarantined> {
         let failed = self.hosts.iter().filter(|host| host.breaker.failures() > 0);
         let told = |host: &super::Host| Quarantined {
-            host: host.name.clone(),
+            host: host.label.clone(),
             failures: host.breaker.failures(),
             is_open: host.breaker.is_open(),
         };

@@ -64,7 +64,9 @@ pub(super) enum Aside {
 /// Disk slots of a running job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
+    /// Among all disks.
     pub(super) slots: u32,
+    pub(super) at_host: u32,
     /// Disks that are still to be copied.
     pub(super) left: u32,
     /// The same for each datastore: which, slots, disks.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::{Aside, State};
 use super::{Ended, Scheduler};
+use crate::breaker::Permit;
 use crate::job::JobId;
 
 /// Jobs that are put aside.
@@ -48,6 +49,9 @@ impl Scheduler {
     pub(super) fn hold(&self, id: JobId, now_ms: u64) -> Option<Hold> {
         let entry = &self.jobs[&id];
         let begun = entry.turns > 0;
+        if self.hosts[entry.host].breaker.permit(now_ms) == Permit::Never {
+            return Some(Hold::Ever(Ended::HostFailed));
+        }
         // What has begun goes on, whatever its window.
         if !begun && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
             let opens = entry.job.windows.iter().map(|window| window.from_ms).filter(|from| *from > now_ms);
@@ -116,8 +120,10 @@ impl Scheduler {
         let free = |id: &JobId| !matches!(self.groups.hold(&self.jobs[id]), Some(Hold::For(Aside::Stage)));
         let free: Vec<JobId> = self.holds.stages.iter().copied().filter(free).collect();
         for id in free {
-            self.holds.stages.remove(&id);
-            self.wait_again(id, now_ms);
+            // One that is given up here gives up others of the list.
+            if self.holds.stages.remove(&id) {
+                self.wait_again(id, now_ms);
+            }
         }
     }
 }

@@ -13,11 +13,13 @@ mod ends;
 mod entry;
 mod hold;
 mod tells;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::breaker::Breaker;
-use crate::budgets::{Budgets, HostLimits};
+use crate::budgets::{Budgets, HostLimits, Order};
 use crate::job::{Job, JobId, Tenant};
 use crate::random::Random;
 
@@ -59,10 +61,18 @@ pub struct Scheduler {
 /// A job is overtaken by at most this many others and eight times those that waited when it came. Then it goes first.
 pub const OVERTAKEN_MAX: u64 = 1000;
 
+/// A VM that takes more than this part, an eighth, of what its host has left is one that the end may wait for. Found with the
+/// generated fleets, as [`MORE_STREAMS`] is.
+const LONG_PART: u64 = 8;
+/// Streams beside those that fill a host, for what is between two copies.
+const MORE_STREAMS: u32 = 2;
+
 /// A host.
 #[derive(Clone, Debug)]
 struct Host {
     name: String,
+    /// What people call it.
+    label: String,
     limits: HostLimits,
     /// VM slots that other processes hold.
     elsewhere: u32,
@@ -72,6 +82,8 @@ struct Host {
     left_bytes: u64,
     /// Time that its VMs would take one after the other.
     left_ms: u64,
+    /// Its VMs that are not copied yet, by the time that each would take alone.
+    longest: BTreeSet<(u64, JobId)>,
     breaker: Breaker,
     /// By datastore.
     lanes: BTreeMap<usize, Lane>,
@@ -131,8 +143,9 @@ impl Scheduler {
                 let Datastore { left_bytes, .. } = &mut self.datastores[*datastore];
                 *left_bytes = left_bytes.saturating_add(disk.bytes);
             }
-            let Host { left_ms, .. } = &mut self.hosts[host];
+            let Host { left_ms, longest, .. } = &mut self.hosts[host];
             *left_ms = left_ms.saturating_add(own_ms);
+            longest.insert((own_ms, id));
             self.left += 1;
             self.jobs.insert(id, entry);
             id
@@ -156,12 +169,14 @@ impl Scheduler {
         }
         self.hosts.push(Host {
             name: name.to_string(),
+            label: name.to_string(),
             limits: HostLimits::default(),
             elsewhere: 0,
             vms: 0,
             disks: 0,
             left_bytes: 0,
             left_ms: 0,
+            longest: BTreeSet::new(),
             breaker: Breaker::new(Random::of(self.budgets.seed, name)),
             lanes: BTreeMap::new(),
         });
@@ -192,6 +207,12 @@ impl Scheduler {
     pub fn set_host(&mut self, host: &str, limits: HostLimits) {
         let host = self.host(host);
         self.hosts[host].limits = limits;
+    }
+
+    /// What people call a host, if not by its name.
+    pub fn set_label(&mut self, host: &str, label: &str) {
+        let host = self.host(host);
+        self.hosts[host].label = label.to_string();
     }
 
     /// What is different at a host.
@@ -228,6 +249,19 @@ impl Scheduler {
     fn host_left_ms(&self, host: &Host) -> u64 {
         let rate = host.limits.rate.unwrap_or(self.budgets.rates.host);
         time_ms(host.left_bytes, rate).max(host.left_ms / u64::from(self.vms_max(host)))
+    }
+
+    /// Disks at once beyond which no further VM of a host starts: while one VM takes so long that the end of all waits for it, it
+    /// is to have the whole rate of its stream. Streams beyond those that fill the host would take it away.
+    fn narrow(&self, host: &Host) -> u32 {
+        let longest = host.longest.last().map_or(0, |(own_ms, _)| *own_ms);
+        let is_long = longest.saturating_mul(LONG_PART) > self.host_left_ms(host);
+        if !is_long || self.budgets.order == Order::Arrival {
+            return u32::MAX;
+        }
+        let rate = host.limits.rate.unwrap_or(self.budgets.rates.host);
+        let fill = u32::try_from(rate.div_ceil(self.budgets.rates.disk.max(1))).unwrap_or(u32::MAX);
+        fill.saturating_add(MORE_STREAMS)
     }
 
     /// Puts a job where it belongs: into its lane, or aside.

@@ -25,6 +25,13 @@ pub struct Usage {
     pub waiting: usize,
 }
 
+impl Usage {
+    /// Whether the host shows what it gives: others wait, and its disks or its VMs are as many as may be.
+    pub fn is_full(&self) -> bool {
+        self.waiting > 0 && (self.vms >= self.vms_max || self.disks + self.disks / 8 >= self.disks_max)
+    }
+}
+
 impl Scheduler {
     /// Jobs that wait for slots.
     pub fn waiting(&self) -> usize {
@@ -60,22 +67,52 @@ impl Scheduler {
     pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
         let closed = |host: &Host| match host.breaker.permit(now_ms) {
             Permit::Not(until) if until < u64::MAX && !host.lanes.is_empty() => Some(until),
-            Permit::Not(_) | Permit::Yes | Permit::One => None,
+            Permit::Not(_) | Permit::Yes | Permit::One | Permit::Never => None,
         };
         self.hosts.iter().filter_map(closed).chain(self.holds.next_ms()).min()
     }
 
     /// What each host has in use, in the order in which they became known.
     pub fn usage(&self) -> Vec<Usage> {
-        let of = |host: &Host| Usage {
+        self.hosts.iter().map(|host| self.usage_at(host)).collect()
+    }
+
+    /// What one host has in use.
+    pub fn usage_of(&self, host: &str) -> Option<Usage> {
+        self.host_of.get(host).map(|host| self.usage_at(&self.hosts[*host]))
+    }
+
+    fn usage_at(&self, host: &Host) -> Usage {
+        Usage {
             host: host.name.clone(),
             vms: host.vms,
             vms_max: self.vms_max(host),
             disks: host.disks,
             disks_max: self.disks_max(host),
             waiting: waiting(host),
-        };
-        self.hosts.iter().map(of).collect()
+        }
+    }
+
+    /// Whether a job wants nothing for now.
+    pub fn is_parked(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|entry| entry.state == State::Parked)
+    }
+
+    /// What people call a host.
+    pub fn label(&self, host: &str) -> String {
+        self.host_of.get(host).map_or(host, |host| &self.hosts[*host].label).to_string()
+    }
+
+    /// Whether a job is over.
+    pub fn is_over(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_none_or(|entry| matches!(entry.state, State::Over(_)))
+    }
+
+    /// Disk slots that an admission of the job would take now, if there were room.
+    pub fn disks_at_once(&self, id: JobId) -> u32 {
+        self.jobs.get(&id).map_or(1, |entry| {
+            entry.disks().min(self.budgets.disks).min(self.disks_max(&self.hosts[entry.host]))
+        })
     }
 
     /// What a job waits for; `None` if it does not wait.
@@ -107,7 +144,7 @@ impl Scheduler {
 
     fn why_waiting(&self, entry: &Entry, now_ms: u64) -> Wait {
         let it = &self.hosts[entry.host];
-        let host = it.name.clone();
+        let host = it.label.clone();
         if let Permit::Not(until_ms) = it.breaker.permit(now_ms) {
             return Wait::Host { host, until_ms };
         }
@@ -119,6 +156,10 @@ impl Scheduler {
             };
         }
         let host_max = self.disks_max(it);
+        let narrow = self.narrow(it);
+        if it.disks >= narrow {
+            return Wait::Longest { host, held: it.disks, of: narrow };
+        }
         let needs = entry.disks().min(self.budgets.disks).min(host_max);
         if it.disks.saturating_add(needs) > host_max {
             return Wait::HostDisks { host, held: it.disks, of: host_max, needs };
@@ -156,7 +197,7 @@ impl Scheduler {
                     running += 1;
                     slots += held.slots;
                     hosts[entry.host].0 += 1;
-                    hosts[entry.host].1 += held.slots;
+                    hosts[entry.host].1 += held.at_host;
                 }
                 State::Aside(_) | State::Parked | State::Over(_) => {}
             }

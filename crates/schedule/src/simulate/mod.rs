@@ -8,6 +8,8 @@ mod bound;
 mod fair;
 mod outcome;
 mod run;
+#[cfg(test)]
+mod tests;
 mod transfers;
 
 use std::collections::BTreeMap;

@@ -233,12 +233,12 @@ impl<'a> Run<'a> {
     }
 
     fn verified(&mut self, vm: usize) {
-        let now_ms = self.now_ms();
-        self.scheduler.finished(self.ids[vm], Ended::Arrived, now_ms);
+        self.scheduler.park(self.ids[vm], self.now as u64);
         self.push(self.fleet.vms[vm].start_ms, vm, Event::Runs);
     }
 
     fn runs(&mut self, vm: usize) {
+        self.scheduler.finished(self.ids[vm], Ended::Arrived, self.now as u64);
         self.going[vm].told.end_ms = Some(self.now_ms());
         self.end_ms = self.end_ms.max(self.now);
     }
@@ -298,7 +298,7 @@ impl<'a> Run<'a> {
             let Some(it) = usage.iter().find(|it| it.host == *host) else { continue };
             let read = self.transfers.host_bytes(host);
             let rate = (read - std::mem::replace(bytes, read)) * 1000.0 / SAMPLE_MS;
-            if std::mem::replace(held, it.disks) != it.disks {
+            if std::mem::replace(held, it.disks) != it.disks || !it.is_full() {
                 continue;
             }
             let before = climb.limit();

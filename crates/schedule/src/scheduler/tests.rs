@@ -1,0 +1,306 @@
+use super::*;
+use crate::breaker::{BACKOFF_MS_MAX, FAILURES_MAX};
+use crate::job::{Disk, Group, Window};
+use crate::wait::Wait;
+
+fn job(host: &str, disks: usize, bytes: u64, priority: i32) -> Job {
+    let disk = Disk { bytes: bytes << 30, datastore: "ds".into(), pool: None };
+    let name = format!("{host}-{bytes}");
+    Job { name, host: host.into(), disks: vec![disk; disks], priority, ..Job::default() }
+}
+
+fn of(jobs: &[Job], vms_per_host: u32, disks: u32) -> Scheduler {
+    let mut scheduler = Scheduler::new(Budgets { vms_per_host, disks, ..Budgets::default() });
+    scheduler.add(Tenant(0), jobs.to_vec(), 0);
+    scheduler
+}
+
+fn admitted_at(scheduler: &mut Scheduler, now_ms: u64) -> Vec<u64> {
+    std::iter::from_fn(|| scheduler.next(now_ms)).map(|it| it.job.0).collect()
+}
+
+fn admitted(scheduler: &mut Scheduler) -> Vec<u64> {
+    admitted_at(scheduler, 0)
+}
+
+fn arrive(scheduler: &mut Scheduler, id: u64) {
+    scheduler.finished(JobId(id), Ended::Arrived, 0);
+}
+
+#[test]
+fn priority_goes_first_then_size_then_the_order_of_the_list() {
+    let jobs = [job("a", 1, 5, 0), job("a", 1, 9, 0), job("a", 1, 1, 7), job("a", 1, 9, 0)];
+    assert_eq!(admitted(&mut of(&jobs, 20, 8)), [2, 1, 3, 0]);
+}
+
+#[test]
+fn an_earlier_deadline_goes_before_a_greater_size() {
+    let late = Job { deadline_ms: Some(9000), ..job("a", 1, 9, 0) };
+    let early = Job { deadline_ms: Some(1000), ..job("a", 1, 1, 0) };
+    assert_eq!(admitted(&mut of(&[job("a", 1, 50, 0), late, early], 20, 8)), [2, 1, 0]);
+}
+
+#[test]
+fn passes_go_round_however_large_a_vm_is_or_how_soon_it_is_back() {
+    let mut scheduler = of(&[job("a", 1, 9, 5), job("a", 1, 8, 0), job("a", 1, 1, 0)], 20, 1);
+    let mut order = Vec::new();
+    for _ in 0..9 {
+        let id = scheduler.next(0).unwrap().job;
+        order.push(id.0);
+        // Its next pass is due at once.
+        scheduler.park(id, 0);
+        scheduler.wake(id, false, 0);
+    }
+    assert_eq!(order, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn a_full_host_does_not_hold_back_the_others() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0), job("b", 1, 1, 0)], 1, 8);
+    assert_eq!(admitted(&mut scheduler), [0, 2]);
+    assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
+    let wait = scheduler.wait_of(JobId(1), 0).unwrap();
+    assert_eq!(wait.to_string(), "a: 1 of 1 VMs at once");
+    arrive(&mut scheduler, 0);
+    assert_eq!(admitted(&mut scheduler), [1]);
+    assert_eq!(scheduler.wait_of(JobId(1), 0), None);
+}
+
+#[test]
+fn a_vm_with_many_disks_is_not_overtaken_for_ever() {
+    let mut scheduler = of(&[job("a", 3, 9, 1), job("b", 4, 8, 0), job("c", 1, 1, 0)], 20, 4);
+    assert_eq!(admitted(&mut scheduler), [0], "the one-disk VM would fit, but it is not its turn");
+    arrive(&mut scheduler, 0);
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
+fn a_vm_with_more_disks_than_the_budget_goes_alone_until_its_last_ones() {
+    let mut scheduler = of(&[job("a", 10, 9, 0), job("b", 1, 1, 0)], 20, 4);
+    assert_eq!(scheduler.next(0), Some(Admission { job: JobId(0), slots: 4 }));
+    (0..6).for_each(|disk| scheduler.disk_finished(JobId(0), disk));
+    // Told twice.
+    scheduler.disk_finished(JobId(0), 5);
+    assert_eq!(scheduler.next(0), None, "four disks are left for four slots");
+    scheduler.disk_finished(JobId(0), 6);
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
+fn a_host_serves_no_more_disks_than_it_may_also_if_that_changes() {
+    let mut scheduler = of(&[job("a", 2, 9, 0), job("a", 2, 8, 0), job("b", 1, 1, 0)], 20, 8);
+    let tight = |disks| HostLimits { disks: Some(disks), ..HostLimits::default() };
+    scheduler.set_host("a", tight(3));
+    assert_eq!(admitted(&mut scheduler), [0, 2]);
+    assert_eq!(
+        scheduler.wait_of(JobId(1), 0),
+        Some(Wait::HostDisks { host: "a".into(), held: 2, of: 3, needs: 2 })
+    );
+    scheduler.set_host("a", tight(4));
+    assert_eq!(admitted(&mut scheduler), [1]);
+    // What is held beyond a smaller budget comes back by itself.
+    scheduler.set_host("a", tight(1));
+    assert_eq!(scheduler.usage_of("a").map(|it| (it.disks, it.disks_max)), Some((4, 1)));
+    arrive(&mut scheduler, 0);
+    arrive(&mut scheduler, 1);
+    assert_eq!(scheduler.usage_of("a").map(|it| it.disks), Some(0));
+}
+
+#[test]
+fn a_datastore_serves_no_more_disks_than_it_may_whatever_host_they_belong_to() {
+    let mut scheduler = of(&[job("a", 2, 9, 0), job("b", 1, 8, 0)], 20, 8);
+    scheduler.set_datastore("ds", Some(2));
+    assert_eq!(admitted(&mut scheduler), [0]);
+    assert_eq!(scheduler.wait_of(JobId(1), 0).unwrap().to_string(), "datastore ds: 2 of 2 disks at once");
+    scheduler.disk_finished(JobId(0), 1);
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
+fn a_parked_vm_holds_nothing_and_goes_first_when_its_guest_waits() {
+    let mut scheduler = of(&[job("a", 2, 9, 0), job("a", 2, 8, 0), job("a", 2, 7, 0)], 1, 2);
+    for id in 0..3 {
+        assert_eq!(admitted(&mut scheduler), [id]);
+        scheduler.park(JobId(id), 0);
+    }
+    scheduler.wake(JobId(0), false, 0);
+    scheduler.wake(JobId(2), true, 0);
+    assert_eq!(admitted(&mut scheduler), [2]);
+    arrive(&mut scheduler, 2);
+    assert_eq!(admitted(&mut scheduler), [0]);
+}
+
+#[test]
+fn a_vm_that_is_put_back_gets_its_old_place() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0)], 1, 8);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.requeue(JobId(0), 0);
+    assert_eq!((scheduler.waiting(), scheduler.running()), (2, 0));
+    assert_eq!(admitted(&mut scheduler), [0]);
+}
+
+#[test]
+fn slots_go_where_most_is_left_for_each_that_works_on_it() {
+    // Host a has three times as much to do as host b; six slots are to be had.
+    let jobs: Vec<Job> =
+        (0..30).map(|_| job("a", 1, 10, 0)).chain((0..10).map(|_| job("b", 1, 10, 0))).collect();
+    let mut scheduler = of(&jobs, 20, 8);
+    admitted(&mut scheduler);
+    let disks = |host| scheduler.usage_of(host).unwrap().disks;
+    assert_eq!((disks("a"), disks("b")), (6, 2));
+}
+
+#[test]
+fn one_plan_goes_as_its_vms_do_in_several() {
+    let jobs: Vec<Job> = (0..80).map(|at| job(&format!("h{}", at % 3), 1, 1 + at % 17, 0)).collect();
+    let mut one = of(&jobs, 4, 9);
+    let mut several = Scheduler::new(Budgets { vms_per_host: 4, disks: 9, ..Budgets::default() });
+    for (tenant, part) in jobs.chunks(10).enumerate() {
+        several.add(Tenant(tenant as u64), part.to_vec(), 0);
+    }
+    while !one.is_done() {
+        let (a, b) = (admitted(&mut one), admitted(&mut several));
+        assert_eq!(a, b);
+        for id in a {
+            arrive(&mut one, id);
+            arrive(&mut several, id);
+        }
+    }
+    assert!(several.is_done());
+}
+
+#[test]
+fn nobody_is_overtaken_for_ever_by_those_that_come_later() {
+    let mut scheduler = of(&[job("a", 1, 1, 0)], 1, 1);
+    scheduler.add(Tenant(1), vec![job("a", 1, 9, 5)], 0);
+    let mut overtaken = 0;
+    loop {
+        let id = scheduler.next(0).unwrap().job;
+        if id == JobId(0) {
+            break;
+        }
+        overtaken += 1;
+        scheduler.add(Tenant(1), vec![job("a", 1, 9, 5)], 0);
+        arrive(&mut scheduler, id.0);
+    }
+    assert_eq!(overtaken, OVERTAKEN_MAX + 8);
+}
+
+#[test]
+fn vms_start_in_their_windows_only_and_too_late_is_told() {
+    let window = |from_ms, to_ms| Job { windows: vec![Window { from_ms, to_ms }], ..job("a", 1, 9, 0) };
+    let mut scheduler = of(&[window(100, 200), window(300, 400), window(0, 50)], 1, 8);
+    assert_eq!(admitted(&mut scheduler), [2]);
+    assert_eq!(scheduler.wait_of(JobId(0), 0), Some(Wait::Window { opens_ms: 100 }));
+    assert_eq!(scheduler.next_event_ms(0), Some(100));
+    // The host is busy until the first one's window has closed.
+    scheduler.finished(JobId(2), Ended::Arrived, 250);
+    assert_eq!(admitted_at(&mut scheduler, 250), [0; 0]);
+    assert_eq!(scheduler.take_given_up(), [(JobId(0), Ended::TooLate)]);
+    assert_eq!(admitted_at(&mut scheduler, 300), [1]);
+    scheduler.finished(JobId(1), Ended::Arrived, 500);
+    assert!(scheduler.is_done());
+}
+
+#[test]
+fn two_of_an_anti_affinity_never_run_at_once() {
+    let node = || Job { anti_affinity: Some("db".into()), ..job("a", 1, 9, 0) };
+    let mut scheduler = of(&[node(), node(), job("a", 1, 1, 0)], 20, 8);
+    assert_eq!(admitted(&mut scheduler), [0, 2]);
+    let other = scheduler.job(JobId(0)).unwrap().name.clone();
+    assert_eq!(scheduler.wait_of(JobId(1), 0), Some(Wait::AntiAffinity { other }));
+    arrive(&mut scheduler, 0);
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+fn staged(stage: u32, is_warm: bool) -> Job {
+    let group = Some(Group { name: "shop".into(), stage });
+    Job { group, is_warm, ..job("a", 1, 9, 0) }
+}
+
+#[test]
+fn stages_of_a_group_go_in_order_and_a_failure_ends_the_later_ones() {
+    let jobs = [staged(1, false), staged(0, false), staged(0, false), staged(2, false)];
+    let mut scheduler = of(&jobs, 20, 8);
+    assert_eq!(admitted(&mut scheduler), [1, 2]);
+    arrive(&mut scheduler, 1);
+    assert_eq!(admitted(&mut scheduler), [0; 0]);
+    assert_eq!(scheduler.wait_of(JobId(0), 0).unwrap().to_string(), "stage 0 of group shop");
+    arrive(&mut scheduler, 2);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.finished(JobId(0), Ended::Failed, 0);
+    assert_eq!(scheduler.take_given_up(), [(JobId(3), Ended::GroupFailed)]);
+    assert!(scheduler.is_done());
+}
+
+#[test]
+fn warm_vms_of_a_stage_move_over_together_and_as_many_at_once_as_may() {
+    let jobs = [staged(0, true), staged(0, true), job("a", 1, 9, 0)];
+    let mut scheduler = of(&jobs, 20, 8);
+    scheduler.set_budgets(Budgets { cutovers: 1, ..scheduler.budgets().clone() });
+    assert_eq!(admitted(&mut scheduler).len(), 3);
+    assert_eq!(scheduler.ask_cutover(JobId(0)), Err(Wait::Together { group: "shop".into(), left: 1 }));
+    assert_eq!(scheduler.ask_cutover(JobId(2)), Ok(()), "a group that waits holds up nobody");
+    assert_eq!(scheduler.ask_cutover(JobId(1)), Err(Wait::Cutovers { held: 1, of: 1 }));
+    scheduler.cutover_over(JobId(2));
+    assert!(
+        matches!(scheduler.ask_cutover(JobId(1)), Err(Wait::Cutovers { .. })),
+        "the first one asked before"
+    );
+    assert_eq!(scheduler.ask_cutover(JobId(0)), Ok(()));
+    arrive(&mut scheduler, 0);
+    assert_eq!(scheduler.ask_cutover(JobId(1)), Ok(()));
+}
+
+#[test]
+fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() {
+    let jobs: Vec<Job> = (0..12).map(|_| job("a", 1, 9, 0)).chain([job("b", 1, 9, 0)]).collect();
+    let mut scheduler = of(&jobs, 3, 20);
+    let mut now = 0;
+    let first = admitted(&mut scheduler);
+    let again: Vec<Option<u64>> =
+        first.iter().filter(|id| **id < 12).map(|id| scheduler.host_failed(JobId(*id), now)).collect();
+    assert_eq!(again.len() as u32, FAILURES_MAX);
+    assert!(again[..2].iter().all(Option::is_none), "one that fails alone may be its VM's own failure");
+    assert!(again[2].is_some_and(|at| at > 0));
+    assert_eq!(admitted(&mut scheduler), [0; 0], "the other host is busy, this one is left alone");
+    assert!(matches!(scheduler.wait_of(JobId(5), 0), Some(Wait::Host { .. })));
+    arrive(&mut scheduler, 12);
+    let mut tries = 0;
+    while !scheduler.is_done() {
+        now = scheduler.next_event_ms(now).unwrap_or(now + BACKOFF_MS_MAX);
+        for id in admitted_at(&mut scheduler, now) {
+            tries += 1;
+            scheduler.host_failed(JobId(id), now);
+        }
+        assert!(tries < 50);
+    }
+    assert_eq!(tries, crate::breaker::TRIES_MAX);
+    assert!(scheduler.take_given_up().iter().all(|(_, ended)| *ended == Ended::HostFailed));
+    let quarantine = scheduler.quarantine();
+    assert_eq!((quarantine.len(), quarantine[0].host.as_str(), quarantine[0].is_open), (1, "a", true));
+}
+
+#[test]
+fn slots_that_other_processes_hold_are_not_given() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0)], 2, 8);
+    scheduler.set_elsewhere("a", 1);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    let wait = scheduler.wait_of(JobId(1), 0).unwrap();
+    assert_eq!(wait.to_string(), "a: 2 VMs at once, other processes have them");
+    scheduler.set_elsewhere("a", 0);
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
+fn a_tenant_is_forgotten_with_all_it_had() {
+    let mut scheduler = of(&[staged(0, false), staged(1, false), job("a", 1, 8, 0)], 1, 8);
+    let [id] = admitted(&mut scheduler)[..] else { panic!("one VM fits") };
+    scheduler.withdraw(Tenant(0), 0);
+    arrive(&mut scheduler, id);
+    scheduler.take_given_up();
+    scheduler.forget(Tenant(0));
+    assert!(scheduler.is_done() && scheduler.jobs.is_empty());
+    assert_eq!(scheduler.wait_of(JobId(0), 0), None);
+    assert_eq!(scheduler.usage_of("a").map(|it| (it.vms, it.disks, it.waiting)), Some((0, 0, 0)));
+}

@@ -1,0 +1,95 @@
+use super::*;
+use crate::job::{Disk, Group};
+use crate::wait::Resource;
+
+const MIB: u64 = 1 << 20;
+
+fn vm(host: &str, mib: u64, disks: usize) -> Vm {
+    let disk = Disk { bytes: mib * MIB, datastore: format!("of-{host}"), pool: Some("pool".into()) };
+    let job = Job { name: "vm".into(), host: host.into(), disks: vec![disk; disks], ..Job::default() };
+    Vm { job, ..Vm::default() }
+}
+
+fn fleet(vms: Vec<Vm>, capacities: Capacities) -> Fleet {
+    Fleet { vms, capacities, ..Fleet::default() }
+}
+
+fn rates(stream: u64, host: u64) -> Capacities {
+    Capacities { stream: Some(stream * MIB), host: Some(host * MIB), ..Capacities::default() }
+}
+
+#[test]
+fn disks_share_what_they_go_through_and_what_limits_them_is_told() {
+    // Two disks alone take 100 MiB/s each; a third and a fourth share the host's 300.
+    let two = simulate(&fleet(vec![vm("a", 1000, 2)], rates(100, 300)));
+    assert_eq!(two.makespan_ms, 10_000);
+    assert_eq!(two.vms[0].limited_by, [(Resource::Stream, 20_000)]);
+    let four = simulate(&fleet(vec![vm("a", 1000, 4)], rates(100, 300)));
+    assert!((13_330..=13_340).contains(&four.makespan_ms), "{}", four.makespan_ms);
+    assert_eq!(four.vms[0].limited_by[0].0, Resource::Host("a".into()));
+    assert!((four.resources[0].part - 1.0).abs() < 0.01);
+    assert_eq!(
+        four.limited.iter().map(|span| span.by.clone()).collect::<Vec<_>>(),
+        [Some(Resource::Host("a".into()))]
+    );
+}
+
+#[test]
+fn fixed_times_hold_slots_and_the_start_does_not() {
+    let one = Vm { shutdown_ms: 1000, snapshot_ms: 500, verify_ms: 2000, start_ms: 4000, ..vm("a", 100, 1) };
+    let mut fleet = fleet(vec![one.clone(), one], rates(100, 300));
+    fleet.budgets.vms_per_host = 1;
+    let outcome = simulate(&fleet);
+    let [first, second] = &outcome.vms[..] else { panic!("two VMs") };
+    // 1.5 s, the copy of 1 s, 2 s; then it holds no slot.
+    assert_eq!((first.begin_ms, second.begin_ms), (Some(0), Some(4500)));
+    assert_eq!((first.end_ms, first.downtime_ms()), (Some(8500), Some(8500)));
+    assert_eq!(outcome.makespan_ms, 13_000);
+}
+
+#[test]
+fn the_line_is_as_wide_as_its_hours_say() {
+    // 8 Mbit/s until 00:01, then 16: 60 MB and 40 MB of them.
+    let link = vec!["00:00-00:01=8m".parse().unwrap(), "00:01-00:00=16m".parse().unwrap()];
+    let one = Job { disks: vec![Disk { bytes: 100_000_000, ..Disk::default() }], ..Job::default() };
+    let outcome = simulate(&fleet(
+        vec![Vm { job: one, ..Vm::default() }],
+        Capacities { link, ..Capacities::default() },
+    ));
+    assert_eq!(outcome.makespan_ms, 80_000);
+    assert_eq!(outcome.vms[0].limited_by[0].0, Resource::Link);
+}
+
+#[test]
+fn a_warm_vm_goes_through_passes_and_is_down_for_the_last_only() {
+    let warm = WarmMove { churn: MIB, interval_ms: 100_000, cutover_ms: Some(500_000), downtime_ms: 0 };
+    let one = Vm { shutdown_ms: 10_000, start_ms: 5000, warm: Some(warm), ..vm("a", 10_000, 1) };
+    let outcome = simulate(&fleet(vec![one], rates(100, 300)));
+    let told = &outcome.vms[0];
+    // The first pass takes 100 s; the others read what changed since the one before began.
+    assert_eq!(told.passes, 5, "{told:?}");
+    assert_eq!(told.down_ms, Some(500_000));
+    assert!(told.downtime_ms().is_some_and(|ms| (15_900..16_100).contains(&ms)), "{told:?}");
+}
+
+#[test]
+fn a_warm_stage_moves_over_together() {
+    let one = |mib| {
+        let warm = WarmMove { churn: 0, interval_ms: 1000, cutover_ms: None, downtime_ms: 0 };
+        let mut vm = Vm { warm: Some(warm), ..vm("a", mib, 1) };
+        vm.job.group = Some(Group { name: "shop".into(), stage: 0 });
+        vm
+    };
+    let outcome = simulate(&fleet(vec![one(100), one(5000)], rates(100, 300)));
+    assert_eq!(outcome.vms[0].down_ms, outcome.vms[1].down_ms);
+}
+
+#[test]
+fn more_disks_than_a_host_gains_by_are_not_read() {
+    let mut many = fleet((0..200).map(|_| vm("a", 10_000, 1)).collect(), rates(100, 300));
+    many.climb_from = Some(20);
+    let outcome = simulate(&many);
+    let [(host, found)] = &outcome.found[..] else { panic!("one host") };
+    assert_eq!((host.as_str(), found.disks), ("a", 3), "{found}");
+    assert!(outcome.makespan_ms as f64 <= lower_bound_ms(&many) as f64 * 1.05);
+}
