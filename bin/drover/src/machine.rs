@@ -59,8 +59,8 @@ fn nic_of(nic: &PlannedNic) -> MachineNic {
         attach: match &nic.target {
             NetworkTarget::Bridge(name) => Attach::Bridge(name.clone()),
             NetworkTarget::User => Attach::User,
-            // What only libvirt attaches a NIC to is told to libvirt alone.
-            NetworkTarget::None | NetworkTarget::Libvirt(_) => Attach::None,
+            // What only libvirt or KubeVirt attaches a NIC to is told to it alone.
+            NetworkTarget::None | NetworkTarget::Libvirt(_) | NetworkTarget::Kubevirt(_) => Attach::None,
         },
         model: match nic.model.as_str() {
             "e1000" => Model::E1000,

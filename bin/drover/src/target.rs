@@ -1,10 +1,12 @@
-//! The engine's target, of whatever type: a folder on this machine, one of another site through its agent, or domains of libvirt.
+//! The engine's target, of whatever type: a folder on this machine, one of another site through its agent, domains of libvirt, or virtual
+//! machines of KubeVirt.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod conformance;
 mod here;
 mod host;
+mod kubevirt;
 mod libvirt;
 mod ours;
 mod there;
@@ -16,12 +18,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
-use drover_plan::{At, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
+use drover_plan::{At, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
 use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
 use here::Here;
+use kubevirt::Claims;
 use libvirt::Domains;
 pub use there::There;
 
@@ -29,6 +32,7 @@ pub use there::There;
 pub struct PlanTarget {
     here: Arc<Here>,
     domains: Arc<Domains>,
+    claims: Option<Arc<Claims>>,
     about: Setting,
     there: Mutex<HashMap<String, Arc<There>>>,
 }
@@ -59,7 +63,8 @@ impl PlanTarget {
         };
         let here = Arc::new(Here::new(&about.plan, &about.target, &about.origin));
         let domains = Arc::new(Domains::new(here.clone(), &about));
-        PlanTarget { here, domains, about, there: Mutex::default() }
+        let claims = about.target.kubevirt().map(|kubevirt| Arc::new(Claims::new(&about, kubevirt)));
+        PlanTarget { here, domains, claims, about, there: Mutex::default() }
     }
 
     /// The site of the plan, if it goes to one.
@@ -70,6 +75,9 @@ impl PlanTarget {
     /// Asks the daemons of VMs that become domains, gives those their places, and adds what stands in the way; touches nothing.
     pub fn survey(&self, resolution: &mut Resolution) {
         self.domains.survey(resolution);
+        if let Some(claims) = &self.claims {
+            claims.survey(resolution);
+        }
     }
 
     /// What stands in the way of single VMs that come to this machine; touches nothing.
@@ -104,6 +112,16 @@ impl PlanTarget {
         match &vm.site {
             None if vm.daemon.is_some() => Ok(self.domains.clone()),
             None => Ok(self.here.clone()),
+            Some(site) if Kubevirt::is_site(site) => match &self.claims {
+                Some(claims) if self.about.target.kubevirt().is_some_and(|it| it.site() == *site) => {
+                    Ok(claims.clone())
+                }
+                _ => {
+                    let what =
+                        format!("{} went to {site}, and the plan does not go there any more", vm.target_name);
+                    Err(ProviderError::new(Cause::Plan, what).advise("put the target back into the plan"))
+                }
+            },
             Some(site) => {
                 let failed = |failure: Failure| {
                     let error = ProviderError::new(Cause::Connection, failure.message);

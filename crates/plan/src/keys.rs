@@ -9,7 +9,7 @@ mod vddk;
 
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
-pub(crate) use target::{LIBVIRT, QCOW2, TARGET, TARGETS, UEFI};
+pub(crate) use target::{KUBEVIRT, LIBVIRT, QCOW2, TARGET, TARGETS, UEFI};
 pub(crate) use vddk::{AIO, VDDK};
 
 /// What a key holds.
@@ -101,7 +101,7 @@ pub(crate) static PLAN: Table = Table {
         must("version", Kind::Number(1, 1), "Version of the file's format."),
         must("name", Kind::PlanName, "Name of the plan: lower-case letters, digits and -, at most 64."),
         must("source", Kind::Typed(SOURCES), "Where the VMs come from: a provider or an appliance."),
-        must("target", Kind::Typed(TARGETS), "Where they go: a folder, or a libvirt daemon."),
+        must("target", Kind::Typed(TARGETS), "Where they go: a folder, a libvirt daemon, or KubeVirt."),
         key("mode", Kind::Choice(MODE), "cold", MODE_DOC),
         key("warm", Kind::One(&WARM), "", "How VMs move whose mode is warm."),
         must(

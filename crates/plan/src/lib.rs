@@ -43,5 +43,5 @@ pub use problem::{At, Problem, Severity};
 pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
 };
-pub use resolve::{PlannedProxy, proxies, resolve};
+pub use resolve::{PlannedProxy, kube_name, proxies, resolve};
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys};

@@ -8,7 +8,9 @@ use drover_types::inventory::{Vm, VmDisk};
 use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
-use crate::model::{Convert, DiskBusChoice, ImageFormat, Login, NetworkTarget, PowerOff, Trust, Verify};
+use crate::model::{
+    Convert, DiskBusChoice, ImageFormat, Kubevirt, Login, NetworkTarget, PowerOff, Trust, Verify,
+};
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
 use crate::warm::Warm;
@@ -83,6 +85,9 @@ impl PlannedVm {
     pub fn place_of(&self, disk: &PlannedDisk) -> PathBuf {
         match &self.site {
             None => disk.path.clone(),
+            Some(site) if Kubevirt::is_site(site) => {
+                PathBuf::from(format!("{}{}", site.replacen(':', "://", 1), disk.path.display()))
+            }
             Some(site) => PathBuf::from(format!("agent://{site}{}", disk.path.display())),
         }
     }

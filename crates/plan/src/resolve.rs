@@ -72,7 +72,7 @@ impl<'a> Resolver<'a> {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
-            is_far: plan.target.via.is_some(),
+            is_far: plan.target.via.is_some() || plan.target.kubevirt().is_some(),
             disk_bus: Some(disk_bus),
             warm,
             excluded_disks: excluded.clone(),
@@ -84,7 +84,8 @@ impl<'a> Resolver<'a> {
         }
         self.check_power(vm, choice, power_off);
         let format = over.format.unwrap_or(plan.target.format);
-        if let (Some(site), ImageFormat::Qcow2) = (&plan.target.via, format) {
+        let site = plan.target.kubevirt().map(Kubevirt::site).or(plan.target.via.clone());
+        if let (Some(site), ImageFormat::Qcow2) = (&site, format) {
             let text = format!("{} is to become qcow2, and the agent of {site} writes raw images", vm.name);
             self.error(&choice.path, choice.at, text, "use `format: raw`");
         }
@@ -95,21 +96,27 @@ impl<'a> Resolver<'a> {
         let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
         let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
         let folder = base.join(&target_name);
+        let kubevirt = plan.target.kubevirt();
+        let name = kubevirt.map_or(target_name.clone(), |_| kube_name(&target_name));
         PlannedVm {
-            disks: match &pool {
-                None => {
+            disks: match (&pool, kubevirt) {
+                (None, Some(kubevirt)) => self.plan_claims(vm, choice, &excluded, disk_bus, &name, kubevirt),
+                (None, None) => {
                     self.plan_disks(vm, choice, &excluded, disk_bus, format, &folder, &target_name, &base)
                 }
-                Some(pool) => self.plan_volumes(vm, choice, &excluded, disk_bus, format, &target_name, pool),
+                (Some(pool), _) => {
+                    self.plan_volumes(vm, choice, &excluded, disk_bus, format, &target_name, pool)
+                }
             },
             nics: self.plan_nics(vm, choice),
             route: self.route(vm, choice),
             vm: vm.clone(),
             warm,
             target_name,
-            site: plan.target.via.clone(),
+            site,
             daemon,
-            folder,
+            folder: kubevirt
+                .map_or(folder, |kubevirt| PathBuf::from("/").join(&kubevirt.namespace).join(name)),
             format,
             disk_bus,
             power_off,
@@ -212,6 +219,30 @@ impl<'a> Resolver<'a> {
         kept.map(plan_disk).collect()
     }
 
+    /// Disks as claims `/NAME-0`, or files in them; a storage rule names another storage class.
+    fn plan_claims(
+        &self,
+        vm: &Vm,
+        choice: &Choice,
+        excluded: &[i32],
+        bus: DiskBusChoice,
+        name: &str,
+        kubevirt: &Kubevirt,
+    ) -> Vec<PlannedDisk> {
+        let kept = vm.disks.iter().enumerate().filter(|(_, disk)| !excluded.contains(&disk.key));
+        let plan_disk = |(index, disk): (usize, &VmDisk)| {
+            let ruled = self.storage_rule(disk, choice).map(|to| to.to_string_lossy().into_owned());
+            let base = PathBuf::from("/").join(format!("{name}-{index}"));
+            let path = match kubevirt.volume_mode {
+                VolumeMode::Block => base.clone(),
+                VolumeMode::Filesystem => base.join("disk.img"),
+            };
+            let pool = ruled.or(kubevirt.storage_class.clone());
+            PlannedDisk { disk: disk.clone(), index, path, pool, base, bus: target_bus(bus, disk.bus) }
+        };
+        kept.map(plan_disk).collect()
+    }
+
     /// The folder that a storage rule gives a disk, if one does.
     fn store(&self, disk: &VmDisk, choice: &Choice) -> Option<PathBuf> {
         self.storage_rule(disk, choice).map(|folder| self.plan.target.folder.join(folder))
@@ -292,7 +323,11 @@ impl<'a> Resolver<'a> {
     fn check_names(&mut self, vms: &[PlannedVm]) {
         let mut names: HashMap<String, &PlannedVm> = HashMap::new();
         for vm in vms {
-            let twin = names.insert(vm.target_name.to_lowercase(), vm);
+            let name = match self.plan.target.kubevirt() {
+                Some(_) => kube_name(&vm.target_name),
+                None => vm.target_name.to_lowercase(),
+            };
+            let twin = names.insert(name, vm);
             if let Some(twin) = twin {
                 let at = At { line: vm.line, column: 1 };
                 let text = format!(
@@ -325,6 +360,29 @@ pub(crate) fn safe_name(name: &str) -> String {
     }
     if safe.is_empty() { format!("vm-{}", name.chars().count()) } else { safe }
 }
+
+/// A name that a machine and its volumes can have in Kubernetes (RFC 1123): lower-case letters, digits and `-`, short enough to be a
+/// label with a disk's number behind it. What had to be cut ends in a number made of the whole.
+pub fn kube_name(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let lower = name.to_lowercase();
+    let mut safe: String = lower.chars().map(|c| if fits(c) { c } else { '-' }).collect();
+    safe = safe.trim_matches('-').to_string();
+    if safe.is_empty() || safe.len() > KUBE_NAME_BYTES_MAX {
+        // FNV-1a: the same in every version.
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        safe.truncate(KUBE_NAME_BYTES_MAX - 9);
+        let begin = safe.trim_matches('-');
+        let begin = if begin.is_empty() { "vm" } else { begin };
+        safe = format!("{begin}-{:08x}", hash as u32);
+    }
+    safe
+}
+
+/// A label has 63; a disk's number and a worker's ending are added to it.
+const KUBE_NAME_BYTES_MAX: usize = 48;
 
 /// `a, b, c and 4 more`.
 fn some_of(names: &[&str]) -> String {

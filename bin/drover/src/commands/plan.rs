@@ -8,7 +8,7 @@ use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
     At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlannedVm, Problem,
-    Resolution, Weight, resolve, space_needed,
+    Resolution, Target, TargetKind, Weight, resolve, space_needed,
 };
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
@@ -64,7 +64,7 @@ pub fn parse_quietly(text: String, path: PathBuf, folder: PathBuf) -> Result<Pla
     let mut plan = Plan::parse(&text)?;
     // A site's folders are known to its agent alone.
     let below = if plan.target.via.is_some() { Path::new("/") } else { &folder };
-    if plan.target.libvirt().is_none() {
+    if plan.target.libvirt().is_none() && plan.target.kubevirt().is_none() {
         plan.target.folder = below.join(&plan.target.folder);
     }
     Ok(PlanFile { plan, text, path, folder })
@@ -77,7 +77,8 @@ pub fn resolve_here(file: &PlanFile, provider: &Provider, inventory: &mut Invent
     provider.share_out(file, &mut resolution, inventory);
     resolution.problems.extend(provider.problems(&resolution));
     resolution.problems.extend(nfc_memory_problem(file, inventory));
-    if file.plan.target.via.is_none() && file.plan.target.libvirt().is_none() {
+    let Target { kind, via, .. } = &file.plan.target;
+    if via.is_none() && matches!(kind, TargetKind::Qemu) {
         resolution.problems.extend(space_problems(file, &resolution));
     }
     resolution

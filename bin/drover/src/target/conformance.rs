@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use drover_engine::TargetProvider;
 use drover_engine::conformance::{Subject, check_target};
-use drover_lab::{Hosts, lab_folder};
+use drover_lab::{Cluster, Hosts, cluster, lab_folder, workspace};
 use drover_mover::StopSignal;
 use drover_plan::{Limits, Plan, PlannedVm, resolve};
 use drover_qemu::Virsh;
@@ -17,6 +17,7 @@ use drover_types::inventory::{About, DiskBus, Inventory, PowerState, ToolsState,
 
 use super::Setting;
 use super::here::Here;
+use super::kubevirt::Claims;
 use super::libvirt::Domains;
 
 /// Not a whole number of blocks.
@@ -241,4 +242,110 @@ fn libvirt_does_what_the_engine_takes_for_granted() {
     let target = format!("{{type: libvirt, uri: '{}', pool: images, accelerator: tcg}}", hosts.uri("a"));
     let scene = Scene::new(&target, folder.path());
     check_target(&OfLibvirt { scene, hosts, pool }, &folder.path().join("runs"));
+}
+
+/// Machines of a true Kubernetes, whose KubeVirt the lab plays.
+struct OfKubevirt {
+    scene: Scene,
+    cluster: Cluster,
+}
+
+const NAMESPACE: &str = "/api/v1/namespaces/default";
+const KINDS: [&str; 4] = [
+    "/api/v1/namespaces/default/persistentvolumeclaims",
+    "/api/v1/namespaces/default/pods",
+    "/api/v1/namespaces/default/secrets",
+    "/apis/kubevirt.io/v1/namespaces/default/virtualmachines",
+];
+
+impl OfKubevirt {
+    fn kubeconfig(&self) -> PathBuf {
+        self.scene.folder.join("kubeconfig")
+    }
+}
+
+impl Subject for OfKubevirt {
+    fn provider(&self) -> Box<dyn TargetProvider + '_> {
+        let setting = self.scene.setting();
+        let kubevirt = setting.target.kubevirt().unwrap().clone();
+        Box::new(Claims::new(&setting, &kubevirt))
+    }
+
+    fn planned(&self) -> PlannedVm {
+        let mut vm = self.scene.resolved().vms.remove(0);
+        vm.start = true;
+        vm
+    }
+
+    fn plan(&self) -> &str {
+        &self.scene.plan.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.scene.plan.limits
+    }
+
+    fn content(&self) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        files_below(&self.scene.folder.join("state/journals"), &mut all);
+        for kind in KINDS {
+            let list = self.cluster.get(kind).unwrap().unwrap_or_default();
+            // A pod that was told to go takes a second.
+            let stays = |it: &&serde_json::Value| it["metadata"]["deletionTimestamp"].is_null();
+            let items = list["items"].as_array().unwrap().iter().filter(stays);
+            all.extend(items.map(|it| format!("{kind} {}", it["metadata"]["name"])));
+        }
+        all
+    }
+
+    fn somebodys(&self, is_there: bool) {
+        let claims = format!("{NAMESPACE}/persistentvolumeclaims");
+        if is_there {
+            let claim = serde_json::json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "subject-0"},
+                "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": cluster::CLASS,
+                         "resources": {"requests": {"storage": "1Mi"}}}});
+            self.cluster.make(&claims, &claim).unwrap();
+        } else {
+            self.cluster.remove(&format!("{claims}/subject-0")).unwrap();
+            while self.cluster.get(&format!("{claims}/subject-0")).unwrap().is_some() {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+    }
+
+    fn break_down(&self, is_broken: bool) -> bool {
+        let (there, away) = (self.kubeconfig(), self.scene.folder.join("away"));
+        if is_broken {
+            fs::rename(there, away).unwrap()
+        } else {
+            fs::rename(away, there).unwrap()
+        }
+        true
+    }
+
+    fn is_slow(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn kubevirt_does_what_the_engine_takes_for_granted() {
+    let folder = tempfile::Builder::new().prefix("kvc-").tempdir().unwrap();
+    let program = workspace().join("target/debug/drover");
+    let Some(mut cluster) = Cluster::start(&folder.path().join("c"), &program).unwrap() else { return };
+    if !cluster.install_kubevirt().unwrap() {
+        return;
+    }
+    cluster.play();
+    cluster.volume("v", cluster::Volume::Block, 2 << 20).unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    fs::copy(cluster.kubeconfig(), &kubeconfig).unwrap();
+    let target = format!(
+        "{{type: kubevirt, kubeconfig: '{}', namespace: default, storage_class: {}, image: '{}', image_pull: Never, worker_timeout: 90s}}",
+        kubeconfig.display(),
+        cluster::CLASS,
+        cluster::IMAGE
+    );
+    let scene = Scene::new(&target, folder.path());
+    check_target(&OfKubevirt { scene, cluster }, &folder.path().join("runs"));
 }

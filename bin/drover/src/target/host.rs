@@ -16,7 +16,10 @@ const QEMU: &str = "qemu-system-x86_64";
 pub fn check(vm: &PlannedVm, target: &Target) -> Result<(), ProviderError> {
     let mut bridges = vm.nics.iter().filter_map(|nic| match &nic.target {
         NetworkTarget::Bridge(name) => Some(name.as_str()),
-        NetworkTarget::User | NetworkTarget::None | NetworkTarget::Libvirt(_) => None,
+        NetworkTarget::User
+        | NetworkTarget::None
+        | NetworkTarget::Libvirt(_)
+        | NetworkTarget::Kubevirt(_) => None,
     });
     bridges.try_for_each(|name| check_bridge(Path::new(DEVICES), name))?;
     if vm.vm.firmware == Some(Firmware::Uefi) {

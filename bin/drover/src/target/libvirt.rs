@@ -431,7 +431,7 @@ fn attach(nic: &PlannedNic) -> NicAttach {
     match &nic.target {
         NetworkTarget::Bridge(name) => NicAttach::Bridge(name.clone()),
         NetworkTarget::User => NicAttach::User,
-        NetworkTarget::None => NicAttach::None,
+        NetworkTarget::None | NetworkTarget::Kubevirt(_) => NicAttach::None,
         NetworkTarget::Libvirt(LibvirtNetwork { kind, name, vlans, portgroup }) => match kind {
             LibvirtNetworkKind::Network => {
                 NicAttach::Network { name: name.clone(), portgroup: portgroup.clone(), vlans: vlans.clone() }

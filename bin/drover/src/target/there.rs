@@ -30,6 +30,10 @@ const ORDER_PAUSE: Duration = Duration::from_millis(500);
 const PENDING_BYTES_MIN: u64 = 8 << 20;
 const PENDING_BYTES_MAX: u64 = 64 << 20;
 
+/// Tells whose a disk is that a site alone does not know: what its journal calls it, and whether it was made just now, so that what it
+/// holds is nobody's. Nothing where it is not this plan's.
+pub type Knowing = dyn Fn(&PlannedDisk) -> Result<Option<(String, bool)>, ProviderError> + Send + Sync;
+
 /// A site, for one plan.
 pub struct There {
     site: Arc<Site>,
@@ -41,12 +45,24 @@ pub struct There {
     known: Mutex<HashSet<PathBuf>>,
     /// By VM, the order after which it may be started.
     ready: Mutex<HashMap<String, u64>>,
+    /// Where not the agent tells disks apart.
+    knowing: Option<Box<Knowing>>,
 }
 
 impl There {
     /// The site of this name, not dialled yet.
     pub fn new(name: &str, about: &Setting) -> Result<There, Failure> {
         let site = sites::site_within(about.state.as_deref(), name, None, &about.target.rate_limit)?;
+        There::with(site, about, None)
+    }
+
+    /// A site whose disks are told apart in another way than by its agent.
+    pub fn at(site: Arc<Site>, about: &Setting, knowing: Box<Knowing>) -> Result<There, Failure> {
+        There::with(site, about, Some(knowing))
+    }
+
+    fn with(site: Arc<Site>, about: &Setting, knowing: Option<Box<Knowing>>) -> Result<There, Failure> {
+        let name = site.name().to_string();
         let open = OpenDisks::default();
         sites::give_up_on_stop(&about.stop, &site, &open).map_err(|error| {
             Failure::new(Exit::Internal, format!("starting a thread to watch the site {name}: {error}"))
@@ -60,6 +76,7 @@ impl There {
             number: AtomicU64::new(0),
             known: Mutex::default(),
             ready: Mutex::default(),
+            knowing,
         })
     }
 
@@ -176,7 +193,17 @@ impl There {
 
     /// How a target is opened, and the highest epoch that is known of it.
     fn how(&self, disk: &PlannedDisk, vm: &PlannedVm, size: u64) -> Result<(How, u64), ProviderError> {
-        let stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
+        let mut stat = self.stat(disk).map_err(|refusal| self.refused(refusal))?;
+        let mut is_fresh = false;
+        if let Some(knowing) = &self.knowing {
+            let Some((tag, fresh)) = knowing(disk)? else {
+                let what = format!("{} is not this plan's", vm.place_of(disk).display());
+                return Err(ProviderError::new(Cause::Target, what).advise(ANOTHER_PLANS));
+            };
+            (stat.tag, is_fresh) = (tag, fresh);
+            // A volume may be larger than its disk.
+            stat.size = stat.size.map(|there| if there > size { size } else { there });
+        }
         let found = match self.earlier(disk, vm, &stat) {
             Earlier::Half(found) => Some(found),
             Earlier::Nothing | Earlier::Other(_) => None,
@@ -189,6 +216,7 @@ impl There {
             (Some(found), Some(there)) if there == size => Ok((How::Resume, found.epoch)),
             (Some(found), _) => Ok((How::Force, found.epoch.max(stat.epoch))),
             (None, _) if stat.holds_nothing => Ok((How::New, stat.epoch)),
+            (None, _) if is_fresh => Ok((How::Force, stat.epoch)),
             (None, there) => {
                 let place = vm.place_of(disk);
                 let bytes = there.unwrap_or_default();
@@ -282,9 +310,11 @@ impl TargetProvider for There {
             AgentDisk::open_target(&self.site, &site_name(&disk.path), &target, self.options.clone());
         let opened = self.keep(opened.map_err(|error| self.failed(&error))?);
         let told = opened.opened();
+        let known = self.knowing.as_ref().map(|knowing| knowing(disk)).transpose()?.flatten();
+        let (tag, is_fresh) = known.unwrap_or_else(|| (told.tag.clone(), false));
         Ok(OpenedTarget {
-            tag: tag_of(self.name(), &told.tag),
-            is_new: told.is_new,
+            tag: tag_of(self.name(), &tag),
+            is_new: told.is_new || is_fresh,
             zeroed: told.zeroed,
             link: Some(Arc::new(OfDisk(opened.clone()))),
             disk: opened,

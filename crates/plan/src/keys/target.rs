@@ -2,7 +2,8 @@
 
 use super::{BUS, BUS_DOC, FORMAT, Kind, Table, key, must};
 
-pub(crate) const TARGETS: &[(&str, &Table)] = &[("qemu", &TARGET), ("libvirt", &LIBVIRT)];
+pub(crate) const TARGETS: &[(&str, &Table)] =
+    &[("qemu", &TARGET), ("libvirt", &LIBVIRT), ("kubevirt", &KUBEVIRT)];
 
 const FOLDER_DOC: &str =
     "Folder that the VMs' own folders are made in. With `via`: POOL or POOL/FOLDER of that site's agent.";
@@ -82,6 +83,59 @@ pub(crate) static LIBVIRT: Table = Table {
             "false",
             "Allow a pool with less free space than the disks' full capacity.",
         ),
+    ],
+    rules: &[],
+};
+
+pub(crate) static KUBEVIRT: Table = Table {
+    keys: &[
+        must("type", Kind::Choice(&["kubevirt"]), "Kind of target: virtual machines of KubeVirt."),
+        key(
+            "kubeconfig",
+            Kind::Path,
+            "",
+            "The kubeconfig; absent: KUBECONFIG, ~/.kube/config, or the pod's own.",
+        ),
+        key("context", Kind::Text, "", "Context of the kubeconfig; absent: its current one."),
+        must("namespace", Kind::Text, "Namespace that machines and volumes are made in."),
+        key("storage_class", Kind::Text, "", "Storage class of the volumes; absent: the cluster's default."),
+        key("volume_mode", Kind::Choice(&["block", "filesystem"]), "block", "What the volumes are."),
+        key(
+            "access_mode",
+            Kind::Choice(&["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]),
+            "ReadWriteOnce",
+            "Who may have a volume at a time; ReadWriteMany lets guests move between nodes.",
+        ),
+        key(
+            "size_unit",
+            Kind::Size(1 << 20, 1 << 40),
+            "1MiB",
+            "Volumes are whole multiples of this, as the storage class makes them.",
+        ),
+        must("image", Kind::Text, "Image of drover that the worker pods run."),
+        key(
+            "image_pull",
+            Kind::Choice(&["IfNotPresent", "Always", "Never"]),
+            "IfNotPresent",
+            "When nodes pull it.",
+        ),
+        key("machine", Kind::Text, "", "Machine type, such as q35; absent: KubeVirt's default."),
+        key("cpu", Kind::Text, "", "Model of the CPU, such as host-model; absent: KubeVirt's default."),
+        key("disk_bus", Kind::Choice(BUS), "virtio", BUS_DOC),
+        key(
+            "run_strategy",
+            Kind::Choice(&["Always", "RerunOnFailure"]),
+            "RerunOnFailure",
+            "When KubeVirt starts a machine again that drover started.",
+        ),
+        key(
+            "reach",
+            Kind::Choice(&["forward", "pod"]),
+            "forward",
+            "How drover reaches the worker pods: through the API server, or at their addresses.",
+        ),
+        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        key("worker_timeout", Kind::Duration, "5m", "How long a worker pod may take to come."),
     ],
     rules: &[],
 };

@@ -14,6 +14,20 @@ pub enum NetworkTarget {
     None,
     /// What only libvirt attaches a NIC to.
     Libvirt(LibvirtNetwork),
+    /// What only KubeVirt attaches a NIC to.
+    Kubevirt(KubevirtNetwork),
+}
+
+/// What KubeVirt attaches a NIC to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KubevirtNetwork {
+    /// The network of the cluster's pods, behind an address translation of its own.
+    PodMasquerade,
+    /// The same as a bridge: the guest has the pod's address.
+    PodBridge,
+    /// A NetworkAttachmentDefinition of Multus, `NAME` or `NAMESPACE/NAME`.
+    Nad(String),
 }
 
 /// What libvirt attaches a NIC to.
@@ -45,7 +59,7 @@ pub enum LibvirtNetworkKind {
 
 impl NetworkTarget {
     /// Reads what a plan's network map says: `br0`, `user`, `none`, `bridge:br0`, `network:lan,portgroup=p`,
-    /// `ovs:br-int,vlan=42`, `direct:eth0`.
+    /// `ovs:br-int,vlan=42`, `direct:eth0`, `pod:masquerade`, `pod:bridge`, `nad:NAMESPACE/NAME`.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -55,10 +69,20 @@ impl NetworkTarget {
             ("none", _) => return Ok(NetworkTarget::None),
             (_, None) => return Ok(NetworkTarget::Bridge(text.to_string())),
             (_, Some(("bridge", name))) => return device(name).map(NetworkTarget::Bridge),
+            (_, Some(("pod", "masquerade"))) => {
+                return Ok(NetworkTarget::Kubevirt(KubevirtNetwork::PodMasquerade));
+            }
+            (_, Some(("pod", "bridge"))) => return Ok(NetworkTarget::Kubevirt(KubevirtNetwork::PodBridge)),
+            (_, Some(("pod", _))) => return Err("is neither pod:masquerade nor pod:bridge".into()),
+            (_, Some(("nad", name))) => {
+                return nad(name).map(|name| NetworkTarget::Kubevirt(KubevirtNetwork::Nad(name)));
+            }
             (_, Some(("network", rest))) => (LibvirtNetworkKind::Network, rest),
             (_, Some(("ovs", rest))) => (LibvirtNetworkKind::Ovs, rest),
             (_, Some(("direct", rest))) => (LibvirtNetworkKind::Direct, rest),
-            (_, Some(_)) => return Err("begins with none of bridge:, network:, ovs: and direct:".into()),
+            (_, Some(_)) => {
+                return Err("begins with none of bridge:, network:, ovs:, direct:, pod: and nad:".into());
+            }
         };
         let mut parts = rest.split(',');
         let name = parts.next().unwrap_or_default();
@@ -105,6 +129,27 @@ fn device(name: &str) -> Result<String, String> {
     Err(format!("has '{name}', which is no name of a network device"))
 }
 
+/// The name of a NetworkAttachmentDefinition.
+fn nad(name: &str) -> Result<String, String> {
+    let parts: Vec<&str> = name.split('/').collect();
+    if (1..=2).contains(&parts.len()) && parts.iter().all(|part| is_kube_name(part)) {
+        return Ok(name.to_string());
+    }
+    Err(format!("has '{name}', which is no NAME or NAMESPACE/NAME of a NetworkAttachmentDefinition"))
+}
+
+/// Whether it can be the name of an object of Kubernetes: RFC 1123, with dots.
+pub(crate) fn is_kube_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    (1..=KUBE_NAME_BYTES_MAX).contains(&name.len())
+        && name.chars().all(fits)
+        && !name.starts_with(['-', '.'])
+        && !name.ends_with(['-', '.'])
+}
+
+/// Source: RFC 1123 as Kubernetes reads it.
+const KUBE_NAME_BYTES_MAX: usize = 253;
+
 fn is_name(name: &str) -> bool {
     !name.trim().is_empty()
         && name.len() <= NAME_BYTES_MAX
@@ -143,6 +188,9 @@ mod tests {
             ("network:lan,portgroup=db,vlan=7", libvirt(K::Network, "lan", &[7], Some("db"))),
             ("ovs:br-int,vlan=42+10+42", libvirt(K::Ovs, "br-int", &[10, 42], None)),
             ("direct:eth0.7", libvirt(K::Direct, "eth0.7", &[], None)),
+            ("pod:masquerade", NetworkTarget::Kubevirt(KubevirtNetwork::PodMasquerade)),
+            ("pod:bridge", NetworkTarget::Kubevirt(KubevirtNetwork::PodBridge)),
+            ("nad:prod/vlan7", NetworkTarget::Kubevirt(KubevirtNetwork::Nad("prod/vlan7".into()))),
         ] {
             assert_eq!(NetworkTarget::parse(text).unwrap(), wanted, "{text}");
         }
@@ -153,6 +201,9 @@ mod tests {
         for (text, words) in [
             ("vlan:7", "begins with none"),
             ("network:", "no name of a network"),
+            ("pod:x", "is neither"),
+            ("nad:a/b/c", "no NAME"),
+            ("nad:Prod", "no NAME"),
             ("bridge:a name that is too long", "no name of a network device"),
             ("ovs:br0,vlan=0", "VLAN tags '0'"),
             ("ovs:br0,vlan=+5", "VLAN tags '+5'"),

@@ -35,8 +35,16 @@ impl Target {
     /// What is said of libvirt's domains, if that is the target.
     pub fn libvirt(&self) -> Option<&Libvirt> {
         match &self.kind {
-            TargetKind::Qemu => None,
+            TargetKind::Qemu | TargetKind::Kubevirt(_) => None,
             TargetKind::Libvirt(libvirt) => Some(libvirt),
+        }
+    }
+
+    /// What is said of KubeVirt, if that is the target.
+    pub fn kubevirt(&self) -> Option<&Kubevirt> {
+        match &self.kind {
+            TargetKind::Qemu | TargetKind::Libvirt(_) => None,
+            TargetKind::Kubevirt(kubevirt) => Some(kubevirt),
         }
     }
 }
@@ -48,6 +56,118 @@ pub enum TargetKind {
     Qemu,
     /// Domains of libvirt, with volumes of its storage pools for disks.
     Libvirt(Box<Libvirt>),
+    /// Virtual machines of KubeVirt, with persistent volume claims for disks.
+    Kubevirt(Box<Kubevirt>),
+}
+
+/// What a plan says of KubeVirt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubevirt {
+    /// The kubeconfig; absent: `KUBECONFIG`, `~/.kube/config`, or that of the pod that drover runs in.
+    pub kubeconfig: Option<PathBuf>,
+    /// Which of its contexts; absent: its current one.
+    pub context: Option<String>,
+    /// Namespace that all is made in.
+    pub namespace: String,
+    /// Storage class of the claims; absent: the cluster's default.
+    pub storage_class: Option<String>,
+    /// What the volumes are.
+    pub volume_mode: VolumeMode,
+    /// Who may have them at a time.
+    pub access_mode: AccessMode,
+    /// Claims are whole multiples of this, in bytes.
+    pub size_unit_bytes: u64,
+    /// Image of drover that the worker pods run.
+    pub image: String,
+    /// When nodes pull it.
+    pub image_pull: ImagePull,
+    /// Machine type of the guests; absent: KubeVirt's default.
+    pub machine: Option<String>,
+    /// Model of the CPU; absent: KubeVirt's default.
+    pub cpu: Option<String>,
+    /// Run strategy of machines that are to be started.
+    pub run_strategy: RunStrategy,
+    /// How drover reaches the worker pods.
+    pub reach: Reach,
+    /// How long a worker pod may take to come.
+    pub worker_timeout_s: u64,
+}
+
+impl Kubevirt {
+    /// What plans, reports and journals call the place; no peer can have this name.
+    pub fn site(&self) -> String {
+        match &self.context {
+            Some(context) => format!("{KUBEVIRT_SITE}{context}/{}", self.namespace),
+            None => format!("{KUBEVIRT_SITE}{}", self.namespace),
+        }
+    }
+
+    /// Whether a VM's site is a namespace of a cluster.
+    pub fn is_site(site: &str) -> bool {
+        site.starts_with(KUBEVIRT_SITE)
+    }
+}
+
+const KUBEVIRT_SITE: &str = "kubevirt:";
+
+/// What a volume is to those that have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeMode {
+    /// A block device.
+    Block,
+    /// A file system, with the disk as `disk.img` in it.
+    Filesystem,
+}
+
+/// Who may have a volume at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    /// The pods of one node.
+    ReadWriteOnce,
+    /// One pod.
+    ReadWriteOncePod,
+    /// All nodes: guests can move between them while they run.
+    ReadWriteMany,
+}
+
+impl AccessMode {
+    /// Kubernetes' name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AccessMode::ReadWriteOnce => "ReadWriteOnce",
+            AccessMode::ReadWriteOncePod => "ReadWriteOncePod",
+            AccessMode::ReadWriteMany => "ReadWriteMany",
+        }
+    }
+}
+
+/// When nodes pull an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImagePull {
+    /// If it is not there.
+    IfNotPresent,
+    /// Each time.
+    Always,
+    /// Never: it was imported.
+    Never,
+}
+
+/// When KubeVirt starts a machine again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunStrategy {
+    /// Whenever it is off.
+    Always,
+    /// After it failed.
+    RerunOnFailure,
+}
+
+/// How drover reaches a worker pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Through the API server.
+    Forward,
+    /// At the pod's address.
+    Pod,
 }
 
 /// What a plan says of libvirt's domains.

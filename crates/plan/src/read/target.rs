@@ -16,6 +16,7 @@ impl Reader {
     pub(super) fn target(&mut self, plan: &Fields<'_>) -> Target {
         match self.kind_of(plan, "target", keys::TARGETS) {
             Some("libvirt") => self.domains(plan),
+            Some("kubevirt") => self.claims(plan),
             _ => self.images(plan),
         }
     }
@@ -55,6 +56,70 @@ impl Reader {
             autostart: self.flag(&fields, "autostart").unwrap_or(false),
         };
         self.common(&fields, TargetKind::Libvirt(Box::new(libvirt)))
+    }
+
+    fn claims(&mut self, plan: &Fields<'_>) -> Target {
+        let fields = self.map(plan, "target", &keys::KUBEVIRT);
+        let kubevirt = Kubevirt {
+            kubeconfig: self.text(&fields, "kubeconfig").map(PathBuf::from),
+            context: self.text(&fields, "context"),
+            namespace: self.kube_name(&fields, "namespace").unwrap_or_default(),
+            storage_class: self.kube_name(&fields, "storage_class"),
+            volume_mode: match self.choice(&fields, "volume_mode") {
+                Some("filesystem") => VolumeMode::Filesystem,
+                _ => VolumeMode::Block,
+            },
+            access_mode: match self.choice(&fields, "access_mode") {
+                Some("ReadWriteOncePod") => AccessMode::ReadWriteOncePod,
+                Some("ReadWriteMany") => AccessMode::ReadWriteMany,
+                _ => AccessMode::ReadWriteOnce,
+            },
+            size_unit_bytes: self.size(&fields, "size_unit").unwrap_or(1 << 20),
+            image: self.text(&fields, "image").unwrap_or_default(),
+            image_pull: match self.choice(&fields, "image_pull") {
+                Some("Always") => ImagePull::Always,
+                Some("Never") => ImagePull::Never,
+                _ => ImagePull::IfNotPresent,
+            },
+            machine: self.word(&fields, "machine"),
+            cpu: self.word(&fields, "cpu"),
+            run_strategy: match self.choice(&fields, "run_strategy") {
+                Some("Always") => RunStrategy::Always,
+                _ => RunStrategy::RerunOnFailure,
+            },
+            reach: match self.choice(&fields, "reach") {
+                Some("pod") => Reach::Pod,
+                _ => Reach::Forward,
+            },
+            worker_timeout_s: self.duration(&fields, "worker_timeout").map_or(300, |time| time.as_secs()),
+        };
+        Target {
+            kind: TargetKind::Kubevirt(Box::new(kubevirt)),
+            via: None,
+            rate_limit: self.rate_limit(&fields),
+            folder: PathBuf::new(),
+            format: ImageFormat::Raw,
+            qcow2: Qcow2 {
+                cluster_bytes: 64 << 10,
+                preallocation: Preallocation::Off,
+                compressed: false,
+                compression: Qcow2Compression::Zlib,
+            },
+            accelerator: Accelerator::Auto,
+            disk_bus: self.bus(&fields).unwrap_or(DiskBusChoice::Virtio),
+            uefi: None,
+            overcommit: false,
+        }
+    }
+
+    /// The name of an object of Kubernetes.
+    fn kube_name(&mut self, fields: &Fields<'_>, name: &str) -> Option<String> {
+        let (entry, word) = (fields.find(name)?, self.text(fields, name)?);
+        if !is_kube_name(&word) {
+            self.wrong(fields, entry, "is no name in Kubernetes: a-z, 0-9, - and .");
+            return None;
+        }
+        Some(word)
     }
 
     /// What all kinds of target have.
@@ -170,6 +235,7 @@ impl Reader {
     /// What of the plan does not go with its kind of target.
     pub(super) fn check_target(&mut self, plan: &Plan) {
         let libvirt = plan.target.libvirt();
+        self.check_kubevirt(plan);
         let rules = |path: String, networks: &[NetworkRule], storage: &[StorageRule]| {
             let is_libvirts = |rule: &&NetworkRule| matches!(rule.to, NetworkTarget::Libvirt(_));
             let networks = networks.iter().filter(is_libvirts).filter(|_| libvirt.is_none()).map(|rule| {
@@ -194,6 +260,9 @@ impl Reader {
             self.problems.extend(rules(format!("{path}."), &over.networks, &over.storage));
             let wrong = match libvirt {
                 Some(_) => [("target_folder", over.target_folder.is_some()), ("", false)],
+                None if plan.target.kubevirt().is_some() => {
+                    [("target_folder", over.target_folder.is_some()), ("pool", over.pool.is_some())]
+                }
                 None => [("uri", over.uri.is_some()), ("pool", over.pool.is_some())],
             };
             for (key, _) in wrong.into_iter().filter(|(_, is_there)| *is_there) {
@@ -207,6 +276,30 @@ impl Reader {
         }
         if let Some(libvirt) = libvirt {
             self.check_way(&libvirt.uri, "target.uri", At::default());
+        }
+    }
+
+    /// Networks that do not go with the cluster, or go with none else.
+    fn check_kubevirt(&mut self, plan: &Plan) {
+        let is_kubevirt = plan.target.kubevirt().is_some();
+        let overrides = plan.vms.iter().map(|vm| (format!("{}.", vm.selector.path), &vm.overrides.networks));
+        let all = std::iter::once((String::new(), &plan.networks)).chain(overrides);
+        for (path, rule) in all.flat_map(|(path, rules)| rules.iter().map(move |rule| (path.clone(), rule))) {
+            let text = match (&rule.to, is_kubevirt) {
+                (NetworkTarget::Kubevirt(_), false) => {
+                    "only a target of the type kubevirt attaches NICs to that"
+                }
+                (NetworkTarget::Bridge(_), true) => "KubeVirt attaches NICs to no bridge by its name",
+                _ => continue,
+            };
+            let advice = match is_kubevirt {
+                true => {
+                    "write pod:masquerade, pod:bridge, nad:NAMESPACE/NAME of a NetworkAttachmentDefinition, or none"
+                }
+                false => "name a bridge, or write `user` or `none`",
+            };
+            let path = format!("{path}networks.{}", rule.from);
+            self.problems.push(Problem::error(path, text).at(rule.at).advise(advice));
         }
     }
 

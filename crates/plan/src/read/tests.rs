@@ -7,6 +7,7 @@ mod target;
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
 const DOMAINS: &str = include_str!("../../libvirt.yaml");
+const CLUSTER: &str = include_str!("../../kubevirt.yaml");
 
 const SMALL: &str = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
                      target: {type: qemu, folder: /t}\nvms: [{name: a}]\n";

@@ -52,7 +52,8 @@ impl Reader {
 
     pub(super) fn rate_limit(&mut self, fields: &Fields<'_>) -> Vec<DayLimit> {
         let Some(entry) = fields.find("rate_limit") else { return Vec::new() };
-        if fields.find("via").is_none() {
+        // Where there is a choice: workers of a cluster are always reached over a link.
+        if fields.table.key("via").is_some() && fields.find("via").is_none() {
             let problem = Problem::error(fields.path_of("rate_limit"), "it limits a link, and there is none");
             self.problems.push(problem.at(entry.at).advise("give `via`, or leave it out"));
         }

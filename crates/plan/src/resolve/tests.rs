@@ -433,3 +433,13 @@ fn disks_of_a_domain_are_volumes_of_the_pools_that_the_plan_names() {
     assert_eq!(place(&resolution.vms[0]), of("qemu:///system", "nvme", "/nvme/web01-0.raw"));
     assert_eq!(place(&resolution.vms[1]), of("qemu+unix:///system?socket=/b", "slow", "/slow/web02-0.raw"));
 }
+
+#[test]
+fn names_in_a_cluster_are_valid_short_and_of_one_vm_each() {
+    for (name, wanted) in [("Web_01", "web-01"), ("web01", "web01"), ("-a.b-", "a-b")] {
+        assert_eq!(kube_name(name), wanted);
+    }
+    let (long, other) = ("x".repeat(60), "x".repeat(61));
+    assert_eq!((kube_name(&long).len(), kube_name("\u{4e16}").len()), (48, 11));
+    assert_ne!(kube_name(&long), kube_name(&other));
+}

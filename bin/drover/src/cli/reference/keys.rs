@@ -8,7 +8,7 @@ const HEAD: &str = "\
 # Keys of a plan\n\n\
 A plan is a YAML file. `drover plan new` writes one, `drover plan check` reports all its problems, `drover plan schema` prints its JSON Schema.\n\
 Durations are `90s`, `5m`, `2h`; sizes are `64KiB`, `4MiB`. **Bold** keys are required.\n\
-[example.yaml](../../crates/plan/example.yaml) and [libvirt.yaml](../../crates/plan/libvirt.yaml) show each key once.\n\n";
+[example.yaml](../../crates/plan/example.yaml), [libvirt.yaml](../../crates/plan/libvirt.yaml) and [kubevirt.yaml](../../crates/plan/kubevirt.yaml) show each key once.\n\n";
 
 /// Where the VMs come from and go to has a page of its own.
 const PLACES: [&str; 2] = ["source", "target"];

@@ -245,7 +245,7 @@ fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
                 LibvirtNetworkKind::Direct | LibvirtNetworkKind::Ovs => Some((name.as_str(), false)),
                 LibvirtNetworkKind::Network => None,
             },
-            NetworkTarget::User | NetworkTarget::None => None,
+            NetworkTarget::User | NetworkTarget::None | NetworkTarget::Kubevirt(_) => None,
         })
         .collect();
     let mut problems = Vec::new();

@@ -1,4 +1,4 @@
-//! Targets of the type libvirt.
+//! Targets of the types libvirt and kubevirt.
 
 use super::*;
 
@@ -72,4 +72,54 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         let found = only(SMALL.replace(from, to));
         assert!(found.contains(words), "{to}: {found}");
     }
+}
+
+#[test]
+fn the_example_of_a_cluster_says_everything_and_fits_the_schema() {
+    let plan = Plan::parse(CLUSTER).unwrap();
+    assert_eq!(plan.warnings, []);
+    let kubevirt = plan.target.kubevirt().unwrap();
+    assert_eq!((kubevirt.namespace.as_str(), kubevirt.size_unit_bytes), ("vms", 1 << 30));
+    assert_eq!(kubevirt.site(), "kubevirt:prod/vms");
+    for key in keys::KUBEVIRT.keys {
+        assert!(CLUSTER.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
+    }
+    let validator = jsonschema::validator_for(&crate::schema()).unwrap();
+    let as_json = |text: &str| to_json(&crate::node::parse(text).unwrap());
+    assert!(validator.is_valid(&as_json(CLUSTER)));
+    assert!(!validator.is_valid(&as_json(&CLUSTER.replace("namespace: vms", "folder: /vms"))));
+}
+
+#[test]
+fn every_key_of_a_cluster_is_read_its_kind_checked_and_its_default_true() {
+    let local = LOCAL.replace("type: libvirt, pool: images", "type: kubevirt, namespace: n, image: i");
+    for key in keys::KUBEVIRT.keys {
+        let value =
+            if matches!(key.kind, Kind::TextList) { serde_json::json!(7) } else { serde_json::json!([[]]) };
+        let found = Plan::parse(&with(CLUSTER, &["target", key.name], value)).unwrap_err();
+        let written = format!("target.{}", key.name);
+        assert!(found.iter().any(|it| it.path.starts_with(&written)), "{written}: {found:#?}");
+        if !key.default.is_empty() {
+            let said = with(&local, &["target", key.name], serde_json::Value::from(key.default));
+            let silent = with(&local, &["target"], to_json_without(&said, &["target"], key.name));
+            assert_eq!(without_places(&said), without_places(&silent), "{}", key.name);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_go_with_a_cluster_is_refused() {
+    let local = LOCAL.replace("type: libvirt, pool: images", "type: kubevirt, namespace: n, image: i");
+    for (from, to, words) in [
+        ("namespace: n", "namespace: 'N n'", "no name in Kubernetes"),
+        ("name: p", "name: p\nnetworks: {'*': br0}", "no bridge by its name"),
+        ("{name: a}", "{name: a, networks: {'*': br0}}", "no bridge by its name"),
+        ("{name: a}", "{name: a, pool: x}", "does not go with this type"),
+        ("{name: a}", "{name: a, target_folder: /x}", "does not go with this type"),
+    ] {
+        let found = problems(&local.replace(from, to));
+        assert!(found.iter().any(|it| it.message.contains(words)), "{to}: {found:#?}");
+    }
+    let found = problems(&LOCAL.replace("name: p", "name: p\nnetworks: {'*': 'pod:bridge'}"));
+    assert!(found.iter().any(|it| it.message.contains("only a target of the type kubevirt")), "{found:#?}");
 }

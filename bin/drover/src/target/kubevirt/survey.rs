@@ -1,0 +1,311 @@
+//! What stands in the way of a plan in its cluster, all of it at once, before anything is touched.
+
+use std::collections::BTreeMap;
+
+use drover_engine::{ProviderError, chain};
+use drover_kubevirt::objects::{self, Keys, Kind};
+use drover_kubevirt::{Cluster, KubeError, KubeErrorKind, vm};
+use drover_plan::{At, KubevirtNetwork, NetworkTarget, PlannedVm, Problem, Resolution};
+use drover_types::Bytes;
+use serde_json::{Value, json};
+
+use super::{Claims, failed};
+
+/// What drover does in a namespace: group, resource, subresource, and verbs.
+const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
+    ("", "persistentvolumeclaims", "", &["get", "create", "delete"]),
+    ("", "pods", "", &["get", "create", "delete"]),
+    ("", "secrets", "", &["get", "create", "patch", "delete"]),
+    ("kubevirt.io", "virtualmachines", "", &["get", "create", "patch", "delete"]),
+    ("kubevirt.io", "virtualmachineinstances", "", &["get"]),
+];
+/// VMs whose objects the server judges; of the others only names are looked at. Each costs a request for each disk and two more.
+const JUDGED_MAX: usize = 100;
+
+impl Claims {
+    /// Asks the cluster, and adds what stands in the way; touches nothing.
+    pub fn survey(&self, resolution: &mut Resolution) {
+        let problems = match self.cluster() {
+            Ok(cluster) => self.survey_cluster(&cluster, &resolution.vms),
+            Err(error) => vec![self.problem("target", &error)],
+        };
+        resolution.problems.extend(problems);
+    }
+
+    fn survey_cluster(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
+        if let Err(error) = cluster.get("/version") {
+            let text = format!("the cluster at {} does not answer: {}", cluster.server(), error.what);
+            return vec![
+                Problem::error("target", text)
+                    .advise("see `target.kubeconfig` and `target.context`, and whether it is up"),
+            ];
+        }
+        let mut problems = Vec::new();
+        let namespace_is_there = self.namespace_problem(cluster, &mut problems);
+        problems.extend(self.version_problem(cluster));
+        let lacking = if namespace_is_there { self.right_problems(cluster) } else { Vec::new() };
+        let may_all = lacking.is_empty();
+        problems.extend(lacking);
+        problems.extend(self.class_problems(cluster, vms));
+        problems.extend(self.network_problems(cluster, vms));
+        // What may not be done, or has no place, is not judged.
+        if problems.iter().any(Problem::is_error) || !may_all {
+            return problems;
+        }
+        problems.extend(self.quota_problems(cluster, vms));
+        for vm in vms {
+            if let Err(error) = self.look_ahead(vm) {
+                problems.push(of_vm(vm, error));
+            }
+        }
+        if problems.is_empty() {
+            problems.extend(vms.iter().take(JUDGED_MAX).filter_map(|vm| self.judged(cluster, vm)));
+        }
+        problems
+    }
+
+    fn problem(&self, path: &str, error: &KubeError) -> Problem {
+        let error = failed(error.clone());
+        let problem = Problem::error(path, error.what);
+        error.advice.into_iter().fold(problem, Problem::advise)
+    }
+
+    fn namespace_problem(&self, cluster: &Cluster, problems: &mut Vec<Problem>) -> bool {
+        let namespace = &self.kubevirt.namespace;
+        match cluster.get(&format!("/api/v1/namespaces/{namespace}")) {
+            Ok(None) => {
+                let text = format!("the cluster has no namespace {namespace}");
+                problems.push(
+                    Problem::error("target.namespace", text)
+                        .advise(format!("kubectl create namespace {namespace}")),
+                );
+                false
+            }
+            // Who may look into a namespace may not always look at it.
+            Ok(Some(_)) => true,
+            Err(error) if error.kind == KubeErrorKind::Denied => true,
+            Err(error) => {
+                problems.push(self.problem("target.namespace", &error));
+                false
+            }
+        }
+    }
+
+    fn version_problem(&self, cluster: &Cluster) -> Option<Problem> {
+        let error = match cluster.get("/apis/kubevirt.io/v1") {
+            Ok(Some(list)) => {
+                let names = list["resources"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let has = |name: &str| names.iter().any(|it| it["name"] == name);
+                if has("virtualmachines") && has("virtualmachineinstances") {
+                    return None;
+                }
+                "serves kubevirt.io/v1 without virtual machines".to_string()
+            }
+            Ok(None) => {
+                "does not serve kubevirt.io/v1: KubeVirt is not installed, or is older than 0.36".to_string()
+            }
+            Err(error) if error.kind == KubeErrorKind::NotServed => {
+                "does not serve kubevirt.io/v1: KubeVirt is not installed, or is older than 0.36".to_string()
+            }
+            Err(error) => error.what,
+        };
+        let text = format!("the cluster {error}");
+        Some(Problem::error("target", text).advise("install KubeVirt, or name another context"))
+    }
+
+    fn right_problems(&self, cluster: &Cluster) -> Vec<Problem> {
+        let mut rights: Vec<_> = RIGHTS.to_vec();
+        if self.kubevirt.reach == drover_plan::Reach::Forward {
+            rights.push(("", "pods", "portforward", &["get"]));
+        }
+        let mut lacking = Vec::new();
+        for (group, resource, part, verbs) in rights {
+            for verb in verbs {
+                let review = json!({
+                    "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+                    "spec": {"resourceAttributes": {
+                        "namespace": self.kubevirt.namespace, "group": group, "resource": resource, "subresource": part, "verb": verb,
+                    }},
+                });
+                let answer =
+                    cluster.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", &review, false);
+                match answer {
+                    Ok(answer) if answer["status"]["allowed"] == true => {}
+                    Ok(_) => {
+                        let part = if part.is_empty() { String::new() } else { format!("/{part}") };
+                        lacking.push(format!("{verb} {resource}{part}"));
+                    }
+                    Err(error) => return vec![self.problem("target", &error)],
+                }
+            }
+        }
+        if lacking.is_empty() {
+            return Vec::new();
+        }
+        let text =
+            format!("this user may not in namespace {}: {}", self.kubevirt.namespace, lacking.join(", "));
+        vec![
+            Problem::error("target.namespace", text)
+                .advise("give it a Role with them (docs/how-to/kubevirt.md)"),
+        ]
+    }
+
+    fn class_problems(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
+        let disks = || vms.iter().flat_map(|vm| &vm.disks);
+        let mut names: Vec<Option<&str>> = disks().map(|disk| disk.pool.as_deref()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let all = "/apis/storage.k8s.io/v1/storageclasses";
+        let list = match cluster.get(all) {
+            Ok(list) => list.unwrap_or_default(),
+            // Not everybody may look at them; the server judges the claims.
+            Err(error) if error.kind == KubeErrorKind::Denied => return Vec::new(),
+            Err(error) => return vec![self.problem("target.storage_class", &error)],
+        };
+        let classes = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let known: Vec<&str> =
+            classes.iter().filter_map(|class| class["metadata"]["name"].as_str()).collect();
+        let is_default = |class: &Value| objects::annotation(class, DEFAULT_CLASS) == Some("true");
+        let advice = match known.as_slice() {
+            [] => "it has none: install a CSI driver".to_string(),
+            known => format!("it has: {}", known.join(", ")),
+        };
+        let missing = names.into_iter().filter(|name| match name {
+            Some(name) => !known.contains(name),
+            None => !classes.iter().any(is_default),
+        });
+        let problem = |name: Option<&str>| {
+            let text = match name {
+                Some(name) => format!("the cluster has no storage class {name}"),
+                None => "the plan names no storage class, and the cluster has no default".to_string(),
+            };
+            Problem::error("target.storage_class", text).advise(advice.clone())
+        };
+        missing.map(problem).collect()
+    }
+
+    fn network_problems(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for vm in vms.iter().filter(|vm| vm::on_pod_network(vm) > 1) {
+            let text = format!(
+                "{} has {} NICs on the pod network, and KubeVirt takes one",
+                vm.vm.name,
+                vm::on_pod_network(vm)
+            );
+            let problem = Problem::error("networks", text).at(At { line: vm.line, column: 1 });
+            problems.push(problem.advise("map the others to nad:NAMESPACE/NAME, or to none"));
+        }
+        let mut names: Vec<&str> = vms.iter().flat_map(|vm| &vm.nics).filter_map(nad_of).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
+            let (namespace, short) = name.split_once('/').unwrap_or((&self.kubevirt.namespace, name));
+            let path = format!(
+                "/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions/{short}"
+            );
+            let (text, advice) = match cluster.get(&path) {
+                Ok(Some(_)) => continue,
+                Ok(None) => (
+                    format!("there is no NetworkAttachmentDefinition {namespace}/{short}"),
+                    format!("see `kubectl get net-attach-def -n {namespace}`"),
+                ),
+                Err(error) if error.kind == KubeErrorKind::NotServed => (
+                    format!("nad:{name} wants Multus, which the cluster has not"),
+                    "install Multus".to_string(),
+                ),
+                // Not everybody may look at them.
+                Err(error) if error.kind == KubeErrorKind::Denied => continue,
+                Err(error) => (error.what, "see the API server".to_string()),
+            };
+            problems.push(Problem::error("networks", text).advise(advice));
+        }
+        problems
+    }
+
+    /// Quotas of the namespace that what is still to be made does not fit into.
+    fn quota_problems(&self, cluster: &Cluster, vms: &[PlannedVm]) -> Vec<Problem> {
+        let list = match cluster.get(&objects::path(&self.kubevirt, Kind::Quota, "")) {
+            Ok(list) => list.unwrap_or_default(),
+            // Not everybody may look at them; the server judges each claim alone.
+            Err(_) => return Vec::new(),
+        };
+        let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
+        for (vm, disk) in vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+            // One that is there is in the quota's sums.
+            if matches!(self.claim_of(disk, vm), Ok(Some(_))) {
+                continue;
+            }
+            let bytes = objects::claim_bytes(disk.disk.capacity_bytes, &self.kubevirt);
+            let mut add = |name: String, amount: u64| {
+                let sum = wanted.entry(name).or_default();
+                *sum = sum.saturating_add(amount);
+            };
+            add("requests.storage".into(), bytes);
+            add("persistentvolumeclaims".into(), 1);
+            if let Some(class) = &disk.pool {
+                add(format!("{class}.storageclass.storage.k8s.io/requests.storage"), bytes);
+                add(format!("{class}.storageclass.storage.k8s.io/persistentvolumeclaims"), 1);
+            }
+        }
+        let mut problems = Vec::new();
+        for quota in list["items"].as_array().map(Vec::as_slice).unwrap_or_default() {
+            for (name, amount) in &wanted {
+                let of = |part: &str| quota["status"][part][name].as_str().and_then(objects::quantity);
+                let Some(hard) = of("hard") else { continue };
+                let left = hard.saturating_sub(of("used").unwrap_or_default());
+                if *amount > left {
+                    let shown = |amount: u64| {
+                        if name.ends_with("storage") { Bytes(amount).to_string() } else { amount.to_string() }
+                    };
+                    let quota = quota["metadata"]["name"].as_str().unwrap_or_default();
+                    let text = format!(
+                        "quota {quota} has {} of {name} left, and the plan wants {}",
+                        shown(left),
+                        shown(*amount)
+                    );
+                    problems
+                        .push(Problem::error("target.namespace", text).advise("raise it, or move fewer VMs"));
+                }
+            }
+        }
+        problems
+    }
+
+    /// What the server says of a VM's objects without making them: admission, quotas, pod security, schemas.
+    fn judged(&self, cluster: &Cluster, vm: &PlannedVm) -> Option<Problem> {
+        let judge = || -> Result<(), KubeError> {
+            for disk in &vm.disks {
+                if matches!(self.claim_of(disk, vm), Ok(None)) {
+                    let claim = objects::claim(vm, disk, &self.kubevirt, &self.about.plan);
+                    cluster.create(&objects::path(&self.kubevirt, Kind::Claim, ""), &claim, true)?;
+                }
+            }
+            if cluster.get(&objects::path(&self.kubevirt, Kind::Pod, &objects::worker_name(vm)))?.is_none() {
+                let pod = objects::worker(vm, &self.kubevirt, &self.about.plan, &Keys::default());
+                cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, true)?;
+            }
+            let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
+            match cluster.get(&path)? {
+                Some(_) => Ok(()),
+                None => cluster.apply(&path, &self.object(vm), true).map(drop),
+            }
+        };
+        judge().err().map(|error| of_vm(vm, failed(error)))
+    }
+}
+
+fn nad_of(nic: &drover_plan::PlannedNic) -> Option<&str> {
+    match &nic.target {
+        NetworkTarget::Kubevirt(KubevirtNetwork::Nad(name)) => Some(name),
+        _ => None,
+    }
+}
+
+fn of_vm(vm: &PlannedVm, error: ProviderError) -> Problem {
+    let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
+    let problem = problem.at(At { line: vm.line, column: 1 });
+    error.advice.into_iter().fold(problem, Problem::advise)
+}
+
+/// Source: Kubernetes' documentation of default storage classes.
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";

@@ -1,0 +1,249 @@
+//! The pod that has a VM's volumes while drover writes to them, and the session to the agent in it.
+//!
+//! One pod of one name has the volumes of a VM at a time: the API server gives the name away again only after the node's kubelet has said
+//! that the one before is gone. So a pod is never removed by force: on a node that nobody reaches it might still write.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
+use drover_agent::{Refusal, Route, dial};
+use drover_disk::DiskErrorKind;
+use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, Standing};
+use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
+use drover_link::{RateLimit, Session};
+use drover_mover::StopSignal;
+use drover_plan::{Kubevirt, PlannedVm, Reach};
+use serde_json::{Value, json};
+
+use crate::sites;
+
+/// How often a pod is looked at that is awaited.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long the agent of a pod that runs may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// How long a pod may take to go, and with it a claim. A kubelet that is away keeps it for longer.
+pub(super) const GONE_WITHIN: Duration = Duration::from_secs(90);
+/// Pods that are made anew in one wait because the one before ended by itself.
+const PODS_MAX: usize = 3;
+
+/// The worker of one VM.
+pub(super) struct Worker {
+    pub cluster: Arc<Cluster>,
+    pub kubevirt: Kubevirt,
+    pub vm: PlannedVm,
+    pub plan: String,
+    pub identity: Identity,
+    pub stop: StopSignal,
+    pub forward: Mutex<Option<Forward>>,
+    /// Held while the pod is awaited: disks of a VM are opened at the same time.
+    pub turn: Mutex<()>,
+    /// How much the plan may send in a second, to all its workers.
+    pub limit: Arc<RateLimit>,
+}
+
+impl Worker {
+    fn name(&self) -> String {
+        objects::worker_name(&self.vm)
+    }
+
+    fn path(&self, kind: Kind) -> String {
+        objects::path(&self.kubevirt, kind, &self.name())
+    }
+
+    fn owner(&self) -> String {
+        objects::owner_of_vm(&self.vm, &self.plan)
+    }
+
+    /// A session to the agent; makes the pod if there is none.
+    pub fn dial(&self) -> Result<Session, Refusal> {
+        let (pod, agent) = self.ensure().map_err(|error| refused(&error))?;
+        let address = match self.kubevirt.reach {
+            Reach::Pod => {
+                let address = pod["status"]["podIP"].as_str().unwrap_or_default();
+                if address.contains(':') {
+                    format!("[{address}]:{AGENT_PORT}")
+                } else {
+                    format!("{address}:{AGENT_PORT}")
+                }
+            }
+            Reach::Forward => self.forwarded().map_err(|error| refused(&error))?,
+        };
+        let until = Instant::now() + ANSWER_WITHIN;
+        loop {
+            let route = Route {
+                addresses: vec![address.clone()],
+                own_name: sites::own_name(),
+                rate_limit: Some(self.limit.clone()),
+                ..Route::default()
+            };
+            match dial(&self.identity, agent, &route) {
+                Err(_) if Instant::now() < until && !self.stop.is_set() => std::thread::sleep(LOOK),
+                Err(error) => return Err(error.into()),
+                Ok(session) => {
+                    // It has served its purpose; with the pod it goes at the latest.
+                    let _ = self.remove_one(Kind::Secret);
+                    return Ok(session);
+                }
+            }
+        }
+    }
+
+    fn forwarded(&self) -> Result<String, KubeError> {
+        let mut forward = self.forward.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(forward) = forward.as_ref() {
+            return Ok(forward.address().to_string());
+        }
+        let made = Forward::open(&self.cluster, &self.kubevirt.namespace, &self.name(), AGENT_PORT)?;
+        let address = made.address().to_string();
+        *forward = Some(made);
+        Ok(address)
+    }
+
+    /// The pod, running, and what its agent is known by.
+    pub fn ensure(&self) -> Result<(Value, Fingerprint), KubeError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = Instant::now() + Duration::from_secs(self.kubevirt.worker_timeout_s);
+        let (mut made, mut why) = (0, String::new());
+        loop {
+            match self.cluster.get(&self.path(Kind::Pod))? {
+                None if made >= PODS_MAX => {
+                    return Err(self.failed(format!("ended {made} times: {why}")));
+                }
+                None => {
+                    self.make()?;
+                    made += 1;
+                }
+                Some(pod) if !objects::is_of(&pod, &self.owner()) => return Err(self.taken(&pod)),
+                Some(pod) => match objects::standing(&pod) {
+                    Standing::Running => match self.agent_of(&pod) {
+                        Some(agent) => return Ok((pod, agent)),
+                        None => self.end(&pod)?,
+                    },
+                    Standing::Ended(reason) => {
+                        if pod["metadata"]["deletionTimestamp"].is_null() {
+                            self.end(&pod)?;
+                            why = reason;
+                        }
+                    }
+                    Standing::Waiting(reason) => {
+                        if NEVER.iter().any(|it| reason.starts_with(it)) {
+                            return Err(self.failed(format!("cannot start: {reason}")));
+                        }
+                        why = reason;
+                    }
+                },
+            }
+            if self.stop.is_set() {
+                return Err(self.failed("is not waited for: the run is to stop".into()));
+            }
+            if Instant::now() >= until {
+                let waited = self.kubevirt.worker_timeout_s;
+                return Err(self.failed(format!("did not come to run within {waited} s: {why}")));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// What the agent of this pod is known by, if it serves this host and all disks of the VM.
+    fn agent_of(&self, pod: &Value) -> Option<Fingerprint> {
+        let wanted = objects::worker(&self.vm, &self.kubevirt, &self.plan, &Keys::default());
+        let container = |pod: &Value, key: &str| pod["spec"]["containers"][0][key].clone();
+        let is_same = ["image", "args"].iter().all(|key| container(pod, key) == container(&wanted, key));
+        let is_for_us = objects::annotation(pod, PEER) == Some(&self.identity.fingerprint().to_string());
+        objects::annotation(pod, AGENT_KEY).filter(|_| is_same && is_for_us)?.parse().ok()
+    }
+
+    fn make(&self) -> Result<(), KubeError> {
+        let internal = |error: &dyn std::error::Error| KubeError {
+            kind: KubeErrorKind::Config,
+            what: format!("making a key for the pod {}: {error}", self.name()),
+        };
+        let peer = Peer::new("drover", self.identity.fingerprint(), Vec::new(), drover_agent::now());
+        let seed = Seed::new(&peer).map_err(|error| internal(&error))?;
+        let files: Vec<(&str, &str)> = seed.files.iter().map(|(name, file)| (*name, file.reveal())).collect();
+        self.remove_one(Kind::Secret)?;
+        let secret = objects::secret(&self.vm, &self.kubevirt, &self.plan, &files);
+        self.cluster.create(&objects::path(&self.kubevirt, Kind::Secret, ""), &secret, false)?;
+        let keys = Keys { agent: seed.agent.to_string(), peer: self.identity.fingerprint().to_string() };
+        let pod = objects::worker(&self.vm, &self.kubevirt, &self.plan, &keys);
+        let pod = self.cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, false)?;
+        let owner =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": self.name(), "uid": objects::uid(&pod)}]);
+        let owned = json!({"metadata": {"ownerReferences": owner}});
+        self.cluster.change(&self.path(Kind::Secret), Change::Merge, &owned).map(drop)
+    }
+
+    fn end(&self, pod: &Value) -> Result<(), KubeError> {
+        self.cluster.delete(&self.path(Kind::Pod), objects::uid(pod))
+    }
+
+    /// Asks for the end of the pod or its secret, if it is this plan's.
+    fn remove_one(&self, kind: Kind) -> Result<(), KubeError> {
+        match self.cluster.get(&self.path(kind))? {
+            Some(object) if objects::is_of(&object, &self.owner()) => {
+                self.cluster.delete(&self.path(kind), objects::uid(&object))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks for the end of the pod and of what belongs to it, without waiting.
+    pub fn dismiss(&self) -> Result<(), KubeError> {
+        self.remove_one(Kind::Pod)?;
+        self.remove_one(Kind::Secret)
+    }
+
+    /// The same, until the pod is gone: nothing writes to the volumes any more then.
+    pub fn remove(&self) -> Result<(), KubeError> {
+        self.dismiss()?;
+        let is_ours = |pod: &Value| objects::is_of(pod, &self.owner());
+        wait_until_gone(&self.cluster, &self.path(Kind::Pod), is_ours).map_err(|error| match error.kind {
+            KubeErrorKind::Conflict => self.failed("is still there, though its end was asked for".into()),
+            _ => error,
+        })
+    }
+
+    fn failed(&self, what: String) -> KubeError {
+        let place = format!("worker pod {}/{}", self.kubevirt.namespace, self.name());
+        KubeError { kind: KubeErrorKind::Server, what: format!("{place} {what}") }
+    }
+
+    fn taken(&self, pod: &Value) -> KubeError {
+        let whose = objects::annotation(pod, objects::OWNER).unwrap_or("drover did not make it");
+        let what = format!("a pod {}/{} is there already: {whose}", self.kubevirt.namespace, self.name());
+        KubeError { kind: KubeErrorKind::Conflict, what }
+    }
+}
+
+/// Waits until an object that is being removed is gone, or another has its name. `Conflict` if it stays.
+pub(super) fn wait_until_gone(
+    cluster: &Cluster,
+    path: &str,
+    is_it: impl Fn(&Value) -> bool,
+) -> Result<(), KubeError> {
+    let until = Instant::now() + GONE_WITHIN;
+    while cluster.get(path)?.is_some_and(|object| is_it(&object)) {
+        if Instant::now() >= until {
+            let what = format!("{path} is still there after {} s", GONE_WITHIN.as_secs());
+            return Err(KubeError { kind: KubeErrorKind::Conflict, what });
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Reasons of a container that no waiting mends.
+const NEVER: [&str; 3] = ["ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError"];
+
+/// To who dials again and again what may pass.
+fn refused(error: &KubeError) -> Refusal {
+    let kind = match error.kind {
+        KubeErrorKind::Unreachable | KubeErrorKind::Server | KubeErrorKind::Missing => {
+            DiskErrorKind::Transient
+        }
+        KubeErrorKind::Conflict | KubeErrorKind::Config | KubeErrorKind::Denied => DiskErrorKind::Denied,
+        KubeErrorKind::NotServed | KubeErrorKind::Refused => DiskErrorKind::Denied,
+    };
+    Refusal::new(kind, error.to_string())
+}

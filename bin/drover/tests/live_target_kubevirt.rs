@@ -1,0 +1,290 @@
+//! Plans whose target is KubeVirt: VMs of the simulator go into volumes of a true Kubernetes whose pods run (`lab/cluster/up`), and their
+//! machines past the true schemas of KubeVirt. Its controllers are played by the lab.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::process::{EndsWithTest, recorded_in, wait_until};
+use common::{MIB, Stage, disk_file, vm, with};
+use drover_lab::Cluster;
+use drover_lab::cluster::{CLASS, IMAGE, Volume};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(180);
+const NAMESPACE: &str = "vms";
+const CLAIMS: &str = "/api/v1/namespaces/vms/persistentvolumeclaims";
+const PODS: &str = "/api/v1/namespaces/vms/pods";
+const SECRETS: &str = "/api/v1/namespaces/vms/secrets";
+const MACHINES: &str = "/apis/kubevirt.io/v1/namespaces/vms/virtualmachines";
+
+/// A source, and a cluster.
+struct Landing {
+    stage: Stage,
+    cluster: Cluster,
+    _folder: TempDir,
+}
+
+impl Landing {
+    fn new(number: u8, has_kubevirt: bool, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+        // Sockets lie below it, whose paths are short.
+        let folder = tempfile::Builder::new().prefix("kv-").tempdir().unwrap();
+        let mut cluster = Cluster::start(folder.path(), Path::new(env!("CARGO_BIN_EXE_drover"))).unwrap()?;
+        if has_kubevirt && !cluster.install_kubevirt().unwrap() {
+            return None;
+        }
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        cluster.make("/api/v1/namespaces", &namespace).unwrap();
+        cluster.play();
+        Some(Landing { stage: Stage::new(number, vms)?, cluster, _folder: folder })
+    }
+
+    /// A plan that moves all VMs to the cluster, with texts replaced.
+    fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
+        let qemu = format!(
+            "type: qemu\n  folder: {}\n  accelerator: tcg\n  overcommit: true\n",
+            self.stage.vms().display()
+        );
+        let target = format!(
+            "type: kubevirt\n  kubeconfig: {}\n  namespace: {NAMESPACE}\n  storage_class: {CLASS}\n  image: {IMAGE}\n  \
+             image_pull: Never\n  worker_timeout: 60s\n",
+            self.cluster.kubeconfig().display()
+        );
+        let mut all = vec![(qemu.as_str(), target.as_str())];
+        all.extend(edits);
+        self.stage.plan(name, &all)
+    }
+
+    #[track_caller]
+    fn arrives(&self, args: &[&str]) {
+        let output = self.stage.run(args);
+        assert_eq!(output.code, Some(0), "{}{}\n{}", output.out, output.err, self.told());
+    }
+
+    /// What the pods say, where something went wrong.
+    fn told(&self) -> String {
+        format!("{:#}", self.cluster.get(PODS).unwrap().unwrap_or_default())
+    }
+
+    fn names(&self, path: &str) -> Vec<String> {
+        let list = self.cluster.get(path).unwrap().unwrap_or_default();
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        items.iter().map(|it| it["metadata"]["name"].as_str().unwrap().to_string()).collect()
+    }
+
+    /// All that drover makes in the namespace.
+    fn all(&self) -> Vec<String> {
+        [CLAIMS, PODS, SECRETS, MACHINES].iter().flat_map(|path| self.names(path)).collect()
+    }
+
+    fn recorded(&self) -> u64 {
+        recorded_in(&self.stage.path("state/journals"))
+    }
+}
+
+/// Whether a volume begins with what is in a file.
+#[track_caller]
+fn assert_holds(volume: &Path, file: &Path) {
+    let (there, wanted) = (std::fs::read(volume).unwrap(), std::fs::read(file).unwrap());
+    assert!(there.get(..wanted.len()) == Some(&wanted[..]), "{} differs", volume.display());
+}
+
+#[test]
+fn vms_become_machines_of_a_cluster_with_their_bytes_in_its_volumes() {
+    let landing = Landing::new(141, true, |folder| {
+        let (a, b, c) = (
+            disk_file(folder, "a", 24 * MIB),
+            disk_file(folder, "b", 5 * MIB + 512),
+            disk_file(folder, "c", 12 * MIB),
+        );
+        vec![
+            with(
+                vm("Web_01", &[&a, &b]),
+                json!({"power": "on", "cpus": 4, "cores_per_socket": 2, "firmware": "efi", "secure_boot": true}),
+            ),
+            vm("db01", &[&c]),
+        ]
+    });
+    let Some(mut landing) = landing else { return };
+    let a = landing.cluster.volume("v-a", Volume::Block, 24 * MIB).unwrap();
+    let b = landing.cluster.volume("v-b", Volume::Block, 6 * MIB).unwrap();
+    let c = landing.cluster.volume("v-c", Volume::Folder, 64 * MIB).unwrap();
+
+    // One warm, started, in block devices.
+    let only = |name: &str| if name == "db01" { "  - name: \"Web_01\"\n" } else { "  - name: \"db01\"\n" };
+    let warm = landing.plan(
+        "warm",
+        &[
+            (only("Web_01"), ""),
+            ("mode: cold", "mode: warm\nwarm: {interval: 1s, cutover: auto}\nstart: true"),
+            ("\"*\": user", "\"*\": \"pod:masquerade\""),
+        ],
+    );
+    let checked = landing.stage.run(&["plan", "check", &warm]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(landing.all().is_empty(), "a check makes nothing: {:?}", landing.all());
+    landing.arrives(&["migrate", &warm]);
+    assert_holds(&a, &landing.stage.path("a"));
+    assert_holds(&b, &landing.stage.path("b"));
+    let machine = landing.cluster.get(&format!("{MACHINES}/web-01")).unwrap().unwrap();
+    assert_eq!(machine["spec"]["runStrategy"], "RerunOnFailure");
+    let annotations = &machine["metadata"]["annotations"];
+    assert_eq!(annotations["drover.dev/name"], "Web_01");
+    assert!(
+        annotations["drover.dev/root-0"].as_str().is_some_and(|root| root.len() == 64),
+        "{annotations:#}"
+    );
+    let guest = &machine["spec"]["template"]["spec"];
+    assert_eq!(guest["domain"]["firmware"]["bootloader"]["efi"]["secureBoot"], true);
+    assert_eq!(guest["domain"]["devices"]["interfaces"][0]["macAddress"], "00:50:56:aa:00:01");
+    assert_eq!(guest["volumes"][1]["persistentVolumeClaim"]["claimName"], "web-01-1");
+    assert_eq!(landing.names(PODS), Vec::<String>::new(), "the worker is gone");
+    assert_eq!(landing.names(SECRETS), Vec::<String>::new(), "and its secret");
+    assert_eq!(landing.stage.sim.vm("Web_01").unwrap()["power"], "poweredOff");
+
+    // A second run finds nothing to do, and another plan may not take what is there.
+    landing.arrives(&["migrate", &warm]);
+    let clash = landing.plan("clash", &[(only("Web_01"), "")]);
+    let refused = landing.stage.run(&["plan", "check", &clash]);
+    assert!(
+        refused.code == Some(3) && refused.err.contains("VirtualMachine vms/web-01 is there already"),
+        "{}",
+        refused.err
+    );
+
+    // The other cold, in a file.
+    let cold =
+        landing.plan("cold", &[(only("db01"), ""), ("image_pull", "volume_mode: filesystem\n  image_pull")]);
+    landing.arrives(&["migrate", &cold]);
+    assert_holds(&c.join("disk.img"), &landing.stage.path("c"));
+    assert_eq!(std::fs::metadata(c.join("disk.img")).unwrap().len(), 12 * MIB);
+    let machine = landing.cluster.get(&format!("{MACHINES}/db01")).unwrap().unwrap();
+    assert_eq!(machine["spec"]["runStrategy"], "Halted");
+    let restricted = landing.stage.report("cold");
+    assert_eq!(restricted["vms"][0]["disks"][0]["equal"], true, "{restricted:#}");
+}
+
+#[test]
+fn a_copy_survives_its_pod_and_its_drover_and_a_cancel_leaves_nothing() {
+    let landing = Landing::new(142, true, |folder| vec![vm("web01", &[&disk_file(folder, "a", 96 * MIB)])]);
+    let Some(mut landing) = landing else { return };
+    let a = landing.cluster.volume("v-a", Volume::Block, 96 * MIB).unwrap();
+    let plan = landing.plan("slow", &[("image_pull", "rate_limit: [4MiB]\n  image_pull")]);
+    let mut running = EndsWithTest(landing.stage.drover.command(&["migrate", &plan]).spawn().unwrap());
+    let wait_for = |landing: &Landing, blocks: u64, running: &mut EndsWithTest| {
+        wait_until("the copy records blocks", PATIENCE, || {
+            assert!(running.0.try_wait().unwrap().is_none(), "it ended before: {}", landing.told());
+            landing.recorded() > blocks
+        });
+    };
+    wait_for(&landing, 0, &mut running);
+
+    // The pod dies: the copy goes on in another.
+    let before =
+        landing.cluster.get(&format!("{PODS}/web01-drover")).unwrap().unwrap()["metadata"]["uid"].clone();
+    landing.cluster.remove(&format!("{PODS}/web01-drover?gracePeriodSeconds=1")).unwrap();
+    let seen = landing.recorded();
+    wait_for(&landing, seen + 32, &mut running);
+    let after =
+        landing.cluster.get(&format!("{PODS}/web01-drover")).unwrap().unwrap()["metadata"]["uid"].clone();
+    assert_ne!(before, after);
+
+    // Drover dies: resumed, it goes on with the same pod.
+    running.0.kill().unwrap();
+    running.0.wait().unwrap();
+    let recorded = landing.recorded();
+    let resumed = landing.stage.run(&["resume", "slow"]);
+    assert_eq!(resumed.code, Some(0), "{}{}\n{}", resumed.out, resumed.err, landing.told());
+    assert_holds(&a, &landing.stage.path("a"));
+    let report = landing.stage.report("slow");
+    let disk = &report["vms"][0]["disks"][0];
+    assert!(disk["details"]["resumed_bytes"].as_u64().unwrap() >= recorded * 65536, "{disk:#}");
+
+    // Another that is given up half-way.
+    let plan = landing.plan(
+        "given-up",
+        &[
+            ("image_pull", "rate_limit: [4MiB]\n  image_pull"),
+            ("  - name: \"web01\"", "  - name: \"web01\"\n    target_name: other"),
+        ],
+    );
+    landing.cluster.volume("v-b", Volume::Block, 96 * MIB).unwrap();
+    let held = landing.all();
+    let mut running = EndsWithTest(landing.stage.drover.command(&["migrate", &plan]).spawn().unwrap());
+    let seen = landing.recorded();
+    wait_for(&landing, seen, &mut running);
+    running.0.kill().unwrap();
+    running.0.wait().unwrap();
+    landing.arrives(&["cancel", "given-up"]);
+    wait_until("pods go", PATIENCE, || landing.all() == held);
+}
+
+#[test]
+fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
+    let landing = Landing::new(143, false, |folder| vec![vm("web01", &[&disk_file(folder, "a", 2 * MIB)])]);
+    let Some(landing) = landing else { return };
+    let check = |edits: &[(&str, &str)], words: &[&str]| {
+        let output = landing.stage.run(&["plan", "check", &landing.plan("bad", edits)]);
+        assert_eq!(output.code, Some(3), "{edits:?}: {}{}", output.out, output.err);
+        words.iter().for_each(|words| assert!(output.err.contains(words), "{words}: {}", output.err));
+    };
+    check(
+        &[("storage_class: lab", "storage_class: fast"), ("\"*\": user", "\"*\": \"nad:prod/vlan7\"")],
+        &["KubeVirt is not installed", "no storage class fast", "it has: lab", "wants Multus"],
+    );
+    if !landing.cluster.install_kubevirt().unwrap() {
+        return;
+    }
+    check(&[("namespace: vms", "namespace: nowhere")], &["no namespace nowhere"]);
+    check(
+        &[("  namespace: vms", "  context: nobody\n  namespace: vms")],
+        &[
+            "may not in namespace vms",
+            "create persistentvolumeclaims",
+            "get pods/portforward",
+            "patch virtualmachines",
+        ],
+    );
+    check(&[("  namespace: vms", "  context: nothing\n  namespace: vms")], &["nothing"]);
+    check(&[("\"*\": user", "\"*\": br0")], &["attaches NICs to no bridge"]);
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
+        "spec": {"hard": {"requests.storage": "1Mi"}}});
+    landing.cluster.make("/api/v1/namespaces/vms/resourcequotas", &quota).unwrap();
+    wait_until("the quota counts", PATIENCE, || {
+        let list = landing.cluster.get("/api/v1/namespaces/vms/resourcequotas/small").unwrap().unwrap();
+        list["status"]["hard"].is_object()
+    });
+    check(&[], &["quota small has", "of requests.storage left"]);
+    landing.cluster.remove("/api/v1/namespaces/vms/resourcequotas/small").unwrap();
+    // Somebody's claim of the same name, and one of drover's that is too small.
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "web01-0"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "lab",
+                 "resources": {"requests": {"storage": "1Mi"}}}});
+    landing.cluster.make(CLAIMS, &claim).unwrap();
+    check(&[], &["persistent volume claim vms/web01-0 is there already: drover did not make it"]);
+    landing.cluster.remove(&format!("{CLAIMS}/web01-0")).unwrap();
+    wait_until("the claim goes", PATIENCE, || landing.names(CLAIMS).is_empty());
+    // A namespace that takes no pod of root's: block devices want one, files do not.
+    let strict = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    landing.cluster.merge("/api/v1/namespaces/vms", &strict).unwrap();
+    check(&[], &["violates PodSecurity"]);
+    let fine = landing.plan("fine", &[("image_pull", "volume_mode: filesystem\n  image_pull")]);
+    let output = landing.stage.run(&["plan", "check", &fine]);
+    assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+    assert!(landing.all().is_empty());
+    // An image that is not there ends the wait for the pod.
+    let soft = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": null}}});
+    landing.cluster.merge("/api/v1/namespaces/vms", &soft).unwrap();
+    let unbound = landing.plan("unbound", &[("worker_timeout: 60s", "worker_timeout: 2s")]);
+    let output = landing.stage.run(&["migrate", &unbound]);
+    assert!(
+        output.code != Some(0) && output.err.contains("did not come to run within 2 s"),
+        "{}",
+        output.err
+    );
+    landing.arrives(&["cancel", "unbound"]);
+    wait_until("all goes", PATIENCE, || landing.all().is_empty());
+}

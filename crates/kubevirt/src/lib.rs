@@ -1,0 +1,21 @@
+//! KubeVirt as a target: what a planned VM becomes in a cluster, and the cluster's API.
+//!
+//! ```text
+//! vm        pure: a planned VM -> a VirtualMachine
+//! objects   pure: claims, worker pods and their secrets; names and whose they are
+//! cluster   the API server: requests with a bound on their time, refusals with their kind
+//! forward   a port of this host that leads to one of a pod
+//! ```
+//!
+//! Objects are made of small types and JSON of our own with only the fields that drover sets: the true schemas are the servers', which
+//! refuse what they do not know (strict validation).
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod cluster;
+mod forward;
+pub mod objects;
+pub mod vm;
+
+pub use cluster::{Access, Change, Cluster, KubeError, KubeErrorKind};
+pub use forward::Forward;

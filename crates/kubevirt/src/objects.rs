@@ -1,0 +1,352 @@
+//! Objects that drover makes in a cluster beside the machine: claims, worker pods, their secrets. Whose each is, its annotations say: a
+//! name is no proof.
+
+use std::collections::BTreeMap;
+
+use drover_plan::{ImagePull, Kubevirt, PlannedDisk, PlannedVm, VolumeMode};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Begins the names of annotations.
+pub const GROUP: &str = "drover.dev";
+/// Says whose an object is.
+pub const OWNER: &str = "drover.dev/owner";
+/// Says which host a worker serves: the fingerprint of its key.
+pub const PEER: &str = "drover.dev/peer";
+/// Says what its agent is known by.
+pub const AGENT_KEY: &str = "drover.dev/agent-key";
+/// There between leave to start a machine and its start.
+pub const READY: &str = "drover.dev/ready";
+/// The port of a worker's agent.
+pub const AGENT_PORT: u16 = 7843;
+/// What of a file system is not there for files, as CDI reckons it. Source: CDI's `filesystemOverhead`, whose default is 0.06.
+const OVERHEAD_PERCENT: u64 = 6;
+/// The user and group of guests in KubeVirt, who must be able to write `disk.img`.
+const GUEST_ID: u32 = 107;
+/// Of file systems, for their own tables.
+const FILESYSTEM_BYTES_MIN: u64 = 16 << 20;
+
+/// Metadata with what drover sets.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Metadata {
+    /// Name; empty in templates.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Namespace; empty in templates.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Labels.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Metadata of an object that this plan makes for a VM.
+pub fn metadata(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, name: &str) -> Metadata {
+    let labels = [("app.kubernetes.io/managed-by", "drover"), ("drover.dev/vm", &vm_name(vm))];
+    let labels = labels.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    Metadata {
+        name: name.to_string(),
+        namespace: kubevirt.namespace.clone(),
+        labels,
+        annotations: [(OWNER.to_string(), owner_of_vm(vm, plan))].into(),
+    }
+}
+
+/// What tells whose the objects of a VM are.
+pub fn owner_of_vm(vm: &PlannedVm, plan: &str) -> String {
+    let id = if vm.vm.instance_uuid.is_empty() { &vm.vm.id } else { &vm.vm.instance_uuid };
+    format!("plan {plan} vm {id}")
+}
+
+/// The VM's name in the cluster.
+pub fn vm_name(vm: &PlannedVm) -> String {
+    last_of(&vm.folder)
+}
+
+/// The name of a disk's claim.
+pub fn claim_name(disk: &PlannedDisk) -> String {
+    last_of(&disk.base)
+}
+
+/// The name of the pod that has a VM's volumes while they are written, and of its secret.
+pub fn worker_name(vm: &PlannedVm) -> String {
+    format!("{}-drover", vm_name(vm))
+}
+
+fn last_of(path: &std::path::Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// An annotation of an object of the server's.
+pub fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
+    object["metadata"]["annotations"][name].as_str()
+}
+
+/// Whether it is that owner's.
+pub fn is_of(object: &Value, owner: &str) -> bool {
+    annotation(object, OWNER) == Some(owner)
+}
+
+/// What tells an object from another of its name.
+pub fn uid(object: &Value) -> &str {
+    object["metadata"]["uid"].as_str().unwrap_or_default()
+}
+
+/// Where objects of a kind are.
+pub fn path(kubevirt: &Kubevirt, kind: Kind, name: &str) -> String {
+    let (api, plural) = match kind {
+        Kind::Claim => ("/api/v1", "persistentvolumeclaims"),
+        Kind::Pod => ("/api/v1", "pods"),
+        Kind::Secret => ("/api/v1", "secrets"),
+        Kind::Quota => ("/api/v1", "resourcequotas"),
+        Kind::Machine => ("/apis/kubevirt.io/v1", "virtualmachines"),
+        Kind::Instance => ("/apis/kubevirt.io/v1", "virtualmachineinstances"),
+    };
+    let all = format!("{api}/namespaces/{}/{plural}", kubevirt.namespace);
+    if name.is_empty() { all } else { format!("{all}/{name}") }
+}
+
+/// Kinds of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// PersistentVolumeClaim.
+    Claim,
+    /// Pod.
+    Pod,
+    /// Secret.
+    Secret,
+    /// ResourceQuota.
+    Quota,
+    /// VirtualMachine.
+    Machine,
+    /// VirtualMachineInstance.
+    Instance,
+}
+
+/// Bytes of a disk's claim: with a file system's own, in whole units.
+pub fn claim_bytes(capacity_bytes: u64, kubevirt: &Kubevirt) -> u64 {
+    let bytes = match kubevirt.volume_mode {
+        VolumeMode::Block => capacity_bytes,
+        VolumeMode::Filesystem => {
+            let with_overhead = u128::from(capacity_bytes) * 100 / u128::from(100 - OVERHEAD_PERCENT) + 1;
+            u64::try_from(with_overhead).unwrap_or(u64::MAX).saturating_add(FILESYSTEM_BYTES_MIN)
+        }
+    };
+    let unit = kubevirt.size_unit_bytes.max(1);
+    bytes.max(1).div_ceil(unit).saturating_mul(unit)
+}
+
+/// The claim of a disk.
+pub fn claim(vm: &PlannedVm, disk: &PlannedDisk, kubevirt: &Kubevirt, plan: &str) -> Value {
+    let mut metadata = metadata(vm, kubevirt, plan, &claim_name(disk));
+    metadata.annotations.insert(OWNER.into(), vm.owner_of(plan, disk));
+    let mode = match kubevirt.volume_mode {
+        VolumeMode::Block => "Block",
+        VolumeMode::Filesystem => "Filesystem",
+    };
+    let bytes = claim_bytes(disk.disk.capacity_bytes, kubevirt);
+    let mut spec = json!({
+        "accessModes": [kubevirt.access_mode.name()],
+        "volumeMode": mode,
+        "resources": {"requests": {"storage": bytes.to_string()}},
+    });
+    if let Some(class) = &disk.pool {
+        spec["storageClassName"] = json!(class);
+    }
+    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+}
+
+/// What a worker's agent is known by, and whom it serves.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    /// Fingerprint of the agent's key.
+    pub agent: String,
+    /// Fingerprint of this host's key.
+    pub peer: String,
+}
+
+/// The pod that has a VM's volumes while drover writes to them.
+pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> Value {
+    let name = worker_name(vm);
+    let mut metadata = metadata(vm, kubevirt, plan, &name);
+    metadata.annotations.insert(AGENT_KEY.into(), keys.agent.clone());
+    metadata.annotations.insert(PEER.into(), keys.peer.clone());
+    let is_block = kubevirt.volume_mode == VolumeMode::Block;
+    let listen = format!("0.0.0.0:{AGENT_PORT}");
+    let mut args: Vec<String> = [
+        "agent",
+        "run",
+        "--json",
+        "--no-leaves",
+        "--listen",
+        &listen,
+        "--state",
+        "/state",
+        "--seed",
+        "/seed",
+    ]
+    .map(str::to_string)
+    .into();
+    let mut volumes = vec![
+        json!({"name": "state", "emptyDir": {}}),
+        json!({"name": "seed", "secret": {"secretName": name, "optional": false}}),
+    ];
+    let mut mounts = vec![
+        json!({"name": "state", "mountPath": "/state"}),
+        json!({"name": "seed", "mountPath": "/seed", "readOnly": true}),
+    ];
+    let mut devices = Vec::new();
+    for disk in &vm.disks {
+        let (claim, volume) = (claim_name(disk), format!("disk-{}", disk.index));
+        let place =
+            if is_block { format!("/dev/drover-{}", disk.index) } else { format!("/disks/{}", disk.index) };
+        args.push(if is_block { "--device".into() } else { "--pool".into() });
+        args.push(format!("{claim}={place}"));
+        volumes.push(json!({"name": volume, "persistentVolumeClaim": {"claimName": claim}}));
+        match is_block {
+            true => devices.push(json!({"name": volume, "devicePath": place})),
+            false => mounts.push(json!({"name": volume, "mountPath": place})),
+        }
+    }
+    let mut container = json!({
+        "name": "agent",
+        "image": kubevirt.image,
+        "imagePullPolicy": match kubevirt.image_pull {
+            ImagePull::IfNotPresent => "IfNotPresent",
+            ImagePull::Always => "Always",
+            ImagePull::Never => "Never",
+        },
+        "command": ["/usr/bin/drover"],
+        "args": args,
+        "ports": [{"name": "agent", "containerPort": AGENT_PORT}],
+        "volumeMounts": mounts,
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    if is_block {
+        container["volumeDevices"] = json!(devices);
+    }
+    // The node of a block device belongs to root, and nothing but its owner's rights are left to the container.
+    let security = match is_block {
+        true => json!({"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}),
+        false => json!({
+            "runAsNonRoot": true, "runAsUser": GUEST_ID, "runAsGroup": GUEST_ID, "fsGroup": GUEST_ID,
+            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+        }),
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+        "spec": {
+            "restartPolicy": "Never", "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "terminationGracePeriodSeconds": 10, "securityContext": security, "containers": [container], "volumes": volumes,
+        },
+    })
+}
+
+/// What a worker's agent starts with. It goes with the pod, and before if the agent has answered.
+pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, files: &[(&str, &str)]) -> Value {
+    let files: BTreeMap<&str, &str> = files.iter().copied().collect();
+    let metadata = metadata(vm, kubevirt, plan, &worker_name(vm));
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": files})
+}
+
+/// Why a pod is not there yet, as far as it says; `Err` if it will not be.
+pub fn standing(pod: &Value) -> Standing {
+    let status = &pod["status"];
+    if !pod["metadata"]["deletionTimestamp"].is_null() {
+        return Standing::Ended("it is being removed".into());
+    }
+    let containers = status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let state = containers.first().map(|it| &it["state"]);
+    let words = |it: &Value| {
+        let texts = [it["reason"].as_str(), it["message"].as_str()].into_iter().flatten();
+        texts.collect::<Vec<_>>().join(": ")
+    };
+    match status["phase"].as_str() {
+        Some("Running") if state.is_some_and(|state| state["running"].is_object()) => Standing::Running,
+        Some("Failed" | "Succeeded") => {
+            let ended = state.map(|state| words(&state["terminated"])).filter(|it| !it.is_empty());
+            Standing::Ended(ended.unwrap_or_else(|| words(status)))
+        }
+        _ => {
+            let waiting = state.map(|state| words(&state["waiting"])).filter(|it| !it.is_empty());
+            let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let unfit = conditions.iter().find(|it| it["status"] == "False" && it["type"] == "PodScheduled");
+            Standing::Waiting(
+                waiting.or(unfit.map(words)).unwrap_or_else(|| "it is not scheduled yet".into()),
+            )
+        }
+    }
+}
+
+/// How a pod stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its container runs.
+    Running,
+    /// Not yet, and why.
+    Waiting(String),
+    /// It has come to its end, and how.
+    Ended(String),
+}
+
+/// A quantity as Kubernetes writes it (`8Mi`, `1G`, `500`), in whole units; thousandths are rounded up.
+pub fn quantity(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().ok()?;
+    let factor: u64 = match &text[digits.len()..] {
+        "" => 1,
+        "m" => return Some(number.div_ceil(1000)),
+        "k" => 1000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        "P" => 1_000_000_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "Pi" => 1 << 50,
+        _ => return None,
+    };
+    number.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_as_kubernetes_writes_them() {
+        for (text, bytes) in
+            [("8388608", 8 << 20), ("8Mi", 8 << 20), ("5G", 5_000_000_000), ("1500m", 2), ("0", 0)]
+        {
+            assert_eq!(quantity(text), Some(bytes), "{text}");
+        }
+        for text in ["", "Mi", "1.5Gi", "-1", "5X", "99999999999Pi"] {
+            assert_eq!(quantity(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn pods_say_why_they_do_not_run() {
+        let pod = |status: Value| json!({"metadata": {}, "status": status});
+        let running =
+            json!({"phase": "Running", "containerStatuses": [{"state": {"running": {"startedAt": "now"}}}]});
+        assert_eq!(standing(&pod(running)), Standing::Running);
+        let waiting = json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no"}}}]});
+        assert_eq!(standing(&pod(waiting)), Standing::Waiting("ErrImageNeverPull: no".into()));
+        let unfit = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]});
+        assert_eq!(standing(&pod(unfit)), Standing::Waiting("Unschedulable: 0/1 nodes".into()));
+        let ended = json!({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"reason": "Error", "message": "boom"}}}]});
+        assert_eq!(standing(&pod(ended)), Standing::Ended("Error: boom".into()));
+        let going = json!({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}});
+        assert!(matches!(standing(&going), Standing::Ended(_)));
+    }
+}
