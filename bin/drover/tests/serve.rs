@@ -199,13 +199,13 @@ fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks()
     let settings = stage.path("serve.yaml");
     std::fs::write(&settings, format!("anonymous_view: true\ntargets: [{}]\n", stage.vms().display()))
         .unwrap();
-    let viewer = stage.run(&["serve", "token", "add", "eve", "--role", "viewer"]).out;
     let daemon = Daemon::start_with(&stage.drover, &["--config", settings.to_str().unwrap()]);
     for outside in ["/elsewhere\n", "/vms/../elsewhere\n"] {
         let refused = daemon.run(&["migrate", &stage.plan("outside", &[("/vms\n", outside)])]);
         assert_eq!(refused.code, Some(3), "{}", refused.err);
         assert!(refused.err.contains("is not among those that this daemon writes to"), "{}", refused.err);
     }
+    let viewer = stage.run(&["serve", "token", "add", "eve", "--role", "viewer"]).out;
     let plan = stage.plan("inside", &[]);
     let denied = stage
         .drover

@@ -219,7 +219,7 @@ struct Known {
     rows: Vec<TokenRow>,
 }
 
-/// How soon a token that was added or removed counts.
+/// How soon a token that was removed counts no more.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request gets nothing.
@@ -256,13 +256,25 @@ impl Gate {
         }
     }
 
-    /// Each hash is compared as a whole, and all of them, so that the time tells nothing.
+    /// One that is not known may have been made a moment ago.
     fn look_up(&self, token: &str, now: Instant) -> Option<Caller> {
         let hash = hash(token);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.refresh(&self.file, now);
+        if known.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_AFTER) {
+            known.refresh(&self.file, now);
+        }
+        known.find(&hash).or_else(|| {
+            known.refresh(&self.file, now);
+            known.find(&hash)
+        })
+    }
+}
+
+impl Known {
+    /// Each hash is compared as a whole, and all of them, so that the time tells nothing.
+    fn find(&self, hash: &str) -> Option<Caller> {
         let mut found = None;
-        for row in &known.rows {
+        for row in &self.rows {
             if aws_lc_rs::constant_time::verify_slices_are_equal(row.hash.as_bytes(), hash.as_bytes()).is_ok()
             {
                 found = Some(row);
@@ -270,13 +282,9 @@ impl Gate {
         }
         found.map(|row| Caller { name: row.name.clone(), role: row.role, project: row.project.clone() })
     }
-}
 
-impl Known {
+    /// Reads the file anew if it changed.
     fn refresh(&mut self, file: &TokenFile, now: Instant) {
-        if self.looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK_AFTER) {
-            return;
-        }
         self.looked = Some(now);
         let stamp = file.stamp();
         if stamp.is_none() || stamp != self.stamp {

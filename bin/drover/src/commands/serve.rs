@@ -172,7 +172,7 @@ fn add(args: &TokenAddArgs) -> Result<Exit, Failure> {
         crate::out::json(json!({ "name": args.name, "role": role, "project": args.project, "token": token }));
     } else {
         crate::out::line(token);
-        crate::out::say("this is shown once; a running daemon knows it within a second");
+        crate::out::say("this is shown once; a running daemon knows it at once");
     }
     Ok(Exit::Success)
 }
