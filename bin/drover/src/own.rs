@@ -113,6 +113,7 @@ impl DaemonLock {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

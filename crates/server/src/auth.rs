@@ -230,7 +230,7 @@ pub enum Denied {
     /// A token that is not known.
     Unknown,
     /// Too many of these from its address; seconds to wait.
-    Guessing(u64),
+    Guessing(u32),
 }
 
 impl Gate {
@@ -252,7 +252,7 @@ impl Gate {
         let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
         match bad.count(from, now) {
             None => Err(Denied::Unknown),
-            Some(wait) => Err(Denied::Guessing(wait.as_secs().max(1))),
+            Some(wait) => Err(Denied::Guessing(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).max(1))),
         }
     }
 

@@ -5,14 +5,14 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An error, as the caller sees it.
+/// An error, as the caller sees it. It goes through every result of the API, so it is kept small.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Problem {
     /// `urn:drover:problem:` and a word.
     #[serde(rename = "type")]
-    pub kind: String,
+    pub kind: Box<str>,
     /// The same in words.
-    pub title: String,
+    pub title: Box<str>,
     /// HTTP status.
     pub status: u16,
     /// What failed on what, and why.
@@ -27,7 +27,7 @@ pub struct Problem {
     pub problems: Vec<Value>,
     /// Seconds to wait before the next try.
     #[serde(skip)]
-    pub retry_after: Option<u64>,
+    pub retry_after: Option<u32>,
 }
 
 /// Kinds of problems: a word, its title, its status, and the exit code it is by default.
@@ -86,7 +86,7 @@ impl Problem {
     pub fn new(kind: Kind, detail: impl Into<String>) -> Problem {
         let (word, title, status, exit) = kind.facts();
         Problem {
-            kind: format!("urn:drover:problem:{word}"),
+            kind: format!("urn:drover:problem:{word}").into(),
             title: title.into(),
             status,
             detail: detail.into(),
@@ -115,7 +115,7 @@ impl Problem {
     }
 
     /// Adds after how many seconds to try again.
-    pub fn retry_after(mut self, seconds: u64) -> Problem {
+    pub fn retry_after(mut self, seconds: u32) -> Problem {
         self.retry_after = Some(seconds);
         self
     }

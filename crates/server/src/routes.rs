@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -435,7 +435,7 @@ async fn events(
     }
     let Ok(permit) = app.event_turns.clone().try_acquire_owned() else {
         let text = format!("{} clients watch already, and no more are let in", app.bounds.event_clients);
-        return Err(Problem::new(Kind::TooMany, text).retry_after(Duration::from_secs(10).as_secs()));
+        return Err(Problem::new(Kind::TooMany, text).retry_after(10));
     };
     Ok(watch_events(&app.hub, caller, plan, app.stopping.clone(), app.bounds.event_time, permit))
 }

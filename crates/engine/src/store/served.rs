@@ -306,7 +306,9 @@ mod tests {
                 db.execute("INSERT INTO sample VALUES ('p', ?1, ?2, 0, 1)", params![at * 500, at])
             })
         };
-        (0..5_000).for_each(|at| drop(add(at).unwrap()));
+        for at in 0..5_000 {
+            add(at).unwrap();
+        }
         let points = store.samples_for_chart("p").unwrap();
         assert!((500..=POINTS_MAX as usize + 1).contains(&points.len()), "{}", points.len());
         assert_eq!(points.last().unwrap().at_ms, 4_999 * 500);

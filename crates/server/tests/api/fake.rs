@@ -52,7 +52,7 @@ fn vm(number: usize) -> VmLine {
         phase: (state != "queued").then(|| "copy".into()),
         disks: 1,
         size_bytes: 1 << 30,
-        warm: number % 2 == 0,
+        warm: number.is_multiple_of(2),
         error: (state == "failed").then(|| "write of 0x40000+0x10000: no space left".into()),
         cause: (state == "failed").then(|| "target_full".into()),
         advice: (state == "failed").then(|| "make room".into()),
