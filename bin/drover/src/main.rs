@@ -20,6 +20,7 @@ mod machine;
 mod nfc;
 mod out;
 mod own;
+mod policy;
 mod provider;
 mod qcow2;
 mod remote;

@@ -16,6 +16,7 @@ use drover_types::inventory::Inventory;
 use crate::commands::plan::{self, PlanFile};
 use crate::evidence;
 use crate::exit::{Exit, Failure};
+use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
 use crate::target::PlanTarget;
@@ -41,6 +42,8 @@ pub struct Setting<'a> {
     pub state: Option<&'a Path>,
     pub stop: &'a StopSignal,
     pub words: &'a dyn Words,
+    /// What the plan may do, where it is somebody else's.
+    pub policy: Option<&'a PlanPolicy>,
 }
 
 /// A plan that may be run: its source was asked, and nothing was touched.
@@ -61,7 +64,8 @@ impl Prepared {
         start: bool,
         setting: &Setting<'_>,
     ) -> Result<Prepared, Failure> {
-        let Setting { store, state, stop, words } = *setting;
+        let Setting { store, state, stop, words, policy } = *setting;
+        policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let provider = Provider::open(&file, state)?;
         provider.stop_when(stop);
         let mut inventory = provider.inventory()?;
@@ -74,6 +78,7 @@ impl Prepared {
         hide_what_passes_see_to(&file, store, &mut inventory)?;
         provider.warnings().iter().for_each(|warning| words.say(&format!("warning: {warning}")));
         let mut resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
         resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
         let target = PlanTarget::new(&file, &inventory.about, state, stop);

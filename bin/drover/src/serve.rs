@@ -5,7 +5,7 @@ mod look;
 mod operations;
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wa
 use crate::commands::plan::{PlanFile, has_problems, parse_quietly};
 use crate::evidence::check_not_anothers;
 use crate::exit::Failure;
+use crate::policy::PlanPolicy;
 use crate::run::file_of;
 use job::{Job, Stage};
 
@@ -36,8 +37,8 @@ struct Inner {
     /// For those who look, so that no run waits for them.
     look: Store,
     hub: EventHub,
-    /// Targets of plans lie below one of these; anywhere if there is none.
-    targets: Vec<PathBuf>,
+    /// What plans may do here.
+    policy: PlanPolicy,
     jobs: Mutex<BTreeMap<String, Arc<Job>>>,
     /// Held while an order is carried out.
     orders: Mutex<()>,
@@ -46,11 +47,11 @@ struct Inner {
 
 impl Daemon {
     /// A daemon for a state folder, whose lock the caller has.
-    pub fn open(folder: &Path, targets: Vec<PathBuf>, hub: EventHub) -> Result<Daemon, Failure> {
+    pub fn open(folder: &Path, policy: PlanPolicy, hub: EventHub) -> Result<Daemon, Failure> {
         let (store, look) = (Store::open(folder)?, Store::open(folder)?);
         let folder = folder.to_path_buf();
         let (jobs, orders, ending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Ok(Daemon(Arc::new(Inner { folder, store, look, hub, targets, jobs, orders, ending })))
+        Ok(Daemon(Arc::new(Inner { folder, store, look, hub, policy, jobs, orders, ending })))
     }
 
     /// Goes on with all plans that were to run when the last daemon ended; gives their names.
@@ -174,26 +175,8 @@ impl Daemon {
             told.problems = problems.iter().filter_map(|it| serde_json::to_value(it).ok()).collect();
             told
         })?;
-        self.check_target(&file)?;
+        self.0.policy.check_plan(&file.plan).map_err(|failure| problem(&failure))?;
         Ok(file)
-    }
-
-    /// Keeps plans of others from writing where the daemon can and they should not.
-    fn check_target(&self, file: &PlanFile) -> Result<(), Problem> {
-        let target = &file.plan.target;
-        if self.0.targets.is_empty() || target.via.is_some() || target.libvirt().is_some() {
-            return Ok(());
-        }
-        let is_plain = target.folder.components().all(|part| part != Component::ParentDir);
-        if is_plain && self.0.targets.iter().any(|allowed| target.folder.starts_with(allowed)) {
-            return Ok(());
-        }
-        let text = format!(
-            "the target folder {} is not among those that this daemon writes to",
-            target.folder.display()
-        );
-        let allowed: Vec<String> = self.0.targets.iter().map(|it| it.display().to_string()).collect();
-        Err(Problem::new(Kind::Refused, text).advise(format!("use a folder below {}", allowed.join(", "))))
     }
 
     /// Refuses a plan whose name another has that is not over.

@@ -20,6 +20,7 @@ use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::files::read_text;
+use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
 use crate::state::state_folder;
@@ -178,11 +179,17 @@ pub struct Checked {
 }
 
 /// Holds a plan against its source, its target and this machine; touches nothing.
-pub fn check_online(file: &PlanFile, state: Option<&Path>) -> Result<Checked, Failure> {
+pub fn check_online(
+    file: &PlanFile,
+    state: Option<&Path>,
+    policy: Option<&PlanPolicy>,
+) -> Result<Checked, Failure> {
+    policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
     let provider = Provider::open(file, state)?;
     let mut inventory = provider.inventory()?;
     provider.find_proxies(file, &inventory);
     let mut resolution = resolve_here(file, &provider, &mut inventory);
+    policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
     let nfc = provider.share_out(file, &mut resolution, &inventory);
     let rights = provider.rights(&resolution, &inventory)?;
     resolution.problems.extend(provider.proxy_problems(&resolution, true));
@@ -190,8 +197,8 @@ pub fn check_online(file: &PlanFile, state: Option<&Path>) -> Result<Checked, Fa
     let site = far_summary(file, &mut resolution, &target);
     target.survey(&mut resolution);
     let at_target = target.problems(&resolution.vms);
-    resolution.problems.extend(anothers(file));
-    let past = past_moments(&resolution.vms, &begun_here(&file.plan.name), SystemClock.now_ms());
+    resolution.problems.extend(anothers(file, state));
+    let past = past_moments(&resolution.vms, &begun_here(&file.plan.name, state), SystemClock.now_ms());
     resolution.problems.extend(past);
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &way + &nfc_sums(&nfc, &inventory);
@@ -205,9 +212,10 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
-        let checked = check_online(&file, args.state.as_deref())?;
+        let checked = check_online(&file, args.state.as_deref(), None)?;
         if !args.json {
-            let told = told_concerns(&checked.resolution) + &told_by_passes(&file.plan.name);
+            let told =
+                told_concerns(&checked.resolution) + &told_by_passes(&file.plan.name, args.state.as_deref());
             crate::out::print(&(summary(&checked.resolution) + &checked.told + &told));
         }
         (nfc, rights, at_target) = (checked.nfc, checked.rights, checked.at_target);
@@ -279,15 +287,15 @@ fn told_concerns(resolution: &Resolution) -> String {
 }
 
 /// The VMs of a plan that were begun; none where its state cannot be looked at.
-fn begun_here(plan: &str) -> Vec<Begun> {
-    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
+    let folder = state_folder(state);
     let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
     if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }
 }
 
 /// A file that would take over another's plan; nothing where the state cannot be looked at.
-fn anothers(file: &PlanFile) -> Option<Problem> {
-    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+fn anothers(file: &PlanFile, state: Option<&Path>) -> Option<Problem> {
+    let folder = state_folder(state);
     if !Store::is_there(&folder) {
         return None;
     }
@@ -298,8 +306,8 @@ fn anothers(file: &PlanFile) -> Option<Problem> {
 }
 
 /// What the passes so far tell of a plan that was begun; nothing if it was not.
-fn told_by_passes(plan: &str) -> String {
-    let folder = state_folder(std::env::var_os("DROVER_STATE").map(PathBuf::from).as_deref());
+fn told_by_passes(plan: &str, state: Option<&Path>) -> String {
+    let folder = state_folder(state);
     if !Store::is_there(&folder) {
         return String::new();
     }

@@ -17,6 +17,7 @@ use crate::cli::{
 use crate::exit::{Exit, Failure};
 use crate::files::read_text;
 use crate::own::DaemonLock;
+use crate::policy::PlanPolicy;
 use crate::serve::Daemon;
 use crate::signals::stop_on_signals;
 use crate::state::state_folder;
@@ -45,7 +46,7 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let lock = DaemonLock::take(&folder)?;
     let bounds = Bounds::default();
     let hub = EventHub::new(bounds.event_queue);
-    let daemon = Daemon::open(&folder, config.targets, hub.clone())?;
+    let daemon = Daemon::open(&folder, config.policy, hub.clone())?;
     let options = ServerOptions {
         listen: args.listen.or(config.listen).unwrap_or(LISTEN),
         tls: config.tls,
@@ -103,7 +104,7 @@ struct Config {
     tls: Option<TlsFiles>,
     anonymous_view: bool,
     open_metrics: bool,
-    targets: Vec<PathBuf>,
+    policy: PlanPolicy,
 }
 
 impl Config {
@@ -133,11 +134,14 @@ impl Config {
                 "tls.key" => key = Some(folder.join(&setting.value)),
                 "anonymous_view" => config.anonymous_view = switch()?,
                 "open_metrics" => config.open_metrics = switch()?,
-                "targets" if setting.value.starts_with('/') => config.targets.push(setting.value.into()),
+                "plan_programs" => config.policy.programs = switch()?,
+                "targets" if setting.value.starts_with('/') => {
+                    config.policy.targets.push(setting.value.into())
+                }
                 "targets" => return Err(wrong("an absolute folder is wanted")),
                 _ => {
                     return Err(wrong(
-                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets",
+                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets, plan_programs",
                     ));
                 }
             }
@@ -249,7 +253,8 @@ mod tests {
         let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
         assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/drover/c.pem"));
         assert!(config.anonymous_view && !config.open_metrics);
-        assert_eq!(config.targets, [PathBuf::from("/vms")]);
+        assert_eq!(config.policy.targets, [PathBuf::from("/vms")]);
+        assert!(!config.policy.programs, "plans name nothing that is loaded unless that is allowed");
         for (text, why) in [
             ("listen: x", "line 1: listen: an ADDRESS:PORT is wanted"),
             ("\nopen_metric: true", "line 2: open_metric: there is no such setting"),

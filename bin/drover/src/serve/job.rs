@@ -159,8 +159,13 @@ impl Daemon {
     }
 
     fn run_plan(&self, row: &ServedRow, job: &Job, others: Others, patient: bool) -> Result<Exit, Failure> {
-        let setting =
-            Setting { store: &self.0.store, state: Some(&self.0.folder), stop: &job.stop, words: job };
+        let setting = Setting {
+            store: &self.0.store,
+            state: Some(&self.0.folder),
+            stop: &job.stop,
+            words: job,
+            policy: Some(&self.0.policy),
+        };
         let prepared = self.prepare(row, job, others, patient, &setting)?;
         job.go(Stage::Running);
         self.tell(&row.name);

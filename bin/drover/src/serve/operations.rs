@@ -171,7 +171,8 @@ impl Operations for Daemon {
 
     fn check(&self, submission: &Submission) -> Outcome<Checked> {
         let file = self.file(submission)?;
-        let checked = check_online(&file, Some(&self.0.folder)).map_err(|failure| problem(&failure))?;
+        let checked = check_online(&file, Some(&self.0.folder), Some(&self.0.policy))
+            .map_err(|failure| problem(&failure))?;
         let problems: Vec<&PlanProblem> =
             checked.resolution.problems.iter().chain(&checked.rights).chain(&checked.at_target).collect();
         let concerns = checked.resolution.vms.iter().flat_map(|vm| &vm.concerns);
