@@ -89,8 +89,7 @@ function tally() {
 const ORDERS = [
   { order: 'cutover', title: 'Cut over', states: ['running'], text: 'All VMs that are being copied while they run move over now: each is shut down at the source.', warm: true },
   { order: 'pause', title: 'Pause', states: ['running', 'checking'], text: 'The plan stops after what is being flushed. It can be resumed.' },
-  { order: 'resume', title: 'Resume', states: ['paused', 'incomplete', 'refused', 'queued'], text: 'The plan goes on with what is not done.' },
-  { order: 'retry', title: 'Retry failed', states: ['incomplete', 'refused', 'paused'], text: 'VMs that failed are tried again.' },
+  { order: 'resume', title: 'Resume', states: ['paused', 'incomplete', 'refused', 'queued'], text: 'The plan goes on with all VMs that have not arrived, also with those that failed.' },
   { order: 'cancel', title: 'Cancel', states: ['running', 'checking', 'pausing', 'paused', 'incomplete', 'refused', 'queued'], danger: true,
     text: 'The plan stops, and what was begun is undone: images of VMs that have not arrived are removed, and what drover switched off is switched on again.' },
 ];

@@ -1,10 +1,10 @@
 //! Who may ask and order what: bearer tokens, of which only hashes are kept, roles per project, and a limit for those who guess.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -137,6 +137,7 @@ impl TokenFile {
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
             file.write_all(serde_json::to_string_pretty(rows)?.as_bytes())?;
+            own_as(&file, &std::fs::metadata(folder)?)?;
             file.sync_all()?;
             std::fs::rename(&new, &self.0)?;
             File::open(folder)?.sync_all()
@@ -144,11 +145,32 @@ impl TokenFile {
         write().map_err(self.error("writing"))
     }
 
+    /// Keeps others from changing the file until the lock is dropped.
+    fn lock(&self) -> Result<File, TokenFileError> {
+        let path = self.0.with_extension("lock");
+        let lock = || -> io::Result<File> {
+            let folder = self.0.parent().unwrap_or(Path::new("."));
+            DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&path)?;
+            own_as(&file, &std::fs::metadata(folder)?)?;
+            file.lock()?;
+            Ok(file)
+        };
+        lock().map_err(self.error("locking"))
+    }
+
     /// Makes a token and gives its text, which is kept nowhere.
     ///
     /// # Errors
     /// If there is one of that name, too many, or the file cannot be written.
     pub fn add(&self, name: &str, role: Role, project: Option<&str>) -> Result<String, TokenFileError> {
+        let _lock = self.lock()?;
         let mut rows = self.read()?;
         let refuse =
             |text: String| self.error("adding to")(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -177,6 +199,7 @@ impl TokenFile {
     /// # Errors
     /// If the file cannot be read or written.
     pub fn remove(&self, name: &str) -> Result<bool, TokenFileError> {
+        let _lock = self.lock()?;
         let mut rows = self.read()?;
         let before = rows.len();
         rows.retain(|row| row.name != name);
@@ -190,6 +213,17 @@ impl TokenFile {
     fn stamp(&self) -> Option<(SystemTime, u64, u64)> {
         let meta = std::fs::metadata(&self.0).ok()?;
         Some((meta.modified().ok()?, meta.ino(), meta.len()))
+    }
+}
+
+/// Gives a file to the owner of its folder: `sudo drover serve token add` must not make one that the daemon's user cannot read.
+fn own_as(file: &File, folder: &Metadata) -> io::Result<()> {
+    let meta = file.metadata()?;
+    match (meta.uid(), meta.gid()) == (folder.uid(), folder.gid()) {
+        true => Ok(()),
+        // Another group is nothing to fail for: its members have no rights to the file.
+        false if meta.uid() == folder.uid() => Ok(()),
+        false => fchown(file, Some(folder.uid()), Some(folder.gid())),
     }
 }
 
@@ -217,13 +251,15 @@ struct Known {
     stamp: Option<(SystemTime, u64, u64)>,
     looked: Option<Instant>,
     rows: Vec<TokenRow>,
+    /// Why they cannot be read.
+    error: Option<String>,
 }
 
 /// How soon a token that was removed counts no more.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request gets nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// It has no token.
     Missing,
@@ -231,6 +267,8 @@ pub enum Denied {
     Unknown,
     /// Too many of these from its address; seconds to wait.
     Guessing(u32),
+    /// The tokens cannot be read, and why.
+    Unreadable(String),
 }
 
 impl Gate {
@@ -245,7 +283,7 @@ impl Gate {
     /// Why it is nobody.
     pub fn caller(&self, token: &str, from: IpAddr, now: Instant) -> Result<Caller, Denied> {
         if token.len() <= TOKEN_CHARS_MAX
-            && let Some(caller) = self.look_up(token, now)
+            && let Some(caller) = self.look_up(token, now).map_err(Denied::Unreadable)?
         {
             return Ok(caller);
         }
@@ -257,16 +295,20 @@ impl Gate {
     }
 
     /// One that is not known may have been made a moment ago.
-    fn look_up(&self, token: &str, now: Instant) -> Option<Caller> {
+    fn look_up(&self, token: &str, now: Instant) -> Result<Option<Caller>, String> {
         let hash = hash(token);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_AFTER) {
             known.refresh(&self.file, now);
         }
-        known.find(&hash).or_else(|| {
-            known.refresh(&self.file, now);
-            known.find(&hash)
-        })
+        if let Some(caller) = known.find(&hash) {
+            return Ok(Some(caller));
+        }
+        known.refresh(&self.file, now);
+        match (known.find(&hash), &known.error) {
+            (None, Some(error)) => Err(error.clone()),
+            (found, _) => Ok(found),
+        }
     }
 }
 
@@ -289,7 +331,10 @@ impl Known {
         let stamp = file.stamp();
         if stamp.is_none() || stamp != self.stamp {
             // Tokens that cannot be read let nobody in.
-            self.rows = file.read().unwrap_or_default();
+            (self.rows, self.error) = match file.read() {
+                Ok(rows) => (rows, None),
+                Err(error) => (Vec::new(), Some(error.to_string())),
+            };
             self.stamp = stamp;
         }
     }
@@ -352,7 +397,8 @@ mod tests {
         let token = file.add("ann", Role::Admin, None).unwrap();
         std::fs::set_permissions(&file.0, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert!(file.read().unwrap_err().to_string().contains("chmod 600"));
-        assert!(Gate::new(file).caller(&token, address(1), Instant::now()).is_err());
+        let denied = Gate::new(file).caller(&token, address(1), Instant::now());
+        assert!(matches!(denied, Err(Denied::Unreadable(why)) if why.contains("chmod 600")));
     }
 
     #[test]

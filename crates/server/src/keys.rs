@@ -36,6 +36,8 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Keys {
     max: usize,
+    /// Bytes of all answers.
+    bytes_max: usize,
     time: Duration,
     state: Mutex<State>,
 }
@@ -44,11 +46,20 @@ pub(crate) struct Keys {
 struct State {
     entries: HashMap<(String, String), Entry>,
     order: VecDeque<(Instant, (String, String))>,
+    bytes: usize,
+}
+
+impl State {
+    fn forget(&mut self, id: &(String, String)) {
+        if let Some(Entry { answer: Some(answer), .. }) = self.entries.remove(id) {
+            self.bytes -= answer.body.len();
+        }
+    }
 }
 
 impl Keys {
-    pub(crate) fn new(max: usize, time: Duration) -> Keys {
-        Keys { max, time, state: Mutex::default() }
+    pub(crate) fn new(max: usize, bytes_max: usize, time: Duration) -> Keys {
+        Keys { max, bytes_max, time, state: Mutex::default() }
     }
 
     /// Looks a key up, and holds it if it is new.
@@ -59,7 +70,7 @@ impl Keys {
             && (state.order.len() >= self.max || now.saturating_duration_since(*at) > self.time)
         {
             if let Some((_, old)) = state.order.pop_front() {
-                state.entries.remove(&old);
+                state.forget(&old);
             }
         }
         let id = (caller.to_string(), key.to_string());
@@ -80,12 +91,20 @@ impl Keys {
         let id = (caller.to_string(), key.to_string());
         match answer {
             Some(answer) => {
+                let bytes = answer.body.len();
                 if let Some(entry) = state.entries.get_mut(&id) {
                     entry.answer = Some(answer);
+                    state.bytes += bytes;
+                }
+                // The oldest go first; one that is larger than all of it goes, too.
+                while state.bytes > self.bytes_max
+                    && let Some((_, old)) = state.order.pop_front()
+                {
+                    state.forget(&old);
                 }
             }
             None => {
-                state.entries.remove(&id);
+                state.forget(&id);
                 state.order.retain(|(_, it)| *it != id);
             }
         }
@@ -102,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_same_request_gets_the_same_answer_and_another_is_refused() {
-        let (keys, now) = (Keys::new(10, Duration::from_secs(60)), Instant::now());
+        let (keys, now) = (Keys::new(10, 1_000, Duration::from_secs(60)), Instant::now());
         assert_eq!(keys.begin("ann", "1", b"a", now), Known::New);
         assert_eq!(keys.begin("ann", "1", b"a", now), Known::Busy);
         keys.end("ann", "1", Some(answer("x")));
@@ -115,7 +134,7 @@ mod tests {
 
     #[test]
     fn keys_are_bounded_in_number_and_age() {
-        let (keys, now) = (Keys::new(10, Duration::from_secs(60)), Instant::now());
+        let (keys, now) = (Keys::new(10, 1_000, Duration::from_secs(60)), Instant::now());
         for number in 0..1_000 {
             keys.begin("ann", &number.to_string(), b"", now);
         }
@@ -123,5 +142,17 @@ mod tests {
         keys.begin("ann", "late", b"", now + Duration::from_secs(61));
         let state = keys.state.lock().unwrap();
         assert_eq!((state.entries.len(), state.order.len()), (1, 1));
+    }
+
+    #[test]
+    fn answers_are_bounded_in_bytes_and_the_oldest_go() {
+        let (keys, now) = (Keys::new(10, 1_000, Duration::from_secs(60)), Instant::now());
+        for number in ["1", "2", "3"] {
+            keys.begin("ann", number, b"", now);
+            keys.end("ann", number, Some(answer(&"x".repeat(400))));
+        }
+        assert_eq!(keys.begin("ann", "1", b"", now), Known::New, "it was forgotten");
+        assert_eq!(keys.begin("ann", "3", b"", now), Known::Answered(answer(&"x".repeat(400))));
+        assert_eq!(keys.state.lock().unwrap().bytes, 800);
     }
 }

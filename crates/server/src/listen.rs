@@ -1,10 +1,11 @@
 //! Listening: connections up to a bound, TLS, HTTP/1.1, and an orderly end.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use crate::keys::Keys;
 use crate::metrics::Counters;
 use crate::operations::Operations;
 use crate::patient::Patient;
-use crate::routes::{App, router};
+use crate::routes::{App, Readiness, Turns, router};
 
 /// Threads that serve connections; what blocks has threads of its own.
 const THREADS: usize = 2;
@@ -95,7 +96,7 @@ impl Server {
         let tls = options.tls.as_ref().map(tls_acceptor).transpose()?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .max_blocking_threads(options.bounds.operations + THREADS)
+            .max_blocking_threads(Turns::threads(&options.bounds) + THREADS)
             .thread_name("serve")
             .enable_io()
             .enable_time()
@@ -112,9 +113,11 @@ impl Server {
             gate: Gate::new(options.tokens.clone()),
             hub,
             bounds,
-            keys: Keys::new(bounds.keys, bounds.key_time),
+            keys: Keys::new(bounds.keys, bounds.key_bytes, bounds.key_time),
             counters: Counters::default(),
-            turns: Semaphore::new(bounds.operations),
+            turns: Turns::new(&bounds),
+            readiness: Readiness::default(),
+            told_of_tokens: Mutex::default(),
             event_turns: Arc::new(Semaphore::new(bounds.event_clients)),
             anonymous_view: options.anonymous_view,
             open_metrics: options.open_metrics,
@@ -187,6 +190,7 @@ async fn accept(
     connections: Arc<Semaphore>,
 ) {
     let router = router(app.clone());
+    let addresses = Addresses::default();
     loop {
         let Ok(permit) = connections.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
@@ -195,11 +199,15 @@ async fn accept(
         };
         match accepted {
             Ok((stream, from)) => {
+                let Some(place) = addresses.enter(from.ip(), app.bounds.address_connections) else {
+                    continue;
+                };
                 let one = One {
                     router: router.clone(),
                     app: app.clone(),
                     stopping: stopping.clone(),
                     _permit: permit,
+                    _place: place,
                 };
                 tokio::spawn(one.greet(stream, from, tls.clone()));
             }
@@ -215,6 +223,42 @@ struct One {
     app: Arc<App>,
     stopping: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
+    _place: Place,
+}
+
+/// Connections by address. It has no more entries than there are connections.
+#[derive(Clone, Default)]
+struct Addresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A connection among those of its address.
+struct Place {
+    addresses: Addresses,
+    address: IpAddr,
+}
+
+impl Addresses {
+    /// A place for one more connection of an address, if it has not too many.
+    fn enter(&self, address: IpAddr, most: usize) -> Option<Place> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_insert(0);
+        if *count >= most {
+            return None;
+        }
+        *count += 1;
+        Some(Place { addresses: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.addresses.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
 }
 
 impl One {

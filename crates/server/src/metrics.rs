@@ -48,7 +48,9 @@ pub(crate) fn text(gauges: &Gauges, live: &Live, counters: &Counters, watchers: 
     text.family("build_info", "gauge", "The program that answers.");
     text.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     text.family("plans", "gauge", "Plans by state.");
-    gauges.plans.iter().for_each(|(state, count)| text.value("plans", &[("state", state)], count));
+    let mut states: BTreeMap<&str, u64> = BTreeMap::new();
+    gauges.plans.iter().for_each(|plan| *states.entry(&plan.state).or_default() += 1);
+    states.iter().for_each(|(state, count)| text.value("plans", &[("state", state)], count));
     vms(&mut text, gauges);
     rates(&mut text, live);
     disks(&mut text, live);
@@ -70,13 +72,13 @@ pub(crate) fn text(gauges: &Gauges, live: &Live, counters: &Counters, watchers: 
 
 fn vms(text: &mut Text, gauges: &Gauges) {
     text.family("vms", "gauge", "VMs by plan and state; those that wait are queued.");
-    for plan in &gauges.vms {
+    for plan in &gauges.plans {
         for (state, count) in states(&plan.counts) {
             text.value("vms", &[("plan", &plan.plan), ("project", &plan.project), ("state", state)], count);
         }
     }
     text.family("vms_in_phase", "gauge", "VMs at work by plan and phase.");
-    for plan in &gauges.vms {
+    for plan in &gauges.plans {
         for (phase, count) in &plan.phases {
             text.value("vms_in_phase", &[("plan", &plan.plan), ("phase", phase)], count);
         }
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn names_of_others_stay_within_their_quotes() {
         let plan = PlanGauges { plan: "a\"} 1\nevil 2\\".into(), ..PlanGauges::default() };
-        let gauges = Gauges { plans: vec![("running".into(), 1)], vms: vec![plan] };
+        let gauges = Gauges { plans: vec![plan] };
         let text = text(&gauges, &Live::default(), &Counters::default(), 0);
         assert!(
             text.contains("drover_vms{plan=\"a\\\"} 1\\nevil 2\\\\\",project=\"\",state=\"queued\"} 0\n"),

@@ -45,6 +45,8 @@ pub trait Operations: Send + Sync + 'static {
     fn audit(&self, entry: &AuditEntry) -> Outcome<i64>;
     /// Adds to an entry how its order ended.
     fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()>;
+    /// Says something to who runs the daemon.
+    fn warn(&self, text: &str);
     /// Orders, the latest first, before a cursor.
     fn audit_log(&self, before: Option<i64>, limit: usize) -> Outcome<Page<AuditRow>>;
     /// What goes on now.
@@ -294,10 +296,8 @@ pub enum OrderKind {
     Cutover,
     /// Stop after what is being flushed; resumable.
     Pause,
-    /// Go on.
+    /// Go on: with all that has not arrived, also what failed.
     Resume,
-    /// Try those that failed again.
-    Retry,
     /// Stop, and undo what was begun.
     Cancel,
 }
@@ -390,10 +390,8 @@ pub struct LivePlan {
 /// Figures for monitoring.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
-    /// Plans by state.
-    pub plans: Vec<(String, u64)>,
-    /// Of each plan: project, VMs by state, VMs at work by phase.
-    pub vms: Vec<PlanGauges>,
+    /// Of each plan.
+    pub plans: Vec<PlanGauges>,
 }
 
 /// Figures of one plan.
@@ -401,6 +399,8 @@ pub struct Gauges {
 pub struct PlanGauges {
     /// Plan.
     pub plan: String,
+    /// Its state.
+    pub state: String,
     /// Project.
     pub project: String,
     /// VMs by state.

@@ -1,15 +1,17 @@
 //! Orders: who may give one, once by its key, and written down before it is carried out.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answer::{body, json};
 use crate::auth::{Caller, Role};
@@ -18,6 +20,12 @@ use crate::operations::{AuditEntry, Operations, Order, OrderKind, Outcome, Plan,
 use crate::problem::{Kind, Problem};
 use crate::routes::{App, Shared, no_plan};
 
+/// Where orders about a plan go.
+pub(crate) const PATH: &str = "/v1/plans/{plan}/orders";
+/// The name of a VM in an order is not longer.
+const VM_CHARS_MAX: usize = 256;
+/// What the audit log keeps of the reason for which an order was refused.
+const OUTCOME_CHARS_MAX: usize = 1_000;
 /// An idempotency key is not longer.
 const KEY_CHARS_MAX: usize = 128;
 
@@ -29,12 +37,14 @@ pub(crate) async fn submit(
     Extension(caller): Extension<Caller>,
     Extension(from): Extension<SocketAddr>,
     headers: HeaderMap,
-    bytes: Body,
+    request: Request,
 ) -> Result<Response, Problem> {
-    let (submission, bytes): (Submission, _) = body(bytes)?;
+    // A body may be large: as many are in memory as there are turns.
+    let turn = app.turn(&app.turns.submit).await?;
+    let (submission, bytes): (Submission, _) = body(Bytes::from_request(request, &()).await)?;
     check_submission(&caller, &submission)?;
     let entry = entry(&caller, from, &submission.project, None, "submit");
-    once(&app, &caller, &headers, &bytes, StatusCode::ACCEPTED, move |operations| {
+    once(&app, turn, &caller, &headers, &bytes, StatusCode::ACCEPTED, move |operations| {
         let who = entry.who.clone();
         let end = |plan: &Plan| (plan.state.clone(), Some(plan.name.clone()));
         written_down(operations, entry, |operations| operations.submit(&submission, &who), end)
@@ -46,11 +56,12 @@ pub(crate) async fn submit(
 pub(crate) async fn check(
     State(app): Shared,
     Extension(caller): Extension<Caller>,
-    bytes: Body,
+    request: Request,
 ) -> Result<Response, Problem> {
-    let (submission, _): (Submission, _) = body(bytes)?;
+    let turn = app.turn(&app.turns.check).await?;
+    let (submission, _): (Submission, _) = body(Bytes::from_request(request, &()).await)?;
     check_submission(&caller, &submission)?;
-    Ok(json(StatusCode::OK, &app.ask(move |operations| operations.check(&submission)).await?))
+    Ok(json(StatusCode::OK, &app.ask_in(turn, move |operations| operations.check(&submission)).await?))
 }
 
 fn check_submission(caller: &Caller, submission: &Submission) -> Result<(), Problem> {
@@ -80,12 +91,17 @@ pub(crate) async fn order(
     bytes: Body,
 ) -> Result<Response, Problem> {
     let (order, bytes): (Order, _) = body(bytes)?;
-    let plan = app.plan(&caller, &name).await?;
+    if order.vm.as_ref().is_some_and(|vm| vm.chars().count() > VM_CHARS_MAX) {
+        let text = format!("`vm` has more than {VM_CHARS_MAX} characters");
+        return Err(Problem::new(Kind::BadRequest, text));
+    }
+    let plan = app.plan_in(app.turn(&app.turns.order).await?, &caller, &name).await?;
+    let turn = app.turn(&app.turns.order).await?;
     let mut entry = entry(&caller, from, &plan.project, Some(name.clone()), word(order.order));
     (entry.vm, entry.before) = (order.vm.clone(), Some(plan.state));
     // The same body for another plan is another request.
     let request = [name.as_bytes(), b"\0", &bytes].concat();
-    once(&app, &caller, &headers, &request, StatusCode::OK, move |operations| {
+    once(&app, turn, &caller, &headers, &request, StatusCode::OK, move |operations| {
         // The project may have changed while this waited for its turn.
         if !caller_sees(operations, &name, &entry.project)? {
             return Err(no_plan(&name));
@@ -109,7 +125,6 @@ fn word(order: OrderKind) -> &'static str {
         OrderKind::Cutover => "cutover",
         OrderKind::Pause => "pause",
         OrderKind::Resume => "resume",
-        OrderKind::Retry => "retry",
         OrderKind::Cancel => "cancel",
     }
 }
@@ -140,19 +155,30 @@ fn written_down<T>(
         Ok(done) => {
             let (after, plan) = after(&done);
             let after = plan.map_or(after.clone(), |plan| format!("{plan}: {after}"));
-            operations.audit_end(id, Some(&after), "ok")?;
+            keep_end(operations, id, Some(&after), "ok");
             Ok(done)
         }
         Err(problem) => {
-            operations.audit_end(id, None, &problem.detail)?;
+            let outcome: String = problem.detail.chars().take(OUTCOME_CHARS_MAX).collect();
+            keep_end(operations, id, None, &outcome);
             Err(problem)
         }
     }
 }
 
+/// Keeps how an order ended. It was carried out or refused, and its caller is told that, whether or not this can be kept: the log
+/// then has it as `begun`.
+fn keep_end(operations: &dyn Operations, id: i64, after: Option<&str>, outcome: &str) {
+    if let Err(problem) = operations.audit_end(id, after, outcome) {
+        operations
+            .warn(&format!("the end of order {id} ({outcome}) is not in the audit log: {}", problem.detail));
+    }
+}
+
 /// Carries a request out, unless one with the same key was.
 async fn once<T: Serialize + Send + 'static>(
-    app: &App,
+    app: &Arc<App>,
+    turn: OwnedSemaphorePermit,
     caller: &Caller,
     headers: &HeaderMap,
     request: &[u8],
@@ -161,7 +187,7 @@ async fn once<T: Serialize + Send + 'static>(
 ) -> Result<Response, Problem> {
     app.counters.orders.fetch_add(1, Ordering::Relaxed);
     let Some(key) = headers.get("idempotency-key") else {
-        return Ok(json(status, &app.ask(work).await?));
+        return Ok(json(status, &app.ask_in(turn, work).await?));
     };
     let key = key.to_str().ok().filter(|key| (1..=KEY_CHARS_MAX).contains(&key.len()));
     let key = key.ok_or_else(|| {
@@ -181,42 +207,47 @@ async fn once<T: Serialize + Send + 'static>(
         }
         Known::Answered(answer) => return Ok(again(answer)),
     }
-    // Whoever waits for the answer may go away: the key is held until there is one.
-    let held = Held { app, caller: &caller.name, key, answered: false };
-    let (status, content_type, body, mine) = match app.ask(work).await {
-        Ok(value) => {
-            (status.as_u16(), "application/json", serde_json::to_string(&value).unwrap_or_default(), None)
-        }
-        Err(problem) if problem.status >= 500 => return Err(problem),
-        Err(problem) => {
-            let body = serde_json::to_string(&problem).unwrap_or_default();
-            (problem.status, "application/problem+json", body, Some(problem))
-        }
-    };
-    let answer = Answer { status, content_type, body };
-    held.answer(answer.clone());
-    Ok(mine.map_or_else(|| again(answer), IntoResponse::into_response))
+    // Whoever waits for the answer may go away: the key is held until there is one, by a task of its own.
+    let held = Held { app: app.clone(), caller: caller.name.clone(), key: key.to_string(), answered: false };
+    let task = tokio::spawn(async move {
+        let (status, content_type, body, mine) = match held.app.ask_in(turn, work).await {
+            Ok(value) => {
+                let body = serde_json::to_string(&value).unwrap_or_default();
+                (status.as_u16(), "application/json", body, None)
+            }
+            Err(problem) if problem.status >= 500 => return Err(problem),
+            Err(problem) => {
+                let body = serde_json::to_string(&problem).unwrap_or_default();
+                (problem.status, "application/problem+json", body, Some(problem))
+            }
+        };
+        let answer = Answer { status, content_type, body };
+        held.answer(answer.clone());
+        Ok(mine.map_or_else(|| again(answer), IntoResponse::into_response))
+    });
+    let lost = |_| Problem::new(Kind::Internal, "a defect of drover: an order ended without an answer");
+    task.await.map_err(lost)?
 }
 
 /// A key whose request is being carried out; one that ends without an answer is free again.
-struct Held<'a> {
-    app: &'a App,
-    caller: &'a str,
-    key: &'a str,
+struct Held {
+    app: Arc<App>,
+    caller: String,
+    key: String,
     answered: bool,
 }
 
-impl Held<'_> {
+impl Held {
     fn answer(mut self, answer: Answer) {
         self.answered = true;
-        self.app.keys.end(self.caller, self.key, Some(answer));
+        self.app.keys.end(&self.caller, &self.key, Some(answer));
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         if !self.answered {
-            self.app.keys.end(self.caller, self.key, None);
+            self.app.keys.end(&self.caller, &self.key, None);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The routes and what they answer.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::answer::{cursor, document, json as answer_json, limit, query};
@@ -35,25 +35,87 @@ pub(crate) struct App {
     pub bounds: Bounds,
     pub keys: Keys,
     pub counters: Counters,
-    pub turns: Semaphore,
+    pub turns: Turns,
+    pub readiness: Readiness,
+    /// The cause that was told last for which no token can be checked.
+    pub told_of_tokens: std::sync::Mutex<String>,
     pub event_turns: Arc<Semaphore>,
     pub anonymous_view: bool,
     pub open_metrics: bool,
     pub stopping: watch::Receiver<bool>,
 }
 
+/// Turns of those who ask the daemon, by kind, so that no kind keeps another waiting.
+pub(crate) struct Turns {
+    pub look: Arc<Semaphore>,
+    pub order: Arc<Semaphore>,
+    pub submit: Arc<Semaphore>,
+    pub check: Arc<Semaphore>,
+    ready: Arc<Semaphore>,
+}
+
+impl Turns {
+    pub(crate) fn new(bounds: &Bounds) -> Turns {
+        let of = |count| Arc::new(Semaphore::new(count));
+        Turns {
+            look: of(bounds.operations),
+            order: of(bounds.order_operations),
+            submit: of(bounds.submissions),
+            check: of(bounds.checks),
+            ready: of(1),
+        }
+    }
+
+    /// Threads for all that may be asked at once.
+    pub(crate) fn threads(bounds: &Bounds) -> usize {
+        bounds.operations + bounds.order_operations + bounds.submissions + bounds.checks + 1
+    }
+}
+
+/// What was found when it was last asked whether plans can be run.
+pub(crate) type Readiness = Mutex<Option<(Instant, Result<(), String>)>>;
+
+/// How long that holds.
+const READY_EACH: Duration = Duration::from_secs(1);
+
 pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
+    /// Says why no token can be checked, once for each cause.
+    fn warn_of_tokens(&self, why: &str) {
+        let mut told = self.told_of_tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != why {
+            *told = why.to_string();
+            self.operations.warn(&format!("nobody is let in: {why}"));
+        }
+    }
+
     /// Carries out what blocks, on a thread for it and when it is its turn.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Operations) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
+        let turn = self.turn(&self.turns.look).await?;
+        self.ask_in(turn, work).await
+    }
+
+    /// A turn of a kind, when it comes.
+    pub(crate) async fn turn(&self, turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Problem> {
         let closed = |_| Problem::new(Kind::Unavailable, "the daemon ends");
-        let _turn = self.turns.acquire().await.map_err(closed)?;
+        turns.clone().acquire_owned().await.map_err(closed)
+    }
+
+    /// As [`App::ask`], in a turn that the caller has. It ends with the work, also where nobody waits for the answer any more.
+    pub(crate) async fn ask_in<T: Send + 'static>(
+        &self,
+        turn: OwnedSemaphorePermit,
+        work: impl FnOnce(&dyn Operations) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
         let operations = self.operations.clone();
-        let task = tokio::task::spawn_blocking(move || work(operations.as_ref()));
+        let task = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work(operations.as_ref())
+        });
         match task.await {
             Ok(result) => result,
             Err(_) => {
@@ -64,8 +126,19 @@ impl App {
 
     /// A plan that the caller may see. One of another project is as if it were not there.
     pub(crate) async fn plan(&self, caller: &Caller, name: &str) -> Result<Plan, Problem> {
+        let turn = self.turn(&self.turns.look).await?;
+        self.plan_in(turn, caller, name).await
+    }
+
+    /// The same in a turn that the caller has.
+    pub(crate) async fn plan_in(
+        &self,
+        turn: OwnedSemaphorePermit,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Plan, Problem> {
         let wanted = name.to_string();
-        let plan = self.ask(move |operations| operations.plan(&wanted)).await?;
+        let plan = self.ask_in(turn, move |operations| operations.plan(&wanted)).await?;
         if caller.sees(&plan.project) { Ok(plan) } else { Err(no_plan(name)) }
     }
 }
@@ -110,7 +183,7 @@ fn table() -> Vec<(Method, &'static str, Access, Handler)> {
         (Method::GET, "/v1/plans/{plan}/events", view, get(plan_events)),
         (Method::GET, "/v1/plans/{plan}/rates", view, get(rates)),
         (Method::GET, "/v1/plans/{plan}/report", view, get(report)),
-        (Method::POST, "/v1/plans/{plan}/orders", operate, post(orders::order)),
+        (Method::POST, orders::PATH, operate, post(orders::order)),
         (Method::POST, "/v1/check", operate, post(orders::check)),
         (Method::GET, "/v1/events", view, get(events)),
         (Method::GET, "/v1/live", view, get(live)),
@@ -129,6 +202,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     for (_, path, access, handler) in table() {
         let guard = from_fn_with_state((app.clone(), access), admit);
         // Two methods of one path are two routes with a guard each.
+        let handler = match path {
+            orders::PATH => handler.layer(DefaultBodyLimit::max(app.bounds.order_bytes)),
+            _ => handler,
+        };
         router = router.route(path, handler.layer(guard));
     }
     for (path, content_type, text) in page::FILES {
@@ -220,6 +297,11 @@ fn denied(app: &App, why: Denied) -> Problem {
             app.counters.bad_tokens.fetch_add(1, Ordering::Relaxed);
             Problem::new(Kind::Unauthorized, "the token is not known").advise(advice)
         }
+        Denied::Unreadable(why) => {
+            app.warn_of_tokens(&why);
+            Problem::new(Kind::Unavailable, format!("no token can be checked: {why}"))
+                .advise("give the file to the daemon's user, with rights for nobody else (chown, chmod 600)")
+        }
         Denied::Guessing(seconds) => {
             app.counters.bad_tokens.fetch_add(1, Ordering::Relaxed);
             Problem::new(Kind::TooMany, "too many wrong tokens came from this address").retry_after(seconds)
@@ -238,20 +320,36 @@ async fn healthz() -> Response {
 }
 
 async fn readyz(State(app): Shared) -> Response {
-    let ready = app.ask(|operations| Ok(operations.ready())).await;
-    match ready {
+    match readiness(&app).await {
         Ok(Ok(())) => answer_json(StatusCode::OK, &json!({ "status": "ready" })),
         Ok(Err(why)) => Problem::new(Kind::Unavailable, why).into_response(),
         Err(problem) => problem.into_response(),
     }
 }
 
+/// Asked at most once a second, and by one at a time, however many want to know.
+async fn readiness(app: &App) -> Result<Result<(), String>, Problem> {
+    let mut known = app.readiness.lock().await;
+    if let Some((_, ready)) = known.as_ref().filter(|(at, _)| at.elapsed() < READY_EACH) {
+        return Ok(ready.clone());
+    }
+    let turn = app.turn(&app.turns.ready).await?;
+    let ready = app.ask_in(turn, |operations| Ok(operations.ready())).await?;
+    *known = Some((Instant::now(), ready.clone()));
+    Ok(ready)
+}
+
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-async fn prometheus(State(app): Shared) -> Result<Response, Problem> {
-    let (gauges, live) = app.ask(|operations| Ok((operations.gauges()?, operations.live()))).await?;
+async fn prometheus(State(app): Shared, caller: Option<Extension<Caller>>) -> Result<Response, Problem> {
+    let (mut gauges, mut live) = app.ask(|operations| Ok((operations.gauges()?, operations.live()))).await?;
+    // Without a caller the settings let everybody see all of it.
+    if let Some(Extension(caller)) = caller {
+        gauges.plans.retain(|plan| caller.sees(&plan.project));
+        live.plans.retain(|plan| caller.sees(&plan.project));
+    }
     let text = metrics::text(&gauges, &live, &app.counters, app.hub.watchers());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }

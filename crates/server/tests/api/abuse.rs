@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::fake::{Stage, read_answer};
 
 /// Memory is that of all tests of this process, so those that take much of it go one after the other.
@@ -220,5 +222,54 @@ fn watchers_are_bounded_in_number_and_slow_ones_are_told_to_start_anew() {
         let count = slow.read(&mut bytes).unwrap();
         assert!(count > 0, "the stream ended without a word");
         seen.extend_from_slice(&bytes[..count]);
+    }
+}
+
+#[test]
+fn checks_of_a_silent_source_keep_neither_orders_nor_those_who_look_waiting() {
+    let _alone = alone();
+    let stage = Stage::with(
+        |options| {
+            (options.bounds.operations, options.bounds.checks, options.bounds.order_operations) = (2, 2, 1)
+        },
+        1,
+    );
+    stage.gate.shut("check");
+    stage.gate.shut("ready");
+    std::thread::scope(|scope| {
+        let check = || stage.post("operator", "/v1/check", &json!({ "text": "plan" })).status;
+        let checks: Vec<_> = (0..6).map(|_| scope.spawn(check)).collect();
+        let ready: Vec<_> = (0..6).map(|_| scope.spawn(|| stage.get("", "/readyz").status)).collect();
+        stage.gate.wait_for("check", 2);
+        stage.gate.wait_for("ready", 1);
+        let pause = json!({ "order": "pause" });
+        assert_eq!(stage.post("operator", "/v1/plans/one/orders", &pause).status, 200);
+        assert_eq!(stage.get("viewer", "/v1/plans").status, 200);
+        assert_eq!((stage.gate.come("check"), stage.gate.come("ready")), (2, 1));
+        stage.gate.open("check");
+        stage.gate.open("ready");
+        checks.into_iter().chain(ready).for_each(|it| assert_eq!(it.join().unwrap(), 200));
+    });
+    // All of them came within a second of the first, or a new look was due.
+    assert!(stage.gate.come("ready") <= 6);
+}
+
+#[test]
+fn one_address_does_not_take_all_connections() {
+    let _alone = alone();
+    let stage = Stage::with(|options| options.bounds.address_connections = 3, 1);
+    let token = format!("Authorization: Bearer {}\r\n", stage.token("viewer"));
+    let open = || {
+        let mut stream = stage.connect();
+        let _ = write!(stream, "GET /v1/about HTTP/1.1\r\nHost: x\r\n{token}\r\n");
+        let mut first = [0; 12];
+        stream.read_exact(&mut first).is_ok().then_some(stream)
+    };
+    let held: Vec<_> = (0..5).map(|_| open()).collect();
+    assert_eq!(held.iter().flatten().count(), 3);
+    drop(held);
+    // Places come back with the ends of connections.
+    while open().is_none() {
+        std::thread::yield_now();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use drover_server::*;
@@ -17,11 +17,59 @@ pub const BEGAN_MS: i64 = 1_760_000_000_000;
 pub struct Done {
     pub orders: Vec<String>,
     pub audit: Vec<AuditRow>,
+    pub warnings: Vec<String>,
+    /// Whether the ends of orders cannot be kept.
+    pub forgets_ends: bool,
 }
 
 pub struct Fake {
     pub done: Arc<Mutex<Done>>,
     pub vms: usize,
+    pub gate: Arc<TestGate>,
+}
+
+/// Where operations stand still until a test lets them go on.
+#[derive(Default)]
+pub struct TestGate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    shut: Vec<&'static str>,
+    entered: Vec<&'static str>,
+}
+
+impl TestGate {
+    pub fn shut(&self, what: &'static str) {
+        self.state.lock().unwrap().shut.push(what);
+    }
+
+    pub fn open(&self, what: &str) {
+        self.state.lock().unwrap().shut.retain(|it| *it != what);
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, what: &'static str) {
+        let mut state = self.state.lock().unwrap();
+        state.entered.push(what);
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| state.shut.contains(&what)).unwrap());
+    }
+
+    /// Waits until so many have come to a place.
+    pub fn wait_for(&self, what: &str, count: usize) {
+        let come = |state: &GateState| state.entered.iter().filter(|it| **it == what).count();
+        let state = self.state.lock().unwrap();
+        let time = Duration::from_secs(30);
+        let (state, _) = self.changed.wait_timeout_while(state, time, |state| come(state) < count).unwrap();
+        assert!(come(&state) >= count, "{what}: {} of {count} came", come(&state));
+    }
+
+    pub fn come(&self, what: &str) -> usize {
+        self.state.lock().unwrap().entered.iter().filter(|it| **it == what).count()
+    }
 }
 
 pub fn plan(name: &str, project: &str) -> Plan {
@@ -154,14 +202,16 @@ impl Operations for Fake {
     }
 
     fn check(&self, _: &Submission) -> Outcome<Checked> {
+        self.gate.pass("check");
         Ok(Checked { ok: true, vms: 1, problems: vec![], concerns: vec![json!({ "id": "x" })] })
     }
 
     fn order(&self, plan: &str, order: &Order) -> Outcome<Ordered> {
         self.done.lock().unwrap().orders.push(format!("{:?} {plan}", order.order));
+        self.gate.pass("order");
         match order.order {
             OrderKind::Resume => Err(Problem::new(Kind::Conflict, "plan 'one' is running")),
-            OrderKind::Retry => Err(Problem::new(Kind::Internal, "broken")),
+            OrderKind::Cancel => Err(Problem::new(Kind::Internal, "broken")),
             _ => Ok(Ordered { before: "running".into(), after: "pausing".into(), vms: vec![] }),
         }
     }
@@ -180,9 +230,17 @@ impl Operations for Fake {
     }
 
     fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()> {
-        let row = &mut self.done.lock().unwrap().audit[id as usize];
+        let mut done = self.done.lock().unwrap();
+        if done.forgets_ends {
+            return Err(Problem::new(Kind::Internal, "no space left"));
+        }
+        let row = &mut done.audit[id as usize];
         (row.after, row.outcome) = (after.map(str::to_string), outcome.into());
         Ok(())
+    }
+
+    fn warn(&self, text: &str) {
+        self.done.lock().unwrap().warnings.push(text.into());
     }
 
     fn audit_log(&self, _: Option<i64>, _: usize) -> Outcome<Page<AuditRow>> {
@@ -204,12 +262,18 @@ impl Operations for Fake {
     }
 
     fn gauges(&self) -> Outcome<Gauges> {
-        let plan =
-            PlanGauges { plan: "one".into(), phases: vec![("copy".into(), 1)], ..PlanGauges::default() };
-        Ok(Gauges { plans: vec![("running".into(), 2)], vms: vec![plan] })
+        let of = |plan: &str, project: &str| PlanGauges {
+            plan: plan.into(),
+            state: "running".into(),
+            project: project.into(),
+            phases: vec![("copy".into(), 1)],
+            ..PlanGauges::default()
+        };
+        Ok(Gauges { plans: vec![of("one", "web"), of("two", "db")] })
     }
 
     fn ready(&self) -> Result<(), String> {
+        self.gate.pass("ready");
         Ok(())
     }
 }
@@ -219,8 +283,9 @@ pub struct Stage {
     pub server: Server,
     pub hub: EventHub,
     pub done: Arc<Mutex<Done>>,
+    pub gate: Arc<TestGate>,
     tokens: Vec<(String, String)>,
-    _folder: TempDir,
+    pub folder: TempDir,
 }
 
 /// An answer.
@@ -271,9 +336,10 @@ impl Stage {
         change(&mut options);
         let done = Arc::new(Mutex::new(Done::default()));
         let hub = EventHub::new(options.bounds.event_queue);
-        let fake = Fake { done: done.clone(), vms };
+        let gate = Arc::new(TestGate::default());
+        let fake = Fake { done: done.clone(), vms, gate: gate.clone() };
         let server = Server::start(&options, hub.clone(), Arc::new(fake)).unwrap();
-        Stage { server, hub, done, tokens, _folder: folder }
+        Stage { server, hub, done, gate, tokens, folder }
     }
 
     pub fn address(&self) -> SocketAddr {

@@ -1,5 +1,7 @@
 //! Orders are carried out once by their key, and written down.
 
+use std::io::Write;
+
 use serde_json::json;
 
 use crate::fake::Stage;
@@ -27,12 +29,12 @@ fn an_order_with_the_same_key_is_carried_out_once() {
     let resume = json!({ "order": "resume" }).to_string();
     let refused = [0, 1].map(|_| send("operator", PATH, "k2", &resume).json());
     assert_eq!((refused[0]["status"].as_u64(), &refused[0]), (Some(409), &refused[1]));
-    let retry = json!({ "order": "retry" }).to_string();
-    (0..2).for_each(|_| assert_eq!(send("operator", PATH, "k3", &retry).status, 500));
+    let cancel = json!({ "order": "cancel" }).to_string();
+    (0..2).for_each(|_| assert_eq!(send("operator", PATH, "k3", &cancel).status, 500));
     let orders = stage.done.lock().unwrap().orders.clone();
     assert_eq!(
         orders,
-        ["Pause one", "Pause one", "Resume one", "Retry one", "Retry one"],
+        ["Pause one", "Pause one", "Resume one", "Cancel one", "Cancel one"],
         "what failed here may be tried again"
     );
     assert_eq!(send("operator", PATH, &"k".repeat(129), &pause).status, 400);
@@ -69,6 +71,7 @@ fn what_is_no_order_is_refused_with_its_reason() {
         ("", 400),
         ("{", 400),
         ("{\"order\":\"explode\"}", 400),
+        ("{\"order\":\"retry\"}", 400),
         ("{\"order\":\"pause\",\"more\":1}", 400),
         ("[]", 400),
     ] {
@@ -82,4 +85,67 @@ fn what_is_no_order_is_refused_with_its_reason() {
     assert_eq!(stage.post("operator", "/v1/plans", &json!({ "text": "x", "project": "a/b" })).status, 400);
     assert_eq!(stage.send("operator", "DELETE", PATH, "", "").status, 405);
     assert_eq!(stage.get("operator", "/v2").status, 404);
+}
+
+#[test]
+fn a_client_that_goes_away_neither_frees_its_key_nor_its_turn() {
+    let stage = Stage::with(|options| options.bounds.order_operations = 1, 1);
+    let pause = json!({ "order": "pause" }).to_string();
+    let send =
+        |key: &str| stage.send("operator", "POST", PATH, &format!("Idempotency-Key: {key}\r\n"), &pause);
+    stage.gate.shut("order");
+    let mut gone = stage.connect();
+    let token = stage.token("operator");
+    write!(
+        gone,
+        "POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nIdempotency-Key: k\r\nContent-Length: {}\r\n\r\n{pause}",
+        pause.len()
+    )
+    .unwrap();
+    stage.gate.wait_for("order", 1);
+    drop(gone);
+    // The server sees that it is gone.
+    while !stage.get("viewer", "/metrics").body.contains("drover_http_connections 1\n") {
+        std::thread::yield_now();
+    }
+    // One more waits for its turn, and does not begin beside the first.
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| send("other"));
+        let third = scope.spawn(|| send("k"));
+        stage.get("viewer", "/v1/plans");
+        assert_eq!(stage.gate.come("order"), 1, "the turn is that of the work");
+        stage.gate.open("order");
+        assert_eq!(second.join().unwrap().status, 200);
+        let third = third.join().unwrap();
+        assert!(matches!(third.status, 200 | 409), "{third:?}");
+    });
+    while send("k").status != 200 {
+        std::thread::yield_now();
+    }
+    assert_eq!(stage.done.lock().unwrap().orders.len(), 2, "the order with the key `k` was carried out once");
+}
+
+#[test]
+fn an_order_that_was_carried_out_is_answered_though_the_log_cannot_have_its_end() {
+    let stage = Stage::new();
+    stage.done.lock().unwrap().forgets_ends = true;
+    assert_eq!(stage.post("operator", PATH, &json!({ "order": "pause" })).status, 200);
+    let warnings = stage.done.lock().unwrap().warnings.clone();
+    assert!(warnings[0].contains("is not in the audit log: no space left"), "{warnings:?}");
+}
+
+#[test]
+fn an_order_is_small() {
+    let stage = Stage::new();
+    let cutover = |vm: String| stage.post("operator", PATH, &json!({ "order": "cutover", "vm": vm })).status;
+    assert_eq!(
+        [cutover("v".repeat(256)), cutover("v".repeat(257)), cutover("v".repeat(20_000))],
+        [200, 400, 413]
+    );
+    let text = "#".repeat(20_000);
+    assert_eq!(
+        stage.post("operator", "/v1/plans", &json!({ "text": text })).status,
+        202,
+        "a plan may be larger"
+    );
 }

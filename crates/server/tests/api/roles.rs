@@ -66,4 +66,21 @@ fn metrics_tell_rates_phases_and_what_is_waited_for() {
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
+    let own = stage.get("web", "/metrics").body;
+    assert!(own.contains("plan=\"one\"") && own.contains("drover_plans{state=\"running\"} 1"), "{own}");
+    assert!(!own.contains("two"), "another project's plan is not there: {own}");
+}
+
+#[test]
+fn tokens_that_cannot_be_read_are_told_with_their_cause_and_once_to_who_runs_the_daemon() {
+    use std::os::unix::fs::PermissionsExt;
+    let stage = Stage::new();
+    let file = stage.folder.path().join("serve/tokens.json");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    for _ in 0..2 {
+        let answer = stage.get("viewer", "/v1/plans");
+        assert_eq!(answer.status, 503, "{answer:?}");
+        assert!(answer.body.contains("chmod 600"), "{answer:?}");
+    }
+    assert_eq!(stage.done.lock().unwrap().warnings.len(), 1);
 }
