@@ -201,21 +201,26 @@ mod tests {
             (plan(", data: {path: vddk, vddk: {libdir: /tmp/x}}", qemu, ""), true),
             (plan("", qemu, ""), false),
             (plan("", &libvirt("qemu:///system"), ""), false),
-            (plan("", &libvirt("qemu+ssh://root@host/system?no_verify=1"), ""), false),
             (plan("", &libvirt("qemu+ext:///system?command=/tmp/x"), ""), true),
-            (plan("", &libvirt("qemu+ssh://host/system?command=/tmp/x"), ""), true),
-            (plan("", &libvirt("qemu+ssh://host/system?no_tty=1&%63ommand=/tmp/x"), ""), true),
-            (plan("", &libvirt("qemu+ssh://host/system?COMMAND=/tmp/x"), ""), true),
-            (plan("", &libvirt("qemu+ssh://-oProxyCommand=x/system"), ""), true),
         ];
         for (plan, is_refused) in cases {
             let judged = PlanPolicy::default().check_plan(&plan);
             assert_eq!(judged.is_err(), is_refused, "{:?}", plan.target);
             assert!(PlanPolicy { programs: true, ..PlanPolicy::default() }.check_plan(&plan).is_ok());
         }
-        let one = plan("", &libvirt("qemu:///system"), ", uri: \"qemu+ext:///system?command=/tmp/x\"");
-        let vms = planned(&one);
-        assert!(PlanPolicy::default().check_plan(&one).is_ok());
-        assert!(PlanPolicy::default().check_vms(&one, &vms).is_err(), "an address of one VM");
+        let addresses = [
+            ("qemu:///system", false),
+            ("qemu+ssh://root@host/system?no_verify=1", false),
+            ("qemu+ext:///system", true),
+            ("qemu+ssh://host/system?command=/tmp/x", true),
+            ("qemu+ssh://host/system?no_tty=1&%63ommand=/tmp/x", true),
+            ("qemu+ssh://host/system?no_tty=1;COMMAND=/tmp/x", true),
+            ("qemu+ssh://-oProxyCommand=x/system", true),
+        ];
+        addresses.iter().for_each(|(uri, names)| assert_eq!(names_program(uri), *names, "{uri}"));
+        let mut vms = planned(&plan("", qemu, ""));
+        vms[0].daemon = Some("qemu+ext:///system?command=/tmp/x".into());
+        let judged = PlanPolicy::default().check_vms(&plan("", qemu, ""), &vms);
+        assert!(judged.is_err(), "an address of one VM");
     }
 }

@@ -1,25 +1,28 @@
 //! The daemon: plans that are handed in are run by threads of this process, and go on after a restart.
 
+mod decide;
 mod job;
 mod look;
 mod operations;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use drover_engine::{Clock, PlanState, ServedRow, Store, StoreError, SystemClock, is_running};
+use drover_engine::{Clock, PlanRow, ServedRow, Store, StoreError, SystemClock, is_running};
 use drover_plan::Others;
 use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wanted, default_project};
 
 use crate::commands::plan::{PlanFile, has_problems, parse_quietly};
 use crate::evidence::check_not_anothers;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::policy::PlanPolicy;
 use crate::run::file_of;
-use job::{Job, Stage};
+use decide::{Step, is_over, owner, step, wanted_after, word};
+use job::{Job, Work};
 
 /// Plans that are run at once.
 const PLANS_MAX: usize = 64;
@@ -54,32 +57,58 @@ impl Daemon {
         Ok(Daemon(Arc::new(Inner { folder, store, look, hub, policy, jobs, orders, ending })))
     }
 
-    /// Goes on with all plans that were to run when the last daemon ended; gives their names.
-    pub fn go_on(&self) -> Result<Vec<String>, Failure> {
+    /// Goes on with all plans that were to run when the last daemon ended; gives their names. No order is carried out meanwhile:
+    /// the caller holds `orders`, from before anybody could give one.
+    pub fn go_on(&self, _orders: &MutexGuard<'_, ()>) -> Result<Vec<String>, Failure> {
         let mut names = Vec::new();
         for row in self.0.store.served()? {
-            match wanted_of(&row.wanted) {
-                Wanted::Run => self.begin(row.clone(), Stage::Checking, true),
-                Wanted::Cancel if self.is_open(&row.name)? => {
-                    self.begin(row.clone(), Stage::Cancelling, true)
+            let name = row.name.clone();
+            let began = match step(&row, self.0.store.plan(&name)?.as_ref()) {
+                Step::Run(others) => {
+                    let wanted = word(Wanted::Run).into();
+                    let row =
+                        ServedRow { wanted, exit: None, error: None, advice: None, problems: None, ..row };
+                    self.0.store.put_served(&row)?;
+                    self.begin(row, Work::Run(others), true)
                 }
-                Wanted::Cancel | Wanted::Pause | Wanted::Nothing => continue,
+                Step::Cancel => self.begin(row, Work::Cancel, true),
+                Step::TellHalfPaused => {
+                    self.tell_half_paused(row)?;
+                    continue;
+                }
+                Step::Leave => continue,
+            };
+            match began {
+                Ok(()) => names.push(name),
+                Err(problem) => crate::out::say(format_args!("error: plan {name}: {}", problem.detail)),
             }
-            names.push(row.name);
         }
         Ok(names)
     }
 
-    /// Whether a plan was begun and has not ended for good.
-    fn is_open(&self, name: &str) -> Result<bool, StoreError> {
-        let row = self.0.store.plan(name)?;
-        Ok(row.is_some_and(|row| !matches!(row.state, PlanState::Done | PlanState::Cancelled)))
+    /// Says that a plan was not paused as ordered, where those who look see it.
+    fn tell_half_paused(&self, row: ServedRow) -> Result<(), StoreError> {
+        let text =
+            "the daemon was killed while the plan was to pause: VMs that drover shut down may be off still";
+        let advice = "resume the plan, or cancel it to have its VMs as they were";
+        crate::out::say(format_args!("warning: plan {}: {text}; {advice}", row.name));
+        let (exit, error, advice) = (Some(Exit::Interrupted as u8), Some(text.into()), Some(advice.into()));
+        self.0.store.put_served(&ServedRow { exit, error, advice, ..row })
+    }
+
+    /// A plan that was begun and has not ended for good.
+    fn open_plan(&self, name: &str) -> Result<Option<PlanRow>, StoreError> {
+        Ok(self.0.store.plan(name)?.filter(|row| !is_over(row)))
     }
 
     /// Stops all plans so that they can be gone on with, and waits for them.
     pub fn end(&self) {
-        self.0.ending.store(true, Ordering::SeqCst);
-        let jobs: Vec<Arc<Job>> = self.jobs().values().cloned().collect();
+        let jobs: Vec<Arc<Job>> = {
+            // An order that is being carried out may begin with one more.
+            let _orders = self.orders();
+            self.0.ending.store(true, Ordering::SeqCst);
+            self.jobs().values().cloned().collect()
+        };
         jobs.iter().for_each(|job| job.stop.stop());
         let mut waited = Duration::ZERO;
         const LOOK: Duration = Duration::from_millis(50);
@@ -106,28 +135,31 @@ impl Daemon {
         self.0.ending.load(Ordering::SeqCst)
     }
 
-    /// Begins with a plan, if nothing is done with it already.
-    fn begin(&self, row: ServedRow, stage: Stage, patient: bool) {
+    /// Begins with a plan, if nothing is done with it already. The caller holds `orders`.
+    fn begin(&self, row: ServedRow, work: Work, patient: bool) -> Result<(), Problem> {
         let name = row.name.clone();
-        let job = Arc::new(Job::new(row.project.clone(), stage));
-        if self.jobs().insert(name.clone(), job.clone()).is_some() {
-            // The caller holds the lock of orders and looked before.
-            unreachable!("a plan is begun twice");
-        }
-        let daemon = self.clone();
-        let others = match self.0.store.plan(&name) {
-            Ok(Some(plan)) if !matches!(plan.state, PlanState::Done | PlanState::Cancelled) => {
-                Others::LeftOut
+        let job = Arc::new(Job::new(row.project.clone(), work.stage()));
+        match self.jobs().entry(name.clone()) {
+            Entry::Occupied(_) => {
+                let text = format!("something is done with plan '{name}' already");
+                return Err(Problem::new(Kind::Conflict, text).advise("wait for its end"));
             }
-            _ => Others::Selected,
+            Entry::Vacant(place) => place.insert(job.clone()),
         };
-        let run = move || daemon.run_job(row, &job, others, patient);
+        let (daemon, served) = (self.clone(), row.clone());
+        let run = move || daemon.run_job(served, &job, work, patient);
         let thread = std::thread::Builder::new().name(format!("plan {name}")).spawn(run);
         if let Err(error) = thread {
             self.jobs().remove(&name);
-            crate::out::say(format_args!("error: plan {name}: no thread can be had: {error}"));
+            let text = format!("plan '{name}': no thread can be had: {error}");
+            let wanted = wanted_after(&row.wanted, Exit::Internal, false, false).to_string();
+            let row =
+                ServedRow { wanted, exit: Some(Exit::Internal as u8), error: Some(text.clone()), ..row };
+            self.0.store.put_served(&row).map_err(store_problem)?;
+            return Err(Problem::new(Kind::Unavailable, text).retry_after(60));
         }
         self.tell(&name);
+        Ok(())
     }
 
     /// Tells those who watch what became of a plan.
@@ -163,6 +195,19 @@ impl Daemon {
         })
     }
 
+    /// The row to go on with: what was begun and has not ended goes on as it was begun, whatever was handed in and refused since.
+    fn row_to_resume(&self, name: &str) -> Result<ServedRow, Problem> {
+        let row = self.row(name)?;
+        let Some(plan) = self.open_plan(name).map_err(store_problem)? else { return Ok(row) };
+        if plan.text == row.text && row.path.parent() == Some(&plan.folder) {
+            return Ok(row);
+        }
+        let begun = drover_engine::begun(&self.0.look, name, Others::LeftOut).map_err(store_problem)?;
+        let start = !begun.is_empty() && begun.iter().all(|it| it.planned.start);
+        let file = file_of(&self.0.look, plan).map_err(|failure| problem(&failure))?;
+        Ok(ServedRow { text: file.text, path: file.path, start, ..row })
+    }
+
     /// Reads a plan that is handed in.
     fn file(&self, submission: &Submission) -> Result<PlanFile, Problem> {
         let path = match &submission.path {
@@ -187,10 +232,8 @@ impl Daemon {
             return Err(Problem::new(Kind::Conflict, text).advise("pause or cancel it first"));
         }
         let earlier = self.0.look.served_plan(name).map_err(store_problem)?;
-        let is_open = self.is_open(name).map_err(store_problem)?;
-        if let Some(earlier) = earlier.filter(|_| is_open)
-            && earlier.project != submission.project
-        {
+        let begun = self.0.look.plan(name).map_err(store_problem)?;
+        if owner(earlier.as_ref(), begun.as_ref()).is_some_and(|owner| owner != submission.project) {
             return Err(Problem::new(Kind::Conflict, format!("there is a plan '{name}' of another project"))
                 .advise("give this one another `name`"));
         }
@@ -226,24 +269,6 @@ fn store_problem(error: StoreError) -> Problem {
 fn no_plan(name: &str) -> Problem {
     Problem::new(Kind::NotFound, format!("there is no plan '{name}'"))
         .advise("see /v1/plans for those there are")
-}
-
-fn word(wanted: Wanted) -> &'static str {
-    match wanted {
-        Wanted::Run => "run",
-        Wanted::Pause => "pause",
-        Wanted::Cancel => "cancel",
-        Wanted::Nothing => "nothing",
-    }
-}
-
-fn wanted_of(word: &str) -> Wanted {
-    match word {
-        "run" => Wanted::Run,
-        "pause" => Wanted::Pause,
-        "cancel" => Wanted::Cancel,
-        _ => Wanted::Nothing,
-    }
 }
 
 /// Milliseconds since 1970.

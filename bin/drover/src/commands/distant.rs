@@ -92,7 +92,7 @@ fn follow(
             _ => {}
         }
         match daemon.get::<Plan>(&path) {
-            Ok(plan) if plan.exit.is_some() => break Ok(plan),
+            Ok(plan) if is_end(plan.exit, plan.wanted) => break Ok(plan),
             Err(failure) if breaks >= BREAKS_MAX => break Err(failure),
             Ok(_) | Err(_) => {}
         }
@@ -101,6 +101,11 @@ fn follow(
     };
     display.finish();
     end(daemon, &ended?, args)
+}
+
+/// Whether a plan has ended: one that stopped because its daemon did is to go on.
+fn is_end(exit: Option<u8>, wanted: Wanted) -> bool {
+    exit.is_some() && wanted != Wanted::Run
 }
 
 /// Shows an event; gives whether it is the end of the plan.
@@ -113,7 +118,9 @@ fn is_last(name: &str, kind: &str, data: &str, display: &Display) -> bool {
             }
             false
         }
-        "plan" if value["name"] == name => !value["exit"].is_null(),
+        "plan" if value["name"] == name => {
+            serde_json::from_value::<Plan>(value).is_ok_and(|plan| is_end(plan.exit, plan.wanted))
+        }
         _ => false,
     }
 }
@@ -155,6 +162,12 @@ pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
             ("cancelling", _) => std::thread::sleep(LOOK),
             ("cancelled", _) => {
                 crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
+                return Ok(Exit::Success);
+            }
+            ("done", _) => {
+                crate::out::say(format_args!(
+                    "plan {name} was done before it could be cancelled; its VMs have moved"
+                ));
                 return Ok(Exit::Success);
             }
             (_, Some(error)) if plan.wanted == Wanted::Cancel => {
@@ -238,4 +251,17 @@ pub fn report(daemon: &Remote, args: &ReportArgs) -> Result<Exit, Failure> {
         crate::out::print(&daemon.text(&format!("{path}?format=text"))?);
     }
     Ok(Exit::Success)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_has_ended_once_it_has_an_exit_and_is_not_to_run() {
+        let ended = [Wanted::Nothing, Wanted::Pause, Wanted::Cancel].map(|wanted| is_end(Some(130), wanted));
+        assert_eq!(ended, [true; 3]);
+        assert!(!is_end(Some(130), Wanted::Run), "its daemon ended, and goes on with it");
+        assert!(!is_end(None, Wanted::Nothing));
+    }
 }

@@ -1,7 +1,7 @@
 //! `drover serve`: the daemon, its tokens and its audit log.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,13 +56,16 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         bounds,
     };
     let names = options.tokens.read().map_err(|error| token_failure(&error))?.len();
+    // Orders wait until the plans of the last daemon are at work.
+    let orders = daemon.orders();
     let server = Server::start(&options, hub, Arc::new(daemon.clone())).map_err(|error| {
         Failure::new(Exit::Connection, chain(&error)).advise("choose another address with --listen")
     })?;
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{}", server.address());
     lock.tell(&url)?;
-    let went_on = daemon.go_on()?;
+    let went_on = daemon.go_on(&orders)?;
+    drop(orders);
     tell(args, &options, &url, names, &went_on);
     while !stop.is_set() {
         std::thread::sleep(LOOK);
@@ -245,6 +248,8 @@ fn audit(args: &AuditArgs) -> Result<Exit, Failure> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]

@@ -2,17 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_engine::{Board, Event, Observer, RunOutcome, ServedRow};
 use drover_mover::StopSignal;
 use drover_plan::{Others, Problem};
-use drover_server::{EventHub, Message, Wanted};
+use drover_server::{EventHub, Message};
 use drover_view::{RunNow, RunWatch};
 use serde_json::json;
 
-use super::{Daemon, wanted_of, word};
+use super::Daemon;
+use super::decide::wanted_after;
 use crate::commands::plan::{has_problems, parse_quietly};
 use crate::exit::{Exit, Failure};
 use crate::run::{Prepared, Setting, Words, exit_of, give_up};
@@ -45,6 +47,24 @@ impl Stage {
     }
 }
 
+/// What a plan's thread begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// To run it.
+    Run(Others),
+    /// To undo it.
+    Cancel,
+}
+
+impl Work {
+    pub fn stage(self) -> Stage {
+        match self {
+            Work::Run(_) => Stage::Checking,
+            Work::Cancel => Stage::Cancelling,
+        }
+    }
+}
+
 /// A plan at work.
 pub struct Job {
     pub project: String,
@@ -53,6 +73,8 @@ pub struct Job {
     board: Board,
     watch: Mutex<RunWatch>,
     problems: Mutex<Vec<Problem>>,
+    /// Its source could not be asked after a restart.
+    unprepared: AtomicBool,
 }
 
 impl Job {
@@ -65,6 +87,7 @@ impl Job {
             watch: Mutex::new(RunWatch::new(board.clone())),
             board,
             problems: Mutex::default(),
+            unprepared: AtomicBool::new(false),
         }
     }
 
@@ -127,13 +150,13 @@ impl Observer for Teller<'_> {
 
 impl Daemon {
     /// The life of a job's thread.
-    pub(super) fn run_job(&self, row: ServedRow, job: &Job, others: Others, patient: bool) {
+    pub(super) fn run_job(&self, row: ServedRow, job: &Job, work: Work, patient: bool) {
         let name = row.name.clone();
-        let mut ended = match job.stage() {
-            Stage::Cancelling => self.guarded(|| self.cancel_plan(&name)),
-            _ => self.guarded(|| self.run_plan(&row, job, others, patient)),
+        let mut ended = match work {
+            Work::Cancel => self.guarded(|| self.patiently(&name, job, patient, || self.cancel_plan(&name))),
+            Work::Run(others) => self.guarded(|| self.run_plan(&row, job, others, patient)),
         };
-        let mut gave_up = job.stage() == Stage::Cancelling && row.wanted == word(Wanted::Cancel);
+        let mut gave_up = work == Work::Cancel;
         loop {
             let orders = self.orders();
             if gave_up || job.stage() != Stage::Cancelling {
@@ -166,7 +189,18 @@ impl Daemon {
             words: job,
             policy: Some(&self.0.policy),
         };
-        let prepared = self.prepare(row, job, others, patient, &setting)?;
+        let prepare = || {
+            let folder = row.path.parent().unwrap_or(Path::new("/"));
+            let parsed = parse_quietly(row.text.clone(), row.path.clone(), folder.to_path_buf());
+            let file = parsed.map_err(|problems| {
+                Words::problems(job, &row.path, &problems);
+                has_problems(problems.len())
+            })?;
+            Prepared::new(file, others, row.start, &setting)
+        };
+        let prepared = self.patiently(&row.name, job, patient, prepare);
+        job.unprepared.store(patient && prepared.is_err(), Ordering::SeqCst);
+        let prepared = prepared?;
         job.go(Stage::Running);
         self.tell(&row.name);
         let teller = Teller { hub: &self.0.hub, project: &row.project, plan: &row.name };
@@ -174,27 +208,18 @@ impl Daemon {
         Ok(exit_of(&outcome, job.stop.is_set()))
     }
 
-    fn prepare(
+    /// Does what asks other machines, again and again after a restart: they may have been away together with this one.
+    fn patiently<T>(
         &self,
-        row: &ServedRow,
+        name: &str,
         job: &Job,
-        others: Others,
         patient: bool,
-        setting: &Setting<'_>,
-    ) -> Result<Prepared, Failure> {
-        let folder = row.path.parent().unwrap_or(Path::new("/"));
-        for attempt in 1.. {
-            let file = parse_quietly(row.text.clone(), row.path.clone(), folder.to_path_buf()).map_err(
-                |problems| {
-                    Words::problems(job, &row.path, &problems);
-                    has_problems(problems.len())
-                },
-            )?;
-            match Prepared::new(file, others, row.start, setting) {
-                Err(failure)
-                    if patient && failure.exit == Exit::Connection && attempt < PREPARE_TRIES_MAX =>
-                {
-                    crate::out::say(format_args!("plan {}: {} (try {attempt})", row.name, failure.message));
+        mut work: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        for attempt in 1..PREPARE_TRIES_MAX {
+            match work() {
+                Err(failure) if patient && failure.exit == Exit::Connection => {
+                    crate::out::say(format_args!("plan {name}: {} (try {attempt})", failure.message));
                     self.pause(job);
                     if job.stop.is_set() {
                         return Err(failure);
@@ -204,7 +229,7 @@ impl Daemon {
                 result => return result,
             }
         }
-        unreachable!("the last try gives its result")
+        work()
     }
 
     fn pause(&self, job: &Job) {
@@ -215,7 +240,7 @@ impl Daemon {
     }
 
     fn cancel_plan(&self, name: &str) -> Result<Exit, Failure> {
-        let Some(plan) = self.0.store.plan(name)?.filter(|_| self.is_open(name).unwrap_or(true)) else {
+        let Some(plan) = self.open_plan(name)? else {
             return Ok(Exit::Interrupted);
         };
         let given_up = give_up(plan, &self.0.store, Some(&self.0.folder))?;
@@ -231,14 +256,12 @@ impl Daemon {
     /// Keeps how a plan's thread ended, and whether the next daemon goes on with it.
     fn keep_end(&self, name: &str, job: &Job, ended: Result<Exit, Failure>) -> Result<(), Failure> {
         let Some(mut row) = self.0.store.served_plan(name)? else { return Ok(()) };
-        let ends_with_daemon = self.is_ending() && wanted_of(&row.wanted) == Wanted::Run;
-        if wanted_of(&row.wanted) == Wanted::Run && !ends_with_daemon {
-            row.wanted = word(Wanted::Nothing).into();
-        }
         let (exit, error, advice) = match ended {
             Ok(exit) => (exit, None, None),
             Err(failure) => (failure.exit, Some(failure.message), failure.advice),
         };
+        let unprepared = job.unprepared.load(Ordering::SeqCst);
+        row.wanted = wanted_after(&row.wanted, exit, self.is_ending(), unprepared).into();
         (row.exit, row.error, row.advice) = (Some(exit as u8), error, advice);
         row.problems = serde_json::to_string(&job.problems()).ok();
         Ok(self.0.store.put_served(&row)?)

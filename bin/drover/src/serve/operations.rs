@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use drover_engine::{OrderRow, PlanRow, PlanState, ServedRow, ask_cutover, is_running, plan_report};
-use drover_plan::{PlannedVm, Problem as PlanProblem};
+use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_server::{
     AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, Kind, LIVE_DISKS_MAX, Live, LivePlan,
     Operations, Order, OrderKind, Ordered, Outcome, Page, Plan, PlanEvent, PlanGauges, Problem, RatePoint,
@@ -11,9 +11,10 @@ use drover_server::{
 };
 use serde_json::Value;
 
-use super::job::Stage;
+use super::decide::{wanted_of, word};
+use super::job::{Stage, Work};
 use super::look::{counts, event, plan_word, state_word, vm_line};
-use super::{Daemon, no_plan, now_ms, problem, store_problem, wanted_of, word};
+use super::{Daemon, no_plan, now_ms, problem, store_problem};
 use crate::commands::plan::check_online;
 use crate::commands::show;
 
@@ -165,7 +166,7 @@ impl Operations for Daemon {
             ..ServedRow::default()
         };
         self.0.store.put_served(&row).map_err(store_problem)?;
-        self.begin(row, Stage::Checking, false);
+        self.begin(row, Work::Run(Others::Selected), false)?;
         self.plan(&name)
     }
 
@@ -196,8 +197,7 @@ impl Operations for Daemon {
                 return Err(Problem::new(Kind::BadRequest, text).advise("leave `vm` out"));
             }
             OrderKind::Pause => self.pause_plan(plan)?,
-            OrderKind::Resume => self.resume_plan(plan, order.start, false)?,
-            OrderKind::Retry => self.resume_plan(plan, order.start, true)?,
+            OrderKind::Resume => self.resume_plan(plan, order.start)?,
             OrderKind::Cancel => self.cancel_order(plan)?,
         };
         self.tell(plan);
@@ -221,6 +221,10 @@ impl Operations for Daemon {
 
     fn audit_end(&self, id: i64, after: Option<&str>, outcome: &str) -> Outcome<()> {
         self.0.store.end_order(id, after, outcome).map_err(store_problem)
+    }
+
+    fn warn(&self, text: &str) {
+        crate::out::say(format_args!("warning: {text}"));
     }
 
     fn audit_log(&self, before: Option<i64>, limit: usize) -> Outcome<Page<AuditRow>> {
@@ -255,13 +259,10 @@ impl Operations for Daemon {
         let counted = self.0.look.vm_counts().map_err(store_problem)?;
         let mut gauges = Gauges::default();
         for plan in self.plans()? {
-            match gauges.plans.iter_mut().find(|(state, _)| *state == plan.state) {
-                Some((_, count)) => *count += 1,
-                None => gauges.plans.push((plan.state.clone(), 1)),
-            }
             let at_work = counted.iter().filter(|row| row.plan == plan.name && row.state == "running");
             let phases = at_work.filter_map(|row| Some((row.phase.clone()?, row.count))).collect();
-            gauges.vms.push(PlanGauges { plan: plan.name, project: plan.project, counts: plan.vms, phases });
+            let (name, state, project, counts) = (plan.name, plan.state, plan.project, plan.vms);
+            gauges.plans.push(PlanGauges { plan: name, state, project, counts, phases });
         }
         Ok(gauges)
     }
@@ -270,7 +271,8 @@ impl Operations for Daemon {
         if self.is_ending() {
             return Err("the daemon ends".into());
         }
-        self.0.look.vm_counts().map(drop).map_err(|error| drover_engine::chain(&error))
+        // One row by its key: that the state can be read at all.
+        self.0.look.served_plan("").map(drop).map_err(|error| drover_engine::chain(&error))
     }
 }
 
@@ -309,7 +311,7 @@ fn audit_row(row: OrderRow) -> AuditRow {
 
 impl Daemon {
     /// Orders are carried out one after the other.
-    pub(super) fn orders(&self) -> std::sync::MutexGuard<'_, ()> {
+    pub fn orders(&self) -> std::sync::MutexGuard<'_, ()> {
         self.0.orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -373,7 +375,10 @@ impl Daemon {
 
     /// Keeps what was ordered, before anything is done.
     fn want(&self, name: &str, wanted: Wanted, start: bool) -> Outcome<ServedRow> {
-        let mut row = self.row(name)?;
+        let mut row = match wanted {
+            Wanted::Run => self.row_to_resume(name)?,
+            Wanted::Pause | Wanted::Cancel | Wanted::Nothing => self.row(name)?,
+        };
         row.wanted = word(wanted).into();
         row.start |= start;
         if wanted == Wanted::Run {
@@ -396,7 +401,7 @@ impl Daemon {
         }
     }
 
-    fn resume_plan(&self, name: &str, start: bool, failed_only: bool) -> Outcome<Vec<String>> {
+    fn resume_plan(&self, name: &str, start: bool) -> Outcome<Vec<String>> {
         if let Some(job) = self.job(name) {
             return Err(wrong_state(name, job.stage().word(), "wait for its end"));
         }
@@ -407,27 +412,16 @@ impl Daemon {
             "running" => return Err(wrong_state(name, "run by another process", "wait for its end")),
             _ => {}
         }
-        let mut failed = Vec::new();
-        if failed_only {
-            let rows = self
-                .0
-                .look
-                .vms_after(name, 0, usize::MAX >> 1, Some("failed"), None)
-                .map_err(store_problem)?;
-            failed = rows.into_iter().map(|(_, row)| row.name).collect();
-            if failed.is_empty() && plan.error.is_none() {
-                return Err(wrong_state(name, &plan.state, "no VM of it failed; `resume` goes on with it"));
-            }
-        }
         let row = self.want(name, Wanted::Run, start)?;
-        self.begin(row, Stage::Checking, false);
-        Ok(failed)
+        self.begin(row, Work::Run(Others::LeftOut), false)?;
+        Ok(Vec::new())
     }
 
     fn cancel_order(&self, name: &str) -> Outcome<Vec<String>> {
         let plan = self.plan(name)?;
         match (self.job(name), plan.state.as_str()) {
             (_, "done" | "cancelled") => Err(wrong_state(name, &plan.state, "there is nothing to cancel")),
+            (Some(job), _) if job.stage() == Stage::Cancelling => Ok(Vec::new()),
             (Some(job), _) => {
                 self.want(name, Wanted::Cancel, false)?;
                 job.set_stage(Stage::Cancelling);
@@ -436,7 +430,7 @@ impl Daemon {
             }
             (None, _) => {
                 let row = self.want(name, Wanted::Cancel, false)?;
-                self.begin(row, Stage::Cancelling, false);
+                self.begin(row, Work::Cancel, false)?;
                 Ok(Vec::new())
             }
         }
