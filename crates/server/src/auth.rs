@@ -329,7 +329,7 @@ impl Known {
     fn refresh(&mut self, file: &TokenFile, now: Instant) {
         self.looked = Some(now);
         let stamp = file.stamp();
-        if stamp.is_none() || stamp != self.stamp {
+        if stamp.is_none() || stamp != self.stamp || self.error.is_some() {
             // Tokens that cannot be read let nobody in.
             (self.rows, self.error) = match file.read() {
                 Ok(rows) => (rows, None),

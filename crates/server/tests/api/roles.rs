@@ -83,4 +83,6 @@ fn tokens_that_cannot_be_read_are_told_with_their_cause_and_once_to_who_runs_the
         assert!(answer.body.contains("chmod 600"), "{answer:?}");
     }
     assert_eq!(stage.done.lock().unwrap().warnings.len(), 1);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(stage.get("viewer", "/v1/plans").status, 200, "once it is mended");
 }
