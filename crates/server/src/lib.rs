@@ -18,6 +18,7 @@ mod page;
 mod patient;
 mod problem;
 mod routes;
+mod turns;
 
 pub use auth::{Caller, Denied, Gate, Role, TokenFile, TokenFileError, TokenRow, random_hex};
 pub use bounds::Bounds;

@@ -30,7 +30,8 @@ use crate::keys::Keys;
 use crate::metrics::Counters;
 use crate::operations::Operations;
 use crate::patient::Patient;
-use crate::routes::{App, Readiness, Turns, router};
+use crate::routes::{App, router};
+use crate::turns::{Readiness, Turns};
 
 /// Threads that serve connections; what blocks has threads of its own.
 const THREADS: usize = 2;

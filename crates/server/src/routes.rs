@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use crate::answer::{cursor, document, json as answer_json, limit, query};
@@ -25,6 +25,7 @@ use crate::keys::Keys;
 use crate::metrics::{self, Counters};
 use crate::operations::{Form, Operations, Page, Plan, VmQuery};
 use crate::problem::{Kind, Problem};
+use crate::turns::{READY_EACH, Readiness, Turns};
 use crate::{OPENAPI, orders, page};
 
 /// What handlers share.
@@ -44,39 +45,6 @@ pub(crate) struct App {
     pub open_metrics: bool,
     pub stopping: watch::Receiver<bool>,
 }
-
-/// Turns of those who ask the daemon, by kind, so that no kind keeps another waiting.
-pub(crate) struct Turns {
-    pub look: Arc<Semaphore>,
-    pub order: Arc<Semaphore>,
-    pub submit: Arc<Semaphore>,
-    pub check: Arc<Semaphore>,
-    ready: Arc<Semaphore>,
-}
-
-impl Turns {
-    pub(crate) fn new(bounds: &Bounds) -> Turns {
-        let of = |count| Arc::new(Semaphore::new(count));
-        Turns {
-            look: of(bounds.operations),
-            order: of(bounds.order_operations),
-            submit: of(bounds.submissions),
-            check: of(bounds.checks),
-            ready: of(1),
-        }
-    }
-
-    /// Threads for all that may be asked at once.
-    pub(crate) fn threads(bounds: &Bounds) -> usize {
-        bounds.operations + bounds.order_operations + bounds.submissions + bounds.checks + 1
-    }
-}
-
-/// What was found when it was last asked whether plans can be run.
-pub(crate) type Readiness = Mutex<Option<(Instant, Result<(), String>)>>;
-
-/// How long that holds.
-const READY_EACH: Duration = Duration::from_secs(1);
 
 pub(crate) type Shared = State<Arc<App>>;
 
