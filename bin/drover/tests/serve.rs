@@ -153,6 +153,34 @@ fn orders_pause_resume_and_cancel_a_plan_and_leave_the_source_as_it_was() {
 }
 
 #[test]
+fn a_name_is_its_projects_and_a_refused_edit_changes_nothing_of_what_was_begun() {
+    let Some(stage) = slow_stage(129, 48, 12) else { return };
+    let daemon = Daemon::start(&stage.drover);
+    let plan = stage.plan("kept", &[]);
+    daemon.submit(&plan);
+    daemon.wait_for("bytes", || (stage.served() > 4 * MIB).then_some(()));
+    daemon.order("kept", "pause");
+    daemon.wait("kept", "paused");
+    let text = std::fs::read_to_string(&plan).unwrap();
+    let submit = |text: &str, project: &str| {
+        daemon.post("/v1/plans", &json!({ "text": text, "path": plan, "project": project }))
+    };
+    let other = submit(&text, "other");
+    assert_eq!(other.0, 409, "{}", other.1);
+    let edited = text.replace("name: \"one\"", "name: \"none\"");
+    assert_ne!(edited, text);
+    assert_eq!(submit(&edited, "default").0, 202);
+    daemon.wait_for("the refusal", || Some(daemon.plan("kept")).filter(|plan| plan["error"].is_string()));
+    stage.sim.post("/rate", json!({"bytes_per_s": 0, "per": "host"})).unwrap();
+    daemon.order("kept", "resume");
+    daemon.wait("kept", "done");
+    assert_arrived(&stage);
+    let late = submit(&text, "other");
+    assert_eq!(late.0, 409, "also after its end: {}", late.1);
+    daemon.stop();
+}
+
+#[test]
 fn several_plans_run_in_one_process_and_a_vm_is_told_in_detail() {
     let names = ["many0", "many1", "many2", "many3"];
     let Some(stage) = Stage::new(124, |folder| {
@@ -206,6 +234,11 @@ fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks()
         assert!(refused.err.contains("is not among those that this daemon writes to"), "{}", refused.err);
     }
     let viewer = stage.run(&["serve", "token", "add", "eve", "--role", "viewer"]).out;
+    // What one VM says for itself, judged when its place is known.
+    let over = stage.plan("over", &[("name: \"one\"", "name: \"one\"\n    target_folder: /elsewhere")]);
+    let refused = daemon.run(&["migrate", &over]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(refused.err.contains("/elsewhere/one is not among those"), "{}", refused.err);
     let plan = stage.plan("inside", &[]);
     let denied = stage
         .drover
