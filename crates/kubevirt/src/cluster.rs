@@ -1,32 +1,30 @@
 //! The API server of a cluster.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use http::{Method, Request};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kube::Client;
+use kube::client::Body;
 use serde_json::Value;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::access::{self, Access, Reached, shortened, words_of};
 
 /// How long an answer may take. The API server itself gives up after a minute.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How large an answer may be: a list of all storage classes and quotas is far below.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// How long an exec plug-in of a kubeconfig may take with it: it may ask an identity provider.
 const CONNECT_MAX: Duration = Duration::from_secs(90);
 /// Threads that carry requests and forwarded bytes.
 const THREADS: usize = 2;
 /// Who the API server says owns the fields that drover sets.
 const MANAGER: &str = "drover";
-
-/// How a cluster is reached.
-#[derive(Clone, Debug, Default)]
-pub struct Access {
-    /// The kubeconfig; absent: `KUBECONFIG`, `~/.kube/config`, or the pod's own.
-    pub kubeconfig: Option<PathBuf>,
-    /// Which of its contexts; absent: its current one.
-    pub context: Option<String>,
-}
+/// The namespace whose UID tells clusters apart: each has one, and it is never made anew.
+const SYSTEM: &str = "kube-system";
 
 /// Why a cluster did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +58,7 @@ pub enum KubeErrorKind {
 }
 
 impl KubeError {
-    fn new(kind: KubeErrorKind, what: impl Into<String>) -> KubeError {
+    pub(crate) fn new(kind: KubeErrorKind, what: impl Into<String>) -> KubeError {
         KubeError { kind, what: what.into() }
     }
 }
@@ -74,11 +72,15 @@ pub enum Change {
     Operations,
 }
 
-/// A cluster, as its API server shows it. Requests are paths and JSON; each is bounded in time.
+/// A cluster, as its API server shows it. Requests are paths and JSON; each is bounded in time and in size.
 pub struct Cluster {
-    runtime: Runtime,
+    runtime: Option<Runtime>,
+    handle: Handle,
     client: Client,
     server: String,
+    plugin: Option<String>,
+    /// When nothing is waited for any more.
+    last: OnceLock<Instant>,
 }
 
 impl Cluster {
@@ -87,20 +89,47 @@ impl Cluster {
     /// # Errors
     /// When there is no configuration, or it cannot be used.
     pub fn connect(access: &Access) -> Result<Arc<Cluster>, KubeError> {
+        Cluster::connect_within(access, CONNECT_MAX)
+    }
+
+    fn connect_within(access: &Access, within: Duration) -> Result<Arc<Cluster>, KubeError> {
+        let failed = |error: std::io::Error| {
+            KubeError::new(KubeErrorKind::Config, format!("starting threads: {error}"))
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("kube")
             .enable_all()
             .build()
-            .map_err(|error| KubeError::new(KubeErrorKind::Config, format!("starting threads: {error}")))?;
-        let (client, server) = runtime.block_on(async {
-            let config = config_of(access).await?;
-            let server = config.cluster_url.to_string();
-            let client = Client::try_from(config)
-                .map_err(|error| KubeError::new(KubeErrorKind::Config, words_of(&error)))?;
-            Ok::<_, KubeError>((client, server))
-        })?;
-        Ok(Arc::new(Cluster { runtime, client, server }))
+            .map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let (asked, on) = (access.clone(), handle.clone());
+        // Plug-ins block: one that does not end keeps this thread, and nobody else.
+        let thread = std::thread::Builder::new().name("kube-connect".into());
+        let begun = thread.spawn(move || {
+            let _ = sender.send(access::reach(&asked, &on));
+        });
+        let reached = begun.map_err(failed).and_then(|_| match receiver.recv_timeout(within) {
+            Ok(reached) => reached,
+            Err(_) => {
+                let what = format!(
+                    "the exec plug-in of the kubeconfig's user did not answer within {} s; it is not asked anything on a terminal",
+                    within.as_secs_f32()
+                );
+                Err(KubeError::new(KubeErrorKind::Config, what))
+            }
+        });
+        match reached {
+            Ok(Reached { client, server, plugin }) => {
+                let last = OnceLock::new();
+                Ok(Arc::new(Cluster { runtime: Some(runtime), handle, client, server, plugin, last }))
+            }
+            Err(error) => {
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
     }
 
     /// The server's address.
@@ -108,23 +137,74 @@ impl Cluster {
         &self.server
     }
 
-    pub(crate) fn runtime(&self) -> &Runtime {
-        &self.runtime
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.handle
     }
 
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
+    /// From now on no answer is waited for longer than until then.
+    pub fn finish_by(&self, last: Instant) {
+        let _ = self.last.set(last);
+    }
+
+    /// What tells this cluster from another: a namespace that all of them have, or this one where that may not be read, and its UID.
+    ///
+    /// # Errors
+    /// As all requests; `Denied` if neither may be read.
+    pub fn identity(&self, namespace: &str) -> Result<(String, String), KubeError> {
+        match self.uid_of(SYSTEM) {
+            Err(error) if error.kind == KubeErrorKind::Denied => {
+                self.uid_of(namespace).map(|uid| (namespace.to_string(), uid))
+            }
+            uid => uid.map(|uid| (SYSTEM.to_string(), uid)),
+        }
+    }
+
+    /// The UID of a namespace.
+    ///
+    /// # Errors
+    /// As all requests; `Missing` if it is not there.
+    pub fn uid_of(&self, namespace: &str) -> Result<String, KubeError> {
+        let path = format!("/api/v1/namespaces/{namespace}");
+        let found = self.ask(Method::GET, &path, None, "")?;
+        let uid = found["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty());
+        uid.map(str::to_string).ok_or_else(|| {
+            KubeError::new(KubeErrorKind::Server, format!("GET {path}: the answer has no UID"))
+        })
+    }
+
     /// Reads an object or a list; nothing if it is not there.
     ///
     /// # Errors
-    /// As all requests; `NotServed` if there are no such objects at all.
+    /// As all requests; `NotServed` if there seem to be no such objects at all.
     pub fn get(&self, path: &str) -> Result<Option<Value>, KubeError> {
         match self.ask(Method::GET, path, None, "") {
             Err(error) if error.kind == KubeErrorKind::Missing => Ok(None),
             answer => answer.map(Some),
         }
+    }
+
+    /// Reads an object of a group that need not be served: where the server's own list of groups is without it, there is none.
+    ///
+    /// # Errors
+    /// As all requests; also if the group is served and the object's kind is not, which proves nothing.
+    pub fn find(&self, path: &str, group: &str) -> Result<Option<Value>, KubeError> {
+        match self.get(path) {
+            Err(error) if error.kind == KubeErrorKind::NotServed => match self.lacks(group)? {
+                true => Ok(None),
+                false => Err(KubeError { kind: KubeErrorKind::Server, ..error }),
+            },
+            found => found,
+        }
+    }
+
+    fn lacks(&self, group: &str) -> Result<bool, KubeError> {
+        let list = self.ask(Method::GET, "/apis", None, "")?;
+        let groups = list["groups"].as_array().filter(|_| list["kind"] == "APIGroupList");
+        Ok(groups.is_some_and(|groups| groups.iter().all(|it| it["name"] != group)))
     }
 
     /// Makes an object; with `dry` the server only judges it.
@@ -176,137 +256,245 @@ impl Cluster {
 
     fn ask(&self, method: Method, path: &str, body: Option<&Value>, kind: &str) -> Result<Value, KubeError> {
         let about = format!("{method} {}", path.split('?').next().unwrap_or_default());
+        let told = |(kind, what): Told| KubeError::new(kind, format!("{about}: {what}"));
         let bytes = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
         let mut request = Request::builder().method(method).uri(path);
         if body.is_some() {
             request = request.header(http::header::CONTENT_TYPE, kind);
         }
-        let request = request
-            .body(bytes)
-            .map_err(|error| KubeError::new(KubeErrorKind::Refused, format!("{about}: {error}")))?;
-        let answer = self.runtime.block_on(async {
-            tokio::time::timeout(ANSWER_MAX, self.client.request::<Value>(request)).await
+        let request =
+            request.body(bytes).map_err(|error| told((KubeErrorKind::Refused, error.to_string())))?;
+        let within = match self.last.get() {
+            Some(last) => ANSWER_MAX.min(last.saturating_duration_since(Instant::now())),
+            None => ANSWER_MAX,
+        };
+        let (client, plugin) = (self.client.clone(), self.plugin.clone());
+        let (sender, receiver) = mpsc::sync_channel(1);
+        // Not on this thread: an exec plug-in that gives a token anew blocks the thread that asks.
+        let task = self.handle.spawn(async move {
+            let _ = sender.send(carried(&client, request, plugin.as_deref()).await);
         });
-        match answer {
-            Err(_) => {
-                let what = format!("{about}: no answer within {} s", ANSWER_MAX.as_secs());
-                Err(KubeError::new(KubeErrorKind::Unreachable, what))
+        match receiver.recv_timeout(within) {
+            Ok(carried) => carried.and_then(|(code, body)| answered(code, &body)).map_err(told),
+            Err(error) => {
+                task.abort();
+                let what = match error {
+                    RecvTimeoutError::Timeout => format!("no answer within {} s", within.as_secs()),
+                    RecvTimeoutError::Disconnected => "the request was given up".to_string(),
+                };
+                Err(told((KubeErrorKind::Unreachable, what)))
             }
-            Ok(answer) => answer.map_err(|error| refusal(&about, &error)),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A plug-in that does not end is not waited for.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
     }
 }
 
 const JSON: &str = "application/json";
 
-async fn config_of(access: &Access) -> Result<Config, KubeError> {
-    let options = KubeConfigOptions { context: access.context.clone(), ..KubeConfigOptions::default() };
-    let read = async {
-        let kubeconfig = match &access.kubeconfig {
-            Some(path) => Kubeconfig::read_from(path),
-            None => Kubeconfig::read(),
+/// Kind and words of an error, without the request.
+type Told = (KubeErrorKind, String);
+
+async fn carried(
+    client: &Client,
+    request: Request<Vec<u8>>,
+    plugin: Option<&str>,
+) -> Result<(u16, Vec<u8>), Told> {
+    let unreachable =
+        |error: &(dyn std::error::Error + 'static)| match access::credential_words(error, plugin) {
+            Some(words) => (KubeErrorKind::Config, words),
+            None => (KubeErrorKind::Unreachable, words_of(error)),
         };
-        let mut kubeconfig = kubeconfig?;
-        for user in kubeconfig.auth_infos.iter_mut().filter_map(|user| user.auth_info.as_mut()) {
-            if let Some(exec) = &mut user.exec {
-                let hidden = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-                exec.drop_env = Some(hidden.filter(|name| !is_for_plugins(name)).collect());
+    let response = client.send(request.map(Body::from)).await.map_err(|error| unreachable(&error))?;
+    let code = response.status().as_u16();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => (KubeErrorKind::Server, format!("the answer is larger than {} MiB", ANSWER_BYTES_MAX >> 20)),
+        false => unreachable(error.as_ref()),
+    })?;
+    Ok((code, body.to_bytes().to_vec()))
+}
+
+/// What an answer says. Only an API server's own words tell that something is not there: a proxy's page tells nothing.
+fn answered(code: u16, body: &[u8]) -> Result<Value, Told> {
+    let parsed: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
+    if (200..300).contains(&code) {
+        return parsed.ok_or_else(|| (KubeErrorKind::Server, NO_API_SERVER.to_string()));
+    }
+    let Some(status) = parsed.filter(|it| it["kind"] == "Status") else {
+        let text = shortened(String::from_utf8_lossy(body).trim());
+        return Err(match code {
+            401 | 403 => (KubeErrorKind::Denied, text),
+            404 if text == "404 page not found" => {
+                (KubeErrorKind::NotServed, "the server does not know such objects".to_string())
             }
-        }
-        Config::from_custom_kubeconfig(kubeconfig, &options).await
+            _ => (KubeErrorKind::Server, format!("{code}: {NO_API_SERVER}: {text}")),
+        });
     };
-    let timed_out = || KubeError::new(KubeErrorKind::Config, "the kubeconfig's plug-in did not answer");
-    match tokio::time::timeout(CONNECT_MAX, read).await.map_err(|_| timed_out())? {
-        Ok(config) => Ok(config),
-        // Nobody named one: drover may run in a pod of the cluster.
-        Err(_) if access.kubeconfig.is_none() && access.context.is_none() && is_in_cluster() => {
-            Config::incluster().map_err(|error| KubeError::new(KubeErrorKind::Config, words_of(&error)))
-        }
-        Err(error) => Err(KubeError::new(KubeErrorKind::Config, words_of(&error))),
-    }
-}
-
-fn is_in_cluster() -> bool {
-    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
-}
-
-/// What an exec plug-in may need of the environment, which may hold passwords of drover's.
-fn is_for_plugins(name: &str) -> bool {
-    let whole = [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "LANG",
-        "TZ",
-        "TMPDIR",
-        "KUBECONFIG",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-    ];
-    let begins = ["AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "OS_", "XDG_", "LC_"];
-    let proxies = ["http_proxy", "https_proxy", "no_proxy", "all_proxy"];
-    whole.contains(&name)
-        || begins.iter().any(|begin| name.starts_with(begin))
-        || proxies.contains(&name.to_ascii_lowercase().as_str())
-}
-
-/// An error with all that caused it, each said once.
-fn words_of(error: &dyn std::error::Error) -> String {
-    let (mut words, mut next) = (error.to_string(), error.source());
-    while let Some(cause) = next {
-        let more = cause.to_string();
-        if !words.contains(&more) {
-            words = format!("{words}: {more}");
-        }
-        next = cause.source();
-    }
-    words
-}
-
-fn refusal(about: &str, error: &kube::Error) -> KubeError {
-    let kube::Error::Api(status) = error else {
-        return KubeError::new(KubeErrorKind::Unreachable, format!("{about}: {}", words_of(error)));
-    };
-    // "404 page not found", in place of a status: no such kind of object is served.
-    let is_page =
-        status.code == 404 && (status.message.contains("page not found") || status.reason.contains("parse"));
-    let kind = match status.code {
-        401 | 403 if !status.message.contains("exceeded quota") => KubeErrorKind::Denied,
-        404 if is_page => KubeErrorKind::NotServed,
-        404 => KubeErrorKind::Missing,
+    let message = status["message"].as_str().unwrap_or_default();
+    let is_named = status["details"]["name"].as_str().is_some_and(|name| !name.is_empty());
+    let kind = match code {
+        401 | 403 if !message.contains("exceeded quota") => KubeErrorKind::Denied,
+        404 if status["reason"] == "NotFound" && is_named => KubeErrorKind::Missing,
+        404 => KubeErrorKind::NotServed,
         409 => KubeErrorKind::Conflict,
         400 | 403 | 405 | 413 | 415 | 422 => KubeErrorKind::Refused,
         _ => KubeErrorKind::Server,
     };
-    let text = match (is_page, status.code) {
-        (true, _) => "the server does not know such objects".to_string(),
-        (_, 401) => format!("who asks is not known: {}", status.message),
-        _ => status.message.clone(),
-    };
-    KubeError::new(kind, format!("{about}: {}", shortened(&text)))
+    let text = if code == 401 { format!("who asks is not known: {message}") } else { message.to_string() };
+    Err((kind, shortened(&text)))
 }
 
-/// What a server says is not longer.
-const WORDS_CHARS_MAX: usize = 1000;
-
-fn shortened(text: &str) -> String {
-    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    plain.take(WORDS_CHARS_MAX).collect()
-}
+const NO_API_SERVER: &str = "what answers is not the API server of a Kubernetes";
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+
     use super::*;
 
+    /// Answers each request by its path, until the last connection has ended.
+    fn served(answers: Vec<(&'static str, u16, String)>) -> (tempfile::TempDir, Arc<Cluster>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, answers) = (stream.unwrap(), answers.clone());
+                std::thread::spawn(move || {
+                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    loop {
+                        let (mut first, mut length) = (String::new(), 0);
+                        if reader.read_line(&mut first).unwrap_or_default() == 0 {
+                            return;
+                        }
+                        loop {
+                            let mut line = String::new();
+                            reader.read_line(&mut line).unwrap();
+                            if let Some(bytes) = line.to_lowercase().strip_prefix("content-length:") {
+                                length = bytes.trim().parse().unwrap();
+                            }
+                            if line.trim().is_empty() {
+                                break;
+                            }
+                        }
+                        reader.read_exact(&mut vec![0; length]).unwrap();
+                        let path = first.split(' ').nth(1).unwrap().to_string();
+                        let found = answers.iter().find(|(of, ..)| *of == path);
+                        let (code, body) =
+                            found.map_or((500, String::new()), |(_, code, body)| (*code, body.clone()));
+                        let head = format!("HTTP/1.1 {code} x\r\ncontent-length: {}\r\n\r\n", body.len());
+                        if stream.write_all((head + &body).as_bytes()).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let path = kubeconfig(folder.path(), &server, "{}");
+        let cluster = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).unwrap();
+        (folder, cluster)
+    }
+
+    fn kubeconfig(folder: &std::path::Path, server: &str, user: &str) -> std::path::PathBuf {
+        let path = folder.join("config");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: a, cluster: {{server: '{server}'}}}}]\n\
+             users: [{{name: a, user: {user}}}]\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\ncurrent-context: a\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    const MACHINE: &str = "/apis/kubevirt.io/v1/namespaces/n/virtualmachines/a";
+
+    fn groups(name: &str) -> String {
+        serde_json::json!({"kind": "APIGroupList", "groups": [{"name": name}]}).to_string()
+    }
+
+    fn status(reason: &str, details: Value) -> String {
+        serde_json::json!({"kind": "Status", "reason": reason, "message": reason, "details": details})
+            .to_string()
+    }
+
     #[test]
-    fn exec_plugins_get_no_secret_of_drovers() {
-        for name in ["PATH", "AWS_PROFILE", "HTTPS_PROXY", "https_proxy"] {
-            assert!(is_for_plugins(name), "{name}");
+    fn only_an_api_servers_own_words_say_that_something_is_not_there() {
+        let found = |page: &str, apis: (u16, String)| {
+            let (_folder, cluster) = served(vec![(MACHINE, 404, page.into()), ("/apis", apis.0, apis.1)]);
+            cluster.find(MACHINE, "kubevirt.io").map_err(|error| error.kind)
+        };
+        let plain = "404 page not found\n";
+        assert_eq!(found(plain, (200, groups("apps"))), Ok(None), "it serves no such group");
+        assert_eq!(found(plain, (200, groups("kubevirt.io"))), Err(KubeErrorKind::Server));
+        assert_eq!(found(plain, (404, plain.into())), Err(KubeErrorKind::NotServed), "no API server at all");
+        assert_eq!(found(plain, (200, "<html>".into())), Err(KubeErrorKind::Server));
+        let html = "<html><h1>404 page not found</h1></html>";
+        assert_eq!(found(html, (200, groups("apps"))), Err(KubeErrorKind::Server), "a proxy's page");
+        let named = status("NotFound", serde_json::json!({"name": "a"}));
+        assert_eq!(found(&named, (500, String::new())), Ok(None));
+        let unnamed = status("NotFound", Value::Null);
+        assert_eq!(found(&unnamed, (200, groups("kubevirt.io"))), Err(KubeErrorKind::Server));
+    }
+
+    #[test]
+    fn a_cluster_is_told_from_another_by_what_may_be_read() {
+        let denied = |name: &'static str| (name, 403, status("Forbidden", Value::Null));
+        let uid = |name: &'static str, uid: &str| {
+            (name, 200, serde_json::json!({"metadata": {"uid": uid}}).to_string())
+        };
+        let (system, own) = ("/api/v1/namespaces/kube-system", "/api/v1/namespaces/n");
+        let of = |answers| served(answers).1.identity("n").map_err(|error| error.kind);
+        assert_eq!(of(vec![uid(system, "1"), uid(own, "2")]), Ok(("kube-system".into(), "1".into())));
+        assert_eq!(of(vec![denied(system), uid(own, "2")]), Ok(("n".into(), "2".into())));
+        assert_eq!(of(vec![denied(system), denied(own)]), Err(KubeErrorKind::Denied));
+        assert_eq!(of(vec![uid(system, ""), uid(own, "2")]), Err(KubeErrorKind::Server));
+    }
+
+    #[test]
+    fn an_answer_that_is_too_large_is_refused() {
+        let (_folder, cluster) = served(vec![("/version", 200, " ".repeat(ANSWER_BYTES_MAX + 1))]);
+        let error = cluster.get("/version").unwrap_err();
+        assert!(error.kind == KubeErrorKind::Server && error.what.contains("32 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_plugin_that_fails_is_named_and_what_it_knows_is_not_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let user = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['-c', 'echo tok3n; echo tok3n >&2; exit 7', argpass],\
+                     env: [{name: PASS, value: envpass}]}}";
+        let path = kubeconfig(folder.path(), "http://127.0.0.1:9", user);
+        let error = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).err().unwrap();
+        assert_eq!(error.kind, KubeErrorKind::Config);
+        assert!(error.what.contains("plug-in sh") && error.what.contains('7'), "{error}");
+        for secret in ["tok3n", "envpass", "argpass"] {
+            assert!(!error.what.contains(secret), "{error}");
         }
-        for name in ["VCENTER_PASSWORD", "DROVER_PAIRING_TOKEN", "LD_PRELOAD"] {
-            assert!(!is_for_plugins(name), "{name}");
-        }
+        let broken = folder.path().join("broken");
+        std::fs::write(&broken, "users: [{name: a, user: {token: tok3n, password: [}}]\n").unwrap();
+        let error = Cluster::connect(&Access { kubeconfig: Some(broken), context: None }).err().unwrap();
+        assert!(error.kind == KubeErrorKind::Config && !error.what.contains("tok3n"), "{error}");
+    }
+
+    #[test]
+    fn a_plugin_that_does_not_end_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        // It ends with the folder.
+        let script = format!("while [ -d {} ]; do sleep 0.1; done", folder.path().display());
+        let user = format!(
+            "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['-c', '{script}'], interactiveMode: Always}}}}"
+        );
+        let path = kubeconfig(folder.path(), "http://127.0.0.1:9", &user);
+        let access = Access { kubeconfig: Some(path), context: None };
+        let error = Cluster::connect_within(&access, Duration::from_millis(300)).err().unwrap();
+        assert!(error.kind == KubeErrorKind::Config && error.what.contains("did not answer"), "{error}");
     }
 
     #[test]
@@ -325,10 +513,7 @@ mod tests {
     #[test]
     fn a_server_that_is_not_there_is_unreachable() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config");
-        let text = "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: 'http://127.0.0.1:9'}}]\n\
-                    users: [{name: a, user: {}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\ncurrent-context: a\n";
-        std::fs::write(&path, text).unwrap();
+        let path = kubeconfig(folder.path(), "http://127.0.0.1:9", "{}");
         let cluster = Cluster::connect(&Access { kubeconfig: Some(path), context: None }).unwrap();
         let error = cluster.get("/version").unwrap_err();
         assert_eq!(error.kind, KubeErrorKind::Unreachable, "{error}");

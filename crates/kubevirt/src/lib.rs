@@ -3,6 +3,7 @@
 //! ```text
 //! vm        pure: a planned VM -> a VirtualMachine
 //! objects   pure: claims, worker pods and their secrets; names and whose they are
+//! access    kubeconfigs and their plug-ins
 //! cluster   the API server: requests with a bound on their time, refusals with their kind
 //! forward   a port of this host that leads to one of a pod
 //! ```
@@ -12,10 +13,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access;
 mod cluster;
 mod forward;
 pub mod objects;
 pub mod vm;
 
-pub use cluster::{Access, Change, Cluster, KubeError, KubeErrorKind};
+pub use access::Access;
+pub use cluster::{Change, Cluster, KubeError, KubeErrorKind};
 pub use forward::Forward;
