@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::process::{EndsWithTest, recorded_in, wait_until};
@@ -78,6 +78,21 @@ impl Landing {
     /// All that drover makes in the namespace.
     fn all(&self) -> Vec<String> {
         [CLAIMS, PODS, SECRETS, MACHINES].iter().flat_map(|path| self.names(path)).collect()
+    }
+
+    /// Files that say which cluster a VM went to.
+    fn records(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.stage.path("state/journals")).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.display().to_string().contains("kubevirt-cluster-of")).collect()
+    }
+
+    /// The one that has come since.
+    fn record_of(&self, plan: &str, before: &[PathBuf]) -> PathBuf {
+        let mut all = self.records();
+        all.retain(|path| !before.contains(path));
+        assert_eq!(all.len(), 1, "of {plan}: {all:?}");
+        all.remove(0)
     }
 
     fn recorded(&self) -> u64 {
@@ -212,14 +227,44 @@ fn a_copy_survives_its_pod_and_its_drover_and_a_cancel_leaves_nothing() {
         ],
     );
     landing.cluster.volume("v-b", Volume::Block, 96 * MIB).unwrap();
-    let held = landing.all();
+    let (held, before_record) = (landing.all(), landing.records());
     let mut running = EndsWithTest(landing.stage.drover.command(&["migrate", &plan]).spawn().unwrap());
     let seen = landing.recorded();
     wait_for(&landing, seen, &mut running);
     running.0.kill().unwrap();
     running.0.wait().unwrap();
+    // Asked of another cluster, nothing is said to be gone.
+    let record = landing.record_of("given-up", &before_record);
+    let known = std::fs::read_to_string(&record).unwrap();
+    std::fs::write(&record, "kube-system 00000000-0000-0000-0000-000000000000").unwrap();
+    let refused = landing.stage.run(&["cancel", "given-up"]);
+    assert!(
+        refused.code != Some(0) && refused.err.contains("went to another cluster"),
+        "{}{}",
+        refused.out,
+        refused.err
+    );
+    assert!(landing.names(CLAIMS).contains(&"other-0".to_string()), "{:?}", landing.names(CLAIMS));
+    std::fs::write(&record, known).unwrap();
+    let claim = landing.cluster.get(&format!("{CLAIMS}/other-0")).unwrap().unwrap();
+    let owner = claim["metadata"]["annotations"]["drover.dev/owner"].as_str().unwrap().to_string();
     landing.arrives(&["cancel", "given-up"]);
     wait_until("pods go", PATIENCE, || landing.all() == held);
+    // A claim of the same plan that another installation of drover made is somebody else's.
+    let anothers = owner.replace("plan given-up of ", "plan given-up of f");
+    assert_ne!(owner, anothers);
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "other-0", "annotations": {"drover.dev/owner": anothers}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "lab",
+                 "resources": {"requests": {"storage": "96Mi"}}}});
+    landing.cluster.make(CLAIMS, &claim).unwrap();
+    let refused = landing.stage.run(&["plan", "check", &plan]);
+    assert!(
+        refused.code != Some(0) && refused.err.contains("it is of plan given-up of f"),
+        "{}{}",
+        refused.out,
+        refused.err
+    );
 }
 
 #[test]
@@ -245,6 +290,9 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
             "may not in namespace vms",
             "create persistentvolumeclaims",
             "get pods/portforward",
+            "create pods/portforward",
+            "list resourcequotas",
+            "get namespaces",
             "patch virtualmachines",
         ],
     );
@@ -259,7 +307,7 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     });
     check(&[], &["quota small has", "of requests.storage left"]);
     landing.cluster.remove("/api/v1/namespaces/vms/resourcequotas/small").unwrap();
-    // Somebody's claim of the same name, and one of drover's that is too small.
+    // Somebody's claim of the same name.
     let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "web01-0"},
         "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "lab",
                  "resources": {"requests": {"storage": "1Mi"}}}});
@@ -275,7 +323,7 @@ fn what_is_missing_is_named_at_once_and_nothing_is_touched() {
     let output = landing.stage.run(&["plan", "check", &fine]);
     assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
     assert!(landing.all().is_empty());
-    // An image that is not there ends the wait for the pod.
+    // A volume that is not there ends the wait for the pod.
     let soft = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": null}}});
     landing.cluster.merge("/api/v1/namespaces/vms", &soft).unwrap();
     let unbound = landing.plan("unbound", &[("worker_timeout: 60s", "worker_timeout: 2s")]);

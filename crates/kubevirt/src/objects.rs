@@ -15,6 +15,10 @@ pub const OWNER: &str = "drover.dev/owner";
 pub const PEER: &str = "drover.dev/peer";
 /// Says what its agent is known by.
 pub const AGENT_KEY: &str = "drover.dev/agent-key";
+/// Says what was asked for: a hash of a worker's specification.
+pub const SHAPE: &str = "drover.dev/shape";
+/// The group of KubeVirt's objects.
+pub const KUBEVIRT: &str = "kubevirt.io";
 /// There between leave to start a machine and its start.
 pub const READY: &str = "drover.dev/ready";
 /// The port of a worker's agent.
@@ -55,6 +59,11 @@ pub fn metadata(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, name: &str) -> 
     }
 }
 
+/// What a plan is called in owners: by its name, and by the installation of drover that has its state.
+pub fn plan_of(plan: &str, installation: &str) -> String {
+    format!("{plan} of {installation}")
+}
+
 /// What tells whose the objects of a VM are.
 pub fn owner_of_vm(vm: &PlannedVm, plan: &str) -> String {
     let id = if vm.vm.instance_uuid.is_empty() { &vm.vm.id } else { &vm.vm.instance_uuid };
@@ -88,6 +97,22 @@ pub fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
 /// Whether it is that owner's.
 pub fn is_of(object: &Value, owner: &str) -> bool {
     annotation(object, OWNER) == Some(owner)
+}
+
+/// Whether an instance has not ended.
+pub fn is_live(instance: &Value) -> bool {
+    !matches!(instance["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
+}
+
+/// Whether an object was made for another.
+pub fn is_owned_by(object: &Value, owner: &Value) -> bool {
+    let owners = object["metadata"]["ownerReferences"].as_array().map(Vec::as_slice).unwrap_or_default();
+    !uid(owner).is_empty() && owners.iter().any(|it| it["uid"] == uid(owner))
+}
+
+/// Whether an instance is the guest of this machine, and stays.
+pub fn is_its_guest(instance: &Value, machine: &Value) -> bool {
+    is_owned_by(instance, machine) && instance["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// What tells an object from another of its name.
@@ -212,7 +237,7 @@ pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> V
         }
     }
     let mut container = json!({
-        "name": "agent",
+        "name": CONTAINER,
         "image": kubevirt.image,
         "imagePullPolicy": match kubevirt.image_pull {
             ImagePull::IfNotPresent => "IfNotPresent",
@@ -240,13 +265,12 @@ pub fn worker(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, keys: &Keys) -> V
             "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
         }),
     };
-    json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-        "spec": {
-            "restartPolicy": "Never", "automountServiceAccountToken": false, "enableServiceLinks": false,
-            "terminationGracePeriodSeconds": 10, "securityContext": security, "containers": [container], "volumes": volumes,
-        },
-    })
+    let spec = json!({
+        "restartPolicy": "Never", "automountServiceAccountToken": false, "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": 10, "securityContext": security, "containers": [container], "volumes": volumes,
+    });
+    metadata.annotations.insert(SHAPE.into(), blake3::hash(spec.to_string().as_bytes()).to_hex().to_string());
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
 /// What a worker's agent starts with. It goes with the pod, and before if the agent has answered.
@@ -256,6 +280,9 @@ pub fn secret(vm: &PlannedVm, kubevirt: &Kubevirt, plan: &str, files: &[(&str, &
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": files})
 }
 
+/// The container of a worker's agent.
+const CONTAINER: &str = "agent";
+
 /// Why a pod is not there yet, as far as it says; `Err` if it will not be.
 pub fn standing(pod: &Value) -> Standing {
     let status = &pod["status"];
@@ -263,7 +290,8 @@ pub fn standing(pod: &Value) -> Standing {
         return Standing::Ended("it is being removed".into());
     }
     let containers = status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let state = containers.first().map(|it| &it["state"]);
+    // A cluster may add containers of its own.
+    let state = containers.iter().find(|it| it["name"] == CONTAINER).map(|it| &it["state"]);
     let words = |it: &Value| {
         let texts = [it["reason"].as_str(), it["message"].as_str()].into_iter().flatten();
         texts.collect::<Vec<_>>().join(": ")
@@ -337,16 +365,36 @@ mod tests {
     #[test]
     fn pods_say_why_they_do_not_run() {
         let pod = |status: Value| json!({"metadata": {}, "status": status});
-        let running =
-            json!({"phase": "Running", "containerStatuses": [{"state": {"running": {"startedAt": "now"}}}]});
+        let running = json!({"phase": "Running", "containerStatuses": [{"name": "agent", "state": {"running": {"startedAt": "now"}}}]});
         assert_eq!(standing(&pod(running)), Standing::Running);
-        let waiting = json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no"}}}]});
+        let waiting = json!({"phase": "Pending", "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no"}}}]});
         assert_eq!(standing(&pod(waiting)), Standing::Waiting("ErrImageNeverPull: no".into()));
         let unfit = json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]});
         assert_eq!(standing(&pod(unfit)), Standing::Waiting("Unschedulable: 0/1 nodes".into()));
-        let ended = json!({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"reason": "Error", "message": "boom"}}}]});
+        let ended = json!({"phase": "Failed", "containerStatuses": [{"name": "agent", "state": {"terminated": {"reason": "Error", "message": "boom"}}}]});
         assert_eq!(standing(&pod(ended)), Standing::Ended("Error: boom".into()));
+        let injected = json!({"phase": "Running", "containerStatuses": [
+            {"name": "proxy", "state": {"waiting": {"reason": "ErrImagePull"}}}, {"name": "agent", "state": {"running": {}}}]});
+        assert_eq!(
+            standing(&pod(injected)),
+            Standing::Running,
+            "a container of the cluster's own is beside it"
+        );
         let going = json!({"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}});
         assert!(matches!(standing(&going), Standing::Ended(_)));
+    }
+
+    #[test]
+    fn an_instance_is_the_guest_of_its_own_machine() {
+        let machine = |uid: &str| json!({"metadata": {"uid": uid}});
+        let of = |uid: &str| json!({"metadata": {"ownerReferences": [{"uid": uid}]}, "status": {"phase": "Running"}});
+        assert!(is_its_guest(&of("1"), &machine("1")) && is_live(&of("1")));
+        assert!(!is_its_guest(&of("2"), &machine("1")), "of another machine of the name");
+        assert!(!is_its_guest(&json!({"metadata": {}}), &machine("1")), "of nobody");
+        assert!(!is_its_guest(&of(""), &machine("")));
+        let mut going = of("1");
+        going["metadata"]["deletionTimestamp"] = json!("now");
+        assert!(!is_its_guest(&going, &machine("1")) && is_live(&going));
+        assert!(!is_live(&json!({"status": {"phase": "Succeeded"}})) && is_live(&json!({})));
     }
 }

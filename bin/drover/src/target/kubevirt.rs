@@ -1,12 +1,15 @@
 //! KubeVirt as a target: disks are persistent volume claims, written by the agent of a worker pod that has them, and machines are
 //! `VirtualMachine`s. What stands in the way is found in [`survey`].
 //!
-//! An object is this plan's own if its annotation says so; all else of its name is refused, and never removed.
+//! An object is this plan's own if its annotation says so, and names this installation of drover: another's may have the same plan. All
+//! else of its name is refused, and never removed. Which cluster is meant is on [`record`].
 
+mod record;
 mod survey;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,7 @@ use serde_json::{Value, json};
 
 use super::there::{There, conversion_problem};
 use super::{Setting, all_removed};
+use crate::endpoint::target::journal_in_state;
 use crate::limits::{Own, followed};
 use crate::machine::machine_of;
 use crate::sites;
@@ -31,6 +35,8 @@ use worker::{Worker, wait_until_gone};
 /// How long a machine may take to come to run, or to go off after its guest was asked.
 const START_WITHIN: Duration = Duration::from_secs(300);
 const STOP_WITHIN: Duration = Duration::from_secs(240);
+/// What the ends of all worker pods may take when drover ends.
+const LEAVE_WITHIN: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A namespace of a cluster, for one plan.
@@ -40,8 +46,8 @@ pub struct Claims {
     cluster: Mutex<Option<Arc<Cluster>>>,
     /// By VM, its worker and the disks that are reached through it.
     hands: Mutex<HashMap<String, Arc<Hand>>>,
-    /// Claims that this process made and has not opened: what they hold is nobody's.
-    made: Arc<Mutex<HashSet<String>>>,
+    /// VMs whose recorded cluster was found to be this one.
+    asked: Mutex<HashSet<String>>,
     /// Held while claims are made.
     making: Mutex<()>,
     limit: OnceLock<Arc<RateLimit>>,
@@ -63,7 +69,7 @@ impl Claims {
             kubevirt: kubevirt.clone(),
             cluster: Mutex::default(),
             hands: Mutex::default(),
-            made: Arc::default(),
+            asked: Mutex::default(),
             making: Mutex::default(),
             limit: OnceLock::new(),
             ready: Mutex::default(),
@@ -81,18 +87,52 @@ impl Claims {
         Ok(cluster)
     }
 
-    fn get(&self, kind: Kind, name: &str) -> Result<Option<Value>, ProviderError> {
-        let found =
-            self.cluster().and_then(|cluster| cluster.get(&objects::path(&self.kubevirt, kind, name)));
-        found.map_err(failed)
+    /// The cluster, if it is the one that a VM went to. What another one says of the VM is nothing to go by.
+    fn cluster_of(&self, vm: &PlannedVm) -> Result<Arc<Cluster>, ProviderError> {
+        let cluster = self.cluster().map_err(failed)?;
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !asked.contains(&vm.vm.id) {
+            // Nothing is recorded before the VM is prepared, and nothing is made.
+            let Some(recorded) = record::cluster(&self.cluster_record(vm))? else { return Ok(cluster) };
+            let found = match cluster.uid_of(&recorded.namespace) {
+                Err(error) if error.kind == KubeErrorKind::Missing => None,
+                found => Some(found.map_err(failed)?),
+            };
+            recorded.check(&vm.target_name, cluster.server(), found.as_deref())?;
+            asked.insert(vm.vm.id.clone());
+        }
+        Ok(cluster)
+    }
+
+    fn cluster_record(&self, vm: &PlannedVm) -> PathBuf {
+        let owner = objects::owner_of_vm(vm, &self.about.plan);
+        journal_in_state(self.about.state.as_deref(), &format!("kubevirt cluster of {owner}"))
+    }
+
+    /// Says that drover made the claim with this UID: what it holds without a journal is nobody's.
+    fn made_record(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
+        self.journal(disk, vm).with_extension("made")
+    }
+
+    /// The plan, and whose it is.
+    fn plan(&self) -> Result<String, ProviderError> {
+        let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
+        let identity = sites::identity(&folder).map_err(told)?;
+        Ok(objects::plan_of(&self.about.plan, &identity.fingerprint().to_string()))
+    }
+
+    fn get(&self, vm: &PlannedVm, kind: Kind, name: &str) -> Result<Option<Value>, ProviderError> {
+        self.cluster_of(vm)?.get(&objects::path(&self.kubevirt, kind, name)).map_err(failed)
+    }
+
+    /// The same of KubeVirt's: where it is proven not to be served, there is none.
+    fn find(&self, vm: &PlannedVm, kind: Kind) -> Result<Option<Value>, ProviderError> {
+        let path = objects::path(&self.kubevirt, kind, &objects::vm_name(vm));
+        self.cluster_of(vm)?.find(&path, objects::KUBEVIRT).map_err(failed)
     }
 
     fn hands(&self) -> MutexGuard<'_, HashMap<String, Arc<Hand>>> {
         self.hands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn made(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hand(&self, vm: &PlannedVm) -> Result<Arc<Hand>, ProviderError> {
@@ -100,10 +140,6 @@ impl Claims {
         if let Some(hand) = hands.get(&vm.vm.id) {
             return Ok(hand.clone());
         }
-        let told = |failure: crate::exit::Failure| {
-            let error = ProviderError::new(Cause::Internal, failure.message);
-            failure.advice.into_iter().fold(error, ProviderError::advise)
-        };
         let folder = sites::folder(self.about.state.as_deref()).map_err(told)?;
         let identity = sites::identity(&folder).map_err(told)?;
         let limit = self.limit.get_or_init(|| {
@@ -111,10 +147,10 @@ impl Claims {
             followed(folder, &nobody, Own { limits: self.about.target.rate_limit.clone(), rate: None })
         });
         let worker = Arc::new(Worker {
-            cluster: self.cluster().map_err(failed)?,
+            cluster: self.cluster_of(vm)?,
             kubevirt: self.kubevirt.clone(),
             vm: vm.clone(),
-            plan: self.about.plan.clone(),
+            plan: self.plan()?,
             identity,
             limit: limit.clone(),
             stop: self.about.stop.clone(),
@@ -131,15 +167,23 @@ impl Claims {
 
     /// How a claim is told from another of its name: by what the server calls it, whatever node it is on.
     fn knowing(&self, worker: Arc<Worker>) -> Box<super::there::Knowing> {
-        let (plan, made) = (self.about.plan.clone(), self.made.clone());
+        let records: HashMap<String, PathBuf> = worker
+            .vm
+            .disks
+            .iter()
+            .map(|disk| (objects::claim_name(disk), self.made_record(disk, &worker.vm)))
+            .collect();
         Box::new(move |disk| {
-            let path = objects::path(&worker.kubevirt, Kind::Claim, &objects::claim_name(disk));
-            let found = worker.cluster.get(&path).map_err(failed)?;
-            let claim = found.filter(|claim| objects::is_of(claim, &worker.vm.owner_of(&plan, disk)));
+            let name = objects::claim_name(disk);
+            let found =
+                worker.cluster.get(&objects::path(&worker.kubevirt, Kind::Claim, &name)).map_err(failed)?;
+            let claim = found.filter(|claim| objects::is_of(claim, &worker.vm.owner_of(&worker.plan, disk)));
             let Some(claim) = claim else { return Ok(None) };
             let uid = objects::uid(&claim).to_string();
-            let is_fresh =
-                made.lock().unwrap_or_else(PoisonError::into_inner).contains(&objects::claim_name(disk));
+            let is_fresh = match records.get(&name) {
+                Some(record) => record::read(record)?.as_deref() == Some(&uid),
+                None => false,
+            };
             Ok(Some((format!("claim {uid}"), is_fresh)))
         })
     }
@@ -155,8 +199,8 @@ impl Claims {
     /// The claim of a disk, if it is this plan's; refused if it is somebody else's.
     fn claim_of(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<Value>, ProviderError> {
         let name = objects::claim_name(disk);
-        let Some(claim) = self.get(Kind::Claim, &name)? else { return Ok(None) };
-        if !objects::is_of(&claim, &vm.owner_of(&self.about.plan, disk)) {
+        let Some(claim) = self.get(vm, Kind::Claim, &name)? else { return Ok(None) };
+        if !objects::is_of(&claim, &vm.owner_of(&self.plan()?, disk)) {
             return Err(self.taken("persistent volume claim", &name, &claim));
         }
         Ok(Some(claim))
@@ -169,20 +213,21 @@ impl Claims {
         };
         let what = format!("a {kind} {}/{name} is there already: {whose}", self.kubevirt.namespace);
         ProviderError::new(Cause::Target, what)
-            .advise("choose another target_name or namespace, or remove it if it may go")
+            .advise("choose another target_name or namespace, or remove it if it may go; if another drover made it (another host, user or --state), go on there")
     }
 
     /// Makes the claims that are not there. All of a VM's, since its pod has them all.
     fn ensure_claims(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let cluster = self.cluster().map_err(failed)?;
+        let cluster = self.cluster_of(vm)?;
+        let plan = self.plan()?;
         // Disks of a VM are opened at the same time.
         let _turn = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         for disk in &vm.disks {
             let Some(claim) = self.claim_of(disk, vm)? else {
-                let claim = objects::claim(vm, disk, &self.kubevirt, &self.about.plan);
+                let claim = objects::claim(vm, disk, &self.kubevirt, &plan);
                 let all = objects::path(&self.kubevirt, Kind::Claim, "");
-                cluster.create(&all, &claim, false).map_err(failed)?;
-                self.made().insert(objects::claim_name(disk));
+                let made = cluster.create(&all, &claim, false).map_err(failed)?;
+                record::write(&self.made_record(disk, vm), objects::uid(&made))?;
                 continue;
             };
             let name = objects::claim_name(disk);
@@ -210,10 +255,9 @@ impl Claims {
 
     /// The machine of this plan, if it is there; refused if somebody else's is.
     fn machine(&self, vm: &PlannedVm) -> Result<Option<Value>, ProviderError> {
-        let name = objects::vm_name(vm);
-        match self.get(Kind::Machine, &name)? {
-            Some(found) if !objects::is_of(&found, &objects::owner_of_vm(vm, &self.about.plan)) => {
-                Err(self.taken("VirtualMachine", &name, &found))
+        match self.find(vm, Kind::Machine)? {
+            Some(found) if !objects::is_of(&found, &objects::owner_of_vm(vm, &self.plan()?)) => {
+                Err(self.taken("VirtualMachine", &objects::vm_name(vm), &found))
             }
             found => Ok(found),
         }
@@ -221,40 +265,36 @@ impl Claims {
 
     /// As [`Claims::machine`], but somebody else's counts as none.
     fn own_machine(&self, vm: &PlannedVm) -> Result<Option<Value>, ProviderError> {
-        let owner = objects::owner_of_vm(vm, &self.about.plan);
-        let found = self.cluster().and_then(|cluster| {
-            match cluster.get(&objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm))) {
-                // Where nobody serves machines there is none.
-                Err(error) if error.kind == KubeErrorKind::NotServed => Ok(None),
-                found => found,
-            }
-        });
-        Ok(found.map_err(failed)?.filter(|found| objects::is_of(found, &owner)))
+        let owner = objects::owner_of_vm(vm, &self.plan()?);
+        Ok(self.find(vm, Kind::Machine)?.filter(|found| objects::is_of(found, &owner)))
     }
 
+    /// Whether an instance of its name may be its guest and has not ended. Also without a machine: one that was removed may leave it running.
     fn has_instance(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        let found = self.get(Kind::Instance, &objects::vm_name(vm))?;
-        Ok(found.is_some_and(|it| !matches!(it["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))))
+        let Some(instance) = self.find(vm, Kind::Instance)? else { return Ok(false) };
+        let owner = objects::owner_of_vm(vm, &self.plan()?);
+        let somebodys = self.find(vm, Kind::Machine)?.filter(|machine| !objects::is_of(machine, &owner));
+        Ok(objects::is_live(&instance) && !somebodys.is_some_and(|it| objects::is_owned_by(&instance, &it)))
     }
 
     /// Whether it runs, or will because somebody wants it.
     fn runs(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        let Some(machine) = self.own_machine(vm)? else { return Ok(false) };
-        Ok(is_wanted(&machine) || self.has_instance(vm)?)
+        let is_wanted = self.own_machine(vm)?.is_some_and(|machine| is_wanted(&machine));
+        Ok(is_wanted || self.has_instance(vm)?)
     }
 
-    fn change_machine(&self, vm: &PlannedVm, change: Change, body: &Value) -> Result<Value, KubeError> {
+    fn change_machine(&self, vm: &PlannedVm, change: Change, body: &Value) -> Result<(), ProviderError> {
         let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
-        self.cluster()?.change(&path, change, body)
+        self.cluster_of(vm)?.change(&path, change, body).map(drop).map_err(failed)
     }
 
-    fn object(&self, vm: &PlannedVm) -> Value {
+    fn object(&self, vm: &PlannedVm, plan: &str) -> Value {
         let root = |disk: &PlannedDisk| {
             let replay = drover_mover::recorded(&self.journal(disk, vm)).ok()?;
             Some((disk.index, replay.complete?.to_string()))
         };
         let roots: Vec<(usize, String)> = vm.disks.iter().filter_map(root).collect();
-        let about = About { plan: &self.about.plan, origin: &self.about.origin, roots: &roots };
+        let about = About { plan, origin: &self.about.origin, roots: &roots };
         vm::virtual_machine(vm, &self.kubevirt, &about)
     }
 
@@ -267,7 +307,12 @@ impl Claims {
                 "convert it there by other means and write `convert: never`, or choose a bus that it has drivers for (`disk_bus: sata`)",
             ));
         }
-        self.machine(vm)?;
+        let machine = self.machine(vm)?;
+        if let Some(instance) = self.find(vm, Kind::Instance)?
+            && !machine.is_some_and(|machine| objects::is_owned_by(&instance, &machine))
+        {
+            return Err(self.taken("VirtualMachineInstance", &objects::vm_name(vm), &instance));
+        }
         vm.disks.iter().try_for_each(|disk| self.claim_of(disk, vm).map(drop))
     }
 }
@@ -276,6 +321,11 @@ impl Claims {
 fn is_wanted(machine: &Value) -> bool {
     machine["spec"]["runStrategy"].as_str().is_some_and(|strategy| strategy != HALTED)
         || machine["spec"]["running"] == true
+}
+
+fn told(failure: crate::exit::Failure) -> ProviderError {
+    let error = ProviderError::new(Cause::Internal, failure.message);
+    failure.advice.into_iter().fold(error, ProviderError::advise)
 }
 
 fn failed(error: KubeError) -> ProviderError {
@@ -309,7 +359,14 @@ impl TargetProvider for Claims {
                 ProviderError::new(Cause::Internal, format!("making {}", folder.display())).because(error)
             })?;
         }
-        self.look_ahead(vm)
+        self.look_ahead(vm)?;
+        let path = self.cluster_record(vm);
+        if record::cluster(&path)?.is_none() {
+            let cluster = self.cluster().map_err(failed)?;
+            let (namespace, uid) = cluster.identity(&self.kubevirt.namespace).map_err(failed)?;
+            record::Recorded { namespace, uid }.write(&path)?;
+        }
+        Ok(())
     }
 
     fn open_disk(
@@ -327,10 +384,7 @@ impl TargetProvider for Claims {
         let hand = self.hand(vm)?;
         // Not by the link, so that what keeps the pod from running is told as it is.
         hand.worker.ensure().map_err(failed)?;
-        let opened = hand.there.open_disk(disk, vm, size)?;
-        // From now on it may hold what a journal tells of.
-        self.made().remove(&objects::claim_name(disk));
-        Ok(opened)
+        hand.there.open_disk(disk, vm, size)
     }
 
     fn journal(&self, disk: &PlannedDisk, _: &PlannedVm) -> std::path::PathBuf {
@@ -338,8 +392,8 @@ impl TargetProvider for Claims {
     }
 
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        let found = self.get(Kind::Claim, &objects::claim_name(disk))?;
-        Ok(found.is_some_and(|claim| objects::is_of(&claim, &vm.owner_of(&self.about.plan, disk))))
+        let (found, plan) = (self.get(vm, Kind::Claim, &objects::claim_name(disk))?, self.plan()?);
+        Ok(found.is_some_and(|claim| objects::is_of(&claim, &vm.owner_of(&plan, disk))))
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
@@ -362,9 +416,11 @@ impl TargetProvider for Claims {
             return Ok(format!("defined: VirtualMachine {namespace}/{name} is there and started"));
         }
         self.release(vm)?;
-        let cluster = self.cluster().map_err(failed)?;
+        let cluster = self.cluster_of(vm)?;
+        // From now on a guest may write to them.
+        vm.disks.iter().try_for_each(|disk| super::here::remove(&self.made_record(disk, vm)))?;
         let path = objects::path(&self.kubevirt, Kind::Machine, &name);
-        cluster.apply(&path, &self.object(vm), false).map_err(failed)?;
+        cluster.apply(&path, &self.object(vm, &self.plan()?), false).map_err(failed)?;
         let start = match vm.start {
             true => String::new(),
             false => format!("; not started: `virtctl start -n {namespace} {name}` starts it"),
@@ -381,7 +437,7 @@ impl TargetProvider for Claims {
                 ProviderError::new(Cause::Target, what).advise("stop it, then the same command again")
             );
         }
-        let cluster = self.cluster().map_err(failed)?;
+        let cluster = self.cluster_of(vm)?;
         let path = objects::path(&self.kubevirt, Kind::Machine, &name);
         let uid = objects::uid(&machine);
         cluster.delete(&path, uid).map_err(failed)?;
@@ -391,7 +447,7 @@ impl TargetProvider for Claims {
     fn make_ready(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         let leave = drover_mover::new_epoch(0).to_string();
         let body = json!({"metadata": {"annotations": {READY: leave}}});
-        self.change_machine(vm, Change::Merge, &body).map_err(failed)?;
+        self.change_machine(vm, Change::Merge, &body)?;
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).insert(vm.vm.id.clone(), leave);
         Ok(())
     }
@@ -417,11 +473,11 @@ impl TargetProvider for Claims {
                 {"op": "remove", "path": ready},
                 {"op": "replace", "path": "/spec/runStrategy", "value": strategy},
             ]);
-            self.change_machine(vm, Change::Operations, &operations).map_err(failed)?;
+            self.change_machine(vm, Change::Operations, &operations)?;
         }
         let until = Instant::now() + START_WITHIN;
         loop {
-            let found = self.get(Kind::Instance, &objects::vm_name(vm))?;
+            let found = self.find(vm, Kind::Instance)?.filter(|it| objects::is_its_guest(it, &machine));
             let phase =
                 found.as_ref().and_then(|it| it["status"]["phase"].as_str()).unwrap_or("not made yet");
             if phase == "Running" {
@@ -441,20 +497,21 @@ impl TargetProvider for Claims {
     }
 
     fn is_running(&self, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        let Some(machine) = self.own_machine(vm)? else { return Ok(false) };
-        if !is_wanted(&machine) && objects::annotation(&machine, READY).is_some() {
+        if let Some(machine) = self.own_machine(vm)?
+            && !is_wanted(&machine)
+            && objects::annotation(&machine, READY).is_some()
+        {
             // A start that is still on its way finds its leave gone.
             let body = json!({"metadata": {"annotations": {READY: null}}});
-            self.change_machine(vm, Change::Merge, &body).map_err(failed)?;
+            self.change_machine(vm, Change::Merge, &body)?;
         }
         self.runs(vm)
     }
 
     fn stop(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let Some(machine) = self.own_machine(vm)? else { return Ok(()) };
-        if is_wanted(&machine) {
+        if self.own_machine(vm)?.is_some_and(|machine| is_wanted(&machine)) {
             let body = json!({"spec": {"runStrategy": HALTED}});
-            self.change_machine(vm, Change::Merge, &body).map_err(failed)?;
+            self.change_machine(vm, Change::Merge, &body)?;
         }
         let until = Instant::now() + STOP_WITHIN;
         while self.has_instance(vm)? {
@@ -477,12 +534,12 @@ impl TargetProvider for Claims {
             );
         }
         self.release(vm)?;
-        let cluster = self.cluster().map_err(failed)?;
+        let (cluster, plan) = (self.cluster_of(vm)?, self.plan()?);
         let mut left = Vec::new();
         for disk in &vm.disks {
             let name = objects::claim_name(disk);
             let path = objects::path(&self.kubevirt, Kind::Claim, &name);
-            let owner = vm.owner_of(&self.about.plan, disk);
+            let owner = vm.owner_of(&plan, disk);
             let found = cluster.get(&path).map_err(failed)?.filter(|claim| objects::is_of(claim, &owner));
             if let Some(claim) = found {
                 let uid = objects::uid(&claim);
@@ -494,17 +551,35 @@ impl TargetProvider for Claims {
                 }
             }
             super::here::remove(&self.journal(disk, vm))?;
+            super::here::remove(&self.made_record(disk, vm))?;
         }
-        all_removed(&left)
+        all_removed(&left)?;
+        // Nothing of it is there any more: it may go to another cluster.
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&vm.vm.id);
+        super::here::remove(&self.cluster_record(vm))
     }
 }
 
 impl Drop for Claims {
     fn drop(&mut self) {
         // What is resumed later makes its pod anew; until then nothing is to run in the cluster for it.
+        let (until, mut stay, mut is_away) = (Instant::now() + LEAVE_WITHIN, Vec::new(), false);
         for hand in std::mem::take(&mut *self.hands()).into_values() {
             hand.site.leave();
-            let _ = hand.worker.dismiss();
+            hand.worker.cluster.finish_by(until);
+            if is_away {
+                stay.push(hand.worker.name());
+            } else if let Err(error) = hand.worker.dismiss() {
+                is_away = error.kind == KubeErrorKind::Unreachable;
+                stay.push(format!("{} ({error})", hand.worker.name()));
+            }
+        }
+        if !stay.is_empty() {
+            crate::out::say(format!(
+                "worker pods stay in namespace {}: {}; `drover resume` or `drover cancel` looks after them",
+                self.kubevirt.namespace,
+                stay.join(", ")
+            ));
         }
     }
 }

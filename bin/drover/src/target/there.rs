@@ -312,6 +312,8 @@ impl TargetProvider for There {
         let told = opened.opened();
         let known = self.knowing.as_ref().map(|knowing| knowing(disk)).transpose()?.flatten();
         let (tag, is_fresh) = known.unwrap_or_else(|| (told.tag.clone(), false));
+        // One with a journal is gone on with, whoever made it.
+        let is_fresh = is_fresh && how != How::Resume;
         Ok(OpenedTarget {
             tag: tag_of(self.name(), &tag),
             is_new: told.is_new || is_fresh,

@@ -435,7 +435,7 @@ fn disks_of_a_domain_are_volumes_of_the_pools_that_the_plan_names() {
 }
 
 #[test]
-fn names_in_a_cluster_are_valid_short_and_of_one_vm_each() {
+fn names_in_a_cluster_are_valid_and_short_and_long_ones_differ() {
     for (name, wanted) in [("Web_01", "web-01"), ("web01", "web01"), ("-a.b-", "a-b")] {
         assert_eq!(kube_name(name), wanted);
     }

@@ -14,7 +14,9 @@ use super::{Claims, failed};
 /// What drover does in a namespace: group, resource, subresource, and verbs.
 const RIGHTS: &[(&str, &str, &str, &[&str])] = &[
     ("", "persistentvolumeclaims", "", &["get", "create", "delete"]),
+    ("", "namespaces", "", &["get"]),
     ("", "pods", "", &["get", "create", "delete"]),
+    ("", "resourcequotas", "", &["list"]),
     ("", "secrets", "", &["get", "create", "patch", "delete"]),
     ("kubevirt.io", "virtualmachines", "", &["get", "create", "patch", "delete"]),
     ("kubevirt.io", "virtualmachineinstances", "", &["get"]),
@@ -116,7 +118,7 @@ impl Claims {
     fn right_problems(&self, cluster: &Cluster) -> Vec<Problem> {
         let mut rights: Vec<_> = RIGHTS.to_vec();
         if self.kubevirt.reach == drover_plan::Reach::Forward {
-            rights.push(("", "pods", "portforward", &["get"]));
+            rights.push(("", "pods", "portforward", &["get", "create"]));
         }
         let mut lacking = Vec::new();
         for (group, resource, part, verbs) in rights {
@@ -227,7 +229,8 @@ impl Claims {
         let list = match cluster.get(&objects::path(&self.kubevirt, Kind::Quota, "")) {
             Ok(list) => list.unwrap_or_default(),
             // Not everybody may look at them; the server judges each claim alone.
-            Err(_) => return Vec::new(),
+            Err(error) if error.kind == KubeErrorKind::Denied => return Vec::new(),
+            Err(error) => return vec![self.problem("target.namespace", &error)],
         };
         let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
         for (vm, disk) in vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
@@ -273,21 +276,25 @@ impl Claims {
 
     /// What the server says of a VM's objects without making them: admission, quotas, pod security, schemas.
     fn judged(&self, cluster: &Cluster, vm: &PlannedVm) -> Option<Problem> {
+        let plan = match self.plan() {
+            Ok(plan) => plan,
+            Err(error) => return Some(of_vm(vm, error)),
+        };
         let judge = || -> Result<(), KubeError> {
             for disk in &vm.disks {
                 if matches!(self.claim_of(disk, vm), Ok(None)) {
-                    let claim = objects::claim(vm, disk, &self.kubevirt, &self.about.plan);
+                    let claim = objects::claim(vm, disk, &self.kubevirt, &plan);
                     cluster.create(&objects::path(&self.kubevirt, Kind::Claim, ""), &claim, true)?;
                 }
             }
             if cluster.get(&objects::path(&self.kubevirt, Kind::Pod, &objects::worker_name(vm)))?.is_none() {
-                let pod = objects::worker(vm, &self.kubevirt, &self.about.plan, &Keys::default());
+                let pod = objects::worker(vm, &self.kubevirt, &plan, &Keys::default());
                 cluster.create(&objects::path(&self.kubevirt, Kind::Pod, ""), &pod, true)?;
             }
             let path = objects::path(&self.kubevirt, Kind::Machine, &objects::vm_name(vm));
             match cluster.get(&path)? {
                 Some(_) => Ok(()),
-                None => cluster.apply(&path, &self.object(vm), true).map(drop),
+                None => cluster.apply(&path, &self.object(vm, &plan), true).map(drop),
             }
         };
         judge().err().map(|error| of_vm(vm, failed(error)))

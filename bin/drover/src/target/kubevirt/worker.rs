@@ -1,7 +1,8 @@
 //! The pod that has a VM's volumes while drover writes to them, and the session to the agent in it.
 //!
-//! One pod of one name has the volumes of a VM at a time: the API server gives the name away again only after the node's kubelet has said
-//! that the one before is gone. So a pod is never removed by force: on a node that nobody reaches it might still write.
+//! One pod of one name is there at a time: the API server gives the name away again once the node's kubelet has said that the one before
+//! is gone, or somebody removed it by force. Drover never does: on a node that nobody reaches it might still write. The cluster does, when a
+//! Node object is removed or a node is tainted as out of service. What an agent knows of epochs goes with its pod.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
 use drover_agent::{Refusal, Route, dial};
 use drover_disk::DiskErrorKind;
-use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, Standing};
+use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, SHAPE, Standing};
 use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
 use drover_link::{RateLimit, Session};
 use drover_mover::StopSignal;
@@ -43,7 +44,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         objects::worker_name(&self.vm)
     }
 
@@ -79,7 +80,14 @@ impl Worker {
             };
             match dial(&self.identity, agent, &route) {
                 Err(_) if Instant::now() < until && !self.stop.is_set() => std::thread::sleep(LOOK),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    let refusal = Refusal::from(error);
+                    let forward = self.forward.lock().unwrap_or_else(PoisonError::into_inner);
+                    return Err(match forward.as_ref().and_then(Forward::last_refusal) {
+                        Some(why) => Refusal::new(refusal.kind, format!("{}: {why}", refusal.why)),
+                        None => refusal,
+                    });
+                }
                 Ok(session) => {
                     // It has served its purpose; with the pod it goes at the latest.
                     let _ = self.remove_one(Kind::Secret);
@@ -118,7 +126,10 @@ impl Worker {
                 Some(pod) => match objects::standing(&pod) {
                     Standing::Running => match self.agent_of(&pod) {
                         Some(agent) => return Ok((pod, agent)),
-                        None => self.end(&pod)?,
+                        None => {
+                            self.end(&pod)?;
+                            why = "it is not the pod that this plan wants now".into();
+                        }
                     },
                     Standing::Ended(reason) => {
                         if pod["metadata"]["deletionTimestamp"].is_null() {
@@ -148,8 +159,8 @@ impl Worker {
     /// What the agent of this pod is known by, if it serves this host and all disks of the VM.
     fn agent_of(&self, pod: &Value) -> Option<Fingerprint> {
         let wanted = objects::worker(&self.vm, &self.kubevirt, &self.plan, &Keys::default());
-        let container = |pod: &Value, key: &str| pod["spec"]["containers"][0][key].clone();
-        let is_same = ["image", "args"].iter().all(|key| container(pod, key) == container(&wanted, key));
+        // What was asked for, not what is there: a cluster may change pods on admission.
+        let is_same = objects::annotation(pod, SHAPE) == objects::annotation(&wanted, SHAPE);
         let is_for_us = objects::annotation(pod, PEER) == Some(&self.identity.fingerprint().to_string());
         objects::annotation(pod, AGENT_KEY).filter(|_| is_same && is_for_us)?.parse().ok()
     }
