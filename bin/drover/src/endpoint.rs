@@ -29,7 +29,7 @@ pub use again::for_verify;
 pub use existing::open_existing_target;
 pub use place::{Place, appliance_of, is_stream, nbd_uri_of, path_of, place};
 pub use source::{Named, find_disk, open_in_place, open_source};
-pub use target::{open_target, raw_end, target_failure};
+pub use target::{journal_in_state, open_target, raw_end, target_failure};
 
 use crate::cli::Format;
 

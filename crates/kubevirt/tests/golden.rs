@@ -182,3 +182,19 @@ fn workers_have_no_more_rights_than_their_volumes_want() {
     assert_eq!(container["volumeDevices"][1], json!({"name": "disk-1", "devicePath": "/dev/drover-1"}));
     assert_eq!(container["securityContext"]["privileged"], json!(null));
 }
+
+#[test]
+fn workers_are_told_apart_by_what_was_asked_for_and_owners_by_their_installation() {
+    let (vm, kubevirt) = planned("", |_| {});
+    let shape = |kubevirt: &Kubevirt, agent: &str| {
+        let keys = Keys { agent: agent.into(), peer: "bb".into() };
+        let pod = objects::worker(&vm, kubevirt, "p", &keys);
+        objects::annotation(&pod, objects::SHAPE).unwrap().to_string()
+    };
+    assert_eq!(shape(&kubevirt, "aa"), shape(&kubevirt, "cc"), "each has a key of its own");
+    let other = Kubevirt { image: "another".into(), ..kubevirt.clone() };
+    assert_ne!(shape(&kubevirt, "aa"), shape(&other, "aa"));
+    let claim = objects::claim(&vm, &vm.disks[0], &kubevirt, &objects::plan_of("p", "host-a"));
+    assert!(objects::is_of(&claim, &vm.owner_of(&objects::plan_of("p", "host-a"), &vm.disks[0])));
+    assert!(!objects::is_of(&claim, &vm.owner_of(&objects::plan_of("p", "host-b"), &vm.disks[0])));
+}

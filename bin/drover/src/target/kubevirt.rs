@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use super::there::{There, conversion_problem};
 use super::{Setting, all_removed};
-use crate::endpoint::target::journal_in_state;
+use crate::endpoint::journal_in_state;
 use crate::limits::{Own, followed};
 use crate::machine::machine_of;
 use crate::sites;
