@@ -26,7 +26,7 @@ use clap_complete::Shell;
 pub use agent::AgentCommand;
 pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
-pub use forecast::AssessArgs;
+pub use forecast::{AssessArgs, ForecastArgs, SimulateArgs, WhatIfArgs};
 pub use help::program;
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
@@ -56,6 +56,10 @@ pub enum Command {
     Inventory(InventoryArgs),
     /// Sum up a provider: sizes, places, blockers; changes nothing
     Assess(AssessArgs),
+    /// Foresee the time, downtimes and limits of plans; changes nothing
+    Forecast(ForecastArgs),
+    /// Hold the model of forecasts against published figures
+    Simulate(SimulateArgs),
     /// Write and check plan files
     Plan {
         #[command(subcommand)]

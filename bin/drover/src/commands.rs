@@ -9,6 +9,7 @@ pub mod copy;
 mod disk_run;
 pub mod distant;
 pub mod documents;
+pub mod forecast;
 pub mod hash;
 pub mod import;
 pub mod inventory;

@@ -12,6 +12,7 @@ mod evidence;
 mod exit;
 mod far;
 mod files;
+mod foresight;
 mod hot_add;
 mod hypervisor;
 mod image;
@@ -62,6 +63,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let exit = match &cli.command {
         Command::Inventory(args) => commands::inventory::run(args),
         Command::Assess(args) => commands::assess::run(args),
+        Command::Forecast(args) => commands::forecast::run(args),
+        Command::Simulate(args) => commands::forecast::simulate(args),
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
         Command::Plan { command: PlanCommand::Schema } => {

@@ -16,6 +16,7 @@ use drover_types::inventory::Inventory;
 use crate::commands::plan::{self, PlanFile};
 use crate::evidence;
 use crate::exit::{Exit, Failure};
+use crate::foresight;
 use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
@@ -97,8 +98,9 @@ impl Prepared {
         if rights.iter().any(Problem::is_error) {
             return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
         }
-        let facts = evidence::facts(&file, &resolution, &inventory);
+        let mut facts = evidence::facts(&file, &resolution, &inventory);
         let vms = resolution.vms;
+        facts.foreseen = foresight::foreseen(store, &file.plan.name, &file.plan.limits, &vms, &inventory);
         check_none_is_left_out(store, &file.plan.name, &vms)?;
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
         Ok(Prepared { file, facts, vms, provider, target })

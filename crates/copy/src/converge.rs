@@ -79,6 +79,12 @@ const WEIGHT: f64 = 0.5;
 /// How far off a single sample may be, as a share of it.
 const SPREAD_OF_ONE: f64 = 0.5;
 
+/// A guest that was never seen shutting down: what is decided goes by this, and forecasts of a downtime say that they leave it
+/// out.
+pub const UNSEEN_SHUTDOWN: Estimate = Estimate { likely: 30.0, spread: 20.0 };
+/// A machine that was never seen starting; likewise.
+pub const UNSEEN_BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
+
 /// What a downtime has in it besides the last pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Costs {

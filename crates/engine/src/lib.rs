@@ -42,7 +42,8 @@ pub use report::{
 pub use runner::{RunOutcome, Runner};
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
-    CountRow, DiskRow, Downtime, EventRow, OrderRow, PassKind, PassRow, PassState, PlanRow, PlanState,
-    RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
+    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, OrderRow, PassKind, PassRow, PassState,
+    PlanRow, PlanState, RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow,
+    VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

@@ -6,6 +6,7 @@ use drover_plan::{CATALOGUE, Concern, Weight};
 use drover_types::inventory::{About, Firmware, Inventory, PowerState, Vm, VmDisk};
 use serde::Serialize;
 
+use crate::foresee::Forecast;
 use crate::quantile::quantile;
 
 /// The largest VMs that are named.
@@ -40,6 +41,17 @@ pub struct Assessment {
     pub datastores: Vec<Place>,
     /// What there is to know before VMs move, the worst first.
     pub findings: Vec<Finding>,
+    /// What moving all of them would take; absent until it is foreseen.
+    pub estimate: Option<Estimates>,
+}
+
+/// What moving all VMs would take, blocked ones too, whatever windows there are.
+#[derive(Clone, Debug, Serialize)]
+pub struct Estimates {
+    /// Each switched off, copied, started.
+    pub cold: Forecast,
+    /// Those that run copied while they do, each moved over after its first pass.
+    pub warm: Forecast,
 }
 
 /// Sums over all VMs.
@@ -174,6 +186,7 @@ pub fn assess(inventory: &Inventory, concerns: &BTreeMap<String, Vec<Concern>>) 
         hosts: hosts(inventory),
         datastores: datastores(vms),
         findings: findings(inventory, concerns),
+        estimate: None,
     }
 }
 

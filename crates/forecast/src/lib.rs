@@ -3,14 +3,32 @@
 //! Pure: inventories, plans and measured rates go in, figures come out. No clock, file or thread.
 //!
 //! - [`assess`] sums up an inventory: sizes, places, and what stands in the way.
+//! - [`foresee`] runs the schedule on a virtual clock, with [`Rates`] drawn from their spread.
+//! - [`propose`] cuts a fleet into waves that fit a window.
+//! - [`reference`] holds the same model against published figures.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod assess;
+mod fleet;
+mod foresee;
+mod learn;
+mod limits;
 mod quantile;
+mod rates;
+pub mod reference;
+mod waves;
+mod windows;
 
 pub use assess::{
-    Assessment, Finding, Group, LargeVm, Place, Sizes, Totals, assess, capacity_bytes, data_bytes,
+    Assessment, Estimates, Finding, Group, LargeVm, Place, Sizes, Totals, assess, capacity_bytes, data_bytes,
     data_bytes_of,
 };
+pub use fleet::{FleetDisk, FleetVm, WarmWish, spread_over};
+pub use foresee::{By, Forecast, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
+pub use learn::{Point, Seen};
+pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
+pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
+pub use waves::{WAVES_MAX, Wave, WaveRule, propose};
+pub use windows::{WINDOW_DAYS_MAX, daily_windows};

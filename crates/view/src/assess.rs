@@ -2,11 +2,12 @@
 
 use std::fmt::{self, Write};
 
-use drover_forecast::{Assessment, Finding, Group, Place, Sizes};
+use drover_forecast::{Assessment, Finding, Forecast, Group, Place, Sizes, Spread};
 use drover_plan::Weight;
 use drover_types::Bytes;
 use serde_json::{Value, json};
 
+use crate::forecast::{time, write_sums, write_why};
 use crate::inventory::weight_title;
 use crate::table::{Align, Table};
 use crate::text::{clean, clip, count};
@@ -50,6 +51,14 @@ fn write_assessment(text: &mut String, it: &Assessment) -> fmt::Result {
             some => format!("\n  (allocated bytes of {} are not known: all is counted)", count(some, "VM")),
         }
     )?;
+    if let Some(estimate) = &it.estimate {
+        writeln!(text, "\nMoving all of them cold")?;
+        write_sums(text, &estimate.cold)?;
+        writeln!(text, "\nMoving those that run warm, each over after its first pass")?;
+        write_sums(text, &estimate.warm)?;
+        write_downtime(text, &estimate.warm)?;
+        write_why(text, &estimate.cold)?;
+    }
     write!(text, "\nSizes\n{}", size_table(it))?;
     write!(text, "\nLargest VMs\n{}", largest_table(it))?;
     for (title, groups) in [("Guests", &it.guests), ("Firmware", &it.firmware), ("Power", &it.power)] {
@@ -61,6 +70,23 @@ fn write_assessment(text: &mut String, it: &Assessment) -> fmt::Result {
         write_rest(text, places.len())?;
     }
     write_findings(text, &it.findings)
+}
+
+/// The longest downtime of ten and of all.
+fn write_downtime(text: &mut String, it: &Forecast) -> fmt::Result {
+    let likely = it.vms.iter().filter_map(|vm| vm.downtime_s).map(|down| down.p50);
+    match Spread::of(likely) {
+        Some(down) => {
+            writeln!(
+                text,
+                "  {:<12}{} for half of the VMs, {} for nine of ten",
+                "down for",
+                time(down.p50),
+                time(down.p90)
+            )
+        }
+        None => Ok(()),
+    }
 }
 
 fn write_rest(text: &mut String, rows: usize) -> fmt::Result {

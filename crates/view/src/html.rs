@@ -5,10 +5,12 @@
 
 mod assess;
 mod charts;
+mod forecast;
 mod live;
 mod live_several;
 
 pub use assess::assess_html;
+pub use forecast::forecast_html;
 pub use live::live_report_html;
 pub use live_several::live_several_html;
 
@@ -19,6 +21,7 @@ use drover_types::Bytes;
 
 use crate::clock::{local, zone_name};
 use crate::evidence::evidence;
+use crate::foreseen::{self, compared};
 use crate::now::rate_text;
 use crate::report::plan_state;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
@@ -125,7 +128,9 @@ fn write_summary(page: &mut String, report: &PlanReport, summary: &Summary) -> f
         ("Time", duration(summary.elapsed())),
         ("Copies waited for", if waits.is_empty() { UNKNOWN.into() } else { waits }),
     ];
-    write_facts(page, &facts)
+    write_facts(page, &facts)?;
+    let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
+    foreseen.iter().try_for_each(|line| writeln!(page, "<p class=\"note\">{}</p>", Escaped(line)))
 }
 
 fn write_facts(page: &mut String, facts: &[(&str, String)]) -> fmt::Result {

@@ -13,6 +13,8 @@ mod clock;
 mod copy_display;
 mod display;
 mod evidence;
+mod forecast;
+mod foreseen;
 mod frame;
 mod html;
 mod in_place;
@@ -39,7 +41,8 @@ pub use assess::{assess_json, assess_text};
 pub use clock::local as local_time;
 pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
-pub use html::{assess_html, live_report_html, live_several_html, report_html};
+pub use forecast::{forecast_json, forecast_text, reference_text};
+pub use html::{assess_html, forecast_html, live_report_html, live_several_html, report_html};
 pub use in_place::{InLines, InPlace};
 pub use inventory::{inventory_json, inventory_text};
 pub use live::{

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::clock::local;
 use crate::evidence::evidence;
+use crate::foreseen::{self, compared};
 use crate::now::rate_text;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::table::{Align, Table};
@@ -25,6 +26,7 @@ pub fn report_json(report: &PlanReport) -> Value {
     match serde_json::to_value(report) {
         Ok(mut value) => {
             value["summary"] = json!(Summary::of(report));
+            value["forecast"] = json!(compared(report));
             value
         }
         Err(error) => json!({ "error": error.to_string() }),
@@ -72,6 +74,8 @@ fn write_head(text: &mut String, report: &PlanReport, summary: &Summary) -> fmt:
         write!(text, ", {} kept from runs before", Bytes(summary.resumed_bytes))?;
     }
     writeln!(text)?;
+    let foreseen = compared(report).map(|it| foreseen::lines(&it)).unwrap_or_default();
+    foreseen.iter().try_for_each(|line| writeln!(text, "{line}"))?;
     match waited_for(&summary.attribution) {
         waits if waits.is_empty() => Ok(()),
         waits => writeln!(text, "copies waited for: {waits}"),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use drover_types::Hours;
 
 use super::ProviderArgs;
 
@@ -10,9 +11,59 @@ use super::ProviderArgs;
 pub struct AssessArgs {
     #[command(flatten)]
     pub provider: ProviderArgs,
+    #[command(flatten)]
+    pub what_if: WhatIfArgs,
     /// Write one self-contained HTML page to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ForecastArgs {
+    /// Plan files, run at the same time
+    #[arg(required = true)]
+    pub plans: Vec<PathBuf>,
+    #[command(flatten)]
+    pub what_if: WhatIfArgs,
+    /// Write one self-contained HTML page with a Gantt chart to this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to take instead of what is planned, measured or assumed.
+#[derive(Debug, Args)]
+pub struct WhatIfArgs {
+    /// Spread the VMs over so many hosts, whichever they are on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub hosts: Option<u32>,
+    /// Rate of the line to the target: 10g, 500m (bits a second), 100MiB
+    #[arg(long, value_name = "RATE", value_parser = drover_types::line_rate)]
+    pub link: Option<u64>,
+    /// VMs of one host at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub in_flight: Option<u32>,
+    /// Share of the data that changes: 2%/h, 10%/d
+    #[arg(long, value_name = "SHARE", value_parser = drover_forecast::churn_of)]
+    pub churn: Option<f64>,
+    /// VMs begin in these hours (UTC) only: 22:00-06:00; may be given several times
+    #[arg(long, value_name = "HH:MM-HH:MM")]
+    pub window: Vec<Hours>,
+    /// For the draws: the same number gives the same forecast of the same fleet
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Folder of drover's state, whose earlier runs tell rates [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -15,6 +15,7 @@ pub const GROUPS: [(&str, &[&str]); 5] = [
             "inventory",
             "assess",
             "plan",
+            "forecast",
             "migrate",
             "status",
             "cutover",

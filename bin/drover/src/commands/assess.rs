@@ -1,14 +1,20 @@
 //! `drover assess`.
 
+use drover_forecast::{Estimates, FleetVm, WarmWish, foresee};
+use drover_schedule::Budgets;
+use drover_types::inventory::Inventory;
+
 use crate::cli::AssessArgs;
 use crate::commands::inventory::{all_concerns, ask};
 use crate::exit::{Exit, Failure};
+use crate::foresight;
 
 /// Sums up what a provider has; changes nothing there.
 pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
     let (inventory, warnings) = ask(&args.provider)?;
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
-    let assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory));
+    let mut assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory));
+    assessment.estimate = Some(estimates(&inventory, args)?);
     if let Some(path) = &args.html {
         crate::out::page(path, &drover_view::assess_html(&assessment))?;
     } else if args.json {
@@ -17,4 +23,15 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
         crate::out::print(&drover_view::assess_text(&assessment));
     }
     Ok(Exit::Success)
+}
+
+/// What moving all VMs takes, cold, and warm where they run.
+fn estimates(inventory: &Inventory, args: &AssessArgs) -> Result<Estimates, Failure> {
+    let foreseen = |warm: Option<WarmWish>| -> Result<_, Failure> {
+        let vms = FleetVm::of_inventory(inventory, warm);
+        let plans = vec!["all VMs".to_string()];
+        Ok(foresee(&foresight::question(vms, plans, Budgets::default(), &args.what_if)?))
+    };
+    let at_once = WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
+    Ok(Estimates { cold: foreseen(None)?, warm: foreseen(Some(at_once))? })
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
-pub use self::runs::{RunFacts, RunRow};
+pub use self::runs::{Foreseen, ForeseenVm, RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
 pub use self::served::{CountRow, OrderRow, ServedRow};
 use self::sync::LogSync;

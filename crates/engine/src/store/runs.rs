@@ -31,6 +31,27 @@ pub struct RunFacts {
     pub source_uuid: String,
     /// Names of the hosts of the source's VMs, by the provider's id.
     pub source_hosts: BTreeMap<String, String>,
+    /// What was foreseen for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreseen: Option<Foreseen>,
+}
+
+/// What was foreseen for a run when it began: P10, P50 and P90, in milliseconds from its beginning.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Foreseen {
+    /// Until its last VM has arrived.
+    pub makespan_ms: [u64; 3],
+    /// By the source's id of the VM.
+    pub vms: BTreeMap<String, ForeseenVm>,
+}
+
+/// What was foreseen for a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeseenVm {
+    /// Until it has arrived.
+    pub end_ms: [u64; 3],
+    /// How long its guest is down; absent if it did not run.
+    pub downtime_ms: Option<[u64; 3]>,
 }
 
 /// A run.

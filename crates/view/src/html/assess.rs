@@ -2,11 +2,13 @@
 
 use std::fmt::{self, Write};
 
-use drover_forecast::{Assessment, Group, Place, Sizes};
+use drover_forecast::{Assessment, Group, Place, Sizes, Spread};
 use drover_types::Bytes;
 
+use super::forecast::write_why;
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
 use crate::assess::examples;
+use crate::forecast::time;
 use crate::inventory::weight_title;
 
 /// What a provider has in sums, as one page without scripts.
@@ -37,6 +39,16 @@ fn write_page(page: &mut String, it: &Assessment) -> fmt::Result {
         ("Allocation not known", totals.unknown_allocation.to_string()),
     ];
     write_facts(page, &facts)?;
+    if let Some(estimate) = &it.estimate {
+        begin_table(page, "Moving all of them", &["Way", "#Likely", "#P10", "#P90"])?;
+        for (way, forecast) in [("cold", &estimate.cold), ("warm, where they run", &estimate.warm)] {
+            let Spread { p10, p50, p90 } = forecast.makespan_s;
+            let cells = [p50, p10, p90].map(|seconds| ("number", time(seconds)));
+            write_row(page, &[("", way.to_string())].into_iter().chain(cells).collect::<Vec<_>>())?;
+        }
+        end_table(page)?;
+        write_why(page, &estimate.cold)?;
+    }
     write_findings(page, it)?;
     write_sizes(page, it)?;
     write_largest(page, it)?;

@@ -183,7 +183,7 @@ pub(super) fn end_chart(page: &mut String) -> fmt::Result {
     writeln!(page, "</svg>")
 }
 
-fn write_time_labels(page: &mut String, axis: &TimeAxis, height: f64) -> fmt::Result {
+pub(super) fn write_time_labels(page: &mut String, axis: &TimeAxis, height: f64) -> fmt::Result {
     let (ticks, step) = axis.ticks(LABEL_DISTANCE);
     for ms in ticks {
         let x = axis.at(ms);

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use drover_copy::converge::{
-    Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, When, off_by,
+    Advice, Contract, Costs, Estimate, Forecast, PassFacts, Reason, Trend, UNSEEN_BOOT, UNSEEN_SHUTDOWN,
+    When, off_by,
 };
 use drover_plan::{Audit, Cutover, Interval};
 
@@ -11,10 +12,6 @@ use crate::itinerary::{Journey, NOTHING_DONE, Outcome};
 use crate::phase::Phase;
 use crate::store::{Downtime, PassKind, PassRow};
 
-/// A guest that was never seen shutting down: what is decided goes by this, and forecasts say that they leave it out.
-const SHUTDOWN: Estimate = Estimate { likely: 30.0, spread: 20.0 };
-/// A machine that was never seen starting; likewise.
-const BOOT: Estimate = Estimate { likely: 5.0, spread: 5.0 };
 /// Writing a definition, where that was never measured.
 const DEFINE: Estimate = Estimate { likely: 0.1, spread: 0.1 };
 
@@ -69,7 +66,11 @@ impl Journey<'_> {
     /// assumed.
     pub(super) fn costs(&self, passes: &[PassRow]) -> Outcome<Costs> {
         let Outlook { known, shutdown, boot } = self.outlook(passes)?;
-        Ok(Costs { shutdown: shutdown.unwrap_or(SHUTDOWN), boot: boot.unwrap_or(BOOT), ..known })
+        Ok(Costs {
+            shutdown: shutdown.unwrap_or(UNSEEN_SHUTDOWN),
+            boot: boot.unwrap_or(UNSEEN_BOOT),
+            ..known
+        })
     }
 
     fn outlook(&self, passes: &[PassRow]) -> Outcome<Outlook> {

@@ -1,0 +1,58 @@
+//! `drover forecast` and `drover simulate`.
+
+use drover_schedule::Budgets;
+
+use super::plan;
+use crate::cli::{ForecastArgs, SimulateArgs};
+use crate::exit::{Exit, Failure};
+use crate::foresight;
+use crate::provider::Provider;
+
+/// Foresees what plans take that run at the same time; changes nothing.
+pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
+    let (mut vms, mut names) = (Vec::new(), Vec::new());
+    let mut budgets: Option<Budgets> = None;
+    for (number, path) in args.plans.iter().enumerate() {
+        let file = plan::read(path)?;
+        let provider = Provider::open(&file, args.what_if.state.as_deref())?;
+        let mut inventory = provider.inventory()?;
+        provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
+        let resolution = plan::resolve_here(&file, &provider, &mut inventory);
+        crate::out::problems(&file.path, &resolution.problems);
+        if resolution.vms.is_empty() {
+            return Err(Failure::new(Exit::Plan, format!("plan {} moves no VM", file.plan.name)));
+        }
+        vms.extend(foresight::fleet(&resolution.vms, number, &inventory));
+        let of_plan = foresight::budgets(&file.plan.limits);
+        budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
+        names.push(file.plan.name.clone());
+        provider.close()?;
+    }
+    let budgets = budgets.unwrap_or_default();
+    let forecast = drover_forecast::foresee(&foresight::question(vms, names, budgets, &args.what_if)?);
+    if let Some(path) = &args.html {
+        crate::out::page(path, &drover_view::forecast_html(&forecast))?;
+    } else if args.json {
+        crate::out::json(format_args!("{:#}", drover_view::forecast_json(&forecast)));
+    } else {
+        crate::out::print(&drover_view::forecast_text(&forecast));
+    }
+    Ok(Exit::Success)
+}
+
+/// Budgets of plans that run at the same time: hosts have one, each plan its own disks.
+fn both(one: Budgets, two: &Budgets) -> Budgets {
+    let disks = one.disks.saturating_add(two.disks);
+    Budgets { vms_per_host: one.vms_per_host.max(two.vms_per_host), disks, ..one }
+}
+
+/// Holds the model against published figures.
+pub fn simulate(args: &SimulateArgs) -> Result<Exit, Failure> {
+    let rows = drover_forecast::reference::rows();
+    if args.json {
+        crate::out::json(format_args!("{:#}", serde_json::json!({ "rows": rows })));
+    } else {
+        crate::out::print(&drover_view::reference_text(&rows));
+    }
+    Ok(Exit::Success)
+}

@@ -1,0 +1,153 @@
+//! From plans, flags and what earlier runs measured to a forecast.
+
+use drover_engine::{Clock, Foreseen, ForeseenVm, PlanReport, Store, StoreError, SystemClock, VmReport};
+use drover_forecast::{
+    FleetVm, Forecast, Point, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX, daily_windows,
+    foresee_roughly, spread_over,
+};
+use drover_plan::{Limits, PlannedVm};
+use drover_schedule::Budgets;
+use drover_types::inventory::Inventory;
+
+use crate::cli::WhatIfArgs;
+use crate::exit::Failure;
+use crate::state::state_folder;
+
+/// The latest plans are looked at: what was measured long ago says little.
+const PLANS_MAX: usize = 20;
+/// Passes that are closer say more of delays than of churn.
+const HOUR_S: f64 = 3600.0;
+
+/// What earlier runs in a state folder tell of rates; what is assumed where there are none.
+pub fn rates_here(args: &WhatIfArgs) -> Result<Rates, Failure> {
+    let folder = state_folder(args.state.as_deref());
+    if !Store::is_there(&folder) {
+        return Ok(Rates::default());
+    }
+    Ok(seen(&Store::open_to_read(&folder)?)?.rates())
+}
+
+/// What earlier runs tell.
+pub fn seen(store: &Store) -> Result<Seen, StoreError> {
+    let mut seen = Seen::default();
+    for (number, plan) in store.plans()?.into_iter().take(PLANS_MAX).enumerate() {
+        if let Some(report) = drover_engine::plan_report(store, &plan.name)? {
+            see(&mut seen, &report, number);
+        }
+    }
+    Ok(seen)
+}
+
+fn see(seen: &mut Seen, report: &PlanReport, run: usize) {
+    let hosts: std::collections::BTreeSet<&String> =
+        report.vms.iter().filter_map(|vm| vm.source_host.as_ref()).collect();
+    let disks_at = |pair: &[drover_engine::RatePoint]| pair[0].disks == pair[1].disks && pair[1].disks > 0;
+    // Between two samples with as many disks: at the edges a disk was read for a part of the time only.
+    for pair in report.rates.windows(2).filter(|pair| disks_at(pair)) {
+        let point = &pair[1];
+        seen.points.push(Point { run, disks: point.disks, hosts: hosts.len(), rate: point.read_rate });
+    }
+    report.vms.iter().filter(|vm| vm.has_arrived()).for_each(|vm| see_vm(seen, vm));
+}
+
+fn see_vm(seen: &mut Seen, vm: &VmReport) {
+    let seconds = |names: &[&str]| {
+        let of = vm.phases.iter().filter(|phase| names.contains(&phase.phase.as_str()));
+        let times = of.filter_map(|phase| Some((phase.ended_ms? - phase.started_ms).max(0) as f64 / 1000.0));
+        times.sum::<f64>()
+    };
+    seen.before_s.push(seconds(&["check", "snapshot"]));
+    seen.shutdown_s.push(seconds(&["power off"]));
+    seen.after_s.push(seconds(&["convert", "define", "start", "clean up"]));
+    let (data, verify_s) = (vm.sum(|disk| disk.data_bytes) as f64, seconds(&["verify"]));
+    if verify_s > 0.0 {
+        seen.verify.push(data / verify_s);
+    }
+    let passes = vm.warm.iter().flat_map(|warm| warm.passes.windows(2));
+    for pair in passes.filter(|_| data > 0.0) {
+        if let (Some(before), Some(now)) = (pair[0].frozen_ms, pair[1].frozen_ms) {
+            let hours = (now - before).max(1) as f64 / 1000.0 / HOUR_S;
+            seen.churn.push(pair[1].areas_bytes as f64 / data / hours);
+        }
+    }
+}
+
+/// Budgets as a plan has them.
+pub fn budgets(limits: &Limits) -> Budgets {
+    Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
+}
+
+/// The question of VMs, changed as the flags say.
+pub fn question(
+    vms: Vec<FleetVm>,
+    plans: Vec<String>,
+    budgets: Budgets,
+    args: &WhatIfArgs,
+) -> Result<Question, Failure> {
+    let start_ms = SystemClock.now_ms().max(0) as u64;
+    let mut question = Question {
+        vms,
+        plans,
+        rates: rates_here(args)?,
+        budgets,
+        line: Vec::new(),
+        start_ms,
+        seed: args.seed,
+    };
+    if let Some(hosts) = args.hosts {
+        spread_over(&mut question.vms, hosts as usize);
+    }
+    if let Some(link) = args.link {
+        question.rates.link = Quantity::given(link as f64);
+    }
+    if let Some(vms) = args.in_flight {
+        question.budgets.vms_per_host = vms;
+    }
+    if let Some(churn) = args.churn {
+        question.rates.churn = Quantity::given(churn);
+    }
+    if !args.window.is_empty() {
+        let windows = daily_windows(&args.window, start_ms);
+        question.vms.iter_mut().for_each(|vm| vm.windows.clone_from(&windows));
+        crate::out::say(format_args!(
+            "windows of {WINDOW_DAYS_MAX} days are looked at; a VM that begins in one may end after it"
+        ));
+    }
+    Ok(question)
+}
+
+/// VMs of a plan.
+pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory) -> Vec<FleetVm> {
+    let host = |id: &str| inventory.host(id).map_or(id.to_string(), |host| host.name.clone());
+    vms.iter().map(|vm| FleetVm::planned(vm, plan, &host(&vm.vm.host_id))).collect()
+}
+
+/// What is foreseen for a run that begins: kept with it, and compared with what comes.
+pub fn foreseen(
+    store: &Store,
+    plan: &str,
+    limits: &Limits,
+    vms: &[PlannedVm],
+    inventory: &Inventory,
+) -> Option<Foreseen> {
+    let question = Question {
+        vms: fleet(vms, 0, inventory),
+        plans: vec![plan.to_string()],
+        // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
+        rates: seen(store).unwrap_or_default().rates(),
+        budgets: budgets(limits),
+        line: Vec::new(),
+        start_ms: SystemClock.now_ms().max(0) as u64,
+        seed: 1,
+    };
+    let forecast: Forecast = foresee_roughly(&question);
+    let millis = |it: Spread| [it.p10, it.p50, it.p90].map(|seconds| (seconds * 1000.0) as u64);
+    let of_vm = |(vm, it): (&PlannedVm, drover_forecast::VmForecast)| {
+        let foreseen = ForeseenVm { end_ms: it.end_s.map(millis)?, downtime_ms: it.downtime_s.map(millis) };
+        Some((vm.vm.id.clone(), foreseen))
+    };
+    Some(Foreseen {
+        makespan_ms: millis(forecast.makespan_s),
+        vms: vms.iter().zip(forecast.vms).filter_map(of_vm).collect(),
+    })
+}

@@ -1,0 +1,468 @@
+//! The forecast: the schedule on a virtual clock, run many times with rates drawn from what is known of them.
+
+use std::collections::BTreeMap;
+
+use drover_schedule::simulate::{Capacities, Fleet, Outcome, Vm, WarmMove, simulate};
+use drover_schedule::{Budgets, Disk, Job, Random, Tenant, Window};
+use drover_types::DayLimit;
+use serde::{Deserialize, Serialize};
+
+use crate::fleet::FleetVm;
+use crate::limits::{Gain, Limiting, gains, limiting};
+use crate::quantile::Spread;
+use crate::rates::{Quantity, Rates, Unit};
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// The VMs, in the order of their plans.
+    pub vms: Vec<FleetVm>,
+    /// Names of the plans.
+    pub plans: Vec<String>,
+    /// What is known of rates and times.
+    pub rates: Rates,
+    /// Budgets of the schedule.
+    pub budgets: Budgets,
+    /// The line's rate by the time of day, beside that of `rates`.
+    pub line: Vec<DayLimit>,
+    /// When it begins, in milliseconds since 1970.
+    pub start_ms: u64,
+    /// For the draws: the same seed gives the same forecast.
+    pub seed: u64,
+}
+
+impl Question {
+    /// The same of no VMs yet.
+    pub(crate) fn clone_without_vms(&self) -> Question {
+        Question {
+            vms: Vec::new(),
+            plans: self.plans.clone(),
+            rates: self.rates.clone(),
+            budgets: self.budgets.clone(),
+            line: self.line.clone(),
+            ..*self
+        }
+    }
+}
+
+/// Draws of a small fleet; more do not move P10 and P90 by much.
+const DRAWS_MAX: usize = 200;
+/// Draws of the largest fleet.
+const DRAWS_MIN: usize = 40;
+/// VMs simulated in all.
+const WORK: usize = 200_000;
+
+/// What comes out. Times are in seconds from the beginning.
+#[derive(Clone, Debug, Serialize)]
+pub struct Forecast {
+    /// When it begins, in milliseconds since 1970.
+    pub start_ms: u64,
+    /// How often it was drawn.
+    pub draws: usize,
+    /// Names of the plans.
+    pub plans: Vec<String>,
+    /// Until the last VM has arrived.
+    pub makespan_s: Spread,
+    /// Each VM, in the order of the question.
+    pub vms: Vec<VmForecast>,
+    /// By wave, in the order in which they were named.
+    pub waves: Vec<WaveForecast>,
+    /// Bytes by host.
+    pub hosts: BTreeMap<String, u64>,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// What limits, the one that does so for longest first.
+    pub limiting: Vec<Limiting>,
+    /// What one more of each buys, the best first.
+    pub gains: Vec<Gain>,
+    /// VMs that no window lets in.
+    pub never: Vec<String>,
+    /// What it goes by.
+    pub by: Vec<By>,
+}
+
+/// A quantity that a forecast goes by.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct By {
+    /// Of what.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+    /// Its values and where they come from.
+    #[serde(flatten)]
+    pub quantity: Quantity,
+}
+
+/// What is foreseen for a VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmForecast {
+    /// Its name.
+    pub name: String,
+    /// Number of its plan.
+    pub plan: usize,
+    /// Its wave.
+    pub wave: Option<String>,
+    /// The host that serves it.
+    pub host: String,
+    /// Bytes to be read first.
+    pub bytes: u64,
+    /// Whether it keeps running while it is copied.
+    pub is_warm: bool,
+    /// When it begins; absent if it never does.
+    pub begin_s: Option<Spread>,
+    /// When its guest is shut down; absent where it does not run.
+    pub cutover_s: Option<Spread>,
+    /// When it has arrived.
+    pub end_s: Option<Spread>,
+    /// How long its guest is down.
+    pub downtime_s: Option<Spread>,
+}
+
+/// What is foreseen for a wave.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WaveForecast {
+    /// Its name.
+    pub name: String,
+    /// VMs.
+    pub vms: usize,
+    /// When its first VM begins.
+    pub begin_s: Spread,
+    /// When its last one has arrived.
+    pub end_s: Spread,
+}
+
+/// What one draw gave for one VM, in seconds; `f32` because there are VMs times draws of them.
+#[derive(Clone, Copy)]
+struct Told {
+    begin: f32,
+    down: f32,
+    end: f32,
+}
+
+/// Runs the schedule on a virtual clock as often as it takes.
+pub fn foresee(question: &Question) -> Forecast {
+    let draws = (WORK / question.vms.len().max(1)).clamp(DRAWS_MIN, DRAWS_MAX);
+    let forecast = drawn(question, draws);
+    let question = from_midnight(question);
+    Forecast { gains: gains(&question, likely_ms(&question)), ..forecast }
+}
+
+/// The same with fewer draws and without what more of anything buys, for whoever cannot wait.
+pub fn foresee_roughly(question: &Question) -> Forecast {
+    drawn(question, (ROUGH_WORK / question.vms.len().max(1)).clamp(ROUGH_DRAWS_MIN, DRAWS_MIN))
+}
+
+/// Seconds until the last VM has arrived, of so many draws.
+pub(crate) fn makespans(question: &Question, draws: usize) -> Vec<f64> {
+    let question = &from_midnight(question);
+    let mut random = Random::new(question.seed);
+    let mut one = || simulate(&fleet_of(question, &mut Draw::By(&mut random))).makespan_ms as f64 / 1000.0;
+    (0..draws).map(|_| one()).collect()
+}
+
+/// VMs simulated in all, and draws at the least, where nobody can wait.
+const ROUGH_WORK: usize = 20_000;
+const ROUGH_DRAWS_MIN: usize = 10;
+
+fn drawn(question: &Question, draws: usize) -> Forecast {
+    let start_ms = question.start_ms;
+    let question = &from_midnight(question);
+    let mut random = Random::new(question.seed);
+    let mut told: Vec<Vec<Told>> = Vec::with_capacity(draws);
+    let mut makespans = Vec::with_capacity(draws);
+    for _ in 0..draws {
+        let outcome = simulate(&fleet_of(question, &mut Draw::By(&mut random)));
+        makespans.push(outcome.makespan_ms as f64 / 1000.0);
+        told.push(outcome.vms.iter().map(|vm| in_seconds(vm, question.start_ms)).collect());
+    }
+    let likely = fleet_of(question, &mut Draw::Likely);
+    let outcome = simulate(&likely);
+    let vms: Vec<VmForecast> = question.vms.iter().enumerate().map(|(at, vm)| of_vm(vm, at, &told)).collect();
+    Forecast {
+        start_ms,
+        draws,
+        plans: question.plans.clone(),
+        makespan_s: Spread::of(makespans).unwrap_or_default(),
+        waves: waves(question, &told),
+        never: never(question, &outcome),
+        hosts: bytes_by_host(question, &outcome),
+        bytes: outcome.vms.iter().map(|vm| vm.bytes).sum(),
+        limiting: limiting(&outcome, question.start_ms),
+        gains: Vec::new(),
+        by: question.rates.named().map(|(name, unit, it)| By { name, unit, quantity: it.clone() }).to_vec(),
+        vms,
+    }
+}
+
+/// Milliseconds of a day.
+const DAY_MS: u64 = 86_400_000;
+
+/// The same question with the midnight before it as moment 0: the hours of the line stay what they are, and the virtual clock,
+/// whose times are floating-point numbers, tells moments apart in which a byte goes by.
+fn from_midnight(question: &Question) -> Question {
+    let midnight = question.start_ms - question.start_ms % DAY_MS;
+    let since = |ms: u64| ms.saturating_sub(midnight);
+    let mut question = Question { start_ms: since(question.start_ms), ..question.clone() };
+    for vm in &mut question.vms {
+        vm.windows.iter_mut().for_each(|(from, to)| (*from, *to) = (since(*from), since(*to)));
+        vm.warm.iter_mut().for_each(|warm| warm.cutover_ms = warm.cutover_ms.map(since));
+    }
+    question
+}
+
+/// Milliseconds that it takes if everything is as is likely.
+pub(crate) fn likely_ms(question: &Question) -> u64 {
+    simulate(&fleet_of(question, &mut Draw::Likely)).makespan_ms
+}
+
+/// Which values quantities have.
+enum Draw<'a> {
+    /// Those in the middle.
+    Likely,
+    /// Drawn ones.
+    By(&'a mut Random),
+}
+
+impl Draw<'_> {
+    fn of(&mut self, quantity: &Quantity) -> f64 {
+        match self {
+            Draw::Likely => quantity.spread.p50,
+            Draw::By(random) => {
+                // Box and Muller: normal out of even.
+                let radius = (-2.0 * (1.0 - random.part()).ln()).sqrt();
+                quantity.at(radius * (std::f64::consts::TAU * random.part()).cos())
+            }
+        }
+    }
+
+    fn rate(&mut self, quantity: &Quantity) -> u64 {
+        (self.of(quantity) as u64).max(1)
+    }
+
+    fn millis(&mut self, quantity: &Quantity) -> u64 {
+        (self.of(quantity) * 1000.0) as u64
+    }
+}
+
+/// Rates are drawn once for all: what is not known of a datacentre is the same for each of its hosts. Times are drawn for each VM.
+fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
+    let rates = &question.rates;
+    let mut link = vec![DayLimit { from: 0, to: 0, bytes_per_second: draw.rate(&rates.link) }];
+    link.extend(&question.line);
+    let capacities = Capacities {
+        stream: Some(draw.rate(&rates.stream)),
+        host: Some(draw.rate(&rates.host)),
+        datastore: Some(draw.rate(&rates.datastore)),
+        pool: Some(draw.rate(&rates.pool)),
+        link,
+        ..Capacities::default()
+    };
+    let verify = draw.of(&rates.verify).max(1.0);
+    let vms = question.vms.iter().map(|vm| vm_of(vm, rates, verify, capacities.stream, draw)).collect();
+    Fleet {
+        vms,
+        capacities,
+        budgets: question.budgets.clone(),
+        start_ms: question.start_ms,
+        ..Fleet::default()
+    }
+}
+
+/// Where the target is not known, all goes to one.
+const TARGET: &str = "target";
+
+fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &mut Draw<'_>) -> Vm {
+    let disk = |disk: &crate::FleetDisk| Disk {
+        bytes: disk.data_bytes,
+        datastore: disk.datastore.clone(),
+        pool: Some(disk.pool.clone().unwrap_or_else(|| TARGET.into())),
+    };
+    let data = vm.data_bytes();
+    let churn = draw.of(&rates.churn) / 3600.0 * data as f64;
+    let warm = vm.warm.map(|wish| WarmMove {
+        churn: churn as u64,
+        interval_ms: wish.interval_ms,
+        cutover_ms: wish.cutover_ms,
+        downtime_ms: wish.downtime_ms,
+    });
+    // What a last pass brings is read back; as much as changes while everything is copied once.
+    let first_pass_s = data as f64 / stream.map_or(1.0, |rate| rate as f64);
+    let proven = match vm.warm {
+        Some(_) => (churn * first_pass_s).min(data as f64),
+        None => vm.verified_bytes as f64,
+    };
+    Vm {
+        tenant: Tenant(vm.plan as u64),
+        job: Job {
+            name: vm.name.clone(),
+            host: vm.host.clone(),
+            disks: vm.disks.iter().map(disk).collect(),
+            priority: vm.priority,
+            windows: vm
+                .windows
+                .iter()
+                .map(|(from_ms, to_ms)| Window { from_ms: *from_ms, to_ms: *to_ms })
+                .collect(),
+            is_warm: warm.is_some(),
+            ..Job::default()
+        },
+        shutdown_ms: if vm.runs { draw.millis(&rates.shutdown_s) } else { 0 },
+        snapshot_ms: draw.millis(&rates.snapshot_s),
+        verify_ms: (proven / verify * 1000.0) as u64,
+        start_ms: draw.millis(&rates.start_s),
+        warm,
+    }
+}
+
+fn in_seconds(moved: &drover_schedule::simulate::Moved, start_ms: u64) -> Told {
+    let since =
+        |at: Option<u64>| at.map_or(f32::NAN, |at| (at.saturating_sub(start_ms) as f64 / 1000.0) as f32);
+    Told { begin: since(moved.begin_ms), down: since(moved.down_ms), end: since(moved.end_ms) }
+}
+
+fn of_vm(vm: &FleetVm, at: usize, told: &[Vec<Told>]) -> VmForecast {
+    let spread = |of: fn(&Told) -> f32| Spread::of(told.iter().map(|draw| f64::from(of(&draw[at]))));
+    let cutover_s = spread(|it| it.down).filter(|_| vm.runs);
+    VmForecast {
+        name: vm.name.clone(),
+        plan: vm.plan,
+        wave: vm.wave.clone(),
+        host: vm.host.clone(),
+        bytes: vm.data_bytes(),
+        is_warm: vm.warm.is_some(),
+        begin_s: spread(|it| it.begin),
+        downtime_s: spread(|it| it.end - it.down).filter(|_| vm.runs),
+        cutover_s,
+        end_s: spread(|it| it.end),
+    }
+}
+
+fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
+    let mut names: Vec<&str> = Vec::new();
+    let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, vm) in question.vms.iter().enumerate() {
+        let Some(wave) = vm.wave.as_deref() else { continue };
+        let of_wave = members.entry(wave).or_insert_with(|| {
+            names.push(wave);
+            Vec::new()
+        });
+        of_wave.push(at);
+    }
+    let forecast = |name: &&str| {
+        let vms = members.get(name)?;
+        let begin = told.iter().map(|draw| vms.iter().map(|at| draw[*at].begin).fold(f32::NAN, f32::min));
+        let end = told.iter().map(|draw| vms.iter().map(|at| draw[*at].end).fold(f32::NAN, f32::max));
+        Some(WaveForecast {
+            name: name.to_string(),
+            vms: vms.len(),
+            begin_s: Spread::of(begin.map(f64::from))?,
+            end_s: Spread::of(end.map(f64::from))?,
+        })
+    };
+    names.iter().filter_map(forecast).collect()
+}
+
+fn never(question: &Question, outcome: &Outcome) -> Vec<String> {
+    let vms = question.vms.iter().zip(&outcome.vms);
+    vms.filter(|(_, moved)| moved.end_ms.is_none()).map(|(vm, _)| vm.name.clone()).collect()
+}
+
+fn bytes_by_host(question: &Question, outcome: &Outcome) -> BTreeMap<String, u64> {
+    let mut hosts = BTreeMap::<String, u64>::new();
+    for (vm, moved) in question.vms.iter().zip(&outcome.vms) {
+        *hosts.entry(vm.host.clone()).or_default() += moved.bytes;
+    }
+    hosts
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::fleet::{FleetDisk, WarmWish};
+
+    pub(crate) fn question(vms: usize, hosts: usize, gib: u64) -> Question {
+        let vm = |at: usize| FleetVm {
+            name: format!("vm{at:03}"),
+            host: format!("esx{}", at % hosts),
+            disks: vec![FleetDisk { data_bytes: gib << 30, datastore: "ds".into(), pool: None }],
+            runs: true,
+            ..FleetVm::default()
+        };
+        Question {
+            vms: (0..vms).map(vm).collect(),
+            plans: vec!["p".into()],
+            rates: Rates::default(),
+            budgets: Budgets::default(),
+            line: Vec::new(),
+            start_ms: 1_800_000_000_000,
+            seed: 7,
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_forecast_and_the_spread_has_an_order() {
+        let question = question(30, 2, 20);
+        let (one, two) = (foresee(&question), foresee(&question));
+        assert_eq!((one.makespan_s, &one.vms), (two.makespan_s, &two.vms));
+        let Spread { p10, p50, p90 } = one.makespan_s;
+        assert!(0.0 < p10 && p10 < p50 && p50 < p90, "{:?}", one.makespan_s);
+        // 30 VMs of 20 GiB through two hosts of 284 MiB/s: 1,082 s for the bytes, and the fixed times.
+        assert!((1_000.0..1_500.0).contains(&p50), "{p50}");
+        let other = foresee(&Question { seed: 8, ..question });
+        assert_ne!(one.makespan_s, other.makespan_s);
+    }
+
+    #[test]
+    fn what_is_known_exactly_has_no_spread() {
+        let mut asked = question(5, 1, 1);
+        let value = |it: &Quantity| Quantity::given(it.spread.p50);
+        let rates = &asked.rates;
+        asked.rates = Rates {
+            stream: value(&rates.stream),
+            host: value(&rates.host),
+            datastore: value(&rates.datastore),
+            link: value(&rates.link),
+            pool: value(&rates.pool),
+            verify: value(&rates.verify),
+            snapshot_s: value(&rates.snapshot_s),
+            shutdown_s: value(&rates.shutdown_s),
+            start_s: value(&rates.start_s),
+            churn: value(&rates.churn),
+        };
+        let Spread { p10, p90, .. } = foresee(&asked).makespan_s;
+        assert_eq!(p10, p90);
+    }
+
+    #[test]
+    fn a_warm_vm_is_down_for_its_last_pass_and_a_cold_one_for_all_of_it() {
+        let mut asked = question(2, 1, 50);
+        asked.vms[1].warm = Some(WarmWish { interval_ms: 3_600_000, cutover_ms: None, downtime_ms: 0 });
+        let forecast = foresee(&asked);
+        let down = |at: usize| forecast.vms[at].downtime_s.unwrap().p50;
+        assert!(down(0) > 400.0 && down(1) < 120.0, "{} and {}", down(0), down(1));
+        asked.vms[0].runs = false;
+        assert_eq!(foresee(&asked).vms[0].downtime_s, None, "it does not run");
+    }
+
+    #[test]
+    fn a_window_holds_a_vm_back_and_a_wave_ends_with_its_last_vm() {
+        let mut asked = question(4, 1, 1);
+        for (at, vm) in asked.vms.iter_mut().enumerate() {
+            vm.wave = Some(format!("wave-{}", at / 2));
+            let opens = asked.start_ms + 3_600_000 * (at as u64 / 2 * 5);
+            vm.windows = vec![(opens, opens + 3_600_000)];
+        }
+        let forecast = foresee(&asked);
+        let waves: Vec<_> = forecast.waves.iter().map(|it| (it.name.as_str(), it.vms)).collect();
+        assert_eq!(waves, [("wave-0", 2), ("wave-1", 2)]);
+        assert!(forecast.waves[0].end_s.p90 < 3_600.0 && forecast.waves[1].begin_s.p10 >= 18_000.0);
+        assert!(forecast.never.is_empty());
+        asked.vms[3].windows = vec![(1, 2)];
+        assert_eq!(foresee(&asked).never, ["vm003"]);
+    }
+
+    #[test]
+    fn no_vms_take_no_time() {
+        assert_eq!(foresee(&question(0, 1, 1)).makespan_s, Spread::default());
+    }
+}

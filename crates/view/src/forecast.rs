@@ -1,0 +1,259 @@
+//! A forecast as text, in 80 columns, and as JSON.
+
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use drover_forecast::reference::{Figure, Row, Use};
+use drover_forecast::{By, Forecast, Gain, Spread, Unit, VmForecast};
+use drover_types::Bytes;
+use serde_json::{Value, json};
+
+use crate::clock::{local, zone_name};
+use crate::table::{Align, Table};
+use crate::text::{UNKNOWN, clip, count, duration};
+
+/// Rows of a table; the JSON has all.
+const ROWS_MAX: usize = 20;
+const NAME_COLUMNS: usize = 24;
+/// A change below this is none.
+const NO_CHANGE: f64 = 0.005;
+
+/// What a fleet will take, in tables.
+pub fn forecast_text(it: &Forecast) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_forecast(&mut text, it);
+    text
+}
+
+/// The same as JSON: all VMs, times in seconds from `start_ms`.
+pub fn forecast_json(it: &Forecast) -> Value {
+    json!(it)
+}
+
+fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
+    writeln!(text, "{}, {} to be read in all", count(it.vms.len(), "VM"), Bytes(it.bytes))?;
+    write_sums(text, it)?;
+    if !it.waves.is_empty() {
+        write!(text, "\nWaves\n{}", wave_table(it))?;
+    }
+    write!(text, "\nVMs, the last first\n{}", vm_table(it))?;
+    if it.vms.len() > ROWS_MAX {
+        writeln!(text, "  ... and {} more (--json has all)", it.vms.len() - ROWS_MAX)?;
+    }
+    write_why(text, it)
+}
+
+/// The sums, what limits and what that goes by: without single VMs, for an assessment.
+pub(crate) fn write_sums(text: &mut String, it: &Forecast) -> fmt::Result {
+    // To the minute.
+    let end = |seconds: f64| {
+        local(it.start_ms as i64 + (seconds * 1000.0) as i64).chars().take(16).collect::<String>()
+    };
+    let Spread { p10, p50, p90 } = it.makespan_s;
+    writeln!(text, "  {:<12}{}", "likely", time(p50))?;
+    writeln!(text, "  {:<12}{} to {}", "P10 to P90", time(p10), time(p90))?;
+    writeln!(
+        text,
+        "  {:<12}{} (P10 {}, P90 {}) {}",
+        "ends",
+        end(p50),
+        end(p10),
+        end(p90),
+        zone_name(it.start_ms as i64)
+    )?;
+    if !it.never.is_empty() {
+        let names = clip(&it.never.join(", "), 44).into_owned();
+        writeln!(text, "  no window lets in {}: {names}", count(it.never.len(), "VM"))?;
+    }
+    Ok(())
+}
+
+/// What limits, what more of it buys, and what all that goes by.
+pub(crate) fn write_why(text: &mut String, it: &Forecast) -> fmt::Result {
+    if !it.limiting.is_empty() {
+        writeln!(text, "\nWhat limits")?;
+    }
+    for by in it.limiting.iter().take(5) {
+        writeln!(
+            text,
+            "  {:<34} for {}, {:.0} % used",
+            clip(&by.name, 34),
+            time(by.seconds),
+            by.part * 100.0
+        )?;
+    }
+    if !it.gains.is_empty() {
+        writeln!(text, "\nWhat more of it buys")?;
+    }
+    for gain in &it.gains {
+        writeln!(text, "  {:<46} {}", clip(&gain.what, 46), change(gain))?;
+    }
+    writeln!(text, "\nGoes by ({} draws)", it.draws)?;
+    it.by.iter().try_for_each(|by| {
+        writeln!(text, "  {:<21}{:<24} {}", by.name, values(by), clip(&by.quantity.origin.to_string(), 31))
+    })
+}
+
+/// `-4 %`, or `nothing`.
+pub(crate) fn change(gain: &Gain) -> String {
+    if gain.change.abs() < NO_CHANGE { "nothing".into() } else { format!("{:+.0} %", gain.change * 100.0) }
+}
+
+/// P50 and, where it has a spread, P10 to P90.
+pub(crate) fn values(by: &By) -> String {
+    let one = |value: f64| match by.unit {
+        Unit::Rate => format!("{:.0} MB/s", value / 1e6),
+        Unit::Seconds => format!("{value:.1} s"),
+        Unit::ShareOfAnHour => format!("{:.2} %/h", value * 100.0),
+    };
+    let number = |value: f64| one(value).split(' ').next().unwrap_or_default().to_string();
+    let Spread { p10, p50, p90 } = by.quantity.spread;
+    if p10 == p90 { one(p50) } else { format!("{} ({}-{})", one(p50), number(p10), number(p90)) }
+}
+
+pub(crate) fn time(seconds: f64) -> String {
+    duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+/// `2 h 05 min`, or what stands for unknown.
+pub(crate) fn likely(spread: Option<Spread>) -> String {
+    spread.map_or(UNKNOWN.into(), |it| time(it.p50))
+}
+
+/// VMs with the one that ends last first; those that never end before all.
+pub(crate) fn by_end(it: &Forecast) -> Vec<&VmForecast> {
+    let mut vms: Vec<&VmForecast> = it.vms.iter().collect();
+    let end = |vm: &VmForecast| vm.end_s.map_or(f64::INFINITY, |end| end.p50);
+    vms.sort_by(|one, two| end(two).total_cmp(&end(one)));
+    vms
+}
+
+fn vm_table(it: &Forecast) -> Table {
+    let mut table = Table::new(&[
+        ("VM", Align::Left),
+        ("TO READ", Align::Right),
+        ("ENDS AFTER", Align::Right),
+        ("P90", Align::Right),
+        ("DOWN FOR", Align::Right),
+    ])
+    .indented(2);
+    for vm in by_end(it).into_iter().take(ROWS_MAX) {
+        table.row([
+            clip(&vm.name, NAME_COLUMNS).into_owned(),
+            Bytes(vm.bytes).to_string(),
+            likely(vm.end_s),
+            vm.end_s.map_or(UNKNOWN.into(), |it| time(it.p90)),
+            likely(vm.downtime_s),
+        ]);
+    }
+    table
+}
+
+fn wave_table(it: &Forecast) -> Table {
+    let columns = ["VMS", "BEGINS", "ENDS", "P90"].map(|name| (name, Align::Right));
+    let mut table = Table::new(&[[("WAVE", Align::Left)].as_slice(), &columns].concat()).indented(2);
+    for wave in &it.waves {
+        table.row([
+            clip(&wave.name, NAME_COLUMNS).into_owned(),
+            wave.vms.to_string(),
+            time(wave.begin_s.p50),
+            time(wave.end_s.p50),
+            time(wave.end_s.p90),
+        ]);
+    }
+    table
+}
+
+/// The model held against published figures.
+pub fn reference_text(rows: &[Row]) -> String {
+    let mut table = Table::new(&[
+        ("EXPERIMENT", Align::Left),
+        ("PUBLISHED", Align::Right),
+        ("MODEL", Align::Right),
+        ("OFF", Align::Right),
+        ("USE", Align::Left),
+    ]);
+    for row in rows {
+        table.row(reference_cells(row));
+    }
+    table.to_string()
+}
+
+/// Name, published, model, off, use.
+pub(crate) fn reference_cells(row: &Row) -> [String; 5] {
+    let unit = match row.unit {
+        Figure::Minutes => "min",
+        Figure::MibPerSecond => "MiB/s",
+        Figure::MbPerSecond => "MB/s",
+    };
+    let used = match row.used {
+        Use::Fitted => "fitted",
+        Use::Checked => "checked",
+        Use::Predicted => "predicted",
+    };
+    [
+        row.name.to_string(),
+        row.published.map_or("-".into(), |it| format!("{it} {unit}")),
+        format!("{:.1} {unit}", row.model),
+        // Rounded before it is written: a hair below nothing is no -0.0.
+        row.off.map_or("-".into(), |off| format!("{:+.1} %", (off * 1000.0).round() / 10.0 + 0.0)),
+        used.to_string(),
+    ]
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use drover_forecast::{FleetDisk, FleetVm, Question, Rates, foresee, reference};
+
+    use super::*;
+
+    /// A forecast of VMs with long and hostile names.
+    pub(crate) fn forecast() -> Forecast {
+        let vm = |at: usize| FleetVm {
+            name: format!("a-very-long-name-of-a-virtual-machine-<b>\u{1b}[31m{at}"),
+            host: format!("esxi-{:03}.second-building.long-domain.example.org", at % 3),
+            wave: Some(format!("wave-{}", at % 2)),
+            disks: vec![FleetDisk { data_bytes: 123_456_789_012, datastore: "ds".into(), pool: None }],
+            runs: at % 2 == 0,
+            ..FleetVm::default()
+        };
+        foresee(&Question {
+            vms: (0..50).map(vm).collect(),
+            plans: vec!["p".into()],
+            rates: Rates::default(),
+            budgets: Default::default(),
+            line: Vec::new(),
+            start_ms: 1_772_373_910_250,
+            seed: 1,
+        })
+    }
+
+    #[test]
+    fn the_text_fits_80_columns_whatever_things_are_called() {
+        let text = forecast_text(&forecast());
+        for line in text.lines() {
+            assert!(crate::text::width(line) <= 80, "{line}");
+        }
+        for word in ["50 VMs", "P10 to P90", "What limits", "wave-1", "assumed: MTV", "... and 30 more"] {
+            assert!(text.contains(word), "{word}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_how_to_shows_what_the_program_computes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/how-to/forecast.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        for row in reference::rows() {
+            let line = format!("| {} |", reference_cells(&row).join(" | "));
+            assert!(page.contains(&line), "docs/how-to/forecast.md lacks:\n{line}");
+        }
+        for by in forecast().by {
+            let line = format!("| {} | {} |", by.name, values(&by));
+            assert!(page.contains(&line), "docs/how-to/forecast.md lacks:\n{line}");
+        }
+        for line in reference_text(&reference::rows()).lines() {
+            assert!(line.len() <= 80, "{line}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! A forecast as a page, with its Gantt chart.
+
+use std::fmt::{self, Write};
+
+use drover_forecast::{Forecast, Spread, VmForecast};
+use drover_types::Bytes;
+
+use super::charts::{NAMES, PLOT, begin_chart, end_chart, write_legend, write_time_labels};
+use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
+use crate::axis::TimeAxis;
+use crate::clock::{local, zone_name};
+use crate::forecast::{by_end, change, likely, time, values};
+use crate::text::{UNKNOWN, clip, count};
+
+/// Rows of the chart and of the table; the JSON has all.
+const ROWS_MAX: usize = 1000;
+const NAME_CHARS: usize = 24;
+/// A bar that took no time is still seen.
+const BAR_MIN: f64 = 1.5;
+
+/// What a fleet will take, as one page without scripts.
+pub fn forecast_html(it: &Forecast) -> String {
+    let mut page = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_page(&mut page, it);
+    page
+}
+
+fn write_page(page: &mut String, it: &Forecast) -> fmt::Result {
+    let title = it.plans.join(", ");
+    write_head(page, &title)?;
+    writeln!(
+        page,
+        "<header>\n<p class=\"eyebrow\">drover forecast</p>\n<h1>{}</h1>\n<p>from {} {} on</p>\n</header>",
+        Escaped(&title),
+        local(it.start_ms as i64),
+        Escaped(&zone_name(it.start_ms as i64))
+    )?;
+    let Spread { p10, p50, p90 } = it.makespan_s;
+    let facts = [
+        ("VMs", it.vms.len().to_string()),
+        ("To be read", Bytes(it.bytes).to_string()),
+        ("Likely", time(p50)),
+        ("P10 to P90", format!("{} to {}", time(p10), time(p90))),
+        ("Ends", moment(it, p50)),
+        ("Not let in by any window", it.never.len().to_string()),
+    ];
+    write_facts(page, &facts)?;
+    write_gantt(page, it)?;
+    write_why(page, it)?;
+    write_waves(page, it)?;
+    write_vms(page, it)?;
+    write_foot(page)
+}
+
+fn moment(it: &Forecast, seconds: f64) -> String {
+    local(ms(it, seconds))
+}
+
+fn ms(it: &Forecast, seconds: f64) -> i64 {
+    it.start_ms as i64 + (seconds * 1000.0) as i64
+}
+
+/// Each VM from its begin to its end, and on to where it ends once in ten times later.
+fn write_gantt(page: &mut String, it: &Forecast) -> fmt::Result {
+    let mut vms: Vec<&VmForecast> = it.vms.iter().filter(|vm| vm.end_s.is_some()).collect();
+    let begin = |vm: &VmForecast| vm.begin_s.map_or(0.0, |it| it.p50);
+    vms.sort_by(|one, two| begin(one).total_cmp(&begin(two)));
+    let shown = &vms[..vms.len().min(ROWS_MAX)];
+    if shown.is_empty() {
+        return Ok(());
+    }
+    let row = if shown.len() > 60 { 8.0 } else { 20.0 };
+    let height = row * shown.len() as f64;
+    let last = shown.iter().filter_map(|vm| vm.end_s).map(|end| end.p90).fold(0.0, f64::max);
+    let axis = TimeAxis::new(&[(ms(it, 0.0), ms(it, last))], NAMES, PLOT);
+    begin_chart(page, "Gantt chart", "When each VM is likely to begin and to end", height)?;
+    write_time_labels(page, &axis, height)?;
+    for (at, vm) in shown.iter().enumerate() {
+        let (Some(begin), Some(end)) = (vm.begin_s, vm.end_s) else { continue };
+        let top = row * at as f64;
+        if row > 10.0 {
+            writeln!(
+                page,
+                "<text class=\"label\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                NAMES - 8.0,
+                top + row / 2.0 + 4.0,
+                Escaped(&clip(&vm.name, NAME_CHARS))
+            )?;
+        }
+        let down = vm.cutover_s.map_or(end.p50, |it| it.p50.clamp(begin.p50, end.p50));
+        let parts = [
+            ("p-copy", begin.p50, if vm.is_warm { down } else { end.p50 }),
+            ("p-off", if vm.is_warm { down } else { end.p50 }, end.p50),
+            ("p-copy unfinished", end.p50, end.p90),
+        ];
+        for (class, from, to) in parts.into_iter().filter(|(_, from, to)| to > from) {
+            let left = axis.at(ms(it, from));
+            writeln!(
+                page,
+                "<rect class=\"phase {class}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{}: {} to {}, \
+                 P90 {}</title></rect>",
+                top + row * 0.15,
+                (axis.at(ms(it, to)) - left).max(BAR_MIN),
+                row * 0.7,
+                Escaped(&vm.name),
+                time(begin.p50),
+                time(end.p50),
+                time(end.p90),
+            )?;
+        }
+    }
+    end_chart(page)?;
+    let legend = [
+        ("p-copy", "copied"),
+        ("p-off", "down for the last pass"),
+        ("p-copy unfinished", "until P90 of its end"),
+    ];
+    write_legend(page, legend.iter())?;
+    if vms.len() > shown.len() {
+        writeln!(page, "<p class=\"note\">... and {}</p>", count(vms.len() - shown.len(), "more VM"))?;
+    }
+    writeln!(page, "</section>")
+}
+
+pub(super) fn write_why(page: &mut String, it: &Forecast) -> fmt::Result {
+    begin_table(page, "What limits", &["Resource", "#For", "#From", "#Until", "#Used"])?;
+    for by in &it.limiting {
+        let cells = [time(by.seconds), time(by.from_s), time(by.to_s), format!("{:.0} %", by.part * 100.0)];
+        let name = [("name", by.name.clone())];
+        write_row(page, &name.into_iter().chain(cells.map(|it| ("number", it))).collect::<Vec<_>>())?;
+    }
+    end_table(page)?;
+    begin_table(page, "What more of it buys", &["Of", "#Change of the time"])?;
+    for gain in &it.gains {
+        write_row(page, &[("", gain.what.clone()), ("number", change(gain))])?;
+    }
+    end_table(page)?;
+    begin_table(page, "Goes by", &["Quantity", "Likely (P10-P90)", "From"])?;
+    for by in &it.by {
+        write_row(page, &[("", by.name.into()), ("", values(by)), ("", by.quantity.origin.to_string())])?;
+    }
+    end_table(page)
+}
+
+fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
+    if it.waves.is_empty() {
+        return Ok(());
+    }
+    begin_table(page, "Waves", &["Wave", "#VMs", "#Begins", "#Ends", "#P90"])?;
+    for wave in &it.waves {
+        let cells =
+            [wave.vms.to_string(), time(wave.begin_s.p50), time(wave.end_s.p50), time(wave.end_s.p90)];
+        let name = [("name", wave.name.clone())];
+        write_row(page, &name.into_iter().chain(cells.map(|it| ("number", it))).collect::<Vec<_>>())?;
+    }
+    end_table(page)
+}
+
+fn write_vms(page: &mut String, it: &Forecast) -> fmt::Result {
+    let columns = ["VM", "Host", "#To read", "#Begins", "#Ends", "#P90", "Cutover", "#Down for"];
+    begin_table(page, "Virtual machines, the last first", &columns)?;
+    for vm in by_end(it).into_iter().take(ROWS_MAX) {
+        write_row(
+            page,
+            &[
+                ("name", vm.name.clone()),
+                ("", vm.host.clone()),
+                ("number", Bytes(vm.bytes).to_string()),
+                ("number", likely(vm.begin_s)),
+                ("number", likely(vm.end_s)),
+                ("number", vm.end_s.map_or(UNKNOWN.into(), |it| time(it.p90))),
+                ("time", vm.cutover_s.map_or(UNKNOWN.into(), |cutover| moment(it, cutover.p50))),
+                ("number", likely(vm.downtime_s)),
+            ],
+        )?;
+    }
+    end_table(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::tests::forecast;
+    use crate::html::tests::texts;
+
+    #[test]
+    fn the_page_is_well_formed_loads_nothing_and_has_a_bar_for_each_vm() {
+        let page = forecast_html(&forecast());
+        let text = texts(&page);
+        assert!(text.contains("a-very-long-name-of-a-virtual-machine-<b>"), "{text}");
+        for word in ["<script", "http://", "https://", "url(", "src=", "href=", "NaN"] {
+            assert!(!page.contains(word), "{word}");
+        }
+        assert!(page.matches("class=\"phase p-copy\"").count() == 50, "{page}");
+    }
+}
