@@ -113,6 +113,9 @@ impl Prepared {
         observer: &dyn Observer,
         board: &Board,
     ) -> Result<RunOutcome, Failure> {
+        // Fewer than that show themselves as errors of the disks that find none left.
+        let disks = u64::from(self.file.plan.limits.disks);
+        drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,
@@ -120,6 +123,7 @@ impl Prepared {
             facts: &self.facts,
             vms: &self.vms,
             limits: &self.file.plan.limits,
+            schedule: None,
             source: self.provider.source(),
             target: &self.target,
             store: setting.store,
@@ -137,6 +141,11 @@ impl Prepared {
         Ok(outcome)
     }
 }
+
+/// Files that are open beside those of disks.
+const FILES_MIN: u64 = 1024;
+/// A disk has connections, its image, its journal and their locks.
+const FILES_PER_DISK: u64 = 32;
 
 /// A plan that was edited must not leave a VM switched off, or with drover's snapshot.
 fn check_none_is_left_out(store: &Store, plan: &str, vms: &[PlannedVm]) -> Result<(), Failure> {

@@ -247,6 +247,7 @@ impl<'a> Run<'a> {
             folder: Path::new("/"),
             vms: &[self.stage.subject.planned()],
             limits: &self.stage.subject.limits(),
+            schedule: None,
             source: &self.source,
             target: &target,
             store: &self.store,

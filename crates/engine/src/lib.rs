@@ -40,6 +40,7 @@ pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
 };
 pub use runner::{RunOutcome, Runner};
+pub use slots::Schedule;
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, OrderRow, PassKind, PassRow, PassState,

@@ -1,16 +1,18 @@
 //! Runs all VMs of a plan, as many at a time as the budgets allow.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::mem::{Discriminant, discriminant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
 use drover_mover::{StopSignal, TransferOptions};
-use drover_plan::schedule::{Budgets, Scheduler, Work};
 use drover_plan::{Limits, PlannedVm};
+use drover_schedule::{Ended, Tenant, Wait};
 
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
@@ -24,6 +26,9 @@ use crate::store::{PlanState, RunFacts, Store, StoreError, VmState};
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Folder, beside the state, by which processes share the VM slots of hosts.
+const HOSTS_FOLDER: &str = "hosts";
 
 /// A plan to be run.
 pub struct Runner<'a> {
@@ -39,6 +44,9 @@ pub struct Runner<'a> {
     pub vms: &'a [PlannedVm],
     /// Budgets.
     pub limits: &'a Limits,
+    /// The schedule that it shares with other runs of this process, whose budgets hold for all; absent: one of its own, with
+    /// the plan's budgets.
+    pub schedule: Option<Arc<Schedule>>,
     /// Where from.
     pub source: &'a dyn SourceProvider,
     /// Where to.
@@ -116,31 +124,66 @@ impl Runner<'_> {
         };
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let ends = self.run_vms(&todo);
+        let ends = self.run_vms(&todo, self.schedule()?);
         Ok(self.end(&before, ends))
     }
 
-    fn run_vms(&self, todo: &[&PlannedVm]) -> Vec<VmEnd> {
-        let works = todo.iter().map(|vm| Work::from(*vm)).collect();
-        let schedule = Schedule::new(Scheduler::new(works, Budgets::from(self.limits)), todo.len());
+    fn run_vms(&self, todo: &[&PlannedVm], schedule: Arc<Schedule>) -> Vec<VmEnd> {
+        let tenant = schedule.join(todo, self.clock);
+        let run = Run { schedule: &schedule, tenant, todo };
         let ends = Mutex::new(Vec::new());
         let context = self.context();
         let over = StopSignal::default();
         std::thread::scope(|scope| {
             // Without it no rates are kept, and only a signal stops the run.
-            let _ = Builder::new().spawn_scoped(scope, || self.watch(&over));
+            let _ = Builder::new().spawn_scoped(scope, || self.watch(&over, &run));
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
-            while let Some((index, disks)) = schedule.next(self.stop) {
-                let (context, vm, ends, schedule) = (&context, todo[index.0], &ends, &schedule);
-                let run = move || run_vm(context, vm, Slots { schedule, index }, disks, ends);
-                if Builder::new().spawn_scoped(scope, run).is_err() {
+            while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
+                let (context, vm, ends) = (&context, todo[at], &ends);
+                let slots = Slots { schedule: &schedule, clock: self.clock, id };
+                let go = move || run_vm(context, vm, slots, tenant, ends);
+                if Builder::new().spawn_scoped(scope, go).is_err() {
                     // No thread can be had: then VMs go one after the other.
-                    run();
+                    go();
                 }
             }
         });
+        self.tell_schedule(&run);
+        schedule.leave(tenant, self.clock);
         ends.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The schedule that it is given, or one of its own that shares hosts with other processes of this state.
+    fn schedule(&self) -> Result<Arc<Schedule>, EngineError> {
+        if let Some(schedule) = &self.schedule {
+            return Ok(schedule.clone());
+        }
+        let folder = self.store.path().parent().unwrap_or(Path::new(".")).join(HOSTS_FOLDER);
+        let shared = Schedule::from(self.limits).shared_in(&folder).map_err(|error| {
+            let what = format!("folder {}, by which processes share budgets", folder.display());
+            ProviderError::new(Cause::State, what).because(error)
+        })?;
+        Ok(Arc::new(shared))
+    }
+
+    /// Tells what was learned of hosts, which of them failed, and which VMs never began.
+    fn tell_schedule(&self, run: &Run<'_>) {
+        let failed = |host: drover_schedule::Quarantined| {
+            let now = if host.is_open { ", and was left alone" } else { "" };
+            format!("host {}: {} VMs failed because of it{now}", host.host, host.failures)
+        };
+        let lines = run.schedule.found().into_iter().chain(run.schedule.quarantine().into_iter().map(failed));
+        for line in lines {
+            // A note that cannot be kept is a loss to the report only.
+            let _ = self.store.add_event(self.plan, None, None, "note", &line);
+        }
+        for (at, ended) in run.schedule.given_up(run.tenant) {
+            let vm = run.todo[at];
+            let text = format!("it was not begun: {}", why_given_up(ended));
+            let _ = self.store.add_event(self.plan, Some(&vm.vm.id), None, "note", &text);
+            self.observer.event(&Event::Note { vm: vm.target_name.clone(), text });
+        }
     }
 
     fn context(&self) -> Context<'_> {
@@ -158,12 +201,14 @@ impl Runner<'_> {
     }
 
     /// Keeps samples of the rate, and stops the run when another process asks for it.
-    fn watch(&self, over: &StopSignal) {
+    fn watch(&self, over: &StopSignal, run: &Run<'_>) {
+        let mut waits = BTreeMap::new();
         while !over.is_set() {
             let (read, written) = self.board.moved();
             let disks = self.board.live().len() as u64;
             // A lost sample is a gap in a chart; trouble with the store shows itself elsewhere.
             let _ = self.store.add_sample(self.plan, read, written, disks);
+            self.keep_waits(run, &mut waits);
             if self.store.cancel_asked(self.plan).unwrap_or(false) {
                 self.stop.stop();
             }
@@ -173,6 +218,20 @@ impl Runner<'_> {
                 slept += Duration::from_millis(50);
             }
         }
+    }
+
+    /// Keeps what VMs wait for, where that is news.
+    fn keep_waits(&self, run: &Run<'_>, told: &mut BTreeMap<usize, Discriminant<Wait>>) {
+        let waits = run.schedule.waits(run.tenant, self.clock);
+        // Counts change all the time; what is waited for does not.
+        let is_news = |(at, wait): &&(usize, Wait)| told.get(at) != Some(&discriminant(wait));
+        let of = |(at, wait): &(usize, Wait)| (run.todo[*at].vm.id.as_str(), wait.to_string());
+        let news: Vec<(&str, String)> = waits.iter().filter(is_news).map(of).collect();
+        if !news.is_empty() && self.store.add_waits(self.plan, &news).is_err() {
+            // They are told again with the next look.
+            return;
+        }
+        *told = waits.into_iter().map(|(at, wait)| (at, discriminant(&wait))).collect();
     }
 
     /// What came of it, by what the VMs' ends say: the state may not have it.
@@ -212,11 +271,37 @@ struct Before {
     not_cleaned_up: Vec<String>,
 }
 
-fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, disks: usize, ends: &Mutex<Vec<VmEnd>>) {
+/// What a run has of its schedule.
+struct Run<'a> {
+    schedule: &'a Schedule,
+    tenant: Tenant,
+    todo: &'a [&'a PlannedVm],
+}
+
+fn why_given_up(ended: Ended) -> &'static str {
+    match ended {
+        Ended::TooLate => "its window closed before its turn came",
+        Ended::GroupFailed => "a VM of an earlier stage of its group failed",
+        Ended::HostFailed => "its host failed again and again, and was left alone",
+        Ended::Arrived | Ended::Failed => "the run was stopped",
+    }
+}
+
+fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenant, ends: &Mutex<Vec<VmEnd>>) {
     // A defect that shows with one VM must not take the others along. What it was doing stays as a crash
     // would leave it, and a resume sees to it.
-    let mut journey = Journey::new(context, vm, slots, disks.min(vm.disks.len()));
-    let end = match catch_unwind(AssertUnwindSafe(|| journey.run())) {
+    let mut journey = Journey::new(context, vm, slots);
+    let travel = AssertUnwindSafe(|| {
+        loop {
+            if let Some(end) = journey.run() {
+                return end;
+            }
+            // If the run is to stop, or the host was given up, the next one finds out, and tells.
+            let _ = slots.take(false, context.stop);
+            journey = Journey::new(context, vm, slots);
+        }
+    });
+    let end = match catch_unwind(travel) {
         Ok(end) => end,
         Err(panic) => {
             let what = panic.downcast_ref::<String>().map(String::as_str);
@@ -235,7 +320,8 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, disks: usize,
         }
     };
     ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
-    slots.schedule.ended();
+    slots.finish(false);
+    slots.schedule.ended(tenant);
 }
 
 /// Held while a process runs a plan; let go by the kernel when the process dies, however it dies.

@@ -325,7 +325,12 @@ pub(crate) static WARM: Table = Table {
 pub(crate) static LIMITS: Table = Table {
     keys: &[
         key("vms_per_host", Kind::Number(1, 1000), "20", "VMs copied at once from one source host."),
-        key("disks", Kind::Number(1, 1000), "8", "Disks copied at once in total."),
+        key(
+            "disks",
+            Kind::Number(1, 1000),
+            "200",
+            "Disks copied at once in total; unless said, 8 where the target is another site.",
+        ),
         key("lanes_per_disk", Kind::Number(1, 64), "", "Connections per disk; absent: chosen."),
         key("depth", Kind::Number(1, 64), "", "Requests in flight per connection; absent: chosen."),
         key(

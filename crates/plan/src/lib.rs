@@ -10,7 +10,7 @@
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
-//! - [`schedule`] decides which VM goes next; [`draft`] writes a first plan from an inventory.
+//! - [`draft`] writes a first plan from an inventory.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -29,7 +29,6 @@ mod problem;
 mod read;
 mod resolution;
 mod resolve;
-pub mod schedule;
 mod warm;
 
 pub use begun::{Begun, Others, as_begun};

@@ -64,10 +64,12 @@ impl Reader {
     fn plan(&mut self, root: &Node) -> Plan {
         let fields = self.fields(root, "", &keys::PLAN);
         self.number(&fields, "version");
+        let (name, source, target) = (self.plan_name(&fields), self.source(&fields), self.target(&fields));
+        let via = target.via.is_some();
         Plan {
-            name: self.plan_name(&fields),
-            source: self.source(&fields),
-            target: self.target(&fields),
+            name,
+            source,
+            target,
             mode: self.mode(&fields).unwrap_or(Mode::Cold),
             warm: self.warm(&fields),
             vms: self.selections(&fields),
@@ -79,7 +81,7 @@ impl Reader {
             start: self.flag(&fields, "start").unwrap_or(false),
             convert: self.convert(&fields).unwrap_or(Convert::Auto),
             verify: self.verify(&fields).unwrap_or(Verify::Full),
-            limits: self.limits(&fields),
+            limits: self.limits(&fields, via),
             warnings: Vec::new(),
         }
     }
@@ -347,7 +349,7 @@ impl Reader {
         Some(name)
     }
 
-    fn limits(&mut self, plan: &Fields<'_>) -> Limits {
+    fn limits(&mut self, plan: &Fields<'_>, via: bool) -> Limits {
         let fields = self.map(plan, "limits", &keys::LIMITS);
         let small = |value: Option<u64>| value.map(|value| value as u32);
         let request = self.size(&fields, "request");
@@ -359,7 +361,7 @@ impl Reader {
         }
         Limits {
             vms_per_host: small(self.number(&fields, "vms_per_host")).unwrap_or(20),
-            disks: small(self.number(&fields, "disks")).unwrap_or(8),
+            disks: small(self.number(&fields, "disks")).unwrap_or(if via { 8 } else { 200 }),
             lanes_per_disk: small(self.number(&fields, "lanes_per_disk")),
             depth: small(self.number(&fields, "depth")),
             request,

@@ -38,6 +38,9 @@ pub struct PlannedVm {
     pub vm: Vm,
     /// Name at the target; safe as a file name and as a libvirt domain name.
     pub target_name: String,
+    /// The name of the host that runs it, where the inventory tells it.
+    #[serde(default)]
+    pub host_name: Option<String>,
     /// The site that it goes to; absent for this machine.
     #[serde(default)]
     pub site: Option<String>,

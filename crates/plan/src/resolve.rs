@@ -111,6 +111,7 @@ impl<'a> Resolver<'a> {
             nics: self.plan_nics(vm, choice),
             route: self.route(vm, choice),
             vm: vm.clone(),
+            host_name: self.inventory.host(&vm.host_id).map(|host| host.name.clone()),
             warm,
             target_name,
             site,

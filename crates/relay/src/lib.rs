@@ -65,7 +65,7 @@ pub use options::{
 };
 pub use pipes::{PIPE_BYTES, PIPES_BYTES_MAX};
 pub use ports::{Allowed, ConnectError, FAR_CONNECTIONS_MAX, Ports};
-pub use relay::{Relay, StartError};
+pub use relay::{Relay, StartError, raise_files};
 pub use stats::{
     ConnectionStats, LinkStats, Refusal, Snapshot, SocketStats, Stage, Totals, Waiting, Waits, WayStats,
 };

@@ -323,7 +323,8 @@ fn files_for(options: &RelayOptions, notes: &mut Vec<String>) -> usize {
     fits
 }
 
-fn raise_files(wanted: u64) -> u64 {
+/// Lets this process have so many files open, as far as it may; gives how many it may have.
+pub fn raise_files(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let now = limit.current.unwrap_or(u64::MAX);
     if now >= wanted {

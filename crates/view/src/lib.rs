@@ -57,7 +57,7 @@ pub use live_several::{
 pub use mode::DisplayMode;
 pub use problems::problems_text;
 pub use report::{report_json, report_text};
-pub use status::{plans_text, status_text};
+pub use status::{plans_text, status_text, waits_text};
 pub use summary::vm_state;
 pub use table::{Align, Table};
 pub use text::{clean, plain, plain_json};

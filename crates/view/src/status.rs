@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::path::Path;
 
@@ -28,6 +29,24 @@ pub fn status_text(plan: &PlanRow, vms: &[VmRow], disks: &[DiskRow]) -> String {
     let _ = write_status(&mut text, plan, vms, disks, is_interrupted(plan, is_alive));
     text
 }
+
+/// What the VMs of a running plan wait for: names, and what for. One line for all that wait for the same.
+pub fn waits_text(waits: &[(String, String)]) -> String {
+    let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    waits.iter().for_each(|(name, text)| by_text.entry(text).or_default().push(name));
+    let line = |(text, names): (&str, Vec<&str>)| {
+        let shown = names.iter().take(WAITING_SHOWN).map(|name| clean(name).to_string());
+        let more = names.len().saturating_sub(WAITING_SHOWN);
+        let more = (more > 0).then(|| format!("{more} more"));
+        let names: Vec<String> = shown.chain(more).collect();
+        format!("waits for {}: {}\n", clean(text), names.join(", "))
+    };
+    let lines: String = by_text.into_iter().map(line).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
+/// Names of VMs that wait for the same; the others are counted.
+const WAITING_SHOWN: usize = 3;
 
 /// Whether a process still runs this program. Its number may have gone to another program since.
 fn is_alive(pid: u32) -> bool {
@@ -237,6 +256,17 @@ undo with:       drover cancel lab
         other.kill().unwrap();
         other.wait().unwrap();
         assert!(!alive);
+    }
+
+    #[test]
+    fn vms_that_wait_for_the_same_share_a_line() {
+        let wait = |name: &str, text: &str| (name.to_string(), text.to_string());
+        let full = "esx3: 20 of 20 VMs at once";
+        let mut waits: Vec<_> = ["a", "b", "c", "d", "e"].map(|name| wait(name, full)).to_vec();
+        waits.push(wait("f", "its window to open"));
+        let text =
+            "\nwaits for esx3: 20 of 20 VMs at once: a, b, c, 2 more\nwaits for its window to open: f\n";
+        assert_eq!((waits_text(&waits).as_str(), waits_text(&[]).as_str()), (text, ""));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! `drover status` and `drover report`.
 
-use drover_engine::{DiskRow, PlanReport, PlanRow, Store, VmReport, VmRow};
+use std::collections::HashMap;
+
+use drover_engine::{DiskRow, PlanReport, PlanRow, PlanState, Store, VmReport, VmRow};
 use serde_json::{Value, json};
 
 use super::migrate::{open_store_to_read, plan_name, unknown_plan};
@@ -39,6 +41,8 @@ pub struct PlanStatus {
     report: PlanReport,
     vms: Vec<VmRow>,
     disks: Vec<DiskRow>,
+    /// What VMs wait for, by name.
+    waits: Vec<(String, String)>,
 }
 
 impl PlanStatus {
@@ -47,21 +51,34 @@ impl PlanStatus {
         let (vms, disks) = (store.vms(&plan.name)?, store.disks(&plan.name)?);
         let report =
             drover_engine::plan_report(store, &plan.name)?.ok_or_else(|| unknown_plan(store, &plan.name))?;
-        Ok(PlanStatus { report, vms, disks })
+        let waits = waits(store, &report.plan, &vms)?;
+        Ok(PlanStatus { report, vms, disks, waits })
     }
 
     /// For people.
     pub fn text(&self) -> String {
         let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks);
-        text + &drover_view::warm_status_text(&self.report)
+        text + &drover_view::warm_status_text(&self.report) + &drover_view::waits_text(&self.waits)
     }
 
     /// For programs.
     pub fn json(&self) -> Value {
         let warm = |vm: &VmReport| Some((vm.row.name.clone(), json!(vm.warm.as_ref()?)));
         let warm: serde_json::Map<_, _> = self.report.vms.iter().filter_map(warm).collect();
-        json!({ "plan": self.report.plan, "vms": self.vms, "disks": self.disks, "warm": warm })
+        let waits = self.waits.iter().map(|(name, text)| (name.clone(), text.as_str().into()));
+        let waits: serde_json::Map<_, _> = waits.collect();
+        json!({ "plan": self.report.plan, "vms": self.vms, "disks": self.disks, "warm": warm, "waits": waits })
     }
+}
+
+/// What the VMs of a plan that runs wait for, by name.
+fn waits(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Result<Vec<(String, String)>, Failure> {
+    if plan.state != PlanState::Running {
+        return Ok(Vec::new());
+    }
+    let names: HashMap<&str, &str> = vms.iter().map(|vm| (vm.id.as_str(), vm.name.as_str())).collect();
+    let named = |(id, text): (String, String)| Some((names.get(id.as_str())?.to_string(), text));
+    Ok(store.waits(&plan.name)?.into_iter().filter_map(named).collect())
 }
 
 /// Shows what a plan did.

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use drover_disk::{Disk, DiskOp};
@@ -29,7 +30,7 @@ impl Journey<'_> {
         let this = &*self;
         let work = |step: &Step, stop: &StopSignal| match step {
             Step::Prove => this.prove(stop).map(|()| Vec::new()),
-            Step::Copy => in_parallel(this.disks_at_once, &disks, stop, |disk, stop| {
+            Step::Copy => in_parallel(this.disks_at_once(), &disks, stop, |disk, stop| {
                 this.copy_disk(this.planned, disk, None, stop)
             }),
         };
@@ -86,7 +87,10 @@ impl Journey<'_> {
                 ProviderError::new(Cause::State, "recording what is attached").because(error)
             })
         };
-        let opened = self.context.source.open_disk(from, disk, snapshot, &record)?;
+        let opened = self.context.source.open_disk(from, disk, snapshot, &record).inspect_err(|error| {
+            let is_of_host = matches!(error.cause, Cause::Connection | Cause::Source);
+            self.host_fails.fetch_or(is_of_host, Relaxed);
+        })?;
         // What is told of every pass is told once.
         if pass.as_ref().is_none_or(|pass| pass.job.number == 1) {
             opened.notes.iter().for_each(|note| self.note(format!("{}: {note}", disk.disk.label)));
@@ -108,13 +112,18 @@ impl Journey<'_> {
         };
         let live = self.enter(disk, DiskActivity::Copy);
         let found = |blocks| Ok(self.keep_distrust(blocks)?);
+        let reads = self.slots.reads(&live);
         let result = copy_telling(&job, &found, &live, stop);
+        drop(reads);
         self.context.board.leave(&live);
         self.keep_distrust(live.audit_mismatches())?;
         let link = target.link.map(|link| LinkBytes { zero: live.snapshot().zero, ..link.bytes() });
         // Also of a copy that did not end well: it went over the line.
         self.keep_link(disk, link)?;
         let report = result.map_err(|source| self.copy_error(disk, source, job.target.as_ref()))?;
+        // The source's disk is closed before its slot goes to another.
+        drop(job);
+        self.finish_disk(disk);
         self.keep_copy(disk, &report, &opened.notes)?;
         if is_told {
             self.tell_copied(disk, &report, link);
@@ -126,6 +135,12 @@ impl Journey<'_> {
             pass: report.pass,
             leaves: report.leaves,
         })
+    }
+
+    fn finish_disk(&self, disk: &PlannedDisk) {
+        if let Some(at) = self.planned.disks.iter().position(|it| it.index == disk.index) {
+            self.slots.disk_finished(at);
+        }
     }
 
     pub(super) fn keep_copy(&self, disk: &PlannedDisk, report: &CopyReport, notes: &[String]) -> Outcome<()> {
@@ -190,6 +205,7 @@ impl Journey<'_> {
             MoveError::Journal(_) | MoveError::TooSmall { .. } | MoveError::Other { .. } => Cause::Target,
             MoveError::Cancelled => Cause::Cancelled,
         };
+        self.host_fails.fetch_or(side == Cause::Source, Relaxed);
         EngineError::Copy { disk: format!("{}/{}", self.planned.target_name, disk.disk.label), source, side }
     }
 }

@@ -208,7 +208,7 @@ impl Journey<'_> {
     }
 
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.
-    fn undo(&mut self, reached: Phase) -> Vec<String> {
+    pub(super) fn undo(&mut self, reached: Phase) -> Vec<String> {
         let mut left = Vec::new();
         let mut keep = |result: Result<(), ProviderError>| match result {
             Ok(()) => true,

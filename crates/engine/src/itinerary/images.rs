@@ -12,7 +12,7 @@ impl Journey<'_> {
     /// replaced is refused: what its journal says is not true of it, and what it holds is not drover's to overwrite.
     pub(super) fn check_images(&self) -> Outcome<()> {
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
-        in_parallel(self.disks_at_once, &disks, self.context.stop, |disk, _| self.check_image(disk))?;
+        in_parallel(self.disks_at_once(), &disks, self.context.stop, |disk, _| self.check_image(disk))?;
         Ok(())
     }
 

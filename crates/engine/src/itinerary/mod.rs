@@ -11,6 +11,7 @@ mod verify;
 mod warm;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use drover_copy::LeafTable;
@@ -27,7 +28,6 @@ pub(crate) use self::warm::untrack;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, DiskActivity, Event, LiveDisk, Observer};
-use crate::parallel::OnDrop;
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::Slots;
@@ -70,8 +70,6 @@ pub(crate) struct Journey<'a> {
     context: &'a Context<'a>,
     planned: &'a PlannedVm,
     slots: Slots<'a>,
-    /// Disks copied at a time.
-    disks_at_once: usize,
     snapshot: Option<String>,
     copies: Vec<Option<Copied>>,
     /// An earlier run tried to convert the guest or to start it, so its images may have changed since.
@@ -80,6 +78,8 @@ pub(crate) struct Journey<'a> {
     may_go_down: bool,
     /// What it did, for its end: told also where the state cannot be read any more.
     memory: Memory,
+    /// A disk could not be opened at the source, or not be read: that is of the host rather than of the VM.
+    host_fails: AtomicBool,
     /// The phase found nothing to do, so that its time tells nothing of the next one.
     did_nothing: bool,
     /// The source as its last snapshot left it, off.
@@ -106,22 +106,17 @@ struct Copied {
 type Outcome<T> = Result<T, EngineError>;
 
 impl<'a> Journey<'a> {
-    pub(crate) fn new(
-        context: &'a Context<'a>,
-        planned: &'a PlannedVm,
-        slots: Slots<'a>,
-        disks_at_once: usize,
-    ) -> Self {
+    pub(crate) fn new(context: &'a Context<'a>, planned: &'a PlannedVm, slots: Slots<'a>) -> Self {
         Journey {
             context,
             planned,
             slots,
-            disks_at_once: disks_at_once.max(1),
             snapshot: None,
             copies: planned.disks.iter().map(|_| None).collect(),
             touched_before: false,
             may_go_down: false,
             memory: Memory::default(),
+            host_fails: AtomicBool::new(false),
             did_nothing: false,
             still: None,
             passes_began_ms: None,
@@ -131,27 +126,49 @@ impl<'a> Journey<'a> {
     }
 
     /// Goes through all phases; after a failure undoes what must not be left behind. The slots are given
-    /// back when the source's disks are not needed any more.
-    pub(crate) fn run(&mut self) -> VmEnd {
+    /// back when the source's disks are not needed any more. `None` after a failure of its host, if it is to be run again when
+    /// it has its slots again.
+    pub(crate) fn run(&mut self) -> Option<VmEnd> {
         let mut reached = Phase::Check;
-        let result = self.run_phases(&mut reached);
-        match result {
-            Ok(()) => self.end_well(),
-            Err(error) => self.end_badly(error, reached),
+        let error = match self.run_phases(&mut reached) {
+            Ok(()) => {
+                self.slots.finish(true);
+                return Some(self.end_well());
+            }
+            Err(error) => error,
+        };
+        let may_go_on =
+            self.host_fails.load(Relaxed) && error.cause() != Cause::Cancelled && reached < Phase::Define;
+        let may_go_on = may_go_on && !self.context.stop.is_set();
+        if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten() {
+            return self.put_back(error, reached, at_ms);
         }
+        self.slots.finish(false);
+        Some(self.end_badly(error, reached))
+    }
+
+    /// Puts the source back as it was, to be run again.
+    fn put_back(&mut self, error: EngineError, reached: Phase, at_ms: u64) -> Option<VmEnd> {
+        if !self.undo(reached).is_empty() {
+            // Something could not be undone, which its end tells and tries once more.
+            self.slots.finish(false);
+            return Some(self.end_badly(error, reached));
+        }
+        let now_ms = u64::try_from(self.context.clock.now_ms()).unwrap_or(0);
+        let seconds = at_ms.saturating_sub(now_ms).div_ceil(1000);
+        let why = error.chain();
+        self.note(format!("its host fails, so it is tried again in {seconds} s at the earliest: {why}"));
+        None
     }
 
     fn run_phases(&mut self, reached: &mut Phase) -> Outcome<()> {
-        // Gives the source's slots back when dropped, however this ends.
-        let held = self.slots;
-        let mut slots = Some(OnDrop::new(move || held.finish()));
         let first = self.first_phase()?;
         let phases: &[Phase] = if self.is_warm() { &Phase::WARM } else { &Phase::COLD };
         for phase in phases.iter().copied().filter(|phase| *phase >= first) {
             *reached = phase;
             self.run_phase(phase)?;
             if phase == Phase::Verify {
-                slots.take();
+                self.slots.park();
             }
         }
         Ok(())
@@ -203,6 +220,11 @@ impl<'a> Journey<'a> {
         self.context.store.add_event(plan, Some(vm), Some(phase.name()), "ended", text)?;
         self.tell(Event::PhaseEnded { vm: self.name(), phase, seconds });
         Ok(())
+    }
+
+    /// Disks that may be at work at once.
+    fn disks_at_once(&self) -> usize {
+        self.slots.disks().min(self.planned.disks.len())
     }
 
     fn is_warm(&self) -> bool {

@@ -18,7 +18,7 @@ impl Journey<'_> {
         let work: Vec<(&PlannedDisk, &Copied)> =
             self.planned.disks.iter().zip(self.copies.iter().flatten()).collect();
         let this = &*self;
-        in_parallel(this.disks_at_once, &work, this.context.stop, |(disk, copied), stop| {
+        in_parallel(this.disks_at_once(), &work, this.context.stop, |(disk, copied), stop| {
             this.verify_disk(disk, copied, stop)
         })?;
         Ok(())

@@ -301,6 +301,9 @@ const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// The same once one of them held it for longer.
 const HELD_WAIT: Duration = Duration::from_millis(250);
 
+/// The kind of an event that says what a VM waits for.
+const WAITS: &str = "waits";
+
 impl Store {
     /// Whether there is a store in a folder.
     pub fn is_there(folder: &Path) -> bool {
@@ -544,6 +547,20 @@ impl Store {
         text: &str,
     ) -> Outcome<()> {
         self.change(Durable::WithTheNext, |db| add_event(db, plan, vm, phase, kind, text))
+    }
+
+    /// Notes what VMs wait for from now on, by their ids.
+    pub fn add_waits(&self, plan: &str, waits: &[(&str, String)]) -> Outcome<()> {
+        self.change(Durable::WithTheNext, |db| {
+            waits.iter().try_for_each(|(vm, text)| add_event(db, plan, Some(vm), None, WAITS, text))
+        })
+    }
+
+    /// What VMs wait for, by id: those whose last event says so.
+    pub fn waits(&self, plan: &str) -> Outcome<Vec<(String, String)>> {
+        let query = "SELECT vm, text FROM event WHERE plan = ?1 AND kind = ?2
+             AND id IN (SELECT max(id) FROM event WHERE plan = ?1 AND vm IS NOT NULL GROUP BY vm) ORDER BY id";
+        self.rows(query, [plan, WAITS], |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
     /// Events of a plan in order.

@@ -191,6 +191,7 @@ impl World {
             facts: &RunFacts::default(),
             vms,
             limits: &self.plan.limits,
+            schedule: None,
             source: self,
             target: self,
             store: &self.store,

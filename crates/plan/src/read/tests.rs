@@ -339,7 +339,7 @@ fn names_of_plans_may_be_so_long_and_no_longer() {
 fn a_small_plan_gets_the_documented_defaults() {
     let plan = Plan::parse(SMALL).unwrap();
     assert_eq!((plan.power_off, plan.verify, plan.convert), (PowerOff::Refuse, Verify::Full, Convert::Auto));
-    assert_eq!((plan.limits.vms_per_host, plan.limits.disks, plan.limits.memory), (20, 8, 96 << 20));
+    assert_eq!((plan.limits.vms_per_host, plan.limits.disks, plan.limits.memory), (20, 200, 96 << 20));
     assert_eq!((plan.source.vsphere().unwrap().endpoint.to_string().as_str(), plan.start), ("vc:443", false));
 }
 

@@ -240,7 +240,7 @@ impl Journey<'_> {
 
     fn copy_areas(&self, frozen: &FrozenVm, areas: Vec<DiskAreas>) -> Outcome<Vec<Copied>> {
         let work: Vec<(&PlannedDisk, DiskAreas)> = frozen.vm.disks.iter().zip(areas).collect();
-        in_parallel(self.disks_at_once, &work, self.context.stop, |(disk, areas), stop: &StopSignal| {
+        in_parallel(self.disks_at_once(), &work, self.context.stop, |(disk, areas), stop: &StopSignal| {
             let pass = self.disk_pass(frozen, disk, areas);
             self.copy_disk(&frozen.vm, disk, Some(pass), stop)
         })

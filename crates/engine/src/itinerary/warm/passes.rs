@@ -162,7 +162,7 @@ impl Journey<'_> {
     }
 
     fn take_slots(&self, first: bool) -> Outcome<()> {
-        if self.slots.take(first, self.context.stop) { Ok(()) } else { Err(EngineError::Cancelled) }
+        self.slots.take(first, self.context.stop)
     }
 
     /// Does all that can be done before the guest is shut down; false if that took so long, or showed such
@@ -182,6 +182,7 @@ impl Journey<'_> {
                 return Ok(false);
             }
         }
+        self.slots.take_cutover(self.context.stop)?;
         // Held from before the shutdown on: a guest that is down waits for nobody.
         self.take_slots(true)?;
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);

@@ -23,7 +23,7 @@ impl Journey<'_> {
         self.note("the replica is read back before the guest is shut down".into());
         let this = &*self;
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
-        let proved = in_parallel(this.disks_at_once, &disks, this.context.stop, |disk, stop| {
+        let proved = in_parallel(this.disks_at_once(), &disks, this.context.stop, |disk, stop| {
             let (leaves, differing) = this.compare_replica(disk, stop)?;
             match differing.first() {
                 None => Ok(leaves),
@@ -52,7 +52,7 @@ impl Journey<'_> {
         self.slots.park();
         let this = &*self;
         let disks: Vec<&PlannedDisk> = self.planned.disks.iter().collect();
-        let differing = in_parallel(this.disks_at_once, &disks, this.context.stop, |disk, stop| {
+        let differing = in_parallel(this.disks_at_once(), &disks, this.context.stop, |disk, stop| {
             // An earlier run died while it removed what had been changed.
             let target = this.context.target;
             if !target.journal(disk, this.planned).exists() || !target.has_image(disk, this.planned)? {
@@ -100,7 +100,7 @@ impl Journey<'_> {
         let disks = self.planned.disks.iter().zip(self.copies.iter().flatten()).zip(&proved);
         let work: Vec<_> = disks.collect();
         let this = &*self;
-        in_parallel(this.disks_at_once, &work, this.context.stop, |((disk, copied), proved), stop| {
+        in_parallel(this.disks_at_once(), &work, this.context.stop, |((disk, copied), proved), stop| {
             this.verify_changed(disk, copied, proved, stop)
         })?;
         Ok(())

@@ -1,0 +1,419 @@
+//! Slots of the source: who holds them, who waits for them.
+//!
+//! A [`Schedule`] may be shared by several runs of one process: they stand in one order then, by VM. With a folder it shares
+//! the VM slots of hosts with other processes, too ([`claims`]).
+
+mod claims;
+mod job;
+mod learned;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use drover_mover::{Progress, StopSignal};
+use drover_plan::PlannedVm;
+use drover_schedule::{Budgets, Ended, JobId, Quarantined, Scheduler, Tenant, Usage, Wait};
+
+use self::claims::{Claim, Claims};
+use self::job::{host_limits, job_of};
+use self::learned::Learned;
+use crate::clock::Clock;
+use crate::error::{Cause, EngineError, ProviderError};
+
+/// The schedule of one or several runs, which all their VMs share.
+pub struct Schedule {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    scheduler: Scheduler,
+    vms: BTreeMap<JobId, One>,
+    runs: BTreeMap<Tenant, Run>,
+    next_tenant: u64,
+    claims: Option<Claims>,
+    /// Hosts of which other processes hold slots that this one wanted.
+    short: BTreeSet<String>,
+    learned: Learned,
+}
+
+/// A VM.
+struct One {
+    tenant: Tenant,
+    /// Its place in its run.
+    at: usize,
+    host: String,
+    /// Disk slots that it was admitted with, while it is.
+    admitted: Option<usize>,
+    /// Whether it has a thread.
+    has_begun: bool,
+    /// Its slot among those that processes share.
+    claim: Option<Claim>,
+}
+
+/// A run.
+#[derive(Default)]
+struct Run {
+    /// VMs that are admitted and have no thread yet.
+    ready: VecDeque<JobId>,
+    /// VMs that have none.
+    not_begun: BTreeSet<JobId>,
+    /// Threads that are not over.
+    threads: usize,
+    /// VMs that were never admitted, and why.
+    given_up: Vec<(usize, Ended)>,
+}
+
+/// A stop is noticed within this time.
+const TICK: Duration = Duration::from_millis(200);
+
+impl Schedule {
+    /// An empty one with these budgets.
+    pub fn new(budgets: Budgets) -> Schedule {
+        let state = State {
+            scheduler: Scheduler::new(budgets),
+            vms: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            next_tenant: 0,
+            claims: None,
+            short: BTreeSet::new(),
+            learned: Learned::default(),
+        };
+        Schedule { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The same, sharing the VM slots of hosts with other processes that name the same folder.
+    ///
+    /// # Errors
+    /// If the folder cannot be used.
+    pub fn shared_in(self, folder: &Path) -> io::Result<Schedule> {
+        let claims = Some(Claims::new(folder)?);
+        self.lock().claims = claims;
+        Ok(self)
+    }
+
+    /// Adds the VMs of a run, all waiting. Each host gets the disks that its NFC server takes.
+    pub(crate) fn join(&self, vms: &[&PlannedVm], clock: &dyn Clock) -> Tenant {
+        let mut state = self.lock();
+        let tenant = Tenant(state.next_tenant);
+        state.next_tenant += 1;
+        for vm in vms {
+            let host = vm.vm.host_id.as_str();
+            let limits = host_limits(state.scheduler.host_limits(host), vm);
+            state.scheduler.set_host(host, limits);
+            vm.host_name.iter().for_each(|name| state.scheduler.set_label(host, name));
+        }
+        state.learn(vms);
+        let jobs = vms.iter().map(|vm| job_of(vm)).collect();
+        let ids = state.scheduler.add(tenant, jobs, now(clock));
+        let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
+            let host = vm.vm.host_id.clone();
+            (*id, One { tenant, at, host, admitted: None, has_begun: false, claim: None })
+        };
+        state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
+        state.runs.insert(tenant, Run { not_begun: ids.into_iter().collect(), ..Run::default() });
+        tenant
+    }
+
+    /// Ends a run, all of whose threads are over.
+    pub(crate) fn leave(&self, tenant: Tenant, clock: &dyn Clock) {
+        let mut state = self.lock();
+        state.scheduler.withdraw(tenant, now(clock));
+        let ids: Vec<JobId> =
+            state.vms.iter().filter(|(_, one)| one.tenant == tenant).map(|(id, _)| *id).collect();
+        for id in ids {
+            state.end(id, false, now(clock));
+            state.vms.remove(&id);
+        }
+        state.scheduler.forget(tenant);
+        state.runs.remove(&tenant);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a VM of a run that is to be begun, and gives its place; `None` when all have ended, or the run is to stop
+    /// and those that were begun have ended. VMs that wait to go on are let in on the way, those of other runs, too.
+    pub(crate) fn next(
+        &self,
+        tenant: Tenant,
+        stop: &StopSignal,
+        clock: &dyn Clock,
+    ) -> Option<(JobId, usize)> {
+        let mut state = self.lock();
+        loop {
+            if stop.is_set() {
+                state.drop_not_begun(tenant, now(clock));
+            }
+            if state.admit(now(clock)) {
+                self.changed.notify_all();
+            }
+            let run = state.runs.get_mut(&tenant)?;
+            if let Some(id) = run.ready.pop_front() {
+                run.not_begun.remove(&id);
+                run.threads += 1;
+                let one = state.vms.get_mut(&id)?;
+                one.has_begun = true;
+                return Some((id, one.at));
+            }
+            if run.threads == 0 && run.not_begun.is_empty() {
+                return None;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// The thread of a VM is over.
+    pub(crate) fn ended(&self, tenant: Tenant) {
+        if let Some(run) = self.lock().runs.get_mut(&tenant) {
+            run.threads -= 1;
+        }
+        self.changed.notify_all();
+    }
+
+    /// VMs of a run that were never begun, by their places, and why.
+    pub(crate) fn given_up(&self, tenant: Tenant) -> Vec<(usize, Ended)> {
+        self.lock().runs.get(&tenant).map(|run| run.given_up.clone()).unwrap_or_default()
+    }
+
+    /// What each VM of a run waits for, by its place.
+    pub(crate) fn waits(&self, tenant: Tenant, clock: &dyn Clock) -> Vec<(usize, Wait)> {
+        let state = self.lock();
+        let own = state.vms.iter().filter(|(_, one)| one.tenant == tenant);
+        let wait = |(id, one): (&JobId, &One)| Some((one.at, state.scheduler.wait_of(*id, now(clock))?));
+        own.filter_map(wait).collect()
+    }
+
+    /// What each host has in use.
+    pub fn usage(&self) -> Vec<Usage> {
+        self.lock().scheduler.usage()
+    }
+
+    /// Hosts because of which VMs failed.
+    pub fn quarantine(&self) -> Vec<Quarantined> {
+        self.lock().scheduler.quarantine()
+    }
+
+    /// What was found by measuring, a line for each host: `esx3: 7 disks at once; an 8th gained 1 %`.
+    pub fn found(&self) -> Vec<String> {
+        let state = self.lock();
+        state.learned.found(|host| state.scheduler.label(host))
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn now(clock: &dyn Clock) -> u64 {
+    u64::try_from(clock.now_ms()).unwrap_or(0)
+}
+
+impl State {
+    /// Lets in all that fit; true if somebody is to look.
+    fn admit(&mut self, now_ms: u64) -> bool {
+        self.learned.look(&mut self.scheduler, now_ms);
+        for host in std::mem::take(&mut self.short) {
+            self.scheduler.set_elsewhere(&host, 0);
+        }
+        let mut changed = false;
+        while let Some(admission) = self.scheduler.next(now_ms) {
+            changed |= self.let_in(admission.job, admission.slots as usize, now_ms);
+        }
+        for (id, ended) in self.scheduler.take_given_up() {
+            changed = true;
+            let Some(one) = self.vms.get(&id) else { continue };
+            let Some(run) = self.runs.get_mut(&one.tenant) else { continue };
+            if run.not_begun.remove(&id) {
+                run.given_up.push((one.at, ended));
+            }
+        }
+        changed
+    }
+
+    /// False if another process has the slot of its host.
+    fn let_in(&mut self, id: JobId, slots: usize, now_ms: u64) -> bool {
+        let Some(one) = self.vms.get_mut(&id) else { return false };
+        let usage = self.scheduler.usage_of(&one.host);
+        if let Some((claims, usage)) = self.claims.as_ref().zip(usage) {
+            one.claim = claims.claim(&one.host, usage.vms_max);
+            if one.claim.is_none() {
+                self.scheduler.requeue(id, now_ms);
+                self.scheduler.set_elsewhere(&one.host, usage.vms_max.saturating_sub(usage.vms - 1));
+                self.short.insert(one.host.clone());
+                return false;
+            }
+        }
+        one.admitted = Some(slots);
+        if !one.has_begun
+            && let Some(run) = self.runs.get_mut(&one.tenant)
+        {
+            run.ready.push_back(id);
+        }
+        true
+    }
+
+    /// Gives back what a VM holds; it holds nothing afterwards.
+    fn let_out(&mut self, id: JobId) -> bool {
+        let Some(one) = self.vms.get_mut(&id) else { return false };
+        one.claim = None;
+        one.admitted.take().is_some()
+    }
+
+    fn end(&mut self, id: JobId, has_arrived: bool, now_ms: u64) {
+        self.let_out(id);
+        if self.vms.contains_key(&id) {
+            self.scheduler.finished(id, if has_arrived { Ended::Arrived } else { Ended::Failed }, now_ms);
+        }
+    }
+
+    fn drop_not_begun(&mut self, tenant: Tenant, now_ms: u64) {
+        let Some(run) = self.runs.get_mut(&tenant) else { return };
+        run.ready.clear();
+        for id in std::mem::take(&mut run.not_begun) {
+            self.end(id, false, now_ms);
+        }
+    }
+
+    /// Begins to measure hosts that are new.
+    fn learn(&mut self, vms: &[&PlannedVm]) {
+        let mut disks: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for vm in vms {
+            let (sum, vms) = disks.entry(&vm.vm.host_id).or_default();
+            (*sum, *vms) = (*sum + vm.disks.len(), *vms + 1);
+        }
+        for (host, (disks, vms)) in disks {
+            let Some(usage) = self.scheduler.usage_of(host) else { continue };
+            // As many disks as the VMs have that it may serve at once.
+            let start = (usage.vms_max as usize * disks).div_ceil(vms.max(1));
+            let max = usage.disks_max.min(self.scheduler.budgets().disks);
+            self.learned.begin(host, u32::try_from(start).unwrap_or(u32::MAX), max);
+        }
+    }
+}
+
+/// The slots of one VM.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'a> {
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) clock: &'a dyn Clock,
+    pub(crate) id: JobId,
+}
+
+impl Slots<'_> {
+    /// The VM is over. What it still held goes to others.
+    pub(crate) fn finish(&self, has_arrived: bool) {
+        self.schedule.lock().end(self.id, has_arrived, now(self.clock));
+        self.schedule.changed.notify_all();
+    }
+
+    /// The VM failed because of its host. Gives when it is tried again, for which [`Slots::take`] waits; otherwise it is over.
+    pub(crate) fn host_failed(&self) -> Option<u64> {
+        let mut state = self.schedule.lock();
+        let again = match state.let_out(self.id) && state.scheduler.is_running(self.id) {
+            true => state.scheduler.host_failed(self.id, now(self.clock)),
+            false => None,
+        };
+        if again.is_none() {
+            state.end(self.id, false, now(self.clock));
+        }
+        drop(state);
+        self.schedule.changed.notify_all();
+        again
+    }
+
+    /// Disks that may be open at once.
+    pub(crate) fn disks(&self) -> usize {
+        let state = self.schedule.lock();
+        let admitted = state.vms.get(&self.id).and_then(|one| one.admitted);
+        admitted.unwrap_or_else(|| state.scheduler.disks_at_once(self.id) as usize).max(1)
+    }
+
+    /// One disk, by its place in the plan, is copied: its slot goes to others unless the VM has more disks.
+    pub(crate) fn disk_finished(&self, disk: usize) {
+        self.schedule.lock().scheduler.disk_finished(self.id, disk);
+        self.schedule.changed.notify_all();
+    }
+
+    /// What a disk reads counts for its host until this is dropped.
+    pub(crate) fn reads(&self, progress: &Arc<Progress>) -> impl Drop + use<'_> {
+        let (progress, schedule, id) = (progress.clone(), self.schedule, self.id);
+        let mut state = schedule.lock();
+        let host = state.vms.get(&id).map(|one| one.host.clone()).unwrap_or_default();
+        state.learned.enter(&host, progress.clone());
+        crate::parallel::OnDrop::new(move || schedule.lock().learned.leave(&host, &progress))
+    }
+
+    /// Lets others have them until [`Slots::take`]; nothing if that is so already.
+    pub(crate) fn park(&self) {
+        let mut state = self.schedule.lock();
+        if state.let_out(self.id) {
+            state.scheduler.park(self.id, now(self.clock));
+            self.schedule.changed.notify_all();
+        }
+    }
+
+    /// Waits until they are there again, before all others if `first`.
+    ///
+    /// # Errors
+    /// If the run is to stop, or the host was given up.
+    pub(crate) fn take(&self, first: bool, stop: &StopSignal) -> Result<(), EngineError> {
+        let mut state = self.schedule.lock();
+        let is_held = |state: &State| state.vms.get(&self.id).is_some_and(|one| one.admitted.is_some());
+        if is_held(&state) {
+            return Ok(());
+        }
+        if state.scheduler.is_parked(self.id) {
+            state.scheduler.wake(self.id, first, now(self.clock));
+        }
+        loop {
+            if state.admit(now(self.clock)) {
+                self.schedule.changed.notify_all();
+            }
+            if is_held(&state) {
+                return Ok(());
+            }
+            if stop.is_set() {
+                return Err(EngineError::Cancelled);
+            }
+            if state.scheduler.is_over(self.id) {
+                return Err(self.given_up(&state));
+            }
+            state = self.schedule.wait(state);
+        }
+    }
+
+    fn given_up(&self, state: &State) -> EngineError {
+        let host = state.vms.get(&self.id).map(|one| state.scheduler.label(&one.host)).unwrap_or_default();
+        let text = format!("host {host} failed again and again, and is left alone");
+        let advice = "see whether the host is well, then `drover resume` goes on with its VMs";
+        ProviderError::new(Cause::Connection, text).advise(advice).into()
+    }
+
+    /// Waits until the VM may move over: for those of its group, and until fewer guests are down at once.
+    ///
+    /// # Errors
+    /// If the run is to stop, or a VM of an earlier stage of its group failed.
+    pub(crate) fn take_cutover(&self, stop: &StopSignal) -> Result<(), EngineError> {
+        let mut state = self.schedule.lock();
+        while state.scheduler.ask_cutover(self.id).is_err() {
+            if stop.is_set() {
+                state.scheduler.cutover_over(self.id);
+                return Err(EngineError::Cancelled);
+            }
+            if state.scheduler.has_failed_before(self.id) {
+                let text = "a VM of an earlier stage of its group failed, so it does not move over";
+                return Err(ProviderError::new(Cause::Plan, text)
+                    .advise("`drover resume` goes on with the group, in its order")
+                    .into());
+            }
+            state = self.schedule.wait(state);
+        }
+        Ok(())
+    }
+}
