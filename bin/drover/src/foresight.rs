@@ -1,8 +1,10 @@
 //! From plans, flags and what earlier runs measured to a forecast.
 
+use std::collections::BTreeMap;
+
 use drover_engine::{Clock, Foreseen, ForeseenVm, PlanReport, Store, StoreError, SystemClock, VmReport};
 use drover_forecast::{
-    FleetVm, Forecast, Point, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX, daily_windows,
+    Copied, FleetVm, Forecast, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX, daily_windows,
     foresee_roughly, spread_over,
 };
 use drover_plan::{Limits, PlannedVm};
@@ -30,24 +32,28 @@ pub fn rates_here(args: &WhatIfArgs) -> Result<Rates, Failure> {
 /// What earlier runs tell.
 pub fn seen(store: &Store) -> Result<Seen, StoreError> {
     let mut seen = Seen::default();
-    for (number, plan) in store.plans()?.into_iter().take(PLANS_MAX).enumerate() {
+    for plan in store.plans()?.into_iter().take(PLANS_MAX) {
         if let Some(report) = drover_engine::plan_report(store, &plan.name)? {
-            see(&mut seen, &report, number);
+            see(&mut seen, &report);
         }
     }
     Ok(seen)
 }
 
-fn see(seen: &mut Seen, report: &PlanReport, run: usize) {
-    let hosts: std::collections::BTreeSet<&String> =
-        report.vms.iter().filter_map(|vm| vm.source_host.as_ref()).collect();
-    let disks_at = |pair: &[drover_engine::RatePoint]| pair[0].disks == pair[1].disks && pair[1].disks > 0;
-    // Between two samples with as many disks: at the edges a disk was read for a part of the time only.
-    for pair in report.rates.windows(2).filter(|pair| disks_at(pair)) {
-        let point = &pair[1];
-        seen.points.push(Point { run, disks: point.disks, hosts: hosts.len(), rate: point.read_rate });
+fn see(seen: &mut Seen, report: &PlanReport) {
+    let arrived = || report.vms.iter().filter(|vm| vm.has_arrived());
+    let mut hosts: BTreeMap<&str, Vec<(f64, f64, usize, u64)>> = BTreeMap::new();
+    // A warm VM is copied in passes, which say little of a whole disk.
+    for vm in arrived().filter(|vm| vm.warm.is_none()) {
+        let copies = vm.phases.iter().filter(|phase| phase.phase == "copy");
+        let times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
+        // One that was copied in several goes is known by its last alone, as what it read is.
+        let Some(((begin, end), host)) = times.last().zip(vm.source_host.as_deref()) else { continue };
+        let read = vm.sum(|disk| disk.read_bytes);
+        hosts.entry(host).or_default().push((begin / 1000.0, end / 1000.0, vm.disks.len(), read));
     }
-    report.vms.iter().filter(|vm| vm.has_arrived()).for_each(|vm| see_vm(seen, vm));
+    seen.copied.extend(hosts.into_values().filter_map(|mut copies| Copied::of(&mut copies)));
+    arrived().for_each(|vm| see_vm(seen, vm));
 }
 
 fn see_vm(seen: &mut Seen, vm: &VmReport) {

@@ -26,7 +26,7 @@ pub use assess::{
 };
 pub use fleet::{FleetDisk, FleetVm, WarmWish, spread_over};
 pub use foresee::{By, Forecast, Question, VmForecast, WaveForecast, foresee, foresee_roughly};
-pub use learn::{Point, Seen};
+pub use learn::{Copied, Seen};
 pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
