@@ -199,7 +199,7 @@ fn the_schema_tells_defaults_as_the_values_that_they_are() {
     let schema = crate::schema();
     let default = |path: &str| schema.pointer(path).and_then(|property| property.get("default")).cloned();
     assert_eq!(default("/properties/start"), Some(false.into()));
-    assert_eq!(default("/properties/limits/properties/disks"), Some(8.into()));
+    assert_eq!(default("/properties/limits/properties/disks"), Some(200.into()));
     assert_eq!(default("/properties/vms/items/properties/priority"), Some(0.into()));
     assert_eq!(default("/properties/verify"), Some("full".into()));
     assert_eq!(default("/properties/name"), None);
