@@ -80,7 +80,8 @@ impl Seen {
 
     /// What one disk gets alone, and what a host gives: from runs in which each disk got much less than it gets alone.
     fn stream_and_host(&self, assumed: &Rates) -> (Quantity, Quantity) {
-        let (alone, together): (Vec<&Copied>, Vec<&Copied>) = self.copied.iter().partition(|it| it.disks < ALONE);
+        let (alone, together): (Vec<&Copied>, Vec<&Copied>) =
+            self.copied.iter().partition(|it| it.disks < ALONE);
         let stream = Quantity::measured(alone.iter().map(|it| it.rate()));
         let alone_rate = stream.as_ref().map_or(f64::INFINITY, |it| it.spread.p50);
         let shared = together.iter().filter(|it| it.rate() / it.disks < alone_rate * SHARED_PART);
