@@ -46,9 +46,9 @@ fn see(seen: &mut Seen, report: &PlanReport) {
     // A warm VM is copied in passes, which say little of a whole disk.
     for vm in arrived().filter(|vm| vm.warm.is_none()) {
         let copies = vm.phases.iter().filter(|phase| phase.phase == "copy");
-        let times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
+        let mut times = copies.filter_map(|phase| Some((phase.started_ms as f64, phase.ended_ms? as f64)));
         // One that was copied in several goes is known by its last alone, as what it read is.
-        let Some(((begin, end), host)) = times.last().zip(vm.source_host.as_deref()) else { continue };
+        let Some(((begin, end), host)) = times.next_back().zip(vm.source_host.as_deref()) else { continue };
         let read = vm.sum(|disk| disk.read_bytes);
         hosts.entry(host).or_default().push((begin / 1000.0, end / 1000.0, vm.disks.len(), read));
     }

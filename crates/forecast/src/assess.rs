@@ -369,7 +369,7 @@ mod tests {
             id: format!("vm-{number}"),
             name: format!("web{number:02}"),
             host_id: format!("host-{}", number % 2),
-            power: if number % 2 == 0 { PowerState::On } else { PowerState::Off },
+            power: if number.is_multiple_of(2) { PowerState::On } else { PowerState::Off },
             guest_id: "debian12_64Guest".into(),
             allocated_bytes: allocated,
             disks: (0..disks).map(disk).collect(),

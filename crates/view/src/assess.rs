@@ -212,7 +212,7 @@ pub(crate) mod tests {
             name: format!("a-very-long-name-of-a-virtual-machine-<b>\u{1b}[31m{number}"),
             guest_id: format!("guest{}_64Guest", number % 14),
             host_id: format!("host-{}", number % 20),
-            allocated_bytes: (number % 3 > 0).then_some(987_654_321_987),
+            allocated_bytes: (!number.is_multiple_of(3)).then_some(987_654_321_987),
             disks: (0..3).map(|key| disk(2000 + key)).collect(),
             ..Vm::default()
         };

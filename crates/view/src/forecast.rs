@@ -215,7 +215,7 @@ pub(crate) mod tests {
             host: format!("esxi-{:03}.second-building.long-domain.example.org", at % 3),
             wave: Some(format!("wave-{}", at % 2)),
             disks: vec![FleetDisk { data_bytes: 123_456_789_012, datastore: "ds".into(), pool: None }],
-            runs: at % 2 == 0,
+            runs: at.is_multiple_of(2),
             ..FleetVm::default()
         };
         foresee(&Question {

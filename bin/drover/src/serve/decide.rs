@@ -70,7 +70,7 @@ pub fn step(served: &ServedRow, plan: Option<&PlanRow>) -> Step {
 }
 
 /// What is wanted of a plan once its thread has ended.
-pub fn wanted_after<'a>(wanted: &'a str, exit: Exit, daemon_ends: bool, is_unprepared: bool) -> &'a str {
+pub fn wanted_after(wanted: &str, exit: Exit, daemon_ends: bool, is_unprepared: bool) -> &str {
     match wanted {
         "run" if daemon_ends && exit != Exit::Success => "run",
         "run" if is_unprepared => AGAIN,

@@ -75,7 +75,7 @@ mod tests {
         let folder = Folder::open(state.path()).unwrap();
         Seed::sow(from.path(), &folder).unwrap();
         assert_eq!(Identity::open(&folder).unwrap().fingerprint(), seed.agent);
-        assert_eq!(Peers::new(folder.clone()).list().unwrap(), [peer.clone()]);
+        assert_eq!(Peers::new(folder.clone()).list().unwrap(), std::slice::from_ref(&peer));
         put(&Seed::new(&peer).unwrap());
         Seed::sow(from.path(), &folder).unwrap();
         assert_eq!(Identity::open(&folder).unwrap().fingerprint(), seed.agent);

@@ -1,4 +1,5 @@
 //! The pages are those that the code makes.
+#![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
 //! What pages show works: command lines parse, plans have no problems.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
