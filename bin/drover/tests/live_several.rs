@@ -424,7 +424,7 @@ fn moves_of_a_killed_drover_that_ctrl_c_keeps_from_being_gone_on_with_are_told_a
     let failed = of(&events, "failed");
     assert_eq!(failed.keys().copied().collect::<Vec<_>>(), ["vm0", "vm1"]);
     assert!(failed.values().all(|event| event["guest_at"] == "unknown"), "{failed:?}");
-    assert!(output.out.contains("say the same again"), "{}", output.out);
+    assert!(output.out.contains("run the same command again"), "{}", output.out);
     assert_eq!(fleet.live("", &["--rate-max", "800m"]).code, Some(0));
     (0..2).for_each(|number| fleet.has_moved(number));
 }
