@@ -12,6 +12,9 @@ use tempfile::TempDir;
 /// When all of it began.
 pub const BEGAN_MS: i64 = 1_760_000_000_000;
 
+/// A VM whose orders fail by the daemon's own fault.
+pub const BROKEN: &str = "broken";
+
 /// What the daemon did.
 #[derive(Default)]
 pub struct Done {
@@ -211,7 +214,7 @@ impl Operations for Fake {
         self.gate.pass("order");
         match order.order {
             OrderKind::Resume => Err(Problem::new(Kind::Conflict, "plan 'one' is running")),
-            OrderKind::Cancel => Err(Problem::new(Kind::Internal, "broken")),
+            _ if order.vm.as_deref() == Some(BROKEN) => Err(Problem::new(Kind::Internal, "broken")),
             _ => Ok(Ordered { before: "running".into(), after: "pausing".into(), vms: vec![] }),
         }
     }

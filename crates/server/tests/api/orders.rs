@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use crate::fake::Stage;
+use crate::fake::{BROKEN, Stage};
 
 const PATH: &str = "/v1/plans/one/orders";
 
@@ -29,12 +29,12 @@ fn an_order_with_the_same_key_is_carried_out_once() {
     let resume = json!({ "order": "resume" }).to_string();
     let refused = [0, 1].map(|_| send("operator", PATH, "k2", &resume).json());
     assert_eq!((refused[0]["status"].as_u64(), &refused[0]), (Some(409), &refused[1]));
-    let cancel = json!({ "order": "cancel" }).to_string();
-    (0..2).for_each(|_| assert_eq!(send("operator", PATH, "k3", &cancel).status, 500));
+    let failing = json!({ "order": "cutover", "vm": BROKEN }).to_string();
+    (0..2).for_each(|_| assert_eq!(send("operator", PATH, "k3", &failing).status, 500));
     let orders = stage.done.lock().unwrap().orders.clone();
     assert_eq!(
         orders,
-        ["Pause one", "Pause one", "Resume one", "Cancel one", "Cancel one"],
+        ["Pause one", "Pause one", "Resume one", "Cutover one", "Cutover one"],
         "what failed here may be tried again"
     );
     assert_eq!(send("operator", PATH, &"k".repeat(129), &pause).status, 400);
