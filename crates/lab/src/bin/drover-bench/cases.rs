@@ -1,5 +1,6 @@
 //! The cases: what is copied, and by whom.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -50,6 +51,9 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
         bench.one_core("one core, NBD to disk", true)?,
         bench.one_core("one core, NBD to null", false)?,
     ];
+    if let Ok(other) = std::env::var(OTHER) {
+        cases.iter_mut().for_each(|case| add_other(case, &bench.drover, &other));
+    }
     cases.extend(nfc::cases(data)?);
     Ok(cases)
 }
@@ -57,6 +61,14 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
 /// Names a second drover that copies in turns with this one: an earlier revision, or one that was built without its
 /// hash, to see what that costs.
 const OTHER: &str = "DROVER_BENCH_OTHER";
+
+/// Has the other drover do what the first entry of a case does, right after it.
+fn add_other(case: &mut Case, drover: &str, other: &str) {
+    let Some(first) = case.entries.first() else { return };
+    let word = |word: &String| if word == drover { other.to_string() } else { word.clone() };
+    let command = first.command.iter().map(word).collect();
+    case.entries.insert(1, Entry { name: "the other drover", command, role: Role::Ours });
+}
 
 struct Bench<'a> {
     data: &'a Data,
@@ -94,7 +106,7 @@ impl Bench<'_> {
             nbdcopy_tuned(&["--flush", &uri, &to]),
             qemu_img(&["-f", "raw", "-O", "raw", &uri, &to]),
             limit("limit: nbdcopy to null", &["nbdcopy", &uri, "null:"]),
-            self.disk_limit(&to),
+            self.disk_limit(&to, &source)?,
         ];
         let output = Output { path: out, equals: source, format: "raw" };
         Ok(self.case(name, goal, self.data.mib, entries, Some(output)).keep(server))
@@ -187,7 +199,7 @@ impl Bench<'_> {
         let qemu = ["-f", from, "-O", to, &source_text, &out_text];
         let mut entries = vec![self.copy(&source_text, &out_text), qemu_img(&qemu)];
         entries.push(copier("qemu-img -t none -T none -W -m 16", &[&QEMU_DIRECT[..], &qemu].concat()));
-        entries.push(self.disk_limit(&out_text));
+        entries.push(self.disk_limit(&out_text, &self.data.random()?)?);
         let output = Output { path: out, equals: self.data.random()?, format: to };
         Ok(self.case(name, goal, self.data.mib, entries, Some(output)))
     }
@@ -225,7 +237,7 @@ impl Bench<'_> {
             ),
             copier("curl, one GET", &["curl", "-sSfk", "-u", &basic, "-o", &to, &url]),
             limit("limit: curl to /dev/null", &["curl", "-sSfk", "-u", &basic, "-o", "/dev/null", &url]),
-            self.disk_limit(&to),
+            self.disk_limit(&to, &source)?,
         ];
         let output = Output { path: out, equals: source, format: "raw" };
         let mut case =
@@ -249,10 +261,6 @@ impl Bench<'_> {
         let to = if to_disk { text(&out) } else { "null:".into() };
         let on_one = |name, command: &[&str]| copier(name, &[&["taskset", "-c", "0"], command].concat());
         let mut entries = vec![on_one("drover copy", &[&self.drover, "copy", "--quiet", &uri, &to])];
-        let other = std::env::var(OTHER).ok();
-        entries.extend(
-            other.iter().map(|other| on_one("the other drover", &[other, "copy", "--quiet", &uri, &to])),
-        );
         let flush: &[&str] = if to_disk { &["--flush"] } else { &[] };
         entries.push(on_one(
             "nbdcopy -C4 -R16 1 MiB",
@@ -278,13 +286,30 @@ impl Bench<'_> {
         Case { name, goal, bytes: mib << 20, entries, output, keep: Vec::new(), servers: Vec::new() }
     }
 
-    fn disk_limit(&self, out: &str) -> Entry {
-        // What the disk takes when nobody reads, hashes or has to find space: four writes at a time, past the
-        // page cache, into space set aside. A dd would have one at a time.
-        let (bytes, count) = (self.data.mib << 20, self.data.mib * 2);
+    /// What the disk takes when nobody reads, hashes or has to find space: four writes at a time, past the page cache, into
+    /// space set aside, as many as there is data in `source`. A dd would have one at a time.
+    fn disk_limit(&self, out: &str, source: &Path) -> Result<Entry> {
+        let count = data_blocks(source)?;
+        let bytes = count * LIMIT_BYTES as u64;
         let write = "qemu-img bench -w -t none -f raw -d 4 -s 512k";
         let script = format!("fallocate -l {bytes} '{out}' && {write} -c {count} '{out}'");
-        limit("limit: the disk, 4 direct writes at a time", &["sh", "-c", &script])
+        Ok(limit("limit: the disk, 4 direct writes at a time", &["sh", "-c", &script]))
+    }
+}
+
+/// Bytes of a write of the disk's limit.
+const LIMIT_BYTES: usize = 512 << 10;
+
+/// How many pieces of that size the data of a file would fill.
+fn data_blocks(path: &Path) -> Result<u64> {
+    let mut file = std::fs::File::open(path)?;
+    let (mut block, mut data) = (vec![0; 64 << 10], 0);
+    loop {
+        let length = file.read(&mut block)?;
+        if length == 0 {
+            return Ok(u64::div_ceil(data, LIMIT_BYTES as u64));
+        }
+        data += if block[..length].iter().all(|byte| *byte == 0) { 0 } else { length as u64 };
     }
 }
 

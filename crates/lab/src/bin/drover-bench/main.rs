@@ -5,7 +5,7 @@
 //! one table of the cases, with the best peer of each.
 //!
 //! `DROVER_BENCH_MIB` (4096), `DROVER_BENCH_ROUNDS` (5), `DROVER_BENCH_CASES` (words that a case's name
-//! must contain one of; all), `DROVER_BENCH_OTHER` (a second drover, in turns with this one where only one core may be used). `drover-bench warm` measures passes and many disks of one host instead.
+//! must contain one of; all), `DROVER_BENCH_OTHER` (a second drover, in turns with this one). `drover-bench warm` measures passes and many disks of one host instead.
 #![forbid(unsafe_code)]
 
 mod cases;

@@ -121,21 +121,29 @@ impl Case {
     fn print(&self, runs: &[Vec<Run>]) {
         println!("\n## {}\n", self.name);
         println!(
-            "| program | median s | min-max s | GB/s | CPU s | of the servers | peak MiB | drover is ... times as fast |"
+            "| program | median s | min-max s | GB/s | % of the limit | CPU s | of the servers | peak MiB | drover is ... times as fast |"
         );
-        println!("|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|---|");
+        let limit = self.limit(runs);
         for (entry, of_entry) in self.entries.iter().zip(runs) {
             let (low, median, high) = spread(of_entry.iter().map(|run| run.wall));
             let (ratio_low, ratio, ratio_high) = ratios(of_entry, &runs[0]);
             println!(
-                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
+                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
                 entry.name,
                 self.bytes as f64 / 1e9 / median,
+                limit.map_or(String::new(), |limit| format!("{:.0}", 100.0 * limit / median)),
                 spread(of_entry.iter().map(|run| run.cpu)).1,
                 spread(of_entry.iter().map(|run| run.server_cpu)).1,
                 spread(of_entry.iter().map(|run| run.peak_kib)).1 / 1024.0,
             );
         }
+    }
+
+    /// Seconds of the slowest thing that every program of the case has to do at least.
+    fn limit(&self, runs: &[Vec<Run>]) -> Option<f64> {
+        let limits = self.entries.iter().zip(runs).filter(|(entry, _)| entry.role == Role::Limit);
+        limits.map(|(_, runs)| spread(runs.iter().map(|run| run.wall)).1).reduce(f64::max)
     }
 
     /// The best peer is the one with the best median.
@@ -156,7 +164,7 @@ impl Case {
             cpu: (cpu(&runs[0]), cpu(of_best)),
             server_cpu: spread(runs[0].iter().map(|run| run.server_cpu)).1,
             peak_mib: (peak(&runs[0]), peak(of_best)),
-            limit: of(Role::Limit).map(|(_, runs)| median(runs)).reduce(f64::max),
+            limit: self.limit(runs),
         }
     }
 }
