@@ -20,7 +20,8 @@ mod target;
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use drover_agent::AgentDisk;
 use drover_disk::Disk;
@@ -38,9 +39,41 @@ pub struct End {
     pub disk: Arc<dyn Disk>,
     /// What must live as long as the disk: image servers, sessions.
     pub keep: Vec<Box<dyn Any + Send + Sync>>,
-    pub notes: Vec<String>,
+    pub notes: Notes,
     /// The disk again, if it is another site's.
     pub link: Option<Arc<AgentDisk>>,
+}
+
+/// What was noticed when a disk was opened.
+#[derive(Default)]
+pub struct Notes {
+    known: Vec<String>,
+    /// A look at its beginning. A far source takes as long to answer it as for the first block, and the copy need not wait.
+    look: Mutex<Option<JoinHandle<Option<String>>>>,
+}
+
+impl Notes {
+    /// What is known by now.
+    pub fn known(&self) -> &[String] {
+        &self.known
+    }
+
+    /// Waits for what else is found; to be asked once.
+    pub fn found(&self) -> impl FnOnce() -> Option<String> + Send + 'static {
+        let look = self.look.lock().unwrap_or_else(PoisonError::into_inner).take();
+        || look?.join().ok()?
+    }
+
+    fn look(&mut self, look: impl FnOnce() -> Option<String> + Send + 'static) {
+        // Where no thread can be had a note is left out, no more.
+        self.look = Mutex::new(std::thread::Builder::new().name("look".into()).spawn(look).ok());
+    }
+}
+
+impl From<Vec<String>> for Notes {
+    fn from(known: Vec<String>) -> Notes {
+        Notes { known, look: Mutex::default() }
+    }
 }
 
 /// A target, and what is known of it.

@@ -10,7 +10,7 @@ use drover_mover::{file_tag, journal_path};
 use drover_qcow2::{Compression, Preallocation, Qcow2Disk, Qcow2Options};
 use drover_types::Bytes;
 
-use crate::endpoint::{End, TargetEnd};
+use crate::endpoint::{End, Notes, TargetEnd};
 use crate::exit::{Exit, Failure, disk_exit};
 use crate::image;
 
@@ -84,7 +84,7 @@ pub fn open_in_place(path: &Path) -> Result<End, Failure> {
             }
             Err(error) => return Err(failure(error)),
         };
-    Ok(End { disk, keep, notes: Vec::new(), link: None })
+    Ok(End { disk, keep, notes: Notes::default(), link: None })
 }
 
 /// The image in a locked file, as it is; nothing if it is none of the kind that drover makes.
@@ -147,7 +147,7 @@ fn end(path: &Path, disk: Qcow2Disk, is_new: bool) -> Result<TargetEnd, Failure>
         let bytes = Bytes(disk.leaked_clusters() * disk.cluster_bytes());
         notes.push(format!("{}: gave back {bytes} that an interrupted run had set aside", path.display()));
     }
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes, link: None };
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: notes.into(), link: None };
     Ok(TargetEnd { end, tag, is_new, zeroed: is_new, journal: Some(journal_path(path)) })
 }
 

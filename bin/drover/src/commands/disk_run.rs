@@ -1,6 +1,7 @@
 //! What the commands for single disks have in common: signals, progress, what they say.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
@@ -19,13 +20,21 @@ pub struct DiskRun {
     pub options: TransferOptions,
     mode: DisplayMode,
     quiet: bool,
+    /// Threads that tell what is found out late.
+    telling: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl DiskRun {
     /// Begins to listen to signals.
     pub fn new(tune: &TuneArgs, json: bool, quiet: bool) -> Result<DiskRun, Failure> {
         let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-        Ok(DiskRun { stop, options: options(tune), mode: DisplayMode::choose(json, quiet), quiet })
+        Ok(DiskRun {
+            stop,
+            options: options(tune),
+            mode: DisplayMode::choose(json, quiet),
+            quiet,
+            telling: Mutex::default(),
+        })
     }
 
     /// Runs a transfer with its progress on show.
@@ -50,9 +59,24 @@ impl DiskRun {
         Ok(())
     }
 
-    /// Says what was noticed at opening.
+    /// Says what was noticed at opening: now, or when it is found out.
     pub fn tell_notes(&self, end: &End) {
-        end.notes.iter().for_each(|note| self.say(note));
+        end.notes.known().iter().for_each(|note| self.say(note));
+        if self.quiet {
+            return;
+        }
+        let found = end.notes.found();
+        let tell = || found().iter().for_each(crate::out::say);
+        let thread = std::thread::Builder::new().name("notes".into()).spawn(tell);
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner).extend(thread);
+    }
+}
+
+impl Drop for DiskRun {
+    /// What is still to be said is said before the end.
+    fn drop(&mut self) {
+        let telling = self.telling.get_mut().unwrap_or_else(PoisonError::into_inner);
+        telling.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 

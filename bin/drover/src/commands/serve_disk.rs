@@ -163,16 +163,17 @@ fn announce(args: &ServeDiskArgs, server: &Server, end: &End, half: Option<&Repl
     let (size, uri) = (end.disk.size(), server.uri(&args.export));
     let recorded = half.map(|journal| recorded_bytes(journal, size));
     let epoch = server.exports().iter().find_map(|export| export.epoch());
+    let notes: Vec<String> = end.notes.known().iter().cloned().chain(end.notes.found()()).collect();
     if args.json {
         crate::out::json(json!({
             "event": "serving", "uri": uri, "disk": end.disk.name(), "size": size, "writable": args.writable,
-            "epoch": epoch, "recorded_bytes": recorded, "notes": end.notes,
+            "epoch": epoch, "recorded_bytes": recorded, "notes": notes,
         }));
         return;
     }
     let how = if args.writable { "writable" } else { "read-only" };
     crate::out::say(format_args!("serving {} ({}, {how}) until Ctrl-C", end.disk.name(), Bytes(size)));
-    end.notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
+    notes.iter().for_each(|note| crate::out::say(format_args!("note: {note}")));
     if let Some(recorded) = recorded {
         crate::out::say(format_args!(
             "note: half copied: {} of {} are recorded; the rest reads as whatever is there \

@@ -67,7 +67,7 @@ pub fn open_source(place: &AgentPlace, state: Option<&Path>, pack: bool) -> Resu
 
 fn end(disk: AgentDisk, notes: Vec<String>) -> End {
     let disk = Arc::new(disk);
-    End { disk: disk.clone(), keep: Vec::new(), notes, link: Some(disk) }
+    End { disk: disk.clone(), keep: Vec::new(), notes: notes.into(), link: Some(disk) }
 }
 
 fn connected(place: &AgentPlace, state: Option<&Path>, rate: Option<u64>) -> Result<Arc<Site>, Failure> {

@@ -14,7 +14,7 @@ use super::guard;
 use super::place::{Place, nbd_uri_of, place};
 use super::source::only_read;
 use super::target::{check_raw, journal_in_state, open_nbd_target, real_path, target_failure, unusable};
-use super::{End, TargetEnd, format_of};
+use super::{End, Notes, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure};
 use crate::qcow2;
@@ -142,6 +142,6 @@ fn open_device(args: &CopyArgs, path: &Path, device: DeviceNumber, size: u64) ->
 
 fn opened(file: LockedFile, size: u64, tag: String, journal: PathBuf) -> Result<TargetEnd, Failure> {
     let disk = file.into_disk(size).map_err(target_failure)?;
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Notes::default(), link: None };
     Ok(TargetEnd { end, tag, is_new: false, zeroed: false, journal: Some(journal) })
 }

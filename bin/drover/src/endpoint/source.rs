@@ -17,7 +17,7 @@ use drover_vsphere::{OpenDisk, Route, Session};
 use super::agent;
 use super::place::{Place, place};
 use super::target::target_failure;
-use super::{End, format_of};
+use super::{End, Notes, format_of};
 use crate::cli::{Format, SecretArgs};
 use crate::connect;
 use crate::exit::{Exit, Failure, disk_exit};
@@ -48,7 +48,10 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
     let mut end = open_any(named)?;
     match end.disk.size() {
         size if size <= DISK_BYTES_MAX => {
-            end.notes.extend(note_of_image(named, end.disk.as_ref()));
+            if is_read_raw_by_chance(named) {
+                let (disk, name) = (end.disk.clone(), named.text.to_string());
+                end.notes.look(move || note_of_image(&name, disk.as_ref()));
+            }
             Ok(end)
         }
         size => {
@@ -59,7 +62,7 @@ pub fn open_source(named: &Named<'_>) -> Result<End, Failure> {
 }
 
 fn open_any(named: &Named<'_>) -> Result<End, Failure> {
-    let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Vec::new(), link: None };
+    let simple = |disk: Arc<dyn Disk>| End { disk, keep: Vec::new(), notes: Notes::default(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
             let disk = NbdDisk::open_source(&uri, NbdOptions::default()).map_err(source_failure)?;
@@ -105,10 +108,10 @@ fn open_any(named: &Named<'_>) -> Result<End, Failure> {
     }
 }
 
-/// A note about a disk that is read byte by byte and begins like an image, if nobody said that it is raw. No more than a
-/// note: a guest can write such a beginning to its disk, and its server may be what reads the image.
-fn note_of_image(named: &Named<'_>, disk: &dyn Disk) -> Option<String> {
-    let is_asked = match place(named.text).ok()? {
+/// Whether a disk is read byte by byte, though nobody said that it is raw, and may be looked at for an image.
+fn is_read_raw_by_chance(named: &Named<'_>) -> bool {
+    let Ok(place) = place(named.text) else { return false };
+    let is_raw = match place {
         // Of other sites and hosts names are looked at: to read would cost a connection by ssh, or bytes of a line.
         Place::Agent(_)
         | Place::Ssh(_)
@@ -119,14 +122,16 @@ fn note_of_image(named: &Named<'_>, disk: &dyn Disk) -> Option<String> {
         Place::Nbd(_) | Place::Web(_) => true,
         Place::Path(path) => format_of(&path, None) == Format::Raw,
     };
-    if !is_asked || named.format.is_some() {
-        return None;
-    }
+    is_raw && named.format.is_none()
+}
+
+/// A note about a disk that is read byte by byte and begins like an image. No more than a note: a guest can write such a
+/// beginning to its disk, and its server may be what reads the image.
+fn note_of_image(name: &str, disk: &dyn Disk) -> Option<String> {
     let format = image_on(disk)?;
     Some(format!(
-        "{} begins like a {format} image and is read as a raw disk, byte by byte; if the disk in the image is meant, say its format \
-         or have it served (`drover serve-disk`, `qemu-nbd`)",
-        named.text
+        "{name} begins like a {format} image and is read as a raw disk, byte by byte; if the disk in the image is meant, say its \
+         format or have it served (`drover serve-disk`, `qemu-nbd`)"
     ))
 }
 
@@ -175,7 +180,7 @@ fn open_ova(path: &Path, number: usize, manifest_is_checked: bool) -> Result<End
     if !manifest_is_checked {
         notes.push("the appliance's manifest is not looked at".to_string());
     }
-    Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes, link: None })
+    Ok(End { disk: Arc::new(image), keep: vec![Box::new(ova)], notes: notes.into(), link: None })
 }
 
 /// The refusal to write a format.
@@ -193,12 +198,12 @@ fn open_raw(path: &Path, past_cache: bool) -> Result<FileDisk, DiskError> {
 fn open_image(path: &Path, format: ImageFormat) -> Result<End, Failure> {
     let image = drover_image::open(path, format, &OpenOptions::default()).map_err(source_failure)?;
     let notes = image.notes().to_vec();
-    Ok(End { disk: Arc::new(image), keep: Vec::new(), notes, link: None })
+    Ok(End { disk: Arc::new(image), keep: Vec::new(), notes: notes.into(), link: None })
 }
 
 /// Opens a disk that is there already to change it in place, and says what file it is, if it is one.
 pub fn open_in_place(named: &Named<'_>) -> Result<(End, Option<PathBuf>), Failure> {
-    let end = |disk, keep| End { disk, keep, notes: Vec::new(), link: None };
+    let end = |disk, keep| End { disk, keep, notes: Notes::default(), link: None };
     match place(named.text)? {
         Place::Nbd(uri) => {
             let disk = NbdDisk::open_target(&uri, NbdOptions::default()).map_err(target_failure)?;
@@ -256,7 +261,7 @@ fn open_vsphere(
             (opened.disk.clone(), std::iter::once(why).chain(opened.notes()).collect())
         }
     };
-    Ok(End { disk, notes, keep: vec![Box::new(session)], link: None })
+    Ok(End { disk, notes: notes.into(), keep: vec![Box::new(session)], link: None })
 }
 
 fn open_nfc(

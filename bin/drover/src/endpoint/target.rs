@@ -16,7 +16,7 @@ use super::agent;
 use super::guard;
 use super::place::{Place, place};
 use super::source::{image_on, only_read};
-use super::{End, TargetEnd, format_of};
+use super::{End, Notes, TargetEnd, format_of};
 use crate::cli::{CopyArgs, Format};
 use crate::exit::{Exit, Failure, disk_exit};
 use crate::qcow2;
@@ -208,7 +208,7 @@ impl Wanted<'_> {
                 unusable(folder, &error).advise("name a journal with --journal FILE, or use --no-journal")
             })?;
         }
-        let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+        let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Notes::default(), link: None };
         // What a journal says of the bytes that were here is not true any more, unless they are gone on with.
         Ok(TargetEnd { end, tag, is_new: !is_ours, zeroed: false, journal })
     }
@@ -321,7 +321,7 @@ pub fn open_nbd_target(uri: &NbdUri) -> Result<TargetEnd, Failure> {
     // A server that knows epochs keeps runs out that were given up for dead; others take no notice.
     let options = NbdOptions { fence: Some(drover_mover::new_epoch(0)), ..NbdOptions::default() };
     let disk = NbdDisk::open_target(uri, options).map_err(target_failure)?;
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Vec::new(), link: None };
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: Notes::default(), link: None };
     Ok(TargetEnd { end, tag: uri.place(), is_new: false, zeroed: false, journal: None })
 }
 
@@ -333,7 +333,7 @@ pub fn raw_end(path: &Path, disk: FileDisk) -> Result<TargetEnd, Failure> {
         let at = path.display();
         notes.push(format!("{at}: no direct I/O here, so it is read back through the page cache"));
     }
-    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes, link: None };
+    let end = End { disk: Arc::new(disk), keep: Vec::new(), notes: notes.into(), link: None };
     let tag = file_tag(path).map_err(|error| unusable(path, &error))?;
     Ok(TargetEnd { end, tag, is_new: zeroed, zeroed, journal: Some(journal_path(path)) })
 }
