@@ -46,12 +46,22 @@ impl Session {
     /// Waits until a VM is off.
     ///
     /// # Errors
-    /// [`VsphereErrorKind::Timeout`] if it stays on.
+    /// [`VsphereErrorKind::Timeout`] if it stays on, [`VsphereErrorKind::State`] as soon as somebody suspends it: then it does
+    /// not go down by itself.
     pub fn wait_until_off(&self, vm: &str, timeout: Duration) -> Result<(), VsphereError> {
         let (session, this) = (&self.inner, &vm_ref(vm));
         let op = session.op("shut down", vm);
-        let off = |state: &Element| power_of(Some(&state.text)) == PowerState::Off;
-        session.wait_for(&op, this, "runtime.powerState", "runtime.powerState", timeout, off).map(drop)
+        let power = |state: &Element| power_of(Some(&state.text));
+        let is_over = |state: &Element| matches!(power(state), PowerState::Off | PowerState::Suspended);
+        let seen =
+            session.wait_for(&op, this, "runtime.powerState", "runtime.powerState", timeout, is_over)?;
+        match power(&seen) {
+            PowerState::Suspended => {
+                let why = "it was suspended by somebody else meanwhile; resume it, and it can be shut down";
+                Err(VsphereError::new(VsphereErrorKind::State, &op, why))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Powers a VM off, hard. A VM that is off stays off.

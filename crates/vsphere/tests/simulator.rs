@@ -301,6 +301,18 @@ fn a_stop_ends_the_wait_for_a_guest_that_does_not_go_down() {
 }
 
 #[test]
+fn a_guest_that_is_suspended_while_it_should_go_down_is_not_waited_for() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    session.power_on(&vm.id).unwrap();
+    sim.post("/vm/power", json!({"vm": vm.id, "state": "suspended"}));
+    let error = session.wait_until_off(&vm.id, Duration::from_secs(3600)).unwrap_err();
+    assert_eq!(error.kind, VsphereErrorKind::State);
+    assert!(format!("{error:?}").contains("suspended by somebody else"), "{error:?}");
+}
+
+#[test]
 fn missing_privileges_are_told_of_each_vm_also_after_the_session_expired() {
     let sim = simulator!();
     let session = sim.session();

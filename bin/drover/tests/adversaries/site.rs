@@ -112,7 +112,7 @@ impl Site {
             "version: 1\nname: moved\nsource:\n  type: vsphere\n  endpoint: {endpoint}\n  user: {USER}\n  \
              password_env: DROVER_PASSWORD\n  thumbprint: \"{thumbprint}\"\n  data: {{from: provider}}\n\
              target:\n  type: qemu\n  folder: {}\n  accelerator: tcg\n  overcommit: true\n\
-             limits: {{retry_for: 1s}}\nmode: cold\npower_off: shutdown\nconvert: never\n\
+             limits: {{retry_for: 1s}}\nmode: cold\npower_off: shutdown\nshutdown_timeout: 20s\nconvert: never\n\
              networks:\n  \"*\": user\n{more}vms: {vms}\n",
             self.work().join("vms").display()
         );
