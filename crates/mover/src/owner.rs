@@ -303,6 +303,9 @@ fn bytes_of(disk: &dyn Disk, start: u64, end: u64) -> Result<Vec<u8>, DiskError>
     Ok(bytes.split_off((start - first) as usize))
 }
 
+/// A kill ends a write to a file between two pages of memory.
+const PAGE_BYTES: usize = 4096;
+
 /// Whether nothing is on a target but zeros and the source's own bytes, as far as its head, its tail, and samples of all of
 /// it and of what is allocated tell: a copy that was killed before it recorded anything.
 fn holds_only(target: &dyn Disk, source: &dyn Disk) -> Result<bool, DiskError> {
@@ -327,7 +330,19 @@ fn holds_only(target: &dyn Disk, source: &dyn Disk) -> Result<bool, DiskError> {
             data.push(block);
         }
     }
-    Ok(look_at(source, &table, data)?.is_all())
+    if look_at(source, &table, data.clone())?.is_all() {
+        return Ok(true);
+    }
+    let (mut here, mut there) = (source.open_lane()?, target.open_lane()?);
+    for span in data.into_iter().map(|block| table.span_of(block)) {
+        let (of_source, of_target) = (read_block(here.as_mut(), span)?, read_block(there.as_mut(), span)?);
+        let mut pages = of_source.chunks(PAGE_BYTES).zip(of_target.chunks(PAGE_BYTES));
+        if !pages.all(|(of_source, of_target)| of_source == of_target || of_target.iter().all(|it| *it == 0))
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Blocks of a target to be looked at, each once and in order.
@@ -465,6 +480,17 @@ mod tests {
             target.overwrite(at, b"\x53\xef".get(..1).unwrap());
             assert!(why(scene.judged(&target, &scene.source)).contains("recorded nothing"), "{at}");
         }
+    }
+
+    #[test]
+    fn a_write_that_a_kill_cut_short_leaves_the_sources_own_pages() {
+        let scene = Scene::new(0..0);
+        let target = scene.target(0..0);
+        let (from, to) = ((9 * BLOCK_BYTES) as usize, (9 * BLOCK_BYTES) as usize + 3 * PAGE_BYTES);
+        target.overwrite(from as u64, &scene.source.content()[from..to]);
+        assert!(is_half(&scene.judged(&target, &scene.source)));
+        target.overwrite(to as u64 + 5, b"x");
+        assert!(why(scene.judged(&target, &scene.source)).contains("recorded nothing"));
     }
 
     #[test]
