@@ -6,7 +6,7 @@
 //! daemon   who may come in, strangers with a token, the end of revoked peers
 //! serve    the agent's side: services on the channels of a session
 //! measure  what the way back from an agent carries; direct: what the way past the link does
-//! load     how busy its host is
+//! load     how busy its host is; host: what else it has of what machines need
 //! places   what an agent serves: pools of files, devices, exports
 //! limits   the limit of a site, kept to together by all that send to it from this host
 //! trust    this host's key, its peers, pairing by one-time tokens
@@ -25,6 +25,7 @@ mod direct;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod host;
 pub mod limits;
 mod load;
 pub mod machine;

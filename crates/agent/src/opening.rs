@@ -154,6 +154,15 @@ pub enum Call {
         /// As in [`OpenDisk::disk`].
         disk: String,
     },
+    /// What the host has beside disks ([`crate::host::HostHas`]).
+    Host {
+        /// Names of network devices.
+        #[serde(default)]
+        devices: Vec<String>,
+        /// Names of machines whose firmware variables may be there.
+        #[serde(default)]
+        variables_of: Vec<String>,
+    },
     /// What the way to the asker carries ([`crate::Measured`]): the agent sends to its `sink`.
     Measure {
         /// For how long it is measured, after a second in which connections find their pace.
@@ -171,7 +180,8 @@ pub struct Announced {
     /// Names of devices and exports.
     pub devices: Vec<String>,
     /// What it does beside disks: `machine` (builds machines of them), `start` (starts those, too), `measure`
-    /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]), `hot-add` (serves disks that were attached for a peer).
+    /// ([`Call::Measure`]), `listen` ([`Opening::Listen`]), `hot-add` (serves disks that were attached for a peer),
+    /// `host` ([`Call::Host`]).
     #[serde(default)]
     pub takes: Vec<String>,
     /// How busy its host is. An agent of before does not say.
@@ -182,7 +192,12 @@ pub struct Announced {
 impl Announced {
     /// What an agent said, as it may be shown to people.
     pub(crate) fn checked(self) -> Announced {
-        let pool = |Pool { name, free_bytes }| Pool { name: printable(name), free_bytes };
+        let pool = |pool: Pool| Pool {
+            name: printable(pool.name),
+            folders: pool.folders.into_iter().take(FOLDERS_MAX).map(printable).collect(),
+            unwritable: pool.unwritable.map(printable),
+            free_bytes: pool.free_bytes,
+        };
         Announced {
             version: printable(self.version),
             pools: self.pools.into_iter().map(pool).collect(),
@@ -200,6 +215,12 @@ pub struct Pool {
     pub name: String,
     /// Bytes that files in it may still take, if that can be told.
     pub free_bytes: Option<u64>,
+    /// Its folder, as the agent was told it and without links. An agent of before does not say.
+    #[serde(default)]
+    pub folders: Vec<String>,
+    /// Why nothing can be written to it.
+    #[serde(default)]
+    pub unwritable: Option<String>,
 }
 
 /// What is at a place.
@@ -250,6 +271,9 @@ pub struct Opened {
     /// What a person should know.
     pub notes: Vec<String>,
 }
+
+/// Names of a pool's folder that are listened to.
+const FOLDERS_MAX: usize = 4;
 
 /// No disk is larger: 1 PiB.
 pub const DISK_BYTES_MAX: u64 = 1 << 50;

@@ -10,9 +10,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Refusal, printable};
+use crate::host::HostHas;
 use crate::machine::{Order as MachineOrder, Told};
 use crate::measure::{self, Measured};
 use crate::opening::{Announced, Answer, Call, Opening, Stat};
+
+/// What a channel begins with is short.
+const NAMES_AT_ONCE: usize = 8;
 
 /// Makes sessions to one agent.
 pub trait Dial: Send + Sync {
@@ -162,6 +166,26 @@ impl Site {
     pub fn stat(&self, disk: &str) -> Result<Stat, Refusal> {
         let stat: Stat = self.call(Call::Stat { disk: disk.to_string() })?;
         Ok(Stat { tag: printable(stat.tag), ..stat })
+    }
+
+    /// What the agent's host has beside disks: of these network devices, and of firmware variables of machines with these names.
+    /// Only of an agent that says that it takes [`crate::host::HOST`].
+    ///
+    /// # Errors
+    /// When it cannot be asked, or there can be no such names.
+    pub fn host(&self, devices: &[String], variables_of: &[String]) -> Result<HostHas, Refusal> {
+        let mut has = HostHas::default();
+        let ask = |devices: &[String], names: &[String]| {
+            let call = Call::Host { devices: devices.to_vec(), variables_of: names.to_vec() };
+            self.call::<HostHas>(call)?.checked(devices.len(), names.len())
+        };
+        for devices in devices.chunks(NAMES_AT_ONCE) {
+            has.devices.extend(ask(devices, &[])?.devices);
+        }
+        for names in variables_of.chunks(NAMES_AT_ONCE) {
+            has.variables.extend(ask(&[], names)?.variables);
+        }
+        Ok(has)
     }
 
     /// Has the agent do something about a machine.

@@ -288,9 +288,13 @@ impl Store for Places {
     }
 
     fn announce(&self) -> Announced {
-        let pool = |(name, folder): (&String, &PathBuf)| Pool {
-            name: name.clone(),
-            free_bytes: drover_disk::free_bytes(folder).ok(),
+        let pool = |(name, folder): (&String, &PathBuf)| {
+            let known = [std::path::absolute(folder).ok(), std::fs::canonicalize(folder).ok()];
+            let mut folders: Vec<String> =
+                known.into_iter().flatten().map(|folder| folder.display().to_string()).collect();
+            folders.dedup();
+            let unwritable = drover_disk::is_writable_dir(folder).err().map(|error| error.source.to_string());
+            Pool { name: name.clone(), free_bytes: drover_disk::free_bytes(folder).ok(), folders, unwritable }
         };
         Announced {
             version: env!("CARGO_PKG_VERSION").to_string(),

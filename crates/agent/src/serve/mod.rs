@@ -214,6 +214,9 @@ impl Agent {
         let body = match call {
             Call::Info => encode(&Answer::from(Ok(self.announce()))),
             Call::Stat { disk } => encode(&Answer::from(self.store.stat(disk))),
+            Call::Host { devices, variables_of } => {
+                encode(&Answer::from(crate::host::look(devices, variables_of)))
+            }
             Call::Measure { time_ms } => encode(&Answer::from(self.send(session, *time_ms))),
         };
         // A peer that is gone needs no answer.
@@ -229,6 +232,7 @@ impl Agent {
     fn announce(&self) -> Announced {
         let mut takes = self.machines.as_ref().map(Machines::takes).unwrap_or_default();
         takes.push(measure::MEASURE.to_string());
+        takes.push(crate::host::HOST.to_string());
         takes.extend(self.listens.then(|| direct::LISTEN.to_string()));
         let announced = self.store.announce();
         takes.extend(announced.takes);

@@ -215,7 +215,12 @@ impl Store for Liar {
 
     fn announce(&self) -> Announced {
         let odd = "\u{1b}[31mred\r\n\u{202e}".to_string();
-        let pools = vec![Pool { name: odd.clone(), free_bytes: Some(u64::MAX) }];
+        let pools = vec![Pool {
+            name: odd.clone(),
+            free_bytes: Some(u64::MAX),
+            folders: vec![odd.clone(); 100],
+            unwritable: Some(odd.clone()),
+        }];
         Announced { version: odd.clone(), pools, devices: vec![odd], takes: vec![], load: None }
     }
 }
@@ -234,6 +239,9 @@ fn what_an_agent_says_drives_no_terminal() {
     let info = site.info().unwrap();
     let said = format!("{}{}{}", info.version, info.pools[0].name, info.devices[0]);
     assert!(!said.contains(char::is_control) && !said.contains('\u{202e}'), "{said:?}");
+    let pool = &info.pools[0];
+    let said = format!("{}{:?}", pool.folders.concat(), pool.unwritable);
+    assert!(pool.folders.len() <= 4 && !said.contains(char::is_control), "{said}");
     assert!(!site.stat("any").unwrap().tag.contains(char::is_control));
     let disk = source(&site, "any");
     let opened = disk.opened();
