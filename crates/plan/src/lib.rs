@@ -7,6 +7,7 @@
 //! - [`concerns`] says what is worth knowing about a VM before it moves.
 //! - [`resolve`] lays a plan over an inventory: which VMs, where to, which way.
 //! - [`proxies`] finds the VMs to which a plan has disks attached.
+//! - [`placement`] finds a host for each VM where a plan has several.
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
@@ -25,6 +26,7 @@ mod moves;
 mod near;
 pub mod nfc;
 mod node;
+pub mod placement;
 mod problem;
 mod read;
 mod resolution;
