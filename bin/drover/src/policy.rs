@@ -85,7 +85,11 @@ fn program_named(plan: &Plan) -> Option<String> {
     if plan.target.kubevirt().is_some_and(|kubevirt| kubevirt.kubeconfig.is_some()) {
         return Some("target.kubeconfig".into());
     }
-    let uri = &plan.target.libvirt()?.uri;
+    let libvirt = plan.target.libvirt()?;
+    if let Some(host) = libvirt.hosts.iter().find(|host| names_program(&host.uri)) {
+        return Some(format!("target.hosts {} {}", host.name, host.uri));
+    }
+    let uri = &libvirt.uri;
     names_program(uri).then(|| format!("target.uri {uri}"))
 }
 
@@ -196,12 +200,16 @@ mod tests {
     fn a_plan_has_nothing_loaded_or_started_unless_that_is_allowed() {
         let qemu = "type: qemu, folder: /vms";
         let libvirt = |uri: &str| format!("type: libvirt, uri: \"{uri}\", pool: default");
+        let several =
+            |uri: &str| format!("type: libvirt, hosts: [{{name: b, uri: \"{uri}\", via: b}}], pool: default");
         let cases = [
             (plan(", data: {path: vddk, vddk: {plugin: /tmp/x.so}}", qemu, ""), true),
             (plan(", data: {path: vddk, vddk: {libdir: /tmp/x}}", qemu, ""), true),
             (plan("", qemu, ""), false),
             (plan("", &libvirt("qemu:///system"), ""), false),
             (plan("", &libvirt("qemu+ext:///system?command=/tmp/x"), ""), true),
+            (plan("", &several("qemu+ssh://b/system?no_tty=1"), ""), false),
+            (plan("", &several("qemu+ssh://b/system?command=/tmp/x"), ""), true),
         ];
         for (plan, is_refused) in cases {
             let judged = PlanPolicy::default().check_plan(&plan);

@@ -83,7 +83,11 @@ impl Prepared {
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
         resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
         let target = PlanTarget::new(&file, &inventory.about, state, stop);
-        target.survey(&mut resolution);
+        target.survey(&mut resolution, &begun);
+        let hosts = plan::told_hosts(&resolution);
+        if !hosts.is_empty() {
+            words.site(hosts.trim_end());
+        }
         if let Some(site) = target.site() {
             site?.dial()?;
             words.site(plan::far_summary(&file, &mut resolution, &target).trim_end());
@@ -176,7 +180,13 @@ fn check_what_arrived(
     let is_done = |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
     let done: Vec<&PlannedVm> = vms.iter().filter(is_done).collect();
     let mut gone = Vec::new();
-    for (vm, disk) in done.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
+    let (there, away): (Vec<&PlannedVm>, Vec<&PlannedVm>) =
+        done.iter().partition(|vm| target.is_away(vm).is_none());
+    for vm in away {
+        let why = target.is_away(vm).unwrap_or_default();
+        words.say(&format!("warning: {} arrived in an earlier run; {why}", vm.vm.name));
+    }
+    for (vm, disk) in there.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (vm, disk))) {
         if !target.has_image(disk, vm).map_err(EngineError::from)? {
             let place = vm.place_of(disk);
             gone.push(format!(

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
-use drover_plan::{At, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
+use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
 use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
@@ -34,7 +34,38 @@ pub struct PlanTarget {
     domains: Arc<Domains>,
     claims: Option<Arc<Claims>>,
     about: Setting,
-    there: Mutex<HashMap<String, Arc<There>>>,
+    sites: Arc<Sites>,
+}
+
+/// The sites of a plan, each of which is dialled once.
+pub struct Sites {
+    about: Setting,
+    known: Mutex<HashMap<String, Arc<There>>>,
+}
+
+impl Sites {
+    pub fn new(about: &Setting) -> Sites {
+        Sites { about: about.clone(), known: Mutex::default() }
+    }
+
+    /// The site of that name.
+    pub fn there(&self, site: &str) -> Result<Arc<There>, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = known.get(site) {
+            return Ok(there.clone());
+        }
+        let there = Arc::new(There::new(site, &self.about)?);
+        known.insert(site.to_string(), there.clone());
+        Ok(there)
+    }
+
+    /// The same for a provider.
+    fn of(&self, site: &str) -> Result<Arc<There>, ProviderError> {
+        self.there(site).map_err(|failure| {
+            let error = ProviderError::new(Cause::Connection, failure.message);
+            failure.advice.into_iter().fold(error, ProviderError::advise)
+        })
+    }
 }
 
 /// What a plan's target at a site needs to be known.
@@ -62,29 +93,38 @@ impl PlanTarget {
             stop: stop.clone(),
         };
         let here = Arc::new(Here::new(&about.plan, &about.target, &about.origin));
-        let domains = Arc::new(Domains::new(here.clone(), &about));
+        let sites = Arc::new(Sites::new(&about));
+        let domains = Arc::new(Domains::new(here.clone(), sites.clone(), &about));
         let claims = about.target.kubevirt().map(|kubevirt| Arc::new(Claims::new(&about, kubevirt)));
-        PlanTarget { here, domains, claims, about, there: Mutex::default() }
+        PlanTarget { here, domains, claims, about, sites }
     }
 
-    /// The site of the plan, if it goes to one.
+    /// The site of the plan, if it goes to a folder of one.
     pub fn site(&self) -> Option<Result<Arc<There>, Failure>> {
-        self.about.target.via.as_deref().map(|site| self.there(site))
+        let via = self.about.target.via.as_deref().filter(|_| self.about.target.libvirt().is_none());
+        via.map(|site| self.sites.there(site))
     }
 
     /// Asks the daemons of VMs that become domains, gives those their places, and adds what stands in the way; touches nothing.
-    pub fn survey(&self, resolution: &mut Resolution) {
+    /// VMs that were begun keep the hosts that they had.
+    pub fn survey(&self, resolution: &mut Resolution, begun: &[Begun]) {
+        self.domains.place_on_hosts(resolution, begun);
         self.domains.survey(resolution);
         if let Some(claims) = &self.claims {
             claims.survey(resolution);
         }
     }
 
-    /// What stands in the way of single VMs that come to this machine; touches nothing.
+    /// What stands in the way of single VMs that come to this machine, or become domains; touches nothing.
     pub fn problems(&self, vms: &[PlannedVm]) -> Vec<Problem> {
         // One whose daemon did not answer has no place, and that was told.
-        let has_place = |vm: &&PlannedVm| vm.daemon.is_none() || vm.folder.is_absolute();
-        let here = vms.iter().filter(|vm| vm.site.is_none()).filter(has_place);
+        let is_libvirt = self.about.target.libvirt().is_some();
+        let has_place = |vm: &&PlannedVm| match vm.daemon {
+            Some(_) => vm.folder.is_absolute(),
+            // No host takes it, and that was told.
+            None => !is_libvirt,
+        };
+        let here = vms.iter().filter(|vm| vm.site.is_none() || vm.daemon.is_some()).filter(has_place);
         let problem = |vm: &PlannedVm| {
             let ahead = match vm.daemon {
                 Some(_) => self.domains.look_ahead(vm),
@@ -98,19 +138,18 @@ impl PlanTarget {
         here.filter_map(problem).collect()
     }
 
-    fn there(&self, site: &str) -> Result<Arc<There>, Failure> {
-        let mut known = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = known.get(site) {
-            return Ok(there.clone());
-        }
-        let there = Arc::new(There::new(site, &self.about)?);
-        known.insert(site.to_string(), there.clone());
-        Ok(there)
+    /// Why the host of a VM, one of several, was away when it was asked.
+    pub fn is_away(&self, vm: &PlannedVm) -> Option<String> {
+        self.domains.is_away(vm)
     }
 
     fn at(&self, vm: &PlannedVm) -> Result<Arc<dyn TargetProvider>, ProviderError> {
         match &vm.site {
-            None if vm.daemon.is_some() => Ok(self.domains.clone()),
+            _ if vm.daemon.is_some() => Ok(self.domains.clone()),
+            None if self.about.target.libvirt().is_some() => {
+                let what = format!("{} has no host", vm.target_name);
+                Err(ProviderError::new(Cause::Plan, what).advise("see what `drover plan check` says of it"))
+            }
             None => Ok(self.here.clone()),
             Some(site) if Kubevirt::is_site(site) => match &self.claims {
                 Some(claims) if self.about.target.kubevirt().is_some_and(|it| it.site() == *site) => {
@@ -122,13 +161,7 @@ impl PlanTarget {
                     Err(ProviderError::new(Cause::Plan, what).advise("put the target back into the plan"))
                 }
             },
-            Some(site) => {
-                let failed = |failure: Failure| {
-                    let error = ProviderError::new(Cause::Connection, failure.message);
-                    failure.advice.into_iter().fold(error, ProviderError::advise)
-                };
-                Ok(self.there(site).map_err(failed)?)
-            }
+            Some(site) => Ok(self.sites.of(site)?),
         }
     }
 }

@@ -4,123 +4,12 @@
 mod common;
 
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
 
-use common::{MIB, Stage, disk_file, same_bytes, vm, with};
-use drover_lab::{Guests, Hosts, Output, lab_folder};
+use common::landing::{Landing, edges, hear};
+use common::{MIB, disk_file, same_bytes, vm, with};
+use drover_lab::{Guests, lab_folder};
 use serde_json::{Value, json};
-use tempfile::TempDir;
-
-const PATIENCE: Duration = Duration::from_secs(300);
-
-/// A source, and two daemons with a pool each.
-struct Landing {
-    stage: Stage,
-    hosts: Hosts,
-    folder: TempDir,
-}
-
-impl Landing {
-    fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
-        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
-        let hosts = Hosts::start(folder.path()).unwrap()?;
-        let stage = Stage::new(number, vms)?;
-        for host in ["a", "b"] {
-            let pool = folder.path().join("shared").join(host);
-            std::fs::create_dir(&pool).unwrap();
-            hosts
-                .virsh(host, &["pool-define-as", "images", "dir", "--target", pool.to_str().unwrap()])
-                .unwrap();
-            hosts.virsh(host, &["pool-start", "images"]).unwrap();
-        }
-        Some(Landing { stage, hosts, folder })
-    }
-
-    fn image(&self, host: &str, volume: &str) -> PathBuf {
-        self.folder.path().join("shared").join(host).join(volume)
-    }
-
-    /// A plan that moves all VMs to the first daemon, with texts replaced.
-    fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
-        let folder = format!("type: qemu\n  folder: {}", self.stage.vms().display());
-        let daemon = format!("type: libvirt\n  uri: {}\n  pool: images", self.hosts.uri("a"));
-        self.stage.plan(name, &[&[(folder.as_str(), daemon.as_str())], edits].concat())
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.stage.drover.command(args);
-        self.hosts.equip(&mut command);
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        common::moves::run(self.command(args))
-    }
-
-    #[track_caller]
-    fn arrives(&self, args: &[&str]) -> Output {
-        let output = self.run(args);
-        assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
-        output
-    }
-
-    fn state(&self, host: &str, name: &str) -> String {
-        self.hosts.virsh(host, &["domstate", name]).unwrap_or_default()
-    }
-
-    /// The domains and volumes of a host; journals of drover are among the files of its pool.
-    fn all_of(&self, host: &str) -> Vec<String> {
-        let pool = std::fs::read_dir(self.image(host, "")).unwrap();
-        let files = pool.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-        let domains = self.hosts.virsh(host, &["list", "--all", "--name"]).unwrap();
-        let mut all: Vec<String> =
-            files.chain(domains.lines().map(|name| format!("domain {name}"))).collect();
-        all.sort();
-        all
-    }
-
-    fn xml(&self, host: &str, name: &str) -> String {
-        self.hosts.virsh(host, &["dumpxml", "--inactive", name]).unwrap()
-    }
-
-    /// A domain that is none of drover's.
-    fn somebodys(&self, host: &str, name: &str, uuid: Option<&str>) {
-        let uuid = uuid.map(|uuid| format!("<uuid>{uuid}</uuid>")).unwrap_or_default();
-        let xml = format!(
-            "<domain type='qemu'><name>{name}</name>{uuid}<memory unit='MiB'>32</memory>\
-             <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
-        );
-        let file = self.folder.path().join("somebodys.xml");
-        std::fs::write(&file, xml).unwrap();
-        self.hosts.virsh(host, &["define", file.to_str().unwrap()]).unwrap();
-    }
-}
-
-/// What a domain writes to its serial port until it has said all of this.
-fn hear(tty: std::fs::File, is_all: impl Fn(&str) -> bool) -> String {
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut tty, mut buffer) = (tty, [0; 4096]);
-        while let Ok(count @ 1..) = tty.read(&mut buffer) {
-            if tell.send(buffer[..count].to_vec()).is_err() {
-                return;
-            }
-        }
-    });
-    let (mut heard, until) = (Vec::new(), Instant::now() + PATIENCE);
-    while !is_all(&String::from_utf8_lossy(&heard)) && Instant::now() < until {
-        match told.recv_timeout(Duration::from_secs(1)) {
-            Ok(bytes) => heard.extend(bytes),
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    String::from_utf8_lossy(&heard).into_owned()
-}
 
 #[test]
 fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
@@ -375,36 +264,6 @@ fn a_check_tells_each_thing_that_stands_in_the_way_by_itself() {
     assert_eq!(landing.all_of("a"), before, "nothing was touched");
 }
 
-/// Every edge of the phases, in the order in which a plan comes to them.
-fn edges() -> Vec<(&'static str, &'static str)> {
-    let phases =
-        ["check", "power_off", "snapshot", "copy", "verify", "convert", "define", "start", "clean_up"];
-    phases.iter().flat_map(|phase| [("phase_started", *phase), ("phase_ended", *phase)]).collect()
-}
-
-impl Landing {
-    /// Runs drover and kills it at an edge; nothing if it ended before.
-    fn killed_at(&self, args: &[&str], (kind, phase): (&str, &str)) -> Option<()> {
-        let mut child =
-            self.command(args).arg("--json").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let is_it = |line: &str| {
-            let event: Value = serde_json::from_str(line).unwrap_or_default();
-            event["event"] == kind && event["phase"] == phase
-        };
-        let came = lines.map_while(Result::ok).any(|line| is_it(&line));
-        let _ = child.kill();
-        child.wait().unwrap();
-        came.then_some(())
-    }
-
-    /// A guest never runs on two sides.
-    fn runs_once(&self, name: &str, edge: (&str, &str)) {
-        let is_on = self.stage.sim.vm(name).unwrap()["power"] == "poweredOn";
-        assert!(!(is_on && self.state("a", name) == "running"), "{name} runs twice after {edge:?}");
-    }
-}
-
 #[test]
 fn killed_at_every_edge_a_plan_arrives_once_and_touches_nothing_of_others() {
     let Some(landing) = Landing::new(133, |folder| {
@@ -422,7 +281,7 @@ fn killed_at_every_edge_a_plan_arrives_once_and_touches_nothing_of_others() {
         if landing.killed_at(&args, edge).is_some() {
             came.insert(edge);
         }
-        landing.runs_once("one", edge);
+        landing.runs_once("a", "one", edge);
         args = vec!["resume", "edges"];
     }
     assert!(came.len() >= 14, "{came:?}");
@@ -456,7 +315,7 @@ fn cancelled_after_a_kill_at_any_edge_exactly_what_was_made_is_gone() {
         let name = format!("c-{}-{}", edge.0, edge.1).replace('_', "-");
         let plan = landing.plan(&name, &[("mode: cold", "mode: cold\nstart: true")]);
         assert!(landing.killed_at(&["migrate", &plan], edge).is_some(), "{edge:?} never came");
-        landing.runs_once("one", edge);
+        landing.runs_once("a", "one", edge);
         if landing.state("a", "one") == "running" {
             // It was killed later than it was told to be: a guest that runs at the target has arrived.
             landing.hosts.virsh("a", &["destroy", "one"]).unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use drover_disk::{Buffer, Disk, MemDisk, Request, Work};
 use drover_mover::{StopSignal, TransferOptions};
-use drover_plan::{Limits, PlannedDisk, PlannedVm};
+use drover_plan::{Plan, PlannedDisk, PlannedVm};
 use drover_types::ByteSpan;
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
@@ -28,11 +28,8 @@ pub trait Subject {
     /// A VM of one disk that comes to it, named `subject`; running at the source.
     fn planned(&self) -> PlannedVm;
 
-    /// The plan's name.
-    fn plan(&self) -> &str;
-
-    /// The plan's budgets.
-    fn limits(&self) -> Limits;
+    /// The plan: its name and its budgets count.
+    fn plan(&self) -> &Plan;
 
     /// All that is at the target: names of images, definitions, machines.
     fn content(&self) -> BTreeSet<String>;
@@ -242,11 +239,11 @@ impl<'a> Run<'a> {
         let (calls, trouble) = trouble.unwrap_or((&calls, None));
         let target = Watched { target: target.as_ref(), calls, trouble };
         let runner = Runner {
-            plan: self.stage.subject.plan(),
+            plan: &self.stage.subject.plan().name,
             text: "",
             folder: Path::new("/"),
             vms: &[self.stage.subject.planned()],
-            limits: &self.stage.subject.limits(),
+            limits: &self.stage.subject.plan().limits,
             schedule: None,
             source: &self.source,
             target: &target,
@@ -262,7 +259,7 @@ impl<'a> Run<'a> {
     }
 
     fn row(&self) -> crate::VmRow {
-        let rows = self.store.vms(self.stage.subject.plan()).unwrap_or_else(|error| panic!("{error}"));
+        let rows = self.store.vms(&self.stage.subject.plan().name).unwrap_or_else(|error| panic!("{error}"));
         rows.into_iter().next().unwrap_or_else(|| panic!("the plan has no VM"))
     }
 
@@ -278,7 +275,7 @@ impl<'a> Run<'a> {
     fn as_if_killed(&self) {
         let row = self.row();
         if row.error.as_ref().is_some_and(|error| error.starts_with("internal error")) {
-            let plan = self.stage.subject.plan();
+            let plan = &self.stage.subject.plan().name;
             self.store
                 .end_vm(plan, &row.id, VmState::Running, None)
                 .unwrap_or_else(|error| panic!("{error}"));
@@ -287,7 +284,7 @@ impl<'a> Run<'a> {
 
     fn cancel(&self) -> Vec<String> {
         let target = self.stage.subject.provider();
-        let given_up = cancel(self.stage.subject.plan(), &self.store, &self.source, target.as_ref());
+        let given_up = cancel(&self.stage.subject.plan().name, &self.store, &self.source, target.as_ref());
         given_up.unwrap_or_else(|error| panic!("{error}")).left
     }
 

@@ -9,6 +9,8 @@ mod vddk;
 
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
+#[cfg(test)]
+pub(crate) use target::LIBVIRT_HOST;
 pub(crate) use target::{KUBEVIRT, LIBVIRT, QCOW2, TARGET, TARGETS, UEFI};
 pub(crate) use vddk::{AIO, VDDK};
 
@@ -262,7 +264,8 @@ pub(crate) static SELECTION: Table = Table {
             "",
             "Folder that the VM's own folder is made in; if relative, below the target's.",
         ),
-        key("uri", Kind::Text, "", "Address of the libvirt daemon that gets it."),
+        key("uri", Kind::Text, "", "Address of the libvirt daemon of this machine that gets it."),
+        key("target_host", Kind::Text, "", "The host among `target.hosts` that gets it."),
         key("pool", Kind::Text, "", "Storage pool of its disks."),
         key("mode", Kind::Choice(MODE), "", MODE_DOC),
         key("warm", Kind::One(&WARM), "", "What is different if it moves warm."),

@@ -42,7 +42,8 @@ pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
 pub use problem::{At, Problem, Severity};
 pub use resolution::{
-    HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, space_needed,
+    HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost,
+    space_needed,
 };
 pub use resolve::{PlannedProxy, kube_name, proxies, resolve};
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys};

@@ -328,6 +328,8 @@ pub struct Overrides {
     pub target_folder: Option<PathBuf>,
     /// Address of the libvirt daemon that gets it.
     pub uri: Option<String>,
+    /// The host among several that gets it.
+    pub target_host: Option<String>,
     /// Storage pool of its disks.
     pub pool: Option<String>,
     /// Image format.

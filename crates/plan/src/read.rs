@@ -65,7 +65,7 @@ impl Reader {
         let fields = self.fields(root, "", &keys::PLAN);
         self.number(&fields, "version");
         let (name, source, target) = (self.plan_name(&fields), self.source(&fields), self.target(&fields));
-        let via = target.via.is_some();
+        let via = target.is_far() && target.kubevirt().is_none();
         Plan {
             name,
             source,
@@ -325,6 +325,7 @@ impl Reader {
             target_name: self.target_name(fields),
             target_folder: self.text(fields, "target_folder").map(PathBuf::from),
             uri: self.uri(fields),
+            target_host: self.text(fields, "target_host"),
             pool: self.pool(fields),
             format: self.format(fields),
             disk_bus: self.bus(fields),

@@ -1,7 +1,7 @@
 //! What a plan means for an inventory: every VM with its place, its disks and its route.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use drover_types::inventory::{Vm, VmDisk};
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
 use crate::model::{
-    Convert, DiskBusChoice, ImageFormat, Kubevirt, Login, NetworkTarget, PowerOff, Trust, Verify,
+    Convert, DiskBusChoice, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login, NetworkTarget, PowerOff,
+    Trust, Verify,
 };
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
@@ -47,6 +48,9 @@ pub struct PlannedVm {
     /// Address of the libvirt daemon that it becomes a domain of; absent if it goes to a folder.
     #[serde(default)]
     pub daemon: Option<String>,
+    /// The host among several of the target that it goes to. One that the plan names has no daemon before it is placed.
+    #[serde(default)]
+    pub target_host: Option<TargetHost>,
     /// The VM's own folder. At a site its first part is a pool of the agent there.
     pub folder: PathBuf,
     /// Format of its disk images.
@@ -83,7 +87,36 @@ pub struct PlannedVm {
     pub line: u32,
 }
 
+/// One of several hosts of a target, and why it is that one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetHost {
+    /// What the plan calls it.
+    pub name: String,
+    /// Why, for people.
+    pub why: String,
+}
+
+impl TargetHost {
+    /// One that the plan names.
+    pub(crate) fn pinned(name: String) -> TargetHost {
+        TargetHost { name, why: "the plan names it".into() }
+    }
+}
+
 impl PlannedVm {
+    /// Has it go to one of several hosts: to that host's daemon and agent, and to its own pool where the plan takes the target's.
+    pub fn place_on(&mut self, host: &LibvirtHost, why: &str, libvirt: &Libvirt) {
+        self.target_host = Some(TargetHost { name: host.name.clone(), why: why.to_string() });
+        self.daemon = Some(host.uri.clone());
+        self.site.clone_from(&host.via);
+        for disk in &mut self.disks {
+            let Some(pool) = host.pool_of(disk, libvirt) else { continue };
+            disk.base = Path::new("/").join(&pool);
+            disk.path = disk.base.join(disk.path.file_name().unwrap_or_default());
+            disk.pool = Some(pool);
+        }
+    }
+
     /// Where an image is, for people: its path, or `agent://SITE/POOL/FILE`.
     pub fn place_of(&self, disk: &PlannedDisk) -> PathBuf {
         match &self.site {
@@ -108,6 +141,15 @@ impl PlannedVm {
     }
 }
 
+impl LibvirtHost {
+    /// The pool that a disk goes to on this host.
+    pub fn pool_of(&self, disk: &PlannedDisk, libvirt: &Libvirt) -> Option<String> {
+        let planned = disk.pool.as_ref()?;
+        let own = self.pool.as_ref().filter(|_| *planned == libvirt.pool);
+        Some(own.unwrap_or(planned).clone())
+    }
+}
+
 /// A disk to copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedDisk {
@@ -115,7 +157,7 @@ pub struct PlannedDisk {
     pub disk: VmDisk,
     /// Position among all disks of the VM, from 0; also in the file name.
     pub index: usize,
-    /// Image file to write.
+    /// Image file to write. A volume at a site is `/POOL/FILE`; its folder on that host is `base`, once the daemon was asked.
     pub path: PathBuf,
     /// Storage pool that it is a volume of; absent if it lies in a folder.
     #[serde(default)]

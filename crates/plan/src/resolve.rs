@@ -10,7 +10,7 @@ use crate::concern::{ConcernContext, Weight, concerns};
 use crate::model::*;
 use crate::near::nearest;
 use crate::problem::{At, Problem, sort};
-use crate::resolution::{PlannedDisk, PlannedNic, PlannedVm, Resolution, TargetBus};
+use crate::resolution::{PlannedDisk, PlannedNic, PlannedVm, Resolution, TargetBus, TargetHost};
 
 /// A file name may have 255 bytes; the disk's number and ending are added to it.
 const NAME_BYTES_MAX: usize = 200;
@@ -72,7 +72,7 @@ impl<'a> Resolver<'a> {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
             convert: Some(convert),
-            is_far: plan.target.via.is_some() || plan.target.kubevirt().is_some(),
+            is_far: plan.target.is_far() && over.uri.is_none(),
             disk_bus: Some(disk_bus),
             warm,
             excluded_disks: excluded.clone(),
@@ -84,14 +84,19 @@ impl<'a> Resolver<'a> {
         }
         self.check_power(vm, choice, power_off);
         let format = over.format.unwrap_or(plan.target.format);
-        let site = plan.target.kubevirt().map(Kubevirt::site).or(plan.target.via.clone());
+        // A VM that names its own daemon goes to one of this machine.
+        let via = plan.target.via.clone().filter(|_| over.uri.is_none());
+        let site = plan.target.kubevirt().map(Kubevirt::site).or(via);
         if let (Some(site), ImageFormat::Qcow2) = (&site, format) {
             let text = format!("{} is to become qcow2, and the agent of {site} writes raw images", vm.name);
             self.error(&choice.path, choice.at, text, "use `format: raw`");
         }
         let target_name = safe_name(over.target_name.as_deref().unwrap_or(&vm.name));
         let libvirt = plan.target.libvirt();
-        let daemon = libvirt.map(|libvirt| over.uri.clone().unwrap_or(libvirt.uri.clone()));
+        // Where there are several hosts, it has none before it is placed.
+        let single = libvirt.filter(|libvirt| libvirt.hosts.is_empty());
+        let daemon = single.map(|libvirt| over.uri.clone().unwrap_or(libvirt.uri.clone()));
+        let target_host = over.target_host.clone().map(TargetHost::pinned);
         let pool = libvirt.map(|libvirt| over.pool.clone().unwrap_or(libvirt.pool.clone()));
         let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
         let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
@@ -116,6 +121,7 @@ impl<'a> Resolver<'a> {
             target_name,
             site,
             daemon,
+            target_host,
             folder: kubevirt
                 .map_or(folder, |kubevirt| PathBuf::from("/").join(&kubevirt.namespace).join(name)),
             format,

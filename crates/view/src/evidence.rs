@@ -38,11 +38,16 @@ fn vm_line(vm: &VmReport, last: &RunRow) -> String {
         Some(site) => line.push_str(&format!("; to site {site} by {}", last.facts.host)),
         None => line.push_str(&format!("; to {}", last.facts.host)),
     }
+    if let Some(host) = &vm.row.target_host {
+        line.push_str(&format!("; placed on {}: {}", host.name, host.why));
+    }
     line
 }
 
 #[cfg(test)]
 mod tests {
+    use drover_plan::TargetHost;
+
     use super::*;
     use crate::sample;
 
@@ -50,6 +55,8 @@ mod tests {
     fn runs_and_vms_are_named_so_that_they_can_be_found_again() {
         let mut report = sample::report();
         report.vms[1].row.site = Some("site-b".into());
+        let host = TargetHost { name: "kvm2".into(), why: "the plan names it".into() };
+        report.vms[1].row.target_host = Some(host);
         report.vms[1].row.name = "db".into();
         let lines = evidence(&report);
         assert_eq!(
@@ -59,7 +66,7 @@ mod tests {
                 format!("  plan /plans/lab.yaml, BLAKE3 {}", "b2".repeat(32)),
                 "  source vc1, VMware vCenter Server 8.0.2, instance UUID 42-cafe".into(),
                 "web01: vm-1 at the source, instance UUID 50-beef, host esx1; to kvm1".into(),
-                "db: vm-2 at the source; to site site-b by kvm1".into(),
+                "db: vm-2 at the source; to site site-b by kvm1; placed on kvm2: the plan names it".into(),
             ]
         );
         assert_eq!(evidence(&sample::empty()), Vec::<String>::new());

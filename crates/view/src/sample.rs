@@ -28,6 +28,7 @@ pub(crate) fn vm(id: &str, name: &str, state: VmState) -> VmRow {
         id: id.into(),
         name: name.into(),
         site: None,
+        target_host: None,
         state,
         phase: Some("copy".into()),
         planned: String::new(),

@@ -8,7 +8,7 @@ use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
     At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlannedVm, Problem,
-    Resolution, Target, TargetKind, Weight, resolve, space_needed,
+    Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
 };
 use drover_types::Bytes;
 use drover_types::inventory::Inventory;
@@ -195,20 +195,20 @@ pub fn check_online(
     resolution.problems.extend(provider.proxy_problems(&resolution, true));
     let target = PlanTarget::new(file, &inventory.about, state, &StopSignal::default());
     let site = far_summary(file, &mut resolution, &target);
-    target.survey(&mut resolution);
+    let begun = begun_here(&file.plan.name, state);
+    target.survey(&mut resolution, &begun);
     let at_target = target.problems(&resolution.vms);
     resolution.problems.extend(anothers(file, state));
-    let past = past_moments(&resolution.vms, &begun_here(&file.plan.name, state), SystemClock.now_ms());
-    resolution.problems.extend(past);
+    resolution.problems.extend(past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
-    let told = site + &way + &nfc_sums(&nfc, &inventory);
+    let told = site + &told_hosts(&resolution) + &way + &nfc_sums(&nfc, &inventory);
     Ok(Checked { resolution, rights, at_target, nfc, told })
 }
 
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
-    let (mut nfc, mut rights, mut at_target) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut nfc, mut rights, mut at_target, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut problems = if args.offline {
         file.plan.warnings.clone()
     } else {
@@ -219,6 +219,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
             crate::out::print(&(summary(&checked.resolution) + &checked.told + &told));
         }
         (nfc, rights, at_target) = (checked.nfc, checked.rights, checked.at_target);
+        hosts = host_documents(&checked.resolution);
         checked.resolution.problems
     };
     // As a run ends that finds the same: the plan itself, then rights, then what stands in the way at the target.
@@ -232,7 +233,10 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     problems.extend(at_target);
     problems.extend(rights);
     if args.json {
-        crate::out::json(format_args!("{:#}", serde_json::json!({ "problems": problems, "nfc": nfc })));
+        crate::out::json(format_args!(
+            "{:#}",
+            serde_json::json!({ "problems": problems, "nfc": nfc, "hosts": hosts })
+        ));
     } else {
         crate::out::problems(&file.path, &problems);
     }
@@ -256,6 +260,21 @@ pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTa
     let line = found.summary(file.plan.target.via.as_deref().unwrap_or_default());
     resolution.problems.extend(found.problems);
     line
+}
+
+/// Which of several hosts gets each VM, and why.
+pub fn told_hosts(resolution: &Resolution) -> String {
+    let placed = resolution.vms.iter().filter_map(|vm| Some((vm, vm.target_host.as_ref()?)));
+    let line = |(vm, host): (&PlannedVm, &TargetHost)| {
+        format!("{} -> {}: {}\n", clean(&vm.target_name), clean(&host.name), clean(&host.why))
+    };
+    placed.map(line).collect()
+}
+
+fn host_documents(resolution: &Resolution) -> Vec<serde_json::Value> {
+    let placed = resolution.vms.iter().filter_map(|vm| Some((vm, vm.target_host.as_ref()?)));
+    let document = |(vm, host): (&PlannedVm, &TargetHost)| serde_json::json!({"vm": vm.target_name, "host": host.name, "why": host.why});
+    placed.map(document).collect()
 }
 
 /// Notes of one kind that are shown; the others are counted.

@@ -2,23 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use drover_engine::TargetProvider;
 use drover_engine::conformance::{Subject, check_target};
-use drover_lab::{Cluster, Hosts, cluster, lab_folder, workspace};
+use drover_lab::{Cluster, Drover, Hosts, cluster, lab_folder, run_by, workspace};
 use drover_mover::StopSignal;
-use drover_plan::{Limits, Plan, PlannedVm, resolve};
+use drover_plan::{Plan, PlannedVm, resolve};
 use drover_qemu::Virsh;
 use drover_qemu::daemon::Daemon;
 use drover_types::inventory::{About, DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
-use super::Setting;
 use super::here::Here;
 use super::kubevirt::Claims;
 use super::libvirt::Domains;
+use super::{Setting, Sites};
 
 /// Not a whole number of blocks.
 const DISK_BYTES: u64 = (1 << 20) + 512;
@@ -107,12 +109,8 @@ impl Subject for Folder {
         self.scene.resolved().vms.remove(0)
     }
 
-    fn plan(&self) -> &str {
-        &self.scene.plan.name
-    }
-
-    fn limits(&self) -> Limits {
-        self.scene.plan.limits
+    fn plan(&self) -> &Plan {
+        &self.scene.plan
     }
 
     fn content(&self) -> BTreeSet<String> {
@@ -150,15 +148,20 @@ fn a_folder_does_what_the_engine_takes_for_granted() {
 struct OfLibvirt {
     scene: Scene,
     hosts: Hosts,
+    /// Which of them.
+    host: &'static str,
     pool: PathBuf,
+    /// Whether nobody reaches the daemon.
+    is_away: &'static AtomicBool,
+    dial: fn(&str) -> Daemon,
 }
 
-/// Whether nobody reaches the daemon.
 static IS_AWAY: AtomicBool = AtomicBool::new(false);
+static IS_FAR_AWAY: AtomicBool = AtomicBool::new(false);
 
-fn dial(uri: &str) -> Daemon {
+fn dial(uri: &str, is_away: &AtomicBool) -> Daemon {
     let program = lab_folder().join("libvirt/bin/virsh");
-    let program = if IS_AWAY.load(Ordering::SeqCst) { "/no/such/virsh".into() } else { program };
+    let program = if is_away.load(Ordering::SeqCst) { "/no/such/virsh".into() } else { program };
     Daemon::of(Virsh::new(uri).by(program.to_str().unwrap()))
 }
 
@@ -167,8 +170,9 @@ impl OfLibvirt {
         let setting = self.scene.setting();
         Domains::dialled_by(
             Arc::new(Here::new(&setting.plan, &setting.target, &setting.origin)),
+            Arc::new(Sites::new(&setting)),
             &setting,
-            dial,
+            self.dial,
         )
     }
 }
@@ -181,28 +185,26 @@ impl Subject for OfLibvirt {
     fn planned(&self) -> PlannedVm {
         // Where the pool lies is asked for; a daemon that is away does not tell, and the VM stays where it was.
         let mut resolution = self.scene.resolved();
-        let was_away = IS_AWAY.swap(false, Ordering::SeqCst);
+        let was_away = self.is_away.swap(false, Ordering::SeqCst);
         self.domains().survey(&mut resolution);
-        IS_AWAY.store(was_away, Ordering::SeqCst);
+        self.is_away.store(was_away, Ordering::SeqCst);
         assert!(resolution.is_ok(), "{:#?}", resolution.problems);
         let mut vm = resolution.vms.remove(0);
         vm.start = true;
         vm
     }
 
-    fn plan(&self) -> &str {
-        &self.scene.plan.name
-    }
-
-    fn limits(&self) -> Limits {
-        self.scene.plan.limits
+    fn plan(&self) -> &Plan {
+        &self.scene.plan
     }
 
     fn content(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         files_below(&self.pool, &mut all);
-        files_below(&self.scene.folder.join("state"), &mut all);
-        let domains = self.hosts.virsh("a", &["list", "--all", "--name"]).unwrap();
+        for kept in ["state/libvirt", "state/journals"] {
+            files_below(&self.scene.folder.join(kept), &mut all);
+        }
+        let domains = self.hosts.virsh(self.host, &["list", "--all", "--name"]).unwrap();
         all.extend(domains.lines().map(|name| format!("domain {name}")));
         all
     }
@@ -216,14 +218,14 @@ impl Subject for OfLibvirt {
                  <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>",
             )
             .unwrap();
-            self.hosts.virsh("a", &["define", file.to_str().unwrap()]).unwrap();
+            self.hosts.virsh(self.host, &["define", file.to_str().unwrap()]).unwrap();
         } else {
-            self.hosts.virsh("a", &["undefine", "subject"]).unwrap();
+            self.hosts.virsh(self.host, &["undefine", "subject"]).unwrap();
         }
     }
 
     fn break_down(&self, is_broken: bool) -> bool {
-        IS_AWAY.store(is_broken, Ordering::SeqCst);
+        self.is_away.store(is_broken, Ordering::SeqCst);
         true
     }
 
@@ -235,13 +237,69 @@ impl Subject for OfLibvirt {
 #[test]
 fn libvirt_does_what_the_engine_takes_for_granted() {
     let folder = tempfile::Builder::new().prefix("drover-lc-").tempdir().unwrap();
-    let Some(hosts) = Hosts::start(folder.path()).unwrap() else { return };
-    let pool = hosts.shared().join("pool");
-    fs::create_dir(&pool).unwrap();
-    hosts.virsh("a", &["pool-create-as", "images", "dir", "--target", pool.to_str().unwrap()]).unwrap();
+    let Some((hosts, pool)) = host_with_pool(folder.path(), "a") else { return };
     let target = format!("{{type: libvirt, uri: '{}', pool: images, accelerator: tcg}}", hosts.uri("a"));
     let scene = Scene::new(&target, folder.path());
-    check_target(&OfLibvirt { scene, hosts, pool }, &folder.path().join("runs"));
+    let dial: fn(&str) -> Daemon = |uri| dial(uri, &IS_AWAY);
+    let subject = OfLibvirt { scene, hosts, host: "a", pool, is_away: &IS_AWAY, dial };
+    check_target(&subject, &folder.path().join("runs"));
+}
+
+fn host_with_pool(folder: &Path, host: &str) -> Option<(Hosts, PathBuf)> {
+    let hosts = Hosts::start(folder).unwrap()?;
+    let pool = hosts.shared().join("pool");
+    fs::create_dir(&pool).unwrap();
+    hosts.virsh(host, &["pool-create-as", "images", "dir", "--target", pool.to_str().unwrap()]).unwrap();
+    Some((hosts, pool))
+}
+
+/// An agent that is ended with the test.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts an agent with the files of a host, and pairs with it as `site-b` in a folder's state.
+fn paired(hosts: &Hosts, host: &str, pool: &Path, folder: &Path) -> Agent {
+    let program = workspace().join("target/debug/drover");
+    assert!(program.is_file(), "{} is not built", program.display());
+    let there = Drover::new(&program, folder.join("agent"));
+    let pool = format!("images={}", pool.display());
+    let run = there.command(&["agent", "run", "--json", "--listen", "127.0.0.1:0", "--pool", &pool]);
+    let mut run = run_by(&hosts.inside(host).unwrap(), &run);
+    let mut agent = Agent(run.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut out = BufReader::new(agent.0.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let listening: serde_json::Value = serde_json::from_str(&line).unwrap();
+    // What it says later is of no interest, but must be taken.
+    std::thread::spawn(move || out.lines().for_each(drop));
+    let token = folder.join("token");
+    fs::write(&token, there.run(&["agent", "pair", "--new-token"]).unwrap().out.trim()).unwrap();
+    let address = listening["addresses"][0].as_str().unwrap();
+    let args = ["agent", "pair", address, "--name", "site-b", "--as", "here", "--token-file"];
+    let here = Drover::new(&program, folder.join("state"));
+    let done = here.run(&[&args[..], &[token.to_str().unwrap()]].concat()).unwrap();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    agent
+}
+
+#[test]
+fn libvirt_of_another_host_does_what_the_engine_takes_for_granted() {
+    let folder = tempfile::Builder::new().prefix("drover-lf-").tempdir().unwrap();
+    let Some((hosts, pool)) = host_with_pool(folder.path(), "b") else { return };
+    let _agent = paired(&hosts, "b", &pool, folder.path());
+    let target =
+        format!("{{type: libvirt, uri: '{}', via: site-b, pool: images, accelerator: tcg}}", hosts.uri("b"));
+    let scene = Scene::new(&target, folder.path());
+    let dial: fn(&str) -> Daemon = |uri| dial(uri, &IS_FAR_AWAY);
+    let subject = OfLibvirt { scene, hosts, host: "b", pool, is_away: &IS_FAR_AWAY, dial };
+    check_target(&subject, &folder.path().join("runs"));
 }
 
 /// Machines of a true Kubernetes, whose KubeVirt the lab plays.
@@ -277,12 +335,8 @@ impl Subject for OfKubevirt {
         vm
     }
 
-    fn plan(&self) -> &str {
-        &self.scene.plan.name
-    }
-
-    fn limits(&self) -> Limits {
-        self.scene.plan.limits
+    fn plan(&self) -> &Plan {
+        &self.scene.plan
     }
 
     fn content(&self) -> BTreeSet<String> {

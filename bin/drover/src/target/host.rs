@@ -3,12 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use drover_agent::host::{DEVICES, Device, device_in};
 use drover_engine::{Cause, ProviderError};
 use drover_plan::{Accelerator, NetworkTarget, PlannedVm, Target, UefiFiles};
 use drover_types::inventory::Firmware;
 
-/// Where the kernel shows its network devices.
-pub(super) const DEVICES: &str = "/sys/class/net";
 const KVM: &str = "/dev/kvm";
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -43,17 +42,18 @@ fn refused(what: String, advice: &str) -> ProviderError {
 }
 
 /// Refuses a name that is no bridge.
-pub(super) fn check_bridge(devices: &Path, name: &str) -> Result<(), ProviderError> {
-    let device = devices.join(name);
-    let what = match (device.exists(), device.join("bridge").is_dir()) {
-        (true, true) => return Ok(()),
-        (true, false) => format!("network device {name} of this host is no bridge"),
-        (false, _) => format!("there is no bridge {name} on this host"),
+fn check_bridge(devices: &Path, name: &str) -> Result<(), ProviderError> {
+    let what = match device_in(devices, name) {
+        Device::Bridge => return Ok(()),
+        Device::Other => format!("network device {name} of this host is no bridge"),
+        Device::Missing => format!("there is no bridge {name} on this host"),
     };
-    let advice =
-        "make it (`ip link add NAME type bridge`), or map the network to another bridge, `user` or `none`";
-    Err(refused(what, advice))
+    Err(refused(what, ANOTHER_BRIDGE))
 }
+
+/// What to do where a name is no bridge.
+pub(super) const ANOTHER_BRIDGE: &str =
+    "make it (`ip link add NAME type bridge`), or map the network to another bridge, `user` or `none`";
 
 fn check_firmware(files: &UefiFiles) -> Result<(), ProviderError> {
     let is_missing = |file: &&PathBuf| !file.is_file();

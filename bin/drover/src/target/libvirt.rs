@@ -1,7 +1,9 @@
-//! Domains of libvirt as a target: disks are volumes of pools of this host, written as images in a folder are, and machines are
-//! domains that a daemon has. What stands in the way is found in [`survey`].
+//! Domains of libvirt as a target: disks are volumes of pools, and machines are domains that a daemon has. Volumes of this host are
+//! written as images in a folder are, those of another host by its agent ([`far`]). What stands in the way is found in [`survey`].
 
+mod far;
 mod made;
+mod placing;
 mod survey;
 
 use std::collections::HashMap;
@@ -11,12 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use drover_agent::Home;
+use drover_agent::host::{VARIABLES, variables_in};
 use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider};
 use drover_mover::journal_path;
 use drover_plan::{
-    Accelerator, Convert, DiskCache, DiskIo, ImageFormat, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget,
-    PlannedDisk, PlannedNic, PlannedVm,
+    Accelerator, Convert, DiskCache, DiskIo, ImageFormat, Libvirt, LibvirtNetwork, LibvirtNetworkKind,
+    NetworkTarget, PlannedDisk, PlannedNic, PlannedVm,
 };
 use drover_qemu::daemon::{Daemon, FoundDomain, NewVolume, Owner};
 use drover_qemu::{
@@ -26,7 +29,8 @@ use drover_types::inventory::Firmware;
 
 use super::here::{self, Here};
 use super::ours::Image;
-use super::{Setting, io_error};
+use super::there::{self, There};
+use super::{Setting, Sites, io_error};
 use crate::image::qemu_error;
 use crate::machine::{machine_of, spec_of};
 use crate::state::state_folder;
@@ -34,21 +38,34 @@ use crate::state::state_folder;
 /// Libvirt's daemons, for one plan.
 pub struct Domains {
     here: Arc<Here>,
+    sites: Arc<Sites>,
     about: Setting,
     /// Whether a daemon offers KVM, by its address.
     kvm: Mutex<HashMap<String, bool>>,
+    /// Daemons of hosts that were away when VMs were placed, and why they count as that.
+    away: Mutex<HashMap<String, String>>,
     /// How a daemon is reached.
     dial: fn(&str) -> Daemon,
 }
 
 impl Domains {
-    pub fn new(here: Arc<Here>, about: &Setting) -> Domains {
-        Domains::dialled_by(here, about, Daemon::new)
+    pub fn new(here: Arc<Here>, sites: Arc<Sites>, about: &Setting) -> Domains {
+        Domains::dialled_by(here, sites, about, Daemon::new)
     }
 
     /// With daemons that are reached in this way.
-    pub fn dialled_by(here: Arc<Here>, about: &Setting, dial: fn(&str) -> Daemon) -> Domains {
-        Domains { here, about: about.clone(), kvm: Mutex::default(), dial }
+    pub fn dialled_by(
+        here: Arc<Here>,
+        sites: Arc<Sites>,
+        about: &Setting,
+        dial: fn(&str) -> Daemon,
+    ) -> Domains {
+        Domains { here, sites, about: about.clone(), kvm: Mutex::default(), away: Mutex::default(), dial }
+    }
+
+    /// The site whose agent writes a VM's volumes, if they are another host's.
+    fn site(&self, vm: &PlannedVm) -> Result<Option<Arc<There>>, ProviderError> {
+        vm.site.as_deref().map(|site| self.sites.of(site)).transpose()
     }
 
     /// A VM's own folder: what drover keeps of it on this host, which is none of the daemon's.
@@ -68,8 +85,10 @@ impl Domains {
 
     /// The domain that this plan defined of a VM, and another that has the VM's name or UUID.
     fn found(&self, vm: &PlannedVm) -> Result<(Option<FoundDomain>, Option<FoundDomain>), ProviderError> {
+        self.check_there(vm)?;
         let uuid = Some(vm.vm.uuid.as_str()).filter(|uuid| !uuid.is_empty());
-        let found = self.daemon(vm).domains_of(&vm.target_name, uuid).map_err(unreachable)?;
+        let found = self.daemon(vm).domains_of(&vm.target_name, uuid);
+        let found = found.map_err(|error| of_host(vm, unreachable(error)))?;
         let owner = self.owner(vm);
         let (ours, others): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|domain| domain.owner.as_ref() == Some(&owner));
@@ -90,11 +109,16 @@ impl Domains {
 
     /// Refuses what is at a disk's place if it is not this plan's: that it holds nothing proves nothing.
     fn check_volume(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+        if let Some(there) = self.site(vm)? {
+            return far::check_volume(&there, disk, vm);
+        }
         match self.here.check_ours(disk, vm)? {
             Some(Image::Ours | Image::Unnamed | Image::Others(_) | Image::Plans(_)) => Ok(()),
             Some(Image::Missing | Image::Blank) | None if !disk.path.exists() => Ok(()),
             Some(Image::Missing | Image::Blank) | None if made::is_ours(vm, disk)? => Ok(()),
-            Some(Image::Missing | Image::Blank) | None => Err(not_made(&disk.path)),
+            Some(Image::Missing | Image::Blank) | None => {
+                Err(not_made(&disk.path, &format!("virsh vol-delete {}", disk.path.display())))
+            }
         }
     }
 
@@ -107,14 +131,36 @@ impl Domains {
     /// All that can refuse a VM later, looked at while it still runs. Touches nothing.
     pub fn look_ahead(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         if self.ours_alone(vm)?.is_none() && vm.vm.firmware == Some(Firmware::Uefi) {
-            no_variables_left(self.daemon(vm).uri(), Path::new(NVRAM), &vm.target_name)?;
+            self.no_variables_left(vm)?;
         }
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
         self.spec(vm, None)?.check().map_err(qemu_error)?;
+        if let Some(there) = self.site(vm)? {
+            return far::check_conversion(
+                &there,
+                vm,
+                &machine_of(vm, &self.about.target, &self.about.origin),
+            );
+        }
         match vm.convert {
             Convert::Always => drover_qemu::can_convert().map_err(|why| here::no_converter(&why)),
             Convert::Auto | Convert::Never => Ok(()),
         }
+    }
+
+    /// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.
+    fn no_variables_left(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        // Daemons of users keep theirs elsewhere, each in a folder of its own.
+        if !Libvirt::is_of_system(vm.daemon.as_deref().unwrap_or_default()) {
+            return Ok(());
+        }
+        let found = match self.site(vm)? {
+            Some(there) => far::variables_of(&there, &vm.target_name)?,
+            None => {
+                variables_in(Path::new(VARIABLES), &vm.target_name).map(|file| file.display().to_string())
+            }
+        };
+        found.map_or(Ok(()), |file| Err(variables_left(&vm.target_name, &file)))
     }
 
     /// Whether a daemon runs this plan's domains on KVM.
@@ -145,7 +191,7 @@ impl Domains {
         let mut machine = machine_of(vm, &self.about.target, &self.about.origin);
         // Which firmware it gets is the daemon's to choose.
         machine.is_started = false;
-        let images = vm.disks.iter().map(|disk| disk.path.clone()).collect();
+        let images = vm.disks.iter().map(|disk| far::at_daemon(vm, disk)).collect();
         let home = Home { folder: vm.folder.clone(), images, machine: &machine };
         let mut spec = spec_of(&home, None).map_err(qemu_error)?;
         if let MachineFirmware::Uefi { files, .. } = &mut spec.firmware {
@@ -156,6 +202,9 @@ impl Domains {
             true => drover_qemu::Accelerator::Kvm,
             false => drover_qemu::Accelerator::Tcg,
         };
+        if vm.site.is_some() {
+            spec.cache = far::cache_of(vm);
+        }
         for (disk, planned) in spec.disks.iter_mut().zip(&vm.disks) {
             disk.serial = DiskSpec::serial_of(&planned.disk.uuid, disk.bus);
         }
@@ -232,7 +281,11 @@ impl Domains {
 
 impl TargetProvider for Domains {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        self.check_there(vm)?;
         std::fs::create_dir_all(&vm.folder).map_err(|error| io_error("making", &vm.folder, error))?;
+        if let Some(there) = self.site(vm)? {
+            there.make_room_for_journals(vm)?;
+        }
         self.look_ahead(vm)
     }
 
@@ -242,22 +295,15 @@ impl TargetProvider for Domains {
         vm: &PlannedVm,
         size: u64,
     ) -> Result<OpenedTarget, ProviderError> {
+        if let Some(there) = self.site(vm)? {
+            return far::open_disk(&there, &self.daemon(vm), disk, vm, size);
+        }
         let pool = disk.pool.as_deref().unwrap_or_default();
         let by_libvirt = self.is_made_by_libvirt(vm);
         let is_there = disk.path.exists();
         self.check_volume(disk, vm)?;
         if by_libvirt && !is_there {
-            let name = disk.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let format = match vm.format {
-                ImageFormat::Raw => drover_qemu::ImageFormat::Raw,
-                ImageFormat::Qcow2 => drover_qemu::ImageFormat::Qcow2,
-            };
-            // Sizes of images are whole sectors.
-            let bytes = size.next_multiple_of(512);
-            let daemon = self.daemon(vm);
-            let volume = NewVolume { name, bytes, format };
-            // A refresh drops what libvirt remembers of a file that is gone.
-            daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)?;
+            make_volume(&self.daemon(vm), disk, vm.format, size)?;
             made::remember(vm, disk)?;
         }
         let opened = self.here.open_disk(disk, vm, size)?;
@@ -272,15 +318,31 @@ impl TargetProvider for Domains {
         Ok(opened)
     }
 
+    fn journal(&self, disk: &PlannedDisk, vm: &PlannedVm) -> PathBuf {
+        match &vm.site {
+            Some(site) => there::journal(self.about.state.as_deref(), site, disk),
+            None => self.here.journal(disk, vm),
+        }
+    }
+
     fn has_image(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<bool, ProviderError> {
-        self.here.has_image(disk, vm)
+        match self.site(vm)? {
+            Some(there) => there.has_image(disk, vm),
+            None => self.here.has_image(disk, vm),
+        }
     }
 
     fn open_for_verify(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Arc<dyn Disk>, ProviderError> {
-        self.here.open_for_verify(disk, vm)
+        match self.site(vm)? {
+            Some(there) => there.open_for_verify(disk, vm),
+            None => self.here.open_for_verify(disk, vm),
+        }
     }
 
     fn convert(&self, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        if let Some(there) = self.site(vm)? {
+            return there.convert(vm);
+        }
         match vm.convert {
             Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
             Convert::Auto | Convert::Always => here::convert(&self.spec(vm, None)?, vm),
@@ -394,6 +456,11 @@ impl TargetProvider for Domains {
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
         here::remove(&start_lock(vm))?;
+        if let Some(there) = self.site(vm)? {
+            let removed = far::remove_images(&there, vm);
+            let _ = self.refresh(vm);
+            return removed;
+        }
         // Of a run that died before their journals began.
         for disk in vm.disks.iter().filter(|disk| !journal_path(&disk.path).exists()) {
             let is_ours =
@@ -408,22 +475,32 @@ impl TargetProvider for Domains {
     }
 }
 
-/// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.
-fn no_variables_left(uri: &str, folder: &Path, name: &str) -> Result<(), ProviderError> {
-    // Daemons of users keep theirs elsewhere, each in a folder of its own.
-    if !uri.ends_with("/system") {
-        return Ok(());
-    }
-    let files = ["fd", "qcow2"].map(|kind| folder.join(format!("{name}_VARS.{kind}")));
-    match files.into_iter().find(|file| file.exists()) {
-        None => Ok(()),
-        Some(file) => {
-            let what =
-                format!("firmware variables of an earlier domain {name} are left in {}", file.display());
-            Err(ProviderError::new(Cause::Target, what)
-                .advise("remove the file if nobody needs it, or give the VM another `target_name`"))
-        }
-    }
+/// Has the daemon make the volume of a disk; it refuses a name that is taken.
+fn make_volume(
+    daemon: &Daemon,
+    disk: &PlannedDisk,
+    format: ImageFormat,
+    size: u64,
+) -> Result<(), ProviderError> {
+    let pool = disk.pool.as_deref().unwrap_or_default();
+    let format = match format {
+        ImageFormat::Raw => drover_qemu::ImageFormat::Raw,
+        ImageFormat::Qcow2 => drover_qemu::ImageFormat::Qcow2,
+    };
+    // Sizes of images are whole sectors.
+    let volume = NewVolume { name: volume_name(disk), bytes: size.next_multiple_of(512), format };
+    // A refresh drops what libvirt remembers of a file that is gone.
+    daemon.refresh(pool).and_then(|()| daemon.make_volume(pool, &volume)).map_err(qemu_error)
+}
+
+fn volume_name(disk: &PlannedDisk) -> String {
+    disk.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn variables_left(name: &str, file: &str) -> ProviderError {
+    let what = format!("firmware variables of an earlier domain {name} are left in {file}");
+    ProviderError::new(Cause::Target, what)
+        .advise("remove the file if nobody needs it, or give the VM another `target_name`")
 }
 
 /// What a NIC is attached to at libvirt.
@@ -453,11 +530,12 @@ fn taken(vm: &PlannedVm, other: &FoundDomain) -> ProviderError {
         .advise("choose another target_name; if that domain may go, `virsh undefine` it (one with the same UUID must go)")
 }
 
-fn not_made(path: &Path) -> ProviderError {
-    let path = path.display();
-    let what = format!("{path} is there already and holds nothing, but drover has no record that it made it");
+fn not_made(place: &Path, removal: &str) -> ProviderError {
+    let place = place.display();
+    let what =
+        format!("{place} is there already and holds nothing, but drover has no record that it made it");
     ProviderError::new(Cause::Target, what).advise(format!(
-        "if it may go (`virsh vol-delete {path}`), the same command again makes it anew; else choose another pool or target_name"
+        "if it may go (`{removal}`), the same command again makes it anew; else choose another pool or target_name"
     ))
 }
 
@@ -469,33 +547,19 @@ fn unreachable(error: QemuError) -> ProviderError {
     }
 }
 
+/// An error with the name of the host, where the target has several.
+fn of_host(vm: &PlannedVm, error: ProviderError) -> ProviderError {
+    let Some(host) = &vm.target_host else { return error };
+    let (cause, advice) = (error.cause, error.advice.clone());
+    let named = ProviderError::new(cause, format!("host {}", host.name)).because(error);
+    advice.into_iter().fold(named, ProviderError::advise)
+}
+
 /// Held by the child that starts a domain for as long as it lives.
 fn start_lock(vm: &PlannedVm) -> PathBuf {
     Path::new(&vm.folder).join("start.lock")
 }
 
-/// Where the daemon of the system keeps the firmware variables of its domains, by their names. Source: libvirt's
-/// `qemu.conf`, `nvram_dir`'s default.
-const NVRAM: &str = "/var/lib/libvirt/qemu/nvram";
 const LOOK: Duration = Duration::from_millis(100);
 /// Longer than any child that asks a daemon lives.
 const START_TIME_MAX: Duration = Duration::from_secs(150);
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn firmware_variables_of_an_earlier_domain_are_in_the_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let look = |uri: &str, name: &str| no_variables_left(uri, folder.path(), name);
-        look("qemu:///system", "web01").unwrap();
-        std::fs::write(folder.path().join("web01_VARS.fd"), "").unwrap();
-        let error = look("qemu:///system", "web01").unwrap_err();
-        assert!(error.what.contains("web01_VARS.fd"), "{error}");
-        look("qemu:///system", "web02").unwrap();
-        look("qemu:///session", "web01").unwrap();
-    }
-}

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use drover_agent::host::HostHas;
 use drover_agent::machine::{Image, Machine, Order, Told, What};
 use drover_agent::opening::{Announced, How, Stat};
 use drover_agent::{AgentDisk, AgentOptions, Refusal, Site, Target};
@@ -105,6 +106,11 @@ impl There {
         self.recorded(disk, vm, stat).is_some()
     }
 
+    /// What its host has beside disks: of these network devices, and of firmware variables of machines with these names.
+    pub fn host(&self, devices: &[String], variables_of: &[String]) -> Result<HostHas, Refusal> {
+        self.site.host(devices, variables_of)
+    }
+
     /// How a machine stands, without standing in anybody's way.
     pub fn glance(&self, vm: &PlannedVm) -> Result<Told, Refusal> {
         self.site.order(&self.order_of(vm, What::Look, 0))
@@ -170,7 +176,8 @@ impl There {
         Instant::now() < until && !self.about.stop.is_set()
     }
 
-    fn refused(&self, refusal: Refusal) -> ProviderError {
+    /// A refusal, as the engine is told of it.
+    pub fn refused(&self, refusal: Refusal) -> ProviderError {
         let (cause, advice) = match refusal.kind {
             DiskErrorKind::Transient => (
                 Cause::Connection,
@@ -243,6 +250,56 @@ impl There {
     fn keep(&self, disk: AgentDisk) -> Arc<AgentDisk> {
         self.open.keep(disk)
     }
+
+    /// Makes the folders of a VM's journals on this host.
+    pub fn make_room_for_journals(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        let journals = vm.disks.iter().map(|disk| self.journal(disk, vm));
+        for folder in journals.filter_map(|path| path.parent().map(Path::to_path_buf)) {
+            std::fs::create_dir_all(&folder).map_err(|error| {
+                ProviderError::new(Cause::Internal, format!("making {}", folder.display())).because(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Has the images removed that this plan wrote, and `more` that it is known to have made; each only if it is still the same.
+    pub fn clear(&self, vm: &PlannedVm, more: Vec<Image>) -> Result<(), ProviderError> {
+        let (mut images, mut others) = (more, HashSet::new());
+        for disk in &vm.disks {
+            let stat = match self.stat(disk) {
+                Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
+                stat => stat.map_err(|refusal| self.refused(refusal))?,
+            };
+            // Only what this plan made: an image without a journal is somebody else's, or another plan's.
+            let Earlier::Half(found) = self.earlier(disk, vm, &stat) else { continue };
+            if self.why_anothers(disk, vm, &found).is_some() {
+                others.insert(&disk.path);
+                continue;
+            }
+            if !self.holds_another(disk, vm, &found)? {
+                images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
+            }
+        }
+        self.insist(vm, &What::Clear { images })?;
+        let mut left = Vec::new();
+        for disk in vm.disks.iter().filter(|disk| !others.contains(&disk.path)) {
+            let journal = self.journal(disk, vm);
+            // The agent removed what still was this plan's own when it looked.
+            if journal.exists() && self.has_image(disk, vm)? {
+                let place = vm.place_of(disk);
+                left.push(format!("{} stays: it is not what this plan wrote there", place.display()));
+                continue;
+            }
+            match std::fs::remove_file(&journal) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let what = format!("removing {}", journal.display());
+                    return Err(ProviderError::new(Cause::Internal, what).because(error));
+                }
+                _ => {}
+            }
+        }
+        all_removed(&left)
+    }
 }
 
 /// Where the journal of a disk's copy to a site lies: where that of `drover copy` to the same place does.
@@ -289,12 +346,7 @@ impl TargetProvider for There {
                 "convert it there by other means and write `convert: never`, or move it to this machine first",
             ));
         }
-        let journals = vm.disks.iter().map(|disk| self.journal(disk, vm));
-        for folder in journals.filter_map(|path| path.parent().map(Path::to_path_buf)) {
-            std::fs::create_dir_all(&folder).map_err(|error| {
-                ProviderError::new(Cause::Internal, format!("making {}", folder.display())).because(error)
-            })?;
-        }
+        self.make_room_for_journals(vm)?;
         self.insist(vm, &What::Prepare(machine)).map(drop)
     }
 
@@ -400,40 +452,6 @@ impl TargetProvider for There {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
-        let (mut images, mut others) = (Vec::new(), HashSet::new());
-        for disk in &vm.disks {
-            let stat = match self.stat(disk) {
-                Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
-                stat => stat.map_err(|refusal| self.refused(refusal))?,
-            };
-            // Only what this plan made: an image without a journal is somebody else's, or another plan's.
-            let Earlier::Half(found) = self.earlier(disk, vm, &stat) else { continue };
-            if self.why_anothers(disk, vm, &found).is_some() {
-                others.insert(&disk.path);
-                continue;
-            }
-            if !self.holds_another(disk, vm, &found)? {
-                images.push(Image { disk: site_name(&disk.path), tag: stat.tag });
-            }
-        }
-        self.insist(vm, &What::Clear { images })?;
-        let mut left = Vec::new();
-        for disk in vm.disks.iter().filter(|disk| !others.contains(&disk.path)) {
-            let journal = self.journal(disk, vm);
-            // The agent removed what still was this plan's own when it looked.
-            if journal.exists() && self.has_image(disk, vm)? {
-                let place = vm.place_of(disk);
-                left.push(format!("{} stays: it is not what this plan wrote there", place.display()));
-                continue;
-            }
-            match std::fs::remove_file(&journal) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    let what = format!("removing {}", journal.display());
-                    return Err(ProviderError::new(Cause::Internal, what).because(error));
-                }
-                _ => {}
-            }
-        }
-        all_removed(&left)
+        self.clear(vm, Vec::new())
     }
 }

@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod daemon;
 pub mod domains;
 pub mod gate;
+pub mod landing;
 pub mod line;
 pub mod loops;
 pub mod moves;

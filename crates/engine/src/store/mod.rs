@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use drover_plan::TargetHost;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
@@ -166,6 +167,8 @@ pub struct VmRow {
     pub name: String,
     /// The site that it goes to; absent for this machine.
     pub site: Option<String>,
+    /// The host among several of the target that it goes to, and why.
+    pub target_host: Option<TargetHost>,
     /// State.
     pub state: VmState,
     /// Phase it is in or ended in.
@@ -739,10 +742,12 @@ fn plan_row(row: &Row<'_>) -> rusqlite::Result<PlanRow> {
 
 fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
     let planned: String = row.get("planned")?;
+    let place = place_of(&planned);
     Ok(VmRow {
         id: row.get("id")?,
         name: row.get("name")?,
-        site: site_of(&planned),
+        site: place.site,
+        target_host: place.target_host,
         state: state(row, "state")?,
         phase: row.get("phase")?,
         planned,
@@ -758,13 +763,15 @@ fn vm_row(row: &Row<'_>) -> rusqlite::Result<VmRow> {
     })
 }
 
-/// Of a planned VM only the site, which those of an earlier drover do not have.
-fn site_of(planned: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Planned {
-        site: Option<String>,
-    }
-    serde_json::from_str::<Planned>(planned).ok()?.site
+/// Of a planned VM only where it goes, which those of an earlier drover do not have.
+#[derive(Default, Deserialize)]
+struct Place {
+    site: Option<String>,
+    target_host: Option<TargetHost>,
+}
+
+fn place_of(planned: &str) -> Place {
+    serde_json::from_str(planned).unwrap_or_default()
 }
 
 fn event_row(row: &Row<'_>) -> rusqlite::Result<EventRow> {

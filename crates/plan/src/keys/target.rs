@@ -1,6 +1,6 @@
 //! Where VMs go: a table for each kind of target.
 
-use super::{BUS, BUS_DOC, FORMAT, Kind, Table, key, must};
+use super::{BUS, BUS_DOC, FORMAT, Kind, Rule, Table, key, must};
 
 pub(crate) const TARGETS: &[(&str, &Table)] =
     &[("qemu", &TARGET), ("libvirt", &LIBVIRT), ("kubevirt", &KUBEVIRT)];
@@ -44,7 +44,37 @@ pub(crate) static TARGET: Table = Table {
 pub(crate) static LIBVIRT: Table = Table {
     keys: &[
         must("type", Kind::Choice(&["libvirt"]), "Kind of target: domains of a libvirt daemon."),
-        key("uri", Kind::Text, "qemu:///system", "Address of the daemon, on this machine."),
+        key(
+            "uri",
+            Kind::Text,
+            "qemu:///system",
+            "Address of the daemon, in libvirt's form; with `via` of another host's, such as qemu+ssh://root@host-b/system.",
+        ),
+        key(
+            "via",
+            Kind::Site,
+            "",
+            "Name of a paired site: the agent of the daemon's host, which writes the volumes. Its pools have the names of the daemon's.",
+        ),
+        key("rate_limit", Kind::TextList, "", RATE_LIMIT_DOC),
+        key(
+            "hosts",
+            Kind::Many(&LIBVIRT_HOST),
+            "",
+            "In place of `uri` and `via`: the hosts that VMs are placed on.",
+        ),
+        key(
+            "apart",
+            Kind::TextList,
+            "",
+            "Patterns of names at the target (`db*`). VMs that one pattern fits are placed on different hosts.",
+        ),
+        key(
+            "memory_reserve",
+            Kind::Size(0, 1 << 50),
+            "1GiB",
+            "Free memory of each host that placement leaves alone.",
+        ),
         must("pool", Kind::Text, "Storage pool that disks become volumes of."),
         key("format", Kind::Choice(FORMAT), "raw", "Format of volumes; those of block devices are raw."),
         key("qcow2", Kind::One(&QCOW2), "", "How qcow2 volumes are made."),
@@ -83,6 +113,21 @@ pub(crate) static LIBVIRT: Table = Table {
             "false",
             "Allow a pool with less free space than the disks' full capacity.",
         ),
+    ],
+    rules: &[Rule::NotBoth("uri", "hosts"), Rule::NotBoth("via", "hosts")],
+};
+
+pub(crate) static LIBVIRT_HOST: Table = Table {
+    keys: &[
+        must("name", Kind::Site, "What the plan and its reports call the host."),
+        must("uri", Kind::Text, "Address of its daemon, in libvirt's form."),
+        key(
+            "via",
+            Kind::Site,
+            "",
+            "Name of the paired site that is its drover agent; absent for this machine.",
+        ),
+        key("pool", Kind::Text, "", "Its pool in place of the target's `pool`."),
     ],
     rules: &[],
 };

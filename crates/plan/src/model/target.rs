@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use drover_types::DayLimit;
 use serde::{Deserialize, Serialize};
 
+use crate::glob::matches;
+
 /// Where VMs go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     /// What kind of target it is.
     pub kind: TargetKind,
-    /// The site whose agent takes the disks; absent for this machine.
+    /// The site whose agent takes the disks; absent for this machine. With libvirt that of the daemon's host.
     pub via: Option<String>,
     /// How much may go to that site, by the time of day; the lowest of an hour holds.
     pub rate_limit: Vec<DayLimit>,
@@ -38,6 +40,12 @@ impl Target {
             TargetKind::Qemu | TargetKind::Kubevirt(_) => None,
             TargetKind::Libvirt(libvirt) => Some(libvirt),
         }
+    }
+
+    /// Whether VMs may go to another site, over a link.
+    pub fn is_far(&self) -> bool {
+        let hosts = self.libvirt().map_or(&[][..], |libvirt| &libvirt.hosts);
+        self.via.is_some() || self.kubevirt().is_some() || hosts.iter().any(|host| host.via.is_some())
     }
 
     /// What is said of KubeVirt, if that is the target.
@@ -173,8 +181,14 @@ pub enum Reach {
 /// What a plan says of libvirt's domains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libvirt {
-    /// Address of the daemon (`qemu:///system`, `qemu+ssh://host/system`).
+    /// Address of the daemon (`qemu:///system`, `qemu+ssh://host/system`); of no meaning where there are several hosts.
     pub uri: String,
+    /// Hosts that VMs are placed on; none if there is but one daemon.
+    pub hosts: Vec<LibvirtHost>,
+    /// Patterns of names: VMs that one of them fits are placed on different hosts.
+    pub apart: Vec<String>,
+    /// Free memory of each host that placement leaves alone, in bytes.
+    pub memory_reserve_bytes: u64,
     /// Storage pool that disks become volumes of.
     pub pool: String,
     /// Machine type; absent: the newest q35 of the daemon.
@@ -193,7 +207,31 @@ pub struct Libvirt {
     pub autostart: bool,
 }
 
+/// One of several hosts that VMs are placed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibvirtHost {
+    /// What the plan calls it.
+    pub name: String,
+    /// Address of its daemon.
+    pub uri: String,
+    /// The site of its agent; absent for this machine.
+    pub via: Option<String>,
+    /// Its pool in place of the target's.
+    pub pool: Option<String>,
+}
+
 impl Libvirt {
+    /// The groups of VMs of this name that are to be apart, as their patterns.
+    pub fn groups_of(&self, name: &str) -> impl Iterator<Item = &String> {
+        self.apart.iter().filter(move |pattern| matches(pattern, name))
+    }
+
+    /// Whether a daemon of this address is its host's own, not that of a user.
+    pub fn is_of_system(uri: &str) -> bool {
+        let (_, rest) = uri.split_once("://").unwrap_or_default();
+        rest.split('?').next().is_some_and(|place| place.ends_with("/system"))
+    }
+
     /// Whether a daemon of this address runs on this machine.
     pub fn is_here(uri: &str) -> bool {
         let Some((_, rest)) = uri.split_once("://") else { return false };
@@ -316,6 +354,14 @@ pub struct UefiFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_of_the_system_is_told_by_its_path() {
+        assert!(Libvirt::is_of_system("qemu+ssh://root@b/system?no_tty=1"));
+        for uri in ["qemu:///session", "qemu+ssh://system/session", "qemu:///session?x=/system", "qemu"] {
+            assert!(!Libvirt::is_of_system(uri), "{uri}");
+        }
+    }
 
     #[test]
     fn a_daemon_is_here_unless_its_address_names_a_host() {

@@ -39,6 +39,9 @@ impl Reader {
         let fields = self.map(plan, "target", &keys::LIBVIRT);
         let libvirt = Libvirt {
             uri: self.uri(&fields).unwrap_or("qemu:///system".into()),
+            hosts: self.daemons(&fields),
+            apart: self.texts(&fields, "apart").unwrap_or_default(),
+            memory_reserve_bytes: self.size(&fields, "memory_reserve").unwrap_or(1 << 30),
             pool: self.pool(&fields).unwrap_or_default(),
             machine: self.word(&fields, "machine"),
             cpu: self.word(&fields, "cpu"),
@@ -55,7 +58,9 @@ impl Reader {
             tpm: self.flag(&fields, "tpm").unwrap_or(true),
             autostart: self.flag(&fields, "autostart").unwrap_or(false),
         };
-        self.common(&fields, TargetKind::Libvirt(Box::new(libvirt)))
+        let via = self.daemons_site(&fields);
+        let rate_limit = self.rate_limit(&fields);
+        Target { via, rate_limit, ..self.common(&fields, TargetKind::Libvirt(Box::new(libvirt))) }
     }
 
     fn claims(&mut self, plan: &Fields<'_>) -> Target {
@@ -140,6 +145,42 @@ impl Reader {
             uefi: None,
             overcommit: self.flag(fields, "overcommit").unwrap_or(false),
         }
+    }
+
+    /// Several hosts, each with a name of its own.
+    fn daemons(&mut self, fields: &Fields<'_>) -> Vec<LibvirtHost> {
+        let Some(entry) = fields.find("hosts") else {
+            if let Some(entry) = fields.find("apart") {
+                let problem = Problem::error(fields.path_of("apart"), "VMs of one host cannot be apart");
+                self.problems.push(problem.at(entry.at).advise("list the `hosts`, or leave it out"));
+            }
+            return Vec::new();
+        };
+        for key in ["uri", "via"].into_iter().filter(|key| fields.find(key).is_some()) {
+            let text = format!("it does not go with `hosts`, each of which has its own {key}");
+            self.problems.push(Problem::error(fields.path_of(key), text).at(entry.at).advise("leave it out"));
+        }
+        let mut names: Vec<String> = Vec::new();
+        self.list(fields, "hosts", |reader, fields| {
+            let name = reader.text(fields, "name").unwrap_or_default();
+            if let Some(entry) = fields.find("name") {
+                reader.check_site(fields, entry, &name);
+                if names.contains(&name) {
+                    reader.wrong(fields, entry, "is the name of another host, too");
+                }
+            }
+            names.push(name.clone());
+            let host = LibvirtHost {
+                name,
+                uri: reader.uri(fields).unwrap_or_default(),
+                via: reader.daemons_site(fields),
+                pool: reader.pool(fields),
+            };
+            if let Some(entry) = fields.find("uri").filter(|_| host.via.is_none() && !host.uri.is_empty()) {
+                reader.check_way(&host.uri, &fields.path_of("uri"), entry.node.at);
+            }
+            host
+        })
     }
 
     /// The address of a libvirt daemon.
@@ -270,12 +311,36 @@ impl Reader {
                 self.problems
                     .push(Problem::error(format!("{path}.{key}"), text).at(at).advise("leave it out"));
             }
+            self.check_host(over, libvirt, path, at);
             if let Some(uri) = over.uri.as_ref().filter(|_| libvirt.is_some()) {
                 self.check_way(uri, &format!("{path}.uri"), at);
             }
         }
-        if let Some(libvirt) = libvirt {
+        if let Some(libvirt) = libvirt.filter(|it| plan.target.via.is_none() && it.hosts.is_empty()) {
             self.check_way(&libvirt.uri, "target.uri", At::default());
+        }
+    }
+
+    /// The host that a selection names has to be one of the plan's.
+    fn check_host(&mut self, over: &Overrides, libvirt: Option<&Libvirt>, path: &str, at: At) {
+        let hosts = libvirt.map_or(&[][..], |libvirt| &libvirt.hosts);
+        let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+        let mut wrong = |key: &str, text: String, advice: String| {
+            self.problems.push(Problem::error(format!("{path}.{key}"), text).at(at).advise(advice));
+        };
+        match &over.target_host {
+            Some(_) if names.is_empty() => {
+                wrong("target_host", "the target has no `hosts`".into(), "leave it out".into());
+            }
+            Some(host) if !names.contains(&host.as_str()) => {
+                let text = format!("'{host}' is none of the target's hosts");
+                wrong("target_host", text, format!("they are: {}", names.join(", ")));
+            }
+            _ => {}
+        }
+        if over.uri.is_some() && !names.is_empty() {
+            let text = "the target has `hosts`, which have addresses of their own";
+            wrong("uri", text.into(), "name one of them by `target_host`".into());
         }
     }
 
@@ -308,11 +373,10 @@ impl Reader {
         if Libvirt::is_here(uri) {
             return;
         }
-        let text = format!(
-            "the daemon at {uri} is on another host, and disks are written to pools of this one only"
-        );
-        let advice = "run drover on that host; or move to a folder there (`type: qemu` with `via: SITE`) and define the domain.xml that \
-                      it writes";
+        let text =
+            format!("the daemon at {uri} is on another host, and nothing says who writes the disks there");
+        let advice = "pair with a drover agent on that host and write `via: SITE` beside the target's `uri` or in its `hosts`; or run \
+                      drover on that host";
         self.problems.push(Problem::error(path, text).at(at).advise(advice));
     }
 }

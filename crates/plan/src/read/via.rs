@@ -32,6 +32,14 @@ impl Reader {
         Some(name)
     }
 
+    /// The site of a libvirt daemon's host.
+    pub(super) fn daemons_site(&mut self, fields: &Fields<'_>) -> Option<String> {
+        let entry = fields.find("via")?;
+        let name = self.text(fields, "via")?;
+        self.check_site(fields, entry, &name);
+        Some(name)
+    }
+
     pub(super) fn check_site(&mut self, fields: &Fields<'_>, entry: &Entry, name: &str) {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -53,7 +61,8 @@ impl Reader {
     pub(super) fn rate_limit(&mut self, fields: &Fields<'_>) -> Vec<DayLimit> {
         let Some(entry) = fields.find("rate_limit") else { return Vec::new() };
         // Where there is a choice: workers of a cluster are always reached over a link.
-        if fields.table.key("via").is_some() && fields.find("via").is_none() {
+        let has_hosts = fields.table.key("hosts").is_some() && fields.find("hosts").is_some();
+        if fields.table.key("via").is_some() && fields.find("via").is_none() && !has_hosts {
             let problem = Problem::error(fields.path_of("rate_limit"), "it limits a link, and there is none");
             self.problems.push(problem.at(entry.at).advise("give `via`, or leave it out"));
         }

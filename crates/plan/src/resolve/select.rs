@@ -126,6 +126,9 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.warm = later.warm.or(into.warm);
     into.target_name = later.target_name.or(into.target_name.take());
     into.target_folder = later.target_folder.or(into.target_folder.take());
+    into.uri = later.uri.or(into.uri.take());
+    into.target_host = later.target_host.or(into.target_host.take());
+    into.pool = later.pool.or(into.pool.take());
     into.format = later.format.or(into.format);
     into.disk_bus = later.disk_bus.or(into.disk_bus);
     into.power_off = later.power_off.or(into.power_off);

@@ -435,6 +435,27 @@ fn disks_of_a_domain_are_volumes_of_the_pools_that_the_plan_names() {
 }
 
 #[test]
+fn a_vm_of_several_hosts_has_no_daemon_before_it_is_placed_and_takes_the_pools_of_its_host() {
+    let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\n\
+                target: {type: libvirt, pool: images, hosts: [{name: b, uri: 'qemu+ssh://b/system', via: site-b, pool: own}]}\n\
+                networks: {'*': user}\nvms: [{name: web01}, {name: web02, pool: slow}, {name: web02, target_host: b}]\n";
+    let plan = Plan::parse(text).unwrap();
+    let mut resolution = resolve(&plan, &inventory());
+    assert!(resolution.is_ok(), "{:#?}", resolution.problems);
+    let hosts: Vec<_> =
+        resolution.vms.iter().map(|vm| vm.target_host.as_ref().map(|it| it.name.as_str())).collect();
+    assert_eq!(hosts, [None, Some("b")], "a later selection adds to an earlier one");
+    assert!(resolution.vms.iter().all(|vm| vm.daemon.is_none() && vm.site.is_none()));
+    let libvirt = plan.target.libvirt().unwrap();
+    resolution.vms.iter_mut().for_each(|vm| vm.place_on(&libvirt.hosts[0], "why", libvirt));
+    let place =
+        |vm: &PlannedVm| (vm.daemon.clone().unwrap(), vm.place_of(&vm.disks[0]).display().to_string());
+    let of = |path: &str| ("qemu+ssh://b/system".to_string(), format!("agent://site-b{path}"));
+    assert_eq!(place(&resolution.vms[0]), of("/own/web01-0.raw"));
+    assert_eq!(place(&resolution.vms[1]), of("/slow/web02-0.raw"));
+}
+
+#[test]
 fn names_in_a_cluster_are_valid_and_short_and_long_ones_differ() {
     for (name, wanted) in [("Web_01", "web-01"), ("web01", "web01"), ("-a.b-", "a-b")] {
         assert_eq!(kube_name(name), wanted);

@@ -56,6 +56,32 @@ impl Daemon {
         Ok(all.into_iter().map(|name| (name.clone(), active.contains(&name))).collect())
     }
 
+    /// Memory of its host that is free, or that the kernel gives back when it is wanted, in bytes.
+    ///
+    /// # Errors
+    /// If it does not tell.
+    pub fn free_memory_bytes(&self) -> Result<u64, QemuError> {
+        let told = self.virsh.values(&["nodememstats"])?;
+        let kib = |name: &str| -> Option<u64> { told.get(name)?.split_whitespace().next()?.parse().ok() };
+        let Some(free) = kib("free") else {
+            return Err(QemuError::new(
+                QemuErrorKind::Failed,
+                format!("reading the memory of {}", self.uri()),
+            )
+            .because("it does not say what is free"));
+        };
+        let held = kib("buffers").unwrap_or_default().saturating_add(kib("cached").unwrap_or_default());
+        Ok(free.saturating_add(held).saturating_mul(1024))
+    }
+
+    /// UUIDs and names of all its domains.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn domains(&self) -> Result<Vec<(String, String)>, QemuError> {
+        self.virsh.domains()
+    }
+
     /// What it offers to domains of this machine type.
     ///
     /// # Errors

@@ -129,6 +129,14 @@ impl Daemon {
         }
     }
 
+    /// Removes a volume.
+    ///
+    /// # Errors
+    /// If the daemon refuses, in its words.
+    pub fn remove_volume(&self, pool: &str, name: &str) -> Result<(), QemuError> {
+        self.virsh.ask(&["vol-delete", "--pool", pool, "--vol", name]).map(drop)
+    }
+
     /// Makes a volume; libvirt refuses a name that is taken.
     ///
     /// # Errors

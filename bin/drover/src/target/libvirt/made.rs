@@ -31,22 +31,41 @@ fn name_at(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Records that the volume of a disk was made just now.
+/// Records that the volume of a disk, on this host, was made just now.
 pub fn remember(vm: &PlannedVm, disk: &PlannedDisk) -> Result<(), ProviderError> {
-    let record = record_of(vm, disk);
     let name = name_at(&disk.path).map_err(|error| io_error("looking at", &disk.path, error))?;
-    std::fs::write(&record, name.unwrap_or_default()).map_err(|error| io_error("writing", &record, error))
+    write(vm, disk, &name.unwrap_or_default())
 }
 
-/// Whether what is at a disk's place is the volume that was recorded.
+/// Whether what is at a disk's place, on this host, is the volume that was recorded.
 pub fn is_ours(vm: &PlannedVm, disk: &PlannedDisk) -> Result<bool, ProviderError> {
-    let record = record_of(vm, disk);
-    let recorded = match std::fs::read_to_string(&record) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        recorded => recorded.map_err(|error| io_error("reading", &record, error))?,
-    };
+    let Some(recorded) = read(vm, disk)? else { return Ok(false) };
     let name = name_at(&disk.path).map_err(|error| io_error("looking at", &disk.path, error))?;
     Ok(name == Some(recorded))
+}
+
+/// The same of a volume on another host, whose agent tells files apart by tags.
+pub fn remember_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<(), ProviderError> {
+    write(vm, disk, &format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default()))
+}
+
+/// Whether the volume with this tag, on the VM's site, is the one that was recorded.
+pub fn is_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<bool, ProviderError> {
+    let name = format!("at {} {tag}\n", vm.site.as_deref().unwrap_or_default());
+    Ok(read(vm, disk)?.is_some_and(|recorded| recorded == name))
+}
+
+fn read(vm: &PlannedVm, disk: &PlannedDisk) -> Result<Option<String>, ProviderError> {
+    let record = record_of(vm, disk);
+    match std::fs::read_to_string(&record) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        recorded => recorded.map(Some).map_err(|error| io_error("reading", &record, error)),
+    }
+}
+
+fn write(vm: &PlannedVm, disk: &PlannedDisk, name: &str) -> Result<(), ProviderError> {
+    let record = record_of(vm, disk);
+    std::fs::write(&record, name).map_err(|error| io_error("writing", &record, error))
 }
 
 /// Forgets what was recorded of a VM.

@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, PoisonError};
 
+use drover_agent::host::{DEVICES, Device, HOST, device_in};
+use drover_agent::opening::Announced;
 use drover_engine::chain;
 use drover_plan::{
-    Accelerator, At, Convert, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedVm, Problem,
-    Resolution,
+    Accelerator, At, Convert, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk, PlannedVm,
+    Problem, Resolution,
 };
 use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
 use drover_qemu::{Need, QemuError};
@@ -16,22 +19,36 @@ use drover_types::inventory::Firmware;
 
 use super::Domains;
 use crate::machine::{boot_bus, machine_of};
-use crate::target::host::{DEVICES, check_bridge};
+use crate::target::host::ANOTHER_BRIDGE;
+use crate::target::there::There;
+
+/// The host of a daemon: the one whose disks, devices and files count.
+pub(super) enum Ground {
+    /// This one.
+    Here,
+    /// Another one, by its agent, and what that serves.
+    There(Arc<There>, Box<Announced>),
+}
 
 impl Domains {
     /// Gives VMs that become domains their places, and adds what stands in the way; touches nothing.
     pub fn survey(&self, resolution: &mut Resolution) {
-        let uris: BTreeSet<String> = resolution.vms.iter().filter_map(|vm| vm.daemon.clone()).collect();
-        for uri in uris {
-            let problems = self.survey_daemon(&uri, &mut resolution.vms);
+        let place = |vm: &PlannedVm| Some((vm.daemon.clone()?, vm.site.clone()));
+        let places: BTreeSet<(String, Option<String>)> = resolution.vms.iter().filter_map(place).collect();
+        for (uri, site) in places {
+            // One of several hosts, which was told.
+            if self.away.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&uri) {
+                continue;
+            }
+            let problems = self.survey_daemon(&uri, site.as_deref(), &mut resolution.vms);
             resolution.problems.extend(problems);
         }
     }
 
-    fn survey_daemon(&self, uri: &str, vms: &mut [PlannedVm]) -> Vec<Problem> {
+    fn survey_daemon(&self, uri: &str, site: Option<&str>, vms: &mut [PlannedVm]) -> Vec<Problem> {
         let daemon = (self.dial)(uri);
-        let mut vms: Vec<&mut PlannedVm> =
-            vms.iter_mut().filter(|vm| vm.daemon.as_deref() == Some(uri)).collect();
+        let is_meant = |vm: &&mut PlannedVm| vm.daemon.as_deref() == Some(uri) && vm.site.as_deref() == site;
+        let mut vms: Vec<&mut PlannedVm> = vms.iter_mut().filter(is_meant).collect();
         if let Err(error) = daemon.reach() {
             let text = format!("the daemon at {uri} does not answer: {}", error.chain());
             let advice = error
@@ -39,12 +56,16 @@ impl Domains {
                 .unwrap_or(format!("see whether it runs and this user may use it: virsh -c '{uri}' list"));
             return vec![Problem::error("target.uri", text).advise(advice)];
         }
+        let ground = match site.map(|site| self.ground(site)).transpose() {
+            Ok(ground) => ground.unwrap_or(Ground::Here),
+            Err(problem) => return vec![*problem],
+        };
         let mut problems = Vec::new();
         let pools: BTreeSet<String> =
             vms.iter().flat_map(|vm| &vm.disks).filter_map(|disk| disk.pool.clone()).collect();
         let mut usable = BTreeMap::new();
         for name in pools {
-            match usable_pool(&daemon, &name) {
+            match usable_pool(&daemon, &name, &ground) {
                 Ok(pool) => drop(usable.insert(name, pool)),
                 Err(problem) => problems.push(*problem),
             }
@@ -53,7 +74,8 @@ impl Domains {
             problems.extend(self.place(vm, &usable));
         }
         let vms: Vec<&PlannedVm> = vms.into_iter().map(|vm| &*vm).collect();
-        problems.extend(self.space_problems(&vms, &usable));
+        problems.extend(self.space_problems(&vms, &usable, &ground));
+        problems.extend(device_problems(&vms, &ground));
         problems.extend(network_problems(&daemon, &vms));
         problems.extend(twin_problems(&vms));
         problems.extend(self.offer_problems(&daemon, &vms));
@@ -61,13 +83,33 @@ impl Domains {
         problems
     }
 
+    /// The host of a daemon that has an agent of its own.
+    pub(super) fn ground(&self, site: &str) -> Result<Ground, Box<Problem>> {
+        let problem = |text: String, advice: Option<String>| {
+            let problem = Problem::error("target.via", text);
+            Box::new(advice.into_iter().fold(problem, Problem::advise))
+        };
+        let dialled = self.sites.there(site).and_then(|there| there.dial().map(|()| there));
+        let there = dialled.map_err(|failure| problem(failure.message, failure.advice))?;
+        let info = there.info().map_err(|refusal| {
+            problem(format!("agent of {site}: {refusal}"), Some("look at the agent's log".into()))
+        })?;
+        if ["machine", HOST].iter().all(|taken| info.takes.iter().any(|it| it == taken)) {
+            return Ok(Ground::There(there, Box::new(info)));
+        }
+        let text =
+            format!("the agent of {site} (drover {}) knows nothing of libvirt's volumes", info.version);
+        Err(problem(text, Some("update drover there".into())))
+    }
+
     /// Where a VM's volumes lie.
     fn place(&self, vm: &mut PlannedVm, pools: &BTreeMap<String, Pool>) -> Option<Problem> {
         for disk in &mut vm.disks {
             let Some(pool) = disk.pool.as_ref().and_then(|name| pools.get(name)) else { continue };
-            if let Some(file) = disk.path.file_name() {
+            disk.base.clone_from(&pool.path);
+            // The agent of another host knows it by its pool.
+            if let (None, Some(file)) = (&vm.site, disk.path.file_name()) {
                 disk.path = pool.path.join(file);
-                disk.base.clone_from(&pool.path);
             }
         }
         match self.folder(vm) {
@@ -77,19 +119,23 @@ impl Domains {
         None
     }
 
-    fn space_problems(&self, vms: &[&PlannedVm], pools: &BTreeMap<String, Pool>) -> Vec<Problem> {
+    fn space_problems(
+        &self,
+        vms: &[&PlannedVm],
+        pools: &BTreeMap<String, Pool>,
+        ground: &Ground,
+    ) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (name, pool) in pools {
-            let disks =
-                || vms.iter().flat_map(|vm| &vm.disks).filter(|disk| disk.pool.as_ref() == Some(name));
-            let there: u64 = disks()
-                .filter_map(|disk| std::fs::metadata(&disk.path).ok())
-                .map(|meta| meta.blocks() * 512)
-                .sum();
+            let disks = || {
+                let all = vms.iter().flat_map(|vm| vm.disks.iter().map(move |disk| (*vm, disk)));
+                all.filter(|(_, disk)| disk.pool.as_ref() == Some(name))
+            };
+            let there: u64 = disks().map(|(vm, disk)| ground.taken_by(vm, disk)).sum();
             let sum = |is_meant: &dyn Fn(Option<bool>) -> bool| {
-                let meant = disks().filter(|disk| is_meant(disk.disk.thin));
+                let meant = disks().filter(|(_, disk)| is_meant(disk.disk.thin));
                 meant
-                    .fold(0u64, |sum, disk| sum.saturating_add(disk.disk.capacity_bytes))
+                    .fold(0u64, |sum, (_, disk)| sum.saturating_add(disk.disk.capacity_bytes))
                     .saturating_sub(there)
             };
             let (needed, thick) = (sum(&|_| true), sum(&|thin| thin == Some(false)));
@@ -139,8 +185,14 @@ impl Domains {
     }
 
     fn lacking(&self, vm: &PlannedVm, uri: &str, offers: &Offers) -> Option<Problem> {
+        let (lacks, advice) = self.lack(vm, offers)?;
+        Some(of_vm(vm, "target", &format!("it needs {lacks}, which {uri} does not offer")).advise(advice))
+    }
+
+    /// What a VM needs that is not offered, and what to do.
+    pub(super) fn lack(&self, vm: &PlannedVm, offers: &Offers) -> Option<(&'static str, &'static str)> {
         let is_uefi = vm.vm.firmware == Some(Firmware::Uefi);
-        let (lacks, advice) = if is_uefi && !offers.uefi {
+        Some(if is_uefi && !offers.uefi {
             ("UEFI firmware", "install it on that host: apt-get install ovmf")
         } else if is_uefi && vm.vm.secure_boot && !offers.secure_boot {
             ("UEFI firmware with Secure Boot", "install it on that host: apt-get install ovmf")
@@ -151,8 +203,7 @@ impl Domains {
             ("so many CPUs", "give the VM fewer, or choose another machine type")
         } else {
             return None;
-        };
-        Some(of_vm(vm, "target", &format!("it needs {lacks}, which {uri} does not offer")).advise(advice))
+        })
     }
 
     /// A guest that has to be converted, and what is not there for that.
@@ -161,6 +212,10 @@ impl Domains {
         let need = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine));
         let is_needed = matches!(need, Need::Needed(_)) && vm.convert != Convert::Never;
         let is_windows = vm.vm.guest_id.to_ascii_lowercase().starts_with("win");
+        // `look_ahead` refuses one that is another host's.
+        if vm.site.is_some() {
+            return None;
+        }
         let drivers = std::env::var_os("VIRTIO_WIN").unwrap_or("/usr/share/virtio-win".into());
         let (lacks, advice) = match drover_qemu::can_convert() {
             _ if !is_needed => return None,
@@ -187,8 +242,84 @@ impl Domains {
     }
 }
 
-/// A pool that disks can be written to on this host.
-fn usable_pool(daemon: &Daemon, name: &str) -> Result<Pool, Box<Problem>> {
+impl Ground {
+    /// Bytes that the volume of a disk takes already.
+    fn taken_by(&self, vm: &PlannedVm, disk: &PlannedDisk) -> u64 {
+        match self {
+            Ground::Here => std::fs::metadata(&disk.path).map_or(0, |meta| meta.blocks() * 512),
+            Ground::There(there, _) => match there.stat(disk) {
+                Ok(stat) if there.is_ours(disk, vm, &stat) => stat.allocated.unwrap_or_default(),
+                // What stands in the way is told by `look_ahead`.
+                Ok(_) | Err(_) => 0,
+            },
+        }
+    }
+
+    /// Whose host it is, in words.
+    fn name(&self) -> String {
+        match self {
+            Ground::Here => "this host".to_string(),
+            Ground::There(there, _) => format!("the host of {}", there.name()),
+        }
+    }
+
+    /// What network devices of these names are.
+    fn devices(&self, names: &[String]) -> Result<Vec<Device>, String> {
+        match self {
+            Ground::Here => Ok(names.iter().map(|name| device_in(Path::new(DEVICES), name)).collect()),
+            Ground::There(there, _) => there
+                .host(names, &[])
+                .map(|has| has.devices)
+                .map_err(|refusal| format!("agent of {}: {refusal}", there.name())),
+        }
+    }
+
+    /// Refuses a pool whose folder cannot be written.
+    fn check_pool(&self, pool: &Pool, uri: &str) -> Result<(), Box<Problem>> {
+        let problem =
+            |text: String, advice: String| Box::new(Problem::error("target.pool", text).advise(advice));
+        let (name, folder) = (&pool.name, pool.path.display());
+        match self {
+            Ground::Here => drover_disk::is_writable_dir(&pool.path).map_err(|error| {
+                let text = format!(
+                    "pool {name} of {uri} lies in {folder}, which cannot be written here: {}",
+                    error.source
+                );
+                let advice = "run drover on the daemon's host as root, name the agent of that host by `via`, or choose another pool";
+                problem(text, advice.into())
+            }),
+            Ground::There(there, info) => {
+                let serve = format!("run it on the daemon's host with --libvirt-pool {name}");
+                let Some(served) = info.pools.iter().find(|it| it.name == *name) else {
+                    let text = format!("the agent of {} has no pool {name}", there.name());
+                    return Err(problem(text, serve));
+                };
+                let is_it = |folder: &String| Path::new(folder) == pool.path;
+                if !served.folders.iter().any(is_it) {
+                    let text = format!(
+                        "pool {name} of {uri} lies in {folder}, and that of the agent of {} in {}",
+                        there.name(),
+                        served.folders.first().map_or("another folder", String::as_str)
+                    );
+                    return Err(problem(text, serve));
+                }
+                match &served.unwritable {
+                    None => Ok(()),
+                    Some(why) => {
+                        let text = format!(
+                            "pool {name} of {uri} lies in {folder}, which the agent of {} cannot write: {why}",
+                            there.name()
+                        );
+                        Err(problem(text, "run the agent as root, or choose another pool".into()))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A pool that disks can be written to on the daemon's host.
+pub(super) fn usable_pool(daemon: &Daemon, name: &str, ground: &Ground) -> Result<Pool, Box<Problem>> {
     let uri = daemon.uri();
     let problem = |text: String, advice: String| Box::new(Problem::error("target.pool", text).advise(advice));
     let failed = |error: QemuError| problem(error.chain(), format!("see virsh -c '{uri}' pool-info {name}"));
@@ -212,29 +343,12 @@ fn usable_pool(daemon: &Daemon, name: &str) -> Result<Pool, Box<Problem>> {
         let advice = format!("start it: virsh -c '{uri}' pool-start '{name}'");
         return Err(problem(format!("pool {name} of {uri} is not active"), advice));
     }
-    if let Err(error) = drover_disk::is_writable_dir(&pool.path) {
-        let text = format!(
-            "pool {name} of {uri} lies in {}, which cannot be written here: {}",
-            pool.path.display(),
-            error.source
-        );
-        return Err(problem(text, "run drover on the daemon's host as root, or choose another pool".into()));
-    }
+    ground.check_pool(&pool, uri)?;
     Ok(pool)
 }
 
-fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
-    let uri = daemon.uri();
-    let wanted: BTreeSet<&str> = vms
-        .iter()
-        .flat_map(|vm| &vm.nics)
-        .filter_map(|nic| match &nic.target {
-            NetworkTarget::Libvirt(LibvirtNetwork { kind: LibvirtNetworkKind::Network, name, .. }) => {
-                Some(name.as_str())
-            }
-            _ => None,
-        })
-        .collect();
+/// Bridges and devices that a host does not have.
+fn device_problems(vms: &[&PlannedVm], ground: &Ground) -> Vec<Problem> {
     // Each device with whether it has to be a bridge of the kernel; those of Open vSwitch need not be.
     let devices: BTreeSet<(&str, bool)> = vms
         .iter()
@@ -248,18 +362,39 @@ fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
             NetworkTarget::User | NetworkTarget::None | NetworkTarget::Kubevirt(_) => None,
         })
         .collect();
-    let mut problems = Vec::new();
-    for (name, is_bridge) in devices {
-        let folder = Path::new(DEVICES);
-        if !folder.join(name).exists() {
-            let text = format!("this host has no bridge or device {name}");
-            problems
-                .push(Problem::error("networks", text).advise("see `ip link`, and the plan's `networks`"));
-        } else if is_bridge && let Err(error) = check_bridge(folder, name) {
-            let advice = error.advice.clone().unwrap_or_default();
-            problems.push(Problem::error("networks", chain(&error)).advise(advice));
+    let names: Vec<String> = devices.iter().map(|(name, _)| (*name).to_string()).collect();
+    let found = match ground.devices(&names) {
+        Ok(found) => found,
+        Err(why) => return vec![Problem::error("networks", why).advise("look at the agent's log")],
+    };
+    let host = ground.name();
+    let judge = |((name, is_bridge), found): ((&str, bool), Device)| match found {
+        Device::Missing => {
+            let text = format!("{host} has no bridge or device {name}");
+            Some(Problem::error("networks", text).advise("see `ip link` there, and the plan's `networks`"))
         }
-    }
+        Device::Other if is_bridge => {
+            let text = format!("network device {name} of {host} is no bridge");
+            Some(Problem::error("networks", text).advise(ANOTHER_BRIDGE))
+        }
+        Device::Other | Device::Bridge => None,
+    };
+    devices.into_iter().zip(found).filter_map(judge).collect()
+}
+
+/// Networks that a daemon does not have.
+fn network_problems(daemon: &Daemon, vms: &[&PlannedVm]) -> Vec<Problem> {
+    let uri = daemon.uri();
+    let nics = vms.iter().flat_map(|vm| &vm.nics);
+    let wanted: BTreeSet<&str> = nics
+        .filter_map(|nic| match &nic.target {
+            NetworkTarget::Libvirt(LibvirtNetwork { kind: LibvirtNetworkKind::Network, name, .. }) => {
+                Some(name.as_str())
+            }
+            _ => None,
+        })
+        .collect();
+    let mut problems = Vec::new();
     if wanted.is_empty() {
         return problems;
     }

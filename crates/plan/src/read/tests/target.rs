@@ -12,7 +12,14 @@ fn the_example_of_domains_says_everything_and_fits_the_schema() {
     let libvirt = plan.target.libvirt().unwrap();
     assert_eq!((libvirt.pool.as_str(), libvirt.cpu.as_deref()), ("images", Some("host-model")));
     assert_eq!((libvirt.cache, libvirt.io), (Some(DiskCache::None), Some(DiskIo::Threads)));
-    for key in keys::LIBVIRT.keys.iter().chain(keys::SELECTION.keys.iter().filter(|key| key.name == "uri")) {
+    let hosts: Vec<_> =
+        libvirt.hosts.iter().map(|it| (it.name.as_str(), it.via.as_deref(), it.pool.as_deref())).collect();
+    let wanted =
+        [("kvm1", Some("site-1"), None), ("kvm2", Some("site-2"), Some("images-2")), ("here", None, None)];
+    assert_eq!(hosts, wanted);
+    assert_eq!((libvirt.memory_reserve_bytes, plan.limits.disks), (8 << 30, 8));
+    let of_vms = keys::SELECTION.keys.iter().filter(|key| ["uri", "target_host"].contains(&key.name));
+    for key in keys::LIBVIRT.keys.iter().chain(keys::LIBVIRT_HOST.keys).chain(of_vms) {
         assert!(DOMAINS.contains(&format!("{}:", key.name)), "the example lacks '{}'", key.name);
     }
     let validator = jsonschema::validator_for(&crate::schema()).unwrap();
@@ -50,12 +57,27 @@ fn what_does_not_go_with_the_type_of_target_is_refused() {
         ("pool: images", "pool: ../etc", "no name of a storage pool"),
         ("pool: images", "pool: images, uri: xen:///system", "no address of a libvirt daemon"),
         ("pool: images", "pool: images, cpu: 'a b'", "not made of letters"),
+        ("pool: images", "pool: images, uri: qemu+ssh://b/system", "nothing says who writes the disks there"),
+        ("{name: a}", "{name: a, uri: qemu+tls://b/system}", "is on another host"),
+        ("pool: images", "pool: images, uri: qemu+ssh://b/system, via: 'b b'", "no name of a site"),
+        ("pool: images", "pool: images, rate_limit: [500m]", "it limits a link, and there is none"),
+        ("pool: images", "pool: images, apart: ['db*']", "VMs of one host cannot be apart"),
         (
             "pool: images",
-            "pool: images, uri: qemu+ssh://b/system",
-            "disks are written to pools of this one only",
+            "pool: images, hosts: [{name: a, uri: 'qemu://b/system'}]",
+            "nothing says who writes",
         ),
-        ("{name: a}", "{name: a, uri: qemu+tls://b/system}", "is on another host"),
+        (
+            "pool: images",
+            "pool: images, hosts: [{name: a, uri: 'qemu:///system'}, {name: a, uri: 'qemu:///system'}]",
+            "is the name of another host, too",
+        ),
+        (
+            "pool: images",
+            "pool: images, via: b, hosts: [{name: a, uri: 'qemu:///system'}]",
+            "it does not go with `hosts`",
+        ),
+        ("{name: a}", "{name: a, target_host: x}", "the target has no `hosts`"),
         ("{name: a}", "{name: a, target_folder: /vms}", "does not go with this type"),
         ("name: p", "name: p\nstorage: {ds1: /srv/fast}", "no name of a storage pool"),
         ("name: p", "name: p\nnetworks: {a: 'ovs:'}", "no name of a network device"),
@@ -122,4 +144,19 @@ fn what_does_not_go_with_a_cluster_is_refused() {
     }
     let found = problems(&LOCAL.replace("name: p", "name: p\nnetworks: {'*': 'pod:bridge'}"));
     assert!(found.iter().any(|it| it.contains("only a target of the type kubevirt")), "{found:#?}");
+}
+
+#[test]
+fn a_vm_is_pinned_to_a_host_that_the_plan_has() {
+    let hosts = "pool: images, hosts: [{name: a, uri: 'qemu:///system'}, {name: b, uri: 'qemu+ssh://b/system', via: b}]";
+    let text = LOCAL.replace("pool: images", hosts);
+    let pinned = Plan::parse(&text.replace("{name: a}]\n", "{name: a, target_host: b}]\n"));
+    assert_eq!(pinned.unwrap().vms[0].overrides.target_host.as_deref(), Some("b"));
+    for (over, words) in [
+        ("target_host: c", "'c' is none of the target's hosts"),
+        ("uri: 'qemu:///system'", "which have addresses of their own"),
+    ] {
+        let found = problems(&text.replace("{name: a}]\n", &format!("{{name: a, {over}}}]\n")));
+        assert!(found.len() == 1 && found[0].contains(words), "{over}: {found:#?}");
+    }
 }

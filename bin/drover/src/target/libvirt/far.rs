@@ -1,0 +1,148 @@
+//! Volumes of another host: its daemon makes them, its drover agent writes, hashes and removes them.
+//!
+//! The agent serves a pool under the name that the daemon has for it, so a volume is `/POOL/FILE` to the agent and a file of the pool's
+//! folder to the daemon.
+
+use std::path::{Path, PathBuf};
+
+use drover_agent::Refusal;
+use drover_agent::machine::{Image, Machine};
+use drover_disk::DiskErrorKind;
+use drover_engine::{Cause, OpenedTarget, ProviderError, TargetProvider};
+use drover_plan::{ImageFormat, PlannedDisk, PlannedVm};
+use drover_qemu::Cache;
+use drover_qemu::daemon::Daemon;
+use drover_types::Bytes;
+
+use super::{made, make_volume, not_made, volume_name};
+use crate::image::qemu_error;
+use crate::machine::site_name;
+use crate::target::there::{There, conversion_problem};
+
+/// QEMU finds out what sectors a file's storage has, and takes these where that tells nothing.
+const SECTOR_BYTES_MAX: u64 = 4096;
+
+/// Where the daemon has a disk.
+pub fn at_daemon(vm: &PlannedVm, disk: &PlannedDisk) -> PathBuf {
+    match vm.site {
+        None => disk.path.clone(),
+        Some(_) => disk.base.join(volume_name(disk)),
+    }
+}
+
+/// How disks are cached that nobody can look at from here.
+pub fn cache_of(vm: &PlannedVm) -> Cache {
+    let is_whole = |disk: &PlannedDisk| disk.disk.capacity_bytes.is_multiple_of(SECTOR_BYTES_MAX);
+    if vm.disks.iter().all(is_whole) { Cache::Direct } else { Cache::Buffered }
+}
+
+/// Refuses what is at a disk's place if it is not this plan's: that it holds nothing proves nothing.
+pub fn check_volume(there: &There, disk: &PlannedDisk, vm: &PlannedVm) -> Result<(), ProviderError> {
+    let stat = match there.stat(disk) {
+        Err(refusal) if refusal.kind == DiskErrorKind::Gone => return Ok(()),
+        stat => stat.map_err(|refusal| there.refused(refusal))?,
+    };
+    let Some(bytes) = stat.size else { return Ok(()) };
+    let place = vm.place_of(disk);
+    match stat.holds_nothing {
+        _ if there.is_ours(disk, vm, &stat) => Ok(()),
+        true if made::is_tag(vm, disk, &stat.tag)? => Ok(()),
+        true => {
+            let (pool, name) = (disk.pool.as_deref().unwrap_or_default(), volume_name(disk));
+            Err(not_made(&place, &format!("virsh -c URI vol-delete --pool {pool} {name}")))
+        }
+        false => {
+            let what = format!(
+                "{} already holds something that this plan did not write ({})",
+                place.display(),
+                Bytes(bytes)
+            );
+            Err(ProviderError::new(Cause::Target, what)
+                .advise("remove it if it may go, or choose another pool or target_name"))
+        }
+    }
+}
+
+/// Refuses a guest that would have to be converted there.
+pub fn check_conversion(there: &There, vm: &PlannedVm, machine: &Machine) -> Result<(), ProviderError> {
+    let Some(why) = conversion_problem(vm, machine) else { return Ok(()) };
+    let what = format!("{} cannot be converted at {}: {why}", vm.target_name, there.name());
+    Err(ProviderError::new(Cause::Plan, what).advise(
+        "convert it there by other means and write `convert: never`, or move it to this machine first",
+    ))
+}
+
+/// The file with firmware variables that an earlier domain of this name left on that host.
+pub fn variables_of(there: &There, name: &str) -> Result<Option<String>, ProviderError> {
+    let has = there.host(&[], &[name.to_string()]).map_err(|refusal| there.refused(refusal))?;
+    Ok(has.variables.into_iter().flatten().next())
+}
+
+/// Opens the volume of a disk, made by the daemon if it is not there.
+pub fn open_disk(
+    there: &There,
+    daemon: &Daemon,
+    disk: &PlannedDisk,
+    vm: &PlannedVm,
+    size: u64,
+) -> Result<OpenedTarget, ProviderError> {
+    check_volume(there, disk, vm)?;
+    let refused = |refusal: Refusal| there.refused(refusal);
+    if there.stat(disk).map_err(refused)?.size.is_none() {
+        make_volume(daemon, disk, ImageFormat::Raw, size)?;
+        let stat = there.stat(disk).map_err(refused)?;
+        if stat.size.is_none() {
+            return Err(lies_elsewhere(there, daemon, disk));
+        }
+        made::remember_tag(vm, disk, &stat.tag)?;
+    }
+    let opened = there.open_disk(disk, vm, size)?;
+    // Again, now that it is locked.
+    check_volume(there, disk, vm)?;
+    Ok(opened)
+}
+
+/// A volume that was made just now and that the agent does not see is taken away again.
+fn lies_elsewhere(there: &There, daemon: &Daemon, disk: &PlannedDisk) -> ProviderError {
+    let (name, pool) = (volume_name(disk), disk.pool.as_deref().unwrap_or_default());
+    let what = format!(
+        "volume {name} was made in pool {pool} at {}, and the agent of {} does not see it: its pool {pool} is another folder",
+        daemon.uri(),
+        there.name()
+    );
+    let error = ProviderError::new(Cause::Target, what)
+        .advise(format!("run the agent on the daemon's host with --libvirt-pool {pool}"));
+    match daemon.remove_volume(pool, &name) {
+        Ok(()) => error,
+        Err(left) => error.because(qemu_error(left)),
+    }
+}
+
+/// Removes what this plan made: at the agent, under the lock of each image, and only if it is still the same.
+pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
+    // Of a run that died before their journals began.
+    let mut blank = Vec::new();
+    for disk in vm.disks.iter().filter(|disk| !there.journal(disk, vm).exists()) {
+        let stat = match there.stat(disk) {
+            Err(refusal) if refusal.kind == DiskErrorKind::Gone => continue,
+            stat => stat.map_err(|refusal| there.refused(refusal))?,
+        };
+        if stat.size.is_some() && stat.holds_nothing && made::is_tag(vm, disk, &stat.tag)? {
+            blank.push(Image { disk: site_name(&disk.path), tag: stat.tag });
+        }
+    }
+    if let Some(disk) = vm.disks.first() {
+        there.clear(&as_machine(vm, disk), blank)?;
+    }
+    made::forget(vm)?;
+    // One that holds something else stays.
+    let _ = std::fs::remove_dir(&vm.folder);
+    Ok(())
+}
+
+/// The VM as the agent takes orders about it: machines have folders there, and this one has none.
+fn as_machine(vm: &PlannedVm, disk: &PlannedDisk) -> PlannedVm {
+    let pool = disk.pool.as_deref().unwrap_or_default();
+    let folder = Path::new("/").join(pool).join(format!("{}.drover-domain", vm.target_name));
+    PlannedVm { folder, ..vm.clone() }
+}

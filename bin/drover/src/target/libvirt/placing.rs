@@ -1,0 +1,221 @@
+//! Which of several hosts gets which VM: what hosts have is asked here, what becomes of it is decided in `drover_plan::placement`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use drover_disk::in_threads;
+use drover_engine::{Cause, ProviderError, chain};
+use drover_plan::placement::{Candidate, Guest, place};
+use drover_plan::{At, Begun, Libvirt, LibvirtHost, PlannedVm, Problem, Resolution};
+use drover_qemu::daemon::Offers;
+
+use super::Domains;
+use super::survey::{Ground, usable_pool};
+
+/// What a host said.
+#[derive(Default)]
+struct Asked {
+    candidate: Candidate,
+    /// Whether nobody reached it.
+    is_away: bool,
+    offers: Offers,
+    /// UUIDs, in lower case, and names of its domains.
+    taken: BTreeSet<String>,
+}
+
+impl Domains {
+    /// Gives VMs that may go to several hosts their places: those that were begun the ones they had, whatever has become of the hosts.
+    /// Touches nothing.
+    pub fn place_on_hosts(&self, resolution: &mut Resolution, begun: &[Begun]) {
+        let Some(libvirt) = self.about.target.libvirt() else { return };
+        let earlier: BTreeMap<&str, &Begun> =
+            begun.iter().map(|it| (it.planned.vm.id.as_str(), it)).collect();
+        for vm in &mut resolution.vms {
+            if let Some(begun) = earlier.get(vm.vm.id.as_str()) {
+                take_back(vm, &begun.planned, libvirt);
+            }
+        }
+        if libvirt.hosts.is_empty() {
+            return;
+        }
+        let asked = self.ask_hosts(libvirt, &resolution.vms);
+        let guests: Vec<Guest> = resolution
+            .vms
+            .iter()
+            .map(|vm| self.guest(vm, earlier.get(vm.vm.id.as_str()).copied(), libvirt, &asked))
+            .collect();
+        let hosts: Vec<Candidate> = asked.iter().map(|it| it.candidate.clone()).collect();
+        for ((vm, guest), placed) in resolution.vms.iter_mut().zip(&guests).zip(place(&hosts, &guests)) {
+            match placed {
+                Ok(placed) if guest.kept.is_none() => {
+                    if let Some(host) = libvirt.hosts.iter().find(|host| host.name == placed.host) {
+                        vm.place_on(host, &placed.why, libvirt);
+                    }
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    let problem =
+                        Problem::error("target.hosts", format!("{}: no host takes it: {why}", vm.vm.name));
+                    resolution.problems.push(problem.at(At { line: vm.line, column: 1 }).advise(
+                        "make room, add a host, or change `target_host`, `apart` or `memory_reserve`",
+                    ));
+                    continue;
+                }
+            }
+            match self.folder(vm) {
+                Ok(folder) => vm.folder = folder,
+                Err(error) => resolution.problems.push(Problem::error("target", chain(&error))),
+            }
+        }
+        self.tell_closed(libvirt, &asked, resolution);
+    }
+
+    /// Tells of hosts that get no VM, and remembers those that nobody reached.
+    fn tell_closed(&self, libvirt: &Libvirt, asked: &[Asked], resolution: &mut Resolution) {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        for it in asked {
+            let Some(why) = &it.candidate.closed else { continue };
+            let name = &it.candidate.name;
+            let is_its = |vm: &&PlannedVm| vm.target_host.as_ref().is_some_and(|host| host.name == *name);
+            let its: Vec<&str> =
+                resolution.vms.iter().filter(is_its).map(|vm| vm.target_name.as_str()).collect();
+            let consequence = match its.as_slice() {
+                [] => "no VM is placed on it".to_string(),
+                its => format!("{} will fail, others go on", its.join(", ")),
+            };
+            let problem = Problem::warning("target.hosts", format!("host {name}: {why}; {consequence}"));
+            resolution.problems.push(problem.advise("see whether it is up, and `virsh -c URI list`"));
+            if it.is_away {
+                let uri = libvirt.hosts.iter().find(|host| host.name == *name).map(|host| host.uri.clone());
+                away.extend(uri.map(|uri| (uri, format!("host {name}: {why}"))));
+            }
+        }
+    }
+
+    /// Refuses a VM whose host was away when the run began: where its volumes would lie is not known.
+    pub(super) fn check_there(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        match self.is_away(vm) {
+            None => Ok(()),
+            Some(why) => Err(ProviderError::new(Cause::Connection, why)
+                .advise("when it is back: `drover resume`, which places nothing anew, or `drover cancel`")),
+        }
+    }
+
+    /// Why the host of a VM was away when the run began.
+    pub fn is_away(&self, vm: &PlannedVm) -> Option<String> {
+        let away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        away.get(vm.daemon.as_ref()?).cloned()
+    }
+
+    fn ask_hosts(&self, libvirt: &Libvirt, vms: &[PlannedVm]) -> Vec<Asked> {
+        let asked: Vec<Mutex<Asked>> = libvirt.hosts.iter().map(|_| Mutex::default()).collect();
+        let next = AtomicUsize::new(0);
+        in_threads(HOSTS_AT_ONCE.min(asked.len()), |_| {
+            loop {
+                let at = next.fetch_add(1, Ordering::SeqCst);
+                let (Some(host), Some(slot)) = (libvirt.hosts.get(at), asked.get(at)) else { return };
+                let told = self.ask_host(host, libvirt, vms);
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = told;
+            }
+        });
+        asked.into_iter().map(|it| it.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+    }
+
+    fn ask_host(&self, host: &LibvirtHost, libvirt: &Libvirt, vms: &[PlannedVm]) -> Asked {
+        let closed = |why: String, is_away: bool| Asked {
+            candidate: Candidate { name: host.name.clone(), closed: Some(why), ..Candidate::default() },
+            is_away,
+            ..Asked::default()
+        };
+        let daemon = (self.dial)(&host.uri);
+        if let Err(error) = daemon.reach() {
+            return closed(format!("its daemon at {} does not answer: {}", host.uri, error.chain()), true);
+        }
+        let ground = match host.via.as_deref().map(|site| self.ground(site)).transpose() {
+            Ok(ground) => ground.unwrap_or(Ground::Here),
+            Err(problem) => return closed(problem.message, true),
+        };
+        let offers = self.is_kvm(&daemon).and_then(|is_kvm| daemon.offers(is_kvm, self.machine()));
+        let offers = match offers {
+            Ok(offers) => offers,
+            Err(error) => return closed(format!("machines {}: {}", self.machine(), error.chain()), false),
+        };
+        if let Some(cpu) = libvirt.cpu.as_ref().filter(|cpu| !offers.cpus.contains(cpu)) {
+            return closed(format!("it does not offer the CPU {cpu}"), false);
+        }
+        let asked = daemon.free_memory_bytes().and_then(|free| Ok((free, daemon.domains()?)));
+        let (memory, domains) = match asked {
+            Ok(asked) => asked,
+            Err(error) => return closed(error.chain(), false),
+        };
+        let disks = vms.iter().flat_map(|vm| &vm.disks);
+        let names: BTreeSet<String> = disks.filter_map(|disk| host.pool_of(disk, libvirt)).collect();
+        let pools = names.iter().filter_map(|name| usable_pool(&daemon, name, &ground).ok());
+        let pools = pools.map(|pool| (pool.name.clone(), pool.available_bytes)).collect();
+        let taken = domains.into_iter().flat_map(|(uuid, name)| [uuid.to_lowercase(), name]).collect();
+        let memory_bytes = memory.saturating_sub(libvirt.memory_reserve_bytes);
+        let candidate = Candidate { name: host.name.clone(), closed: None, memory_bytes, pools };
+        Asked { candidate, is_away: false, offers, taken }
+    }
+
+    fn guest(&self, vm: &PlannedVm, begun: Option<&Begun>, libvirt: &Libvirt, asked: &[Asked]) -> Guest {
+        let name = vm.target_host.as_ref().map(|host| host.name.clone());
+        let is_kept = begun.is_some() && vm.daemon.is_some();
+        // What has arrived takes nothing more.
+        let is_there = begun.is_some_and(|begun| begun.has_arrived);
+        let mut space = BTreeMap::new();
+        for host in libvirt.hosts.iter().filter(|_| !is_there) {
+            let mut pools: BTreeMap<String, u64> = BTreeMap::new();
+            for disk in &vm.disks {
+                // Thin disks may take next to nothing.
+                let counts = !self.about.target.overcommit || disk.disk.thin == Some(false);
+                let bytes = if counts { disk.disk.capacity_bytes } else { 0 };
+                if let Some(pool) = host.pool_of(disk, libvirt) {
+                    let sum = pools.entry(pool).or_default();
+                    *sum = sum.saturating_add(bytes);
+                }
+            }
+            space.insert(host.name.clone(), pools);
+        }
+        let mut unfit = BTreeMap::new();
+        for (it, host) in asked.iter().zip(&libvirt.hosts).filter(|(it, _)| it.candidate.closed.is_none()) {
+            let uuid = vm.vm.uuid.to_lowercase();
+            if it.taken.contains(&vm.target_name) || it.taken.contains(&uuid) {
+                unfit.insert(host.name.clone(), "a domain of that name or UUID is there already".to_string());
+            } else if let Some((lacks, _)) = self.lack(vm, &it.offers) {
+                unfit.insert(host.name.clone(), format!("it does not offer {lacks}"));
+            }
+        }
+        Guest {
+            name: vm.target_name.clone(),
+            memory_bytes: if is_there { 0 } else { vm.vm.memory_mib.saturating_mul(1 << 20) },
+            space,
+            pinned: name.clone().filter(|_| !is_kept),
+            kept: name.filter(|_| is_kept),
+            unfit,
+            apart: libvirt.groups_of(&vm.target_name).cloned().collect(),
+        }
+    }
+}
+
+/// Gives a VM that was begun the place that it had then: its host, and where the volumes of its disks lie.
+fn take_back(vm: &mut PlannedVm, then: &PlannedVm, libvirt: &Libvirt) {
+    let is_same = then.daemon == vm.daemon && then.site == vm.site;
+    if then.daemon.is_none() || (libvirt.hosts.is_empty() && !is_same) {
+        return;
+    }
+    vm.target_host.clone_from(&then.target_host);
+    vm.daemon.clone_from(&then.daemon);
+    vm.site.clone_from(&then.site);
+    for disk in &mut vm.disks {
+        if let Some(then) = then.disks.iter().find(|it| it.disk.key == disk.disk.key) {
+            disk.pool.clone_from(&then.pool);
+            disk.path.clone_from(&then.path);
+            disk.base.clone_from(&then.base);
+        }
+    }
+}
+
+/// Hosts asked at a time: one that is down takes its time to be found so.
+const HOSTS_AT_ONCE: usize = 16;

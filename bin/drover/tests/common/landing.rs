@@ -1,0 +1,316 @@
+//! VMs of the simulator that land as domains of the lab's two daemons (`lab/libvirt/hosts`).
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use drover_lab::{Drover, Hosts, Output, lab_folder, run_by};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::Stage;
+use super::sites::own_address;
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A source, and two daemons with a pool each.
+pub struct Landing {
+    pub stage: Stage,
+    pub hosts: Hosts,
+    pub folder: TempDir,
+}
+
+impl Landing {
+    pub fn new(number: u8, vms: impl FnOnce(&Path) -> Vec<Value>) -> Option<Landing> {
+        let folder = tempfile::Builder::new().prefix("drover-land-").tempdir().unwrap();
+        let hosts = Hosts::start(folder.path()).unwrap()?;
+        let stage = Stage::new(number, vms)?;
+        for host in ["a", "b"] {
+            let pool = folder.path().join("shared").join(host);
+            std::fs::create_dir(&pool).unwrap();
+            hosts
+                .virsh(host, &["pool-define-as", "images", "dir", "--target", pool.to_str().unwrap()])
+                .unwrap();
+            hosts.virsh(host, &["pool-start", "images"]).unwrap();
+        }
+        Some(Landing { stage, hosts, folder })
+    }
+
+    pub fn image(&self, host: &str, volume: &str) -> PathBuf {
+        self.folder.path().join("shared").join(host).join(volume)
+    }
+
+    /// A plan that moves all VMs to the first daemon, with texts replaced.
+    pub fn plan(&self, name: &str, edits: &[(&str, &str)]) -> String {
+        let folder = format!("type: qemu\n  folder: {}", self.stage.vms().display());
+        let daemon = format!("type: libvirt\n  uri: {}\n  pool: images", self.hosts.uri("a"));
+        self.stage.plan(name, &[&[(folder.as_str(), daemon.as_str())], edits].concat())
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.stage.drover.command(args);
+        self.hosts.equip(&mut command);
+        // A stand-in for ssh, if there is one.
+        let path = command.get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?));
+        let path = std::env::join_paths(
+            std::iter::once(self.stage.path("bin")).chain(std::env::split_paths(path.unwrap_or_default())),
+        );
+        command.env("PATH", path.unwrap());
+        command
+    }
+
+    /// The address of a host's daemon by ssh, and what has to live as long as it is used: an sshd with the files of that host, where
+    /// there is one (`scripts/get-sshd`), else a stand-in for ssh that runs what it is told with them.
+    pub fn by_ssh(&self, host: &str) -> (String, Option<Sshd>) {
+        let bin = self.stage.path("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        let sshd = Sshd::start(self, host);
+        let body = match &sshd {
+            Some(sshd) => format!("exec /usr/bin/ssh -F '{}' \"$@\"", sshd.config.display()),
+            None => {
+                println!("note: no sshd, so a stand-in for ssh");
+                let inside = self.hosts.inside(host).unwrap();
+                let quoted: Vec<String> = inside.iter().map(|word| format!("'{word}'")).collect();
+                let inside = quoted.join(" ");
+                format!("while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec {inside} sh -c \"$*\"")
+            }
+        };
+        drover_lab::put_script(&bin.join("ssh"), &body).unwrap();
+        (format!("qemu+ssh://root@host-{host}/system?no_tty=1"), sshd)
+    }
+
+    /// A plan that moves all VMs to the daemon of another host by its agent, with texts replaced.
+    pub fn far_plan(&self, name: &str, uri: &str, edits: &[(&str, &str)]) -> String {
+        let folder = format!("type: qemu\n  folder: {}", self.stage.vms().display());
+        let daemon = format!("type: libvirt\n  uri: {uri}\n  via: site-b\n  pool: images");
+        self.stage.plan(name, &[&[(folder.as_str(), daemon.as_str())], edits].concat())
+    }
+
+    /// Starts an agent with the files of a host, and pairs with it as this site.
+    pub fn agent(&self, host: &str, site: &str, pools: &[&str]) -> Agent {
+        let there = Drover::new(env!("CARGO_BIN_EXE_drover"), self.stage.path(&format!("state-{site}")));
+        let run_by = self.hosts.inside(host).unwrap();
+        let mut agent = Agent {
+            there,
+            address: own_address(),
+            child: None,
+            run_by,
+            pools: pools.iter().map(ToString::to_string).collect(),
+        };
+        agent.start();
+        let token = agent.there.run(&["agent", "pair", "--new-token"]).unwrap();
+        let file = self.stage.path("token");
+        std::fs::write(&file, token.out.trim()).unwrap();
+        let args = ["agent", "pair", &agent.address, "--name", site, "--as", "here", "--token-file"];
+        self.arrives(&[&args[..], &[file.to_str().unwrap()]].concat());
+        agent
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        super::moves::run(self.command(args))
+    }
+
+    #[track_caller]
+    pub fn arrives(&self, args: &[&str]) -> Output {
+        let output = self.run(args);
+        assert_eq!(output.code, Some(0), "{}{}", output.out, output.err);
+        output
+    }
+
+    pub fn state(&self, host: &str, name: &str) -> String {
+        self.hosts.virsh(host, &["domstate", name]).unwrap_or_default()
+    }
+
+    /// The domains and volumes of a host; journals of drover are among the files of its pool.
+    pub fn all_of(&self, host: &str) -> Vec<String> {
+        let pool = std::fs::read_dir(self.image(host, "")).unwrap();
+        let files = pool.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+        let domains = self.hosts.virsh(host, &["list", "--all", "--name"]).unwrap();
+        let mut all: Vec<String> =
+            files.chain(domains.lines().map(|name| format!("domain {name}"))).collect();
+        all.sort();
+        all
+    }
+
+    pub fn xml(&self, host: &str, name: &str) -> String {
+        self.hosts.virsh(host, &["dumpxml", "--inactive", name]).unwrap()
+    }
+
+    /// A domain that is none of drover's.
+    pub fn somebodys(&self, host: &str, name: &str, uuid: Option<&str>) {
+        let uuid = uuid.map(|uuid| format!("<uuid>{uuid}</uuid>")).unwrap_or_default();
+        let xml = format!(
+            "<domain type='qemu'><name>{name}</name>{uuid}<memory unit='MiB'>32</memory>\
+             <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"
+        );
+        let file = self.folder.path().join("somebodys.xml");
+        std::fs::write(&file, xml).unwrap();
+        self.hosts.virsh(host, &["define", file.to_str().unwrap()]).unwrap();
+    }
+}
+
+/// An sshd with the files of a host.
+pub struct Sshd {
+    child: Child,
+    /// Of the client.
+    config: PathBuf,
+}
+
+impl Sshd {
+    fn start(landing: &Landing, host: &str) -> Option<Sshd> {
+        let program = lab_folder().join("sshd/sshd");
+        if !program.exists() || !Path::new("/usr/bin/ssh").exists() {
+            return None;
+        }
+        let folder = landing.stage.path("ssh");
+        std::fs::create_dir(&folder).unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        for key in ["host", "user"] {
+            let made =
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &at(key)]).status();
+            assert!(made.unwrap().success());
+        }
+        std::fs::copy(at("user.pub"), at("authorized")).unwrap();
+        let address = own_address();
+        let address = address.split(':').next().unwrap();
+        let config = format!(
+            "ListenAddress {address}\nPort {SSH_PORT}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\n",
+            at("host"),
+            at("authorized")
+        );
+        std::fs::write(at("sshd_config"), config).unwrap();
+        let host_key = std::fs::read_to_string(at("host.pub")).unwrap();
+        std::fs::write(at("known"), format!("[{address}]:{SSH_PORT} {host_key}")).unwrap();
+        let config = format!(
+            "Host host-{host}\n  HostName {address}\n  Port {SSH_PORT}\n  IdentityFile {}\n  IdentitiesOnly yes\n  \
+             UserKnownHostsFile {}\n  StrictHostKeyChecking yes\n",
+            at("user"),
+            at("known")
+        );
+        std::fs::write(at("config"), config).unwrap();
+        let run = format!(
+            "grep -q ^sshd: /etc/passwd || echo sshd:x:105:65534::/run/sshd:/usr/sbin/nologin >>/etc/passwd; mkdir -p /run/sshd; \
+             exec '{}' -D -e -f '{}'",
+            program.display(),
+            at("sshd_config")
+        );
+        let words = landing.hosts.inside(host).unwrap();
+        let log = std::fs::File::create(at("log")).unwrap();
+        let mut child = Command::new(&words[0]);
+        child.args(&words[1..]).args(["sh", "-c", &run]);
+        let child = child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let sshd = Sshd { child, config: folder.join("config") };
+        let until = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect((address, SSH_PORT)).is_err() {
+            assert!(Instant::now() < until, "{}", std::fs::read_to_string(at("log")).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(sshd)
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Of an address that nobody else has.
+const SSH_PORT: u16 = 2222;
+
+/// The agent of a host.
+pub struct Agent {
+    there: Drover,
+    pub address: String,
+    child: Option<Child>,
+    run_by: Vec<String>,
+    pub pools: Vec<String>,
+}
+
+impl Agent {
+    /// Starts it at the address that it had before, once it has one.
+    pub fn start(&mut self) {
+        let mut args = vec!["agent", "run", "--json", "--listen", &self.address];
+        self.pools.iter().for_each(|pool| args.extend(["--pool", pool.as_str()]));
+        let mut command = run_by(&self.run_by, &self.there.command(&args));
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
+        self.address = listening["addresses"][0].as_str().unwrap().to_string();
+        // What it says later is of no interest, but must be taken.
+        std::thread::spawn(move || out.lines().for_each(drop));
+        self.child = Some(child);
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a domain writes to its serial port until it has said all of this.
+pub fn hear(tty: std::fs::File, is_all: impl Fn(&str) -> bool) -> String {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut tty, mut buffer) = (tty, [0; 4096]);
+        while let Ok(count @ 1..) = tty.read(&mut buffer) {
+            if tell.send(buffer[..count].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    let (mut heard, until) = (Vec::new(), Instant::now() + PATIENCE);
+    while !is_all(&String::from_utf8_lossy(&heard)) && Instant::now() < until {
+        match told.recv_timeout(Duration::from_secs(1)) {
+            Ok(bytes) => heard.extend(bytes),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+/// Every edge of the phases, in the order in which a plan comes to them.
+pub fn edges() -> Vec<(&'static str, &'static str)> {
+    let phases =
+        ["check", "power_off", "snapshot", "copy", "verify", "convert", "define", "start", "clean_up"];
+    phases.iter().flat_map(|phase| [("phase_started", *phase), ("phase_ended", *phase)]).collect()
+}
+
+impl Landing {
+    /// Runs drover and kills it at an edge; nothing if it ended before.
+    pub fn killed_at(&self, args: &[&str], (kind, phase): (&str, &str)) -> Option<()> {
+        let mut child =
+            self.command(args).arg("--json").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let is_it = |line: &str| {
+            let event: Value = serde_json::from_str(line).unwrap_or_default();
+            event["event"] == kind && event["phase"] == phase
+        };
+        let came = lines.map_while(Result::ok).any(|line| is_it(&line));
+        let _ = child.kill();
+        child.wait().unwrap();
+        came.then_some(())
+    }
+
+    /// A guest never runs on two sides.
+    pub fn runs_once(&self, host: &str, name: &str, edge: (&str, &str)) {
+        let is_on = self.stage.sim.vm(name).unwrap()["power"] == "poweredOn";
+        assert!(!(is_on && self.state(host, name) == "running"), "{name} runs twice after {edge:?}");
+    }
+}
