@@ -109,8 +109,17 @@ struct Measure {
     began: Option<Duration>,
     count: usize,
     bytes: u64,
+    /// The shortest latency of its requests.
+    shortest: Duration,
     /// What all lanes had waited for the source when it began.
     waited: Duration,
+}
+
+/// A request as they come: how long the source takes for one at least, and how large it is.
+#[derive(Clone, Copy, Debug)]
+struct Usual {
+    latency: Duration,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -182,7 +191,19 @@ impl Trials {
 
 impl Measure {
     fn after(skip: usize) -> Self {
-        Measure { skip, began: None, count: 0, bytes: 0, waited: Duration::ZERO }
+        Measure { skip, began: None, count: 0, bytes: 0, shortest: Duration::MAX, waited: Duration::ZERO }
+    }
+}
+
+impl Measure {
+    /// Areas that changed come in smaller requests than the window's, and each of them takes what it takes: held against
+    /// the time of a large one, or against none, hardly any would seem to be served at a time.
+    fn usual(&self, request: u64, latency: Option<Duration>) -> Usual {
+        let mean = self.bytes / (self.count as u64).max(1);
+        match latency {
+            Some(latency) if mean * 2 > request => Usual { latency, bytes: request },
+            _ => Usual { latency: self.shortest, bytes: mean },
+        }
     }
 }
 
@@ -275,9 +296,11 @@ impl Window {
         let began = *measure.began.get_or_insert(now.saturating_sub(latency));
         measure.count += 1;
         measure.bytes += bytes;
+        measure.shortest = measure.shortest.min(latency);
+        let usual = measure.usual(self.shape.request, self.latency);
         let elapsed = now.saturating_sub(began);
         // At the very start one round trip tells whether the source serves requests side by side.
-        let best = self.latency.unwrap_or(latency);
+        let best = usual.latency;
         // Served side by side, the first answers come together; one by one, a latency apart.
         let is_most = measure.count * 2 > self.shape.in_flight;
         let is_told = is_most || (measure.count >= 2 && elapsed * 2 >= best * 3);
@@ -292,16 +315,16 @@ impl Window {
         if early {
             // No source gives more than what is in flight, once a latency; a few answers that come together
             // would tell of any rate.
-            let in_flight = self.shape.in_flight as f64 * self.shape.request as f64;
+            let in_flight = self.shape.in_flight as f64 * usual.bytes as f64;
             rate = rate.min(in_flight / best.as_secs_f64().max(1e-9));
         }
         let share = waited.saturating_sub(measure.waited).as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
         let is_waiting = share >= WAITING_SHARE_MIN * self.shape.lanes as f64;
         self.measure = Measure { began: Some(now), waited, ..Measure::after(0) };
-        self.measured(rate, is_waiting, now)
+        self.measured(rate, usual, is_waiting, now)
     }
 
-    fn measured(&mut self, rate: f64, is_waiting: bool, now: Duration) -> bool {
+    fn measured(&mut self, rate: f64, usual: Usual, is_waiting: bool, now: Duration) -> bool {
         if let Some(trial) = self.trial.take() {
             if rate < trial.rate_before * GAIN_MIN {
                 self.undo(trial, now);
@@ -319,8 +342,8 @@ impl Window {
         }
         self.best_rate = self.best_rate.max(rate);
         let before = self.shape;
-        let latency = self.latency.unwrap_or_default().as_secs_f64();
-        let served = rate * latency / before.request as f64;
+        let latency = usual.latency.as_secs_f64();
+        let served = rate * latency / usual.bytes.max(1) as f64;
         let in_flight = before.in_flight as f64;
         if served >= SERVED_SHARE_MIN * in_flight {
             let times = match self.starting {
@@ -341,7 +364,7 @@ impl Window {
                 self.change(Shape { in_flight: (2.0 * served).ceil() as usize, ..before });
             }
         }
-        let is_slow = (before.request as f64) < latency * FAST_BYTES_PER_SECOND;
+        let is_slow = (usual.bytes as f64) < latency * FAST_BYTES_PER_SECOND;
         // All memory is in flight and all of it is being served: nothing else can help.
         let is_spent = served >= SERVED_SHARE_MIN * in_flight && self.is_memory_full();
         // A source that serves one by one needs larger requests at once. What slows down one that serves many is

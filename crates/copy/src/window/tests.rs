@@ -22,6 +22,8 @@ struct World {
     /// Bytes per second of the copier itself: hash, target.
     own_rate: f64,
     size: u64,
+    /// Largest piece that is to be read: areas that changed lie apart.
+    area: u64,
 }
 
 const WORLD: World = World {
@@ -32,6 +34,7 @@ const WORLD: World = World {
     lane_rate: 2.5e9,
     own_rate: 2.0e9,
     size: 4096 * MIB,
+    area: u64::MAX,
 };
 
 const LIMITS: WindowLimits = WindowLimits {
@@ -91,7 +94,7 @@ fn run(world: World, limits: WindowLimits) -> Run {
             if sent == world.size {
                 break;
             }
-            let bytes = window.request_bytes().min(world.size - sent);
+            let bytes = window.request_bytes().min(world.area).min(world.size - sent);
             if bytes_in_flight > 0 && bytes_in_flight + bytes > limits.bytes_max {
                 break;
             }
@@ -155,6 +158,17 @@ fn latency_is_hidden_by_more_in_flight() {
         let world = World { fixed_us, size: 512 * MIB, ..WORLD };
         let run = run(world, LIMITS);
         assert!(run.seconds < most_seconds, "{fixed_us} us: {} s, {:?}", run.seconds, run.end.shape);
+    }
+}
+
+/// As a pass of a warm migration reads 256 areas of 64 KiB from a far host.
+#[test]
+fn small_areas_of_a_far_source_are_asked_for_many_at_a_time() {
+    for (fixed_us, round_trips) in [(1000, 30.0), (5000, 14.0), (20_000, 8.0)] {
+        let areas = World { fixed_us, area: BLOCK_BYTES, size: 256 * BLOCK_BYTES, ..WORLD };
+        let run = run(areas, WindowLimits { lanes_max: 4, ..LIMITS });
+        let took = run.seconds * 1e6 / fixed_us as f64;
+        assert!(took < round_trips, "{took:.1} times {fixed_us} us for 256 areas, {:?}", run.end.shape);
     }
 }
 

@@ -12,6 +12,14 @@ const LATER: Duration = Duration::from_secs(10);
 /// Limits that are in no decision's way.
 const WIDE: WindowLimits = WindowLimits { depth_max: 1024, bytes_max: 4096 * MIB, ..LIMITS };
 
+impl Window {
+    /// Where requests have the window's size, as in a copy of a whole disk.
+    fn measured_whole(&mut self, rate: f64, is_waiting: bool, now: Duration) -> bool {
+        let usual = Usual { latency: self.latency.unwrap_or_default(), bytes: self.shape.request };
+        self.measured(rate, usual, is_waiting, now)
+    }
+}
+
 /// Past its start, with nothing tried yet.
 fn window(shape: Shape) -> Window {
     let mut window = Window::new(WIDE);
@@ -33,19 +41,19 @@ fn trial(kind: TrialKind) -> Trial {
 #[test]
 fn more_is_in_flight_where_seven_tenths_are_served_at_once() {
     let mut all = window(SHAPE);
-    assert!(all.measured(7.0 * ONE_SERVED, true, LATER));
+    assert!(all.measured_whole(7.0 * ONE_SERVED, true, LATER));
     assert_eq!(all.shape, Shape { in_flight: 20, ..SHAPE });
     assert_eq!(all.trial.unwrap().kind, TrialKind::More);
     assert!(!all.serves_many, "that is told at the start only");
     let fast = Shape { request: 32 * MIB, ..SHAPE };
     let mut some = window(fast);
-    assert!(!some.measured(6.0 * 32.0 * ONE_SERVED, true, LATER));
+    assert!(!some.measured_whole(6.0 * 32.0 * ONE_SERVED, true, LATER));
     let mut lazy = window(SHAPE);
-    assert!(!lazy.measured(7.0 * ONE_SERVED, false, LATER), "nobody waits");
+    assert!(!lazy.measured_whole(7.0 * ONE_SERVED, false, LATER), "nobody waits");
     let mut paused = window(fast);
     paused.more.until = LATER;
-    assert!(!paused.measured(7.0 * 32.0 * ONE_SERVED, true, LATER - Duration::from_nanos(1)));
-    assert!(paused.measured(7.0 * 32.0 * ONE_SERVED, true, LATER));
+    assert!(!paused.measured_whole(7.0 * 32.0 * ONE_SERVED, true, LATER - Duration::from_nanos(1)));
+    assert!(paused.measured_whole(7.0 * 32.0 * ONE_SERVED, true, LATER));
 }
 
 #[test]
@@ -62,17 +70,17 @@ fn at_the_start_it_is_as_much_more_as_the_source_is_far() {
         let mut window = window(shape);
         (window.starting, window.latency) = (true, Some(Duration::from_micros(latency_us)));
         let rate = 8.0 * request as f64 / (latency_us as f64 / 1e6);
-        assert!(window.measured(rate, true, LATER));
+        assert!(window.measured_whole(rate, true, LATER));
         let expected = Shape { in_flight: 10 * times, request: request_then, ..SHAPE };
         assert_eq!(window.shape, expected, "{latency_us} us");
         assert!(window.serves_many && window.starting);
     }
     let mut few = window(Shape { lanes: 1, in_flight: 2, request: MIB });
     few.starting = true;
-    assert!(few.measured(2.0 * ONE_SERVED, true, LATER));
+    assert!(few.measured_whole(2.0 * ONE_SERVED, true, LATER));
     assert!(!few.serves_many);
     let mut late = window(Shape { request: MIB / 2, ..SHAPE });
-    assert!(late.measured(4.0 * ONE_SERVED, true, LATER));
+    assert!(late.measured_whole(4.0 * ONE_SERVED, true, LATER));
     assert_eq!(late.shape.request, MIB / 2, "far sources are judged at the start");
 }
 
@@ -81,10 +89,10 @@ fn less_is_in_flight_where_less_than_a_quarter_is_served() {
     let shape = Shape { in_flight: 16, ..SHAPE };
     let mut quarter = window(shape);
     quarter.starting = true;
-    assert!(!quarter.measured(4.0 * ONE_SERVED, false, LATER));
+    assert!(!quarter.measured_whole(4.0 * ONE_SERVED, false, LATER));
     assert!(!quarter.starting);
     let mut less = window(shape);
-    assert!(less.measured(3.0 * ONE_SERVED, false, LATER));
+    assert!(less.measured_whole(3.0 * ONE_SERVED, false, LATER));
     assert_eq!(less.shape, Shape { in_flight: 6, ..shape });
 }
 
@@ -101,7 +109,7 @@ fn a_trial_is_kept_for_a_gain_of_three_tenths() {
         window.more.lengthen(LATER);
         window.trials.pause.lengthen(LATER);
         let lengthened = (window.more.length, window.trials.pause.length);
-        window.measured(served * ONE_SERVED, false, LATER);
+        window.measured_whole(served * ONE_SERVED, false, LATER);
         assert_eq!(window.shape.in_flight, if is_kept { 40 } else { 10 }, "{kind:?}");
         assert!(window.trial.is_none());
         let pauses = (window.more.length, window.trials.pause.length);
@@ -124,7 +132,7 @@ fn a_rate_below_half_of_the_best_is_another_line() {
     for (served, is_forgotten) in [(5.0, false), (4.99, true), (6.0, false)] {
         let mut window = window(SHAPE);
         window.best_rate = 10.0 * ONE_SERVED;
-        assert!(!window.measured(served * ONE_SERVED, false, LATER));
+        assert!(!window.measured_whole(served * ONE_SERVED, false, LATER));
         assert_eq!(window.latency.is_none(), is_forgotten, "{served}");
         let best = if is_forgotten { served } else { 10.0 };
         assert_eq!(window.best_rate, best * ONE_SERVED);
@@ -138,12 +146,12 @@ fn larger_requests_are_tried_where_one_alone_is_slow() {
         let shape = Shape { request, ..SHAPE };
         let mut window = without_more(shape);
         let rate = 8.0 * 16.0 * request as f64;
-        assert_eq!(window.measured(rate, true, LATER), is_tried, "{request}");
+        assert_eq!(window.measured_whole(rate, true, LATER), is_tried, "{request}");
         assert_eq!(window.trial.is_some_and(|trial| trial.kind == TrialKind::Larger), is_tried);
-        assert!(!without_more(shape).measured(rate, false, LATER), "nobody waits");
+        assert!(!without_more(shape).measured_whole(rate, false, LATER), "nobody waits");
     }
     let mut window = without_more(SHAPE);
-    window.measured(8.0 * ONE_SERVED, true, LATER);
+    window.measured_whole(8.0 * ONE_SERVED, true, LATER);
     assert_eq!(window.shape, Shape { request: 4 * MIB, ..SHAPE });
     assert_eq!(window.latency, Some(4 * LATENCY), "a bound until it is measured");
     assert_eq!((window.generation, window.changes), (1, 1));
@@ -157,7 +165,7 @@ fn a_source_of_many_is_not_tried_with_larger_ones_at_once() {
     {
         let mut window = without_more(SHAPE);
         window.serves_many = serves_many;
-        assert_eq!(window.measured(8.0 * ONE_SERVED, true, Duration::from_millis(at_ms)), is_tried);
+        assert_eq!(window.measured_whole(8.0 * ONE_SERVED, true, Duration::from_millis(at_ms)), is_tried);
     }
 }
 
@@ -171,7 +179,7 @@ fn where_all_memory_is_in_flight_and_served_nothing_is_tried() {
     ] {
         let mut window = without_more(SHAPE);
         window.limits.bytes_max = bytes_max;
-        assert_eq!(window.measured(served * ONE_SERVED, true, LATER), is_tried, "{bytes_max} {served}");
+        assert_eq!(window.measured_whole(served * ONE_SERVED, true, LATER), is_tried, "{bytes_max} {served}");
     }
     let mut window = window(Shape { in_flight: 3, ..SHAPE });
     for (bytes_max, is_full) in [(4 * MIB, false), (4 * MIB - 1, true), (5 * MIB, false), (1, true)] {
@@ -189,18 +197,18 @@ fn after_both_kinds_have_failed_there_is_a_pause_four_times_as_long_each_time() 
         let kinds = [window.trials.first, window.trials.next(now).unwrap()];
         assert_eq!(kinds[0], kinds[1]);
         for _ in 0..2 {
-            assert!(window.measured(8.0 * ONE_SERVED, true, now));
+            assert!(window.measured_whole(8.0 * ONE_SERVED, true, now));
             let tried = window.trial.unwrap();
             let expected = match tried.kind {
                 TrialKind::Larger => Shape { request: 4 * MIB, ..SHAPE },
                 _ => Shape { lanes: 8, in_flight: 20, ..SHAPE },
             };
             assert_eq!(window.shape, expected);
-            assert!(window.measured(8.0 * ONE_SERVED, true, now), "undone");
+            assert!(window.measured_whole(8.0 * ONE_SERVED, true, now), "undone");
             assert_eq!((window.shape, window.latency), (SHAPE, Some(LATENCY)));
         }
         assert_eq!(window.trials.pause.until, now + Duration::from_secs(pause));
-        assert!(!window.measured(8.0 * ONE_SERVED, true, now + Duration::from_secs(pause) / 2));
+        assert!(!window.measured_whole(8.0 * ONE_SERVED, true, now + Duration::from_secs(pause) / 2));
         now += Duration::from_secs(pause);
     }
 }
