@@ -4,6 +4,9 @@
 //! `/proc/PID/environ` for the child's whole life, and a guest's QEMU outlives drover. So a child gets the
 //! variables that are named here, and what its maker sets itself.
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod attended;
 
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
@@ -77,7 +80,6 @@ fn inherited(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
