@@ -2,11 +2,15 @@
 
 use serde_json::{Map, Value, json};
 
+mod hooks;
 mod nfc;
 mod proxy;
 mod target;
 mod vddk;
 
+#[cfg(test)]
+pub(crate) use hooks::{CHECK, HOOK};
+pub(crate) use hooks::{CHECKS, HOOKS};
 pub(crate) use nfc::NFC;
 pub(crate) use proxy::PROXY;
 #[cfg(test)]
@@ -124,6 +128,13 @@ pub(crate) static PLAN: Table = Table {
         key("start", Kind::Flag, "false", "Whether moved VMs are started."),
         key("convert", Kind::Choice(CONVERT), "auto", CONVERT_DOC),
         key("verify", Kind::Verify, "full", VERIFY_DOC),
+        key(
+            "hooks",
+            Kind::One(&HOOKS),
+            "",
+            "What is called on the way of each VM; see docs/how-to/hooks.md.",
+        ),
+        key("checks", Kind::One(&CHECKS), "", "What decides whether a VM goes on; see docs/how-to/hooks.md."),
         key("limits", Kind::One(&LIMITS), "", "Budgets that all VMs of the plan share."),
     ],
     rules: &[],
@@ -280,6 +291,8 @@ pub(crate) static SELECTION: Table = Table {
         key("networks", Kind::Texts(NETWORK), "", "Networks, before the plan's own."),
         key("storage", Kind::Texts(STORAGE), "", "Datastores, before the plan's own."),
         key("priority", Kind::Priority, "0", "Greater goes first."),
+        key("hooks", Kind::One(&HOOKS), "", "Hooks in the place of the plan's, moment by moment."),
+        key("checks", Kind::One(&CHECKS), "", "Checks in the place of the plan's, key by key."),
     ],
     rules: &[SELECTS],
 };

@@ -1,6 +1,7 @@
 //! The plan as values: what a user wrote, with every default filled in.
 
 mod data;
+mod hooks;
 mod network;
 mod target;
 
@@ -14,6 +15,7 @@ use crate::problem::{At, Problem};
 
 use crate::warm::WarmKeys;
 pub use data::*;
+pub use hooks::*;
 pub use network::*;
 pub use target::*;
 
@@ -48,6 +50,10 @@ pub struct Plan {
     pub convert: Convert,
     /// How far the copy is verified.
     pub verify: Verify,
+    /// What is called on the way of its VMs.
+    pub hooks: Hooks,
+    /// What decides whether its VMs go on.
+    pub checks: CheckKeys,
     /// Budgets.
     pub limits: Limits,
     /// What is allowed but should be looked at, such as unverified TLS.
@@ -354,6 +360,10 @@ pub struct Overrides {
     pub storage: Vec<StorageRule>,
     /// Greater goes first; 0 unless said.
     pub priority: Option<i32>,
+    /// Hooks in the place of the plan's, moment by moment.
+    pub hooks: Hooks,
+    /// Checks in the place of the plan's.
+    pub checks: CheckKeys,
 }
 
 /// A source network and what it becomes.

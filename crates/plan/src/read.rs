@@ -81,6 +81,8 @@ impl Reader {
             start: self.flag(&fields, "start").unwrap_or(false),
             convert: self.convert(&fields).unwrap_or(Convert::Auto),
             verify: self.verify(&fields).unwrap_or(Verify::Full),
+            hooks: self.hooks(&fields),
+            checks: self.checks(&fields),
             limits: self.limits(&fields, via),
             warnings: Vec::new(),
         }
@@ -338,6 +340,8 @@ impl Reader {
             networks: self.networks(fields),
             storage: self.storage(fields),
             priority: self.priority(fields),
+            hooks: self.hooks(fields),
+            checks: self.checks(fields),
         }
     }
 
@@ -683,6 +687,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
     };
     number.checked_mul(millis).map(Duration::from_millis)
 }
+
+mod hooks;
 
 mod target;
 

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::concern::Concern;
 use crate::model::{
-    Convert, DiskBusChoice, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login, NetworkTarget, PowerOff,
-    Trust, Verify,
+    Checks, Convert, DiskBusChoice, Hooks, ImageFormat, Kubevirt, Libvirt, LibvirtHost, Login, NetworkTarget,
+    PowerOff, Trust, Verify,
 };
 use crate::nfc::NfcShare;
 use crate::problem::Problem;
@@ -81,6 +81,12 @@ pub struct PlannedVm {
     pub nfc: Option<NfcShare>,
     /// Greater goes first.
     pub priority: i32,
+    /// What is called on its way.
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
+    /// What decides whether it goes on.
+    #[serde(default, skip_serializing_if = "Checks::are_none")]
+    pub checks: Checks,
     /// What there is to know about it, harmless things too.
     pub concerns: Vec<Concern>,
     /// Line of the selection that chose it.

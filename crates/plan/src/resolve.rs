@@ -101,6 +101,7 @@ impl<'a> Resolver<'a> {
         let base = over.target_folder.clone().unwrap_or(plan.target.folder.clone());
         let base = if base.is_absolute() { base } else { plan.target.folder.join(base) };
         let folder = base.join(&target_name);
+        let checks = over.checks.clone().or(plan.checks.clone()).of(&target_name);
         let kubevirt = plan.target.kubevirt();
         let name = kubevirt.map_or(target_name.clone(), |_| kube_name(&target_name));
         PlannedVm {
@@ -133,6 +134,8 @@ impl<'a> Resolver<'a> {
             convert,
             nfc: None,
             priority: over.priority.unwrap_or(0),
+            hooks: plan.hooks.clone().into_iter().chain(over.hooks.clone()).collect(),
+            checks,
             concerns: found,
             line: choice.at.line,
         }

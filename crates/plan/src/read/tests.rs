@@ -46,6 +46,10 @@ fn the_example_says_everything_and_is_fine() {
         &keys::LIMITS,
         &keys::UEFI,
         &keys::WARM,
+        &keys::HOOKS,
+        &keys::HOOK,
+        &keys::CHECKS,
+        &keys::CHECK,
     ] {
         // The last three are of domains.
         let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host"];
@@ -577,4 +581,69 @@ fn what_does_not_go_with_a_site_is_told_with_what_to_do() {
         assert!(problems[0].message.contains(words), "{lines}: {}", problems[0]);
         assert!(problems[0].line.is_some());
     }
+}
+
+#[test]
+fn hooks_are_read_with_their_defaults_and_those_of_a_vm_replace_the_plans_moment_by_moment() {
+    let plan = Plan::parse(&format!(
+        "{SMALL}hooks: {{before_copy: [{{command: [a, b c]}}], after_done: [{{url: 'http://[::1]:8/x?k=v', on_failure: warn, \
+         timeout: 9s}}]}}\n"
+    ))
+    .unwrap();
+    let hook = &plan.hooks[&HookPoint::BeforeCopy][0];
+    assert_eq!(hook.call, Call::Command(vec!["a".into(), "b c".into()]));
+    assert_eq!((hook.timeout, hook.on_failure), (Duration::from_secs(300), OnFailure::Stop));
+    let done = &plan.hooks[&HookPoint::AfterDone][0];
+    assert_eq!((done.timeout, done.on_failure), (Duration::from_secs(9), OnFailure::Warn));
+    assert_eq!(done.words(), "POST http://[::1]:8/x", "a query may be a key");
+    let over = Plan::parse(&SMALL.replace(
+        "{name: a}",
+        "{name: a, hooks: {before_copy: [{shell: x}]}, checks: {on_post_start_failure: roll_back}}",
+    ))
+    .unwrap();
+    let of_vm = &over.vms[0].overrides;
+    assert_eq!(of_vm.hooks[&HookPoint::BeforeCopy][0].call, Call::Shell("x".into()));
+    assert_eq!(of_vm.checks.roll_back, Some(true));
+}
+
+#[test]
+fn checks_name_the_vm_as_the_target_does() {
+    let checks = "checks: {post_start: [{tcp: '{name}.example.org:22', within: 9s}, {http: 'https://{name}/', status: 204}]}\n";
+    let plan = Plan::parse(&format!("{SMALL}{checks}")).unwrap();
+    let of_vm = plan.checks.of("web01");
+    let words: Vec<String> = of_vm.post_start.iter().map(Check::words).collect();
+    assert_eq!(words, ["tcp web01.example.org:22", "GET https://web01/"]);
+    assert_eq!(of_vm.post_start[0].within, Duration::from_secs(9));
+    assert!(!of_vm.roll_back, "only by leave");
+}
+
+#[test]
+fn what_is_wrong_with_a_hook_or_a_check_is_told_with_its_place() {
+    let hook = |hook: &str| only_problem(|small| format!("{small}hooks: {{after_copy: [{{{hook}}}]}}\n"));
+    let check = |check: &str| only_problem(|small| format!("{small}checks: {{post_start: [{{{check}}}]}}\n"));
+    for (found, expected) in [
+        (hook("timeout: 1m"), "it does not say what is called"),
+        (hook("command: [a], shell: b"), "it says twice what is called"),
+        (hook("command: []"), "names no program"),
+        (hook("url: ftp://x"), "is not an address"),
+        (hook("url: 'https://u:secret@x/'"), "a user or password does not belong into the address"),
+        (
+            hook("url: 'http://hooks.example.org/x'"),
+            "error: hooks.after_copy[0].url: http:// to another host",
+        ),
+        (hook("url: 'https://x/', token_file: a, token_env: B"), "the token is told twice"),
+        (hook("command: [a], token_file: b"), "belong to a `url`"),
+        (hook("command: [a], timeout: 25h"), "at most 24h"),
+        (hook("command: [a], on_failure: never"), "is not one of: stop, warn"),
+        (check("within: 1m"), "it does not say what is called"),
+        (check("tcp: web01"), "is not HOST:PORT"),
+        (check("tcp: 'web01:0'"), "is not HOST:PORT"),
+        (check("tcp: 'web01:22', status: 200"), "belong to `http`"),
+        (check("http: 'https://x/', every: 0s"), "more than 0"),
+    ] {
+        assert!(found.contains(expected), "{found} lacks {expected}");
+        assert!(!found.contains("secret"), "{found}");
+    }
+    let insecure = hook("url: 'http://hooks.example.org/x', insecure: true");
+    assert!(insecure.contains("warning"), "{insecure}");
 }

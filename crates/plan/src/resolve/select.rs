@@ -140,4 +140,6 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.networks.splice(0..0, later.networks);
     into.storage.splice(0..0, later.storage);
     into.priority = later.priority.or(into.priority);
+    into.hooks.extend(later.hooks);
+    into.checks = later.checks.or(std::mem::take(&mut into.checks));
 }
