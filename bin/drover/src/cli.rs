@@ -80,6 +80,9 @@ pub enum Command {
     /// Move VMs of a warm plan over now
     #[command(after_help = examples::CUTOVER)]
     Cutover(CutoverArgs),
+    /// Boot copies from throw-away overlays, without a network, and ask the plan's checks
+    #[command(after_help = examples::REHEARSE)]
+    Rehearse(RehearseArgs),
     /// Remove every snapshot that drover made for a plan
     #[command(after_help = examples::CLEAN)]
     Clean(NamedArgs),
@@ -320,6 +323,20 @@ pub struct CutoverArgs {
     pub plan: String,
     /// Name of the VM at the target; all that wait if absent
     pub vm: Option<String>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct RehearseArgs {
+    /// Name of the plan, or its file, whose checks are asked then
+    pub plan: String,
+    /// Name of a VM at the target, may be given more than once; all that have a whole copy if absent
+    #[arg(long, value_name = "NAME")]
+    pub vm: Vec<String>,
+    /// Seconds that a guest must go on running of which nothing can be asked
+    #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub seconds: u64,
     #[command(flatten)]
     pub run: RunArgs,
 }

@@ -22,6 +22,7 @@ pub mod nbd;
 pub mod nfc;
 pub mod plan;
 pub mod recorded;
+pub mod rehearse;
 pub mod relay;
 pub mod serve;
 pub mod serve_disk;

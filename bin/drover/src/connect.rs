@@ -58,7 +58,12 @@ fn connect(options: ConnectOptions) -> Result<Session, Failure> {
 
 /// The password that a login names.
 pub fn secret(login: &Login, folder: &Path) -> Result<Secret, Failure> {
-    match &login.password {
+    secret_of(&login.password, folder)
+}
+
+/// The secret that a plan names.
+pub fn secret_of(source: &SecretSource, folder: &Path) -> Result<Secret, Failure> {
+    match source {
         SecretSource::File(path) => read_password(&folder.join(path)),
         SecretSource::Env(name) => env_password(name),
     }

@@ -44,6 +44,12 @@ pub enum Exit {
     NotCleanedUp = 13,
     /// drover's own state cannot be read or kept.
     State = 14,
+    /// A hook of the plan failed, or said stop.
+    Hook = 15,
+    /// A check of the plan did not pass, or a rehearsal failed.
+    Check = 16,
+    /// All VMs arrived but those that a hook had left out.
+    Skipped = 17,
     /// Some VMs arrived and others failed, for several causes.
     Mixed = 10,
     /// Stopped by Ctrl-C, SIGTERM or `drover cancel`; it can be resumed.
@@ -69,6 +75,10 @@ impl Exit {
             Manifest,
             PromiseBroken,
             NotCleanedUp,
+            State,
+            Hook,
+            Check,
+            Skipped,
             Interrupted,
         ];
         all.into_iter().find(|exit| *exit as u8 == code).unwrap_or(Internal)
@@ -86,6 +96,9 @@ impl From<Cause> for Exit {
             Cause::TargetFull => Exit::TargetFull,
             Cause::Verification => Exit::Verification,
             Cause::Manifest => Exit::Manifest,
+            Cause::Hook => Exit::Hook,
+            Cause::Check => Exit::Check,
+            Cause::Skipped => Exit::Skipped,
             Cause::Cancelled => Exit::Interrupted,
             Cause::State => Exit::State,
             Cause::Internal => Exit::Internal,

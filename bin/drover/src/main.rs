@@ -13,6 +13,7 @@ mod exit;
 mod far;
 mod files;
 mod foresight;
+mod hooks;
 mod hot_add;
 mod hypervisor;
 mod image;
@@ -89,6 +90,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         },
         Command::Clean(args) => remote::is_absent(&args.run).and_then(|()| commands::warm::clean(args)),
         Command::Import(args) => remote::is_absent(&args.run).and_then(|()| commands::import::run(args)),
+        Command::Rehearse(args) => remote::is_absent(&args.run).and_then(|()| commands::rehearse::run(args)),
         Command::Status(args) => match remote::daemon(&args.run)? {
             Some(daemon) => commands::distant::status(&daemon, args),
             None => commands::show::status(args),

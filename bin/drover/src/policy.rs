@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use drover_plan::{Plan, PlannedVm, Source};
+use drover_plan::{Check, CheckKeys, Hooks, Plan, PlannedVm, Probe, Source};
 
 use crate::exit::{Exit, Failure};
 
@@ -16,7 +16,8 @@ const PARAMETERS: [&str; 4] = ["no_verify", "no_tty", "sshauth", "known_hosts_ve
 pub struct PlanPolicy {
     /// Images are written below one of these; anywhere if there is none.
     pub targets: Vec<PathBuf>,
-    /// Whether plans may name what is loaded or started: VDDK's folder and plugin, kubeconfigs, programs in libvirt addresses.
+    /// Whether plans may name what is loaded or started: VDDK's folder and plugin, kubeconfigs, programs in libvirt addresses,
+    /// hooks, and programs in checks.
     pub programs: bool,
 }
 
@@ -81,6 +82,9 @@ fn program_named(plan: &Plan) -> Option<String> {
             return Some(format!("source.data.vddk.{key}"));
         }
     }
+    if let Some(named) = called(plan) {
+        return Some(named);
+    }
     // A kubeconfig may have plug-ins that are run.
     if plan.target.kubevirt().is_some_and(|kubevirt| kubevirt.kubeconfig.is_some()) {
         return Some("target.kubeconfig".into());
@@ -91,6 +95,20 @@ fn program_named(plan: &Plan) -> Option<String> {
     }
     let uri = &libvirt.uri;
     names_program(uri).then(|| format!("target.uri {uri}"))
+}
+
+/// What a plan has called on this machine, or from it with a secret of this machine: any hook, and checks that are programs.
+fn called(plan: &Plan) -> Option<String> {
+    let is_program = |check: &Check| matches!(check.probe, Probe::Command(_) | Probe::Shell(_));
+    let asks = |checks: &CheckKeys| {
+        [&checks.pre_cutover, &checks.post_start].into_iter().flatten().flatten().any(is_program)
+    };
+    let has_hooks = |hooks: &Hooks| hooks.values().any(|listed| !listed.is_empty());
+    let over = plan.vms.iter().map(|it| &it.overrides);
+    if has_hooks(&plan.hooks) || over.clone().any(|it| has_hooks(&it.hooks)) {
+        return Some("hooks".into());
+    }
+    (asks(&plan.checks) || over.clone().any(|it| asks(&it.checks))).then(|| "programs in checks".into())
 }
 
 /// Whether a libvirt address could have a program started, or names a file: all that is not known to be harmless.
@@ -211,6 +229,20 @@ mod tests {
             (plan("", &several("qemu+ssh://b/system?no_tty=1"), ""), false),
             (plan("", &several("qemu+ssh://b/system?command=/tmp/x"), ""), true),
         ];
+        let calls = |more: &str| {
+            let text = format!(
+                "version: 1\nname: p\nsource: {{type: vsphere, endpoint: vc, user: u, password_env: P}}\n\
+                 target: {{{qemu}}}\nvms: [{{name: web}}]\n{more}\n"
+            );
+            Plan::parse(&text).unwrap_or_else(|problems| panic!("{problems:?}\n{text}"))
+        };
+        let cases = cases.into_iter().chain([
+            (calls("hooks: {after_done: [{command: [/bin/true]}]}"), true),
+            (calls("hooks: {after_done: [{url: 'https://x/', token_file: /etc/shadow}]}"), true),
+            (calls("checks: {post_start: [{shell: 'true'}]}"), true),
+            (calls("checks: {post_start: [{tcp: 'x:22'}]}"), false),
+            (plan("", qemu, ", hooks: {after_copy: [{command: [/bin/true]}]}"), true),
+        ]);
         for (plan, is_refused) in cases {
             let judged = PlanPolicy::default().check_plan(&plan);
             assert_eq!(judged.is_err(), is_refused, "{:?}", plan.target);

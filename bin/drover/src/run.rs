@@ -17,6 +17,7 @@ use crate::commands::plan::{self, PlanFile};
 use crate::evidence;
 use crate::exit::{Exit, Failure};
 use crate::foresight;
+use crate::hooks::{Outside, hook_problems};
 use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
@@ -82,6 +83,7 @@ impl Prepared {
         policy.map_or(Ok(()), |policy| policy.check_vms(&file.plan, &resolution.vms))?;
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
         resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
+        resolution.problems.extend(hook_problems(&file.plan, &file.folder));
         let target = PlanTarget::new(&file, &inventory.about, state, stop);
         target.survey(&mut resolution, &begun);
         let hosts = plan::told_hosts(&resolution);
@@ -136,6 +138,7 @@ impl Prepared {
             options: &options(&self.file.plan.limits),
             stop: setting.stop,
             clock: &SystemClock,
+            hooks: &Outside::new(&self.file.folder),
         };
         let outcome = runner.run()?;
         // What came of the run is told: a session that cannot be ended changes nothing in it.
@@ -248,6 +251,7 @@ pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
     causes.dedup();
     match causes.as_slice() {
         _ if outcome.has_arrived() => Exit::NotCleanedUp,
+        [] if outcome.skipped == outcome.unfinished => Exit::Skipped,
         [] => Exit::Interrupted,
         _ if stopped => Exit::Interrupted,
         [cause] => Exit::from(*cause),

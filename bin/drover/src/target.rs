@@ -19,6 +19,7 @@ use drover_disk::Disk;
 use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvider, chain};
 use drover_mover::StopSignal;
 use drover_plan::{At, Begun, Kubevirt, Limits, PlannedDisk, PlannedVm, Problem, Resolution, Target};
+use drover_qemu::MachineSpec;
 use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
@@ -136,6 +137,24 @@ impl PlanTarget {
             Some(error.advice.into_iter().fold(problem, Problem::advise))
         };
         here.filter_map(problem).collect()
+    }
+
+    /// The machine of a VM, to be rehearsed here.
+    pub fn machine(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
+        if vm.site.is_some() || vm.daemon.is_some() {
+            let what = format!("{} does not go to a folder of this machine", vm.target_name);
+            let error = ProviderError::new(Cause::Plan, what);
+            return Err(error.advise("only VMs of a target of type qemu without `via` can be rehearsed"));
+        }
+        self.here.spec(vm)
+    }
+
+    /// Converts the guest of a machine, as a run would.
+    pub fn convert_on(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
+        match vm.convert {
+            drover_plan::Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
+            drover_plan::Convert::Auto | drover_plan::Convert::Always => here::convert(spec, vm),
+        }
     }
 
     /// Why the host of a VM, one of several, was away when it was asked.

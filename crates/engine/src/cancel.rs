@@ -30,7 +30,9 @@ pub fn cancel(
     let (board, options, stop) = (Board::default(), TransferOptions::default(), StopSignal::default());
     let observer = &NoObserver;
     let (options, stop, clock) = (&options, &stop, &SystemClock);
-    let context = Context { plan, source, target, store, observer, board: &board, options, stop, clock };
+    let board = &board;
+    let context =
+        Context { plan, source, target, store, observer, board, options, stop, clock, outside: None };
     let mut given_up = GivenUp::default();
     for row in store.vms(plan)? {
         let problems = match (row.state, &row.phase) {
@@ -99,6 +101,8 @@ fn cancel_vm(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Res
         let told = untrack(context, &planned)?;
         notes.extend(told.map(|told| format!("{}: {told}", row.name)));
         context.store.set_snapshot(context.plan, &row.id, None)?;
+        // A plan that is begun anew calls all of them again.
+        context.store.forget_hooks(context.plan, &row.id, "")?;
         context.store.end_vm(context.plan, &row.id, state, None)?;
     }
     Ok(problems)

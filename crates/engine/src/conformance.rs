@@ -254,6 +254,7 @@ impl<'a> Run<'a> {
             stop: &StopSignal::default(),
             clock: &SystemClock,
             facts: &crate::RunFacts::default(),
+            hooks: &crate::NoHooks,
         };
         runner.run().unwrap_or_else(|error| panic!("{error}"))
     }

@@ -26,6 +26,12 @@ pub enum Cause {
     Manifest,
     /// What arrived is not what left.
     Verification,
+    /// A hook of the plan failed, or said stop.
+    Hook,
+    /// A check of the plan did not pass.
+    Check,
+    /// A hook said that the VM is to be left out.
+    Skipped,
     /// The user stopped it.
     Cancelled,
     /// drover's own state cannot be read or kept.
@@ -110,6 +116,9 @@ pub enum EngineError {
     /// The user stopped it.
     #[error("stopped as asked")]
     Cancelled,
+    /// A hook has the VM left out.
+    #[error("{0}")]
+    Skipped(String),
     /// The state could not be kept.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -136,6 +145,7 @@ impl EngineError {
             }
             EngineError::Copy { side, .. } => *side,
             EngineError::Differs { .. } => Cause::Verification,
+            EngineError::Skipped(_) => Cause::Skipped,
             EngineError::Store(_) => Cause::State,
             EngineError::Running { .. } => Cause::Plan,
         }

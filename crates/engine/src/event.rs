@@ -6,6 +6,7 @@ use std::time::Instant;
 use drover_mover::{Progress, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::hooks::{CallKind, HookResult};
 use crate::phase::Phase;
 use crate::provider::LinkBytes;
 use crate::standing::Standing;
@@ -46,6 +47,38 @@ pub enum Event {
         vm: String,
         /// Text.
         text: String,
+    },
+    /// A hook is called, or a check is asked.
+    HookStarted {
+        /// VM.
+        vm: String,
+        /// Which of both.
+        kind: CallKind,
+        /// When in the VM's way.
+        point: String,
+        /// Position among those of this point, from 1.
+        number: usize,
+        /// What is called.
+        what: String,
+    },
+    /// A hook or a check ended.
+    HookEnded {
+        /// VM.
+        vm: String,
+        /// Which of both.
+        kind: CallKind,
+        /// When in the VM's way.
+        point: String,
+        /// Position among those of this point, from 1.
+        number: usize,
+        /// What was called.
+        what: String,
+        /// What it decided.
+        result: HookResult,
+        /// Why; empty if there is nothing to say.
+        message: String,
+        /// Seconds it took, all tries of a check together.
+        seconds: f64,
     },
     /// A disk was copied.
     DiskCopied {

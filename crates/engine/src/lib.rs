@@ -12,11 +12,13 @@ mod clock;
 pub mod conformance;
 mod error;
 mod event;
+mod hooks;
 mod itinerary;
 mod orders;
 mod parallel;
 mod phase;
 mod provider;
+mod rehearsal;
 mod report;
 mod runner;
 mod slots;
@@ -29,6 +31,7 @@ pub use cancel::{GivenUp, cancel};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
+pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
@@ -36,6 +39,7 @@ pub use provider::{
     Attachment, Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, Record,
     SourceProvider, TargetProvider,
 };
+pub use rehearsal::{CopyState, HeldPlan, copy_of, hold_plan};
 pub use report::{
     DiskReport, PhaseTime, PlanReport, RatePoint, VmReport, WarmReport, plan_report, rates, vm_details,
 };
@@ -43,8 +47,8 @@ pub use runner::{RunOutcome, Runner};
 pub use slots::Schedule;
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
-    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, OrderRow, PassKind, PassRow, PassState,
-    PlanRow, PlanState, RunFacts, RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow,
-    VmState, WarmRow,
+    CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, HookRow, OrderRow, PassKind, PassRow,
+    PassState, PlanRow, PlanState, RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts, RunRow,
+    SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::provider::LinkBytes;
 use crate::store::{
-    DiskRow, EventRow, PassRow, PlanRow, RunRow, SampleRow, Store, StoreError, VmRow, WarmRow,
+    DiskRow, EventRow, HookRow, PassRow, PlanRow, RehearsalRow, RunRow, SampleRow, Store, StoreError, VmRow,
+    WarmRow,
 };
 
 /// All that is known of a plan.
@@ -42,6 +43,10 @@ pub struct VmReport {
     pub phases: Vec<PhaseTime>,
     /// Its passes and its downtime; absent if it moves cold.
     pub warm: Option<WarmReport>,
+    /// Its latest hooks and checks, in order.
+    pub hooks: Vec<HookRow>,
+    /// Its latest rehearsals, in order.
+    pub rehearsals: Vec<RehearsalRow>,
 }
 
 /// How a VM moves that keeps running.
@@ -133,6 +138,8 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
         store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
     for vm in &mut vms {
         vm.warm = warm_report(store, name, &vm.row)?;
+        vm.hooks = store.hooks_of(name, &vm.row.id)?;
+        vm.rehearsals = store.rehearsals_of(name, &vm.row.id)?;
     }
     let runs = store.runs(name)?;
     for vm in &mut vms {
@@ -151,7 +158,9 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
 pub fn vm_details(store: &Store, plan: &str, row: VmRow) -> Result<VmReport, StoreError> {
     let warm = warm_report(store, plan, &row)?;
     let events = store.events_of(plan, &row.id)?;
-    Ok(VmReport { warm, ..vm_report(row, &store.disks(plan)?, &events) })
+    let hooks = store.hooks_of(plan, &row.id)?;
+    let rehearsals = store.rehearsals_of(plan, &row.id)?;
+    Ok(VmReport { warm, hooks, rehearsals, ..vm_report(row, &store.disks(plan)?, &events) })
 }
 
 fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
@@ -161,7 +170,16 @@ fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
     let told = |text: &String| (!text.is_empty()).then(|| text.clone());
     let instance_uuid = planned.as_ref().and_then(|planned| told(&planned.vm.instance_uuid));
     let source_host = planned.as_ref().and_then(|planned| told(&planned.vm.host_id));
-    VmReport { row, instance_uuid, source_host, disks, phases, warm: None }
+    VmReport {
+        row,
+        instance_uuid,
+        source_host,
+        disks,
+        phases,
+        warm: None,
+        hooks: Vec::new(),
+        rehearsals: Vec::new(),
+    }
 }
 
 fn warm_report(store: &Store, plan: &str, vm: &VmRow) -> Result<Option<WarmReport>, StoreError> {

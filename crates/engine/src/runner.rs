@@ -17,7 +17,8 @@ use drover_schedule::{Ended, Tenant, Wait};
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
-use crate::itinerary::{Context, Journey};
+use crate::hooks::HookRunner;
+use crate::itinerary::{Context, Journey, Outside};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{Schedule, Slots};
@@ -63,6 +64,8 @@ pub struct Runner<'a> {
     pub stop: &'a StopSignal,
     /// The time.
     pub clock: &'a dyn Clock,
+    /// Calls hooks and asks checks.
+    pub hooks: &'a dyn HookRunner,
 }
 
 /// How a run ended.
@@ -74,8 +77,10 @@ pub struct RunOutcome {
     pub not_cleaned_up: usize,
     /// VMs that failed, with the cause of each.
     pub failed: Vec<(String, Cause)>,
-    /// VMs not begun or stopped.
+    /// VMs not begun, stopped, or left out by a hook.
     pub unfinished: usize,
+    /// Those of them that a hook had left out.
+    pub skipped: usize,
     /// How each VM ended that this run took on.
     pub ends: Vec<VmEnd>,
     /// Why the end could not be recorded, of a VM or of the run. What is told here is so all the same.
@@ -103,7 +108,7 @@ impl Runner<'_> {
     pub fn run(&self) -> Result<RunOutcome, EngineError> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
-        self.store.add_run(self.plan, self.facts)?;
+        let run = self.store.add_run(self.plan, self.facts)?;
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
         let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
         self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
@@ -124,15 +129,15 @@ impl Runner<'_> {
         };
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let ends = self.run_vms(&todo, self.schedule()?);
+        let ends = self.run_vms(&todo, self.schedule()?, run);
         Ok(self.end(&before, ends))
     }
 
-    fn run_vms(&self, todo: &[&PlannedVm], schedule: Arc<Schedule>) -> Vec<VmEnd> {
+    fn run_vms(&self, todo: &[&PlannedVm], schedule: Arc<Schedule>, number: i64) -> Vec<VmEnd> {
         let tenant = schedule.join(todo, self.clock);
         let run = Run { schedule: &schedule, tenant, todo };
         let ends = Mutex::new(Vec::new());
-        let context = self.context();
+        let context = self.context(number);
         let over = StopSignal::default();
         std::thread::scope(|scope| {
             // Without it no rates are kept, and only a signal stops the run.
@@ -186,7 +191,7 @@ impl Runner<'_> {
         }
     }
 
-    fn context(&self) -> Context<'_> {
+    fn context(&self, run: i64) -> Context<'_> {
         Context {
             plan: self.plan,
             source: self.source,
@@ -197,6 +202,7 @@ impl Runner<'_> {
             options: self.options,
             stop: self.stop,
             clock: self.clock,
+            outside: Some(Outside { runner: self.hooks, facts: self.facts, run }),
         }
     }
 
@@ -241,12 +247,14 @@ impl Runner<'_> {
         let left = before.not_cleaned_up.iter().filter(|name| !has_ended(name)).count();
         let done = before.done + count(VmState::Done);
         let not_cleaned_up = left + count(VmState::NotCleanedUp);
-        let counts = |end: &&VmEnd| !end.state.has_arrived() && end.cause != Some(Cause::Cancelled);
+        let is_failure = |cause| !matches!(cause, Some(Cause::Cancelled | Cause::Skipped));
+        let counts = |end: &&VmEnd| !end.state.has_arrived() && is_failure(end.cause);
         let cause = |end: &VmEnd| (end.name.clone(), end.cause.unwrap_or(Cause::Internal));
         let failed: Vec<_> = ends.iter().filter(counts).map(cause).collect();
         let unfinished = self.vms.len() - done - not_cleaned_up - failed.len();
+        let skipped = count(VmState::Skipped);
         let unkept = ends.iter_mut().find_map(|end| end.unkept.take());
-        let mut outcome = RunOutcome { done, not_cleaned_up, failed, unfinished, ends, unkept };
+        let mut outcome = RunOutcome { done, not_cleaned_up, failed, unfinished, skipped, ends, unkept };
         // A plan whose state lacks the end of a VM is not over.
         let is_over = outcome.is_complete() && outcome.unkept.is_none();
         let state = if is_over { PlanState::Done } else { PlanState::Incomplete };

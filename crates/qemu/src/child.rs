@@ -144,6 +144,9 @@ impl Guarded {
             Some(value) => drop(shell.env(name, value)),
             None => drop(shell.env_remove(name)),
         });
+        if let Some(here) = command.get_current_dir() {
+            shell.current_dir(here);
+        }
         shell.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         // A group of its own: Ctrl-C on the terminal is ours to handle, and must not cut a target off.
         let mut shell = shell.process_group(0).spawn()?;
@@ -173,14 +176,18 @@ impl Drop for Guarded {
 
 // The kernel closes our end of the pipe even after SIGKILL, so the shell's `read` returns then. PR_SET_PDEATHSIG
 // would be shorter, but it fires when the *thread* that started the child ends, and workers come and go.
-// A shell's background job has no standard input, hence descriptor 3.
+// A shell's background job has no standard input, hence descriptor 3. The folder is removed once more when the child is gone,
+// for a child that has just begun makes files in it meanwhile.
 const GUARD: &str = r#"
 folder=$1; shift
 exec 3<&0 </dev/null
 "$@" 3<&- & child=$!
-( read -r _ <&3; rm -rf -- "$folder"; kill "$child" ) >/dev/null 2>&1 & reader=$!
+( read -r _ <&3; trap '' TERM; rm -rf -- "$folder"; kill "$child"
+  while kill -0 "$child"; do sleep 0.05; done
+  rm -rf -- "$folder" ) >/dev/null 2>&1 & reader=$!
 wait "$child"; status=$?
 kill "$reader" 2>/dev/null
+wait "$reader" 2>/dev/null
 exit "$status"
 "#;
 

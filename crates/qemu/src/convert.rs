@@ -264,7 +264,7 @@ impl Conversion<'_> {
     }
 }
 
-fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuError> {
+pub(crate) fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuError> {
     let mut command = drover_child::command("qemu-img", Kind::Plain);
     command
         .args(["create", "-q", "-f", "qcow2", "-F", disk.format.as_str(), "-b"])

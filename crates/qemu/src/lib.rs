@@ -28,6 +28,7 @@ mod need;
 mod ovmf;
 mod process;
 mod qmp;
+mod rehearse;
 mod script;
 mod serial;
 mod server;
@@ -49,6 +50,7 @@ pub use need::{Need, needs_conversion};
 pub use ovmf::Ovmf;
 pub use process::is_running;
 pub use qmp::Qmp;
+pub use rehearse::{Forward, Prepared, Rehearsal, forget_rehearsal, prepare_rehearsal};
 pub use script::shell_script;
 pub use server::{Access, ImageServer};
 pub use spec::{

@@ -214,7 +214,7 @@ fn ended_well(folder: &VmFolder) -> bool {
     !folder.pid_file().exists()
 }
 
-fn kill_machine(pid: u32) {
+pub(crate) fn kill_machine(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         // It fails only if the process is gone.
         let _ = kill_process(pid, Signal::KILL);

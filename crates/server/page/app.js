@@ -7,7 +7,7 @@ import { VirtualList, stateColumn, textColumn } from './list.js';
 import { openVm, waitsFor } from './vm.js';
 
 const DRAW_MS = 250;
-const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'cancelled'];
+const STATES = ['queued', 'running', 'done', 'not_cleaned_up', 'failed', 'stopped', 'skipped', 'cancelled'];
 const VIEWS = [['vms', 'VMs'], ['time', 'Timeline'], ['concerns', 'Concerns'], ['report', 'Report'], ['audit', 'Audit']];
 
 const app = {

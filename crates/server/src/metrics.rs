@@ -85,7 +85,7 @@ fn vms(text: &mut Text, gauges: &Gauges) {
     }
 }
 
-fn states(counts: &Counts) -> [(&'static str, u64); 7] {
+fn states(counts: &Counts) -> [(&'static str, u64); 8] {
     [
         ("queued", counts.queued),
         ("running", counts.running),
@@ -93,6 +93,7 @@ fn states(counts: &Counts) -> [(&'static str, u64); 7] {
         ("not_cleaned_up", counts.not_cleaned_up),
         ("failed", counts.failed),
         ("stopped", counts.stopped),
+        ("skipped", counts.skipped),
         ("cancelled", counts.cancelled),
     ]
 }

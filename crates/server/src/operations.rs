@@ -142,6 +142,7 @@ pub struct Counts {
     pub not_cleaned_up: u64,
     pub failed: u64,
     pub stopped: u64,
+    pub skipped: u64,
     pub cancelled: u64,
 }
 

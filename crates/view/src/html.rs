@@ -22,6 +22,7 @@ use drover_types::Bytes;
 use crate::clock::{local, zone_name};
 use crate::evidence::evidence;
 use crate::foreseen::{self, compared};
+use crate::hooks::{HOOK_COLUMNS, REHEARSAL_COLUMNS, hook_cells, rehearsal_cells};
 use crate::now::rate_text;
 use crate::report::plan_state;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
@@ -71,6 +72,7 @@ fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     charts::write_rates(page, report)?;
     write_vms(page, report)?;
     write_passes(page, report)?;
+    write_hooks(page, report)?;
     write_disks(page, report)?;
     write_evidence(page, report)?;
     write_events(page, report)?;
@@ -229,6 +231,29 @@ fn write_passes(page: &mut String, report: &PlanReport) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+fn write_hooks(page: &mut String, report: &PlanReport) -> fmt::Result {
+    write_table(page, "Hooks and checks", &HOOK_COLUMNS, hook_cells(report))?;
+    write_table(page, "Rehearsals", &REHEARSAL_COLUMNS, rehearsal_cells(report))
+}
+
+fn write_table<const N: usize>(
+    page: &mut String,
+    heading: &str,
+    columns: &[(&str, bool); N],
+    rows: Vec<[String; N]>,
+) -> fmt::Result {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let heads = columns.map(|(name, is_number)| if is_number { format!("#{name}") } else { name.into() });
+    begin_table(page, heading, &heads.each_ref().map(String::as_str))?;
+    for cells in rows {
+        let classes = columns.iter().map(|(_, is_number)| if *is_number { "number" } else { "" });
+        write_row(page, &classes.zip(cells).collect::<Vec<_>>())?;
+    }
+    end_table(page)
 }
 
 fn vm_cells(vm: &VmReport) -> Vec<(&'static str, String)> {

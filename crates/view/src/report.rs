@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::clock::local;
 use crate::evidence::evidence;
 use crate::foreseen::{self, compared};
+use crate::hooks::{write_hooks, write_rehearsals};
 use crate::now::rate_text;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::table::{Align, Table};
@@ -41,6 +42,8 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
     }
     report.vms.iter().try_for_each(|vm| write_vm_notes(text, vm))?;
     write_passes(text, report)?;
+    write_hooks(text, report)?;
+    write_rehearsals(text, report)?;
     if summary.disks > 0 {
         write!(text, "\n{}", disk_table(report))?;
         write_links(text, report)?;

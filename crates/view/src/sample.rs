@@ -138,6 +138,8 @@ pub(crate) fn report() -> PlanReport {
             phase("start", 55, Some(61)),
         ],
         warm: None,
+        hooks: Vec::new(),
+        rehearsals: Vec::new(),
     };
     let half = DiskRow {
         read_bytes: Some(1 << 30),
@@ -163,6 +165,8 @@ pub(crate) fn report() -> PlanReport {
         disks: vec![disk_report(half)],
         phases: vec![phase("check", 1, Some(2)), phase("copy", 2, None)],
         warm: None,
+        hooks: Vec::new(),
+        rehearsals: Vec::new(),
     };
     let point = |s: i64| RatePoint {
         at_ms: START + s * 1000,

@@ -259,6 +259,7 @@ pub fn vm_state(state: VmState) -> &'static str {
         VmState::NotCleanedUp => "NOT CLEANED UP",
         VmState::Failed => "FAILED",
         VmState::Stopped => "stopped",
+        VmState::Skipped => "skipped",
         VmState::Cancelled => "cancelled",
     }
 }

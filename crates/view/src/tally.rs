@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use drover_engine::{EngineError, Event, LinkBytes, Phase, VmState};
+use drover_engine::{CallKind, EngineError, Event, HookResult, LinkBytes, Phase, VmState};
 use drover_types::{Bytes, Rate};
 
 use crate::summary::{and_not_cleaned_up, vm_state};
@@ -89,6 +89,8 @@ impl Tally {
             Event::CutoverStarted { vm, .. } => self.passing(vm, None),
             Event::PhaseEnded { .. }
             | Event::Note { .. }
+            | Event::HookStarted { .. }
+            | Event::HookEnded { .. }
             | Event::PassEnded { .. }
             | Event::CutoverEnded { .. }
             | Event::PlanEnded { .. } => {}
@@ -130,6 +132,11 @@ impl Tally {
             return vec![Line { text: format!("{name}  stopped"), bad: false }];
         }
         match state {
+            VmState::Skipped => {
+                // Nothing is wrong: the plan's own hook said so.
+                self.stopped += 1;
+                return vec![Line { text: format!("{name}  skipped  {}", clean(error)), bad: false }];
+            }
             VmState::NotCleanedUp => self.not_cleaned_up += 1,
             // Its end could not be recorded.
             VmState::Done => self.done += 1,
@@ -174,11 +181,13 @@ pub(crate) fn stays(event: &Event) -> bool {
             true
         }
         Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
+        Event::HookEnded { .. } => true,
         Event::DiskVerified { equal, .. } => !equal,
         Event::PhaseStarted { .. }
         | Event::PhaseEnded { .. }
         | Event::PassStarted { .. }
         | Event::PassWaits { .. }
+        | Event::HookStarted { .. }
         | Event::DiskCopied { .. } => false,
     }
 }
@@ -186,6 +195,7 @@ pub(crate) fn stays(event: &Event) -> bool {
 fn is_bad(event: &Event) -> bool {
     match event {
         Event::DiskVerified { equal, .. } => !equal,
+        Event::HookEnded { result, .. } => matches!(result, HookResult::Failed | HookResult::Stop),
         Event::PlanEnded { failed, not_cleaned_up, .. } => failed + not_cleaned_up > 0,
         _ => false,
     }
@@ -208,6 +218,14 @@ fn words(event: &Event) -> String {
         Event::PhaseStarted { vm, phase } => format!("{vm}: {phase} begins"),
         Event::PhaseEnded { vm, phase, seconds } => format!("{vm}: {phase} took {}", seconds_text(*seconds)),
         Event::Note { vm, text } => format!("{vm}: {text}"),
+        Event::HookStarted { vm, kind, point, number, what } => {
+            format!("{vm}: {} {point} {number} begins ({what})", call_word(*kind))
+        }
+        Event::HookEnded { vm, kind, point, number, what, result, message, seconds } => {
+            let (kind, result) = (call_word(*kind), result.word());
+            let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+            format!("{vm}: {kind} {point} {number} ({what}) {result} after {}{why}", seconds_text(*seconds))
+        }
         Event::DiskCopied { vm, disk, root, bytes_read, seconds, link } => format!(
             "{vm}/{disk}: copied, {} read in {} at {}{}, root {root}",
             Bytes(*bytes_read),
@@ -261,6 +279,14 @@ fn words(event: &Event) -> String {
             let left = and_not_cleaned_up(*not_cleaned_up);
             format!("plan {plan}: {done} done{left}, {failed} failed, {unfinished} unfinished")
         }
+    }
+}
+
+/// Hook or check, for people.
+pub(crate) fn call_word(kind: CallKind) -> &'static str {
+    match kind {
+        CallKind::Hook => "hook",
+        CallKind::Check => "check",
     }
 }
 

@@ -41,6 +41,13 @@ Examples:
 
 Next: drover report web.yaml";
 
+pub const REHEARSE: &str = "\
+Examples:
+  drover rehearse web.yaml
+  drover rehearse web --vm web01 --vm web02
+
+Next: drover report web.yaml";
+
 pub const IMPORT: &str = "\
 Examples:
   drover import web.ova --folder /srv/vms --start

@@ -18,6 +18,7 @@ pub const GROUPS: [(&str, &[&str]); 5] = [
             "forecast",
             "migrate",
             "status",
+            "rehearse",
             "cutover",
             "resume",
             "cancel",

@@ -20,6 +20,7 @@ use crate::evidence::check_not_anothers;
 use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::files::read_text;
+use crate::hooks::hook_problems;
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
 use crate::source::hide_own_snapshots;
@@ -199,6 +200,7 @@ pub fn check_online(
     target.survey(&mut resolution, &begun);
     let at_target = target.problems(&resolution.vms);
     resolution.problems.extend(anothers(file, state));
+    resolution.problems.extend(hook_problems(&file.plan, &file.folder));
     resolution.problems.extend(past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution) + &way + &nfc_sums(&nfc, &inventory);
@@ -210,7 +212,7 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
     let (mut nfc, mut rights, mut at_target, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut problems = if args.offline {
-        file.plan.warnings.clone()
+        file.plan.warnings.iter().cloned().chain(hook_problems(&file.plan, &file.folder)).collect()
     } else {
         let checked = check_online(&file, args.state.as_deref(), None)?;
         if !args.json {

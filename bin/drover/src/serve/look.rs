@@ -30,6 +30,7 @@ pub fn counts<'a>(rows: impl IntoIterator<Item = &'a CountRow>) -> Counts {
             "not_cleaned_up" => &mut counts.not_cleaned_up,
             "failed" => &mut counts.failed,
             "stopped" => &mut counts.stopped,
+            "skipped" => &mut counts.skipped,
             "cancelled" => &mut counts.cancelled,
             _ => &mut counts.queued,
         };

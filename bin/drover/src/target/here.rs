@@ -39,7 +39,8 @@ impl Here {
         Here { plan: plan.to_string(), target: target.clone(), origin: origin.to_string() }
     }
 
-    fn spec(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
+    /// The machine of a VM whose images are files of this machine.
+    pub(super) fn spec(&self, vm: &PlannedVm) -> Result<MachineSpec, ProviderError> {
         let absolute = |disk: &PlannedDisk| {
             std::path::absolute(&disk.path).map_err(|error| io_error("finding", &disk.path, error))
         };
@@ -146,6 +147,8 @@ impl Here {
 
 impl TargetProvider for Here {
     fn prepare(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        // A rehearsal that was cut off with its guard may still hold the images.
+        drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         for folder in Here::folders(vm) {
             std::fs::create_dir_all(folder).map_err(|error| io_error("making", folder, error))?;
             drover_disk::is_writable_dir(folder).map_err(|error| {
@@ -262,6 +265,7 @@ impl TargetProvider for Here {
     }
 
     fn remove_images(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
+        drover_qemu::forget_rehearsal(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         drover_qemu::forget_conversion(&VmFolder::new(&vm.folder)).map_err(qemu_error)?;
         // Only what this plan made: an image without a journal is somebody else's, and another plan's has nothing to do with
         // this one. All are looked at before the first goes: where that fails, nothing is removed.

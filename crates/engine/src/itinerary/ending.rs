@@ -3,6 +3,7 @@
 
 use drover_types::inventory::PowerState;
 
+use super::hooks::Ending;
 use super::source::{switch_on_again, switch_on_recorded};
 use super::{Journey, is_own_snapshot, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
@@ -72,16 +73,25 @@ impl Journey<'_> {
     pub(super) fn end_badly(&mut self, error: EngineError, reached: Phase) -> VmEnd {
         // It is at the target to stay: only the clean-up is still to be done.
         let has_arrived = reached == Phase::CleanUp;
+        // A guest that runs is not stopped for what fails after its start, but by leave.
+        let stays = has_arrived || self.stays && !self.rolls_back;
         let is_touched = self.is_touched();
-        let problems = if has_arrived { Vec::new() } else { self.undo(reached) };
+        let mut problems = if stays { Vec::new() } else { self.undo(reached) };
+        if self.rolls_back && problems.is_empty() {
+            problems.extend(self.give_up_copy());
+        }
         let standing = is_touched.then(|| self.standing());
         let mut text = error.chain();
         let mut advice = error.advice();
         let state = match &standing {
             Some(stands) if has_arrived => {
                 let left = stands.left_words();
-                text =
-                    format!("{}; its clean-up failed: {text}{left}", self.where_it_is(Some(stands.source)));
+                let what = if error.cause() == Cause::Hook {
+                    "what is called then failed"
+                } else {
+                    "its clean-up failed"
+                };
+                text = format!("{}; {what}: {text}{left}", self.where_it_is(Some(stands.source)));
                 advice = advice.or_else(|| Some("`drover resume` cleans up, and does nothing else".into()));
                 match stands.source {
                     // Two of it may run: nobody should take that for an arrival.
@@ -91,12 +101,24 @@ impl Journey<'_> {
             }
             _ => {
                 problems.iter().for_each(|problem| text.push_str(&format!("; left behind: {problem}")));
+                if self.rolls_back && problems.is_empty() {
+                    text.push_str("; rolled back: its machine was stopped at the target, and what it wrote there is given up");
+                }
                 if let Some(stands) = standing.as_ref().filter(|stands| !stands.is_as_before()) {
                     text.push_str(&format!("; {}", stands.words()));
                 }
-                if error.cause() == Cause::Cancelled { VmState::Stopped } else { VmState::Failed }
+                match error.cause() {
+                    Cause::Cancelled => VmState::Stopped,
+                    Cause::Skipped => VmState::Skipped,
+                    _ => VmState::Failed,
+                }
             }
         };
+        let was_begun = state == VmState::Stopped && reached > Phase::Check;
+        if state == VmState::Failed || was_begun {
+            let state = if was_begun { "stopped" } else { "failed" };
+            self.call_after_failure(&Ending { state, error: &text, advice: advice.as_deref() });
+        }
         let (cause, name) = (Some(error.cause()), self.name());
         self.record_and_tell(
             VmEnd { name, state, cause, error: Some(text), advice, standing, unkept: None },
@@ -122,6 +144,14 @@ impl Journey<'_> {
             unkept: None,
         };
         self.record_and_tell(end, None)
+    }
+
+    /// A guest wrote to the images, so that nothing of them may be gone on with. A warm one's are compared by its next run.
+    fn give_up_copy(&self) -> Option<String> {
+        if self.is_warm() {
+            return None;
+        }
+        self.context.target.remove_images(self.planned).err().map(|error| chain(&error))
     }
 
     fn record_and_tell(&self, end: VmEnd, phase: Option<Phase>) -> VmEnd {
@@ -209,7 +239,8 @@ impl Journey<'_> {
 
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.
     pub(super) fn undo(&mut self, reached: Phase) -> Vec<String> {
-        let mut left = Vec::new();
+        let mut left: Vec<String> =
+            self.forget_hooks().err().map(|error| error.chain()).into_iter().collect();
         let mut keep = |result: Result<(), ProviderError>| match result {
             Ok(()) => true,
             Err(error) => {

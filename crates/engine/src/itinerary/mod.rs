@@ -3,6 +3,7 @@
 mod check;
 mod copy;
 mod ending;
+mod hooks;
 mod images;
 mod source;
 mod still;
@@ -20,6 +21,7 @@ use drover_plan::{PlannedDisk, PlannedVm};
 use drover_types::inventory::Vm;
 
 use self::ending::Memory;
+pub(crate) use self::hooks::Outside;
 pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
 use self::still::Stillness;
 use self::warm::FrozenVm;
@@ -63,6 +65,8 @@ pub(crate) struct Context<'a> {
     pub(crate) options: &'a TransferOptions,
     pub(crate) stop: &'a StopSignal,
     pub(crate) clock: &'a dyn Clock,
+    /// Absent where nothing is called: while a plan is given up.
+    pub(crate) outside: Option<Outside<'a>>,
 }
 
 /// A VM on its way.
@@ -80,6 +84,14 @@ pub(crate) struct Journey<'a> {
     memory: Memory,
     /// A disk could not be opened at the source, or not be read: that is of the host rather than of the VM.
     host_fails: AtomicBool,
+    /// The phase that it is in, or was in last.
+    reached: Phase,
+    /// The machine was started, by this run or an earlier one: it stays at the target whatever fails.
+    stays: bool,
+    /// It goes back to its source all the same, as the plan gives leave.
+    rolls_back: bool,
+    /// An earlier run was killed when the guest was down.
+    was_down: bool,
     /// The phase found nothing to do, so that its time tells nothing of the next one.
     did_nothing: bool,
     /// The source as its last snapshot left it, off.
@@ -117,6 +129,10 @@ impl<'a> Journey<'a> {
             may_go_down: false,
             memory: Memory::default(),
             host_fails: AtomicBool::new(false),
+            reached: Phase::Check,
+            stays: false,
+            rolls_back: false,
+            was_down: false,
             did_nothing: false,
             still: None,
             passes_began_ms: None,
@@ -129,14 +145,14 @@ impl<'a> Journey<'a> {
     /// back when the source's disks are not needed any more. `None` after a failure of its host, if it is to be run again when
     /// it has its slots again.
     pub(crate) fn run(&mut self) -> Option<VmEnd> {
-        let mut reached = Phase::Check;
-        let error = match self.run_phases(&mut reached) {
+        let error = match self.run_phases() {
             Ok(()) => {
                 self.slots.finish(true);
                 return Some(self.end_well());
             }
             Err(error) => error,
         };
+        let reached = self.reached;
         let may_go_on =
             self.host_fails.load(Relaxed) && error.cause() != Cause::Cancelled && reached < Phase::Define;
         let may_go_on = may_go_on && !self.context.stop.is_set();
@@ -161,15 +177,19 @@ impl<'a> Journey<'a> {
         None
     }
 
-    fn run_phases(&mut self, reached: &mut Phase) -> Outcome<()> {
+    fn run_phases(&mut self) -> Outcome<()> {
         let first = self.first_phase()?;
         let phases: &[Phase] = if self.is_warm() { &Phase::WARM } else { &Phase::COLD };
         for phase in phases.iter().copied().filter(|phase| *phase >= first) {
-            *reached = phase;
+            // What fails before a phase undoes nothing of it.
+            self.call_before(phase)?;
+            self.reached = phase;
             self.run_phase(phase)?;
+            self.stays |= phase == Phase::Start && self.planned.start;
             if phase == Phase::Verify {
                 self.slots.park();
             }
+            self.call_after(phase)?;
         }
         Ok(())
     }
@@ -183,10 +203,21 @@ impl<'a> Journey<'a> {
         self.touched_before = row.touched;
         self.memory = Memory::of(&row);
         let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
+        let later = Phase::COLD.into_iter().filter(|phase| *phase > Phase::PowerOff);
+        self.was_down = row.switched_off && later.into_iter().any(was_in);
         let arrived = was_in(Phase::CleanUp)
             || was_in(Phase::Start)
                 && (row.started.is_some() || self.context.target.is_running(self.planned)?);
         self.memory.defined = if arrived { Some(true) } else { self.memory.defined };
+        if arrived && was_in(Phase::Start) {
+            // What is called after a start, and had not ended, is called before the clean-up.
+            (self.stays, self.memory.started, self.reached) = (true, true, Phase::Start);
+            self.context.store.go_on_with(self.context.plan, &self.planned.vm.id)?;
+            if row.started.is_none() {
+                let text = "started by an earlier run";
+                self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(text))?;
+            }
+        }
         Ok(if arrived { Phase::CleanUp } else { Phase::Check })
     }
 

@@ -59,7 +59,7 @@ impl Journey<'_> {
     }
 
     /// A cutover that was asked for is under way: should it be undone, it has to be asked for again.
-    fn take_cutover(&self) -> Outcome<()> {
+    pub(super) fn take_cutover(&self) -> Outcome<()> {
         match self.is_warm() {
             true => Ok(self.context.store.take_cutover(self.context.plan, &self.planned.vm.id)?),
             false => Ok(()),

@@ -17,6 +17,9 @@ use drover_plan::TargetHost;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::hooks::Called;
+pub use self::hooks::HookRow;
+pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
 pub use self::runs::{Foreseen, ForeseenVm, RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
 pub use self::served::{CountRow, OrderRow, ServedRow};
@@ -24,7 +27,9 @@ use self::sync::LogSync;
 pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow};
 
 mod attached;
+mod hooks;
 mod read;
+mod rehearsals;
 mod runs;
 mod schema;
 mod served;
@@ -127,6 +132,8 @@ pub enum VmState {
     Failed,
     /// Stopped by the user; can be resumed.
     Stopped,
+    /// Left out, because a hook said so; its source is untouched, and a resume asks again.
+    Skipped,
     /// Given up.
     Cancelled,
 }
@@ -250,7 +257,7 @@ pub struct EventRow {
     pub vm: Option<String>,
     /// Phase.
     pub phase: Option<String>,
-    /// `started`, `ended`, `note`, `error`.
+    /// `started`, `ended`, `note`, `hook`, `error`.
     pub kind: String,
     /// Text.
     pub text: String,
@@ -447,6 +454,18 @@ impl Store {
             )?;
             add_event(db, plan, Some(vm), Some(phase), "started", "")
         })
+    }
+
+    /// Records that a VM that had ended is gone on with, in the phase that it had reached.
+    pub(crate) fn go_on_with(&self, plan: &str, vm: &str) -> Outcome<()> {
+        self.change(Durable::Now, |db| {
+            db.execute(
+                "UPDATE vm SET state = 'running', error = NULL, cause = NULL, advice = NULL, ended_ms = NULL
+                 WHERE plan = ?1 AND id = ?2",
+                params![plan, vm],
+            )
+        })?;
+        Ok(())
     }
 
     /// Ends a VM, well or with error, cause and advice.

@@ -68,12 +68,13 @@ pub struct RunRow {
 const RUNS_MAX: i64 = 100;
 
 impl Store {
-    /// Records a run of a plan that is known.
-    pub fn add_run(&self, plan: &str, facts: &RunFacts) -> Outcome<()> {
+    /// Records a run of a plan that is known; gives its number.
+    pub fn add_run(&self, plan: &str, facts: &RunFacts) -> Outcome<i64> {
         let facts = serde_json::to_string(facts).unwrap_or_default();
         self.change(Durable::WithTheNext, |db| {
             let sql = "INSERT INTO run (plan, at_ms, facts) VALUES (?1, ?2, ?3)";
-            db.execute(sql, params![plan, now_ms(), facts]).map(drop)
+            db.execute(sql, params![plan, now_ms(), facts])?;
+            Ok(db.last_insert_rowid())
         })
     }
 

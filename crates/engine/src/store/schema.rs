@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 7;
+pub(super) const SCHEMA_VERSION: i64 = 8;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -92,6 +92,20 @@ CREATE TABLE orders (
     project TEXT NOT NULL, plan TEXT, vm TEXT, action TEXT NOT NULL, before TEXT, after TEXT, outcome TEXT NOT NULL);
 ";
 
+/// What version 8 added: hooks and checks, and rehearsals of what has arrived.
+const HOOKS: &str = "
+CREATE TABLE hook (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL,
+    kind TEXT NOT NULL, point TEXT NOT NULL, number INTEGER NOT NULL, what TEXT NOT NULL, began_ms INTEGER NOT NULL,
+    ended_ms INTEGER, result TEXT, message TEXT NOT NULL DEFAULT '', output TEXT NOT NULL DEFAULT '',
+    counts INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX hook_of_vm ON hook(plan, vm, id);
+CREATE TABLE rehearsal (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL,
+    began_ms INTEGER NOT NULL, ended_ms INTEGER, result TEXT, text TEXT NOT NULL DEFAULT '', checks TEXT NOT NULL DEFAULT '[]');
+CREATE INDEX rehearsal_of_vm ON rehearsal(plan, vm, id);
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -107,8 +121,9 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps =
-            [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED].into_iter().skip(version.max(0) as usize);
+        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS]
+            .into_iter()
+            .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;
         change.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     }

@@ -11,12 +11,13 @@ use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
 use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
-    Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen, NoObserver,
-    Observer, OpenedSource, OpenedTarget, Phase, PowerWatch, ProviderError, Record, RunFacts, RunOutcome,
-    Runner, SNAPSHOT_MARK, SourceProvider, Store, TargetProvider, VmRow, VmState, begun,
+    Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen,
+    HookResult, HookRunner, NoObserver, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, Phase,
+    PowerWatch, ProviderError, Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
+    TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
-use drover_plan::{Begun, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
+use drover_plan::{Begun, Check, Hook, HookPoint, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
 use drover_types::BLOCK_BYTES;
 use drover_types::inventory::{About, Inventory, PowerState, Snapshot, ToolsState, Vm, VmDisk};
 
@@ -35,7 +36,7 @@ pub enum Trouble {
 
 pub mod warm;
 
-type Hook = Box<dyn FnOnce(&mut State) + Send>;
+type Before = Box<dyn FnOnce(&mut State) + Send>;
 
 /// What both sides hold.
 #[derive(Default)]
@@ -57,9 +58,13 @@ pub struct State {
     /// What goes wrong, with which call, and how many such calls go well before.
     troubles: Vec<(&'static str, u32, Trouble)>,
     /// What others do just before a call.
-    hooks: Vec<(&'static str, Hook)>,
+    hooks: Vec<(&'static str, Before)>,
     /// Every call and the VM it was about.
     pub calls: Vec<(&'static str, String)>,
+    /// What hooks and checks answer next, by point; they pass if there is nothing.
+    pub answers: BTreeMap<&'static str, Vec<Answer>>,
+    /// What hooks and checks were told.
+    pub told: Vec<serde_json::Value>,
 }
 
 /// Both sides of a migration.
@@ -140,6 +145,33 @@ impl World {
         self.planned_with(&[], Others::Selected)
     }
 
+    /// What the next hook of a point, or the next check, answers.
+    pub fn answer(&self, point: &'static str, result: HookResult, message: &str) {
+        self.state().answers.entry(point).or_default().push(Answer::new(result, message));
+    }
+
+    /// What the last hook of a point was told.
+    pub fn told(&self, point: &str) -> Option<serde_json::Value> {
+        self.state().told.iter().rfind(|told| told["point"] == point).cloned()
+    }
+
+    fn outside(&self, document: &serde_json::Value, stop: &StopSignal) -> Answer {
+        let points = HookPoint::ALL.into_iter().map(HookPoint::name).chain([PRE_CUTOVER, POST_START]);
+        let point = points.into_iter().find(|point| document["point"] == *point).unwrap();
+        let about = document["vm"]["name"].as_str().unwrap();
+        let answered = self.call(point, about, |state| {
+            state.told.push(document.clone());
+            state.check_point(point, document["vm"]["id"].as_str().unwrap(), about);
+            let next = state.answers.get_mut(point).filter(|next| !next.is_empty());
+            next.map_or(Answer::new(HookResult::Passed, ""), |next| next.remove(0))
+        });
+        match answered {
+            _ if stop.is_set() => Answer::new(HookResult::Interrupted, "stopped"),
+            Ok(answer) => answer,
+            Err(error) => Answer::new(HookResult::Failed, error.what),
+        }
+    }
+
     /// As `drover resume` plans it.
     pub fn resumed(&self) -> Vec<PlannedVm> {
         self.planned_with(&begun(&self.store, PLAN, Others::LeftOut).unwrap(), Others::LeftOut)
@@ -200,6 +232,7 @@ impl World {
             options: &options,
             stop,
             clock: &self.clock,
+            hooks: self,
         };
         runner.run()
     }
@@ -466,6 +499,36 @@ pub fn vm(name: &str, power: PowerState, disks: i32) -> Vm {
         change_tracking: true,
         disks: (2000..2000 + disks).map(disk).collect(),
         ..Vm::default()
+    }
+}
+
+impl State {
+    /// Where the guest is when a hook or a check is called.
+    fn check_point(&self, point: &str, id: &str, name: &str) {
+        let (power, runs_there) = (self.vms[id].power, self.running_at_target.contains(name));
+        match point {
+            "before_shutdown" | PRE_CUTOVER => {
+                assert_eq!((power, runs_there), (PowerState::On, false), "{point}")
+            }
+            "after_shutdown" | "after_copy" | "before_start" => {
+                assert_eq!((power, runs_there), (PowerState::Off, false), "{point}")
+            }
+            "after_start" | POST_START => {
+                assert_eq!((power, runs_there), (PowerState::Off, true), "{point}")
+            }
+            "before_copy" => assert!(!runs_there, "{point}"),
+            _ => {}
+        }
+    }
+}
+
+impl HookRunner for World {
+    fn call(&self, _: &Hook, document: &serde_json::Value, stop: &StopSignal) -> Answer {
+        self.outside(document, stop)
+    }
+
+    fn ask(&self, _: &Check, document: &serde_json::Value, stop: &StopSignal) -> Answer {
+        self.outside(document, stop)
     }
 }
 

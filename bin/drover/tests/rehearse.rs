@@ -1,0 +1,145 @@
+//! Rehearsals of real guests: what they prove, and that nothing of them is left, least of all in the images.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::process::{PATIENCE, wait_until};
+use common::{MIB, Stage, disk_file, vm, with};
+use drover_lab::{Guests, lab_folder};
+use drover_qemu::{VmFolder, find_running};
+use serde_json::json;
+
+/// A guest under emulation, on a machine that is busy.
+const BOOT: &str = "300s";
+
+/// A stage with a guest that boots and proves its data, moved and not started.
+fn moved(number: u8, checks: &str) -> Option<(Stage, String)> {
+    let Ok(guests) = Guests::load(&lab_folder().join("guests")) else {
+        println!("skipped: the test guests are not built (`make lab`)");
+        return None;
+    };
+    let guest = guests.get("web01").unwrap();
+    let disk = guests.folder.join(&guest.disks[0].file);
+    let stage = Stage::new(number, |_| {
+        vec![with(vm("web01", &[&disk]), json!({"cpus": guest.cpus, "memory_mib": guest.memory_mib}))]
+    })?;
+    let plan = stage
+        .plan("rehearsed", &[("mode: cold", &format!("mode: cold\nchecks: {{post_start: [{checks}]}}"))]);
+    stage.migrate(&plan);
+    Some((stage, plan))
+}
+
+/// All bytes of the image.
+fn bytes(stage: &Stage) -> Vec<u8> {
+    std::fs::read(stage.image("web01", 0)).unwrap()
+}
+
+fn overlays(stage: &Stage) -> PathBuf {
+    stage.vms().join("web01/rehearsal")
+}
+
+fn assert_nothing_is_left(stage: &Stage, before: &[u8]) {
+    assert!(!overlays(stage).exists(), "overlays are left");
+    assert!(find_running(&VmFolder::new(overlays(stage))).unwrap().is_none(), "its machine runs");
+    assert!(bytes(stage) == before, "the image was written to");
+}
+
+#[test]
+fn a_copy_is_booted_and_proves_its_data_and_its_image_stays_as_it_is() {
+    let checks = format!(
+        "{{serial: 'DROVER-GUEST name=web01', within: {BOOT}}}, {{serial: 'DROVER-DONE', within: {BOOT}}}, {{command: [/bin/false]}}"
+    );
+    let Some((stage, plan)) = moved(94, &checks) else { return };
+    let before = bytes(&stage);
+    let done = stage.run(&["rehearse", &plan, "--json"]);
+    assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+    let events: Vec<serde_json::Value> =
+        done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = events.last().unwrap();
+    assert_eq!((last["event"].as_str(), last["result"].as_str()), (Some("rehearsal_ended"), Some("passed")));
+    let passed: Vec<&serde_json::Value> =
+        last["checks"].as_array().unwrap().iter().map(|it| &it["passed"]).collect();
+    assert_eq!(passed, [&json!(true), &json!(true), &json!(null)], "a program is not asked: {last}");
+    assert_nothing_is_left(&stage, &before);
+    // It was the guest's own data that it proved, and the guest wrote while it did.
+    assert!(
+        events.iter().any(|event| event["message"].as_str().is_some_and(|it| it.contains("DROVER-GUEST")))
+    );
+    let report = stage.report(&plan);
+    let rows = report["vms"][0]["rehearsals"].as_array().unwrap();
+    assert_eq!((rows.len(), &rows[0]["result"]), (1, &json!("passed")));
+    let words = stage.run(&["report", &plan]).out;
+    assert!(words.contains("REHEARSED") && words.contains("serial line 'DROVER-DONE' passed"), "{words}");
+    let page = stage.path("report.html").display().to_string();
+    assert_eq!(stage.run(&["report", &plan, "--html", &page]).code, Some(0));
+    assert!(std::fs::read_to_string(page).unwrap().contains("Rehearsals"));
+}
+
+#[test]
+fn a_guest_that_does_not_say_what_it_must_fails_its_rehearsal() {
+    let Some((stage, plan)) = moved(95, "{serial: 'never said', within: 2s, every: 200ms}") else { return };
+    let before = bytes(&stage);
+    let failed = stage.run(&["rehearse", &plan, "--vm", "web01"]);
+    assert_eq!(failed.code, Some(16), "{}{}", failed.out, failed.err);
+    assert!(failed.err.contains("serial line 'never said' FAILED"), "{}", failed.err);
+    assert_nothing_is_left(&stage, &before);
+    // The checks of a file that was edited since are asked, without a run in between.
+    let text = std::fs::read_to_string(&plan)
+        .unwrap()
+        .replace("never said", "")
+        .replace("serial: ''", "command: [/bin/false]");
+    std::fs::write(&plan, text).unwrap();
+    let ran = stage.run(&["rehearse", &plan, "--for", "2"]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains("ran, and nothing was asked"), "{}", ran.err);
+    let unknown = stage.run(&["rehearse", &plan, "--vm", "web99"]);
+    assert_eq!(unknown.code, Some(2), "{}", unknown.err);
+    assert_nothing_is_left(&stage, &before);
+}
+
+#[test]
+fn a_rehearsal_that_is_killed_leaves_no_machine_and_no_overlay() {
+    let Some((stage, plan)) = moved(96, &format!("{{serial: 'never said', within: {BOOT}}}")) else { return };
+    let before = bytes(&stage);
+    let started = stage.drover.start(&["rehearse", &plan]).unwrap();
+    let inner = VmFolder::new(overlays(&stage));
+    wait_until("its machine runs", PATIENCE, || find_running(&inner).unwrap().is_some());
+    started.kill().unwrap();
+    wait_until("its machine is ended with it", PATIENCE, || find_running(&inner).unwrap().is_none());
+    wait_until("its overlays are removed", PATIENCE, || !overlays(&stage).exists());
+    assert!(bytes(&stage) == before, "the image was written to");
+    let report = stage.report(&plan);
+    assert_eq!(report["vms"][0]["rehearsals"][0]["result"], json!(null), "it is not called a success");
+    // What is left where the guard was killed too is removed by the next run.
+    std::fs::create_dir_all(overlays(&stage)).unwrap();
+    std::fs::write(overlays(&stage).join("disk0.qcow2"), "left").unwrap();
+    let text = std::fs::read_to_string(&plan).unwrap().replace(BOOT, "1s");
+    std::fs::write(&plan, text).unwrap();
+    let again = stage.run(&["rehearse", &plan, "--vm", "web01", "--quiet"]);
+    assert_eq!(again.code, Some(16), "{}", again.err);
+    assert_nothing_is_left(&stage, &before);
+}
+
+#[test]
+fn what_has_no_whole_copy_is_not_rehearsed() {
+    let Some(stage) = Stage::new(97, |folder| {
+        let disk = disk_file(folder, "a", 8 * MIB);
+        vec![vm("one", &[&disk])]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("half", &[]);
+    assert_eq!(stage.run(&["rehearse", &plan]).code, Some(3), "a plan that nobody knows");
+    stage.sim.post("/rate", json!({"bytes_per_s": MIB / 2, "per": "host"})).unwrap();
+    let started = stage.drover.start(&["migrate", &plan]).unwrap();
+    wait_until("the copy begins", PATIENCE, || stage.image("one", 0).exists());
+    let busy = stage.run(&["rehearse", &plan]);
+    assert_eq!(busy.code, Some(3), "{}", busy.err);
+    assert!(busy.err.contains("is being run by another drover"), "{}", busy.err);
+    started.kill().unwrap();
+    let half = stage.run(&["rehearse", &plan]);
+    assert_eq!(half.code, Some(3), "{}", half.err);
+    assert!(half.err.contains("its copy is not complete"), "{}", half.err);
+}
