@@ -18,7 +18,6 @@ pub const GROUPS: [(&str, &[&str]); 5] = [
             "forecast",
             "migrate",
             "status",
-            "rehearse",
             "cutover",
             "resume",
             "cancel",
@@ -31,7 +30,7 @@ pub const GROUPS: [(&str, &[&str]); 5] = [
     ("Single disks", &["copy", "hash", "verify", "serve-disk", "nbd"]),
     ("Running guests", &["live"]),
     ("Sites", &["agent", "link", "relay", "tune"]),
-    (REST, &["nfc", "vddk", "simulate", "bench", "lab", "completions", "man"]),
+    (REST, &["rehearse", "nfc", "vddk", "simulate", "bench", "lab", "completions", "man"]),
 ];
 
 const BEGIN: &str = "\

@@ -1,6 +1,6 @@
 //! Reading hooks and checks.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 use std::time::Duration;
 
 use super::{Fields, Reader};

@@ -18,8 +18,25 @@ const PLACES_HEAD: &str = "\
 # Keys of a plan: source and target\n\n\
 The tables of `source` and `target`. All other keys: [keys of a plan](plan-keys.md). **Bold** keys are required.\n\n";
 
+/// So have hooks and checks, which VMs have too.
+const CALLS: [&str; 2] = ["hooks", "checks"];
+const CALLS_PAGE: &str = "plan-hooks-checks.md";
+
+const CALLS_HEAD: &str = "\
+# Keys of a plan: hooks and checks\n\n\
+The tables of `hooks` and `checks`, of a plan and of single VMs; how they work: [hooks and checks](../how-to/hooks.md). All other keys: [keys of a plan](plan-keys.md).\n\n";
+
+/// The page that has the tables of a key, if they are not where the key is.
+fn page_of(at: &str) -> Option<&'static str> {
+    match at.strip_prefix("vms.").unwrap_or(at) {
+        _ if PLACES.contains(&at) => Some(PLACES_PAGE),
+        name if CALLS.contains(&name) => Some(CALLS_PAGE),
+        _ => None,
+    }
+}
+
 /// The pages: name and text.
-pub fn pages() -> [(String, String); 2] {
+pub fn pages() -> [(String, String); 3] {
     let schema = drover_plan::schema();
     let mut writer = Writer { text: format!("{HEAD}{MADE}"), known: Vec::new() };
     writer.table("Plan", "", &schema);
@@ -29,7 +46,17 @@ pub fn pages() -> [(String, String); 2] {
             places.table(&format!("`{name}`{kind}"), name, object);
         }
     }
-    [("plan-keys.md".to_string(), writer.text), (PLACES_PAGE.to_string(), places.text)]
+    let mut calls = Writer { text: format!("{CALLS_HEAD}{MADE}"), known: Vec::new() };
+    for name in CALLS {
+        for (kind, object) in objects(&schema["properties"][name]) {
+            calls.table(&format!("`{name}`{kind}"), name, object);
+        }
+    }
+    [
+        ("plan-keys.md".to_string(), writer.text),
+        (PLACES_PAGE.to_string(), places.text),
+        (CALLS_PAGE.to_string(), calls.text),
+    ]
 }
 
 struct Writer {
@@ -44,14 +71,19 @@ impl Writer {
         let Some(properties) = schema["properties"].as_object() else { return };
         self.known.push((schema["properties"].clone(), title.to_string()));
         self.text.push_str(&format!("\n## {title}\n\n| key | holds | meaning |\n|---|---|---|\n"));
-        let mut inner = Vec::new();
+        let mut inner: Vec<(String, String, &Value)> = Vec::new();
         for (name, property) in ordered(properties, schema) {
             let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            let is_place = PLACES.contains(&at.as_str());
-            let mut holds = if is_place { format!("[keys]({PLACES_PAGE})") } else { holds(property) };
-            for (suffix, object) in objects(property).into_iter().filter(|_| !is_place) {
-                match self.known.iter().find(|(properties, _)| *properties == object["properties"]) {
-                    Some((_, same)) => holds = format!("as {same}"),
+            let page = page_of(&at);
+            let mut holds = page.map_or_else(|| holds(property), |page| format!("[keys]({page})"));
+            for (suffix, object) in objects(property).into_iter().filter(|_| page.is_none()) {
+                let is_it = |properties: &Value| *properties == object["properties"];
+                let known =
+                    self.known.iter().find(|(properties, _)| is_it(properties)).map(|(_, title)| title);
+                let coming =
+                    inner.iter().find(|(_, _, it)| is_it(&it["properties"])).map(|(title, ..)| title);
+                match known.or(coming) {
+                    Some(same) => holds = format!("as {same}"),
                     None => inner.push((format!("`{at}`{suffix}"), at.clone(), object)),
                 }
             }
