@@ -43,7 +43,10 @@ static int set(const char *key, const char *value) {
             *numbers[i].number = strtoull(value, NULL, 10);
             return 0;
         }
-    return -1;
+    bool by_nfc = strcmp(value, "nfc") == 0;
+    if (strcmp(key, "data") != 0 || (!by_nfc && strcmp(value, "file") != 0)) return -1;
+    config.by_nfc = by_nfc;
+    return 0;
 }
 
 /* VDDK itself ignores keys that it does not know, so these do too. */

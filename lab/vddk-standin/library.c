@@ -1,4 +1,4 @@
-/* The calls of VDDK. Only reading is served. */
+/* The calls of VDDK. Only reading is served: by NFC from the host that the API names, or from the disk's own file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,10 +16,12 @@ static LogFn *log_fn, *warn_fn;
 struct connection {
     char vm[TEXT_MAX], snapshot[TEXT_MAX], transport[32];
     bool has_snapshot;
+    struct api *api; /* by NFC only */
 };
 
 struct disk {
-    struct queue *queue;
+    struct queue *queue; /* reads of the file, or */
+    struct nfc *nfc;     /* reads by NFC */
     uint64_t bytes;
     int fd, nfc_slot;
     char transport[32];
@@ -136,6 +138,12 @@ static bool choose_transport(const char *asked, char *chosen) {
     return false;
 }
 
+PUBLIC VixError VixDiskLib_Disconnect(struct connection *connection) {
+    api_close(connection->api);
+    free(connection);
+    return VIX_OK;
+}
+
 PUBLIC VixError VixDiskLib_ConnectEx(const struct connect_params *params, char read_only, const char *snapshot,
                                      const char *transports, struct connection **out) {
     VixError error = fault("connect", 0, 0);
@@ -144,20 +152,19 @@ PUBLIC VixError VixDiskLib_ConnectEx(const struct connect_params *params, char r
     if ((error = check_login(params)) != VIX_OK) return error;
     struct connection *connection = calloc(1, sizeof *connection);
     if (!connection) return VIX_E_OUT_OF_MEMORY;
+    if (config.by_nfc && (error = api_open(params, &connection->api)) != VIX_OK) {
+        free(connection);
+        return error;
+    }
     snprintf(connection->vm, TEXT_MAX, "%s", params->vmx_spec + 6);
     connection->has_snapshot = snapshot && *snapshot;
     snprintf(connection->snapshot, TEXT_MAX, "%s", snapshot ? snapshot : "");
     if (!choose_transport(transports, connection->transport)) {
         warn("VixDiskLib: none of the transport modes %s can be used", transports);
-        free(connection);
+        VixDiskLib_Disconnect(connection);
         return VIX_E_NOT_SUPPORTED;
     }
     *out = connection;
-    return VIX_OK;
-}
-
-PUBLIC VixError VixDiskLib_Disconnect(struct connection *connection) {
-    free(connection);
     return VIX_OK;
 }
 
@@ -172,27 +179,43 @@ static VixError open_file(struct connection *connection, const char *name, int *
     return VIX_OK;
 }
 
+/* The disk's own file, and what a modelled host says to one more open disk. */
+static VixError open_by_file(struct connection *connection, const char *name, struct disk *disk) {
+    uint64_t memory = config.buffer_bytes * config.buffer_count;
+    VixError error = open_file(connection, name, &disk->fd, &disk->bytes);
+    if (error != VIX_OK) return error;
+    error = nfc_take(memory, &disk->nfc_slot);
+    if (error == VIX_OK) {
+        disk->queue = queue_new(disk->fd);
+        return VIX_OK;
+    }
+    close(disk->fd);
+    if (error == VIX_E_OUT_OF_MEMORY)
+        warn("[NFC ERROR] NfcFssrvrProcessErrorMsg: received NFC error 5 from server: Failed to allocate the "
+             "requested %llu bytes", (unsigned long long)memory);
+    else if (error == VIX_E_TOO_MANY_SESSIONS)
+        warn("[NFC ERROR] NfcNewAuthdConnectionEx: the host has no more NFC sessions: maximum of %llu reached",
+             (unsigned long long)config.sessions_max);
+    return error;
+}
+
+static VixError open_by_nfc(struct connection *connection, const char *name, uint32_t flags, struct disk *disk) {
+    bool encrypted = strcmp(connection->transport, "nbdssl") == 0;
+    VixError error = nfc_open(connection->api, connection->vm, name, flags, encrypted, &disk->nfc);
+    if (error == VIX_OK) disk->bytes = nfc_bytes(disk->nfc);
+    return error;
+}
+
 PUBLIC VixError VixDiskLib_Open(struct connection *connection, const char *name, uint32_t flags, struct disk **out) {
     struct disk *disk = calloc(1, sizeof *disk);
     if (!disk) return VIX_E_OUT_OF_MEMORY;
-    uint64_t memory = config.buffer_bytes * config.buffer_count;
     VixError error = fault("open", 0, 0);
-    if (error == VIX_OK) error = open_file(connection, name, &disk->fd, &disk->bytes);
-    if (error == VIX_OK) {
-        error = nfc_take(memory, &disk->nfc_slot);
-        if (error != VIX_OK) close(disk->fd);
-        if (error == VIX_E_OUT_OF_MEMORY)
-            warn("[NFC ERROR] NfcFssrvrProcessErrorMsg: received NFC error 5 from server: Failed to allocate the "
-                 "requested %llu bytes", (unsigned long long)memory);
-        else if (error == VIX_E_TOO_MANY_SESSIONS)
-            warn("[NFC ERROR] NfcNewAuthdConnectionEx: the host has no more NFC sessions: maximum of %llu reached",
-                 (unsigned long long)config.sessions_max);
-    }
+    if (error == VIX_OK)
+        error = connection->api ? open_by_nfc(connection, name, flags, disk) : open_by_file(connection, name, disk);
     if (error != VIX_OK) {
         free(disk);
         return error;
     }
-    disk->queue = queue_new(disk->fd);
     memcpy(disk->transport, connection->transport, sizeof disk->transport);
     call_log("open vm=%s snapshot=%s file=%s flags=%u transport=%s aio=%llux%llu", connection->vm,
              connection->snapshot, name, flags, disk->transport, (unsigned long long)(config.buffer_bytes >> 16),
@@ -204,8 +227,12 @@ PUBLIC VixError VixDiskLib_Open(struct connection *connection, const char *name,
 PUBLIC const char *VixDiskLib_GetTransportMode(struct disk *disk) { return disk->transport; }
 
 PUBLIC VixError VixDiskLib_Close(struct disk *disk) {
-    queue_end(disk->queue);
-    nfc_give(disk->nfc_slot);
+    if (disk->nfc)
+        nfc_close(disk->nfc);
+    else {
+        queue_end(disk->queue);
+        nfc_give(disk->nfc_slot);
+    }
     call_log("close");
     free(disk);
     return VIX_OK;
@@ -232,7 +259,14 @@ static bool is_inside(struct disk *disk, uint64_t sector, uint64_t sectors) {
 PUBLIC VixError VixDiskLib_ReadAsync(struct disk *disk, uint64_t sector, uint64_t sectors, unsigned char *to,
                                      DoneFn *done, void *data) {
     if (sectors == 0 || !is_inside(disk, sector, sectors)) return VIX_E_INVALID_ARG;
-    queue_add(disk->queue, sector * SECTOR_BYTES, sectors * SECTOR_BYTES, to, done, data);
+    uint64_t offset = sector * SECTOR_BYTES, bytes = sectors * SECTOR_BYTES;
+    if (!disk->nfc) {
+        queue_add(disk->queue, offset, bytes, to, done, data);
+        return VIX_ASYNC;
+    }
+    VixError error = fault("read", offset, bytes);
+    if (error != VIX_OK || bytes > READ_BYTES_MAX) return error != VIX_OK ? error : VIX_E_INVALID_ARG;
+    nfc_add(disk->nfc, offset, bytes, to, done, data);
     return VIX_ASYNC;
 }
 
@@ -263,7 +297,10 @@ PUBLIC VixError VixDiskLib_Read(struct disk *disk, uint64_t sector, uint64_t sec
 }
 
 PUBLIC VixError VixDiskLib_Wait(struct disk *disk) {
-    queue_wait(disk->queue);
+    if (disk->nfc)
+        nfc_wait(disk->nfc);
+    else
+        queue_wait(disk->queue);
     return VIX_OK;
 }
 
@@ -288,18 +325,27 @@ PUBLIC VixError VixDiskLib_Create(void *connection, const char *path, const void
     return VIX_E_NOT_SUPPORTED;
 }
 
-/* Whole chunks that hold data, in order. Like the true one it refuses chunks below 64 KiB, and whatever does
- * not lie inside the disk to the last chunk. */
-PUBLIC VixError VixDiskLib_QueryAllocatedBlocks(struct disk *disk, uint64_t sector, uint64_t sectors, uint64_t chunk,
-                                                struct block_list **out) {
-    VixError error = fault("blocks", sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
-    if (error != VIX_OK) return error;
-    uint64_t chunk_bytes = chunk * SECTOR_BYTES, from = sector * SECTOR_BYTES;
-    uint64_t end = from + sectors * SECTOR_BYTES, room = 0;
-    if (chunk < 128 || from % chunk_bytes || from > disk->bytes) return VIX_E_INVALID_ARG;
-    if (end > disk->bytes) end = disk->bytes;
-    struct block_list *list = calloc(1, sizeof *list);
-    if (!list) return VIX_E_OUT_OF_MEMORY;
+/* Adds a part, to the last one if they touch. */
+static struct block_list *add_block(struct block_list *list, uint64_t start, uint64_t stop) {
+    uint32_t count = list->count;
+    struct block *last = count ? &list->blocks[count - 1] : NULL;
+    if (last && (last->offset + last->length) * SECTOR_BYTES == start) {
+        last->length += (stop - start) / SECTOR_BYTES;
+        return list;
+    }
+    /* Room for twice as many whenever a power of two is full. */
+    if ((count & (count - 1)) == 0) {
+        struct block_list *more = realloc(list, sizeof *list + 2 * (count + 1) * sizeof(struct block));
+        if (!more) abort();
+        list = more;
+    }
+    list->blocks[list->count++] = (struct block){start / SECTOR_BYTES, (stop - start) / SECTOR_BYTES};
+    return list;
+}
+
+/* Chunks with data of the file. */
+static struct block_list *blocks_of_file(struct disk *disk, struct block_list *list, uint64_t from, uint64_t end,
+                                         uint64_t chunk_bytes) {
     while (from < end) {
         off_t data = lseek(disk->fd, from, SEEK_DATA);
         if (data < 0 || (uint64_t)data >= end) break;
@@ -308,17 +354,44 @@ PUBLIC VixError VixDiskLib_QueryAllocatedBlocks(struct disk *disk, uint64_t sect
         uint64_t stop = ((uint64_t)hole + chunk_bytes - 1) / chunk_bytes * chunk_bytes;
         if (start < from) start = from;
         if (stop > end) stop = end;
-        if (list->count == room) {
-            room = room ? 2 * room : 64;
-            struct block_list *more = realloc(list, sizeof *list + room * sizeof(struct block));
-            if (!more) {
-                free(list);
-                return VIX_E_OUT_OF_MEMORY;
-            }
-            list = more;
-        }
-        list->blocks[list->count++] = (struct block){start / SECTOR_BYTES, (stop - start) / SECTOR_BYTES};
+        list = add_block(list, start, stop);
         from = stop;
+    }
+    return list;
+}
+
+/* Chunks that the host calls allocated. It is asked about whole ones; the disk's end counts as allocated. */
+static VixError blocks_of_host(struct disk *disk, struct block_list **list, uint64_t from, uint64_t end,
+                               uint64_t chunk_bytes) {
+    uint64_t count = (end - from) / chunk_bytes;
+    unsigned char *bits = calloc((count + 31) / 32 + 1, 4);
+    if (!bits) return VIX_E_OUT_OF_MEMORY;
+    VixError error = nfc_allocated(disk->nfc, from, chunk_bytes, count, bits);
+    for (uint64_t i = 0; error == VIX_OK && i < count; i++)
+        if (bits[i / 8] >> i % 8 & 1) *list = add_block(*list, from + i * chunk_bytes, from + (i + 1) * chunk_bytes);
+    if (error == VIX_OK && from + count * chunk_bytes < end) *list = add_block(*list, from + count * chunk_bytes, end);
+    free(bits);
+    return error;
+}
+
+/* Whole chunks that hold data, in order. Like the true one it refuses chunks below 64 KiB, and whatever does
+ * not lie inside the disk to the last chunk. */
+PUBLIC VixError VixDiskLib_QueryAllocatedBlocks(struct disk *disk, uint64_t sector, uint64_t sectors, uint64_t chunk,
+                                                struct block_list **out) {
+    VixError error = fault("blocks", sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+    if (error != VIX_OK) return error;
+    uint64_t chunk_bytes = chunk * SECTOR_BYTES, from = sector * SECTOR_BYTES, end = from + sectors * SECTOR_BYTES;
+    if (chunk < 128 || from % chunk_bytes || from > disk->bytes) return VIX_E_INVALID_ARG;
+    if (end > disk->bytes) end = disk->bytes;
+    struct block_list *list = calloc(1, sizeof *list);
+    if (!list) return VIX_E_OUT_OF_MEMORY;
+    if (disk->nfc)
+        error = blocks_of_host(disk, &list, from, end, chunk_bytes);
+    else
+        list = blocks_of_file(disk, list, from, end, chunk_bytes);
+    if (error != VIX_OK) {
+        free(list);
+        return error;
     }
     *out = list;
     return VIX_OK;

@@ -21,6 +21,7 @@ struct config {
     uint64_t latency_us;
     uint64_t connection_bytes_per_s, host_bytes_per_s; /* 0: no limit */
     uint64_t buffer_bytes, buffer_count;
+    bool by_nfc; /* `data=nfc`: from the host by NFC, else from the file itself */
 };
 
 extern struct config config;
@@ -48,6 +49,21 @@ struct queue *queue_new(int fd);
 void queue_add(struct queue *queue, uint64_t offset, uint64_t bytes, void *to, DoneFn *done, void *data);
 void queue_wait(struct queue *queue);
 void queue_end(struct queue *queue);
+
+/* soap.c: a session of the vSphere API. */
+struct api;
+VixError api_open(const struct connect_params *params, struct api **api);
+void api_close(struct api *api);
+
+/* nfc.c: a disk that is read from a host by NFC, by as many requests at once as it has buffers. */
+struct nfc;
+VixError nfc_open(struct api *api, const char *vm, const char *path, uint32_t flags, bool encrypted, struct nfc **nfc);
+uint64_t nfc_bytes(const struct nfc *nfc);
+void nfc_add(struct nfc *nfc, uint64_t offset, uint64_t bytes, void *to, DoneFn *done, void *data);
+void nfc_wait(struct nfc *nfc);
+/* A bit for each chunk, the lowest first; `bits` has room for `count` rounded up to 32. */
+VixError nfc_allocated(struct nfc *nfc, uint64_t offset, uint64_t chunk_bytes, uint64_t count, unsigned char *bits);
+void nfc_close(struct nfc *nfc);
 
 /* library.c */
 void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -25,7 +25,7 @@ enum {
     VIX_ASYNC = 25000,
 };
 
-enum { SECTOR_BYTES = 512, OPEN_READ_ONLY = 4 };
+enum { SECTOR_BYTES = 512, OPEN_READ_ONLY = 4, READ_BYTES_MAX = 1 << 30 };
 enum { CRED_UID = 1, CRED_SESSION = 2 };
 
 struct connect_params {
