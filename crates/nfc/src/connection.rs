@@ -259,6 +259,16 @@ impl Connection {
         theirs.for_each(|pending| pending.owner.owner = NOBODY);
     }
 
+    /// How many requests ended that nobody has taken.
+    pub fn ended(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Whose those are after the first `known`.
+    pub fn owners_of_ended(&self, known: usize) -> impl Iterator<Item = u64> {
+        self.done.iter().skip(known).map(|ended| ended.owner.owner)
+    }
+
     /// Whether somebody else than `owner` waits for something.
     pub fn others_wait(&self, owner: u64) -> bool {
         self.pending.values().any(|pending| pending.owner.owner != owner)
@@ -273,15 +283,13 @@ impl Connection {
         }
     }
 
-    /// Takes in what is there, and the rest of what has begun; whether there was anything. Breaks the session on any
-    /// fault, and when the host is silent for too long.
+    /// Takes in what is there; whether there was anything. Breaks the session on any fault, and when the host is silent
+    /// for too long.
     pub fn receive_ready(&mut self) -> bool {
-        let received = match self.is_within() {
-            _ if self.pending.is_empty() => return false,
-            true => self.receive_some().map(|()| true),
-            false => self.receive_now(),
-        };
-        match received {
+        if self.pending.is_empty() {
+            return false;
+        }
+        match self.receive_now() {
             Ok(false) if self.heard.elapsed() > self.timeout => self.fail(drover_stream::timed_out().into()),
             Ok(received) => return received,
             Err(fault) => self.fail(fault),

@@ -61,7 +61,7 @@ impl Lane for NfcLane {
         }
         let codec = if matches!(work, Work::Read(_)) { self.facts.codec() } else { Codec::None };
         self.facts.keep_alive();
-        self.slot.lock().start_work(Owner { owner: self.owner, id }, span, work, codec);
+        self.slot.start_work(Owner { owner: self.owner, id }, span, work, codec);
     }
 
     fn complete(&mut self) -> Option<Completion> {

@@ -77,11 +77,6 @@ impl Connection {
         }
     }
 
-    /// Whether the rest of something will come without anybody asking.
-    pub(crate) fn is_within(&self) -> bool {
-        !matches!(self.expect, Expect::Head | Expect::Payload(_))
-    }
-
     /// Where the next bytes go, and whether to wait until all of it is filled: all of the data of a fragment will come,
     /// but of what follows nobody knows.
     fn destination(&mut self) -> (&mut Stream, &mut [u8], bool) {
