@@ -16,7 +16,7 @@ use crate::connection::{CONTROL, Connection, control_error};
 use crate::error::{NfcError, NfcErrorKind};
 use crate::frame::{self, kind};
 use crate::lane::NfcLane;
-use crate::slot::{Slot, lock};
+use crate::slot::{OutOfMemory, Slot, lock};
 use crate::tls::TlsMaker;
 use crate::trace::Trace;
 
@@ -135,7 +135,7 @@ impl Facts {
     pub fn on_read(&self, codec: Codec, plain: u64, wire: u64, now: Instant) {
         self.plain.fetch_add(plain, Ordering::Relaxed);
         self.wire.fetch_add(wire, Ordering::Relaxed);
-        lock(&self.choice).on_read(codec, plain, now);
+        lock(&self.choice).on_read(codec, plain, wire, now);
     }
 
     /// Reading does not keep the session of the API alive, in which the next ticket is asked for.
@@ -256,13 +256,7 @@ impl NfcDisk {
     /// The connection, made anew if it broke.
     fn control(&self) -> Result<Arc<Slot>, DiskError> {
         let mut control = lock(&self.control);
-        let (is_good, no_memory) = {
-            let mut connection = control.lock();
-            (connection.probe(), connection.is_out_of_memory)
-        };
-        if is_good {
-            return Ok(control.clone());
-        }
+        let Err(OutOfMemory(no_memory)) = control.probe() else { return Ok(control.clone()) };
         let op = |error: NfcError| error.into_disk(DiskOp::Open, ByteSpan::new(0, 0), &self.facts.name);
         // What the old session had is free, as far as we know; lanes that still hold it only wait for its end.
         // Once: when it is tried again, nothing is given back, and nothing was refused.
