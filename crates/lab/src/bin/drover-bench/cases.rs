@@ -9,7 +9,6 @@ use serde_json::json;
 
 use crate::data::Data;
 use crate::measure::{Case, Entry, Output, Role};
-use crate::nfc;
 use crate::server::{Server, uri};
 
 /// All cases, in the order of the table of goals.
@@ -51,10 +50,7 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
         bench.one_core("one core, NBD to disk", true)?,
         bench.one_core("one core, NBD to null", false)?,
     ];
-    if let Ok(other) = std::env::var(OTHER) {
-        cases.iter_mut().for_each(|case| add_other(case, &bench.drover, &other));
-    }
-    cases.extend(nfc::cases(data)?);
+    cases.iter_mut().for_each(|case| add_other(case, &bench.drover));
     Ok(cases)
 }
 
@@ -62,12 +58,12 @@ pub fn all(data: &Data) -> Result<Vec<Case>> {
 /// hash, to see what that costs.
 const OTHER: &str = "DROVER_BENCH_OTHER";
 
-/// Has the other drover do what the first entry of a case does, right after it.
-fn add_other(case: &mut Case, drover: &str, other: &str) {
-    let Some(first) = case.entries.first() else { return };
-    let word = |word: &String| if word == drover { other.to_string() } else { word.clone() };
+/// Has the other drover, if there is one, do what the first entry of a case does, right after it.
+pub fn add_other(case: &mut Case, drover: &str) {
+    let (Some(first), Ok(other)) = (case.entries.first(), std::env::var(OTHER)) else { return };
+    let word = |word: &String| if word == drover { other.clone() } else { word.clone() };
     let command = first.command.iter().map(word).collect();
-    case.entries.insert(1, Entry { name: "the other drover", command, role: Role::Ours });
+    case.entries.insert(1, Entry { name: "the other drover", command, role: Role::Ours, helper: None });
 }
 
 struct Bench<'a> {
@@ -333,7 +329,12 @@ pub fn program() -> Result<String> {
 }
 
 pub fn copier(name: &'static str, command: &[&str]) -> Entry {
-    Entry { name, command: command.iter().map(|word| word.to_string()).collect(), role: Role::Peer }
+    Entry {
+        name,
+        command: command.iter().map(|word| word.to_string()).collect(),
+        role: Role::Peer,
+        helper: None,
+    }
 }
 
 pub fn limit(name: &'static str, command: &[&str]) -> Entry {

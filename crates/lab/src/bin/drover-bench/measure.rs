@@ -40,6 +40,8 @@ pub struct Entry {
     pub command: Vec<String>,
     /// What it stands for.
     pub role: Role,
+    /// A process that works for this program alone: what it uses of the CPU counts as the program's.
+    pub helper: Option<u32>,
 }
 
 /// What a program in a case stands for. The first is drover, whatever it says.
@@ -93,9 +95,11 @@ impl Case {
                     remove(&output.path)?;
                 }
                 let made = self.output.as_ref().map(|output| output.path.as_path());
-                let before = self.server_cpu();
+                let helper_cpu = || entry.helper.map_or(0.0, cpu_s);
+                let before = (self.server_cpu(), helper_cpu());
                 let mut run = measure(&entry.command, made).with_context(|| entry.name)?;
-                run.server_cpu = self.server_cpu() - before;
+                run.server_cpu = self.server_cpu() - before.0;
+                run.cpu += helper_cpu() - before.1;
                 eprintln!("{}, round {round} of {rounds}: {}: {:.2} s", self.name, entry.name, run.wall);
                 match &self.output {
                     Some(output) if round == 0 && entry.role != Role::Limit => output.check(entry.name)?,
@@ -121,19 +125,20 @@ impl Case {
     fn print(&self, runs: &[Vec<Run>]) {
         println!("\n## {}\n", self.name);
         println!(
-            "| program | median s | min-max s | GB/s | % of the limit | CPU s | of the servers | peak MiB | drover is ... times as fast |"
+            "| program | median s | min-max s | GB/s | % of the limit | CPU s | CPU s/GB | of the servers | peak MiB | drover is ... times as fast |"
         );
-        println!("|---|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|---|---|");
         let limit = self.limit(runs);
         for (entry, of_entry) in self.entries.iter().zip(runs) {
             let (low, median, high) = spread(of_entry.iter().map(|run| run.wall));
             let (ratio_low, ratio, ratio_high) = ratios(of_entry, &runs[0]);
+            let (gb, cpu) = (self.bytes as f64 / 1e9, spread(of_entry.iter().map(|run| run.cpu)).1);
             println!(
-                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
+                "| {} | {median:.2} | {low:.2}-{high:.2} | {:.2} | {} | {cpu:.2} | {:.2} | {:.2} | {:.0} | {ratio:.2} ({ratio_low:.2}-{ratio_high:.2}) |",
                 entry.name,
-                self.bytes as f64 / 1e9 / median,
+                gb / median,
                 limit.map_or(String::new(), |limit| format!("{:.0}", 100.0 * limit / median)),
-                spread(of_entry.iter().map(|run| run.cpu)).1,
+                cpu / gb,
                 spread(of_entry.iter().map(|run| run.server_cpu)).1,
                 spread(of_entry.iter().map(|run| run.peak_kib)).1 / 1024.0,
             );
@@ -229,6 +234,8 @@ pub fn measure(command: &[String], made: Option<&Path>) -> Result<Run> {
         .args(command)
         .env("DROVER_PASSWORD", PASSWORD)
         .env("DROVER_USER", USER)
+        // What other drovers of this machine took, or left behind, is not to count.
+        .env("DROVER_NFC_LEDGER", lab_folder().join("bench/nfc-ledger"))
         .stdout(Stdio::null())
         .status()?;
     if !status.success() {

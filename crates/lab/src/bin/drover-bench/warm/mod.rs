@@ -1,5 +1,5 @@
 //! `make bench-warm`: passes of a warm migration, and many disks of one host, through nbdkit's true vddk plugin
-//! and a stand-in for VMware's library that models latency and rates, and by NFC from the simulator.
+//! and a stand-in for VMware's library that models latency and rates, and by NFC from the simulator; there the stand-in reads by NFC, too.
 //!
 //! `DROVER_BENCH_ROUNDS` (3), `DROVER_BENCH_CASES` (of delta, nfc-delta, inflated, disks, nfc-disks, nfc-packed, aio; all).
 

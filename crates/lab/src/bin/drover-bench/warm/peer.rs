@@ -11,7 +11,7 @@ use drover_nbd::{NbdDisk, NbdOptions};
 use drover_types::ByteSpan;
 
 use super::host::Host;
-use crate::nfc::vddk;
+use crate::nfc::Vddk;
 
 /// Bytes of a request.
 const REQUEST_BYTES: u64 = 64 << 10;
@@ -20,7 +20,7 @@ const REQUEST_BYTES: u64 = 64 << 10;
 /// data that is durable, as they count for drover.
 pub fn copy_areas(host: &Host, vm: &str, areas: &[ByteSpan], to: &Path) -> Result<f64> {
     let started = Instant::now();
-    let server = vddk(&host.sim, &host.stand_in, vm, host.path("peer.sock"), None)?;
+    let server = Vddk::default().serve(&host.sim, &host.stand_in, vm, host.path("peer.sock"))?;
     let disk = NbdDisk::open_source(&server.uri().parse()?, NbdOptions::default())?;
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(to)?;
     file.set_len(disk.size())?;
