@@ -381,3 +381,42 @@ fn a_resumed_plan_places_nothing_anew() {
     assert!(same_bytes(&landing.image(its, "solo-0.raw"), &landing.stage.path("a")));
     assert_eq!(landing.all_of(other), Vec::<String>::new());
 }
+
+#[test]
+fn an_edited_plan_goes_on_where_it_began_and_a_guest_is_never_placed_beside_itself() {
+    let Some(landing) = Landing::new(157, |folder| {
+        let a = disk_file(folder, "a", 2 * MIB);
+        vec![with(vm("solo", &[&a]), json!({"nics": []}))]
+    }) else {
+        return;
+    };
+    let mut agents =
+        ["a", "b"].map(|host| landing.agent(host, &format!("site-{host}"), &[&pool_of(&landing, host)]));
+    let uri = landing.hosts.uri("b");
+    let single = landing.far_plan("given-up", &uri, &[]);
+    assert!(landing.killed_at(&["migrate", &single], ("phase_ended", "copy")).is_some());
+    // An agent that does not serve the pool any more proves nothing.
+    agents[1].kill();
+    let other = vec![format!("others={}", landing.stage.path("").display())];
+    let pools = std::mem::replace(&mut agents[1].pools, other);
+    agents[1].start();
+    let left = landing.run(&["cancel", "given-up"]);
+    assert!(left.code != Some(0) && left.err.contains("does not serve pool images any more"), "{left:?}");
+    agents[1].kill();
+    agents[1].pools = pools;
+    agents[1].start();
+    landing.arrives(&["cancel", "given-up"]);
+    assert_eq!(landing.all_of("b"), Vec::<String>::new(), "all of it is gone");
+    // Begun with one daemon, a plan that names others by now goes on where it began.
+    let single = landing.far_plan("edited", &uri, &[]);
+    assert!(landing.killed_at(&["migrate", &single], ("phase_ended", "copy")).is_some());
+    let several = plan_for(&landing, "edited", &[("kvm-a", landing.hosts.uri("a"), "site-a")], &[]);
+    landing.arrives(&["migrate", &several]);
+    assert_eq!(landing.state("b", "solo"), "shut off");
+    assert_eq!(landing.all_of("a"), Vec::<String>::new());
+    // What has the VM's UUID may be the same guest.
+    let hosts = [("kvm-a", landing.hosts.uri("a"), "site-a"), ("kvm-b", uri, "site-b")];
+    let refused = landing.run(&["plan", "check", &plan_for(&landing, "twice", &hosts, &[])]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.err.contains("host kvm-b has a domain with its UUID"), "{}", refused.err);
+}

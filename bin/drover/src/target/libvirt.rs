@@ -170,16 +170,19 @@ impl Domains {
             Accelerator::Tcg => return Ok(false),
             Accelerator::Auto => {}
         }
-        let mut known = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(is_kvm) = known.get(daemon.uri()) {
-            return Ok(*is_kvm);
+        let known = |domains: &Domains| -> Option<bool> {
+            domains.kvm.lock().unwrap_or_else(PoisonError::into_inner).get(daemon.uri()).copied()
+        };
+        if let Some(is_kvm) = known(self) {
+            return Ok(is_kvm);
         }
         let is_kvm = match daemon.offers(true, self.machine()) {
             Ok(_) => true,
             // It offers the same without KVM, so that is what it lacks.
             Err(error) => daemon.offers(false, self.machine()).map(|_| false).map_err(|_| error)?,
         };
-        known.insert(daemon.uri().to_string(), is_kvm);
+        // Not held while daemons are asked: one that hangs would hold up the others.
+        self.kvm.lock().unwrap_or_else(PoisonError::into_inner).insert(daemon.uri().to_string(), is_kvm);
         Ok(is_kvm)
     }
 

@@ -120,6 +120,7 @@ fn lies_elsewhere(there: &There, daemon: &Daemon, disk: &PlannedDisk) -> Provide
 
 /// Removes what this plan made: at the agent, under the lock of each image, and only if it is still the same.
 pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
+    check_served(there, vm)?;
     // Of a run that died before their journals began.
     let mut blank = Vec::new();
     for disk in vm.disks.iter().filter(|disk| !there.journal(disk, vm).exists()) {
@@ -137,6 +138,38 @@ pub fn remove_images(there: &There, vm: &PlannedVm) -> Result<(), ProviderError>
     made::forget(vm)?;
     // One that holds something else stays.
     let _ = std::fs::remove_dir(&vm.folder);
+    Ok(())
+}
+
+/// Refuses to conclude anything of an agent that does not serve the pools any more, or other folders under their names: that it finds
+/// no image there proves nothing.
+fn check_served(there: &There, vm: &PlannedVm) -> Result<(), ProviderError> {
+    let info = there.info().map_err(|refusal| there.refused(refusal))?;
+    for disk in &vm.disks {
+        // Of one that nothing tells of nothing was made.
+        if !there.journal(disk, vm).exists() && !made::is_recorded(vm, disk)? {
+            continue;
+        }
+        let pool = disk.pool.as_deref().unwrap_or_default();
+        // Not known where the daemon was never asked; then nothing was made.
+        let is_known = disk.base != Path::new("/").join(pool);
+        let is_it = |folder: &String| !is_known || Path::new(folder) == disk.base;
+        let served = info.pools.iter().find(|it| it.name == pool);
+        if served.is_some_and(|served| served.folders.iter().any(is_it)) {
+            continue;
+        }
+        let what = match served {
+            None => format!("the agent of {} does not serve pool {pool} any more", there.name()),
+            Some(_) => format!(
+                "pool {pool} of the agent of {} is not {} any more",
+                there.name(),
+                disk.base.display()
+            ),
+        };
+        return Err(ProviderError::new(Cause::Target, what).advise(format!(
+            "run it on the daemon's host with --libvirt-pool {pool}, then the same command again"
+        )));
+    }
     Ok(())
 }
 

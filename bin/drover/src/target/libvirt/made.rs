@@ -55,6 +55,11 @@ pub fn is_tag(vm: &PlannedVm, disk: &PlannedDisk, tag: &str) -> Result<bool, Pro
     Ok(read(vm, disk)?.is_some_and(|recorded| recorded == name))
 }
 
+/// Whether a volume of a disk was recorded at all.
+pub fn is_recorded(vm: &PlannedVm, disk: &PlannedDisk) -> Result<bool, ProviderError> {
+    Ok(read(vm, disk)?.is_some())
+}
+
 fn read(vm: &PlannedVm, disk: &PlannedDisk) -> Result<Option<String>, ProviderError> {
     let record = record_of(vm, disk);
     match std::fs::read_to_string(&record) {

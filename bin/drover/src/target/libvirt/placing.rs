@@ -33,7 +33,7 @@ impl Domains {
             begun.iter().map(|it| (it.planned.vm.id.as_str(), it)).collect();
         for vm in &mut resolution.vms {
             if let Some(begun) = earlier.get(vm.vm.id.as_str()) {
-                take_back(vm, &begun.planned, libvirt);
+                take_back(vm, &begun.planned);
             }
         }
         if libvirt.hosts.is_empty() {
@@ -45,6 +45,9 @@ impl Domains {
             .iter()
             .map(|vm| self.guest(vm, earlier.get(vm.vm.id.as_str()).copied(), libvirt, &asked))
             .collect();
+        for (vm, _) in resolution.vms.iter().zip(&guests).filter(|(_, guest)| guest.kept.is_none()) {
+            resolution.problems.extend(is_there_already(vm, &asked));
+        }
         let hosts: Vec<Candidate> = asked.iter().map(|it| it.candidate.clone()).collect();
         for ((vm, guest), placed) in resolution.vms.iter_mut().zip(&guests).zip(place(&hosts, &guests)) {
             match placed {
@@ -180,9 +183,8 @@ impl Domains {
         }
         let mut unfit = BTreeMap::new();
         for (it, host) in asked.iter().zip(&libvirt.hosts).filter(|(it, _)| it.candidate.closed.is_none()) {
-            let uuid = vm.vm.uuid.to_lowercase();
-            if it.taken.contains(&vm.target_name) || it.taken.contains(&uuid) {
-                unfit.insert(host.name.clone(), "a domain of that name or UUID is there already".to_string());
+            if it.taken.contains(&vm.target_name) {
+                unfit.insert(host.name.clone(), "a domain of that name is there already".to_string());
             } else if let Some((lacks, _)) = self.lack(vm, &it.offers) {
                 unfit.insert(host.name.clone(), format!("it does not offer {lacks}"));
             }
@@ -192,17 +194,26 @@ impl Domains {
             memory_bytes: if is_there { 0 } else { vm.vm.memory_mib.saturating_mul(1 << 20) },
             space,
             pinned: name.clone().filter(|_| !is_kept),
-            kept: name.filter(|_| is_kept),
+            // One that was begun before there were several hosts is on none of them by name.
+            kept: is_kept.then(|| name.unwrap_or_default()),
             unfit,
             apart: libvirt.groups_of(&vm.target_name).cloned().collect(),
         }
     }
 }
 
-/// Gives a VM that was begun the place that it had then: its host, and where the volumes of its disks lie.
-fn take_back(vm: &mut PlannedVm, then: &PlannedVm, libvirt: &Libvirt) {
-    let is_same = then.daemon == vm.daemon && then.site == vm.site;
-    if then.daemon.is_none() || (libvirt.hosts.is_empty() && !is_same) {
+/// A VM whose UUID a domain of some host has: it may be the same guest, and would run twice.
+fn is_there_already(vm: &PlannedVm, asked: &[Asked]) -> Option<Problem> {
+    let uuid = Some(vm.vm.uuid.to_lowercase()).filter(|uuid| !uuid.is_empty())?;
+    let host = &asked.iter().find(|it| it.taken.contains(&uuid))?.candidate.name;
+    let text = format!("{}: host {host} has a domain with its UUID ({uuid}) already", vm.vm.name);
+    let problem = Problem::error("target.hosts", text).at(At { line: vm.line, column: 1 });
+    Some(problem.advise("see whether it is the same guest; if that domain may go, `virsh undefine` it there"))
+}
+
+/// Gives a VM that was begun the place that it had then, whatever the plan says by now: its host, and where the volumes of its disks lie.
+fn take_back(vm: &mut PlannedVm, then: &PlannedVm) {
+    if then.daemon.is_none() {
         return;
     }
     vm.target_host.clone_from(&then.target_host);
