@@ -37,7 +37,7 @@ fn bytes(stage: &Stage) -> Vec<u8> {
 }
 
 fn overlays(stage: &Stage) -> PathBuf {
-    stage.vms().join("web01/rehearsal")
+    stage.vms().join("web01/.drover-rehearsal")
 }
 
 fn assert_nothing_is_left(stage: &Stage, before: &[u8]) {

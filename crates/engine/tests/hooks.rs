@@ -228,6 +228,31 @@ fn by_leave_a_failed_check_sends_the_guest_back_and_nothing_of_what_it_wrote_the
 }
 
 #[test]
+fn what_an_earlier_run_started_is_not_sent_back_for_a_check_that_fails_now() {
+    let lines = ALL.replace("checks: {", "checks: {on_post_start_failure: roll_back, ");
+    let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+    world.set_trouble(POST_START, Trouble::DiesBefore);
+    world.run(&NoObserver);
+    world.as_if_killed();
+    (0..1000).for_each(|_| world.answer(POST_START, HookResult::Failed, "days later"));
+    let outcome = world.run(&NoObserver);
+    assert_eq!(outcome.failed, [("on".to_string(), Cause::Check)]);
+    assert_eq!((world.runs_at_target("on"), world.power("vm-on")), (true, PowerState::Off));
+    assert_eq!((world.calls("stop"), world.calls("remove images")), (0, 0));
+}
+
+#[test]
+fn a_copy_that_a_guest_wrote_to_is_given_up_also_if_its_source_cannot_be_started() {
+    let lines = ALL.replace("checks: {", "checks: {on_post_start_failure: roll_back, ");
+    let world = World::with(&[vm("on", PowerState::On, 1)], &lines);
+    (0..1000).for_each(|_| world.answer(POST_START, HookResult::Failed, "no answer"));
+    world.set_trouble("power on", Trouble::Fails);
+    world.run(&NoObserver);
+    assert_eq!((world.calls("remove images"), world.runs_at_target("on")), (1, false));
+    assert!(error(&world).contains("is still off"), "{}", error(&world));
+}
+
+#[test]
 fn a_guest_that_cannot_be_stopped_at_the_target_is_not_started_at_its_source() {
     let lines = ALL.replace("checks: {", "checks: {on_post_start_failure: roll_back, ");
     let world = World::with(&[vm("on", PowerState::On, 1)], &lines);

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! images ──> overlays ──> QEMU ──> asked ──> killed, overlays removed
-//! rehearsal/disk0.qcow2   overlay of the first disk
-//! rehearsal/nvram.fd      a copy of the machine's UEFI variables
+//! .drover-rehearsal/disk0.qcow2   overlay of the first disk
+//! .drover-rehearsal/nvram.fd      a copy of the machine's UEFI variables
 //! ```
 //!
 //! QEMU opens images below overlays for reading only. It runs under a guard: when this process is gone, however that
@@ -100,7 +100,8 @@ pub fn prepare_rehearsal(spec: &MachineSpec) -> Result<Prepared, QemuError> {
 /// If a QEMU that runs from the overlays does not end, or its folder cannot be removed.
 pub fn forget_rehearsal(folder: &VmFolder) -> Result<(), QemuError> {
     let path = rehearsal_folder(folder);
-    if let Some(pid) = find_pid(&VmFolder::new(&path))? {
+    // Its guard, if there is one still, names the same pid file.
+    while let Some(pid) = find_pid(&VmFolder::new(&path))? {
         kill_machine(pid);
         if !wait_gone(pid, END_TIME_MAX) {
             let what =
@@ -118,7 +119,7 @@ pub fn forget_rehearsal(folder: &VmFolder) -> Result<(), QemuError> {
 
 /// Where a machine's overlays lie.
 fn rehearsal_folder(folder: &VmFolder) -> PathBuf {
-    folder.path().join("rehearsal")
+    folder.path().join(".drover-rehearsal")
 }
 
 impl Prepared {
@@ -175,10 +176,12 @@ impl Rehearsal {
 fn launch(spec: &MachineSpec, accelerator: Accelerator, forwards: &[Forward]) -> Result<Guarded, QemuError> {
     let what = format!("rehearsal of {} under {}", spec.name, accelerator.as_str());
     let spec = MachineSpec { accelerator, ..spec.clone() };
-    let words = isolated(
-        qemu_command(&spec, &RunOptions { serial: Serial::File, ..RunOptions::default() })?,
-        forwards,
-    );
+    let words = qemu_command(&spec, &RunOptions { serial: Serial::File, ..RunOptions::default() })?;
+    let words = isolated(words, forwards);
+    if let Some(open) = open_network(&words) {
+        return Err(QemuError::new(QemuErrorKind::Invalid, what)
+            .because(format!("internal error: {open} is not cut off")));
+    }
     let program = crate::validate::find_program(&words[0], &[])
         .ok_or_else(|| child::start_error("qemu-system-x86", &words[0], io::ErrorKind::NotFound.into()))?;
     let mut command = drover_child::command(program, Kind::Plain);
@@ -211,6 +214,14 @@ fn isolated(words: Vec<String>, forwards: &[Forward]) -> Vec<String> {
         _ => word,
     };
     words.into_iter().map(cut).collect()
+}
+
+/// A network that leads somewhere, if there is one after all.
+fn open_network(words: &[String]) -> Option<&String> {
+    let networks = words.iter().zip(words.iter().skip(1)).filter(|(key, _)| *key == "-netdev");
+    let is_cut =
+        |it: &str| it.starts_with("hubport,") || it.starts_with("user,") && it.contains(",restrict=on");
+    networks.map(|(_, it)| it).find(|it| !is_cut(it))
 }
 
 const END_TIME_MAX: Duration = Duration::from_secs(10);

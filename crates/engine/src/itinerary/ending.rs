@@ -76,10 +76,7 @@ impl Journey<'_> {
         // A guest that runs is not stopped for what fails after its start, but by leave.
         let stays = has_arrived || self.stays && !self.rolls_back;
         let is_touched = self.is_touched();
-        let mut problems = if stays { Vec::new() } else { self.undo(reached) };
-        if self.rolls_back && problems.is_empty() {
-            problems.extend(self.give_up_copy());
-        }
+        let problems = if stays { Vec::new() } else { self.undo(reached) };
         let standing = is_touched.then(|| self.standing());
         let mut text = error.chain();
         let mut advice = error.advice();
@@ -239,6 +236,7 @@ impl Journey<'_> {
 
     /// Undoes the phases up to `reached`, last first; gives what could not be undone.
     pub(super) fn undo(&mut self, reached: Phase) -> Vec<String> {
+        let mut given_up = None;
         let mut left: Vec<String> =
             self.forget_hooks().err().map(|error| error.chain()).into_iter().collect();
         let mut keep = |result: Result<(), ProviderError>| match result {
@@ -252,10 +250,15 @@ impl Journey<'_> {
             self.memory.started &= !keep(self.context.target.stop(self.planned));
             // A store that fails here failed before; the error that led here tells.
             let _ = self.context.store.set_started(self.context.plan, &self.planned.vm.id, None);
+            if self.rolls_back && !self.memory.started {
+                // Whatever fails from here on: what the guest wrote is not gone on with.
+                given_up = self.give_up_copy();
+            }
         }
         if reached >= Phase::Define && keep(self.context.target.undo_define(self.planned)) {
             self.memory.defined = Some(false);
         }
+        left.extend(given_up);
         let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
         let has_snapshot =
             self.memory.snapshot || row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));

@@ -40,7 +40,7 @@ impl Journey<'_> {
                 self.tell_not_started();
                 Ok(())
             }
-            Phase::CleanUp if self.stays => self.after_start(),
+            Phase::CleanUp if self.stays && self.planned.start => self.after_start(),
             _ => Ok(()),
         }
     }
@@ -96,7 +96,14 @@ impl Journey<'_> {
         let checks = &self.planned.checks;
         let asked = self.ask_checks(POST_START, &checks.post_start);
         let has_failed = asked.as_ref().is_err_and(|error| error.cause() == Cause::Check);
-        self.rolls_back = has_failed && checks.roll_back;
+        // What an earlier run started may have been worked with since: nothing of that is given up.
+        self.rolls_back = has_failed && checks.roll_back && self.started_now;
+        if has_failed && checks.roll_back && !self.started_now {
+            self.note(
+                "an earlier run started it, so it is not sent back: what was done there since would be lost"
+                    .into(),
+            );
+        }
         if self.rolls_back {
             self.note("a check does not pass, so it goes back to its source, as the plan says".into());
         }

@@ -88,6 +88,8 @@ pub(crate) struct Journey<'a> {
     reached: Phase,
     /// The machine was started, by this run or an earlier one: it stays at the target whatever fails.
     stays: bool,
+    /// The last phase of this run started it: nobody has worked at the target yet.
+    started_now: bool,
     /// It goes back to its source all the same, as the plan gives leave.
     rolls_back: bool,
     /// An earlier run was killed when the guest was down.
@@ -131,6 +133,7 @@ impl<'a> Journey<'a> {
             host_fails: AtomicBool::new(false),
             reached: Phase::Check,
             stays: false,
+            started_now: false,
             rolls_back: false,
             was_down: false,
             did_nothing: false,
@@ -153,8 +156,7 @@ impl<'a> Journey<'a> {
             Err(error) => error,
         };
         let reached = self.reached;
-        let may_go_on =
-            self.host_fails.load(Relaxed) && error.cause() != Cause::Cancelled && reached < Phase::Define;
+        let may_go_on = self.host_fails.load(Relaxed) && !is_told(error.cause()) && reached < Phase::Define;
         let may_go_on = may_go_on && !self.context.stop.is_set();
         if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten() {
             return self.put_back(error, reached, at_ms);
@@ -185,7 +187,8 @@ impl<'a> Journey<'a> {
             self.call_before(phase)?;
             self.reached = phase;
             self.run_phase(phase)?;
-            self.stays |= phase == Phase::Start && self.planned.start;
+            self.started_now = phase == Phase::Start && self.planned.start;
+            self.stays |= self.started_now;
             if phase == Phase::Verify {
                 self.slots.park();
             }
@@ -312,6 +315,11 @@ impl<'a> Journey<'a> {
     fn name(&self) -> String {
         self.planned.target_name.clone()
     }
+}
+
+/// What was decided about a VM, and is not its host's fault.
+fn is_told(cause: Cause) -> bool {
+    matches!(cause, Cause::Cancelled | Cause::Hook | Cause::Check | Cause::Skipped)
 }
 
 /// Said of a phase that ended without anything to do.
