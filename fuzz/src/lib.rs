@@ -23,7 +23,7 @@ use drover_relay::rule::Rule;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 26] = [
     ("agent_client", drover_agent::fuzzing::client),
     ("agent_messages", drover_agent::fuzzing::messages),
     ("http_head", drover_http::fuzzing::head),
@@ -32,6 +32,8 @@ pub const TARGETS: [Target; 24] = [
     ("image_vhd", image::vhd),
     ("image_vhdx", image::vhdx),
     ("image_vmdk", image::vmdk),
+    ("inspect_disk", inspect_disk),
+    ("inspect_initramfs", inspect_initramfs),
     ("journal", journal),
     ("link_frames", link::frames),
     ("link_greeting", link::greeting),
@@ -165,3 +167,13 @@ const GO: u32 = 7;
 const STRUCTURED_REPLY: u32 = 8;
 const SET_META_CONTEXT: u32 = 10;
 const EXTENDED_HEADERS: u32 = 11;
+
+/// A guest's disk, whatever its tables and file systems say.
+fn inspect_disk(bytes: &[u8]) {
+    let inside = drover_inspect::inspect(&[std::sync::Arc::new(bytes.to_vec())]);
+    assert!(inside.by_path.iter().all(|line| line.device.starts_with("/dev/")));
+}
+
+fn inspect_initramfs(bytes: &[u8]) {
+    let _ = drover_inspect::Drivers::of_initramfs(bytes);
+}

@@ -235,8 +235,11 @@ pub struct PlanCheckArgs {
     /// Plan file
     pub plan: PathBuf,
     /// Check the file alone, without asking the provider
-    #[arg(long)]
+    #[arg(long, conflicts_with = "inspect")]
     pub offline: bool,
+    /// Look into the guests' disks too, each for a moment under a snapshot that is removed again: what would keep them from booting
+    #[arg(long)]
+    pub inspect: bool,
     /// Folder of drover's state, for plans with `via` [default: /var/lib/drover for root, else ~/.local/state/drover]
     #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
     pub state: Option<PathBuf>,

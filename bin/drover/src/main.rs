@@ -17,6 +17,7 @@ mod hooks;
 mod hot_add;
 mod hypervisor;
 mod image;
+mod inspection;
 mod limits;
 mod machine;
 mod nfc;

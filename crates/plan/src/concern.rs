@@ -14,7 +14,10 @@ use crate::model::{Convert, DataFrom, DiskBusChoice, PowerOff};
 use crate::resolve::safe_name;
 use crate::warm::Warm;
 
+mod inside;
 mod warm;
+
+pub use inside::{concerns_inside, lacking_driver, renamed};
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -106,6 +109,22 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("nic-disconnected", Weight::Info, "a NIC is disconnected"),
     ("duplicate-name", Weight::Info, "another VM has the same name"),
     ("name-changed", Weight::Info, "the name cannot be that of a file"),
+    ("initramfs-without-driver", Weight::Warning, "the initramfs lacks the driver of the disks' bus"),
+    ("fstab-by-path", Weight::Warning, "the guest finds disks by paths that change with their bus"),
+    ("encrypted-inside", Weight::Warning, "a partition is encrypted by the guest"),
+    ("dynamic-disk", Weight::Warning, "a disk is a dynamic disk of Windows"),
+    (
+        "interface-names",
+        Weight::Warning,
+        "the guest configures a network interface by a name that may change",
+    ),
+    (
+        "little-space-inside",
+        Weight::Warning,
+        "a file system of the guest has too little room for a conversion",
+    ),
+    ("vmware-tools-inside", Weight::Info, "the guest has tools of VMware"),
+    ("not-seen-inside", Weight::Info, "a part of the guest's disks was not looked into"),
 ];
 
 const LARGE_BYTES: u64 = 1_000_000_000_000;
@@ -420,6 +439,8 @@ impl Found<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PlannedVm;
+    use drover_types::guest::{ByPath, Encrypted, FreeSpace, Initramfs, Inside, Interface};
     use drover_types::inventory::{Nic, PhysicalNic, Snapshot};
 
     fn plain() -> (Vm, Inventory) {
@@ -487,6 +508,15 @@ mod tests {
             );
             id.to_string()
         };
+        let inside = |id: &str, change: &dyn Fn(&mut Inside)| {
+            let planned = planned();
+            let is_told = |inside: &Inside| concerns_inside(&planned, inside).iter().any(|it| it.id == id);
+            let mut found = Inside::default();
+            assert!(!is_told(&found), "{id}");
+            change(&mut found);
+            assert!(is_told(&found), "{id}");
+            id.to_string()
+        };
         let told = [
             change("no-disks", &|vm, _| vm.disks.clear()),
             change("independent-disk", &|vm, _| vm.disks[0].mode = DiskMode::IndependentPersistent),
@@ -524,6 +554,18 @@ mod tests {
                 inventory.vms.push(Vm { id: "vm-2".into(), name: vm.name.clone(), ..Vm::default() })
             }),
             change("name-changed", &|vm, _| vm.name = "file server/1".into()),
+            inside("initramfs-without-driver", &|found| found.initramfs = Some(Initramfs::default())),
+            inside("fstab-by-path", &|found| found.by_path.push(by_path("/dev/sdb1"))),
+            inside("encrypted-inside", &|found| {
+                found.encrypted.push(Encrypted { disk: 0, partition: 2, kind: "LUKS".into() })
+            }),
+            inside("dynamic-disk", &|found| found.dynamic_disks.push(0)),
+            inside("interface-names", &|found| found.interfaces.push(interface("ens192"))),
+            inside("little-space-inside", &|found| {
+                found.free.push(FreeSpace { place: "/".into(), bytes: 1 << 20 })
+            }),
+            inside("vmware-tools-inside", &|found| found.vmware_tools = Some("open-vm-tools".into())),
+            inside("not-seen-inside", &|found| found.unseen.push("disk 0: LVM".into())),
         ];
         let known: Vec<&str> = CATALOGUE.iter().map(|(id, ..)| *id).collect();
         assert_eq!(
@@ -531,6 +573,61 @@ mod tests {
             known,
             "every concern of the catalogue is tested"
         );
+    }
+
+    fn by_path(device: &str) -> ByPath {
+        ByPath { device: device.into(), place: "/data".into() }
+    }
+
+    fn interface(name: &str) -> Interface {
+        Interface {
+            name: name.into(),
+            file: "/etc/network/interfaces".into(),
+            addresses: vec!["192.0.2.7/24".into()],
+        }
+    }
+
+    /// A VM with one NIC, whose disk goes to virtio.
+    fn planned() -> PlannedVm {
+        let text = "version: 1\nname: p\nsource: {type: vsphere, endpoint: vc, user: u, password_env: P}\ntarget: {type: qemu, \
+                    folder: /vms}\nnetworks: {\"*\": user}\nvms: [{name: web01}]\n";
+        let (mut vm, mut inventory) = plain();
+        vm.nics.push(Nic { mac: "00:50:56:aa:bb:cc".into(), connected: true, ..Nic::default() });
+        inventory.vms.push(vm);
+        let plan = crate::Plan::parse(text).unwrap();
+        crate::resolve(&plan, &inventory).vms.remove(0)
+    }
+
+    #[test]
+    fn what_is_inside_is_judged_by_where_the_disks_go() {
+        let mut vm = planned();
+        let inside = Inside {
+            initramfs: Some(Initramfs { virtio_scsi: true, virtio_pci: true, ..Initramfs::default() }),
+            by_path: vec![by_path("/dev/sdb1")],
+            ..Inside::default()
+        };
+        let ids = |vm: &PlannedVm, inside: &Inside| -> Vec<String> {
+            concerns_inside(vm, inside).into_iter().map(|concern| concern.id).collect()
+        };
+        assert_eq!(ids(&vm, &inside), ["initramfs-without-driver", "fstab-by-path"]);
+        vm.disks[0].bus = crate::TargetBus::Scsi;
+        assert_eq!(ids(&vm, &inside), Vec::<String>::new(), "the driver is there, and sdb stays sdb");
+        let by_id = Inside { by_path: vec![by_path("/dev/disk/by-id/scsi-1")], ..inside.clone() };
+        assert_eq!(ids(&vm, &by_id), ["fstab-by-path"], "such names change on every bus");
+        vm.disks[0].bus = crate::TargetBus::Sata;
+        assert_eq!(ids(&vm, &inside), ["initramfs-without-driver"]);
+        let no_pci = Initramfs { virtio_blk: true, ..Initramfs::default() };
+        assert_eq!(lacking_driver(&no_pci, crate::TargetBus::Virtio), Some("virtio_pci"));
+    }
+
+    #[test]
+    fn a_name_is_kept_by_the_mac_address_that_the_card_keeps() {
+        let mut inside = Inside { interfaces: vec![interface("ens192")], ..Inside::default() };
+        let told = &concerns_inside(&planned(), &inside)[0];
+        assert!(told.message.contains("ens192 with 192.0.2.7/24"), "{told}");
+        assert!(told.advice.contains("MACAddress=00:50:56:aa:bb:cc"), "{told}");
+        inside = Inside { interfaces: vec![interface("eth0")], keeps_old_names: true, ..inside };
+        assert_eq!(concerns_inside(&planned(), &inside), []);
     }
 
     #[test]

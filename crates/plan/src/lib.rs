@@ -34,7 +34,9 @@ mod resolve;
 mod warm;
 
 pub use begun::{Begun, Others, as_begun};
-pub use concern::{CATALOGUE, Concern, ConcernContext, Weight, concerns};
+pub use concern::{
+    CATALOGUE, Concern, ConcernContext, Weight, concerns, concerns_inside, lacking_driver, renamed,
+};
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
 pub use flat::{FlatSetting, settings};
 pub use keys::schema;

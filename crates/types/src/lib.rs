@@ -6,6 +6,7 @@
 mod cover;
 mod day_limit;
 mod digest;
+pub mod guest;
 pub mod inventory;
 mod secret;
 mod shown;

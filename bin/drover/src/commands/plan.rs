@@ -21,8 +21,10 @@ use crate::exit::{Exit, Failure};
 use crate::far;
 use crate::files::read_text;
 use crate::hooks::hook_problems;
+use crate::inspection::{Inspected, inspect_plan};
 use crate::policy::PlanPolicy;
 use crate::provider::Provider;
+use crate::signals::stop_on_signals;
 use crate::source::hide_own_snapshots;
 use crate::state::state_folder;
 use crate::target::PlanTarget;
@@ -211,14 +213,20 @@ pub fn check_online(
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
     let (mut nfc, mut rights, mut at_target, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut inspected = Vec::new();
     let mut problems = if args.offline {
         file.plan.warnings.iter().cloned().chain(hook_problems(&file.plan, &file.folder)).collect()
     } else {
-        let checked = check_online(&file, args.state.as_deref(), None)?;
+        let mut checked = check_online(&file, args.state.as_deref(), None)?;
+        if args.inspect {
+            let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+            inspected = inspect_plan(&file, args.state.as_deref(), &mut checked.resolution, &stop)?;
+        }
         if !args.json {
+            let seen: String = inspected.iter().map(Inspected::line).collect();
             let told =
                 told_concerns(&checked.resolution) + &told_by_passes(&file.plan.name, args.state.as_deref());
-            crate::out::print(&(summary(&checked.resolution) + &checked.told + &told));
+            crate::out::print(&(summary(&checked.resolution) + &checked.told + &seen + &told));
         }
         (nfc, rights, at_target) = (checked.nfc, checked.rights, checked.at_target);
         hosts = host_documents(&checked.resolution);
@@ -235,10 +243,11 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     problems.extend(at_target);
     problems.extend(rights);
     if args.json {
-        crate::out::json(format_args!(
-            "{:#}",
-            serde_json::json!({ "problems": problems, "nfc": nfc, "hosts": hosts })
-        ));
+        let mut found = serde_json::json!({ "problems": problems, "nfc": nfc, "hosts": hosts });
+        if args.inspect {
+            found["inspected"] = inspected.iter().map(Inspected::json).collect();
+        }
+        crate::out::json(format_args!("{found:#}"));
     } else {
         crate::out::problems(&file.path, &problems);
     }
@@ -308,7 +317,7 @@ fn told_concerns(resolution: &Resolution) -> String {
 }
 
 /// The VMs of a plan that were begun; none where its state cannot be looked at.
-fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
+pub fn begun_here(plan: &str, state: Option<&Path>) -> Vec<Begun> {
     let folder = state_folder(state);
     let begun = || drover_engine::begun(&Store::open_to_read(&folder)?, plan, Others::Selected);
     if Store::is_there(&folder) { begun().unwrap_or_default() } else { Vec::new() }

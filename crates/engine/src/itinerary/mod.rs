@@ -45,12 +45,12 @@ pub fn is_own_snapshot(description: &str, plan: &str) -> bool {
     description == own_description(plan)
 }
 
-fn own_description(plan: &str) -> String {
+pub(crate) fn own_description(plan: &str) -> String {
     format!("{SNAPSHOT_MARK}{plan}")
 }
 
 /// The name of every snapshot that drover makes for a plan.
-fn own_name(plan: &str) -> String {
+pub(crate) fn own_name(plan: &str) -> String {
     format!("drover-{plan}")
 }
 

@@ -39,6 +39,27 @@ fn make_seeds() {
     relays();
     pieces();
     nfc();
+    guests();
+}
+
+/// A disk with a partition of ext4 that holds what a look into a guest reads, and an initramfs.
+fn guests() {
+    let work = tempfile::tempdir().unwrap();
+    let script = "mkdir -p tree/etc/network tree/boot/grub init/lib/modules/6/kernel && cd tree\n\
+                  echo 'PRETTY_NAME=\"Debian 12\"' > etc/os-release\n\
+                  echo '/dev/sdb1 /data ext4' > etc/fstab\n\
+                  echo 'iface ens192 inet static' > etc/network/interfaces\n\
+                  printf 'linux /vmlinuz root=/dev/sda1\\ninitrd /initrd.img-6\\n' > boot/grub/grub.cfg\n\
+                  cd ../init && echo x > lib/modules/6/kernel/virtio_blk.ko\n\
+                  find . | LC_ALL=C sort | cpio -o -H newc --quiet -R 0:0 | gzip -9n > ../tree/boot/initrd.img-6 && cd ..\n\
+                  truncate -s 128k part && mke2fs -q -F -t ext4 -b 1024 -N 32 -O ^has_journal,^resize_inode -m 0 -d tree part\n\
+                  truncate -s 160k disk\n\
+                  printf 'label: dos\\nstart=32 size=256 type=83\\n' | sfdisk -q --no-reread --no-tell-kernel disk\n\
+                  dd if=part of=disk bs=512 seek=32 conv=notrunc status=none";
+    let made = Command::new("sh").args(["-ec", script]).current_dir(work.path()).status().unwrap();
+    assert!(made.success());
+    keep("inspect_disk", "ext4", &std::fs::read(work.path().join("disk")).unwrap());
+    keep("inspect_initramfs", "gzip", &std::fs::read(work.path().join("tree/boot/initrd.img-6")).unwrap());
 }
 
 fn pieces() {

@@ -1,0 +1,230 @@
+//! A look into the disks of guests: before a plan runs (`plan check --inspect`), and into images that were copied.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, Request, Work};
+use drover_engine::{Looking, Store, chain, look_into};
+use drover_inspect::ReadAt;
+use drover_mover::StopSignal;
+use drover_plan::{At, Concern, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside};
+use drover_qcow2::Qcow2Disk;
+use drover_types::ByteSpan;
+use drover_types::guest::Inside;
+use drover_view::clean;
+use serde_json::{Value, json};
+
+use crate::commands::plan::{PlanFile, begun_here};
+use crate::exit::{Exit, Failure};
+use crate::provider::Provider;
+use crate::signals::Undo;
+use crate::state::state_folder;
+
+/// Bytes that are read at a time: a guest's small files lie near each other, and a far source answers slowly.
+const CHUNK_BYTES: u64 = 512 << 10;
+
+/// Chunks that are kept of a disk: tables of inodes and folders are read again and again.
+const CHUNKS_MAX: usize = 64;
+
+/// Times that a read is tried which may succeed later.
+const TRIES_MAX: u32 = 3;
+
+/// What was found in one VM.
+pub struct Inspected {
+    vm: String,
+    seconds: f64,
+    inside: Inside,
+    concerns: Vec<Concern>,
+}
+
+impl Inspected {
+    /// A line for people.
+    pub fn line(&self) -> String {
+        let system = match (&self.inside.system, self.inside.ntfs) {
+            (Some(system), _) => system.clone(),
+            (None, true) => "Windows, by its file system".into(),
+            (None, false) => "no system found".into(),
+        };
+        let loader = self.inside.boot_loader.iter().map(|loader| format!(", booted by {loader}"));
+        let root = self.inside.root.iter().map(|root| format!(", root {root}"));
+        let more: String = loader.chain(root).collect();
+        format!("{}: {} (looked into in {:.1} s)\n", clean(&self.vm), clean(&(system + &more)), self.seconds)
+    }
+
+    pub fn json(&self) -> Value {
+        json!({"vm": self.vm, "seconds": self.seconds, "inside": self.inside, "concerns": self.concerns})
+    }
+}
+
+/// Looks into every VM of a plan that can be frozen and was not begun, and adds what was found to its concerns.
+pub fn inspect_plan(
+    file: &PlanFile,
+    state: Option<&Path>,
+    resolution: &mut Resolution,
+    stop: &StopSignal,
+) -> Result<Vec<Inspected>, Failure> {
+    let folder = state_folder(state);
+    let store = if Store::is_there(&folder) { Store::open(&folder).ok() } else { None };
+    let _looking = match &store {
+        Some(store) => Some(Looking::begin(store, &file.plan.name).map_err(Failure::from)?),
+        None => None,
+    };
+    let provider = Provider::open(file, state)?;
+    provider.find_proxies(file, &provider.inventory()?);
+    provider.stop_when(stop);
+    let begun = begun_here(&file.plan.name, state);
+    let mut inspected = Vec::new();
+    for vm in &mut resolution.vms {
+        if stop.is_set() {
+            return Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was"));
+        }
+        if begun.iter().any(|it| it.planned.vm.id == vm.vm.id) {
+            continue;
+        }
+        if let Some(why) = vm.concerns.iter().find(|it| it.severity == Weight::Blocks) {
+            let text = format!("{} was not looked into: {}", vm.vm.name, why.message);
+            resolution.problems.push(of_vm(vm, &text));
+            continue;
+        }
+        let began = Instant::now();
+        let undo = Undo::begin();
+        let looked = look_into(provider.source(), &file.plan.name, vm, |disks| inspect_disks(disks));
+        drop(undo);
+        match looked {
+            Ok(inside) => {
+                let concerns = concerns_inside(vm, &inside);
+                vm.concerns.extend(concerns.iter().cloned());
+                let (vm, seconds) = (vm.vm.name.clone(), began.elapsed().as_secs_f64());
+                inspected.push(Inspected { vm, seconds, inside, concerns });
+            }
+            Err(error) => {
+                let problem = of_vm(vm, &format!("{} was not looked into: {}", vm.vm.name, chain(&error)));
+                resolution.problems.push(error.advice.into_iter().fold(problem, Problem::advise));
+            }
+        }
+    }
+    provider.close()?;
+    Ok(inspected)
+}
+
+fn of_vm(vm: &PlannedVm, text: &str) -> Problem {
+    Problem::warning("vms", text).at(At { line: vm.line, column: 1 })
+}
+
+/// Looks into images on this machine, which nobody writes to.
+pub fn inspect_images<'a>(
+    images: impl Iterator<Item = &'a Path>,
+    format: ImageFormat,
+) -> Result<Inside, drover_disk::DiskError> {
+    let open = |path: &Path| -> Result<Arc<dyn Disk>, drover_disk::DiskError> {
+        Ok(match format {
+            ImageFormat::Raw => Arc::new(FileDisk::open_for_verify(path)?),
+            ImageFormat::Qcow2 => Arc::new(Qcow2Disk::open_for_verify(path)?),
+        })
+    };
+    let disks = images.map(open).collect::<Result<Vec<_>, _>>()?;
+    Ok(inspect_disks(&disks))
+}
+
+fn inspect_disks(disks: &[Arc<dyn Disk>]) -> Inside {
+    let reader = |disk: &Arc<dyn Disk>| -> Arc<dyn ReadAt> { Arc::new(Reader::new(disk.clone())) };
+    drover_inspect::inspect(&disks.iter().map(reader).collect::<Vec<_>>())
+}
+
+/// A disk that is read in chunks, the last of which are kept.
+struct Reader {
+    disk: Arc<dyn Disk>,
+    hand: Mutex<Hand>,
+}
+
+#[derive(Default)]
+struct Hand {
+    lane: Option<Box<dyn Lane>>,
+    /// By their offsets, the one that was used last at the end.
+    chunks: VecDeque<(u64, Buffer)>,
+}
+
+impl Reader {
+    fn new(disk: Arc<dyn Disk>) -> Reader {
+        Reader { disk, hand: Mutex::default() }
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        let limits = self.disk.limits();
+        let least = limits.bytes_min.max(1);
+        (CHUNK_BYTES.min(limits.bytes_max) / least).max(1) * least
+    }
+
+    fn chunk<'a>(&self, hand: &'a mut Hand, at: u64) -> io::Result<&'a Buffer> {
+        match hand.chunks.iter().position(|(offset, _)| *offset == at) {
+            Some(index) => {
+                let known = hand.chunks.remove(index);
+                hand.chunks.extend(known);
+            }
+            None => {
+                let end = (at + self.chunk_bytes()).min(self.disk.size());
+                let buffer = self.fetch(hand, ByteSpan::from_bounds(at, end))?;
+                if hand.chunks.len() == CHUNKS_MAX {
+                    hand.chunks.pop_front();
+                }
+                hand.chunks.push_back((at, buffer));
+            }
+        }
+        hand.chunks.back().map(|(_, buffer)| buffer).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn fetch(&self, hand: &mut Hand, span: ByteSpan) -> io::Result<Buffer> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.try_to_fetch(hand, span) {
+                Err(error) if tries < TRIES_MAX && error.kind == DiskErrorKind::Transient => {
+                    hand.lane = None;
+                }
+                Ok(buffer) => return Ok(buffer),
+                Err(error) => return Err(io::Error::other(chain(&error))),
+            }
+        }
+    }
+
+    fn try_to_fetch(&self, hand: &mut Hand, span: ByteSpan) -> Result<Buffer, drover_disk::DiskError> {
+        let lane = match &mut hand.lane {
+            Some(lane) if !lane.is_broken() => lane,
+            lane => lane.insert(self.disk.open_lane()?),
+        };
+        lane.submit(Request { id: 0, span, work: Work::Read(Buffer::zeroed(span.length as usize)) });
+        let completion = lane.complete().expect("a request is in flight");
+        completion.result?;
+        match completion.work {
+            Work::Read(buffer) => Ok(buffer),
+            Work::Write(_) | Work::Zero => unreachable!("a request comes back as it went"),
+        }
+    }
+}
+
+impl ReadAt for Reader {
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.size()) {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it lies past the end of the disk"));
+        }
+        let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = self.chunk_bytes();
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let chunk = self.chunk(&mut hand, at / step * step)?;
+            let start = (at % step) as usize;
+            let length = (chunk.len() - start).min(bytes.len() - done);
+            bytes[done..done + length].copy_from_slice(&chunk[start..start + length]);
+            done += length;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! Guests are looked into before they move, and again when their images are here: by files on disks that are made without
+//! mounting anything.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::process::{PATIENCE, wait_until};
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::{Value, json};
+
+/// A Debian that knows only VMware's controllers; `more` are files of its initramfs.
+fn debian(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let tree = folder.join(format!("{name}.tree"));
+    let put = |path: &str, text: &str| {
+        let path = tree.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    put("etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");
+    put("etc/fstab", "UUID=1-2 / ext4 defaults 0 1\n/dev/sdb1 /data ext4 defaults 0 2\n");
+    put("etc/network/interfaces", "auto ens192\niface ens192 inet static\n  address 192.0.2.7/24\n");
+    put("var/lib/dpkg/info/open-vm-tools.list", "/usr/bin/vmtoolsd\n");
+    put(
+        "boot/grub/grub.cfg",
+        "menuentry 'Debian' {\n linux /boot/vmlinuz-6.1.0 root=UUID=1-2 ro\n initrd /boot/initrd.img-6.1.0\n}\n",
+    );
+    let drivers = folder.join(format!("{name}.initramfs"));
+    for file in ["init", "usr/lib/modules/6.1.0/kernel/drivers/scsi/vmw_pvscsi.ko"].iter().chain(more) {
+        let path = drivers.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
+    let packed = format!("cd '{}' && find . | cpio -o -H newc --quiet | gzip", drivers.display());
+    let packed = Command::new("sh").args(["-c", &packed]).output().unwrap();
+    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+    std::fs::write(tree.join("boot/initrd.img-6.1.0"), packed.stdout).unwrap();
+    disk_of(folder, name, &tree)
+}
+
+/// A disk with one partition, an ext4 that holds the tree.
+fn disk_of(folder: &Path, name: &str, tree: &Path) -> PathBuf {
+    let (part, disk) = (folder.join(format!("{name}.part")), folder.join(name));
+    let part_file = std::fs::File::create(&part).unwrap();
+    part_file.set_len(30 * MIB).unwrap();
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-d"]).arg(tree).arg(&part);
+    assert!(mke2fs.status().unwrap().success());
+    let script = "label: dos\nstart=1MiB size=30MiB type=83 bootable\n";
+    partition(&disk, 32 * MIB, script);
+    let mut bytes = std::fs::read(&disk).unwrap();
+    bytes[MIB as usize..31 * MIB as usize].copy_from_slice(&std::fs::read(&part).unwrap());
+    std::fs::write(&disk, bytes).unwrap();
+    disk
+}
+
+fn partition(disk: &Path, bytes: u64, script: &str) {
+    std::fs::File::create(disk).unwrap().set_len(bytes).unwrap();
+    let mut sfdisk = Command::new("sfdisk");
+    sfdisk.args(["-q", "--no-reread", "--no-tell-kernel"]).arg(disk).stdin(Stdio::piped());
+    let mut child = sfdisk.spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), script.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+const VIRTIO: [&str; 2] = [
+    "usr/lib/modules/6.1.0/kernel/drivers/block/virtio_blk.ko",
+    "usr/lib/modules/6.1.0/kernel/drivers/virtio/virtio_pci.ko",
+];
+
+/// The ids of what was found in a VM.
+fn found(checked: &Value, vm: &str) -> Vec<String> {
+    let inspected = checked["inspected"].as_array().unwrap();
+    let of_vm = inspected.iter().find(|it| it["vm"] == vm).unwrap_or_else(|| panic!("{vm} in {checked:#}"));
+    let concerns = of_vm["concerns"].as_array().unwrap();
+    concerns.iter().map(|it| it["id"].as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn a_check_tells_what_would_keep_a_guest_from_booting_and_leaves_the_source_as_it_was() {
+    let Some(stage) = Stage::new(171, |folder| {
+        let vmware = debian(folder, "vmware", &[]);
+        let data = disk_file(folder, "data", 4 * MIB);
+        let locked = folder.join("locked");
+        partition(
+            &locked,
+            32 * MIB,
+            "label: gpt\nstart=1MiB size=8MiB type=U\nstart=9MiB size=20MiB type=L\n",
+        );
+        let mut bytes = std::fs::read(&locked).unwrap();
+        bytes[9 * MIB as usize..][..6].copy_from_slice(b"LUKS\xba\xbe");
+        std::fs::write(&locked, bytes).unwrap();
+        let ready = debian(folder, "ready", &VIRTIO);
+        vec![
+            with(vm("vmware", &[&vmware, &data]), json!({"power": "on"})),
+            with(vm("locked", &[&locked]), json!({"nics": []})),
+            with(vm("ready", &[&ready]), json!({"nics": []})),
+        ]
+    }) else {
+        return;
+    };
+    let plan = stage.plan("look", &[]);
+    let before = stage.source_state();
+    let checked = stage.run(&["plan", "check", &plan, "--inspect", "--json"]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    let json = checked.json().unwrap();
+    let of_debian = ["initramfs-without-driver", "fstab-by-path", "interface-names", "vmware-tools-inside"];
+    let seen = found(&json, "vmware");
+    assert!(of_debian.iter().all(|id| seen.iter().any(|it| it == id)), "{seen:?}");
+    assert!(!found(&json, "ready").contains(&"initramfs-without-driver".to_string()), "{json:#}");
+    assert_eq!(found(&json, "locked"), ["encrypted-inside"]);
+    let words = stage.run(&["plan", "check", &plan, "--inspect"]).out;
+    for word in [
+        "vmware: Debian GNU/Linux 12 (bookworm), booted by GRUB, root UUID=1-2 (looked into in",
+        "/boot/initrd.img-6.1.0 has no driver virtio_blk",
+        "/dev/sdb1 (/data)",
+        "ens192 with 192.0.2.7/24",
+        "MACAddress=00:50:56:aa:00:01",
+        "partition 2 encrypted with LUKS",
+    ] {
+        assert!(words.contains(word), "'{word}' in {words}");
+    }
+    assert_eq!(stage.source_state(), before, "power, snapshots and files are as they were");
+    let without = stage.run(&["plan", "check", &plan, "--json"]).json().unwrap();
+    assert!(without["inspected"].is_null(), "nothing is looked into unasked");
+}
+
+#[test]
+fn a_check_that_is_killed_leaves_a_snapshot_that_the_next_one_removes() {
+    let Some(stage) = Stage::new(172, |folder| vec![vm("one", &[&debian(folder, "one", &[])])]) else {
+        return;
+    };
+    let plan = stage.plan("killed", &[]);
+    let snapshots = || stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len);
+    let slow = json!({"path": "/folder", "match": "flat", "delay_ms": 600_000, "count": -1});
+    stage.sim.post("/fault/http", slow).unwrap();
+    let mut command = stage.drover.command(&["plan", "check", &plan, "--inspect"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the snapshot", PATIENCE, || snapshots() == 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    stage.sim.post("/fault/clear", json!({})).unwrap();
+    assert_eq!(snapshots(), 1, "nobody was left to remove it");
+    let checked = stage.run(&["plan", "check", &plan, "--inspect"]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(checked.out.contains("Debian GNU/Linux 12"), "{}", checked.out);
+    assert_eq!(snapshots(), 0);
+}
+
+#[test]
+fn what_cannot_be_frozen_is_told_and_stops_no_check() {
+    let Some(stage) = Stage::new(173, |folder| vec![vm("one", &[&debian(folder, "one", &[])])]) else {
+        return;
+    };
+    let plan = stage.plan("refused", &[]);
+    let fault = json!({"method": "CreateSnapshot_Task", "fault": "NoPermission", "count": -1});
+    stage.sim.post("/fault/soap", fault).unwrap();
+    let checked = stage.run(&["plan", "check", &plan, "--inspect"]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(checked.err.contains("one was not looked into"), "{}{}", checked.out, checked.err);
+}
+
+/// A plan that converts where it is needed, moved with a converter that only says that it did; gives the notes of the VM.
+fn moved(stage: &Stage, name: &str) -> String {
+    let tools = stage.path("tools");
+    std::fs::create_dir_all(&tools).unwrap();
+    let script = "cp \"$3\" \"$(dirname \"$0\")/told.xml\"\necho This guest has virtio drivers installed.";
+    drover_lab::put_script(&tools.join("virt-v2v-in-place"), script).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let plan = stage.plan(name, &[("convert: never", "convert: auto")]);
+    let moved = stage.drover.command(&["migrate", &plan]).env("PATH", &path).output().unwrap();
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    stage.report(&plan).to_string()
+}
+
+#[test]
+fn an_image_that_lacks_drivers_is_converted_whatever_its_guest_id_says() {
+    let Some(stage) = Stage::new(174, |folder| {
+        vec![with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"nics": []}))]
+    }) else {
+        return;
+    };
+    let report = moved(&stage, "bare");
+    assert!(report.contains("converted; log in"), "{report}");
+    let told = std::fs::read_to_string(stage.path("tools/told.xml")).unwrap();
+    assert!(told.contains("<target dev='sda' bus='scsi'/>"), "the source's bus: {told}");
+}
+
+#[test]
+fn an_image_that_has_drivers_and_no_paths_is_left_as_it_is() {
+    let Some(stage) = Stage::new(175, |folder| {
+        let disk = debian(folder, "ready", &VIRTIO);
+        // Without the line that names a disk by its path.
+        let tree = folder.join("ready.tree");
+        std::fs::write(tree.join("etc/fstab"), "UUID=1-2 / ext4 defaults 0 1\n").unwrap();
+        std::fs::remove_file(&disk).unwrap();
+        vec![with(vm("ready", &[&disk_of(folder, "ready", &tree)]), json!({"nics": []}))]
+    }) else {
+        return;
+    };
+    let report = moved(&stage, "ready");
+    assert!(
+        report.contains("not converted: its /boot/initrd.img-6.1.0 has the driver of its disks"),
+        "{report}"
+    );
+    assert!(!stage.path("tools/told.xml").exists(), "the converter was not asked");
+}

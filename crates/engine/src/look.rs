@@ -1,0 +1,81 @@
+//! A look at the disks of a VM, which leaves nothing behind at the source.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use drover_disk::Disk;
+use drover_plan::PlannedVm;
+use drover_types::inventory::Vm;
+
+use crate::error::{EngineError, ProviderError};
+use crate::itinerary::{is_own_snapshot, own_description, own_name};
+use crate::provider::{Attachment, SourceProvider};
+use crate::runner::PlanLock;
+use crate::store::Store;
+
+/// Keeps runs of a plan away while its VMs are looked at.
+pub struct Looking {
+    _lock: PlanLock,
+}
+
+impl Looking {
+    /// Refused while a process runs the plan.
+    ///
+    /// # Errors
+    /// Then, or if the state folder cannot be written.
+    pub fn begin(store: &Store, plan: &str) -> Result<Looking, EngineError> {
+        Ok(Looking { _lock: PlanLock::take(store, plan)? })
+    }
+}
+
+/// Freezes the disks of a VM under a snapshot, running or not, hands them to `look`, and removes the snapshot again.
+///
+/// The snapshot is marked as the plan's own. If this process dies meanwhile, the next look at the VM, or the plan's next run,
+/// removes it.
+///
+/// # Errors
+/// If a disk cannot be frozen or opened, or the snapshot cannot be removed.
+pub fn look_into<T>(
+    source: &dyn SourceProvider,
+    plan: &str,
+    vm: &PlannedVm,
+    look: impl FnOnce(&[Arc<dyn Disk>]) -> T,
+) -> Result<T, ProviderError> {
+    let now = source.vm(&vm.vm.id)?;
+    tidy(source, plan, &now, &[])?;
+    let recorded = Mutex::new(Vec::new());
+    let looked = look_frozen(source, plan, vm, &now, &recorded, look);
+    let recorded = recorded.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let tidied = source.vm(&vm.vm.id).and_then(|now| tidy(source, plan, &now, &recorded));
+    let value = looked?;
+    tidied.map(|()| value)
+}
+
+fn look_frozen<T>(
+    source: &dyn SourceProvider,
+    plan: &str,
+    vm: &PlannedVm,
+    now: &Vm,
+    recorded: &Mutex<Vec<Attachment>>,
+    look: impl FnOnce(&[Arc<dyn Disk>]) -> T,
+) -> Result<T, ProviderError> {
+    let frozen = source.create_snapshot(now, &own_name(plan), &own_description(plan))?;
+    let record = |attachment: &Attachment| -> Result<(), ProviderError> {
+        recorded.lock().unwrap_or_else(PoisonError::into_inner).push(attachment.clone());
+        Ok(())
+    };
+    let open = |disk| Ok(source.open_disk(vm, disk, &frozen.snapshot, &record)?.disk);
+    let disks = vm.disks.iter().map(open).collect::<Result<Vec<_>, ProviderError>>()?;
+    Ok(look(&disks))
+}
+
+/// Detaches what is attached elsewhere, and removes the plan's own snapshots.
+fn tidy(
+    source: &dyn SourceProvider,
+    plan: &str,
+    now: &Vm,
+    recorded: &[Attachment],
+) -> Result<(), ProviderError> {
+    source.detach(now, recorded)?;
+    let own = now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan));
+    own.into_iter().try_for_each(|snapshot| source.remove_snapshot(now, &snapshot.id))
+}

@@ -1,0 +1,167 @@
+//! What there is to know about a VM once its disks were looked into.
+
+use drover_types::Bytes;
+use drover_types::guest::{Initramfs, Inside};
+
+use super::{Concern, Found};
+use crate::model::Convert;
+use crate::resolution::{PlannedVm, TargetBus};
+
+/// What was found inside a planned VM and matters for its move, the worst first.
+pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
+    let mut found = Found { vm: &vm.vm, list: Vec::new() };
+    found.initramfs(vm, inside);
+    found.paths(vm, inside);
+    found.locked(vm, inside);
+    found.names(vm, inside);
+    found.space(vm, inside);
+    if let Some(tools) = &inside.vmware_tools {
+        let advice = match vm.convert {
+            Convert::Always => "they are removed by the conversion",
+            Convert::Auto | Convert::Never => {
+                "remove them from inside after the move; `convert: always` has them removed"
+            }
+        };
+        found.add("vmware-tools-inside", None, format!("has {tools}"), advice);
+    }
+    if !inside.unseen.is_empty() {
+        let what = format!("was not looked into as a whole: {}", inside.unseen.join("; "));
+        found.add(
+            "not-seen-inside",
+            None,
+            what,
+            "see for yourself what `drover plan check --inspect` looks for",
+        );
+    }
+    found.list.sort_by_key(|concern| concern.severity);
+    found.list
+}
+
+/// The driver that an initramfs lacks for a bus.
+pub fn lacking_driver(initramfs: &Initramfs, bus: TargetBus) -> Option<&'static str> {
+    let (has, name) = match bus {
+        TargetBus::Virtio => (initramfs.virtio_blk, "virtio_blk"),
+        TargetBus::Scsi | TargetBus::Nvme => (initramfs.virtio_scsi, "virtio_scsi"),
+        TargetBus::Sata | TargetBus::Ide => return (!initramfs.ahci).then_some("ahci"),
+    };
+    if has && !initramfs.virtio_pci { Some("virtio_pci") } else { (!has).then_some(name) }
+}
+
+/// Lines of the guest's fstab whose disks are found elsewhere on the target's bus.
+pub fn renamed(vm: &PlannedVm, inside: &Inside) -> Vec<String> {
+    // Names that begin with `sd` are those of virtio-scsi and of SATA, too.
+    let keeps_names = !vm.disks.is_empty() && vm.disks.iter().all(|disk| disk.bus != TargetBus::Virtio);
+    let is_renamed = |device: &str| !(keeps_names && device.starts_with("/dev/sd"));
+    let lines = inside.by_path.iter().filter(|line| is_renamed(&line.device));
+    lines.map(|line| format!("{} ({})", line.device, line.place)).collect()
+}
+
+impl Found<'_> {
+    fn initramfs(&mut self, vm: &PlannedVm, inside: &Inside) {
+        let (Some(initramfs), Some(disk)) = (&inside.initramfs, vm.disks.first()) else { return };
+        let Some(driver) = lacking_driver(initramfs, disk.bus) else { return };
+        let what = format!(
+            "its {} has no driver {driver}, so it would not find its root file system",
+            initramfs.path
+        );
+        let advice = match vm.convert {
+            Convert::Never => {
+                "add the driver before the migration (Debian: /etc/initramfs-tools/modules and `update-initramfs -u -k all`; RHEL: \
+                 `dracut --force --no-hostonly --regenerate-all`), or allow `convert: auto`"
+            }
+            Convert::Auto | Convert::Always => {
+                "it is converted with virt-v2v-in-place, which has to be installed here"
+            }
+        };
+        self.add("initramfs-without-driver", None, what, advice);
+    }
+
+    fn paths(&mut self, vm: &PlannedVm, inside: &Inside) {
+        let lines = renamed(vm, inside);
+        if lines.is_empty() {
+            return;
+        }
+        let what = format!("finds disks by paths that change with their bus: {}", lines.join(", "));
+        let advice = match vm.convert {
+            Convert::Never => {
+                "write UUID=... in their place in /etc/fstab and the boot loader (`blkid` tells it)"
+            }
+            Convert::Auto | Convert::Always => {
+                "it is converted, which renames /dev/sd and /dev/hd; better write UUID=... in their place (`blkid` tells it)"
+            }
+        };
+        self.add("fstab-by-path", None, what, advice);
+    }
+
+    fn locked(&mut self, vm: &PlannedVm, inside: &Inside) {
+        for part in &inside.encrypted {
+            let label = vm.disks.get(part.disk).map(|disk| disk.disk.label.as_str());
+            let what = match part.partition {
+                0 => format!("is encrypted with {}", part.kind),
+                number => format!("has partition {number} encrypted with {}", part.kind),
+            };
+            let advice = if part.kind == "BitLocker" {
+                "save the recovery key and suspend protection before the cutover (`manage-bde -protectors -disable C: -RebootCount \
+                 0`); a locked disk cannot be converted"
+            } else {
+                "have its passphrase at hand for the first boot; what is in it was not looked at, and cannot be converted without it"
+            };
+            self.add("encrypted-inside", label, what, advice);
+        }
+        for number in &inside.dynamic_disks {
+            let label = vm.disks.get(*number).map(|disk| disk.disk.label.as_str());
+            self.add(
+                "dynamic-disk",
+                label,
+                "is a dynamic disk of Windows, whose volumes were not looked at",
+                "it moves as it is; after the move look in Disk Management whether it is to be imported (\"Foreign\")",
+            );
+        }
+    }
+
+    fn names(&mut self, vm: &PlannedVm, inside: &Inside) {
+        for interface in &inside.interfaces {
+            let name = &interface.name;
+            if name.starts_with("eth") && inside.keeps_old_names {
+                continue;
+            }
+            let fixed = match interface.addresses.as_slice() {
+                [] => String::new(),
+                addresses => format!(" with {}", addresses.join(", ")),
+            };
+            let what = format!(
+                "configures {name}{fixed} by its name ({}), which may be another here",
+                interface.file
+            );
+            let macs: Vec<&str> = vm.nics.iter().map(|nic| nic.mac.as_str()).collect();
+            let mac = match macs.as_slice() {
+                [] => return,
+                [one] => one.to_string(),
+                many => format!("the one of {} that it has", many.join(", ")),
+            };
+            let advice = format!(
+                "before the move, write /etc/systemd/network/10-{name}.link with `[Match]`, `MACAddress={mac}`, `[Link]`, \
+                 `Name={name}`, and rebuild the initramfs"
+            );
+            self.add("interface-names", None, what, advice);
+        }
+    }
+
+    fn space(&mut self, vm: &PlannedVm, inside: &Inside) {
+        if vm.convert == Convert::Never {
+            return;
+        }
+        for free in &inside.free {
+            let needed = if free.place == "/boot" { BOOT_BYTES_MIN } else { ROOT_BYTES_MIN };
+            if free.bytes < needed {
+                let what = format!("has {} free in {}", Bytes(free.bytes), free.place);
+                let advice = format!("a conversion needs {} there; make room first", Bytes(needed));
+                self.add("little-space-inside", None, what, advice);
+            }
+        }
+    }
+}
+
+/// Source: virt-v2v(1), "Free space in the guest".
+const ROOT_BYTES_MIN: u64 = 100 << 20;
+const BOOT_BYTES_MIN: u64 = 50 << 20;

@@ -1,0 +1,89 @@
+//! What was found inside a guest's disks without starting it.
+
+use serde::{Deserialize, Serialize};
+
+/// What was found inside a guest's disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inside {
+    /// The system, such as `Debian GNU/Linux 12 (bookworm)`; absent if it was not found.
+    pub system: Option<String>,
+    /// Whether an NTFS file system was found, which is how Windows is recognised.
+    pub ntfs: bool,
+    /// The boot loader, such as `GRUB`; absent if it was not found.
+    pub boot_loader: Option<String>,
+    /// What the kernel's command line says of the root file system.
+    pub root: Option<String>,
+    /// The initramfs that the boot loader starts; absent if none was found.
+    pub initramfs: Option<Initramfs>,
+    /// Lines of `/etc/fstab` that name a disk by its path.
+    pub by_path: Vec<ByPath>,
+    /// Partitions that are encrypted.
+    pub encrypted: Vec<Encrypted>,
+    /// Disks that Windows' Logical Disk Manager has, by their number from 0.
+    pub dynamic_disks: Vec<usize>,
+    /// What says that tools of VMware are installed, such as `open-vm-tools`.
+    pub vmware_tools: Option<String>,
+    /// Network interfaces that are configured by their names.
+    pub interfaces: Vec<Interface>,
+    /// Whether the kernel is told to keep names such as `eth0` (`net.ifnames=0`).
+    pub keeps_old_names: bool,
+    /// Free space of file systems.
+    pub free: Vec<FreeSpace>,
+    /// What was not looked into, and why.
+    pub unseen: Vec<String>,
+}
+
+/// An initramfs, and which drivers it or the kernel itself has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Initramfs {
+    /// Its file, such as `/boot/initrd.img-6.1.0-56-amd64`.
+    pub path: String,
+    /// virtio-blk, for `disk_bus: virtio`.
+    pub virtio_blk: bool,
+    /// virtio-scsi, for `disk_bus: scsi`.
+    pub virtio_scsi: bool,
+    /// PCI devices of virtio at all.
+    pub virtio_pci: bool,
+    /// AHCI, for `disk_bus: sata`.
+    pub ahci: bool,
+}
+
+/// A line of `/etc/fstab`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByPath {
+    /// `/dev/sdb1`.
+    pub device: String,
+    /// Where it is mounted, or `swap`.
+    pub place: String,
+}
+
+/// An encrypted partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Encrypted {
+    /// Number of the disk, from 0.
+    pub disk: usize,
+    /// Number of the partition, from 1; 0 for the whole disk.
+    pub partition: usize,
+    /// `LUKS` or `BitLocker`.
+    pub kind: String,
+}
+
+/// A network interface with a configuration for its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// `ens192`.
+    pub name: String,
+    /// The file that says so.
+    pub file: String,
+    /// Its fixed addresses; none if it asks for one.
+    pub addresses: Vec<String>,
+}
+
+/// Free space of a file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreeSpace {
+    /// Where it is mounted: `/` or `/boot`.
+    pub place: String,
+    /// Bytes.
+    pub bytes: u64,
+}
