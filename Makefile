@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
+.PHONY: check-conversion cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
 	@echo "make mutants changes the pure crates here and there, and looks whether a test notices"
 	@echo "make reference   writes docs/reference/cli-*.md and plan-*.md from the code"
+	@echo "make check-conversion   a Debian that knows only VMware, converted by the real virt-v2v and booted (as root, some 15 minutes)"
 	@echo "make cluster a real Kubernetes of one node in namespaces of its own, until Ctrl-C (as root)"
 	@echo "make clean"
 
@@ -61,6 +62,7 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
 	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"
+	@scripts/get-v2v $(LAB)/v2v || echo "make: conversions by the real virt-v2v will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
 	@echo "building the vSphere simulator"
@@ -113,6 +115,10 @@ bench-warm: build prepare lab
 bench-live: build prepare lab
 	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
+
+check-conversion: prepare lab
+	@lab/guests/make-vmware-guest $(LAB)/vmware
+	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion -- --include-ignored --nocapture
 
 cluster: prepare
 	@scripts/get-cluster $(LAB)/cluster

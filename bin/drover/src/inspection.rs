@@ -91,7 +91,7 @@ pub fn inspect_plan(
         }
         let began = Instant::now();
         let undo = Undo::begin();
-        let looked = look_into(provider.source(), &file.plan.name, vm, |disks| inspect_disks(disks));
+        let looked = look_into(provider.source(), &file.plan.name, vm, inspect_disks);
         drop(undo);
         match looked {
             Ok(inside) => {

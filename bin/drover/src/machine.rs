@@ -9,10 +9,11 @@ use drover_qemu::{
     Cache, Clock, DiskBus, DiskSpec, MachineFirmware, MachineSpec, NicAttach, NicModel, NicSpec, Ovmf,
     QemuError, VmFolder,
 };
+use drover_types::inventory::Vm;
 
 /// What a machine is made of; `origin` says in words where it comes from.
 pub fn machine_of(vm: &PlannedVm, target: &Target, origin: &str) -> Machine {
-    let is_windows = vm.vm.guest_id.to_ascii_lowercase().starts_with("win");
+    let is_windows = is_windows(&vm.vm);
     Machine {
         name: vm.target_name.clone(),
         uuid: Some(vm.vm.uuid.clone()).filter(|uuid| !uuid.is_empty()),
@@ -111,6 +112,16 @@ fn firmware_of(machine: &Machine, uefi: Option<&UefiFiles>) -> Result<MachineFir
         None => Ovmf::find(secure_boot).ok(),
     };
     Ok(MachineFirmware::Uefi { secure_boot, files })
+}
+
+/// Whether a VM is Windows, by its guest id.
+pub fn is_windows(vm: &Vm) -> bool {
+    vm.guest_id.to_ascii_lowercase().starts_with("win")
+}
+
+/// The bus of the disk that is booted from, as QEMU builds the machine.
+pub fn boot_bus_of(spec: &MachineSpec) -> DiskBus {
+    spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus)
 }
 
 /// The bus of the disk that is booted from.

@@ -4,6 +4,7 @@
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod conformance;
+mod conversion;
 mod here;
 mod host;
 mod kubevirt;
@@ -24,6 +25,7 @@ use drover_types::inventory::About;
 
 use crate::commands::plan::PlanFile;
 use crate::exit::Failure;
+use crate::machine::{boot_bus, machine_of};
 use here::Here;
 use kubevirt::Claims;
 use libvirt::Domains;
@@ -131,7 +133,12 @@ impl PlanTarget {
                 Some(_) => self.domains.look_ahead(vm),
                 None => self.here.look_ahead(vm),
             };
-            let error = ahead.err()?;
+            let Err(error) = ahead else {
+                // What another host has for it, `look_ahead` asked there.
+                vm.site.is_none().then_some(())?;
+                let machine = machine_of(vm, &self.about.target, &self.about.origin);
+                return conversion::warning(vm, boot_bus(&machine));
+            };
             let problem = Problem::error("target", format!("{}: {}", vm.vm.name, chain(&error)));
             let problem = problem.at(At { line: vm.line, column: 1 });
             Some(error.advice.into_iter().fold(problem, Problem::advise))

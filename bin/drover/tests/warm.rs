@@ -417,7 +417,8 @@ fn ran_for_a_moment(number: u8, tells_events: bool) {
     let tools = warm.stage.path("tools");
     let (begun, go) = (tools.join("begun"), tools.join("go"));
     std::fs::create_dir(&tools).unwrap();
-    let script = "cd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done";
+    let script = "cd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done\n\
+                  echo This guest has virtio drivers installed.";
     let converter = tools.join("virt-v2v-in-place");
     drover_lab::put_script(&converter, script).unwrap();
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());

@@ -12,6 +12,7 @@ mod pulse;
 mod scene;
 mod script;
 mod sim;
+pub mod v2v;
 mod vddk;
 
 pub use cluster::Cluster;

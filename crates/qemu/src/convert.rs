@@ -5,6 +5,7 @@
 //!                                  └──> ready:  state "converted", each overlay merged, state "committed", overlays removed
 //!
 //! convert/disk0.qcow2      overlay of the first disk
+//! convert/domain.xml       the guest as its source had it, for the converter
 //! convert/state            written whole and durable
 //! convert/convert.log      the converter's words
 //! ```
@@ -14,7 +15,7 @@
 //! point, of any disk, is simply done again.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -24,10 +25,17 @@ use crate::definition::{remove_if_there, write_file};
 use crate::error::{QemuError, QemuErrorKind};
 use crate::folder::VmFolder;
 use crate::image::{HOURS, PACKAGE};
-use crate::libvirt::libvirt_xml;
-use crate::spec::{DiskSpec, ImageFormat, MachineSpec};
-use crate::validate::find_program;
+use crate::spec::{Accelerator, DiskBus, DiskSpec, ImageFormat, MachineSpec};
 use drover_child::Kind;
+use said::{KEEPS, Said};
+use tool::{NO_CONVERTER, Tool};
+
+mod said;
+mod source;
+mod tool;
+
+pub use source::{NicName, SourceBus, SourceGuest};
+pub use tool::Lack;
 
 /// How a guest is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +56,15 @@ impl Default for ConvertOptions {
 /// How a conversion ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConvertOutcome {
-    /// The images hold the converted guest; what the converter said is in the file.
-    Converted(PathBuf),
+    /// The images hold the converted guest, which has drivers for its disks' bus.
+    Converted {
+        /// What the converter said.
+        log: PathBuf,
+        /// What it warned of.
+        warnings: Vec<String>,
+        /// Network interfaces that keep their names.
+        kept: Vec<String>,
+    },
     /// An earlier run converted it.
     ConvertedBefore,
     /// There is no converter on this machine; why.
@@ -62,9 +77,14 @@ pub enum ConvertOutcome {
 /// it was cut short, and never converts twice.
 ///
 /// # Errors
-/// If the converter fails (the images are as they were), or an overlay cannot be made or merged.
-pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOutcome, QemuError> {
-    let conversion = Conversion { spec, folder: folder_of(&spec.folder) };
+/// If the converter fails or has no drivers for the guest (the images are as they were), or an overlay cannot be made or
+/// merged.
+pub fn convert(
+    spec: &MachineSpec,
+    guest: &SourceGuest,
+    options: &ConvertOptions,
+) -> Result<ConvertOutcome, QemuError> {
+    let conversion = Conversion { spec, guest, folder: folder_of(&spec.folder) };
     match conversion.state()? {
         State::Committed => {
             conversion.remove_overlays()?;
@@ -72,14 +92,23 @@ pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOu
         }
         State::Converted => {}
         State::Untouched => {
-            let Some(program) = options.program.clone().or_else(find_converter) else {
+            let Some(tool) = Tool::find(options.program.as_deref()) else {
                 return Ok(ConvertOutcome::NotAvailable(NO_CONVERTER.into()));
             };
-            conversion.run(&program, options.time_max)?;
+            conversion.run(&tool, options.time_max)?;
         }
     }
     conversion.commit()?;
-    Ok(ConvertOutcome::Converted(conversion.log()))
+    let Said { warnings, kept, .. } = conversion.said();
+    Ok(ConvertOutcome::Converted { log: conversion.log(), warnings, kept })
+}
+
+/// Whether a conversion of a machine's images was begun and cannot be taken back: they may hold the converted guest.
+pub fn is_converted(spec: &MachineSpec) -> bool {
+    let guest = SourceGuest::default();
+    let conversion = Conversion { spec, guest: &guest, folder: folder_of(&spec.folder) };
+    // A state that cannot be read is told by the conversion itself.
+    !matches!(conversion.state(), Ok(State::Untouched))
 }
 
 /// Whether this machine has a converter.
@@ -87,7 +116,22 @@ pub fn convert(spec: &MachineSpec, options: &ConvertOptions) -> Result<ConvertOu
 /// # Errors
 /// Why it has none.
 pub fn can_convert() -> Result<(), String> {
-    find_converter().map(drop).ok_or_else(|| NO_CONVERTER.into())
+    Tool::find(None).map(drop).ok_or_else(|| NO_CONVERTER.into())
+}
+
+/// Whether this machine can convert a guest whose boot disk goes to that bus: the converter, and for Windows what it puts
+/// into it.
+///
+/// # Errors
+/// The first thing that is not there.
+pub fn check_conversion(is_windows: bool, boot_bus: DiskBus) -> Result<(), Lack> {
+    match Tool::find(None) {
+        Some(tool) => tool.check(is_windows, boot_bus),
+        None => Err(Lack {
+            what: NO_CONVERTER.into(),
+            advice: "install it, choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers".into(),
+        }),
+    }
 }
 
 /// Removes what a conversion left in a machine's folder: overlays, state and log. For when the images go too, as
@@ -122,12 +166,13 @@ enum State {
 
 struct Conversion<'a> {
     spec: &'a MachineSpec,
+    guest: &'a SourceGuest,
     folder: PathBuf,
 }
 
 impl Conversion<'_> {
-    fn run(&self, program: &Path, time_max: Duration) -> Result<(), QemuError> {
-        let done = self.make_overlays().and_then(|()| self.run_program(program, time_max));
+    fn run(&self, tool: &Tool, time_max: Duration) -> Result<(), QemuError> {
+        let done = self.try_to(tool, time_max).and_then(|()| self.check_drivers());
         if done.is_err() {
             self.remove_overlays()?;
             return done;
@@ -172,7 +217,8 @@ impl Conversion<'_> {
         for (disk, overlay) in self.spec.disks.iter().zip(self.overlays()) {
             make_overlay(disk, &overlay)?;
         }
-        write_file(&self.definition(), libvirt_xml(&self.on_overlays()).as_bytes(), 0o644)
+        let xml = source::converter_xml(&self.on_overlays(), self.guest);
+        write_file(&self.definition(), xml.as_bytes(), 0o644)
     }
 
     fn remove_overlays(&self) -> Result<(), QemuError> {
@@ -197,21 +243,65 @@ impl Conversion<'_> {
         self.folder.join("domain.xml")
     }
 
+    /// Runs the converter, a second time in emulation where its machine did not come up on KVM: that `/dev/kvm` opens does not
+    /// prove that it works.
+    fn try_to(&self, tool: &Tool, time_max: Duration) -> Result<(), QemuError> {
+        let found = Accelerator::detect();
+        let in_emulation = found.accelerator == Accelerator::Tcg;
+        self.make_overlays()?;
+        let mut log = File::create(self.log()).map_err(|error| self.failure("run", error))?;
+        let names = self.tell_names(tool, &mut log).map_err(|error| self.failure("run", error))?;
+        let first = self.run_program(tool, time_max, (in_emulation, names), &log);
+        let is_settled = in_emulation || found.forced || std::env::var_os(SETTINGS).is_some();
+        match first {
+            Err(error) if !is_settled && is_of_kvm(&self.words()) => {
+                // It never began: its own machine looks into the overlays.
+                self.make_overlays()?;
+                writeln!(log, "drover: {AGAIN}").map_err(|error| self.failure("run", error))?;
+                self.run_program(tool, time_max, (true, names), &log).map_err(|second| match second.kind {
+                    QemuErrorKind::Timeout => second,
+                    _ => error,
+                })
+            }
+            first => first,
+        }
+    }
+
+    /// Writes into the log which interfaces keep their names; gives whether they do.
+    fn tell_names(&self, tool: &Tool, log: &mut File) -> io::Result<bool> {
+        let names = &self.guest.names;
+        let can = !names.is_empty() && names.iter().all(NicName::is_sane) && tool.can_write();
+        for NicName { name, mac } in names {
+            match can {
+                true => writeln!(log, "{KEEPS}{name} of {mac}")?,
+                false => writeln!(
+                    log,
+                    "drover: warning: the interface {name} may get another name (virt-v2v 2.6 and later can keep it)"
+                )?,
+            }
+        }
+        Ok(can)
+    }
+
     /// It ends with us, so that it never works on overlays behind the back of a drover that was started anew.
-    fn run_program(&self, program: &Path, time_max: Duration) -> Result<(), QemuError> {
-        let mut command = drover_child::command(program, Kind::Converter);
-        command.args(["-i", "libvirtxml"]).arg(self.definition());
-        if std::env::var_os(BACKEND).is_none() {
-            // No libvirtd is needed to look into a disk.
-            command.env(BACKEND, "direct");
+    fn run_program(
+        &self,
+        tool: &Tool,
+        time_max: Duration,
+        (in_emulation, with_names): (bool, bool),
+        log: &File,
+    ) -> Result<(), QemuError> {
+        let mut command = tool.conversion(&self.definition(), self.guest, self.boot_bus(), with_names);
+        if in_emulation && std::env::var_os(SETTINGS).is_none() {
+            command.env(SETTINGS, "force_tcg");
         }
         let io = |error| self.failure("run", error);
-        let log = File::create(self.log()).map_err(io)?;
         let guard = private_folder().map_err(io)?;
+        let log = log.try_clone().map_err(io)?;
         let mut child = Guarded::spawn(&command, guard.path(), log).map_err(io)?;
         let status = child.wait(time_max).map_err(io)?;
         child.stop();
-        let words = child::tail(&fs::read(self.log()).unwrap_or_default());
+        let words = child::tail(self.words().as_bytes());
         let (kind, why) = match status {
             Some(status) if status.success() => return Ok(()),
             Some(status) if words.is_empty() => (QemuErrorKind::Failed, status.to_string()),
@@ -221,8 +311,46 @@ impl Conversion<'_> {
                 format!("not done after {} s; last words: {words}", time_max.as_secs()),
             ),
         };
-        let what = format!("conversion of {} (log in {})", self.spec.name, self.log().display());
-        Err(QemuError::new(kind, what).because(why))
+        Err(QemuError::new(kind, self.what()).because(why))
+    }
+
+    /// That the converter ended well does not mean that the guest has drivers.
+    fn check_drivers(&self) -> Result<(), QemuError> {
+        let needs = self.spec.disks.iter().any(|disk| disk.bus != DiskBus::Sata);
+        let said = self.said();
+        if !needs || said.drivers == Some(true) {
+            return Ok(());
+        }
+        let mut why = match said.drivers {
+            Some(_) => "it ended well, but the guest has no virtio drivers and would not boot".to_string(),
+            None => {
+                "it ended well, but its log does not say that the guest has virtio drivers now".to_string()
+            }
+        };
+        if !said.warnings.is_empty() {
+            why += &format!("; it warned: {}", said.warnings.join("; "));
+        }
+        why += "; install virtio-win for this Windows, or use `disk_bus: sata`";
+        Err(QemuError::new(QemuErrorKind::Failed, self.what()).because(why))
+    }
+
+    fn what(&self) -> String {
+        format!("conversion of {} (log in {})", self.spec.name, self.log().display())
+    }
+
+    fn said(&self) -> Said {
+        Said::of(&self.words())
+    }
+
+    /// The end of what the converter said so far.
+    fn words(&self) -> String {
+        let bytes = fs::read(self.log()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(LOG_BYTES_MAX)..]).into_owned()
+    }
+
+    /// The bus of the disk that is booted from.
+    fn boot_bus(&self) -> DiskBus {
+        self.spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus)
     }
 
     /// A state counts only for the very files it was written about: images that were removed and copied
@@ -274,14 +402,20 @@ pub(crate) fn make_overlay(disk: &DiskSpec, overlay: &Path) -> Result<(), QemuEr
     run_of(PACKAGE, &mut command, OVERLAY_TIME_MAX)?.check(what).map(drop)
 }
 
-fn find_converter() -> Option<PathBuf> {
-    find_program("virt-v2v-in-place", &["/usr/libexec", "/usr/lib", "/usr/lib/virt-v2v"])
+/// Whether these are the words of a machine that did not come up, as on a broken `/dev/kvm`.
+fn is_of_kvm(words: &str) -> bool {
+    KVM_SIGNS.iter().any(|sign| words.contains(sign))
 }
 
-const NO_CONVERTER: &str = "virt-v2v-in-place is not installed (package virt-v2v)";
+/// QEMU's words, and those of libguestfs where it lost its machine.
+const KVM_SIGNS: [&str; 4] =
+    ["failed to set MSR", "guestfs_launch failed", "appliance failed to start", "failed to initialize kvm"];
+const AGAIN: &str = "the converter's machine did not come up on KVM; once more in emulation";
+const SETTINGS: &str = "LIBGUESTFS_BACKEND_SETTINGS";
+/// More than any converter says in its quiet mode.
+const LOG_BYTES_MAX: usize = 4 << 20;
 const CONVERTED: &str = "converted";
 const COMMITTED: &str = "committed";
-const BACKEND: &str = "LIBGUESTFS_BACKEND";
 const OVERLAY_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -295,11 +429,13 @@ mod tests {
     /// Writes sevens to the start of each disk in the domain XML, and notes that it ran.
     const CONVERTS: &str = "echo x >> \"$(dirname \"$0\")/runs\"\n\
         sed -n \"s/.*source file='\\([^']*\\)'.*/\\1/p\" \"$3\" | while read -r image; do\n\
-        qemu-io -f qcow2 -c 'write -q -P 7 0 64k' \"$image\" || exit 1\ndone\n";
+        qemu-io -f qcow2 -c 'write -q -P 7 0 64k' \"$image\" || exit 1\ndone\n\
+        echo 'This guest has virtio drivers installed.'\n";
 
     struct Scene {
         folder: tempfile::TempDir,
         spec: MachineSpec,
+        guest: SourceGuest,
         options: ConvertOptions,
     }
 
@@ -317,7 +453,8 @@ mod tests {
             second.format = ImageFormat::Qcow2;
             create_qcow2(&second.path, 1 << 20, &Qcow2Options::default()).unwrap();
             spec.disks.push(second);
-            let mut scene = Scene { folder, spec, options: ConvertOptions::default() };
+            let guest = SourceGuest { buses: vec![SourceBus::Scsi; 2], ..SourceGuest::default() };
+            let mut scene = Scene { folder, spec, guest, options: ConvertOptions::default() };
             scene.set_program(body);
             Some(scene)
         }
@@ -329,11 +466,11 @@ mod tests {
         }
 
         fn convert(&self) -> Result<ConvertOutcome, QemuError> {
-            convert(&self.spec, &self.options)
+            convert(&self.spec, &self.guest, &self.options)
         }
 
         fn conversion(&self) -> Conversion<'_> {
-            Conversion { spec: &self.spec, folder: folder_of(&self.spec.folder) }
+            Conversion { spec: &self.spec, guest: &self.guest, folder: folder_of(&self.spec.folder) }
         }
 
         fn runs(&self) -> usize {
@@ -364,7 +501,7 @@ mod tests {
     fn a_conversion_changes_the_disks_once() {
         let Some(scene) = Scene::new(CONVERTS) else { return };
         assert!(scene.is_as_copied());
-        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted(log) if log.is_file()));
+        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted { log, .. } if log.is_file()));
         assert_eq!(scene.convert().unwrap(), ConvertOutcome::ConvertedBefore);
         assert!(scene.is_converted());
         assert_eq!(scene.runs(), 1);
@@ -376,7 +513,8 @@ mod tests {
     fn a_merge_that_was_cut_short_is_done_again_and_the_converter_is_not() {
         let Some(scene) = Scene::new(CONVERTS) else { return };
         let conversion = scene.conversion();
-        conversion.run(scene.options.program.as_ref().unwrap(), Duration::from_secs(60)).unwrap();
+        let tool = Tool::find(scene.options.program.as_deref()).unwrap();
+        conversion.run(&tool, Duration::from_secs(60)).unwrap();
         assert!(scene.is_as_copied());
         // The first disk was merged, then drover was killed.
         let overlay = &conversion.overlays()[0];
@@ -419,6 +557,81 @@ mod tests {
     }
 
     #[test]
+    fn an_end_without_drivers_is_no_conversion() {
+        let without = format!(
+            "{}echo 'virt-v2v-in-place: warning: there are no virtio drivers available for this version'\n\
+             echo 'This guest does not have virtio drivers installed.'\n",
+            CONVERTS.replace("echo 'This guest has virtio drivers installed.'\n", "")
+        );
+        let Some(mut scene) = Scene::new(&without) else { return };
+        let error = scene.convert().unwrap_err().chain();
+        assert!(error.contains("no virtio drivers and would not boot"), "{error}");
+        assert!(error.contains("it warned: there are no virtio drivers available"), "{error}");
+        assert!(scene.is_as_copied(), "nothing of it is merged");
+        scene.set_program(&CONVERTS.replace("echo", "true"));
+        assert!(scene.convert().unwrap_err().chain().contains("does not say"), "silence proves nothing");
+        scene.set_program(CONVERTS);
+        scene.convert().unwrap();
+        assert!(scene.is_converted());
+    }
+
+    #[test]
+    fn on_a_bus_that_every_guest_knows_drivers_are_not_asked_for() {
+        let body = CONVERTS.replace("guest has virtio", "guest does not have virtio");
+        let Some(mut scene) = Scene::new(&format!("{body}echo 'x: warning: no guest agent'\n")) else {
+            return;
+        };
+        scene.spec.disks.iter_mut().for_each(|disk| disk.bus = DiskBus::Sata);
+        let ConvertOutcome::Converted { warnings, .. } = scene.convert().unwrap() else { panic!() };
+        assert_eq!(warnings, ["no guest agent"]);
+        assert!(scene.is_converted());
+    }
+
+    #[test]
+    fn a_machine_that_does_not_come_up_on_kvm_is_tried_in_emulation() {
+        let body = format!(
+            "if [ \"$LIBGUESTFS_BACKEND_SETTINGS\" != force_tcg ]; then echo 'error: failed to set MSR 0x10a'; exit 1; fi\n{CONVERTS}"
+        );
+        let Some(scene) = Scene::new(&body) else { return };
+        // Where KVM cannot be opened or is forced, nothing is left to try: the first try is the one.
+        let found = Accelerator::detect();
+        let can_be_tried = found.accelerator == Accelerator::Tcg || !found.forced;
+        assert_eq!(scene.convert().is_ok(), can_be_tried);
+        assert_eq!(scene.is_converted(), can_be_tried);
+        assert_eq!(scene.runs(), usize::from(can_be_tried));
+    }
+
+    #[test]
+    fn the_converter_is_told_the_bus_of_the_source() {
+        let told = format!("cp \"$3\" \"$(dirname \"$0\")/told.xml\"\n{CONVERTS}");
+        let Some(scene) = Scene::new(&told) else { return };
+        scene.convert().unwrap();
+        let xml = fs::read_to_string(scene.folder.path().join("told.xml")).unwrap();
+        for target in ["<target dev='sda' bus='scsi'/>", "<target dev='sdb' bus='scsi'/>"] {
+            assert!(xml.contains(target), "{xml}");
+        }
+    }
+
+    #[test]
+    fn names_of_interfaces_are_kept_where_the_converter_can_write() {
+        let body = |help: &str| {
+            format!(
+                "if [ \"$1\" = --help ]; then echo '{help}'; exit; fi\n[ \"$1\" != --write ] || shift 2\n{CONVERTS}"
+            )
+        };
+        let Some(mut scene) = Scene::new(&body("-i --write")) else { return };
+        scene.guest.names.push(NicName { mac: "00:50:56:aa:bb:cc".into(), name: "ens192".into() });
+        let ConvertOutcome::Converted { kept, warnings, .. } = scene.convert().unwrap() else { panic!() };
+        assert_eq!(kept, ["ens192 of 00:50:56:aa:bb:cc"]);
+        assert_eq!(warnings, Vec::<String>::new());
+        forget_conversion(&scene.spec.folder).unwrap();
+        scene.set_program(&body("-i"));
+        let ConvertOutcome::Converted { kept, warnings, .. } = scene.convert().unwrap() else { panic!() };
+        assert_eq!(kept, Vec::<String>::new());
+        assert!(warnings[0].contains("ens192 may get another name"), "{warnings:?}");
+    }
+
+    #[test]
     fn a_conversion_that_hangs_is_given_up() {
         let Some(mut scene) = Scene::new("exec sleep 600") else { return };
         scene.options.time_max = Duration::from_millis(300);
@@ -433,7 +646,7 @@ mod tests {
         let first = &scene.spec.disks[0].path;
         fs::remove_file(first).unwrap();
         fs::write(first, vec![1; 1 << 20]).unwrap();
-        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted(_)));
+        assert!(matches!(scene.convert().unwrap(), ConvertOutcome::Converted { .. }));
         assert!(scene.is_converted());
         assert_eq!(scene.runs(), 2);
         forget_conversion(&scene.spec.folder).unwrap();

@@ -10,15 +10,14 @@ use drover_engine::{Cause, Converted, OpenedTarget, ProviderError, TargetProvide
 use drover_mover::journal_path;
 use drover_plan::{Convert, ImageFormat, PlannedDisk, PlannedVm, Target};
 use drover_qcow2::Qcow2Disk;
-use drover_qemu::{
-    ConvertOptions, ConvertOutcome, DiskBus, MachineSpec, Need, RunOptions, Validation, VmFolder,
-};
+use drover_qemu::{MachineSpec, RunOptions, Validation, VmFolder};
 
 use crate::endpoint::{TargetEnd, raw_end, target_failure};
 use crate::exit::{Exit, Failure};
 use crate::image::qemu_error;
-use crate::machine::{machine_of, spec_of};
+use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::qcow2;
+use crate::target::conversion;
 use crate::target::host;
 use crate::target::ours::{Image, image_at, is_in_the_way, is_known_by_content, why_another};
 use crate::target::{ANOTHER_PLANS, all_removed, io_error};
@@ -105,11 +104,9 @@ impl Here {
         }
         vm.disks.iter().try_for_each(|disk| self.check_ours(disk, vm).map(drop))?;
         host::check(vm, &self.target)?;
-        self.spec(vm)?.check().map_err(qemu_error)?;
-        match vm.convert {
-            Convert::Always => drover_qemu::can_convert().map_err(|why| no_converter(&why)),
-            Convert::Auto | Convert::Never => Ok(()),
-        }
+        let spec = self.spec(vm)?;
+        spec.check().map_err(qemu_error)?;
+        conversion::check(vm, boot_bus_of(&spec))
     }
 
     fn why_it_stays(&self, disk: &PlannedDisk, vm: &PlannedVm) -> Result<Option<String>, ProviderError> {
@@ -217,7 +214,7 @@ impl TargetProvider for Here {
         if vm.convert == Convert::Never {
             return Ok(Converted::Skipped("the plan says so".into()));
         }
-        convert(&self.spec(vm)?, vm)
+        conversion::convert(&self.spec(vm)?, vm)
     }
 
     fn forget_conversion(&self, vm: &PlannedVm) -> Result<(), ProviderError> {
@@ -317,27 +314,6 @@ fn taken(path: &Path) -> ProviderError {
         path.display()
     );
     ProviderError::new(Cause::Target, what).advise(ANOTHER_PLACE)
-}
-
-pub(super) fn no_converter(why: &str) -> ProviderError {
-    ProviderError::new(Cause::Target, why).advise("install it, or choose `convert: auto` or `never`")
-}
-
-pub(super) fn convert(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
-    let bus = spec.disks.first().map_or(DiskBus::Virtio, |disk| disk.bus);
-    let need = drover_qemu::needs_conversion(&vm.vm.guest_id, bus);
-    let reason = match (&need, vm.convert) {
-        (Need::NotNeeded(why) | Need::Advised(why), Convert::Auto) => {
-            return Ok(Converted::Skipped(why.clone()));
-        }
-        (Need::Needed(why) | Need::Advised(why) | Need::NotNeeded(why), _) => why.clone(),
-    };
-    match (drover_qemu::convert(spec, &ConvertOptions::default()).map_err(qemu_error)?, vm.convert) {
-        (ConvertOutcome::Converted(log), _) => Ok(Converted::Done(log.display().to_string())),
-        (ConvertOutcome::ConvertedBefore, _) => Ok(Converted::Skipped("an earlier run converted it".into())),
-        (ConvertOutcome::NotAvailable(why), Convert::Always) => Err(no_converter(&why)),
-        (ConvertOutcome::NotAvailable(why), _) => Ok(Converted::Skipped(format!("{reason}, BUT {why}"))),
-    }
 }
 
 /// The lock of an image that goes; nothing if there is no file.

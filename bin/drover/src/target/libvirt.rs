@@ -27,12 +27,13 @@ use drover_qemu::{
 };
 use drover_types::inventory::Firmware;
 
+use super::conversion;
 use super::here::{self, Here};
 use super::ours::Image;
 use super::there::{self, There};
 use super::{Setting, Sites, io_error};
 use crate::image::qemu_error;
-use crate::machine::{machine_of, spec_of};
+use crate::machine::{boot_bus_of, machine_of, spec_of};
 use crate::state::state_folder;
 
 /// Libvirt's daemons, for one plan.
@@ -134,7 +135,8 @@ impl Domains {
             self.no_variables_left(vm)?;
         }
         vm.disks.iter().try_for_each(|disk| self.check_volume(disk, vm))?;
-        self.spec(vm, None)?.check().map_err(qemu_error)?;
+        let spec = self.spec(vm, None)?;
+        spec.check().map_err(qemu_error)?;
         if let Some(there) = self.site(vm)? {
             return far::check_conversion(
                 &there,
@@ -142,10 +144,7 @@ impl Domains {
                 &machine_of(vm, &self.about.target, &self.about.origin),
             );
         }
-        match vm.convert {
-            Convert::Always => drover_qemu::can_convert().map_err(|why| here::no_converter(&why)),
-            Convert::Auto | Convert::Never => Ok(()),
-        }
+        conversion::check(vm, boot_bus_of(&spec))
     }
 
     /// Refuses firmware variables that an earlier domain of this name left: libvirt would start the new one with them.
@@ -348,7 +347,7 @@ impl TargetProvider for Domains {
         }
         match vm.convert {
             Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
-            Convert::Auto | Convert::Always => here::convert(&self.spec(vm, None)?, vm),
+            Convert::Auto | Convert::Always => conversion::convert(&self.spec(vm, None)?, vm),
         }
     }
 

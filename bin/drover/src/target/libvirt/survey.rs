@@ -9,16 +9,15 @@ use drover_agent::host::{DEVICES, Device, HOST, device_in};
 use drover_agent::opening::Announced;
 use drover_engine::chain;
 use drover_plan::{
-    Accelerator, At, Convert, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk, PlannedVm,
-    Problem, Resolution,
+    Accelerator, At, LibvirtNetwork, LibvirtNetworkKind, NetworkTarget, PlannedDisk, PlannedVm, Problem,
+    Resolution,
 };
+use drover_qemu::QemuError;
 use drover_qemu::daemon::{Daemon, Offers, Pool, PoolKind};
-use drover_qemu::{Need, QemuError};
 use drover_types::Bytes;
 use drover_types::inventory::Firmware;
 
 use super::Domains;
-use crate::machine::{boot_bus, machine_of};
 use crate::target::host::ANOTHER_BRIDGE;
 use crate::target::there::There;
 
@@ -79,7 +78,6 @@ impl Domains {
         problems.extend(network_problems(&daemon, &vms));
         problems.extend(twin_problems(&vms));
         problems.extend(self.offer_problems(&daemon, &vms));
-        problems.extend(vms.iter().filter_map(|vm| self.driver_problem(vm)));
         problems
     }
 
@@ -204,41 +202,6 @@ impl Domains {
         } else {
             return None;
         })
-    }
-
-    /// A guest that has to be converted, and what is not there for that.
-    fn driver_problem(&self, vm: &PlannedVm) -> Option<Problem> {
-        let machine = machine_of(vm, &self.about.target, &self.about.origin);
-        let need = drover_qemu::needs_conversion(&vm.vm.guest_id, boot_bus(&machine));
-        let is_needed = matches!(need, Need::Needed(_)) && vm.convert != Convert::Never;
-        let is_windows = vm.vm.guest_id.to_ascii_lowercase().starts_with("win");
-        // `look_ahead` refuses one that is another host's.
-        if vm.site.is_some() {
-            return None;
-        }
-        let drivers = std::env::var_os("VIRTIO_WIN").unwrap_or("/usr/share/virtio-win".into());
-        let (lacks, advice) = match drover_qemu::can_convert() {
-            _ if !is_needed => return None,
-            // `look_ahead` refuses it.
-            Err(_) if vm.convert == Convert::Always => return None,
-            Err(why) => (
-                why,
-                "install it, choose `disk_bus: sata`, or write `convert: never` for a guest that has virtio drivers",
-            ),
-            Ok(()) if is_windows && !Path::new(&drivers).exists() => (
-                "it is Windows, and virtio-win, which has its drivers, is not installed".to_string(),
-                "install virtio-win, or say where it is in the variable VIRTIO_WIN",
-            ),
-            Ok(()) => return None,
-        };
-        let problem = match vm.convert {
-            Convert::Always => of_vm(vm, "convert", &lacks),
-            Convert::Auto | Convert::Never => {
-                let text = format!("{} needs conversion to boot: {lacks}", vm.vm.name);
-                Problem::warning("convert", text).at(At { line: vm.line, column: 1 })
-            }
-        };
-        Some(problem.advise(advice))
     }
 }
 

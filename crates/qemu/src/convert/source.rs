@@ -1,0 +1,196 @@
+//! The guest as its source had it, told to the converter.
+//!
+//! The converter takes the bus of a disk for that at the source: it renames the devices of that bus in the guest's fstab,
+//! boot loader and resume device to those of virtio-blk. Told the target's bus, it renames nothing, and a guest with
+//! `/dev/sdb1` in its fstab ends in emergency mode.
+//!
+//! Source: virt-v2v, `remap_block_devices`; tried with 2.2 and 2.6.
+
+use crate::libvirt::device_name;
+use crate::spec::{DiskBus, DiskSpec, MachineFirmware, MachineSpec};
+use crate::xml::Xml;
+
+/// Bus of a disk at the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SourceBus {
+    /// Any SCSI controller.
+    Scsi,
+    /// AHCI.
+    Sata,
+    /// IDE.
+    Ide,
+    /// NVMe.
+    Nvme,
+}
+
+/// What the converter is told of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceGuest {
+    /// Whether it is Windows.
+    pub is_windows: bool,
+    /// Bus of each disk at the source, in the order of the machine's disks.
+    pub buses: Vec<SourceBus>,
+    /// Network interfaces of a Linux that are to keep their names.
+    pub names: Vec<NicName>,
+}
+
+/// A network interface by the MAC address that its card keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicName {
+    /// MAC address, lower case with colons.
+    pub mac: String,
+    /// The name that the guest's configuration has for it.
+    pub name: String,
+}
+
+impl NicName {
+    /// What the converter is told to write: a path, a colon, a file for systemd's udev.
+    ///
+    /// Source: systemd.link(5); virt-customize(1), `--write`.
+    pub(super) fn written(&self) -> String {
+        let NicName { mac, name } = self;
+        format!(
+            "/etc/systemd/network/10-drover-{name}.link:[Match]\nMACAddress={mac}\n\n[Link]\nName={name}\n"
+        )
+    }
+
+    /// Whether both are what they should be: they come out of a guest's files.
+    pub(super) fn is_sane(&self) -> bool {
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
+        let is_mac = |letter: char| letter.is_ascii_hexdigit() || letter == ':';
+        (1..=NAME_CHARS_MAX).contains(&self.name.len())
+            && self.name.chars().all(is_name)
+            && self.mac.len() == 17
+            && self.mac.chars().all(is_mac)
+    }
+}
+
+/// Linux allows no more.
+const NAME_CHARS_MAX: usize = 15;
+
+/// The domain XML for the converter: a machine on these overlays, with the source's buses.
+pub(super) fn converter_xml(spec: &MachineSpec, guest: &SourceGuest) -> String {
+    let mut xml = Xml::new();
+    xml.open("domain", &[("type", "kvm")]);
+    xml.text("name", &[], &spec.name);
+    // The converter reads the number alone, and takes it for KiB.
+    xml.text("memory", &[("unit", "KiB")], &spec.memory_mib.saturating_mul(1024).to_string());
+    xml.text("vcpu", &[], &spec.cpus.to_string());
+    match spec.firmware {
+        MachineFirmware::Bios => xml.open("os", &[]),
+        MachineFirmware::Uefi { .. } => xml.open("os", &[("firmware", "efi")]),
+    }
+    xml.text("type", &[("arch", "x86_64")], "hvm");
+    xml.close();
+    xml.open("features", &[]);
+    xml.leaf("acpi", &[]);
+    xml.leaf("apic", &[]);
+    xml.close();
+    xml.open("devices", &[]);
+    let mut placed = Placed::default();
+    for (index, disk) in spec.disks.iter().enumerate() {
+        let source = guest.buses.get(index).copied().unwrap_or(SourceBus::Scsi);
+        write_disk(&mut xml, disk, source, &mut placed);
+    }
+    xml.close();
+    xml.close();
+    xml.finish()
+}
+
+/// How many disks of each kind of name there are.
+#[derive(Default)]
+struct Placed {
+    sd: usize,
+    hd: usize,
+    vd: usize,
+    nvme: usize,
+}
+
+fn write_disk(xml: &mut Xml, disk: &DiskSpec, source: SourceBus, placed: &mut Placed) {
+    xml.open("disk", &[("type", "file"), ("device", "disk")]);
+    xml.leaf("driver", &[("name", "qemu"), ("type", disk.format.as_str())]);
+    xml.leaf("source", &[("file", &disk.path.to_string_lossy())]);
+    let (bus, name) = told_bus(disk.bus, source, placed);
+    xml.leaf("target", &[("dev", &name), ("bus", bus)]);
+    xml.close();
+}
+
+/// The converter knows no target but virtio-blk for Linux. Where the disk keeps its name (`sda` on virtio-scsi and on
+/// SATA), it is told a virtio disk, so that nothing is renamed.
+fn told_bus(target: DiskBus, source: SourceBus, placed: &mut Placed) -> (&'static str, String) {
+    let next = |count: &mut usize| {
+        *count += 1;
+        *count - 1
+    };
+    match (target, source) {
+        (DiskBus::Scsi | DiskBus::Sata, SourceBus::Scsi | SourceBus::Sata | SourceBus::Ide) => {
+            ("virtio", device_name("vd", next(&mut placed.vd)))
+        }
+        (_, SourceBus::Scsi) => ("scsi", device_name("sd", next(&mut placed.sd))),
+        (_, SourceBus::Sata) => ("sata", device_name("sd", next(&mut placed.sd))),
+        (_, SourceBus::Ide) => ("ide", device_name("hd", next(&mut placed.hd))),
+        (_, SourceBus::Nvme) => ("nvme", format!("nvme{}n1", next(&mut placed.nvme))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::spec::tests::{disk, machine};
+
+    fn targets(bus: DiskBus, sources: &[SourceBus]) -> Vec<String> {
+        let mut spec = machine(Path::new("/vm"));
+        spec.disks = (0..sources.len()).map(|index| disk(Path::new(&format!("/vm/{index}")), bus)).collect();
+        let guest = SourceGuest { buses: sources.to_vec(), ..SourceGuest::default() };
+        let xml = converter_xml(&spec, &guest);
+        xml.lines().filter(|line| line.contains("<target")).map(|line| line.trim().to_string()).collect()
+    }
+
+    #[test]
+    fn a_disk_that_goes_to_virtio_has_the_bus_of_its_source() {
+        use SourceBus as S;
+        assert_eq!(
+            targets(DiskBus::Virtio, &[S::Scsi, S::Sata, S::Ide, S::Nvme]),
+            [
+                "<target dev='sda' bus='scsi'/>",
+                "<target dev='sdb' bus='sata'/>",
+                "<target dev='hda' bus='ide'/>",
+                "<target dev='nvme0n1' bus='nvme'/>",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_disk_that_keeps_its_name_is_told_so_that_nothing_is_renamed() {
+        for bus in [DiskBus::Scsi, DiskBus::Sata] {
+            assert_eq!(
+                targets(bus, &[SourceBus::Scsi, SourceBus::Scsi]),
+                ["<target dev='vda' bus='virtio'/>", "<target dev='vdb' bus='virtio'/>"]
+            );
+        }
+    }
+
+    #[test]
+    fn a_name_from_a_guests_files_is_looked_at_before_it_becomes_a_path() {
+        let nic = |name: &str| NicName { mac: "00:50:56:aa:bb:cc".into(), name: name.into() };
+        assert!(nic("ens192").is_sane());
+        assert_eq!(
+            nic("ens192").written(),
+            "/etc/systemd/network/10-drover-ens192.link:[Match]\nMACAddress=00:50:56:aa:bb:cc\n\n[Link]\nName=ens192\n"
+        );
+        for name in ["", "../../x", "a:b", "a\nName=x", "sixteen-letters-"] {
+            assert!(!nic(name).is_sane(), "{name:?}");
+        }
+        assert!(!NicName { mac: "00:50:56:aa:bb\n:cc".into(), name: "ens192".into() }.is_sane());
+    }
+
+    #[test]
+    fn firmware_is_told_without_its_files() {
+        let mut spec = machine(Path::new("/vm"));
+        assert!(converter_xml(&spec, &SourceGuest::default()).contains("<os>"));
+        spec.firmware = MachineFirmware::Uefi { secure_boot: true, files: None };
+        assert!(converter_xml(&spec, &SourceGuest::default()).contains("<os firmware='efi'>"));
+    }
+}

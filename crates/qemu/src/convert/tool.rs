@@ -1,0 +1,257 @@
+//! The converter on this machine: where it is, what it lacks for a guest, and how it is called.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::SourceGuest;
+use crate::child;
+use crate::spec::DiskBus;
+use crate::validate::find_program;
+use drover_child::Kind;
+
+/// Something that a conversion needs and that is not there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// What it is.
+    pub what: String,
+    /// What to try.
+    pub advice: String,
+}
+
+/// A converter, and where it looks for what it puts into Windows.
+#[derive(Clone, Debug)]
+pub(super) struct Tool {
+    program: PathBuf,
+    /// Places of virtio-win, of which the first that is there counts.
+    virtio_win: Vec<PathBuf>,
+    /// Folders of the service that runs scripts at the first boot of Windows.
+    services: Vec<PathBuf>,
+}
+
+impl Tool {
+    /// The one of this machine.
+    pub(super) fn find(told: Option<&Path>) -> Option<Tool> {
+        let program = told.map(Path::to_path_buf).or_else(find_converter)?;
+        let drivers = std::env::var_os("VIRTIO_WIN").map(PathBuf::from);
+        let virtio_win = drivers.map_or(VIRTIO_WIN.map(PathBuf::from).to_vec(), |told| vec![told]);
+        let services = match std::env::var_os("VIRT_TOOLS_DATA_DIR") {
+            Some(told) => vec![PathBuf::from(told)],
+            None => {
+                let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/usr"));
+                vec![prefix.join("share/virt-tools"), PathBuf::from(VIRT_TOOLS)]
+            }
+        };
+        Some(Tool { program, virtio_win, services })
+    }
+
+    /// What it lacks for a guest whose boot disk goes to this bus.
+    pub(super) fn check(&self, is_windows: bool, boot_bus: DiskBus) -> Result<(), Lack> {
+        if !is_windows {
+            return Ok(());
+        }
+        if !self.services.iter().any(|folder| SERVICES.iter().any(|name| folder.join(name).is_file())) {
+            return Err(Lack {
+                what: "virt-v2v-in-place needs rhsrvany.exe to convert Windows, which is not installed".into(),
+                advice: "install the package rhsrvany (Debian 12: from its backports), or name the folder that has it in the \
+                         variable VIRT_TOOLS_DATA_DIR"
+                    .into(),
+            });
+        }
+        let driver = if boot_bus == DiskBus::Scsi { "vioscsi" } else { "viostor" };
+        let install = "install virtio-win (an rpm or ISO by Red Hat or Fedora), or name its folder or ISO in the variable VIRTIO_WIN";
+        match self.virtio_win.iter().find(|place| place.exists()) {
+            None => {
+                return Err(Lack {
+                    what: "virtio-win, which has the drivers for Windows, is not installed".into(),
+                    advice: install.into(),
+                });
+            }
+            // What is in an ISO the converter looks at.
+            Some(place) if place.is_dir() && !holds(place, driver) => {
+                return Err(Lack {
+                    what: format!("{} has no driver {driver}", place.display()),
+                    advice: install.into(),
+                });
+            }
+            Some(_) => {}
+        }
+        if boot_bus == DiskBus::Scsi && !self.knows_block_drivers() {
+            return Err(Lack {
+                what: "this virt-v2v-in-place cannot have Windows start from virtio-scsi (--block-driver came with 2.6)".into(),
+                advice: "choose `disk_bus: virtio` or `disk_bus: sata`, or install virt-v2v 2.6 or later".into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn knows_block_drivers(&self) -> bool {
+        self.knows(BLOCK_DRIVER)
+    }
+
+    /// Whether it writes files into a guest, as it does from 2.6 on.
+    pub(super) fn can_write(&self) -> bool {
+        self.knows(WRITE)
+    }
+
+    fn knows(&self, option: &str) -> bool {
+        let mut help = self.command();
+        help.arg("--help");
+        child::run(&mut help, HELP_TIME_MAX)
+            .is_ok_and(|ended| String::from_utf8_lossy(&ended.stdout).contains(option))
+    }
+
+    /// The conversion of what `definition` describes.
+    pub(super) fn conversion(
+        &self,
+        definition: &Path,
+        guest: &SourceGuest,
+        boot_bus: DiskBus,
+        with_names: bool,
+    ) -> Command {
+        let mut command = self.command();
+        if guest.is_windows && boot_bus == DiskBus::Scsi {
+            // One storage driver starts at boot: viostor, unless told otherwise.
+            command.args([BLOCK_DRIVER, "virtio-scsi"]);
+        }
+        for name in guest.names.iter().filter(|_| with_names) {
+            command.arg(WRITE).arg(name.written());
+        }
+        command.args(["-i", "libvirtxml"]).arg(definition);
+        command
+    }
+
+    fn command(&self) -> Command {
+        let mut command = drover_child::command(&self.program, Kind::Converter);
+        // Its words are read.
+        command.env("LC_ALL", "C").env_remove("LANGUAGE");
+        if std::env::var_os(BACKEND).is_none() {
+            // No libvirtd is needed to look into a disk.
+            command.env(BACKEND, "direct");
+        }
+        command
+    }
+}
+
+/// Whether a folder has a driver of this name, at a depth where trees of virtio-win have them.
+fn holds(folder: &Path, driver: &str) -> bool {
+    let mut left = ENTRIES_MAX;
+    search(folder, driver, DEPTH_MAX, &mut left)
+}
+
+fn search(folder: &Path, driver: &str, depth: usize, left: &mut usize) -> bool {
+    let Ok(entries) = std::fs::read_dir(folder) else { return false };
+    for entry in entries.flatten() {
+        if *left == 0 {
+            return false;
+        }
+        *left -= 1;
+        let path = entry.path();
+        let is_named = |it: &std::ffi::OsStr| it.to_string_lossy().eq_ignore_ascii_case(driver);
+        let is_driver = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("inf"));
+        if is_driver && path.file_stem().is_some_and(is_named) {
+            return true;
+        }
+        if depth > 0 && path.is_dir() && search(&path, driver, depth - 1, left) {
+            return true;
+        }
+    }
+    false
+}
+
+fn find_converter() -> Option<PathBuf> {
+    find_program("virt-v2v-in-place", &["/usr/libexec", "/usr/lib", "/usr/lib/virt-v2v"])
+}
+
+pub(super) const NO_CONVERTER: &str = "virt-v2v-in-place is not installed (package virt-v2v)";
+/// Either is put into Windows. Source: virt-v2v `mlcustomize/firstboot.ml`.
+const SERVICES: [&str; 2] = ["rhsrvany.exe", "pvvxsvc.exe"];
+/// Source: virt-v2v(1), `VIRTIO_WIN`.
+const VIRTIO_WIN: [&str; 2] = ["/usr/share/virtio-win/virtio-win.iso", "/usr/share/virtio-win"];
+const VIRT_TOOLS: &str = "/usr/share/virt-tools";
+const BLOCK_DRIVER: &str = "--block-driver";
+const WRITE: &str = "--write";
+const BACKEND: &str = "LIBGUESTFS_BACKEND";
+const HELP_TIME_MAX: Duration = Duration::from_secs(30);
+const DEPTH_MAX: usize = 5;
+const ENTRIES_MAX: usize = 50_000;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Place {
+            Place(tempfile::tempdir().unwrap())
+        }
+
+        fn put(&self, path: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+
+        /// A converter whose help says this.
+        fn tool(&self, help: &str) -> Tool {
+            let program = self.0.path().join("converter");
+            drover_lab::put_script(&program, &format!("echo '{help}'")).unwrap();
+            let at = |name: &str| vec![self.0.path().join(name)];
+            Tool { program, virtio_win: at("virtio-win"), services: at("tools") }
+        }
+
+        fn lacks(&self, help: &str, bus: DiskBus) -> Option<String> {
+            self.tool(help).check(true, bus).err().map(|lack| lack.what)
+        }
+    }
+
+    #[test]
+    fn windows_needs_a_service_and_drivers_and_each_is_named() {
+        let place = Place::new();
+        let lacks = |word: &str| {
+            let what = place.lacks("", DiskBus::Virtio);
+            assert!(what.as_ref().is_some_and(|it| it.contains(word)), "{word}: {what:?}");
+        };
+        assert_eq!(place.tool("").check(false, DiskBus::Virtio), Ok(()), "Linux needs nothing more");
+        lacks("rhsrvany.exe");
+        place.put("tools/rhsrvany.exe");
+        lacks("virtio-win");
+        place.put("virtio-win/NetKVM/w10/amd64/netkvm.inf");
+        lacks("no driver viostor");
+        place.put("virtio-win/viostor/w10/amd64/VIOSTOR.INF");
+        assert_eq!(place.lacks("", DiskBus::Virtio), None);
+    }
+
+    #[test]
+    fn an_iso_is_left_to_the_converter() {
+        let place = Place::new();
+        place.put("tools/pvvxsvc.exe");
+        place.put("virtio-win");
+        assert_eq!(place.lacks("", DiskBus::Virtio), None);
+    }
+
+    #[test]
+    fn windows_starts_from_virtio_scsi_only_with_a_converter_that_can_be_told() {
+        let place = Place::new();
+        place.put("tools/rhsrvany.exe");
+        place.put("virtio-win/viostor/w10/amd64/viostor.inf");
+        assert!(place.lacks("--block-driver", DiskBus::Scsi).unwrap().contains("no driver vioscsi"));
+        place.put("virtio-win/vioscsi/w10/amd64/vioscsi.inf");
+        assert!(
+            place.lacks("-i", DiskBus::Scsi).unwrap().contains("cannot have Windows start from virtio-scsi")
+        );
+        assert_eq!(place.lacks("-i --block-driver <driver>", DiskBus::Scsi), None);
+        let words = |guest: &SourceGuest, bus| -> Vec<String> {
+            let command = place.tool("").conversion(Path::new("/x.xml"), guest, bus, true);
+            command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
+        };
+        let windows = SourceGuest { is_windows: true, ..SourceGuest::default() };
+        assert_eq!(words(&windows, DiskBus::Scsi)[..2], ["--block-driver", "virtio-scsi"]);
+        for (guest, bus) in [(&windows, DiskBus::Virtio), (&SourceGuest::default(), DiskBus::Scsi)] {
+            assert_eq!(words(guest, bus), ["-i", "libvirtxml", "/x.xml"]);
+        }
+    }
+}
