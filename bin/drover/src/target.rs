@@ -160,7 +160,7 @@ impl PlanTarget {
     pub fn convert_on(spec: &MachineSpec, vm: &PlannedVm) -> Result<Converted, ProviderError> {
         match vm.convert {
             drover_plan::Convert::Never => Ok(Converted::Skipped("the plan says so".into())),
-            drover_plan::Convert::Auto | drover_plan::Convert::Always => here::convert(spec, vm),
+            drover_plan::Convert::Auto | drover_plan::Convert::Always => conversion::convert(spec, vm),
         }
     }
 

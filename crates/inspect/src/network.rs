@@ -35,7 +35,7 @@ pub(crate) fn interfaces(root: &Tree) -> Vec<Interface> {
 }
 
 /// Where they are configured: folder, ending of the files, and who reads them.
-const PLACES: [(&str, &str, fn(&str) -> Vec<Told>); 6] = [
+const PLACES: [(&str, &str, Reader); 6] = [
     ("/etc/network", "interfaces", ifupdown),
     ("/etc/network/interfaces.d", "", ifupdown),
     ("/etc/netplan", ".yaml", netplan),
@@ -43,6 +43,8 @@ const PLACES: [(&str, &str, fn(&str) -> Vec<Told>); 6] = [
     ("/etc/sysconfig/network-scripts", "", ifcfg),
     (NETWORKD, ".network", networkd),
 ];
+/// Reads the interfaces of a file.
+type Reader = fn(&str) -> Vec<Told>;
 const NETWORKD: &str = "/etc/systemd/network";
 
 /// An interface, as a file tells it.

@@ -84,7 +84,7 @@ pub fn make_windows(v2v: &V2v, disk: &Path) -> Result<()> {
     for (name, registry) in [("SOFTWARE", SOFTWARE), ("SYSTEM", SYSTEM)] {
         let (hive, text) = (work.join(name), work.join(format!("{name}.reg")));
         fs::write(&hive, empty_hive())?;
-        fs::write(&text, registry)?;
+        fs::write(&text, with_parents(registry))?;
         let prefix = format!("HKEY_LOCAL_MACHINE\\{name}");
         let (hive, text) = (hive.to_string_lossy(), text.to_string_lossy());
         v2v.run(&["hivexregedit", "--merge", "--prefix", &prefix, &hive, &text])?;
@@ -114,6 +114,25 @@ pub fn make_windows(v2v: &V2v, disk: &Path) -> Result<()> {
     copy(&part, disk, 0, START)?;
     fs::remove_dir_all(work)?;
     Ok(())
+}
+
+/// A registry text in which each key comes after those that it lies in, as `hivexregedit` wants it.
+fn with_parents(registry: &str) -> String {
+    let (mut text, mut known) = (String::new(), std::collections::BTreeSet::new());
+    for line in registry.lines() {
+        if let Some(key) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            // The hive itself is named by the first two parts.
+            let ends = key.match_indices('\\').map(|(at, _)| at).skip(2);
+            for end in ends {
+                if known.insert(&key[..end]) {
+                    text += &format!("[{}]\n\n", &key[..end]);
+                }
+            }
+            known.insert(key);
+        }
+        text += &format!("{line}\n");
+    }
+    text
 }
 
 /// A file of the Windows on a disk.
