@@ -62,7 +62,6 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
 	@scripts/get-cluster $(LAB)/cluster || echo "make: KubeVirt will not be tested"
-	@scripts/get-v2v $(LAB)/v2v || echo "make: conversions by the real virt-v2v will not be tested"
 
 $(LAB)/vsphere-sim: $(shell find lab/vsphere-sim -name '*.go' -o -name 'go.*')
 	@echo "building the vSphere simulator"
@@ -117,6 +116,7 @@ bench-live: build prepare lab
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)
 
 check-conversion: prepare lab
+	@scripts/get-v2v $(LAB)/v2v
 	@lab/guests/make-vmware-guest $(LAB)/vmware
 	@DROVER_NEEDS_V2V=1 $(CARGO) test -q --workspace --test conversion -- --include-ignored --nocapture
 

@@ -70,6 +70,7 @@ const VIOSTOR: &str = r"\ControlSet001\Services\viostor";
 const VIOSCSI: &str = r"\ControlSet001\Services\vioscsi";
 
 #[test]
+#[ignore = "takes minutes; `make check-conversion` runs it"]
 fn windows_without_its_drivers_is_not_converted_and_with_them_it_is() {
     let Some(it) = Windows::new(176) else { return };
     let plan = it.stage.plan("windows", &[("convert: never", "convert: auto")]);
@@ -95,6 +96,7 @@ fn windows_without_its_drivers_is_not_converted_and_with_them_it_is() {
 }
 
 #[test]
+#[ignore = "takes minutes; `make check-conversion` runs it"]
 fn windows_that_goes_to_virtio_scsi_starts_from_it() {
     let Some(it) = Windows::new(177) else { return };
     make_virtio_win(&it.drivers(), &["viostor", "vioscsi", "NetKVM"]).unwrap();
