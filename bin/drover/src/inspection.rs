@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, Request, Work};
-use drover_engine::{Looking, Store, chain, look_into};
+use drover_engine::{Looked, Looking, Store, chain, look_into};
 use drover_inspect::ReadAt;
 use drover_mover::StopSignal;
 use drover_plan::{At, Concern, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside};
@@ -66,12 +66,9 @@ pub fn inspect_plan(
     resolution: &mut Resolution,
     stop: &StopSignal,
 ) -> Result<Vec<Inspected>, Failure> {
-    let folder = state_folder(state);
-    let store = if Store::is_there(&folder) { Store::open(&folder).ok() } else { None };
-    let _looking = match &store {
-        Some(store) => Some(Looking::begin(store, &file.plan.name).map_err(Failure::from)?),
-        None => None,
-    };
+    // Held even where nothing was begun yet: a run may begin meanwhile.
+    let store = Store::open(&state_folder(state)).map_err(Failure::from)?;
+    let _looking = Looking::begin(&store, &file.plan.name).map_err(Failure::from)?;
     let provider = Provider::open(file, state)?;
     provider.find_proxies(file, &provider.inventory()?);
     provider.stop_when(stop);
@@ -93,7 +90,19 @@ pub fn inspect_plan(
         let undo = Undo::begin();
         let looked = look_into(provider.source(), &file.plan.name, vm, inspect_disks);
         drop(undo);
-        match looked {
+        let Looked { seen, left } = looked;
+        if let Some(error) = left {
+            let text = format!(
+                "{}: what was made to look into it may still be there: {}",
+                vm.vm.name,
+                chain(&error)
+            );
+            let advice =
+                format!("run the check again, or remove its snapshot drover-{} by hand", file.plan.name);
+            let at = At { line: vm.line, column: 1 };
+            resolution.problems.push(Problem::error("vms", text).at(at).advise(advice));
+        }
+        match seen {
             Ok(inside) => {
                 let concerns = concerns_inside(vm, &inside);
                 vm.concerns.extend(concerns.iter().cloned());
@@ -105,6 +114,9 @@ pub fn inspect_plan(
                 resolution.problems.push(error.advice.into_iter().fold(problem, Problem::advise));
             }
         }
+    }
+    if stop.is_set() {
+        return Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was"));
     }
     provider.close()?;
     Ok(inspected)

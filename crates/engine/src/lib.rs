@@ -34,7 +34,7 @@ pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
-pub use look::{Looking, look_into};
+pub use look::{Looked, Looking, look_into};
 pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
 pub use phase::Phase;
 pub use provider::{

@@ -7,7 +7,7 @@ use drover_plan::PlannedVm;
 use drover_types::inventory::Vm;
 
 use crate::error::{EngineError, ProviderError};
-use crate::itinerary::{is_own_snapshot, own_description, own_name};
+use crate::itinerary::{is_look_snapshot, look_description, own_name};
 use crate::provider::{Attachment, SourceProvider};
 use crate::runner::PlanLock;
 use crate::store::Store;
@@ -27,27 +27,38 @@ impl Looking {
     }
 }
 
+/// How a look went.
+#[derive(Debug)]
+pub struct Looked<T> {
+    /// What was seen.
+    pub seen: Result<T, ProviderError>,
+    /// Why the snapshot, or what was attached to read it, may still be there.
+    pub left: Option<ProviderError>,
+}
+
 /// Freezes the disks of a VM under a snapshot, running or not, hands them to `look`, and removes the snapshot again.
 ///
-/// The snapshot is marked as the plan's own. If this process dies meanwhile, the next look at the VM, or the plan's next run,
-/// removes it.
-///
-/// # Errors
-/// If a disk cannot be frozen or opened, or the snapshot cannot be removed.
+/// The snapshot is marked as one of a look: no snapshot that a run needs is touched. If this process dies meanwhile, the next
+/// look at the VM, or the plan's next run, removes it.
 pub fn look_into<T>(
     source: &dyn SourceProvider,
     plan: &str,
     vm: &PlannedVm,
     look: impl FnOnce(&[Arc<dyn Disk>]) -> T,
-) -> Result<T, ProviderError> {
-    let now = source.vm(&vm.vm.id)?;
-    tidy(source, plan, &now, &[])?;
+) -> Looked<T> {
+    let now = match source.vm(&vm.vm.id) {
+        Ok(now) => now,
+        Err(error) => return Looked { seen: Err(error), left: None },
+    };
+    if let Err(error) = tidy(source, plan, &now, &[]) {
+        let seen = Err(ProviderError::new(error.cause, "what an earlier look left is in the way"));
+        return Looked { seen, left: Some(error) };
+    }
     let recorded = Mutex::new(Vec::new());
-    let looked = look_frozen(source, plan, vm, &now, &recorded, look);
+    let seen = look_frozen(source, plan, vm, &now, &recorded, look);
     let recorded = recorded.into_inner().unwrap_or_else(PoisonError::into_inner);
     let tidied = source.vm(&vm.vm.id).and_then(|now| tidy(source, plan, &now, &recorded));
-    let value = looked?;
-    tidied.map(|()| value)
+    Looked { seen, left: tidied.err() }
 }
 
 fn look_frozen<T>(
@@ -58,7 +69,7 @@ fn look_frozen<T>(
     recorded: &Mutex<Vec<Attachment>>,
     look: impl FnOnce(&[Arc<dyn Disk>]) -> T,
 ) -> Result<T, ProviderError> {
-    let frozen = source.create_snapshot(now, &own_name(plan), &own_description(plan))?;
+    let frozen = source.create_snapshot(now, &own_name(plan), &look_description(plan))?;
     let record = |attachment: &Attachment| -> Result<(), ProviderError> {
         recorded.lock().unwrap_or_else(PoisonError::into_inner).push(attachment.clone());
         Ok(())
@@ -68,14 +79,18 @@ fn look_frozen<T>(
     Ok(look(&disks))
 }
 
-/// Detaches what is attached elsewhere, and removes the plan's own snapshots.
+/// Detaches what is attached elsewhere, and removes the snapshots of looks.
 fn tidy(
     source: &dyn SourceProvider,
     plan: &str,
     now: &Vm,
     recorded: &[Attachment],
 ) -> Result<(), ProviderError> {
+    let looks = || now.snapshots.iter().filter(|snapshot| is_look_snapshot(&snapshot.description, plan));
+    if recorded.is_empty() && looks().next().is_none() {
+        // What is attached now is no look's.
+        return Ok(());
+    }
     source.detach(now, recorded)?;
-    let own = now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan));
-    own.into_iter().try_for_each(|snapshot| source.remove_snapshot(now, &snapshot.id))
+    looks().try_for_each(|snapshot| source.remove_snapshot(now, &snapshot.id))
 }

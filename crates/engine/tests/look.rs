@@ -3,8 +3,8 @@
 
 mod fakes;
 
-use drover_engine::{EngineError, Looking, NoObserver, ProviderError, look_into};
-use drover_types::inventory::PowerState;
+use drover_engine::{EngineError, Looking, NoObserver, ProviderError, SNAPSHOT_MARK, look_into};
+use drover_types::inventory::{PowerState, Snapshot};
 use fakes::{PLAN, Trouble, World, vm};
 
 fn off() -> World {
@@ -12,10 +12,14 @@ fn off() -> World {
 }
 
 fn look(world: &World) -> Result<usize, ProviderError> {
-    look_into(world, PLAN, &world.planned()[0], |disks| {
-        assert_eq!(world.own_snapshots(), 1, "disks are frozen while they are looked at");
+    let looked = look_into(world, PLAN, &world.planned()[0], |disks| {
+        assert!(world.own_snapshots() > 0, "disks are frozen while they are looked at");
         disks.len()
-    })
+    });
+    match looked.left {
+        None => looked.seen,
+        Some(left) => Err(left),
+    }
 }
 
 #[test]
@@ -50,6 +54,25 @@ fn what_a_killed_look_left_stops_no_run() {
     world.run(&NoObserver);
     world.assert_arrived("a snapshot of a look is the plan's own");
     assert_eq!(world.own_snapshots(), 0);
+}
+
+#[test]
+fn a_snapshot_that_a_run_needs_is_not_removed_by_a_look() {
+    let world = off();
+    let description = format!("{SNAPSHOT_MARK}{PLAN}");
+    let of_run = Snapshot { id: "run-1".into(), name: "drover-p".into(), description, created_s: None };
+    world.change("vm-off", |vm| vm.snapshots.push(of_run));
+    assert_eq!(look(&world).unwrap(), 2);
+    assert_eq!(world.own_snapshots(), 1, "that of the run is there, and that of the look is gone");
+}
+
+#[test]
+fn a_snapshot_that_stays_is_told_beside_what_was_seen() {
+    let world = off();
+    world.set_trouble("remove snapshot", Trouble::Fails);
+    let looked = look_into(&world, PLAN, &world.planned()[0], |disks| disks.len());
+    assert_eq!(looked.seen.unwrap(), 2);
+    assert!(looked.left.is_some());
 }
 
 #[test]

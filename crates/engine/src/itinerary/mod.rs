@@ -40,9 +40,18 @@ use crate::store::{DiskRow, Store};
 /// one left by a crash is found again and never taken for someone else's.
 pub const SNAPSHOT_MARK: &str = "made by drover for plan ";
 
-/// Whether a snapshot's description says that drover made it for this plan.
+/// Whether a snapshot's description says that drover made it for this plan, to move a VM or to look into it.
 pub fn is_own_snapshot(description: &str, plan: &str) -> bool {
-    description == own_description(plan)
+    description == own_description(plan) || is_look_snapshot(description, plan)
+}
+
+/// Whether a snapshot's description says that drover made it for a look: nothing but a look needs it.
+pub(crate) fn is_look_snapshot(description: &str, plan: &str) -> bool {
+    description == look_description(plan)
+}
+
+pub(crate) fn look_description(plan: &str) -> String {
+    format!("{} (a look)", own_description(plan))
 }
 
 pub(crate) fn own_description(plan: &str) -> String {
