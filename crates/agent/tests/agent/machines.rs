@@ -145,7 +145,7 @@ impl Scene {
 #[test]
 fn a_machine_is_made_started_stopped_and_removed_without_a_trace() {
     let scene = Scene::new(true);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "start", "measure"]);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "start", "measure", "host"]);
     assert_eq!(scene.order(What::Look).unwrap(), Told::default(), "nothing is there yet");
     scene.defined();
     let image = std::fs::canonicalize(scene.path("web01")).unwrap().join("web01-0.raw");
@@ -180,7 +180,7 @@ fn a_start_that_comes_late_comes_to_nothing() {
 #[test]
 fn without_leave_nothing_is_started_or_stopped() {
     let scene = Scene::new(false);
-    assert_eq!(scene.site.info().unwrap().takes, ["machine", "measure"]);
+    assert_eq!(scene.site.info().unwrap().takes, ["machine", "measure", "host"]);
     scene.defined();
     let refused = scene.order(What::Ready).unwrap_err();
     assert!(refused.why.contains("--allow-start"), "{refused}");
@@ -282,7 +282,7 @@ fn an_agent_without_machines_says_so() {
     let pools = [("vms".to_string(), folder.path().to_path_buf())].into();
     let stage = Stage::new(Places { pools, state: folder.path().join("state"), ..Places::default() });
     let site = stage.site();
-    assert_eq!(site.info().unwrap().takes, ["measure"]);
+    assert_eq!(site.info().unwrap().takes, ["measure", "host"]);
     let order = Order { folder: "vms/a".into(), owner: "p".into(), number: 1, what: What::Look };
     assert!(site.order(&order).is_err());
     let old = r#"{"version":"0.1","pools":[{"name":"vms","free_bytes":7}],"devices":[]}"#;
