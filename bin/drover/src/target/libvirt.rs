@@ -177,8 +177,11 @@ impl Domains {
         }
         let is_kvm = match daemon.offers(true, self.machine()) {
             Ok(_) => true,
-            // It offers the same without KVM, so that is what it lacks.
-            Err(error) => daemon.offers(false, self.machine()).map(|_| false).map_err(|_| error)?,
+            // It offers the same without KVM, so that is what it lacks, unless the question was lost on its way.
+            Err(error) => {
+                daemon.offers(false, self.machine()).map_err(|_| error)?;
+                daemon.offers(true, self.machine()).is_ok()
+            }
         };
         // Not held while daemons are asked: one that hangs would hold up the others.
         self.kvm.lock().unwrap_or_else(PoisonError::into_inner).insert(daemon.uri().to_string(), is_kvm);
@@ -417,7 +420,8 @@ impl TargetProvider for Domains {
             Ok(file)
         });
         let held = locked.map_err(|error| io_error("locking", &path, error))?;
-        daemon.start(&domain.uuid, held).map_err(qemu_error)?;
+        let started = daemon.start(&domain.uuid, held);
+        // Looked at also after a failure: the answer of a daemon may be lost where the domain came up.
         match self.ours(vm)? {
             Some(domain) if domain.runs => {
                 let is_kvm = self.is_kvm(&daemon).map_err(qemu_error)?;
@@ -425,6 +429,7 @@ impl TargetProvider for Domains {
                 Ok(format!("started: domain {} at {}{how}", domain.name, daemon.uri()))
             }
             _ => {
+                started.map_err(qemu_error)?;
                 let what = format!("domain {} started and did not go on running", domain.name);
                 Err(ProviderError::new(Cause::Target, what)
                     .advise("see its log (/var/log/libvirt/qemu on the daemon's host)"))
