@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, Request, Work};
 use drover_engine::{Looked, Looking, Store, chain, look_into};
@@ -13,6 +15,7 @@ use drover_mover::StopSignal;
 use drover_plan::{At, Concern, ImageFormat, PlannedVm, Problem, Resolution, Weight, concerns_inside};
 use drover_qcow2::Qcow2Disk;
 use drover_types::ByteSpan;
+use drover_types::Bytes;
 use drover_types::guest::Inside;
 use drover_view::clean;
 use serde_json::{Value, json};
@@ -28,6 +31,10 @@ const CHUNK_BYTES: u64 = 512 << 10;
 
 /// Chunks that are kept of a disk: tables of inodes and folders are read again and again.
 const CHUNKS_MAX: usize = 64;
+
+/// Bounds of a look into one guest.
+const LOOK_BYTES_MAX: u64 = 2 << 30;
+const LOOK_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// Times that a read is tried which may succeed later.
 const TRIES_MAX: u32 = 3;
@@ -88,7 +95,7 @@ pub fn inspect_plan(
         }
         let began = Instant::now();
         let undo = Undo::begin();
-        let looked = look_into(provider.source(), &file.plan.name, vm, inspect_disks);
+        let looked = look_into(provider.source(), &file.plan.name, vm, |disks| inspect_disks(disks, stop));
         drop(undo);
         let Looked { seen, left } = looked;
         if let Some(error) = left {
@@ -138,17 +145,46 @@ pub fn inspect_images<'a>(
         })
     };
     let disks = images.map(open).collect::<Result<Vec<_>, _>>()?;
-    Ok(inspect_disks(&disks))
+    Ok(inspect_disks(&disks, &StopSignal::default()))
 }
 
-fn inspect_disks(disks: &[Arc<dyn Disk>]) -> Inside {
-    let reader = |disk: &Arc<dyn Disk>| -> Arc<dyn ReadAt> { Arc::new(Reader::new(disk.clone())) };
+fn inspect_disks(disks: &[Arc<dyn Disk>], stop: &StopSignal) -> Inside {
+    let budget = Arc::new(Budget {
+        bytes: AtomicU64::new(LOOK_BYTES_MAX),
+        until: Instant::now() + LOOK_TIME_MAX,
+        stop: stop.clone(),
+    });
+    let reader = |disk: &Arc<dyn Disk>| -> Arc<dyn ReadAt> {
+        Arc::new(Reader { disk: disk.clone(), budget: budget.clone(), hand: Mutex::default() })
+    };
     drover_inspect::inspect(&disks.iter().map(reader).collect::<Vec<_>>())
+}
+
+/// What a look into one guest may still read: its files say how much there is, and they are the guest's.
+struct Budget {
+    bytes: AtomicU64,
+    until: Instant,
+    stop: StopSignal,
+}
+
+impl Budget {
+    fn take(&self, bytes: u64) -> io::Result<()> {
+        let why = match () {
+            () if self.stop.is_set() => "the look was stopped".to_string(),
+            () if Instant::now() >= self.until => format!("a look ends after {} s", LOOK_TIME_MAX.as_secs()),
+            () => match self.bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)) {
+                Ok(_) => return Ok(()),
+                Err(_) => format!("a look reads at most {}", Bytes(LOOK_BYTES_MAX)),
+            },
+        };
+        Err(io::Error::other(why))
+    }
 }
 
 /// A disk that is read in chunks, the last of which are kept.
 struct Reader {
     disk: Arc<dyn Disk>,
+    budget: Arc<Budget>,
     hand: Mutex<Hand>,
 }
 
@@ -160,10 +196,6 @@ struct Hand {
 }
 
 impl Reader {
-    fn new(disk: Arc<dyn Disk>) -> Reader {
-        Reader { disk, hand: Mutex::default() }
-    }
-
     fn chunk_bytes(&self) -> u64 {
         let limits = self.disk.limits();
         let least = limits.bytes_min.max(1);
@@ -189,6 +221,7 @@ impl Reader {
     }
 
     fn fetch(&self, hand: &mut Hand, span: ByteSpan) -> io::Result<Buffer> {
+        self.budget.take(span.length)?;
         let mut tries = 0;
         loop {
             tries += 1;

@@ -62,7 +62,7 @@ struct Scan {
 
 impl Scan {
     fn archives(&mut self, file: &mut dyn BufRead, may_be_packed: bool) -> io::Result<()> {
-        while skip_zeros(file)? {
+        while skip_zeros(file, &mut self.bytes)? {
             let head = file.fill_buf()?.first_chunk::<4>().copied().unwrap_or_default();
             match head {
                 [b'0', b'7', b'0', b'7'] => self.archive(file)?,
@@ -119,9 +119,12 @@ impl Scan {
     }
 }
 
-/// Whether anything follows.
-fn skip_zeros(file: &mut dyn BufRead) -> io::Result<bool> {
+/// Whether anything follows. Zeros count, too: a sparse file has them without end.
+fn skip_zeros(file: &mut dyn BufRead, counted: &mut u64) -> io::Result<bool> {
     loop {
+        if *counted > BYTES_MAX {
+            return Err(damaged("it is larger than any initramfs"));
+        }
         let bytes = file.fill_buf()?;
         if bytes.is_empty() {
             return Ok(false);
@@ -129,6 +132,7 @@ fn skip_zeros(file: &mut dyn BufRead) -> io::Result<bool> {
         let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
         let is_over = zeros < bytes.len();
         file.consume(zeros);
+        *counted += zeros as u64;
         if is_over {
             return Ok(true);
         }
@@ -179,7 +183,10 @@ impl<R: BufRead> Lz4Legacy<R> {
     fn next_block(&mut self) -> io::Result<bool> {
         let mut size = LZ4_LEGACY;
         // The magic comes again where such files were joined.
-        while size == LZ4_LEGACY {
+        for _ in 0..JOINED_MAX {
+            if size != LZ4_LEGACY {
+                break;
+            }
             if self.file.fill_buf()?.is_empty() {
                 return Ok(false);
             }
@@ -219,8 +226,9 @@ const LZ4_LEGACY: [u8; 4] = 0x184c_2102u32.to_le_bytes();
 const LZ4_BLOCK: usize = 8 << 20;
 /// A block that does not compress grows by one byte in 255.
 const LZ4_PACKED_MAX: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
+const JOINED_MAX: usize = 16;
 const ENTRIES_MAX: usize = 200_000;
-const BYTES_MAX: u64 = 4 << 30;
+const BYTES_MAX: u64 = 1 << 30;
 const NAME_BYTES_MAX: u64 = 4096;
 const LIST_BYTES_MAX: u64 = 1 << 20;
 

@@ -28,7 +28,8 @@ pub(crate) fn look(trees: &[Tree], inside: &mut Inside) {
     let words = entry.as_ref().map(|entry| entry.words.as_str()).unwrap_or_default();
     inside.keeps_old_names = words.split_whitespace().any(|word| word == "net.ifnames=0");
     for (key, place) in [("root=", "/, by the kernel's command line"), ("resume=", "resume device")] {
-        let Some(device) = words.split_whitespace().find_map(|word| word.strip_prefix(key)) else { continue };
+        let device = words.split_whitespace().find_map(|word| word.strip_prefix(key));
+        let Some(device) = device.filter(|device| device.len() <= FIELD_BYTES_MAX) else { continue };
         if key == "root=" {
             inside.root = Some(device.to_string());
         }
@@ -36,7 +37,7 @@ pub(crate) fn look(trees: &[Tree], inside: &mut Inside) {
             inside.by_path.push(ByPath { device: device.into(), place: place.into() });
         }
     }
-    let wanted = entry.and_then(|entry| entry.initrd);
+    let wanted = entry.and_then(|entry| entry.initrd).filter(|name| boot.tree.has(&boot.path(name)));
     let Some(name) = wanted.or_else(|| boot.newest()) else { return };
     match drivers(&boot, root, &name) {
         Ok(found) => {
@@ -59,7 +60,7 @@ fn is_root(tree: &Tree) -> bool {
 fn system(root: &Tree) -> Option<String> {
     let text = root.text("/etc/os-release").or_else(|| root.text("/usr/lib/os-release"))?;
     let value = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
-    Some(value.trim().trim_matches(['"', '\'']).to_string())
+    Some(value.trim().trim_matches(['"', '\'']).chars().take(FIELD_BYTES_MAX).collect())
 }
 
 fn vmware_tools(root: &Tree) -> Option<String> {
@@ -77,10 +78,15 @@ fn by_path(text: &str) -> Vec<ByPath> {
         let mut words = line.split('#').next()?.split_whitespace();
         let (device, place) = (words.next()?, words.next()?);
         let place = if place == "none" { "swap" } else { place };
-        is_path_of_disk(device).then(|| ByPath { device: device.into(), place: place.into() })
+        let is_short = device.len() <= FIELD_BYTES_MAX && place.len() <= FIELD_BYTES_MAX;
+        (is_short && is_path_of_disk(device)).then(|| ByPath { device: device.into(), place: place.into() })
     };
-    text.lines().filter_map(line).collect()
+    text.lines().filter_map(line).take(BY_PATH_MAX).collect()
 }
+
+/// Bounds on what a guest's files may make drover keep.
+const BY_PATH_MAX: usize = 64;
+const FIELD_BYTES_MAX: usize = 200;
 
 /// Names of LVM and of file systems' own (`/dev/mapper`, `/dev/disk/by-uuid`) stay.
 fn is_path_of_disk(device: &str) -> bool {
@@ -161,7 +167,9 @@ fn entry_of(text: &str) -> Option<Entry> {
             (Some("options"), Some(entry)) => entry.words = words.collect::<Vec<_>>().join(" "),
             // Microcode comes first, where there is any.
             (Some("initrd" | "initrd16" | "initrdefi"), Some(entry)) => {
-                let name = words.last().and_then(|path| path.rsplit('/').next());
+                // A variable of GRUB's is none that is known here (`$tuned_initrd`).
+                let name = words.rfind(|path| !path.starts_with('$'));
+                let name = name.and_then(|path| path.rsplit('/').next());
                 entry.initrd = name.map(str::to_string);
             }
             _ => {}
@@ -229,8 +237,8 @@ mod tests {
             entry,
             Entry { words: "root=UUID=1 ro quiet".into(), initrd: Some("initrd.img-6.1".into()) }
         );
-        let text = "title RHEL\nversion 5.14\nlinux /vmlinuz-5.14\ninitrd /initramfs-5.14.img $tuned\noptions root=/dev/sda2 ro\n";
-        let entry = entry_of(&text.replace(" $tuned", "")).unwrap();
+        let text = "title RHEL\nversion 5.14\nlinux /vmlinuz-5.14\ninitrd /initramfs-5.14.img $tuned_initrd\noptions root=/dev/sda2 ro\n";
+        let entry = entry_of(text).unwrap();
         assert_eq!(
             (entry.words.as_str(), entry.initrd.as_deref()),
             ("root=/dev/sda2 ro", Some("initramfs-5.14.img"))

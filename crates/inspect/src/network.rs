@@ -12,25 +12,31 @@ pub(crate) fn interfaces(root: &Tree) -> Vec<Interface> {
     let mut found: BTreeMap<String, Interface> = BTreeMap::new();
     let mut named_by_mac = Vec::new();
     for (folder, ending, read) in PLACES {
-        for name in root.names(folder).iter().filter(|name| name.ends_with(ending)) {
+        for name in root.names(folder).iter().filter(|name| name.ends_with(ending)).take(FILES_MAX) {
             let file = format!("{folder}/{name}");
-            let Some(text) = root.text(&file) else { continue };
-            for Told { name, addresses } in read(&text) {
+            let Some(text) = root.short_text(&file, FILE_BYTES_MAX) else { continue };
+            for Told { name, addresses } in read(&text).into_iter().take(INTERFACES_MAX) {
+                if found.len() >= INTERFACES_MAX || !is_of_hardware(&name) {
+                    continue;
+                }
                 let fresh = Interface { name: name.clone(), file: file.clone(), addresses: Vec::new() };
-                found.entry(name).or_insert(fresh).addresses.extend(addresses);
+                let known = &mut found.entry(name).or_insert(fresh).addresses;
+                let room = ADDRESSES_MAX.saturating_sub(known.len());
+                known.extend(addresses.into_iter().filter(|it| it.len() <= ADDRESS_BYTES_MAX).take(room));
             }
         }
     }
-    for name in root.names(NETWORKD).iter().filter(|name| name.ends_with(".link")) {
-        let text = root.text(&format!("{NETWORKD}/{name}")).unwrap_or_default();
+    for name in root.names(NETWORKD).iter().filter(|name| name.ends_with(".link")).take(FILES_MAX) {
+        let text = root.short_text(&format!("{NETWORKD}/{name}"), FILE_BYTES_MAX).unwrap_or_default();
         if text.contains("MACAddress=") {
             named_by_mac.extend(values(&text, "Name=").map(str::to_string));
         }
     }
-    let udev = root.text("/etc/udev/rules.d/70-persistent-net.rules").unwrap_or_default();
+    let udev = "/etc/udev/rules.d/70-persistent-net.rules";
+    let udev = root.short_text(udev, FILE_BYTES_MAX).unwrap_or_default();
     named_by_mac
         .extend(udev.split("NAME=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_string)));
-    found.retain(|name, _| is_of_hardware(name) && !named_by_mac.contains(name));
+    found.retain(|name, _| !named_by_mac.contains(name));
     found.into_values().collect()
 }
 
@@ -56,7 +62,8 @@ struct Told {
 
 /// Names that come of where the card is: `ens192`, `enp3s0`, `eno1`, `eth0`.
 fn is_of_hardware(name: &str) -> bool {
-    ["en", "eth"].iter().any(|start| name.starts_with(start)) && !name.contains(['*', ':'])
+    let begins_so = ["en", "eth"].iter().any(|start| name.starts_with(start));
+    begins_so && name.len() <= NAME_BYTES_MAX && !name.contains(['*', ':'])
 }
 
 fn ifupdown(text: &str) -> Vec<Told> {
@@ -148,8 +155,8 @@ fn networkd(text: &str) -> Vec<Told> {
     if values(text, "MACAddress=").next().is_some() {
         return Vec::new();
     }
-    let addresses: Vec<String> = values(text, "Address=").map(str::to_string).collect();
-    let names = values(text, "Name=").flat_map(str::split_whitespace);
+    let addresses: Vec<String> = values(text, "Address=").take(ADDRESSES_MAX).map(str::to_string).collect();
+    let names = values(text, "Name=").flat_map(str::split_whitespace).take(INTERFACES_MAX);
     names.map(|name| Told { name: name.into(), addresses: addresses.clone() }).collect()
 }
 
@@ -157,7 +164,14 @@ fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| line.trim().strip_prefix(key)).map(str::trim)
 }
 
+/// Bounds on what a guest's files may make drover keep.
+const FILES_MAX: usize = 64;
+const FILE_BYTES_MAX: u64 = 64 << 10;
+const INTERFACES_MAX: usize = 64;
 const ADDRESSES_MAX: usize = 16;
+const ADDRESS_BYTES_MAX: usize = 64;
+/// Linux has 15 bytes for a name.
+const NAME_BYTES_MAX: usize = 15;
 
 #[cfg(test)]
 mod tests {
@@ -204,8 +218,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_many_names_and_addresses_gives_a_few() {
+        let many = |key: &str| format!("{key}=en0\n").repeat(2_000);
+        let found = networkd(&(many("Name") + &many("Address")));
+        assert_eq!((found.len(), found[0].addresses.len()), (INTERFACES_MAX, ADDRESSES_MAX));
+    }
+
+    #[test]
     fn only_names_that_come_of_the_hardware_count() {
         assert!(["ens192", "enp3s0", "eno1", "eth0"].into_iter().all(is_of_hardware));
-        assert!(["lo", "bond0", "br0", "lan", "en*", "eth0:1"].into_iter().all(|name| !is_of_hardware(name)));
+        assert!(
+            ["lo", "bond0", "br0", "lan", "en*", "eth0:1", "eth0123456789abcdef"]
+                .into_iter()
+                .all(|name| !is_of_hardware(name))
+        );
     }
 }

@@ -47,6 +47,10 @@ impl Part {
         Part { disk, start, length }
     }
 
+    pub(crate) fn size(&self) -> u64 {
+        self.length
+    }
+
     pub(crate) fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or_else(beyond)?;
         if end > self.length {

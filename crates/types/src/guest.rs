@@ -33,6 +33,13 @@ pub struct Inside {
     pub unseen: Vec<String>,
 }
 
+impl Inside {
+    /// Whether the root file system of a Linux was read.
+    pub fn saw_root(&self) -> bool {
+        self.free.iter().any(|it| it.place == "/")
+    }
+}
+
 /// An initramfs, and which drivers it or the kernel itself has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Initramfs {

@@ -1,7 +1,7 @@
 //! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
 
 use drover_engine::{Cause, Converted, ProviderError};
-use drover_plan::{At, Convert, PlannedVm, Problem, lacking_driver, renamed};
+use drover_plan::{At, Convert, PlannedVm, Problem, TargetBus, lacking_driver, renamed};
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, SourceBus, SourceGuest,
 };
@@ -112,9 +112,22 @@ fn judged(spec: &MachineSpec, vm: &PlannedVm) -> Judged {
         return Judged { need, boots: Some(false), names };
     }
     let renamed = renamed(vm, &inside);
+    // The converter renames these two, to virtio; what it does not rename is no reason for it.
+    let are_cured = disk.bus == TargetBus::Virtio
+        && inside
+            .by_path
+            .iter()
+            .any(|it| ["/dev/sd", "/dev/hd"].iter().any(|start| it.device.starts_with(start)));
+    if !renamed.is_empty() && !are_cured {
+        return Judged { need: by_id, boots: None, names };
+    }
     if !renamed.is_empty() {
         let why = format!("it finds disks by paths that change with their bus: {}", renamed.join(", "));
         return Judged { need: Need::Needed(why), boots: None, names };
+    }
+    if !inside.saw_root() {
+        // On LVM or another file system: its fstab may name disks by their paths.
+        return Judged { need: by_id, boots: None, names };
     }
     let need = Need::NotNeeded(format!("its {path} has the driver of its disks"));
     Judged { need, boots: Some(true), names }
