@@ -290,6 +290,10 @@ fn a_run_whose_target_was_taken_over_writes_nothing_more() {
             assert_eq!(error.kind, DiskErrorKind::Denied);
             assert!(error.source.to_string().contains("taken this target over"), "{}", error.source);
         }
+        // What had landed by then was to be recorded.
+        Err(MoveError::Journal(error)) => {
+            assert!(error.source.to_string().contains("taken this target over"), "{}", error.source);
+        }
         other => panic!("{other:?}"),
     }
     // Of two lanes, what each was writing just then: no more than two requests, of three pieces at most.
