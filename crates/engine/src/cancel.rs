@@ -150,7 +150,7 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
     problems.extend(thaw(context, planned));
     match may_go_down(context, planned)? {
         true => problems.push(format!(
-            "{} runs, but may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
+            "{} is not off, but may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
              is switched on again",
             planned.vm.name,
             planned.shutdown_timeout.as_secs()
@@ -182,7 +182,7 @@ fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, Store
         let age_ms = context.clock.now_ms() - asked.at_ms;
         u128::try_from(age_ms).is_ok_and(|age_ms| age_ms < planned.shutdown_timeout.as_millis())
     });
-    Ok(is_recent && look(context.source, planned).is_ok_and(|now| now.power == PowerState::On))
+    Ok(is_recent && look(context.source, planned).is_ok_and(|now| now.power != PowerState::Off))
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {

@@ -45,15 +45,19 @@ fn what_cannot_be_undone_is_told_and_the_next_run_sees_to_it() {
 
 #[test]
 fn a_guest_that_goes_down_after_it_was_given_up_is_switched_on_when_cancelled() {
-    let world = one();
-    world.set_trouble("wait until off", Trouble::Fails);
-    world.run(&NoObserver);
-    let error = world.row("vm-on").error.unwrap();
-    assert!(error.contains("left behind: on runs; should it go down yet"), "{error}");
-    assert_eq!(world.power("vm-on"), PowerState::On);
-    world.state().vms.get_mut("vm-on").unwrap().power = PowerState::Off;
-    assert_eq!(cancelled(&world), Vec::<String>::new());
-    assert_eq!(world.power("vm-on"), PowerState::On);
+    for (told, words) in [(PowerState::On, "runs"), (PowerState::Unknown, "is not told to be off")] {
+        let world = one();
+        world.before("wait until off", move |state| state.vms.get_mut("vm-on").unwrap().power = told);
+        world.set_trouble("wait until off", Trouble::Fails);
+        world.run(&NoObserver);
+        let error = world.row("vm-on").error.unwrap();
+        assert!(error.contains(&format!("left behind: on {words}; should it go down yet")), "{error}");
+        assert_eq!(world.power("vm-on"), told);
+        assert!(cancelled(&world)[0].contains("cancel again after that"), "{words}");
+        world.state().vms.get_mut("vm-on").unwrap().power = PowerState::Off;
+        assert_eq!(cancelled(&world), Vec::<String>::new());
+        assert_eq!(world.power("vm-on"), PowerState::On);
+    }
 }
 
 /// Killed while the guest shuts down: nobody waits for it any more, but it may go down all the same.

@@ -6,7 +6,7 @@ mod fakes;
 use std::sync::Mutex;
 
 use drover_engine::{
-    AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, VmEnd, VmState, cancel,
+    AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, Store, VmEnd, VmState, cancel,
 };
 use drover_types::inventory::PowerState;
 use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
@@ -177,4 +177,29 @@ fn what_is_given_up_is_undone_and_told_also_where_the_state_cannot_be_kept() {
         assert_eq!(world.power(&format!("vm-{name}")), PowerState::On, "{name}");
     }
     assert_eq!((world.own_snapshots(), world.images().len()), (0, 0));
+}
+
+/// The state keeps that the machine was started, and nothing after it.
+#[test]
+fn a_machine_whose_start_is_recorded_is_not_stopped_for_a_state_that_fails_then() {
+    for (lines, world) in [("cold", one("start: true")), ("warm", World::warm_auto())] {
+        let copy = tempfile::tempdir().unwrap();
+        let outcome = world.run(&Watch(|event: &Event| {
+            let is_start = matches!(event, Event::Note { text, .. } if text.contains("started"));
+            if is_start && world.store.path().exists() {
+                let folder = world.store.path().parent().unwrap();
+                for file in std::fs::read_dir(folder).unwrap().flatten().filter(|it| it.path().is_file()) {
+                    std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+                }
+                std::fs::remove_file(world.store.path()).unwrap();
+            }
+        }));
+        assert!(outcome.unkept.is_some(), "{lines}");
+        assert_true(&world, end(&outcome).standing.as_ref().unwrap(), lines);
+        assert_eq!((world.power("vm-on"), world.runs_at_target("on")), (PowerState::Off, true), "{lines}");
+        // What a later command finds says the same.
+        let store = Store::open(copy.path()).unwrap();
+        let given_up = cancel(PLAN, &store, &world, &world).unwrap();
+        assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["on".to_string()]), "{lines}");
+    }
 }

@@ -220,10 +220,12 @@ impl Journey<'_> {
     /// switched off, so that the next run or cancelling sees to it.
     fn switch_on_again(&mut self) -> Vec<String> {
         let is_on = || self.look().is_ok_and(|now| now.power == PowerState::On);
-        if self.may_go_down && is_on() {
+        let power = if self.may_go_down { self.look().ok().map(|now| now.power) } else { None };
+        if let Some(power) = power.filter(|power| *power != PowerState::Off) {
             let name = &self.planned.vm.name;
+            let stands = if power == PowerState::On { "runs" } else { "is not told to be off" };
             return vec![format!(
-                "{name} runs; should it go down yet, because it was asked to, `drover cancel` switches it on again"
+                "{name} {stands}; should it go down yet, because it was asked to, `drover cancel` switches it on again"
             )];
         }
         let problems = match self.memory.switched_off {

@@ -195,9 +195,8 @@ impl<'a> Journey<'a> {
             // What fails before a phase undoes nothing of it.
             self.call_before(phase)?;
             self.reached = phase;
+            self.started_now = false;
             self.run_phase(phase)?;
-            self.started_now = phase == Phase::Start && self.planned.start;
-            self.stays |= self.started_now;
             if phase == Phase::Verify {
                 self.slots.park();
             }

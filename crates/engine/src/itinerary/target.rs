@@ -39,6 +39,8 @@ impl Journey<'_> {
         self.set_touched()?;
         self.memory.started = true;
         let line = self.context.target.start(self.planned)?;
+        // It runs. What fails from here on does not stop it: a record that it was started may be all that a later run knows.
+        (self.started_now, self.stays) = (true, true);
         self.context.store.set_started(self.context.plan, &self.planned.vm.id, Some(&line))?;
         self.note(line);
         self.end_downtime()
