@@ -3,13 +3,12 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::process::{freeze, recorded_in, thaw, wait_until};
-use common::sites::own_address;
+use common::sites::{own_address, start_agent};
 use common::{MIB, Stage, disk_file, same_bytes, vm, with};
 use drover_lab::{Drover, Output};
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,15 +41,8 @@ impl Far {
     fn start_agent(&mut self) {
         let pool = format!("vms={}", self.stage.path("pool").display());
         let args = ["agent", "run", "--json", "--listen", &self.address, "--pool", &pool];
-        let mut command = self.there.command(&[&args[..], &self.options].concat());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        out.read_line(&mut line).unwrap();
-        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
-        self.address = listening["addresses"][0].as_str().unwrap().to_string();
-        // What it says later is of no interest, but must be taken.
-        std::thread::spawn(move || out.lines().for_each(drop));
+        let (child, address) = start_agent(self.there.command(&[&args[..], &self.options].concat()));
+        self.address = address;
         self.agent = Some(child);
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Stage;
-use super::sites::own_address;
+use super::sites::{own_address, start_agent};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -236,16 +236,8 @@ impl Agent {
     pub fn start(&mut self) {
         let mut args = vec!["agent", "run", "--json", "--listen", &self.address];
         self.pools.iter().for_each(|pool| args.extend(["--pool", pool.as_str()]));
-        let mut command = run_by(&self.run_by, &self.there.command(&args));
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        out.read_line(&mut line).unwrap();
-        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
-        self.address = listening["addresses"][0].as_str().unwrap().to_string();
-        // What it says later is of no interest, but must be taken.
-        std::thread::spawn(move || out.lines().for_each(drop));
+        let (child, address) = start_agent(run_by(&self.run_by, &self.there.command(&args)));
+        self.address = address;
         self.child = Some(child);
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use drover_lab::{Drover, Output, run_by};
@@ -82,14 +82,8 @@ impl Sites {
         let args = [&args[..], &["--control", &control]].concat();
         let mut command = run_by(&self.run_by, &self.there.command(&args));
         command.args(&self.more).envs(self.env.iter().map(|(name, value)| (name, value)));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        out.read_line(&mut line).unwrap();
-        let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
-        self.address = listening["addresses"][0].as_str().unwrap().to_string();
-        // What it says later is of no interest, but must be taken.
-        std::thread::spawn(move || out.lines().for_each(drop));
+        let (child, address) = start_agent(command);
+        self.address = address;
         self.agent = Some(child);
     }
 
@@ -133,6 +127,19 @@ impl Drop for Sites {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Starts `agent run --json`, and tells where it listens.
+pub fn start_agent(mut command: Command) -> (Child, String) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let listening: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("'{line}'"));
+    // What it says later is of no interest, but must be taken.
+    std::thread::spawn(move || out.lines().for_each(drop));
+    (child, listening["addresses"][0].as_str().unwrap().to_string())
 }
 
 /// Any port of an address of this host that nobody else uses: nobody takes the port that an agent was ended at before it
