@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, Request, Work};
+use drover_disk::{Buffer, Disk, DiskErrorKind, FileDisk, Lane, read_span};
 use drover_engine::{Looked, Looking, Store, chain, look_into};
 use drover_inspect::ReadAt;
 use drover_mover::StopSignal;
@@ -81,9 +81,10 @@ pub fn inspect_plan(
     provider.stop_when(stop);
     let begun = begun_here(&file.plan.name, state);
     let mut inspected = Vec::new();
+    let mut left_behind = Vec::new();
     for vm in &mut resolution.vms {
         if stop.is_set() {
-            return Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was"));
+            break;
         }
         if begun.iter().any(|it| it.planned.vm.id == vm.vm.id) {
             continue;
@@ -99,15 +100,7 @@ pub fn inspect_plan(
         drop(undo);
         let Looked { seen, left } = looked;
         if let Some(error) = left {
-            let text = format!(
-                "{}: what was made to look into it may still be there: {}",
-                vm.vm.name,
-                chain(&error)
-            );
-            let advice =
-                format!("run the check again, or remove its snapshot drover-{} by hand", file.plan.name);
-            let at = At { line: vm.line, column: 1 };
-            resolution.problems.push(Problem::error("vms", text).at(at).advise(advice));
+            left_behind.push(left_problem(&file.plan.name, vm, &chain(&error)));
         }
         match seen {
             Ok(inside) => {
@@ -123,10 +116,27 @@ pub fn inspect_plan(
         }
     }
     if stop.is_set() {
-        return Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was"));
+        return Err(interrupted(&left_behind));
     }
+    resolution.problems.extend(left_behind);
     provider.close()?;
     Ok(inspected)
+}
+
+fn left_problem(plan: &str, vm: &PlannedVm, why: &str) -> Problem {
+    let text = format!("{}: what was made to look into it may still be there: {why}", vm.vm.name);
+    let advice = format!("run the check again, or remove its snapshot drover-{plan} by hand");
+    Problem::error("vms", text).at(At { line: vm.line, column: 1 }).advise(advice)
+}
+
+/// The end of a look that was stopped: what it left at the source is named, and nothing is claimed beside it.
+fn interrupted(left_behind: &[Problem]) -> Failure {
+    if left_behind.is_empty() {
+        return Failure::new(Exit::Interrupted, "interrupted; the source is as it was");
+    }
+    let texts: Vec<&str> = left_behind.iter().map(|it| it.message.as_str()).collect();
+    let failure = Failure::new(Exit::Interrupted, format!("interrupted; {}", texts.join("; ")));
+    left_behind.iter().filter_map(|it| it.advice.clone()).take(1).fold(failure, Failure::advise)
 }
 
 fn of_vm(vm: &PlannedVm, text: &str) -> Problem {
@@ -240,13 +250,7 @@ impl Reader {
             Some(lane) if !lane.is_broken() => lane,
             lane => lane.insert(self.disk.open_lane()?),
         };
-        lane.submit(Request { id: 0, span, work: Work::Read(Buffer::zeroed(span.length as usize)) });
-        let completion = lane.complete().expect("a request is in flight");
-        completion.result?;
-        match completion.work {
-            Work::Read(buffer) => Ok(buffer),
-            Work::Write(_) | Work::Zero => unreachable!("a request comes back as it went"),
-        }
+        read_span(lane.as_mut(), span)
     }
 }
 
@@ -271,5 +275,20 @@ impl ReadAt for Reader {
             done += length;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_was_stopped_names_what_it_left() {
+        assert_eq!(interrupted(&[]).message, "interrupted; the source is as it was");
+        let left = Problem::error("vms", "web: what was made may still be there").advise("remove it by hand");
+        let failure = interrupted(&[left]);
+        assert_eq!(failure.message, "interrupted; web: what was made may still be there");
+        assert_eq!(failure.advice.as_deref(), Some("remove it by hand"));
+        assert_eq!(failure.exit, Exit::Interrupted);
     }
 }

@@ -146,6 +146,18 @@ pub trait Lane: Send {
     }
 }
 
+/// One read, by a lane that has nothing else in flight.
+pub fn read_span(lane: &mut dyn Lane, span: ByteSpan) -> Result<Buffer, DiskError> {
+    let work = Work::Read(Buffer::zeroed(span.length as usize));
+    lane.submit(Request { id: 0, span, work });
+    let completion = lane.complete().expect("a request in flight ends");
+    completion.result?;
+    match completion.work {
+        Work::Read(bytes) => Ok(bytes),
+        Work::Write(_) | Work::Zero => unreachable!("only a read was asked for"),
+    }
+}
+
 /// A piece of work for a lane.
 #[derive(Debug)]
 pub struct Request {

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use drover_copy::report::{ReportError, ReportReader};
 use drover_copy::{LeafTable, RootHasher, SEGMENT_BYTES, Sample, miss_probability};
-use drover_disk::Disk;
+use drover_disk::{Disk, read_span};
 use drover_types::{BLOCK_BYTES, ByteSpan, Digest};
 
-use crate::held::read_block;
 use crate::part::Part;
 use crate::progress::{Progress, StopSignal};
 use crate::transfer::{MoveError, TransferOptions, check_same, hash};
@@ -125,7 +124,7 @@ pub fn is_rounded_up(disk: &dyn Disk, size: u64) -> Result<bool, MoveError> {
         return Ok(false);
     }
     let block = ByteSpan::from_bounds(size / BLOCK_BYTES * BLOCK_BYTES, disk.size());
-    let bytes = read_block(disk.open_lane()?.as_mut(), block)?;
+    let bytes = read_span(disk.open_lane()?.as_mut(), block)?;
     Ok(bytes[(size - block.offset) as usize..].iter().all(|byte| *byte == 0))
 }
 

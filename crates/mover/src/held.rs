@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use drover_copy::{Leaf, LeafTable};
-use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Lane, Request, Work};
+use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Request, Work};
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::there::leaves_there;
@@ -146,18 +146,6 @@ fn look_once(
         }
     }
     failure.map_or(Ok(()), Err)
-}
-
-/// One read, by a lane that does nothing else.
-pub(crate) fn read_block(lane: &mut dyn Lane, span: ByteSpan) -> Result<Buffer, DiskError> {
-    let work = Work::Read(Buffer::zeroed(span.length as usize));
-    lane.submit(Request { id: 0, span, work });
-    let completion = lane.complete().expect("a request in flight ends");
-    completion.result?;
-    match completion.work {
-        Work::Read(bytes) => Ok(bytes),
-        Work::Write(_) | Work::Zero => unreachable!("only a read was asked for"),
-    }
 }
 
 fn is_data(leaf: Option<Leaf>) -> bool {

@@ -20,11 +20,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drover_copy::{Header, JournalError, Leaf, LeafTable, Replay};
 use drover_disk::device::{HEAD_BYTES, Signature, TAIL_BYTES, signatures};
-use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp};
+use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, read_span};
 use drover_types::{BLOCK_BYTES, ByteSpan, ExtentKind};
 
 use crate::blocks::recorded;
-use crate::held::{look, look_at, read_block};
+use crate::held::{look, look_at};
 use crate::there::leaves_there;
 use crate::transfer::{CopyJob, MoveError};
 
@@ -297,7 +297,7 @@ fn bytes_of(disk: &dyn Disk, start: u64, end: u64) -> Result<Vec<u8>, DiskError>
     let mut lane = disk.open_lane()?;
     for at in (first..end).step_by(BLOCK_BYTES as usize) {
         let span = ByteSpan::from_bounds(at, (at + BLOCK_BYTES).min(disk.size()));
-        bytes.extend_from_slice(&read_block(lane.as_mut(), span)?);
+        bytes.extend_from_slice(&read_span(lane.as_mut(), span)?);
     }
     bytes.truncate((end - first) as usize);
     Ok(bytes.split_off((start - first) as usize))
@@ -319,7 +319,7 @@ fn holds_only(target: &dyn Disk, source: &dyn Disk) -> Result<bool, DiskError> {
         Some(leaves) => leaves,
         None => {
             let mut lane = target.open_lane()?;
-            let leaf = |span: &ByteSpan| Ok(Leaf::of(&read_block(lane.as_mut(), *span)?));
+            let leaf = |span: &ByteSpan| Ok(Leaf::of(&read_span(lane.as_mut(), *span)?));
             spans.iter().map(leaf).collect::<Result<Vec<Leaf>, DiskError>>()?
         }
     };
@@ -335,7 +335,7 @@ fn holds_only(target: &dyn Disk, source: &dyn Disk) -> Result<bool, DiskError> {
     }
     let (mut here, mut there) = (source.open_lane()?, target.open_lane()?);
     for span in data.into_iter().map(|block| table.span_of(block)) {
-        let (of_source, of_target) = (read_block(here.as_mut(), span)?, read_block(there.as_mut(), span)?);
+        let (of_source, of_target) = (read_span(here.as_mut(), span)?, read_span(there.as_mut(), span)?);
         let mut pages = of_source.chunks(PAGE_BYTES).zip(of_target.chunks(PAGE_BYTES));
         if !pages.all(|(of_source, of_target)| of_source == of_target || of_target.iter().all(|it| *it == 0))
         {

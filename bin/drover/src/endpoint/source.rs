@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use drover_disk::{Buffer, Disk, DiskError, FileDisk, OpenTarget, Request, Work};
+use drover_disk::{Disk, DiskError, FileDisk, OpenTarget, read_span};
 use drover_engine::chain;
 use drover_http::RangeDisk;
 use drover_image::{Format as ImageFormat, OpenOptions, Ova};
@@ -142,12 +142,7 @@ pub(super) fn image_on(disk: &dyn Disk) -> Option<ImageFormat> {
         return None;
     }
     let mut lane = disk.open_lane().ok()?;
-    lane.submit(Request { id: 0, span, work: Work::Read(Buffer::zeroed(span.length as usize)) });
-    let completion = lane.complete()?;
-    let format = match (completion.result, completion.work) {
-        (Ok(()), Work::Read(head)) => drover_image::probe_head(&head),
-        _ => ImageFormat::Raw,
-    };
+    let format = drover_image::probe_head(&read_span(lane.as_mut(), span).ok()?);
     (format != ImageFormat::Raw).then_some(format)
 }
 
