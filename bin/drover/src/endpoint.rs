@@ -58,10 +58,10 @@ impl Notes {
         &self.known
     }
 
-    /// Waits for what else is found; to be asked once.
-    pub fn found(&self) -> impl FnOnce() -> Option<String> + Send + 'static {
-        let look = self.look.lock().unwrap_or_else(PoisonError::into_inner).take();
-        || look?.join().ok()?
+    /// Waits for what a look under way finds; absent where there is none, or this was asked before.
+    pub fn found(&self) -> Option<impl FnOnce() -> Option<String> + Send + 'static> {
+        let look = self.look.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(|| look.join().ok()?)
     }
 
     fn look(&mut self, look: impl FnOnce() -> Option<String> + Send + 'static) {

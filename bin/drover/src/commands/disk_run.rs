@@ -65,7 +65,7 @@ impl DiskRun {
         if self.quiet {
             return;
         }
-        let found = end.notes.found();
+        let Some(found) = end.notes.found() else { return };
         let tell = || found().iter().for_each(crate::out::say);
         let thread = std::thread::Builder::new().name("notes".into()).spawn(tell);
         self.telling.lock().unwrap_or_else(PoisonError::into_inner).extend(thread);

@@ -163,7 +163,8 @@ fn announce(args: &ServeDiskArgs, server: &Server, end: &End, half: Option<&Repl
     let (size, uri) = (end.disk.size(), server.uri(&args.export));
     let recorded = half.map(|journal| recorded_bytes(journal, size));
     let epoch = server.exports().iter().find_map(|export| export.epoch());
-    let notes: Vec<String> = end.notes.known().iter().cloned().chain(end.notes.found()()).collect();
+    let notes: Vec<String> =
+        end.notes.known().iter().cloned().chain(end.notes.found().and_then(|found| found())).collect();
     if args.json {
         crate::out::json(json!({
             "event": "serving", "uri": uri, "disk": end.disk.name(), "size": size, "writable": args.writable,
