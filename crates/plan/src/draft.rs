@@ -173,7 +173,7 @@ fn entry(vm: &Vm, inventory: &Inventory) -> String {
 
 /// A YAML text in double quotes. JSON's strings are YAML's, but for what YAML takes as a line break or
 /// does not print, and what would turn the direction of writing on a terminal.
-fn quote(text: &str) -> String {
+pub(crate) fn quote(text: &str) -> String {
     let json = serde_json::Value::String(text.to_string()).to_string();
     let quoted = |c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     json.chars().map(quoted).collect()
@@ -184,7 +184,7 @@ fn is_odd(c: char) -> bool {
 }
 
 /// For a comment.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().map(|c| if is_odd(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

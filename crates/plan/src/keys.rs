@@ -40,6 +40,10 @@ pub(crate) enum Kind {
     Number(u64, u64),
     /// Any whole number of 32 bits.
     Priority,
+    /// `22:00-06:00`.
+    Hours,
+    /// `2026-12-01T22:00:00Z`.
+    Moment,
     Flag,
     Choice(&'static [&'static str]),
     TextList,
@@ -136,6 +140,12 @@ pub(crate) static PLAN: Table = Table {
         ),
         key("checks", Kind::One(&CHECKS), "", "What decides whether a VM goes on; see docs/how-to/hooks.md."),
         key("limits", Kind::One(&LIMITS), "", "Budgets that all VMs of the plan share."),
+        key(
+            "waves",
+            Kind::Many(&WAVE),
+            "",
+            "Parts of the plan that move one after the other, each in its window; with them, each VM is in one.",
+        ),
     ],
     rules: &[],
 };
@@ -293,9 +303,42 @@ pub(crate) static SELECTION: Table = Table {
         key("priority", Kind::Priority, "0", "Greater goes first."),
         key("hooks", Kind::One(&HOOKS), "", "Hooks in the place of the plan's, moment by moment."),
         key("checks", Kind::One(&CHECKS), "", "Checks in the place of the plan's, key by key."),
+        key("wave", Kind::PlanName, "", "Name of the wave that it moves in."),
     ],
     rules: &[SELECTS],
 };
+
+pub(crate) static WAVE: Table = Table {
+    keys: &[
+        must("name", Kind::PlanName, "Name of the wave: lower-case letters, digits and -, at most 64."),
+        key(
+            "vms",
+            Kind::Many(&SELECTOR),
+            "",
+            "Which of the plan's VMs are in it, beside those that name it.",
+        ),
+        key("after", Kind::TextList, "", "Names of the waves that have to be over before it."),
+        key(
+            "window",
+            Kind::Hours,
+            "",
+            "Hours of each day, UTC, in which a cold VM may begin and a warm one may move over: 22:00-06:00. Absent: at any hour.",
+        ),
+        key("from", Kind::Moment, "", "Not before this moment: 2026-12-01T22:00:00Z."),
+        key(
+            "until",
+            Kind::Moment,
+            "",
+            "Before this moment; a VM that did not begin by then does not begin in this run.",
+        ),
+        key("if_failed", Kind::Choice(IF_FAILED), "wait", IF_FAILED_DOC),
+    ],
+    rules: &[],
+};
+
+pub(crate) const IF_FAILED: &[&str] = &["wait", "go_on", "stop"];
+const IF_FAILED_DOC: &str = "What becomes of the waves after it if one of its VMs fails or never begins. wait: they wait for \
+                             `drover proceed`. go_on: they go on. stop: they do not begin in this run.";
 
 /// Of the plan and of single VMs, which is why the defaults are in the words.
 pub(crate) static WARM: Table = Table {
@@ -372,6 +415,9 @@ pub(crate) static LIMITS: Table = Table {
     rules: &[],
 };
 
+const MOMENT_PATTERN: &str =
+    "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})";
+
 /// The JSON Schema of a plan file.
 pub fn schema() -> Value {
     let mut schema = object(&PLAN);
@@ -428,9 +474,10 @@ fn value(kind: Kind) -> Value {
         }
         Kind::Duration => json!({"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}),
         Kind::Interval => json!({"type": "string", "pattern": "^(auto|[0-9]+(ms|s|m|h))$"}),
-        Kind::Cutover => json!({"type": "string", "pattern":
-            "^(manual|auto|[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2}))$"}),
+        Kind::Cutover => json!({"type": "string", "pattern": format!("^(manual|auto|{MOMENT_PATTERN})$")}),
         Kind::Number(least, most) => json!({"type": "integer", "minimum": least, "maximum": most}),
+        Kind::Hours => json!({"type": "string", "pattern": "^[0-9]{1,2}:[0-9]{1,2}-[0-9]{1,2}:[0-9]{1,2}$"}),
+        Kind::Moment => json!({"type": "string", "pattern": format!("^{MOMENT_PATTERN}$")}),
         Kind::Priority => json!({"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX}),
         Kind::Flag => json!({"type": "boolean"}),
         Kind::Choice(words) => json!({"enum": words}),

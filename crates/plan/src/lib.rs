@@ -11,13 +11,14 @@
 //! - [`as_begun`] keeps a run at the VMs and disks it began with.
 //! - [`nfc`] tells what reading through VDDK takes of each host, and how much of it there is.
 //! - [`Moves::parse`] reads a file of live moves.
-//! - [`draft`] writes a first plan from an inventory.
+//! - [`draft`] writes a first plan from an inventory, [`draft_waves`] waves for one.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod begun;
 mod concern;
 mod draft;
+mod draft_waves;
 mod flat;
 mod glob;
 mod keys;
@@ -38,14 +39,16 @@ pub use concern::{
     CATALOGUE, Concern, ConcernContext, Weight, concerns, concerns_inside, lacking_driver, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
+pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
 pub use keys::schema;
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
 pub use problem::{At, Problem, Severity};
+pub use read::WAVES_MAX;
 pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost,
     space_needed,
 };
 pub use resolve::{PlannedProxy, kube_name, proxies, resolve};
-pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys};
+pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys, moment_text, parse_moment};

@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drover_types::Wave;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{At, Problem};
@@ -56,6 +57,8 @@ pub struct Plan {
     pub checks: CheckKeys,
     /// Budgets.
     pub limits: Limits,
+    /// Parts that move one after the other, in the order of the file; none: all VMs may move at once.
+    pub waves: Vec<PlanWave>,
     /// What is allowed but should be looked at, such as unverified TLS.
     pub warnings: Vec<Problem>,
 }
@@ -67,6 +70,13 @@ pub enum Source {
     Vsphere(Box<VsphereSource>),
     /// An appliance: one VM in a file or folder.
     Ova(OvaSource),
+}
+
+impl Plan {
+    /// Its waves, without the VMs in them.
+    pub fn waves(&self) -> Vec<Wave> {
+        self.waves.iter().map(|it| it.wave.clone()).collect()
+    }
 }
 
 impl Source {
@@ -291,6 +301,19 @@ pub struct Limits {
     pub retry_for: Duration,
 }
 
+/// A wave, and which VMs are in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanWave {
+    /// The wave.
+    pub wave: Wave,
+    /// Which of the plan's VMs are in it, beside those that name it.
+    pub vms: Vec<Selector>,
+    /// Place in the file.
+    pub at: At,
+    /// Path in the plan (`waves[1]`).
+    pub path: String,
+}
+
 /// An entry of `vms`: which VMs, and what is different for them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
@@ -364,6 +387,8 @@ pub struct Overrides {
     pub hooks: Hooks,
     /// Checks in the place of the plan's.
     pub checks: CheckKeys,
+    /// The wave that it moves in.
+    pub wave: Option<String>,
 }
 
 /// A source network and what it becomes.

@@ -28,6 +28,7 @@ impl Plan {
         reader.check_aio(&plan);
         reader.check_warm(&plan, &root);
         reader.check_target(&plan);
+        reader.check_waves(&plan);
         sort(&mut reader.problems);
         if reader.problems.iter().any(Problem::is_error) {
             return Err(reader.problems);
@@ -84,19 +85,25 @@ impl Reader {
             hooks: self.hooks(&fields),
             checks: self.checks(&fields),
             limits: self.limits(&fields, via),
+            waves: self.waves(&fields),
             warnings: Vec::new(),
         }
     }
 
     fn plan_name(&mut self, fields: &Fields<'_>) -> String {
-        let name = self.text(fields, "name").unwrap_or_default();
+        self.short_name(fields, "name").unwrap_or_default()
+    }
+
+    /// A name of a plan or wave.
+    fn short_name(&mut self, fields: &Fields<'_>, key: &str) -> Option<String> {
+        let name = self.text(fields, key)?;
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if let Some(entry) = fields.find("name")
+        if let Some(entry) = fields.find(key)
             && (name.is_empty() || name.len() > 64 || name.starts_with('-') || !name.chars().all(fits))
         {
             self.wrong(fields, entry, "is not made of at most 64 lower-case letters, digits and '-'");
         }
-        name
+        Some(name)
     }
 
     fn source(&mut self, plan: &Fields<'_>) -> Source {
@@ -342,6 +349,7 @@ impl Reader {
             priority: self.priority(fields),
             hooks: self.hooks(fields),
             checks: self.checks(fields),
+            wave: self.short_name(fields, "wave"),
         }
     }
 
@@ -695,6 +703,11 @@ mod target;
 mod via;
 
 mod warm;
+
+mod waves;
+
+pub use waves::WAVES_MAX;
+pub(crate) use waves::{in_no_wave, in_two_waves};
 
 mod nfc;
 

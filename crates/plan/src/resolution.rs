@@ -87,6 +87,9 @@ pub struct PlannedVm {
     /// What decides whether it goes on.
     #[serde(default, skip_serializing_if = "Checks::are_none")]
     pub checks: Checks,
+    /// The wave that it moves in; absent if the plan has none.
+    #[serde(default)]
+    pub wave: Option<String>,
     /// What there is to know about it, harmless things too.
     pub concerns: Vec<Concern>,
     /// Line of the selection that chose it.

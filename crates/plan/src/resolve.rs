@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use drover_types::inventory::{DiskBus, Inventory, PowerState, ToolsState, Vm, VmDisk};
 
 pub use self::proxy::{PlannedProxy, proxies};
+use self::waves::WaveIndex;
 use crate::concern::{ConcernContext, Weight, concerns};
 use crate::model::*;
 use crate::near::nearest;
@@ -19,8 +20,14 @@ const NAMES_SHOWN_MAX: usize = 5;
 
 /// Lays a plan over an inventory; all problems at once, nothing is touched.
 pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
-    let mut resolver =
-        Resolver { plan, inventory, problems: plan.warnings.clone(), unmapped: BTreeMap::new() };
+    let mut resolver = Resolver {
+        plan,
+        inventory,
+        problems: plan.warnings.clone(),
+        unmapped: BTreeMap::new(),
+        waves: WaveIndex::new(plan),
+        in_no_wave: Vec::new(),
+    };
     resolver.check_hosts();
     resolver.check_exclusions();
     resolver.check_rules();
@@ -29,6 +36,7 @@ pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
     vms.sort_by(|a, b| a.target_name.cmp(&b.target_name));
     resolver.check_names(&vms);
     resolver.tell_unmapped();
+    resolver.tell_waves(&vms);
     if vms.is_empty() && !resolver.problems.iter().any(Problem::is_error) {
         resolver.problems.push(Problem::error("vms", "the plan moves no VM").advise("see its warnings"));
     }
@@ -42,6 +50,9 @@ struct Resolver<'a> {
     problems: Vec<Problem>,
     /// Networks without a rule, where that was first seen, and the VMs on them.
     unmapped: BTreeMap<&'a str, (At, Vec<&'a str>)>,
+    waves: WaveIndex<'a>,
+    /// VMs that are in no wave, where the plan has waves.
+    in_no_wave: Vec<(At, &'a str)>,
 }
 
 /// What the selections that chose a VM say of it.
@@ -61,6 +72,7 @@ impl<'a> Resolver<'a> {
         let plan = self.plan;
         let over = &choice.overrides;
         let excluded: Vec<i32> = self.excluded_disks(vm, choice);
+        let wave = self.wave_of(vm, choice);
         let power_off = over.power_off.unwrap_or(plan.power_off);
         let disk_bus = over.disk_bus.unwrap_or(plan.target.disk_bus);
         let convert = over.convert.unwrap_or(plan.convert);
@@ -68,6 +80,7 @@ impl<'a> Resolver<'a> {
             Mode::Cold => None,
             Mode::Warm => Some(over.warm.or(plan.warm).or_default()),
         };
+        self.check_moment(vm, choice, warm, wave.as_deref());
         let context = ConcernContext {
             power_off: Some(power_off),
             data_from: plan.source.vsphere().map(|source| source.data.from),
@@ -136,6 +149,7 @@ impl<'a> Resolver<'a> {
             priority: over.priority.unwrap_or(0),
             hooks: plan.hooks.clone().into_iter().chain(over.hooks.clone()).collect(),
             checks,
+            wave,
             concerns: found,
             line: choice.at.line,
         }
@@ -395,7 +409,7 @@ pub fn kube_name(name: &str) -> String {
 const KUBE_NAME_BYTES_MAX: usize = 48;
 
 /// `a, b, c and 4 more`.
-fn some_of(names: &[&str]) -> String {
+pub(crate) fn some_of(names: &[&str]) -> String {
     let shown = names[..names.len().min(NAMES_SHOWN_MAX)].join(", ");
     match names.len().saturating_sub(NAMES_SHOWN_MAX) {
         0 => shown,
@@ -408,3 +422,4 @@ mod route;
 mod select;
 #[cfg(test)]
 mod tests;
+mod waves;

@@ -106,7 +106,7 @@ impl WarmKeys {
 }
 
 /// Milliseconds since 1970 of an RFC 3339 moment such as `2026-12-01T22:00:00Z` or `...+01:00`.
-pub(crate) fn parse_moment(text: &str) -> Option<i64> {
+pub fn parse_moment(text: &str) -> Option<i64> {
     let (date, rest) = text.split_once(['T', 't', ' '])?;
     let mut parts = date.split('-');
     let (year, month, day) =
@@ -126,6 +126,20 @@ pub(crate) fn parse_moment(text: &str) -> Option<i64> {
     let millis: i64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
     let local = ((days_since_1970(year, month, day) * 24 + hour) * 60 + minute) * 60 + second;
     Some((local - offset(zone)?) * 1000 + millis)
+}
+
+/// A moment in milliseconds since 1970 as plans have it, in UTC: `2026-12-01T22:00:00Z`. Parts of a second are left out.
+pub fn moment_text(ms: i64) -> String {
+    let (days, second) = (ms.div_euclid(86_400_000), ms.rem_euclid(86_400_000) / 1000);
+    // Days of eras of 400 years, which begin in March, so that the leap day is the last of a year.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
 /// Seconds that a zone is ahead of UTC.
@@ -168,6 +182,8 @@ mod tests {
     #[test]
     fn moments_are_read_in_any_zone() {
         assert_eq!(parse_moment("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(moment_text(1_796_162_400_999), "2026-12-01T22:00:00Z");
+        assert_eq!(moment_text(-1000), "1969-12-31T23:59:59Z");
         assert_eq!(parse_moment("2026-12-01T22:00:00Z"), Some(1_796_162_400_000));
         assert_eq!(parse_moment("2026-12-01T23:00:00+01:00"), Some(1_796_162_400_000));
         assert_eq!(parse_moment("2026-12-01 16:30:00.25-05:30"), Some(1_796_162_400_250));
@@ -188,6 +204,7 @@ mod tests {
                 for day in 1..=length {
                     let text = format!("{year}-{month:02}-{day:02}T00:00:00Z");
                     assert_eq!(parse_moment(&text), Some(days * 86_400_000), "{text}");
+                    assert_eq!(moment_text(days * 86_400_000), text);
                     days += 1;
                 }
                 let text = format!("{year}-{month:02}-{:02}T00:00:00Z", length + 1);

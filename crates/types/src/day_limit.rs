@@ -37,7 +37,7 @@ pub fn limit_at(limits: &[DayLimit], seconds: u64) -> Option<u64> {
 }
 
 /// A part of a day, written `HH:MM-HH:MM`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hours {
     /// First minute.
     pub from: u16,
@@ -49,6 +49,13 @@ pub struct Hours {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not HH:MM-HH:MM")]
 pub struct HoursError(String);
+
+impl fmt::Display for Hours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Hours { from, to } = self;
+        write!(f, "{:02}:{:02}-{:02}:{:02}", from / 60, from % 60, to / 60, to % 60)
+    }
+}
 
 impl FromStr for Hours {
     type Err = HoursError;

@@ -1,4 +1,4 @@
-//! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, rates by the time of day, and the
+//! The words every part of drover shares: byte spans, extents, sizes, digests, secrets, rates by the time of day, waves, and the
 //! neutral model of an inventory. Nothing here does I/O.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -12,6 +12,7 @@ mod secret;
 mod shown;
 mod size;
 mod span;
+mod wave;
 mod xml;
 
 pub use cover::Cover;
@@ -21,6 +22,7 @@ pub use secret::Secret;
 pub use shown::drives_terminal;
 pub use size::{Bytes, Rate, SizeError};
 pub use span::{ByteSpan, Extent, ExtentKind};
+pub use wave::{IfFailed, Opening, Wave, WaveWindow};
 pub use xml::XmlBounds;
 
 /// Bytes of one leaf of the hash tree, the grain of the journal and of every comparison.

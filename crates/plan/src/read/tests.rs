@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod target;
+mod waves;
 
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
@@ -50,6 +51,7 @@ fn the_example_says_everything_and_is_fine() {
         &keys::HOOK,
         &keys::CHECKS,
         &keys::CHECK,
+        &keys::WAVE,
     ] {
         // The last three are of domains.
         let elsewhere = ["insecure", "ca_file", "uri", "pool", "target_host"];

@@ -69,7 +69,7 @@ impl<'a> Resolver<'a> {
         self.problems.push(problem.at(selector.at).advise("remove it here or in `exclude`"));
     }
 
-    fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
+    pub(super) fn selects(&self, selector: &Selector, vm: &Vm) -> bool {
         let host = || self.inventory.host(&vm.host_id).map_or("", |host| host.name.as_str());
         let below = |folder: &String| {
             vm.folder == *folder
@@ -142,4 +142,5 @@ fn merge(into: &mut Overrides, later: &Overrides) {
     into.priority = later.priority.or(into.priority);
     into.hooks.extend(later.hooks);
     into.checks = later.checks.or(std::mem::take(&mut into.checks));
+    into.wave = later.wave.or(into.wave.take());
 }

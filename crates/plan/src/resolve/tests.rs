@@ -92,6 +92,44 @@ fn vms_are_selected_by_name_glob_folder_tag_id_and_host() {
 }
 
 #[test]
+fn each_vm_is_in_one_wave_by_its_own_word_or_by_that_of_the_wave() {
+    let waves = "waves:\n  - {name: one, vms: [{folder: prod}]}\n  - {name: two}\n";
+    let of = |vms: &str, waves: &str| {
+        let resolution = resolve(&plan(vms, waves), &inventory());
+        let problems: Vec<String> = resolution.problems.iter().map(ToString::to_string).collect();
+        let waves = resolution.vms.into_iter().map(|vm| vm.wave.unwrap_or_default());
+        (waves.collect::<Vec<_>>().join(" "), problems)
+    };
+    let fine = of("[{glob: 'web*'}, {id: vm-3, wave: one}, {id: vm-3, wave: two}]", waves);
+    assert_eq!(fine, ("two one one".to_string(), vec![]), "a later entry wins, as with all keys");
+    let (_, both) = of("[{name: web01, wave: two}]", waves);
+    assert!(both[0].contains("web01 is in more than one wave: one, two"), "{both:?}");
+    let (_, none) = of("[{glob: 'web*', wave: one}]", "waves: [{name: one}, {name: two, vms: [{name: db}]}]");
+    assert!(none[0].contains("warning: waves[1]: no VM of the plan is in wave two"), "{none:?}");
+    let (_, without) = of("[{glob: 'web*'}, {id: vm-3}]", "waves: [{name: one, vms: [{id: vm-1}]}]");
+    let joined = without.join("\n");
+    assert!(
+        joined.contains("web02 is in no wave") || joined.contains("web02, twin are in no wave"),
+        "{joined}"
+    );
+    assert_eq!(of("[{glob: 'web*'}]", "").0, " ");
+}
+
+#[test]
+fn a_moment_for_a_cutover_is_in_the_window_of_its_wave() {
+    let found = |from: &str| {
+        let waves = format!("mode: warm\nwaves: [{{name: one, from: \"{from}\", vms: [{{glob: '*'}}]}}]");
+        errors(&plan("[{name: web01, warm: {cutover: \"2026-12-01T22:00:00Z\"}}]", &waves), &inventory())
+    };
+    let wrong = found("2026-12-01T23:00:00Z");
+    assert!(
+        wrong.contains("the moment for the cutover of web01 is not in the window of wave one"),
+        "{wrong}"
+    );
+    assert_eq!(found("2026-12-01T21:00:00Z"), "");
+}
+
+#[test]
 fn a_good_plan_says_where_everything_goes() {
     let resolution = resolve(&plan("[{name: web01}]", "storage: {ds1: /fast}"), &inventory());
     assert_eq!(resolution.problems, []);

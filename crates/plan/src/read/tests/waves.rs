@@ -1,0 +1,115 @@
+use drover_types::{IfFailed, WaveWindow};
+
+use super::*;
+
+fn with_waves(vms: &str, waves: &str) -> String {
+    SMALL.replace("vms: [{name: a}]\n", &format!("vms: {vms}\nwaves:\n{waves}"))
+}
+
+#[test]
+fn waves_are_read_with_their_windows_and_their_order() {
+    let text = with_waves(
+        "[{name: a, wave: pilot}, {glob: '*'}]",
+        "  - {name: pilot, window: 22:00-06:00, if_failed: stop}\n  \
+           - {name: rest, after: [pilot], from: 2026-12-01T22:00:00Z, until: 2026-12-02T06:00:00+01:00, vms: [{folder: prod}]}\n",
+    );
+    let plan = Plan::parse(&text).unwrap();
+    let [pilot, rest] = &plan.waves[..] else { panic!("two waves") };
+    assert_eq!((pilot.wave.if_failed, rest.wave.if_failed), (IfFailed::Stop, IfFailed::Wait));
+    let hours = "22:00-06:00".parse().ok();
+    assert_eq!(pilot.wave.window, WaveWindow { hours, ..WaveWindow::default() });
+    let from_ms = Some(1_796_162_400_000);
+    let until_ms = Some(1_796_162_400_000 + 7 * 3_600_000);
+    assert_eq!(rest.wave.window, WaveWindow { from_ms, until_ms, hours: None });
+    assert_eq!((&rest.wave.after[..], rest.vms.len()), (&["pilot".to_string()][..], 1));
+    assert_eq!(plan.vms[0].overrides.wave.as_deref(), Some("pilot"));
+    assert_eq!(plan.waves()[1], rest.wave);
+}
+
+#[test]
+fn what_cannot_be_of_waves_is_told_without_an_inventory() {
+    let one = "  - {name: one, vms: [{glob: '*'}]}\n";
+    for (vms, waves, wanted) in [
+        ("[{name: a, wave: on}]", one, "vms[0].wave: there is no wave 'on' (did you mean 'one'?)"),
+        ("[{name: a}]", "  - {name: one, vms: [{name: b}]}\n", "vms[0]: a is in no wave"),
+        ("[{name: a}]", "  - {name: one}\n", "vms[0]: a is in no wave"),
+        (
+            "[{name: a}]",
+            "  - {name: one, vms: [{name: a}]}\n  - {name: two, vms: [{name: a}]}\n",
+            "waves[1].vms[0]: a is in more than one wave: one, two",
+        ),
+        (
+            "[{name: a}]",
+            "  - {name: one, vms: [{glob: '*'}]}\n  - {name: one}\n",
+            "waves[1].name: there is another wave 'one' before it",
+        ),
+        (
+            "[{name: a}]",
+            "  - {name: one, after: [two], vms: [{glob: '*'}]}\n",
+            "waves[0].after: there is no wave 'two' (there are: one)",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, after: [c]}\n  - {name: b, after: [a]}\n  - {name: c, after: [b]}\n  - {name: d, after: [c]}\n",
+            "these waves wait for each other: a after c after b after a",
+        ),
+        ("[{name: a, wave: a}]", "  - {name: a, after: [a]}\n", "these waves wait for each other: a after a"),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, from: 2026-12-02T00:00:00Z, until: 2026-12-01T00:00:00Z}\n",
+            "waves[0]: it ends before it begins",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, window: 22:00-06:00, from: 2026-12-01T08:00:00Z, until: 2026-12-01T20:00:00Z}\n",
+            "waves[0]: its hours never come between its first and its last moment",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, after: [c], until: 2026-12-03T00:00:00Z}\n  - {name: b, from: 2026-12-03T12:00:00Z}\n  \
+               - {name: c, after: [b]}\n",
+            "waves[0]: its window is over before that of c opens",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, window: 22-6}\n",
+            "waves[0].window: '22-6' is not a part of the day",
+        ),
+        (
+            "[{name: a, wave: a}]",
+            "  - {name: a, until: tomorrow}\n",
+            "waves[0].until: 'tomorrow' is not a moment",
+        ),
+        ("[{name: a, wave: a}]", "  - {name: a, if_failed: halt}\n", "is not one of: wait, go_on, stop"),
+        ("[{name: a, wave: a}]", "  - {name: A}\n", "waves[0].name: 'A' is not made of"),
+        ("[{name: a, wave: a}]", "  - {name: a, vms: [{}]}\n", "waves[0].vms[0]: it does not say which VMs"),
+    ] {
+        let found = problems(&with_waves(vms, waves));
+        assert!(found.iter().any(|it| it.contains(wanted)), "{wanted}:\n{found:#?}");
+    }
+    let without = only_problem(|text| text.replace("{name: a}", "{name: a, wave: pilot}"));
+    assert!(without.contains("there is no wave 'pilot' (the plan has no `waves`)"), "{without}");
+}
+
+#[test]
+fn a_vm_that_another_entry_or_the_inventory_may_give_a_wave_is_no_problem() {
+    for (vms, waves) in [
+        ("[{name: a}]", "  - {name: one, vms: [{folder: prod}]}\n"),
+        ("[{name: a}, {glob: 'a*', wave: one}]", "  - {name: one}\n"),
+        ("[{glob: '*'}]", "  - {name: one}\n"),
+        (
+            "[{name: a}]",
+            "  - {name: one, vms: [{name: a, folder: x}]}\n  - {name: two, vms: [{name: a, folder: y}]}\n",
+        ),
+    ] {
+        assert_eq!(problems(&with_waves(vms, waves)), Vec::<String>::new(), "{waves}");
+    }
+}
+
+#[test]
+fn there_may_not_be_more_waves_than_the_most() {
+    let waves: String = (0..=WAVES_MAX).map(|number| format!("  - {{name: w{number}}}\n")).collect();
+    let found = problems(&with_waves("[{glob: '*'}]", &waves));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].contains("there are 501 of them, 500 are the most"), "{found:#?}");
+}
