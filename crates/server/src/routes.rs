@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
@@ -23,7 +23,7 @@ use crate::bounds::Bounds;
 use crate::events::{EventHub, watch_events};
 use crate::keys::Keys;
 use crate::metrics::{self, Counters};
-use crate::operations::{Form, Operations, Page, Plan, VmQuery};
+use crate::operations::{Form, Operations, Outcome, Page, Plan, VmQuery};
 use crate::problem::{Kind, Problem};
 use crate::turns::{READY_EACH, Readiness, Turns};
 use crate::{OPENAPI, orders, page};
@@ -408,17 +408,29 @@ async fn report(
     Ok(document(app.ask(move |operations| operations.report(&name, form)).await?))
 }
 
+/// Answers with a page of what a plan has.
+async fn page_of<T: Serialize + Send + 'static>(
+    app: &App,
+    caller: &Caller,
+    name: String,
+    asked: Asked<ListQuery>,
+    look: impl FnOnce(&dyn Operations, &str, &VmQuery) -> Outcome<Page<T>> + Send + 'static,
+) -> Result<Response, Problem> {
+    let asked = query(asked)?;
+    let (after, limit) = (cursor(asked.cursor.as_deref())?.unwrap_or(0), limit(asked.limit)?);
+    let wanted = VmQuery { after, limit, state: asked.state, search: asked.search };
+    app.plan(caller, &name).await?;
+    let page = app.ask(move |operations| look(operations, &name, &wanted)).await?;
+    Ok(answer_json(StatusCode::OK, &page))
+}
+
 async fn vms(
     State(app): Shared,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     asked: Asked<ListQuery>,
 ) -> Result<Response, Problem> {
-    let asked = query(asked)?;
-    let (after, limit) = (cursor(asked.cursor.as_deref())?.unwrap_or(0), limit(asked.limit)?);
-    let wanted = VmQuery { after, limit, state: asked.state, search: asked.search };
-    app.plan(&caller, &name).await?;
-    Ok(answer_json(StatusCode::OK, &app.ask(move |operations| operations.vms(&name, &wanted)).await?))
+    page_of(&app, &caller, name, asked, |operations, plan, wanted| operations.vms(plan, wanted)).await
 }
 
 async fn vm(
@@ -436,10 +448,8 @@ async fn plan_events(
     Path(name): Path<String>,
     asked: Asked<ListQuery>,
 ) -> Result<Response, Problem> {
-    let asked = query(asked)?;
-    let (after, limit) = (cursor(asked.cursor.as_deref())?.unwrap_or(0), limit(asked.limit)?);
-    app.plan(&caller, &name).await?;
-    Ok(answer_json(StatusCode::OK, &app.ask(move |operations| operations.events(&name, after, limit)).await?))
+    page_of(&app, &caller, name, asked, |operations, plan, it| operations.events(plan, it.after, it.limit))
+        .await
 }
 
 async fn concerns(
@@ -448,13 +458,8 @@ async fn concerns(
     Path(name): Path<String>,
     asked: Asked<ListQuery>,
 ) -> Result<Response, Problem> {
-    let asked = query(asked)?;
-    let (after, limit) = (cursor(asked.cursor.as_deref())?.unwrap_or(0), limit(asked.limit)?);
-    app.plan(&caller, &name).await?;
-    Ok(answer_json(
-        StatusCode::OK,
-        &app.ask(move |operations| operations.concerns(&name, after, limit)).await?,
-    ))
+    page_of(&app, &caller, name, asked, |operations, plan, it| operations.concerns(plan, it.after, it.limit))
+        .await
 }
 
 async fn rates(
