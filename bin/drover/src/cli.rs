@@ -26,7 +26,7 @@ use clap_complete::Shell;
 pub use agent::AgentCommand;
 pub use bench::{AccelArg, BenchCommand, BenchMemoryArgs, By, MemoryUse, Pattern, Place, Way, Writes};
 pub use disks::{CopyArgs, Format, HashArgs, LoginArgs, TuneArgs, VerifyArg, VerifyArgs};
-pub use forecast::{AssessArgs, ForecastArgs, SimulateArgs, WhatIfArgs};
+pub use forecast::{AssessArgs, ForecastArgs, FormArgs, PlanWavesArgs, SimulateArgs, WhatIfArgs};
 pub use help::program;
 pub use lab::{DirectionArgs, LabCommand, LineArgs, WanArgs, WanControl};
 pub use link::{HostTuneArgs, LinkCommand, LinkTestArgs};
@@ -83,6 +83,9 @@ pub enum Command {
     /// Boot copies from throw-away overlays, without a network, and ask the plan's checks
     #[command(after_help = examples::REHEARSE)]
     Rehearse(RehearseArgs),
+    /// Let the waves after one that failed go on
+    #[command(after_help = examples::PROCEED)]
+    Proceed(ProceedArgs),
     /// Remove every snapshot that drover made for a plan
     #[command(after_help = examples::CLEAN)]
     Clean(NamedArgs),
@@ -167,6 +170,9 @@ pub enum PlanCommand {
     /// Report every problem of a plan; changes nothing
     #[command(after_help = examples::PLAN_CHECK)]
     Check(PlanCheckArgs),
+    /// Propose waves that fit a window, from what the provider has; changes nothing there
+    #[command(after_help = examples::PLAN_WAVES)]
+    Waves(PlanWavesArgs),
     /// Print the JSON Schema of plan files
     Schema,
 }
@@ -340,6 +346,16 @@ pub struct RehearseArgs {
     /// Seconds that a guest must go on running of which nothing can be asked
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub seconds: u64,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ProceedArgs {
+    /// Name of the plan, or its file
+    pub plan: String,
+    /// The wave of which VMs failed: those after it go on
+    pub wave: String,
     #[command(flatten)]
     pub run: RunArgs,
 }

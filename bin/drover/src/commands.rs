@@ -32,3 +32,4 @@ pub mod tune;
 pub mod vddk;
 pub mod verify;
 pub mod warm;
+pub mod waves;

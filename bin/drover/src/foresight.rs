@@ -1,15 +1,19 @@
 //! From plans, flags and what earlier runs measured to a forecast.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use drover_engine::{Clock, Foreseen, ForeseenVm, PlanReport, Store, StoreError, SystemClock, VmReport};
+use drover_engine::{
+    Clock, Foreseen, ForeseenVm, Foresight, PlanReport, Store, StoreError, SystemClock, VmReport,
+};
 use drover_forecast::{
     Copied, FleetVm, Forecast, Quantity, Question, Rates, Seen, Spread, WINDOW_DAYS_MAX, daily_windows,
     foresee_roughly, spread_over,
 };
-use drover_plan::{Limits, PlannedVm};
+use drover_plan::{Limits, Plan, PlannedVm};
 use drover_schedule::Budgets;
 use drover_types::inventory::Inventory;
+use drover_types::{Wave, WaveWindow};
 
 use crate::cli::WhatIfArgs;
 use crate::exit::Failure;
@@ -87,6 +91,7 @@ pub fn budgets(limits: &Limits) -> Budgets {
 pub fn question(
     vms: Vec<FleetVm>,
     plans: Vec<String>,
+    waves: BTreeMap<usize, Vec<Wave>>,
     budgets: Budgets,
     args: &WhatIfArgs,
 ) -> Result<Question, Failure> {
@@ -94,6 +99,7 @@ pub fn question(
     let mut question = Question {
         vms,
         plans,
+        waves,
         rates: rates_here(args)?,
         budgets,
         line: Vec::new(),
@@ -115,6 +121,7 @@ pub fn question(
     if !args.window.is_empty() {
         let windows = daily_windows(&args.window, start_ms);
         question.vms.iter_mut().for_each(|vm| vm.windows.clone_from(&windows));
+        question.waves.values_mut().flatten().for_each(|wave| wave.window = WaveWindow::default());
         crate::out::say(format_args!(
             "windows of {WINDOW_DAYS_MAX} days are looked at; a VM that begins in one may end after it"
         ));
@@ -128,32 +135,37 @@ pub fn fleet(vms: &[PlannedVm], plan: usize, inventory: &Inventory) -> Vec<Fleet
     vms.iter().map(|vm| FleetVm::planned(vm, plan, &host(&vm.vm.host_id))).collect()
 }
 
-/// What is foreseen for a run that begins: kept with it, and compared with what comes.
-pub fn foreseen(
-    store: &Store,
-    plan: &str,
-    limits: &Limits,
-    vms: &[PlannedVm],
-    inventory: &Inventory,
-) -> Option<Foreseen> {
+/// Foresees a run that begins, beside it: what is foreseen is kept with the run, and compared with what comes.
+pub fn begin(store: &Store, plan: &Plan, vms: &[PlannedVm], hosts: &BTreeMap<String, String>) -> Foresight {
+    let host = |id: &str| hosts.get(id).cloned().unwrap_or_else(|| id.to_string());
+    let ids: Vec<String> = vms.iter().map(|vm| vm.vm.id.clone()).collect();
     let question = Question {
-        vms: fleet(vms, 0, inventory),
-        plans: vec![plan.to_string()],
-        // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
-        rates: seen(store).unwrap_or_default().rates(),
-        budgets: budgets(limits),
+        vms: vms.iter().map(|vm| FleetVm::planned(vm, 0, &host(&vm.vm.host_id))).collect(),
+        plans: vec![plan.name.clone()],
+        waves: [(0, plan.waves())].into(),
+        rates: Rates::default(),
+        budgets: budgets(&plan.limits),
         line: Vec::new(),
         start_ms: SystemClock.now_ms().max(0) as u64,
         seed: 1,
     };
-    let forecast: Forecast = foresee_roughly(&question);
-    let millis = |it: Spread| [it.p10, it.p50, it.p90].map(|seconds| (seconds * 1000.0) as u64);
-    let of_vm = |(vm, it): (&PlannedVm, drover_forecast::VmForecast)| {
-        let foreseen = ForeseenVm { end_ms: it.end_s.map(millis)?, downtime_ms: it.downtime_s.map(millis) };
-        Some((vm.vm.id.clone(), foreseen))
-    };
-    Some(Foreseen {
-        makespan_ms: millis(forecast.makespan_s),
-        vms: vms.iter().zip(forecast.vms).filter_map(of_vm).collect(),
+    let folder = store.path().parent().map(Path::to_path_buf).unwrap_or_default();
+    Foresight::begin(move || {
+        // Without rates of its own a run is foreseen by what is assumed; a store that cannot be read shows itself elsewhere.
+        let seen = Store::open_to_read(&folder).and_then(|store| seen(&store)).unwrap_or_default();
+        foreseen(&Question { rates: seen.rates(), ..question }, ids)
     })
+}
+
+fn foreseen(question: &Question, ids: Vec<String>) -> Foreseen {
+    let forecast: Forecast = foresee_roughly(question);
+    let millis = |it: Spread| [it.p10, it.p50, it.p90].map(|seconds| (seconds * 1000.0) as u64);
+    let of_vm = |(id, it): (String, drover_forecast::VmForecast)| {
+        let foreseen = ForeseenVm { end_ms: it.end_s.map(millis)?, downtime_ms: it.downtime_s.map(millis) };
+        Some((id, foreseen))
+    };
+    Foreseen {
+        makespan_ms: millis(forecast.makespan_s),
+        vms: ids.into_iter().zip(forecast.vms).filter_map(of_vm).collect(),
+    }
 }

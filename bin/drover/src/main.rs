@@ -69,6 +69,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Simulate(args) => commands::forecast::simulate(args),
         Command::Plan { command: PlanCommand::New(args) } => commands::plan::new(args),
         Command::Plan { command: PlanCommand::Check(args) } => commands::plan::check(args),
+        Command::Plan { command: PlanCommand::Waves(args) } => commands::waves::run(args),
         Command::Plan { command: PlanCommand::Schema } => {
             crate::out::json(format_args!("{:#}", drover_plan::schema()));
             Ok(Exit::Success)
@@ -88,6 +89,10 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Cutover(args) => match remote::daemon(&args.run)? {
             Some(daemon) => commands::distant::cutover(&daemon, args),
             None => commands::warm::cutover(args),
+        },
+        Command::Proceed(args) => match remote::daemon(&args.run)? {
+            Some(daemon) => commands::distant::proceed(&daemon, args),
+            None => commands::warm::proceed(args),
         },
         Command::Clean(args) => remote::is_absent(&args.run).and_then(|()| commands::warm::clean(args)),
         Command::Import(args) => remote::is_absent(&args.run).and_then(|()| commands::import::run(args)),

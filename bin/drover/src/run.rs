@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, Clock, EngineError, GivenUp, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Store, SystemClock, TargetProvider, VmState,
+    Schedule, Store, SystemClock, TargetProvider, VmState,
 };
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
@@ -46,6 +47,8 @@ pub struct Setting<'a> {
     pub words: &'a dyn Words,
     /// What the plan may do, where it is somebody else's.
     pub policy: Option<&'a PlanPolicy>,
+    /// The schedule that it shares with other plans; absent: one of its own.
+    pub schedule: Option<&'a Arc<Schedule>>,
 }
 
 /// A plan that may be run: its source was asked, and nothing was touched.
@@ -66,7 +69,7 @@ impl Prepared {
         start: bool,
         setting: &Setting<'_>,
     ) -> Result<Prepared, Failure> {
-        let Setting { store, state, stop, words, policy } = *setting;
+        let Setting { store, state, stop, words, policy, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let provider = Provider::open(&file, state)?;
         provider.stop_when(stop);
@@ -84,6 +87,8 @@ impl Prepared {
         resolution.vms.iter_mut().for_each(|vm| vm.start |= start);
         resolution.problems.extend(plan::past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
         resolution.problems.extend(hook_problems(&file.plan, &file.folder));
+        let past = plan::past_waves(&file.plan, &resolution.vms, &begun, SystemClock.now_ms());
+        resolution.problems.extend(past);
         let target = PlanTarget::new(&file, &inventory.about, state, stop);
         target.survey(&mut resolution, &begun);
         let hosts = plan::told_hosts(&resolution);
@@ -104,9 +109,8 @@ impl Prepared {
         if rights.iter().any(Problem::is_error) {
             return Err(Failure::new(Exit::Access, "rights are missing at the source; nothing was touched"));
         }
-        let mut facts = evidence::facts(&file, &resolution, &inventory);
+        let facts = evidence::facts(&file, &resolution, &inventory);
         let vms = resolution.vms;
-        facts.foreseen = foresight::foreseen(store, &file.plan.name, &file.plan.limits, &vms, &inventory);
         check_none_is_left_out(store, &file.plan.name, &vms)?;
         check_what_arrived(store, &file.plan.name, &vms, &target, words)?;
         Ok(Prepared { file, facts, vms, provider, target })
@@ -122,14 +126,18 @@ impl Prepared {
         // Fewer than that show themselves as errors of the disks that find none left.
         let disks = u64::from(self.file.plan.limits.disks);
         drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
+        // Beside the run: neither a plan that is refused nor a first transfer waits for it.
+        let foresight = foresight::begin(setting.store, &self.file.plan, &self.vms, &self.facts.source_hosts);
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,
             folder: &self.file.folder,
             facts: &self.facts,
+            foresight: Some(&foresight),
             vms: &self.vms,
             limits: &self.file.plan.limits,
-            schedule: None,
+            waves: &self.file.plan.waves(),
+            schedule: setting.schedule.cloned(),
             source: self.provider.source(),
             target: &self.target,
             store: setting.store,

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use drover_engine::{Clock, PlanRow, ServedRow, Store, StoreError, SystemClock, is_running};
+use drover_engine::{Clock, PlanRow, Schedule, ServedRow, Store, StoreError, SystemClock, is_running};
 use drover_plan::Others;
+use drover_schedule::Budgets;
 use drover_server::{EventHub, Kind, Message, Operations, Problem, Submission, Wanted, default_project};
 
 use crate::commands::plan::{PlanFile, has_problems, parse_quietly};
@@ -40,6 +41,8 @@ struct Inner {
     /// For those who look, so that no run waits for them.
     look: Store,
     hub: EventHub,
+    /// All plans stand in one order, and share its budgets.
+    schedule: Arc<Schedule>,
     /// What plans may do here.
     policy: PlanPolicy,
     jobs: Mutex<BTreeMap<String, Arc<Job>>>,
@@ -50,11 +53,21 @@ struct Inner {
 
 impl Daemon {
     /// A daemon for a state folder, whose lock the caller has.
-    pub fn open(folder: &Path, policy: PlanPolicy, hub: EventHub) -> Result<Daemon, Failure> {
+    pub fn open(
+        folder: &Path,
+        policy: PlanPolicy,
+        budgets: Budgets,
+        hub: EventHub,
+    ) -> Result<Daemon, Failure> {
         let (store, look) = (Store::open(folder)?, Store::open(folder)?);
+        let schedule = Schedule::of_state(budgets, folder).map_err(|error| {
+            let what = format!("{}, by which processes share budgets: {error}", folder.display());
+            Failure::new(Exit::State, what).advise("see that the user of the daemon may write there")
+        })?;
+        let schedule = Arc::new(schedule);
         let folder = folder.to_path_buf();
         let (jobs, orders, ending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Ok(Daemon(Arc::new(Inner { folder, store, look, hub, policy, jobs, orders, ending })))
+        Ok(Daemon(Arc::new(Inner { folder, store, look, hub, schedule, policy, jobs, orders, ending })))
     }
 
     /// Goes on with all plans that were to run when the last daemon ended; gives their names. No order is carried out meanwhile:

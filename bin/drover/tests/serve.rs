@@ -259,3 +259,60 @@ fn plans_write_only_to_folders_that_the_settings_allow_and_a_viewer_only_looks()
 fn systemd_finds_no_fault_with_the_unit_of_the_daemon() {
     common::units::assert_sound("drover-serve.service", "ExecStart=/usr/bin/drover serve");
 }
+
+/// VMs of a plan as spans in which they held a slot of their host.
+fn held(report: &serde_json::Value) -> Vec<(i64, i64)> {
+    let one = |vm: &serde_json::Value| {
+        let phases = vm["phases"].as_array().unwrap();
+        let phase = |name: &str| phases.iter().find(|it| it["phase"] == name).unwrap();
+        (phase("check")["started_ms"].as_i64().unwrap(), phase("verify")["ended_ms"].as_i64().unwrap())
+    };
+    report["vms"].as_array().unwrap().iter().map(one).collect()
+}
+
+#[test]
+fn plans_share_the_slots_of_a_host_and_stand_in_one_order() {
+    let Some(stage) = Stage::new(126, |folder| {
+        let small = |number: usize| {
+            let file = disk_file(folder, &format!("a{number}"), 4 * MIB);
+            vm(&format!("a{number}"), &[&file])
+        };
+        let large = |number: usize| {
+            let file = disk_file(folder, &format!("b{number}"), 16 * MIB);
+            vm(&format!("b{number}"), &[&file])
+        };
+        (0..8).map(small).chain((0..2).map(large)).collect()
+    }) else {
+        return;
+    };
+    stage.sim.post("/rate", json!({"bytes_per_s": 8 * MIB, "per": "host"})).unwrap();
+    let settings = stage.path("serve.yaml");
+    std::fs::write(&settings, "limits: {vms_per_host: 2}\n").unwrap();
+    let daemon = Daemon::start_with(&stage.drover, &["--config", &settings.display().to_string()]);
+    let of = |name: &str, letter: char| {
+        let is_other =
+            |line: &&str| line.starts_with("  - name: \"") && !line.contains(&format!("\"{letter}"));
+        let text = stage.plan_text(name);
+        let text: String =
+            text.lines().filter(|line| !is_other(line)).map(|line| format!("{line}\n")).collect();
+        let path = stage.path(&format!("{name}.yaml"));
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    daemon.submit(&of("many", 'a'));
+    daemon.wait_for("the first plan to begin", || (stage.served() > 0).then_some(()));
+    daemon.submit(&of("few", 'b'));
+    daemon.wait("few", "done");
+    daemon.wait("many", "done");
+    let (many, few) = (held(&daemon.get("/v1/plans/many/report")), held(&daemon.get("/v1/plans/few/report")));
+    assert_eq!((many.len(), few.len()), (8, 2));
+    let all: Vec<(i64, i64)> = many.iter().chain(&few).copied().collect();
+    let at_once = |at: i64| all.iter().filter(|(from, to)| *from <= at && at < *to).count();
+    let most = all.iter().map(|(from, _)| at_once(*from)).max();
+    assert_eq!(most, Some(2), "the host's slots, over both plans: {all:?}");
+    // The larger VMs of the second plan go before those of the first that wait, and not after that plan.
+    let last_of_few = few.iter().map(|(from, _)| *from).max().unwrap();
+    let later = many.iter().filter(|(from, _)| *from > last_of_few).count();
+    assert!(later >= 3, "{later} of the first plan began later: {all:?}");
+    daemon.stop();
+}

@@ -244,6 +244,8 @@ impl<'a> Run<'a> {
             folder: Path::new("/"),
             vms: &[self.stage.subject.planned()],
             limits: &self.stage.subject.plan().limits,
+            foresight: None,
+            waves: &[],
             schedule: None,
             source: &self.source,
             target: &target,

@@ -185,6 +185,31 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         standing: Option<Standing>,
     },
+    /// The first VM of a wave began.
+    WaveStarted {
+        /// Wave.
+        wave: String,
+        /// Its VMs that this run moves.
+        vms: usize,
+    },
+    /// A wave waits for a word, because of failures in one before it.
+    WaveHeld {
+        /// Wave that waits.
+        wave: String,
+        /// The one before it.
+        by: String,
+        /// VMs of that one that failed.
+        failed: usize,
+    },
+    /// All VMs of a wave have ended.
+    WaveEnded {
+        /// Wave.
+        wave: String,
+        /// Its VMs that arrived in this run.
+        arrived: usize,
+        /// Those that failed, or never began.
+        failed: usize,
+    },
     /// The run ended.
     PlanEnded {
         /// Plan.

@@ -12,6 +12,7 @@ mod clock;
 pub mod conformance;
 mod error;
 mod event;
+mod foresight;
 mod hooks;
 mod itinerary;
 mod look;
@@ -26,12 +27,14 @@ mod slots;
 mod standing;
 mod store;
 mod tracking;
+mod waves;
 
 pub use begun::{begun, left_out};
 pub use cancel::{GivenUp, cancel};
 pub use clock::{Clock, SystemClock};
 pub use error::{Cause, EngineError, ProviderError, chain};
 pub use event::{Board, DiskActivity, Event, LiveDisk, NoObserver, Observer};
+pub use foresight::Foresight;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
@@ -54,3 +57,4 @@ pub use store::{
     SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
+pub use waves::{WaveReport, WaveState, ask_proceed};

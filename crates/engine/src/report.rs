@@ -11,6 +11,7 @@ use crate::store::{
     DiskRow, EventRow, HookRow, PassRow, PlanRow, RehearsalRow, RunRow, SampleRow, Store, StoreError, VmRow,
     WarmRow,
 };
+use crate::waves::{WaveReport, wave_reports};
 
 /// All that is known of a plan.
 #[derive(Clone, Debug, Serialize)]
@@ -21,6 +22,8 @@ pub struct PlanReport {
     pub runs: Vec<RunRow>,
     /// Its VMs, in order.
     pub vms: Vec<VmReport>,
+    /// Its waves, in the order of the plan; none if it has none.
+    pub waves: Vec<WaveReport>,
     /// How fast bytes moved over time.
     pub rates: Vec<RatePoint>,
     /// What happened.
@@ -134,8 +137,9 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     let Some(plan) = store.plan(name)? else { return Ok(None) };
     let disks = store.disks(name)?;
     let events = store.events(name)?;
-    let mut vms: Vec<VmReport> =
-        store.vms(name)?.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
+    let rows = store.vms(name)?;
+    let waves = wave_reports(store, &plan, &rows);
+    let mut vms: Vec<VmReport> = rows.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
     for vm in &mut vms {
         vm.warm = warm_report(store, name, &vm.row)?;
         vm.hooks = store.hooks_of(name, &vm.row.id)?;
@@ -148,7 +152,7 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
         vm.source_host = vm.source_host.take().map(|id| name(&id).cloned().unwrap_or(id));
     }
     let rates = rates(&store.samples(name)?);
-    Ok(Some(PlanReport { plan, runs, vms, rates, events }))
+    Ok(Some(PlanReport { plan, runs, vms, waves, rates, events }))
 }
 
 /// The part of a report that is about one VM.

@@ -13,23 +13,26 @@ use std::time::Duration;
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm};
 use drover_schedule::{Ended, Tenant, Wait};
+use drover_types::Wave;
 
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
+use crate::foresight::Foresight;
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
-use crate::slots::{Schedule, Slots};
+use crate::slots::{Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanState, RunFacts, Store, StoreError, VmState};
+use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Folder, beside the state, by which processes share the VM slots of hosts.
-const HOSTS_FOLDER: &str = "hosts";
+/// A run that ends before its forecast is there waits so long for it.
+const FORESIGHT_WAIT: Duration = Duration::from_secs(2);
 
 /// A plan to be run.
 pub struct Runner<'a> {
@@ -41,12 +44,16 @@ pub struct Runner<'a> {
     pub folder: &'a Path,
     /// What is known of the run.
     pub facts: &'a RunFacts,
+    /// What is foreseen for it, once that is there.
+    pub foresight: Option<&'a Foresight>,
     /// VMs.
     pub vms: &'a [PlannedVm],
     /// Budgets.
     pub limits: &'a Limits,
-    /// The schedule that it shares with other runs of this process, whose budgets hold for all; absent: one of its own, with
-    /// the plan's budgets.
+    /// The plan's waves; none: all VMs may move at once.
+    pub waves: &'a [Wave],
+    /// The schedule that it shares with other runs of this process, whose budgets hold for all, with the plan's own within them;
+    /// absent: one of its own, with the plan's budgets.
     pub schedule: Option<Arc<Schedule>>,
     /// Where from.
     pub source: &'a dyn SourceProvider,
@@ -134,8 +141,9 @@ impl Runner<'_> {
     }
 
     fn run_vms(&self, todo: &[&PlannedVm], schedule: Arc<Schedule>, number: i64) -> Vec<VmEnd> {
-        let tenant = schedule.join(todo, self.clock);
-        let run = Run { schedule: &schedule, tenant, todo };
+        let tenant = schedule.join(todo, self.waves, self.limits, self.clock);
+        let run = Run { schedule: &schedule, tenant, todo, waves: Mutex::default() };
+        self.heed_words(&run);
         let ends = Mutex::new(Vec::new());
         let context = self.context(number);
         let over = StopSignal::default();
@@ -154,6 +162,8 @@ impl Runner<'_> {
                 }
             }
         });
+        self.tell_waves(&run);
+        self.keep_foresight(FORESIGHT_WAIT);
         self.tell_schedule(&run);
         schedule.leave(tenant, self.clock);
         ends.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -164,9 +174,9 @@ impl Runner<'_> {
         if let Some(schedule) = &self.schedule {
             return Ok(schedule.clone());
         }
-        let folder = self.store.path().parent().unwrap_or(Path::new(".")).join(HOSTS_FOLDER);
-        let shared = Schedule::from(self.limits).shared_in(&folder).map_err(|error| {
-            let what = format!("folder {}, by which processes share budgets", folder.display());
+        let state = self.store.path().parent().unwrap_or(Path::new("."));
+        let shared = Schedule::of_state(budgets_of(self.limits), state).map_err(|error| {
+            let what = format!("folder in {}, by which processes share budgets", state.display());
             ProviderError::new(Cause::State, what).because(error)
         })?;
         Ok(Arc::new(shared))
@@ -178,7 +188,11 @@ impl Runner<'_> {
             let now = if host.is_open { ", and was left alone" } else { "" };
             format!("host {}: {} VMs failed because of it{now}", host.host, host.failures)
         };
-        let lines = run.schedule.found().into_iter().chain(run.schedule.quarantine().into_iter().map(failed));
+        let lines = run
+            .schedule
+            .found(run.tenant)
+            .into_iter()
+            .chain(run.schedule.quarantine(run.tenant).into_iter().map(failed));
         for line in lines {
             // A note that cannot be kept is a loss to the report only.
             let _ = self.store.add_event(self.plan, None, None, "note", &line);
@@ -215,6 +229,9 @@ impl Runner<'_> {
             // A lost sample is a gap in a chart; trouble with the store shows itself elsewhere.
             let _ = self.store.add_sample(self.plan, read, written, disks);
             self.keep_waits(run, &mut waits);
+            self.heed_words(run);
+            self.tell_waves(run);
+            self.keep_foresight(Duration::ZERO);
             if self.store.cancel_asked(self.plan).unwrap_or(false) {
                 self.stop.stop();
             }
@@ -223,6 +240,39 @@ impl Runner<'_> {
                 std::thread::sleep(Duration::from_millis(50));
                 slept += Duration::from_millis(50);
             }
+        }
+    }
+
+    /// Keeps what was foreseen with the run, once it is there.
+    fn keep_foresight(&self, within: Duration) {
+        if let Some(foreseen) = self.foresight.and_then(|foresight| foresight.take(within)) {
+            // Without it the report has nothing to compare with.
+            let _ = self.store.set_foreseen(self.plan, &foreseen);
+        }
+    }
+
+    /// Lets waves go on that somebody said may.
+    fn heed_words(&self, run: &Run<'_>) {
+        if self.waves.is_empty() {
+            return;
+        }
+        // Trouble with the store shows itself elsewhere; the words are looked for again.
+        let words = self.store.proceeds(self.plan).unwrap_or_default();
+        words.iter().for_each(|wave| run.schedule.proceed(run.tenant, wave, self.clock));
+    }
+
+    /// Tells what became of waves since the last look.
+    fn tell_waves(&self, run: &Run<'_>) {
+        if self.waves.is_empty() {
+            return;
+        }
+        let mut told = run.waves.lock().unwrap_or_else(PoisonError::into_inner);
+        for event in told.news(&run.schedule.waves(run.tenant, self.clock)) {
+            if let Some(text) = wave_words(self.plan, &event) {
+                // A note that cannot be kept is a loss to the report only.
+                let _ = self.store.add_event(self.plan, None, None, "wave", &text);
+            }
+            self.observer.event(&event);
         }
     }
 
@@ -284,11 +334,27 @@ struct Run<'a> {
     schedule: &'a Schedule,
     tenant: Tenant,
     todo: &'a [&'a PlannedVm],
+    /// What was told of waves.
+    waves: Mutex<Told>,
+}
+
+fn wave_words(plan: &str, event: &Event) -> Option<String> {
+    match event {
+        Event::WaveStarted { wave, vms } => Some(format!("wave {wave} began, {vms} VMs")),
+        Event::WaveHeld { wave, by, failed } => {
+            Some(format!("wave {wave} waits for `drover proceed {plan} {by}`: {failed} VMs of {by} failed"))
+        }
+        Event::WaveEnded { wave, arrived, failed } => {
+            Some(format!("wave {wave} is over: {arrived} VMs arrived, {failed} failed or did not begin"))
+        }
+        _ => None,
+    }
 }
 
 fn why_given_up(ended: Ended) -> &'static str {
     match ended {
         Ended::TooLate => "its window closed before its turn came",
+        Ended::WaveFailed => "a VM of a wave before its own failed",
         Ended::GroupFailed => "a VM of an earlier stage of its group failed",
         Ended::HostFailed => "its host failed again and again, and was left alone",
         Ended::Arrived | Ended::Failed => "the run was stopped",

@@ -89,6 +89,7 @@ impl FleetVm {
             host: host.to_string(),
             disks,
             priority: planned.priority,
+            wave: planned.wave.clone(),
             warm: planned.warm.map(|warm| WarmWish {
                 interval_ms: match warm.interval {
                     Interval::Auto => INTERVAL_AUTO_MS,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use drover_schedule::simulate::{Capacities, Fleet, Outcome, Vm, WarmMove, simulate};
 use drover_schedule::{Budgets, Disk, Job, Random, Tenant, Window};
-use drover_types::DayLimit;
+use drover_types::{DayLimit, Opening, Wave, WaveWindow};
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::FleetVm;
@@ -19,6 +19,8 @@ pub struct Question {
     pub vms: Vec<FleetVm>,
     /// Names of the plans.
     pub plans: Vec<String>,
+    /// The waves of those that have some, by their numbers.
+    pub waves: BTreeMap<usize, Vec<Wave>>,
     /// What is known of rates and times.
     pub rates: Rates,
     /// Budgets of the schedule.
@@ -37,6 +39,7 @@ impl Question {
         Question {
             vms: Vec::new(),
             plans: self.plans.clone(),
+            waves: BTreeMap::new(),
             rates: self.rates.clone(),
             budgets: self.budgets.clone(),
             line: self.line.clone(),
@@ -123,12 +126,18 @@ pub struct VmForecast {
 pub struct WaveForecast {
     /// Its name.
     pub name: String,
+    /// Number of its plan.
+    pub plan: usize,
+    /// Its window.
+    pub window: WaveWindow,
     /// VMs.
     pub vms: usize,
-    /// When its first VM begins.
-    pub begin_s: Spread,
+    /// When its first VM begins, or moves over if it is warm; absent if none ever does.
+    pub begin_s: Option<Spread>,
     /// When its last one has arrived.
-    pub end_s: Spread,
+    pub end_s: Option<Spread>,
+    /// With which chance all its VMs arrive before its window closes again; absent if that never closes.
+    pub fits: Option<f64>,
 }
 
 /// What one draw gave for one VM, in seconds; `f32` because there are VMs times draws of them.
@@ -207,6 +216,11 @@ fn from_midnight(question: &Question) -> Question {
         vm.windows.iter_mut().for_each(|(from, to)| (*from, *to) = (since(*from), since(*to)));
         vm.warm.iter_mut().for_each(|warm| warm.cutover_ms = warm.cutover_ms.map(since));
     }
+    for WaveWindow { from_ms, until_ms, .. } in
+        question.waves.values_mut().flatten().map(|wave| &mut wave.window)
+    {
+        [from_ms, until_ms].into_iter().for_each(|ms| *ms = ms.map(since));
+    }
     question
 }
 
@@ -261,6 +275,7 @@ fn fleet_of(question: &Question, draw: &mut Draw<'_>) -> Fleet {
     let vms = question.vms.iter().map(|vm| vm_of(vm, rates, verify, capacities.stream, draw)).collect();
     Fleet {
         vms,
+        waves: question.waves.iter().map(|(plan, it)| (Tenant(*plan as u64), it.clone())).collect(),
         capacities,
         budgets: question.budgets.clone(),
         start_ms: question.start_ms,
@@ -298,6 +313,7 @@ fn vm_of(vm: &FleetVm, rates: &Rates, verify: f64, stream: Option<u64>, draw: &m
             host: vm.host.clone(),
             disks: vm.disks.iter().map(disk).collect(),
             priority: vm.priority,
+            wave: vm.wave.clone(),
             windows: vm
                 .windows
                 .iter()
@@ -338,28 +354,66 @@ fn of_vm(vm: &FleetVm, at: usize, told: &[Vec<Told>]) -> VmForecast {
 }
 
 fn waves(question: &Question, told: &[Vec<Told>]) -> Vec<WaveForecast> {
-    let mut names: Vec<&str> = Vec::new();
-    let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut names: Vec<(usize, &str)> = Vec::new();
+    let mut members: BTreeMap<(usize, &str), Vec<usize>> = BTreeMap::new();
     for (at, vm) in question.vms.iter().enumerate() {
         let Some(wave) = vm.wave.as_deref() else { continue };
-        let of_wave = members.entry(wave).or_insert_with(|| {
-            names.push(wave);
+        let of_wave = members.entry((vm.plan, wave)).or_insert_with(|| {
+            names.push((vm.plan, wave));
             Vec::new()
         });
         of_wave.push(at);
     }
-    let forecast = |name: &&str| {
-        let vms = members.get(name)?;
-        let begin = told.iter().map(|draw| vms.iter().map(|at| draw[*at].begin).fold(f32::NAN, f32::min));
-        let end = told.iter().map(|draw| vms.iter().map(|at| draw[*at].end).fold(f32::NAN, f32::max));
-        Some(WaveForecast {
-            name: name.to_string(),
-            vms: vms.len(),
-            begin_s: Spread::of(begin.map(f64::from))?,
-            end_s: Spread::of(end.map(f64::from))?,
-        })
+    // As the plan has them; those of VMs that no plan knows come last.
+    let place = |(plan, name): &(usize, &str)| {
+        let waves = question.waves.get(plan);
+        (*plan, waves.and_then(|waves| waves.iter().position(|it| it.name == *name)).unwrap_or(usize::MAX))
     };
-    names.iter().filter_map(forecast).collect()
+    names.sort_by_key(place);
+    let forecast = |(plan, name): &(usize, &str)| {
+        let vms = members.get(&(*plan, *name)).map(Vec::as_slice).unwrap_or_default();
+        let wave = question.waves.get(plan).and_then(|waves| waves.iter().find(|it| it.name == *name));
+        let window = wave.map(|it| it.window).unwrap_or_default();
+        let spans: Vec<(f64, f64)> = told.iter().map(|draw| span_of(question, vms, draw)).collect();
+        WaveForecast {
+            name: name.to_string(),
+            plan: *plan,
+            window,
+            vms: vms.len(),
+            begin_s: Spread::of(spans.iter().map(|(begin, _)| *begin)),
+            end_s: Spread::of(spans.iter().map(|(_, end)| *end)),
+            fits: chance_to_fit(&window, question.start_ms, &spans),
+        }
+    };
+    names.iter().map(forecast).collect()
+}
+
+/// When a wave begins and when it is over, in seconds; not a number where that never is.
+fn span_of(question: &Question, vms: &[usize], draw: &[Told]) -> (f64, f64) {
+    let begins = |at: &usize| if question.vms[*at].warm.is_some() { draw[*at].down } else { draw[*at].begin };
+    let begin = vms.iter().map(begins).fold(f32::NAN, f32::min);
+    let is_over = vms.iter().all(|at| !draw[*at].end.is_nan());
+    let end = vms.iter().map(|at| draw[*at].end).fold(f32::NAN, f32::max);
+    (f64::from(begin), if is_over { f64::from(end) } else { f64::NAN })
+}
+
+/// Times of a draw are this exact, in milliseconds: what begins as its window opens is inside.
+const EXACT_MS: u64 = 500;
+
+/// In how many draws a wave is over before the window in which it begins closes.
+fn chance_to_fit(window: &WaveWindow, start_ms: u64, spans: &[(f64, f64)]) -> Option<f64> {
+    if window.until_ms.is_none() && window.hours.is_none_or(|hours| hours.from == hours.to) {
+        return None;
+    }
+    let ms = |seconds: f64| start_ms + (seconds * 1000.0) as u64;
+    let fits = |(begin, end): &&(f64, f64)| {
+        let opens = if begin.is_nan() { Opening::Never } else { window.at(ms(*begin) + EXACT_MS) };
+        match opens {
+            Opening::Open { until_ms } => !end.is_nan() && until_ms.is_none_or(|until| ms(*end) <= until),
+            Opening::At(_) | Opening::Never => false,
+        }
+    };
+    Some(spans.iter().filter(fits).count() as f64 / spans.len().max(1) as f64)
 }
 
 fn never(question: &Question, outcome: &Outcome) -> Vec<String> {
@@ -391,6 +445,7 @@ pub(crate) mod tests {
         Question {
             vms: (0..vms).map(vm).collect(),
             plans: vec!["p".into()],
+            waves: BTreeMap::new(),
             rates: Rates::default(),
             budgets: Budgets::default(),
             line: Vec::new(),
@@ -455,10 +510,54 @@ pub(crate) mod tests {
         let forecast = foresee(&asked);
         let waves: Vec<_> = forecast.waves.iter().map(|it| (it.name.as_str(), it.vms)).collect();
         assert_eq!(waves, [("wave-0", 2), ("wave-1", 2)]);
-        assert!(forecast.waves[0].end_s.p90 < 3_600.0 && forecast.waves[1].begin_s.p10 >= 18_000.0);
+        let [one, two] = &forecast.waves[..] else { panic!("two waves") };
+        assert!(one.end_s.unwrap().p90 < 3_600.0 && two.begin_s.unwrap().p10 >= 18_000.0);
+        assert_eq!((one.fits, two.fits), (None, None), "they have no windows of their own");
         assert!(forecast.never.is_empty());
         asked.vms[3].windows = vec![(1, 2)];
         assert_eq!(foresee(&asked).never, ["vm003"]);
+    }
+
+    #[test]
+    fn a_wave_has_a_chance_to_fit_its_window_and_comes_after_those_before_it() {
+        let mut asked = question(20, 1, 20);
+        asked
+            .vms
+            .iter_mut()
+            .enumerate()
+            .for_each(|(at, vm)| vm.wave = Some(["small", "large"][usize::from(at > 1)].into()));
+        asked.vms[1].warm = Some(WarmWish { interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 });
+        let opens = asked.start_ms + 7_200_000;
+        let wave = |name: &str, after: Vec<String>, from_ms, until_ms| Wave {
+            name: name.into(),
+            after,
+            window: WaveWindow { from_ms, until_ms, ..WaveWindow::default() },
+            ..Wave::default()
+        };
+        let waves = |until_ms| {
+            vec![
+                wave("large", vec!["small".into()], None, Some(until_ms)),
+                wave("small", vec![], Some(opens), Some(opens + 3_600_000)),
+            ]
+        };
+        asked.waves = [(0, waves(opens + 86_400_000))].into();
+        let forecast = foresee(&asked);
+        let [large, small] = &forecast.waves[..] else { panic!("two waves, as the plan has them") };
+        assert_eq!(
+            (small.name.as_str(), small.vms, small.fits, large.fits),
+            ("small", 2, Some(1.0), Some(1.0))
+        );
+        assert!(small.begin_s.unwrap().p10 >= 7_200.0 && small.begin_s.unwrap().p90 < 7_300.0, "{small:?}");
+        assert!(large.begin_s.unwrap().p10 >= small.end_s.unwrap().p10, "{large:?}");
+        assert!(forecast.vms[1].begin_s.unwrap().p90 < 60.0, "a warm VM is copied before its wave");
+        // Until the middle of what it takes.
+        let middle = (large.end_s.unwrap().p50 * 1000.0) as u64;
+        asked.waves = [(0, waves(asked.start_ms + middle))].into();
+        let fits = foresee(&asked).waves[0].fits.unwrap();
+        assert!((0.3..0.7).contains(&fits), "{fits}");
+        asked.waves = [(0, waves(asked.start_ms))].into();
+        let late = foresee(&asked);
+        assert_eq!((late.never.len(), late.waves[0].fits, late.waves[0].begin_s), (18, Some(0.0), None));
     }
 
     #[test]

@@ -30,5 +30,5 @@ pub use learn::{Copied, Seen};
 pub use limits::{Gain, Limiting};
 pub use quantile::{Spread, quantile};
 pub use rates::{Origin, Quantity, Rates, Unit, churn_of};
-pub use waves::{WAVES_MAX, Wave, WaveRule, propose};
+pub use waves::{ProposedWave, WAVES_MAX, WaveRule, propose};
 pub use windows::{WINDOW_DAYS_MAX, daily_windows};

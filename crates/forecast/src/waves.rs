@@ -1,8 +1,9 @@
 //! Waves: parts of a fleet that each fit a window with a chance that is asked for.
 
+use drover_types::{Wave, WaveWindow};
 use serde::Serialize;
 
-use crate::fleet::FleetVm;
+use crate::fleet::{FleetVm, WarmWish};
 use crate::foresee::{Question, makespans};
 use crate::quantile::Spread;
 
@@ -11,13 +12,21 @@ const DRAWS: usize = 60;
 /// Waves in all; a fleet that needs more has to be planned otherwise.
 pub const WAVES_MAX: usize = 500;
 
+/// Warm VMs are copied in the days before their wave; whole days, so that the hours of the line are what they are.
+const AHEAD_MS: u64 = 60 * 86_400_000;
+/// The name of the one wave that is looked at.
+const WAVE: &str = "wave";
+
 /// A part of a fleet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Wave {
+pub struct ProposedWave {
     /// Its name.
     pub name: String,
     /// Names of its VMs.
     pub vms: Vec<String>,
+    /// Where these are among the VMs of the question.
+    #[serde(skip)]
+    pub places: Vec<usize>,
     /// Bytes to be read.
     pub bytes: u64,
     /// How long it takes, in seconds.
@@ -36,32 +45,48 @@ pub struct WaveRule {
 }
 
 /// Waves for VMs of which each belongs to a group, such as its folder: groups stay together where they fit. Within a group the
-/// largest go first. Windows of the VMs are not looked at.
-pub fn propose(question: &Question, groups: &[String], rule: WaveRule) -> Vec<Wave> {
+/// largest go first. A warm VM is copied before its wave, so that only its cutover is in the window. Waves and windows of the
+/// question are not looked at; the first window opens when it begins. More than [`WAVES_MAX`] waves are not made: then VMs are left.
+pub fn propose(question: &Question, groups: &[String], rule: WaveRule) -> Vec<ProposedWave> {
     let mut order: Vec<usize> = (0..question.vms.len().min(groups.len())).collect();
     order.sort_by_key(|at| (&groups[*at], std::cmp::Reverse(question.vms[*at].data_bytes()), *at));
     let mut waves = Vec::new();
-    let mut left = order.as_slice();
+    let (mut left, mut guess) = (order.as_slice(), 1);
     while !left.is_empty() && waves.len() < WAVES_MAX {
-        let most = fitting(question, left, rule);
+        let most = fitting(question, left, rule, guess);
         let size = at_a_border(left, groups, most);
         let (wave, rest) = left.split_at(size);
         waves.push(wave_of(question, wave, waves.len() + 1, rule));
-        left = rest;
+        (left, guess) = (rest, most);
     }
     waves
 }
 
-/// How many of the first VMs fit together; 1 at the least.
-fn fitting(question: &Question, left: &[usize], rule: WaveRule) -> usize {
+/// How many of the first VMs fit together; 1 at the least. Looked for from a guess, in steps that double, and then halved in
+/// between: a long fleet is not simulated as a whole for each wave.
+fn fitting(question: &Question, left: &[usize], rule: WaveRule, guess: usize) -> usize {
     let fits = |size: usize| chance(&drawn(question, &left[..size]), rule.window_s) >= rule.chance;
-    // Doubled until it is too much, then halved in between: a long fleet is not simulated as a whole for each wave.
-    let (mut low, mut high) = (1, 2);
-    while high <= left.len() && fits(high) {
-        (low, high) = (high, high * 2);
-    }
-    let mut high = high.min(left.len() + 1);
-    while high - low > 1 {
+    let guess = guess.clamp(1, left.len());
+    let mut step = 1;
+    let (mut low, mut high) = match fits(guess) {
+        true => {
+            let (mut low, mut high) = (guess, guess + step);
+            while high <= left.len() && fits(high) {
+                step *= 2;
+                (low, high) = (high, high + step);
+            }
+            (low, high.min(left.len() + 1))
+        }
+        false => {
+            let (mut low, mut high) = (guess.saturating_sub(step).max(1), guess);
+            while low > 1 && !fits(low) {
+                step *= 2;
+                (low, high) = (low.saturating_sub(step).max(1), low);
+            }
+            (low, high)
+        }
+    };
+    while high > low + 1 {
         let middle = low.midpoint(high);
         if fits(middle) { low = middle } else { high = middle }
     }
@@ -75,18 +100,33 @@ fn at_a_border(left: &[usize], groups: &[String], most: usize) -> usize {
 }
 
 fn drawn(question: &Question, vms: &[usize]) -> Vec<f64> {
-    let vms = vms.iter().map(|at| FleetVm { windows: Vec::new(), ..question.vms[*at].clone() }).collect();
-    makespans(&Question { vms, ..question.clone_without_vms() }, DRAWS)
+    let wave = Some(WAVE.to_string());
+    let of = |at: &usize| {
+        let vm = question.vms[*at].clone();
+        // The window decides when it moves over.
+        let warm = vm.warm.map(|warm| WarmWish { cutover_ms: None, ..warm });
+        FleetVm { windows: Vec::new(), wave: wave.clone(), plan: 0, warm, ..vm }
+    };
+    let from_ms = Some(question.start_ms.saturating_add(AHEAD_MS));
+    let window = WaveWindow { from_ms, ..WaveWindow::default() };
+    let waves = vec![Wave { name: WAVE.into(), window, ..Wave::default() }];
+    let question = Question {
+        vms: vms.iter().map(of).collect(),
+        waves: [(0, waves)].into(),
+        ..question.clone_without_vms()
+    };
+    makespans(&question, DRAWS).into_iter().map(|seconds| seconds - AHEAD_MS as f64 / 1000.0).collect()
 }
 
 fn chance(makespans: &[f64], window_s: f64) -> f64 {
     makespans.iter().filter(|it| **it <= window_s).count() as f64 / makespans.len().max(1) as f64
 }
 
-fn wave_of(question: &Question, vms: &[usize], number: usize, rule: WaveRule) -> Wave {
+fn wave_of(question: &Question, vms: &[usize], number: usize, rule: WaveRule) -> ProposedWave {
     let makespans = drawn(question, vms);
-    Wave {
+    ProposedWave {
         name: format!("wave-{number}"),
+        places: vms.to_vec(),
         vms: vms.iter().map(|at| question.vms[*at].name.clone()).collect(),
         bytes: vms.iter().map(|at| question.vms[*at].data_bytes()).sum(),
         chance: chance(&makespans, rule.window_s),
@@ -130,6 +170,18 @@ mod tests {
         for pair in waves.windows(2) {
             assert_ne!(folder_of(pair[0].vms.last().unwrap()), folder_of(&pair[1].vms[0]));
         }
+    }
+
+    #[test]
+    fn a_warm_vm_takes_the_window_for_its_cutover_alone() {
+        let mut question = question(40, 2, 100);
+        let rule = WaveRule { window_s: 1_800.0, chance: 0.9 };
+        let cold = propose(&question, &names(40, |_| 0), rule).len();
+        let warm = WarmWish { interval_ms: 3_600_000, cutover_ms: Some(1), downtime_ms: 0 };
+        question.vms.iter_mut().for_each(|vm| vm.warm = Some(warm));
+        let waves = propose(&question, &names(40, |_| 0), rule);
+        assert!(waves.len() * 4 < cold, "{} and {cold} waves", waves.len());
+        assert!(waves.iter().all(|it| it.makespan_s.p10 > 0.0 && it.places.len() == it.vms.len()));
     }
 
     #[test]

@@ -70,6 +70,13 @@ impl Breaker {
         }
     }
 
+    /// A host that was given up is tried once more.
+    pub fn try_again(&mut self) {
+        if self.state == State::GivenUp {
+            self.state = State::Closed { in_a_row: 0 };
+        }
+    }
+
     /// A VM of the host starts.
     pub fn started(&mut self, now_ms: u64) {
         if let State::Open { opened, until_ms } = self.state

@@ -27,6 +27,8 @@ pub struct Job {
     pub deadline_ms: Option<u64>,
     /// When it may start; at any time if there is none.
     pub windows: Vec<Window>,
+    /// Its wave, one of those of [`crate::Scheduler::set_waves`].
+    pub wave: Option<String>,
     /// VMs that it moves over with.
     pub group: Option<Group>,
     /// Jobs with the same key never run at once, such as the two halves of a cluster.

@@ -30,5 +30,5 @@ pub use budgets::{Budgets, HostLimits, Order, Rates};
 pub use climb::{Climb, Found};
 pub use job::{Disk, Group, Job, JobId, Tenant, Window};
 pub use random::Random;
-pub use scheduler::{Admission, Ended, Quarantined, Scheduler, Usage};
+pub use scheduler::{Admission, Ended, Quarantined, Scheduler, TenantLimits, Usage, WaveUsage};
 pub use wait::{Resource, Wait};

@@ -86,6 +86,24 @@ pub enum Wait {
         /// Slots that it needs.
         needs: u32,
     },
+    /// All VMs of a host that its own plan allows at once are taken.
+    OwnVms {
+        /// Host.
+        host: String,
+        /// VMs of the plan that run.
+        held: u32,
+        /// VMs of the plan that may.
+        of: u32,
+    },
+    /// There is no room for its disks among those that its own plan allows.
+    OwnDisks {
+        /// Disks of the plan that are read.
+        held: u32,
+        /// Disks of the plan that may be.
+        of: u32,
+        /// Slots that it needs.
+        needs: u32,
+    },
     /// Others go first.
     Turn {
         /// Host.
@@ -97,6 +115,20 @@ pub enum Wait {
     Window {
         /// When the next one opens.
         opens_ms: u64,
+    },
+    /// A wave that has to be over before its own is not.
+    Wave {
+        /// The wave.
+        wave: String,
+        /// Its VMs that have not ended.
+        left: usize,
+    },
+    /// A wave that had to be over before its own is, but VMs of it failed: somebody has to say that this one goes on.
+    WaveFailed {
+        /// The wave.
+        wave: String,
+        /// VMs that failed.
+        failed: usize,
     },
     /// It failed, and is tried again later.
     Retry {
@@ -159,8 +191,16 @@ impl fmt::Display for Wait {
                 write!(f, "datastore {datastore}: {held} of {of} disks at once")
             }
             Wait::Disks { held, of, needs } => write!(f, "{held} of {of} disks at once, it needs {needs}"),
+            Wait::OwnVms { host, held, of } => write!(f, "{host}: {held} of {of} VMs of this plan at once"),
+            Wait::OwnDisks { held, of, needs } => {
+                write!(f, "{held} of {of} disks of this plan at once, it needs {needs}")
+            }
             Wait::Turn { host, waiting } => write!(f, "{host}: its turn, {waiting} VMs wait there"),
             Wait::Window { .. } => f.write_str("its window to open"),
+            Wait::Wave { wave, left } => write!(f, "wave {wave}: {left} VMs have not ended"),
+            Wait::WaveFailed { wave, failed } => {
+                write!(f, "a word: {failed} VMs of wave {wave} failed (`drover proceed`)")
+            }
             Wait::Retry { .. } => f.write_str("its next try after a failure"),
             Wait::Host { host, .. } => write!(f, "{host}: failed, tried again later"),
             Wait::AntiAffinity { other } => write!(f, "{other}, which it never runs beside"),

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use drover_schedule::simulate::{Capacities, Fleet, Vm, WarmMove, simulate};
 use drover_schedule::{
-    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, Scheduler, Tenant, Window,
+    Admission, Budgets, Disk, Ended, Group, HostLimits, Job, JobId, Scheduler, Tenant, TenantLimits, Window,
 };
+use drover_types::{IfFailed, Wave, WaveWindow};
 use proptest::prelude::*;
 
 fn any_job() -> impl Strategy<Value = Job> {
@@ -16,8 +17,9 @@ fn any_job() -> impl Strategy<Value = Job> {
     let window = prop::option::weighted(0.3, (0u64..500, 1u64..500));
     let group = prop::option::weighted(0.3, (0u8..2, 0u32..3));
     let rest = (-2i32..3, window, group, prop::option::weighted(0.2, 0u8..2), any::<bool>(), any::<bool>());
-    (0u8..4, disks, rest).prop_map(|(host, disks, (priority, window, group, pair, is_warm, reads_back))| {
-        Job {
+    let wave = prop::option::weighted(0.3, 0u8..4);
+    (0u8..4, disks, rest, wave).prop_map(
+        |(host, disks, (priority, window, group, pair, is_warm, reads_back), wave)| Job {
             name: "vm".into(),
             host: format!("h{host}"),
             disks: disks
@@ -30,12 +32,29 @@ fn any_job() -> impl Strategy<Value = Job> {
                 .into_iter()
                 .collect(),
             group: group.map(|(name, stage)| Group { name: format!("g{name}"), stage }),
+            wave: wave.map(|wave| format!("w{wave}")),
             anti_affinity: pair.map(|key| format!("k{key}")),
             is_warm,
             reads_back,
             ..Job::default()
-        }
-    })
+        },
+    )
+}
+
+/// Waves of which each is after the one before it, and of which none waits for a word; there is no `w3`.
+fn waves() -> Vec<Wave> {
+    let wave = |number: u64, if_failed, window| Wave {
+        name: format!("w{number}"),
+        after: number.checked_sub(1).map(|before| format!("w{before}")).into_iter().collect(),
+        if_failed,
+        window,
+    };
+    let span = WaveWindow { from_ms: Some(100), until_ms: Some(700), ..WaveWindow::default() };
+    vec![
+        wave(0, IfFailed::GoOn, WaveWindow::default()),
+        wave(1, IfFailed::Stop, span),
+        wave(2, IfFailed::GoOn, WaveWindow::default()),
+    ]
 }
 
 /// What is in use, counted from the outside.
@@ -85,6 +104,7 @@ proptest! {
     fn budgets_hold_at_every_instant_and_every_schedule_ends(
         jobs in prop::collection::vec(any_job(), 0..60),
         (vms_per_host, disks, host_disks, datastore_disks) in (1u32..5, 1u32..12, 1u32..6, 1u32..5),
+        (own_vms, own_disks) in (1u32..3, 1u32..4),
         steps in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 0..200),
     ) {
         let budgets = Budgets { vms_per_host, disks, disks_per_datastore: datastore_disks, ..Budgets::default() };
@@ -93,6 +113,9 @@ proptest! {
             let limits = HostLimits { disks: Some(host_disks), ..HostLimits::default() };
             scheduler.set_host(&format!("h{host}"), limits);
         });
+        (0..2).for_each(|tenant| scheduler.set_waves(Tenant(tenant), &waves()));
+        let own = TenantLimits { vms_per_host: Some(own_vms), disks: Some(own_disks) };
+        scheduler.set_tenant(Tenant(1), own);
         let half = jobs.len() / 2;
         scheduler.add(Tenant(0), jobs[..half].to_vec(), 0);
         scheduler.add(Tenant(1), jobs[half..].to_vec(), 0);

@@ -295,6 +295,8 @@ pub struct Checked {
 pub enum OrderKind {
     /// VMs that are copied while they run move over now.
     Cutover,
+    /// The waves after one go on, whatever of it failed.
+    Proceed,
     /// Stop after what is being flushed; resumable.
     Pause,
     /// Go on: with all that has not arrived, also what failed.
@@ -312,6 +314,9 @@ pub struct Order {
     /// Name of the VM that moves over; all that wait if absent.
     #[serde(default)]
     pub vm: Option<String>,
+    /// To proceed: the wave of which VMs failed.
+    #[serde(default)]
+    pub wave: Option<String>,
     /// Start each VM at the target once it has arrived, whatever the plan says.
     #[serde(default)]
     pub start: bool,
@@ -324,7 +329,7 @@ pub struct Ordered {
     pub before: String,
     /// State of the plan after.
     pub after: String,
-    /// VMs that it concerns by name; empty for all.
+    /// VMs that it concerns by name, or waves that go on; empty for all.
     pub vms: Vec<String>,
 }
 

@@ -95,10 +95,14 @@ pub(crate) async fn order(
         let text = format!("`vm` has more than {VM_CHARS_MAX} characters");
         return Err(Problem::new(Kind::BadRequest, text));
     }
+    if order.wave.as_ref().is_some_and(|wave| wave.chars().count() > VM_CHARS_MAX) {
+        let text = format!("`wave` has more than {VM_CHARS_MAX} characters");
+        return Err(Problem::new(Kind::BadRequest, text));
+    }
     let plan = app.plan_in(app.turn(&app.turns.order).await?, &caller, &name).await?;
     let turn = app.turn(&app.turns.order).await?;
     let mut entry = entry(&caller, from, &plan.project, Some(name.clone()), word(order.order));
-    (entry.vm, entry.before) = (order.vm.clone(), Some(plan.state));
+    (entry.vm, entry.before) = (order.vm.clone().or(order.wave.clone()), Some(plan.state));
     // The same body for another plan is another request.
     let request = [name.as_bytes(), b"\0", &bytes].concat();
     once(&app, turn, &caller, &headers, &request, StatusCode::OK, move |operations| {
@@ -123,6 +127,7 @@ fn caller_sees(operations: &dyn Operations, plan: &str, project: &str) -> Outcom
 fn word(order: OrderKind) -> &'static str {
     match order {
         OrderKind::Cutover => "cutover",
+        OrderKind::Proceed => "proceed",
         OrderKind::Pause => "pause",
         OrderKind::Resume => "resume",
         OrderKind::Cancel => "cancel",

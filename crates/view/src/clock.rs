@@ -38,6 +38,11 @@ pub(crate) fn utc(at_ms: i64) -> String {
     }
 }
 
+/// A moment in UTC to the minute: `2026-03-01 14:05`.
+pub(crate) fn utc_minute(at_ms: i64) -> String {
+    utc(at_ms).chars().take(16).map(|c| if c == 'T' { ' ' } else { c }).collect()
+}
+
 fn show(at_ms: i64, format: &str) -> String {
     match Timestamp::from_millisecond(at_ms) {
         Ok(at) => at.to_zoned(zone()).strftime(format).to_string(),
@@ -65,6 +70,7 @@ mod tests {
         assert_eq!(local(1_772_373_910_250), "2026-03-01 14:05:10");
         assert_eq!(time_of_day(1_772_373_910_250), "14:05:10");
         assert_eq!(utc(1_772_373_910_250), "2026-03-01T14:05:10.250Z");
+        assert_eq!(utc_minute(1_772_373_910_250), "2026-03-01 14:05");
         assert_eq!(zone_name(0), "UTC");
     }
 

@@ -4,17 +4,19 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use drover_forecast::reference::{Figure, Row, Use};
-use drover_forecast::{By, Forecast, Gain, Spread, Unit, VmForecast};
+use drover_forecast::{By, Forecast, Gain, ProposedWave, Spread, Unit, VmForecast, WaveForecast};
 use drover_types::Bytes;
 use serde_json::{Value, json};
 
-use crate::clock::{local, zone_name};
+use crate::clock::{local, utc_minute, zone_name};
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clip, count, duration};
 
 /// Rows of a table; the JSON has all.
 const ROWS_MAX: usize = 20;
 const NAME_COLUMNS: usize = 24;
+/// There are more columns beside a wave's name.
+const WAVE_COLUMNS: usize = 12;
 /// A change below this is none.
 const NO_CHANGE: f64 = 0.005;
 
@@ -35,7 +37,7 @@ fn write_forecast(text: &mut String, it: &Forecast) -> fmt::Result {
     writeln!(text, "{}, {} to be read in all", count(it.vms.len(), "VM"), Bytes(it.bytes))?;
     write_sums(text, it)?;
     if !it.waves.is_empty() {
-        write!(text, "\nWaves\n{}", wave_table(it))?;
+        write!(text, "\nWaves: how likely it is that each fits its window\n{}", wave_table(it))?;
     }
     write!(text, "\nVMs, the last first\n{}", vm_table(it))?;
     if it.vms.len() > ROWS_MAX {
@@ -151,18 +153,63 @@ fn vm_table(it: &Forecast) -> Table {
 }
 
 fn wave_table(it: &Forecast) -> Table {
-    let columns = ["VMS", "BEGINS", "ENDS", "P90"].map(|name| (name, Align::Right));
+    let columns = ["VMS", "BEGINS", "P10", "ENDS", "P90", "FITS"].map(|name| (name, Align::Right));
     let mut table = Table::new(&[[("WAVE", Align::Left)].as_slice(), &columns].concat()).indented(2);
     for wave in &it.waves {
-        table.row([
-            clip(&wave.name, NAME_COLUMNS).into_owned(),
-            wave.vms.to_string(),
-            time(wave.begin_s.p50),
-            time(wave.end_s.p50),
-            time(wave.end_s.p90),
-        ]);
+        let name = [clip(&wave_name(it, wave), WAVE_COLUMNS).into_owned()];
+        table.row(name.into_iter().chain(wave_cells(wave)));
     }
     table
+}
+
+/// With its plan, where there are several.
+pub(crate) fn wave_name(it: &Forecast, wave: &WaveForecast) -> String {
+    match it.plans.get(wave.plan).filter(|_| it.plans.len() > 1) {
+        Some(plan) => format!("{plan}/{}", wave.name),
+        None => wave.name.clone(),
+    }
+}
+
+/// VMs, when it begins, P10, P50 and P90 of its end, and with which chance it fits its window.
+pub(crate) fn wave_cells(wave: &WaveForecast) -> [String; 6] {
+    let at = |spread: Option<Spread>, of: fn(Spread) -> f64| spread.map_or(UNKNOWN.into(), |it| time(of(it)));
+    [
+        wave.vms.to_string(),
+        at(wave.begin_s, |it| it.p50),
+        at(wave.end_s, |it| it.p10),
+        at(wave.end_s, |it| it.p50),
+        at(wave.end_s, |it| it.p90),
+        wave.fits.map_or(UNKNOWN.into(), |chance| format!("{:.0} %", chance * 100.0)),
+    ]
+}
+
+/// Proposed waves, the first of which opens at a moment, and each other a day after the one before it.
+pub fn proposed_waves_text(waves: &[ProposedWave], opens_ms: i64) -> String {
+    let columns = ["VMS", "TO READ", "P10", "LIKELY", "P90", "FITS"].map(|name| (name, Align::Right));
+    let names = [("WAVE", Align::Left), ("OPENS (UTC)", Align::Left)];
+    let mut table = Table::new(&[names.as_slice(), &columns].concat());
+    for (number, wave) in waves.iter().enumerate() {
+        let Spread { p10, p50, p90 } = wave.makespan_s;
+        table.row([
+            wave.name.clone(),
+            utc_minute(opens_ms + number as i64 * DAY_MS),
+            wave.vms.len().to_string(),
+            Bytes(wave.bytes).to_string(),
+            time(p10),
+            time(p50),
+            time(p90),
+            format!("{:.0} %", wave.chance * 100.0),
+        ]);
+    }
+    table.to_string()
+}
+
+const DAY_MS: i64 = 86_400_000;
+
+/// A proposed wave in a line.
+pub fn proposed_note(wave: &ProposedWave) -> String {
+    let (vms, bytes) = (count(wave.vms.len(), "VM"), Bytes(wave.bytes));
+    format!("{vms}, {bytes}, likely {}, fits with {:.0} %", time(wave.makespan_s.p50), wave.chance * 100.0)
 }
 
 /// The model held against published figures.
@@ -221,6 +268,7 @@ pub(crate) mod tests {
         foresee(&Question {
             vms: (0..50).map(vm).collect(),
             plans: vec!["p".into()],
+            waves: Default::default(),
             rates: Rates::default(),
             budgets: Default::default(),
             line: Vec::new(),

@@ -28,6 +28,7 @@ use crate::report::plan_state;
 use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, waited_for};
 use crate::text::{UNKNOWN, clean, count, duration};
 use crate::warm::{PASS_COLUMNS, downtime_words, pass_cells, warnings};
+use crate::waves::{wave_state, window_words};
 
 /// Events on the page; the JSON has them all.
 const EVENTS_MAX: usize = 5_000;
@@ -71,6 +72,7 @@ fn write_page(page: &mut String, report: &PlanReport) -> fmt::Result {
     charts::write_timeline(page, report)?;
     charts::write_rates(page, report)?;
     write_vms(page, report)?;
+    write_waves(page, report)?;
     write_passes(page, report)?;
     write_hooks(page, report)?;
     write_disks(page, report)?;
@@ -207,6 +209,34 @@ fn write_vms(page: &mut String, report: &PlanReport) -> fmt::Result {
     begin_table(page, "Virtual machines", &columns)?;
     for vm in &report.vms {
         write_row(page, &vm_cells(vm))?;
+    }
+    end_table(page)
+}
+
+fn write_waves(page: &mut String, report: &PlanReport) -> fmt::Result {
+    if report.waves.is_empty() {
+        return Ok(());
+    }
+    let columns =
+        ["Wave", "State", "#VMs", "#Done", "#Failed", "#Not begun", "After", "Window", "Began", "Ended"];
+    begin_table(page, "Waves", &columns)?;
+    for it in &report.waves {
+        let moment = |ms: Option<i64>| ms.map_or(UNKNOWN.into(), local);
+        write_row(
+            page,
+            &[
+                ("name", it.wave.name.clone()),
+                (if it.failed > 0 { "bad" } else { "" }, wave_state(it.state).into()),
+                ("number", it.vms.to_string()),
+                ("number", it.done.to_string()),
+                ("number", it.failed.to_string()),
+                ("number", it.left.to_string()),
+                ("", it.wave.after.join(", ")),
+                ("", window_words(&it.wave.window)),
+                ("time", moment(it.began_ms)),
+                ("time", moment(it.ended_ms)),
+            ],
+        )?;
     }
     end_table(page)
 }

@@ -13,6 +13,7 @@ use crate::summary::{Equal, Summary, started_word, vm_rate, vm_state, vm_time, w
 use crate::table::{Align, Table};
 use crate::text::{UNKNOWN, clean, count, duration};
 use crate::warm::write_passes;
+use crate::waves::waves_text;
 
 /// The report of a plan as text: its VMs, what failed and what to try, its disks, and their proof.
 pub fn report_text(report: &PlanReport) -> String {
@@ -40,6 +41,7 @@ fn write_report(text: &mut String, report: &PlanReport) -> fmt::Result {
     if !report.vms.is_empty() {
         write!(text, "\n{}", vm_table(report))?;
     }
+    text.push_str(&waves_text(&report.waves));
     report.vms.iter().try_for_each(|vm| write_vm_notes(text, vm))?;
     write_passes(text, report)?;
     write_hooks(text, report)?;

@@ -2,9 +2,11 @@
 
 use drover_engine::{
     DiskReport, DiskRow, Downtime, EventRow, PassKind, PassRow, PassState, PhaseTime, PlanReport, PlanRow,
-    PlanState, RatePoint, RunFacts, RunRow, VmReport, VmRow, VmState, WarmReport, WarmRow,
+    PlanState, RatePoint, RunFacts, RunRow, VmReport, VmRow, VmState, WarmReport, WarmRow, WaveReport,
+    WaveState,
 };
 use drover_mover::Attribution;
+use drover_types::{Wave, WaveWindow};
 
 /// 2026-03-01 14:05:10 UTC.
 pub(crate) const START: i64 = 1_772_373_910_000;
@@ -178,12 +180,34 @@ pub(crate) fn report() -> PlanReport {
         plan: plan("lab", PlanState::Incomplete),
         runs: vec![run()],
         vms: vec![done, failed],
+        waves: vec![wave()],
         rates: (3..42).map(point).collect(),
         events: vec![
             event(1, "vm-1", "started", Some("check"), ""),
             event(61, "vm-1", "note", None, "runs as process 42"),
             event(61, "vm-2", "error", Some("copy"), "no <space> & \u{1b}[31mleft"),
         ],
+    }
+}
+
+/// The wave of both VMs, which others are after.
+pub(crate) fn wave() -> WaveReport {
+    WaveReport {
+        wave: Wave {
+            name: "pilot".into(),
+            after: vec!["lab-first".into()],
+            window: WaveWindow { hours: "22:00-06:00".parse().ok(), ..WaveWindow::default() },
+            ..Wave::default()
+        },
+        state: WaveState::Failed,
+        vms: 2,
+        done: 1,
+        running: 0,
+        failed: 1,
+        left: 0,
+        may_go_on: true,
+        began_ms: Some(START),
+        ended_ms: Some(START + 61_000),
     }
 }
 
@@ -224,5 +248,5 @@ pub(crate) fn warm() -> WarmReport {
 
 pub(crate) fn empty() -> PlanReport {
     let plan = PlanRow { ended_ms: None, ..plan("", PlanState::Done) };
-    PlanReport { plan, runs: vec![], vms: vec![], rates: vec![], events: vec![] }
+    PlanReport { plan, runs: vec![], vms: vec![], waves: vec![], rates: vec![], events: vec![] }
 }

@@ -93,6 +93,9 @@ impl Tally {
             | Event::HookEnded { .. }
             | Event::PassEnded { .. }
             | Event::CutoverEnded { .. }
+            | Event::WaveStarted { .. }
+            | Event::WaveHeld { .. }
+            | Event::WaveEnded { .. }
             | Event::PlanEnded { .. } => {}
         }
         vec![Line { text: clean(&words(event)).into_owned(), bad: is_bad(event) }]
@@ -182,6 +185,7 @@ pub(crate) fn stays(event: &Event) -> bool {
         }
         Event::PassEnded { .. } | Event::CutoverStarted { .. } | Event::CutoverEnded { .. } => true,
         Event::HookEnded { .. } => true,
+        Event::WaveStarted { .. } | Event::WaveHeld { .. } | Event::WaveEnded { .. } => true,
         Event::DiskVerified { equal, .. } => !equal,
         Event::PhaseStarted { .. }
         | Event::PhaseEnded { .. }
@@ -197,6 +201,8 @@ fn is_bad(event: &Event) -> bool {
         Event::DiskVerified { equal, .. } => !equal,
         Event::HookEnded { result, .. } => matches!(result, HookResult::Failed | HookResult::Stop),
         Event::PlanEnded { failed, not_cleaned_up, .. } => failed + not_cleaned_up > 0,
+        Event::WaveHeld { .. } => true,
+        Event::WaveEnded { failed, .. } => *failed > 0,
         _ => false,
     }
 }
@@ -275,6 +281,14 @@ fn words(event: &Event) -> String {
             format!("{vm}: {real}{}", predicted.unwrap_or_default())
         }
         Event::VmEnded { vm, error, .. } => format!("{vm}: {}", error.as_deref().unwrap_or("done")),
+        Event::WaveStarted { wave, vms } => format!("wave {wave} begins: {}", count(*vms, "VM")),
+        Event::WaveHeld { wave, by, failed } => format!(
+            "wave {wave} waits: {} of wave {by} failed; `drover proceed PLAN {by}` lets it go on",
+            count(*failed, "VM")
+        ),
+        Event::WaveEnded { wave, arrived, failed } => {
+            format!("wave {wave} is over: {arrived} arrived, {failed} failed or did not begin")
+        }
         Event::PlanEnded { plan, done, not_cleaned_up, failed, unfinished } => {
             let left = and_not_cleaned_up(*not_cleaned_up);
             format!("plan {plan}: {done} done{left}, {failed} failed, {unfinished} unfinished")

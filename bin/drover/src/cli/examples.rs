@@ -24,6 +24,16 @@ Examples:
 
 Next: drover migrate web.yaml";
 
+pub const PLAN_WAVES: &str = "\
+Each wave gets the window of a day of its own, after the wave before it. Warm VMs are copied ahead, so that only their
+cutovers take time of the window.
+
+Examples:
+  drover plan waves fleet.yaml --window 22:00-06:00
+  drover plan waves fleet.yaml --window 22:00-06:00 --chance 95 --tag app -o waves.yaml
+
+Next: cat waves.yaml >> fleet.yaml, then drover plan check fleet.yaml";
+
 pub const MIGRATE: &str = "\
 Ctrl-C stops the run cleanly; `drover resume` continues it.
 
@@ -69,6 +79,12 @@ Examples:
   drover cutover web.yaml web01
 
 Next: drover report web.yaml, which has the downtime";
+
+pub const PROCEED: &str = "\
+Examples:
+  drover proceed fleet.yaml pilot
+
+Next: drover status fleet.yaml";
 
 pub const CLEAN: &str = "\
 Examples:

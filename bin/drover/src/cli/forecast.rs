@@ -1,4 +1,4 @@
-//! Arguments of `assess`, `forecast` and `simulate`.
+//! Arguments of `assess`, `forecast`, `plan waves` and `simulate`.
 
 use std::path::PathBuf;
 
@@ -13,12 +13,8 @@ pub struct AssessArgs {
     pub provider: ProviderArgs,
     #[command(flatten)]
     pub what_if: WhatIfArgs,
-    /// Write one self-contained HTML page to this file
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub form: FormArgs,
 }
 
 #[derive(Debug, Args)]
@@ -28,7 +24,14 @@ pub struct ForecastArgs {
     pub plans: Vec<PathBuf>,
     #[command(flatten)]
     pub what_if: WhatIfArgs,
-    /// Write one self-contained HTML page with a Gantt chart to this file
+    #[command(flatten)]
+    pub form: FormArgs,
+}
+
+/// In which form a document is given; text if nothing is said.
+#[derive(Debug, Args)]
+pub struct FormArgs {
+    /// Write one self-contained HTML page, with its charts, to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
     /// Print JSON
@@ -36,8 +39,38 @@ pub struct ForecastArgs {
     pub json: bool,
 }
 
-/// What to take instead of what is planned, measured or assumed.
 #[derive(Debug, Args)]
+pub struct PlanWavesArgs {
+    /// Plan file
+    pub plan: PathBuf,
+    /// Chance that each wave fits its window, in percent
+    #[arg(long, default_value_t = 90, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(50..=99))]
+    pub chance: u8,
+    /// Keep VMs together that have the same tag of this category; without it, and where there is none, those of a folder
+    #[arg(long, value_name = "CATEGORY")]
+    pub tag: Option<String>,
+    /// The first window is not before this moment: 2026-12-01T00:00:00Z [default: now]
+    #[arg(long, value_name = "MOMENT", value_parser = moment)]
+    pub first: Option<i64>,
+    /// Write the waves to this file, as keys of a plan
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Overwrite the file
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    #[command(flatten)]
+    pub what_if: WhatIfArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn moment(text: &str) -> Result<i64, &'static str> {
+    drover_plan::parse_moment(text).ok_or("it is no moment such as 2026-12-01T00:00:00Z")
+}
+
+/// What to take instead of what is planned, measured or assumed.
+#[derive(Clone, Debug, Args)]
 pub struct WhatIfArgs {
     /// Spread the VMs over so many hosts, whichever they are on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -51,7 +84,7 @@ pub struct WhatIfArgs {
     /// Share of the data that changes: 2%/h, 10%/d
     #[arg(long, value_name = "SHARE", value_parser = drover_forecast::churn_of)]
     pub churn: Option<f64>,
-    /// VMs begin in these hours (UTC) only: 22:00-06:00; may be given several times
+    /// VMs begin in these hours (UTC) only, whatever the windows of their waves: 22:00-06:00; may be given several times
     #[arg(long, value_name = "HH:MM-HH:MM")]
     pub window: Vec<Hours>,
     /// For the draws: the same number gives the same forecast of the same fleet

@@ -19,6 +19,7 @@ pub const GROUPS: [(&str, &[&str]); 5] = [
             "migrate",
             "status",
             "cutover",
+            "proceed",
             "resume",
             "cancel",
             "clean",

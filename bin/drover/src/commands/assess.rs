@@ -1,10 +1,13 @@
 //! `drover assess`.
 
+use std::collections::BTreeMap;
+
 use drover_forecast::{Estimates, FleetVm, WarmWish, foresee};
 use drover_schedule::Budgets;
 use drover_types::inventory::Inventory;
 
 use crate::cli::AssessArgs;
+use crate::commands::forecast::give;
 use crate::commands::inventory::{all_concerns, ask};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
@@ -15,14 +18,12 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let mut assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory));
     assessment.estimate = Some(estimates(&inventory, args)?);
-    if let Some(path) = &args.html {
-        crate::out::page(path, &drover_view::assess_html(&assessment))?;
-    } else if args.json {
-        crate::out::json(format_args!("{:#}", drover_view::assess_json(&assessment)));
-    } else {
-        crate::out::print(&drover_view::assess_text(&assessment));
-    }
-    Ok(Exit::Success)
+    give(
+        &args.form,
+        || drover_view::assess_text(&assessment),
+        || drover_view::assess_json(&assessment),
+        || drover_view::assess_html(&assessment),
+    )
 }
 
 /// What moving all VMs takes, cold, and warm where they run.
@@ -30,7 +31,7 @@ fn estimates(inventory: &Inventory, args: &AssessArgs) -> Result<Estimates, Fail
     let foreseen = |warm: Option<WarmWish>| -> Result<_, Failure> {
         let vms = FleetVm::of_inventory(inventory, warm);
         let plans = vec!["all VMs".to_string()];
-        Ok(foresee(&foresight::question(vms, plans, Budgets::default(), &args.what_if)?))
+        Ok(foresee(&foresight::question(vms, plans, BTreeMap::new(), Budgets::default(), &args.what_if)?))
     };
     let at_once = WarmWish { interval_ms: 0, cutover_ms: None, downtime_ms: 0 };
     Ok(Estimates { cold: foreseen(None)?, warm: foreseen(Some(at_once))? })

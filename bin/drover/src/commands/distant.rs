@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 
 use super::migrate::plan_name;
 use super::plan;
-use crate::cli::{CutoverArgs, MigrateArgs, NamedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs};
+use super::warm::tell_proceed;
+use crate::cli::{
+    CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs,
+};
 use crate::exit::{Exit, Failure};
 use crate::remote::{Remote, part};
 use crate::signals::stop_on_signals;
@@ -43,7 +46,7 @@ pub fn resume(daemon: &Remote, args: &ResumeArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
         return Ok(Exit::Success);
     }
-    let order = Order { order: OrderKind::Resume, vm: None, start: args.start };
+    let order = Order { order: OrderKind::Resume, vm: None, wave: None, start: args.start };
     follow(daemon, &name, &args.run, || give(daemon, &name, &order).map(drop))
 }
 
@@ -155,7 +158,7 @@ pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("plan {name} has ended; there is nothing to cancel"));
         return Ok(Exit::Success);
     }
-    give(daemon, &name, &Order { order: OrderKind::Cancel, vm: None, start: false })?;
+    give(daemon, &name, &Order { order: OrderKind::Cancel, vm: None, wave: None, start: false })?;
     for _ in 0..CANCEL_LOOKS_MAX {
         let plan: Plan = daemon.get(&path)?;
         match (plan.state.as_str(), plan.error) {
@@ -184,7 +187,7 @@ pub fn cancel(daemon: &Remote, args: &NamedArgs) -> Result<Exit, Failure> {
 /// Has VMs move over.
 pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
     let name = plan_name(&args.plan)?;
-    let order = Order { order: OrderKind::Cutover, vm: args.vm.clone(), start: false };
+    let order = Order { order: OrderKind::Cutover, vm: args.vm.clone(), wave: None, start: false };
     let ordered = give(daemon, &name, &order)?;
     let running = ordered.after == "running";
     if args.run.json {
@@ -198,6 +201,15 @@ pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
         };
         crate::out::say(format_args!("cutover asked for: {}; {when}", ordered.vms.join(", ")));
     }
+    Ok(Exit::Success)
+}
+
+/// Lets the waves after one go on.
+pub fn proceed(daemon: &Remote, args: &ProceedArgs) -> Result<Exit, Failure> {
+    let name = plan_name(&args.plan)?;
+    let order = Order { order: OrderKind::Proceed, vm: None, wave: Some(args.wave.clone()), start: false };
+    let ordered = give(daemon, &name, &order)?;
+    tell_proceed(&name, &args.wave, &ordered.vms, ordered.after == "running", &args.run);
     Ok(Exit::Success)
 }
 

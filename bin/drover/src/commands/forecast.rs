@@ -1,9 +1,12 @@
 //! `drover forecast` and `drover simulate`.
 
+use std::collections::BTreeMap;
+
 use drover_schedule::Budgets;
+use serde_json::Value;
 
 use super::plan;
-use crate::cli::{ForecastArgs, SimulateArgs};
+use crate::cli::{ForecastArgs, FormArgs, SimulateArgs};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::provider::Provider;
@@ -12,6 +15,7 @@ use crate::provider::Provider;
 pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
     let (mut vms, mut names) = (Vec::new(), Vec::new());
     let mut budgets: Option<Budgets> = None;
+    let mut waves = BTreeMap::new();
     for (number, path) in args.plans.iter().enumerate() {
         let file = plan::read(path)?;
         let provider = Provider::open(&file, args.what_if.state.as_deref())?;
@@ -26,16 +30,32 @@ pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
         let of_plan = foresight::budgets(&file.plan.limits);
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
+        waves.insert(number, file.plan.waves());
         provider.close()?;
     }
     let budgets = budgets.unwrap_or_default();
-    let forecast = drover_forecast::foresee(&foresight::question(vms, names, budgets, &args.what_if)?);
-    if let Some(path) = &args.html {
-        crate::out::page(path, &drover_view::forecast_html(&forecast))?;
-    } else if args.json {
-        crate::out::json(format_args!("{:#}", drover_view::forecast_json(&forecast)));
+    let forecast = drover_forecast::foresee(&foresight::question(vms, names, waves, budgets, &args.what_if)?);
+    give(
+        &args.form,
+        || drover_view::forecast_text(&forecast),
+        || drover_view::forecast_json(&forecast),
+        || drover_view::forecast_html(&forecast),
+    )
+}
+
+/// Gives a document in the form that is asked for.
+pub fn give(
+    form: &FormArgs,
+    text: impl FnOnce() -> String,
+    json: impl FnOnce() -> Value,
+    html: impl FnOnce() -> String,
+) -> Result<Exit, Failure> {
+    if let Some(path) = &form.html {
+        crate::out::page(path, &html())?;
+    } else if form.json {
+        crate::out::json(format_args!("{:#}", json()));
     } else {
-        crate::out::print(&drover_view::forecast_text(&forecast));
+        crate::out::print(&text());
     }
     Ok(Exit::Success)
 }

@@ -46,8 +46,14 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
     let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
     let store = open_store(args)?;
     let words = Terminal { quiet: args.quiet || args.json };
-    let setting =
-        Setting { store: &store, state: args.state.as_deref(), stop: &stop, words: &words, policy: None };
+    let setting = Setting {
+        store: &store,
+        state: args.state.as_deref(),
+        stop: &stop,
+        words: &words,
+        policy: None,
+        schedule: None,
+    };
     let name = file.plan.name.clone();
     let prepared = Prepared::new(file, others, start, &setting)?;
     let board = Board::default();

@@ -1,17 +1,17 @@
 //! `drover plan`: new, check, schema. And reading a plan file for all who need one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlannedVm, Problem,
-    Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
+    At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlanWave, PlannedVm,
+    Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
 };
-use drover_types::Bytes;
 use drover_types::inventory::Inventory;
+use drover_types::{Bytes, Opening};
 use drover_view::clean;
 
 use crate::appliance;
@@ -101,6 +101,35 @@ pub fn past_moments(vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Prob
         problem.advise("write one that is to come, or `manual`")
     };
     vms.iter().filter(is_past).map(problem).collect()
+}
+
+/// Waves whose windows are over although not all of their VMs were begun.
+pub fn past_waves(plan: &Plan, vms: &[PlannedVm], begun: &[Begun], now_ms: i64) -> Vec<Problem> {
+    let begun: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
+    let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
+    let left = |it: &PlanWave| {
+        let of = vms.iter().filter(|vm| vm.wave.as_deref() == Some(it.wave.name.as_str()));
+        of.filter(|vm| !begun.contains(vm.vm.id.as_str())).count()
+    };
+    let problem = |it: &PlanWave| {
+        let left = Some(left(it)).filter(|left| *left > 0)?;
+        let text =
+            format!("the window of wave {} is over, and {left} of its VMs have not begun", it.wave.name);
+        let problem = Problem::error(format!("{}.until", it.path), text).at(it.at);
+        Some(problem.advise("give it a window that is to come"))
+    };
+    plan.waves.iter().filter(is_past).filter_map(problem).collect()
+}
+
+/// The same as far as the plan alone tells: whether its VMs were begun is not known.
+fn past_windows(plan: &Plan, now_ms: i64) -> Vec<Problem> {
+    let is_past = |it: &&PlanWave| it.wave.window.at(now_ms.max(0) as u64) == Opening::Never;
+    let problem = |it: &PlanWave| {
+        let text = format!("the window of wave {} is over", it.wave.name);
+        let problem = Problem::warning(format!("{}.until", it.path), text).at(it.at);
+        problem.advise("VMs of it that have not begun never will")
+    };
+    plan.waves.iter().filter(is_past).map(problem).collect()
 }
 
 /// NFC memory that was told for a vCenter, whose agents have a fixed amount.
@@ -204,6 +233,7 @@ pub fn check_online(
     resolution.problems.extend(anothers(file, state));
     resolution.problems.extend(hook_problems(&file.plan, &file.folder));
     resolution.problems.extend(past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
+    resolution.problems.extend(past_waves(&file.plan, &resolution.vms, &begun, SystemClock.now_ms()));
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
     let told = site + &told_hosts(&resolution) + &way + &nfc_sums(&nfc, &inventory);
     Ok(Checked { resolution, rights, at_target, nfc, told })
@@ -215,7 +245,10 @@ pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let (mut nfc, mut rights, mut at_target, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut inspected = Vec::new();
     let mut problems = if args.offline {
-        file.plan.warnings.iter().cloned().chain(hook_problems(&file.plan, &file.folder)).collect()
+        let mut problems = file.plan.warnings.clone();
+        problems.extend(past_windows(&file.plan, SystemClock.now_ms()));
+        problems.extend(hook_problems(&file.plan, &file.folder));
+        problems
     } else {
         let mut checked = check_online(&file, args.state.as_deref(), None)?;
         if args.inspect {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use drover_engine::{Store, chain};
 use drover_plan::settings;
+use drover_schedule::Budgets;
 use drover_server::{Bounds, EventHub, Role, Server, ServerOptions, TlsFiles, TokenFile, TokenFileError};
 use drover_view::{Align, Table, local_time};
 use serde_json::json;
@@ -24,6 +25,8 @@ use crate::state::state_folder;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8420);
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// The most that a setting of `limits` may be.
+const LIMIT_MAX: u32 = 10_000;
 /// How often to look whether it is time to end.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -46,7 +49,7 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let lock = DaemonLock::take(&folder)?;
     let bounds = Bounds::default();
     let hub = EventHub::new(bounds.event_queue);
-    let daemon = Daemon::open(&folder, config.policy, hub.clone())?;
+    let daemon = Daemon::open(&folder, config.policy, config.budgets, hub.clone())?;
     let options = ServerOptions {
         listen: args.listen.or(config.listen).unwrap_or(LISTEN),
         tls: config.tls,
@@ -108,6 +111,8 @@ struct Config {
     anonymous_view: bool,
     open_metrics: bool,
     policy: PlanPolicy,
+    /// What all plans share.
+    budgets: Budgets,
 }
 
 impl Config {
@@ -128,6 +133,10 @@ impl Config {
                 "false" => Ok(false),
                 _ => Err(wrong("true or false")),
             };
+            let number = || match setting.value.parse() {
+                Ok(number) if (1..=LIMIT_MAX).contains(&number) => Ok(number),
+                _ => Err(wrong("a number from 1 to 10000 is wanted")),
+            };
             match setting.key.as_str() {
                 "listen" => {
                     config.listen =
@@ -137,6 +146,8 @@ impl Config {
                 "tls.key" => key = Some(folder.join(&setting.value)),
                 "anonymous_view" => config.anonymous_view = switch()?,
                 "open_metrics" => config.open_metrics = switch()?,
+                "limits.vms_per_host" => config.budgets.vms_per_host = number()?,
+                "limits.disks" => config.budgets.disks = number()?,
                 "plan_programs" => config.policy.programs = switch()?,
                 "targets" if setting.value.starts_with('/') => {
                     config.policy.targets.push(setting.value.into())
@@ -144,7 +155,7 @@ impl Config {
                 "targets" => return Err(wrong("an absolute folder is wanted")),
                 _ => {
                     return Err(wrong(
-                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets, plan_programs",
+                        "there is no such setting; listen, tls.certificate, tls.key, anonymous_view, open_metrics, targets, plan_programs, limits.vms_per_host, limits.disks",
                     ));
                 }
             }
@@ -254,11 +265,12 @@ mod tests {
 
     #[test]
     fn settings_are_read_and_what_is_none_is_refused_with_its_line() {
-        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\n";
+        let text = "listen: 127.0.0.1:1\ntls:\n  certificate: c.pem\n  key: /k.pem\nanonymous_view: true\ntargets: [/vms]\nlimits: {disks: 40}\n";
         let config = Config::parse(text, Path::new("/etc/drover")).unwrap();
         assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/drover/c.pem"));
         assert!(config.anonymous_view && !config.open_metrics);
         assert_eq!(config.policy.targets, [PathBuf::from("/vms")]);
+        assert_eq!((config.budgets.disks, config.budgets.vms_per_host), (40, 20));
         assert!(!config.policy.programs, "plans name nothing that is loaded unless that is allowed");
         for (text, why) in [
             ("listen: x", "line 1: listen: an ADDRESS:PORT is wanted"),
@@ -266,6 +278,7 @@ mod tests {
             ("open_metrics: yes", "line 1: open_metrics: true or false"),
             ("tls:\n  key: k", "tls takes both"),
             ("targets: [vms]", "line 1: targets: an absolute folder"),
+            ("limits:\n  disks: 0", "line 2: limits.disks: a number from 1 to 10000"),
         ] {
             let error = Config::parse(text, Path::new("")).unwrap_err();
             assert!(error.contains(why), "{error}");

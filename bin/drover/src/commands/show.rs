@@ -58,7 +58,8 @@ impl PlanStatus {
     /// For people.
     pub fn text(&self) -> String {
         let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks);
-        text + &drover_view::warm_status_text(&self.report) + &drover_view::waits_text(&self.waits)
+        let waves = drover_view::waves_text(&self.report.waves);
+        text + &waves + &drover_view::warm_status_text(&self.report) + &drover_view::waits_text(&self.waits)
     }
 
     /// For programs.
@@ -67,7 +68,14 @@ impl PlanStatus {
         let warm: serde_json::Map<_, _> = self.report.vms.iter().filter_map(warm).collect();
         let waits = self.waits.iter().map(|(name, text)| (name.clone(), text.as_str().into()));
         let waits: serde_json::Map<_, _> = waits.collect();
-        json!({ "plan": self.report.plan, "vms": self.vms, "disks": self.disks, "warm": warm, "waits": waits })
+        json!({
+            "plan": self.report.plan,
+            "vms": self.vms,
+            "disks": self.disks,
+            "warm": warm,
+            "waves": self.report.waves,
+            "waits": waits,
+        })
     }
 }
 

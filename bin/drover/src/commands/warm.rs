@@ -1,10 +1,10 @@
-//! `drover cutover` and `drover clean`.
+//! `drover cutover`, `drover proceed` and `drover clean`.
 
 use serde_json::json;
 
 use super::migrate::{open_store, plan_name, unknown_plan};
 use super::plan;
-use crate::cli::{CutoverArgs, NamedArgs};
+use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::provider::to_give_up;
 
@@ -25,6 +25,32 @@ pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
         crate::out::say(format_args!("cutover asked for: {}; {when}", asked.join(", ")));
     }
     Ok(Exit::Success)
+}
+
+/// Lets the waves after one go on, whatever of it failed.
+pub fn proceed(args: &ProceedArgs) -> Result<Exit, Failure> {
+    let store = open_store(&args.run)?;
+    let name = plan_name(&args.plan)?;
+    store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
+    let after = drover_engine::ask_proceed(&store, &name, &args.wave)?;
+    let running = drover_engine::is_running(&store, &name)?;
+    tell_proceed(&name, &args.wave, &after, running, &args.run);
+    Ok(Exit::Success)
+}
+
+pub fn tell_proceed(plan: &str, wave: &str, after: &[String], running: bool, run: &RunArgs) {
+    if run.json {
+        crate::out::json(json!({ "plan": plan, "wave": wave, "proceed": after, "running": running }));
+    } else if !run.quiet {
+        let when = match running {
+            true => String::new(),
+            false => format!("; nothing runs the plan: go on with `drover resume {plan}`"),
+        };
+        crate::out::say(format_args!(
+            "whatever of wave {wave} failed, these go on: {}{when}",
+            after.join(", ")
+        ));
+    }
 }
 
 /// Removes what drover left at the source, and proves that it is gone.

@@ -188,6 +188,7 @@ impl Daemon {
             stop: &job.stop,
             words: job,
             policy: Some(&self.0.policy),
+            schedule: Some(&self.0.schedule),
         };
         let prepare = || {
             let folder = row.path.parent().unwrap_or(Path::new("/"));

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use drover_engine::{OrderRow, PlanRow, PlanState, ServedRow, ask_cutover, is_running, plan_report};
+use drover_engine::{
+    OrderRow, PlanRow, PlanState, ServedRow, ask_cutover, ask_proceed, is_running, plan_report,
+};
 use drover_plan::{Others, PlannedVm, Problem as PlanProblem};
 use drover_server::{
     AuditEntry, AuditRow, Checked, ConcernLine, Document, Form, Gauges, Kind, LIVE_DISKS_MAX, Live, LivePlan,
@@ -192,6 +194,16 @@ impl Operations for Daemon {
         let vms = match order.order {
             OrderKind::Cutover => ask_cutover(&self.0.store, plan, order.vm.as_deref())
                 .map_err(|error| problem(&error.into()))?,
+            OrderKind::Proceed => {
+                let wave = order.wave.as_deref().ok_or_else(|| {
+                    Problem::new(Kind::BadRequest, "`wave` is missing: the wave of which VMs failed")
+                })?;
+                ask_proceed(&self.0.store, plan, wave).map_err(|error| problem(&error.into()))?
+            }
+            _ if order.wave.is_some() => {
+                let text = "a wave belongs to the order to proceed alone";
+                return Err(Problem::new(Kind::BadRequest, text).advise("leave `wave` out"));
+            }
             _ if order.vm.is_some() => {
                 let text = "only a cutover can be ordered for a single VM";
                 return Err(Problem::new(Kind::BadRequest, text).advise("leave `vm` out"));

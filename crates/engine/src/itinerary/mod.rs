@@ -159,8 +159,10 @@ impl<'a> Journey<'a> {
     pub(crate) fn run(&mut self) -> Option<VmEnd> {
         let error = match self.run_phases() {
             Ok(()) => {
+                let end = self.end_well();
+                // A wave that waits for it finds it recorded.
                 self.slots.finish(true);
-                return Some(self.end_well());
+                return Some(end);
             }
             Err(error) => error,
         };
@@ -169,6 +171,12 @@ impl<'a> Journey<'a> {
         let may_go_on = may_go_on && !self.context.stop.is_set();
         if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten() {
             return self.put_back(error, reached, at_ms);
+        }
+        if reached == Phase::CleanUp {
+            let end = self.end_badly(error, reached);
+            // One that is at the target has arrived for its wave, whatever is left at its source.
+            self.slots.finish(end.state.has_arrived());
+            return Some(end);
         }
         self.slots.finish(false);
         Some(self.end_badly(error, reached))

@@ -1,16 +1,18 @@
 //! A planned VM as a job.
 
 use drover_plan::{Limits, PlannedVm, Verify};
-use drover_schedule::{Budgets, Disk, HostLimits, Job};
+use drover_schedule::{Budgets, Disk, HostLimits, Job, TenantLimits};
 
-impl From<&Limits> for super::Schedule {
-    /// The schedule of one plan.
-    fn from(limits: &Limits) -> super::Schedule {
-        super::Schedule::new(Budgets {
-            vms_per_host: limits.vms_per_host,
-            disks: limits.disks,
-            ..Budgets::default()
-        })
+/// The budgets of a plan that runs alone.
+pub(crate) fn budgets_of(limits: &Limits) -> Budgets {
+    Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
+}
+
+/// What of a plan's limits is less than what all plans share.
+pub(super) fn own_limits(limits: &Limits, shared: &Budgets) -> TenantLimits {
+    TenantLimits {
+        vms_per_host: Some(limits.vms_per_host).filter(|vms| *vms < shared.vms_per_host),
+        disks: Some(limits.disks).filter(|disks| *disks < shared.disks),
     }
 }
 
@@ -26,6 +28,7 @@ pub(super) fn job_of(vm: &PlannedVm) -> Job {
         disks: vm.disks.iter().map(disk).collect(),
         priority: vm.priority,
         is_warm: vm.warm.is_some(),
+        wave: vm.wave.clone(),
         reads_back: vm.verify != Verify::None,
         ..Job::default()
     }

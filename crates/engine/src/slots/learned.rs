@@ -1,6 +1,6 @@
 //! What reading from hosts showed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drover_mover::Progress;
@@ -71,9 +71,10 @@ impl Learned {
         }
     }
 
-    /// A line for each host of which something was found.
-    pub(super) fn found(&self, label: impl Fn(&str) -> String) -> Vec<String> {
-        let found = self.hosts.iter().map(|(name, host)| (name, host.climb.found()));
+    /// A line for each of these hosts of which something was found.
+    pub(super) fn found(&self, hosts: &BTreeSet<&str>, label: impl Fn(&str) -> String) -> Vec<String> {
+        let of = self.hosts.iter().filter(|(name, _)| hosts.contains(name.as_str()));
+        let found = of.map(|(name, host)| (name, host.climb.found()));
         let measured = found.filter(|(_, found)| found.more.is_some() || found.fewer.is_some());
         measured.map(|(name, found)| format!("{}: {found}", label(name))).collect()
     }

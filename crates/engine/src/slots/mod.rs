@@ -14,11 +14,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_mover::{Progress, StopSignal};
-use drover_plan::PlannedVm;
-use drover_schedule::{Budgets, Ended, JobId, Quarantined, Scheduler, Tenant, Usage, Wait};
+use drover_plan::{Limits, PlannedVm};
+use drover_schedule::{
+    Budgets, Ended, HostLimits, JobId, Quarantined, Scheduler, Tenant, Usage, Wait, WaveUsage,
+};
+use drover_types::Wave;
 
 use self::claims::{Claim, Claims};
-use self::job::{host_limits, job_of};
+pub(crate) use self::job::budgets_of;
+use self::job::{host_limits, job_of, own_limits};
 use self::learned::Learned;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
@@ -67,10 +71,21 @@ struct Run {
     given_up: Vec<(usize, Ended)>,
 }
 
+/// Folder, beside the state, by which processes share the VM slots of hosts.
+const HOSTS_FOLDER: &str = "hosts";
+
 /// A stop is noticed within this time.
 const TICK: Duration = Duration::from_millis(200);
 
 impl Schedule {
+    /// One with these budgets that shares the VM slots of hosts with other processes of the same state folder.
+    ///
+    /// # Errors
+    /// If the folder cannot be used.
+    pub fn of_state(budgets: Budgets, state: &Path) -> io::Result<Schedule> {
+        Schedule::new(budgets).shared_in(&state.join(HOSTS_FOLDER))
+    }
+
     /// An empty one with these budgets.
     pub fn new(budgets: Budgets) -> Schedule {
         let state = State {
@@ -95,8 +110,15 @@ impl Schedule {
         Ok(self)
     }
 
-    /// Adds the VMs of a run, all waiting. Each host gets the disks that its NFC server takes.
-    pub(crate) fn join(&self, vms: &[&PlannedVm], clock: &dyn Clock) -> Tenant {
+    /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
+    /// takes; one that was given up is tried again.
+    pub(crate) fn join(
+        &self,
+        vms: &[&PlannedVm],
+        waves: &[Wave],
+        limits: &Limits,
+        clock: &dyn Clock,
+    ) -> Tenant {
         let mut state = self.lock();
         let tenant = Tenant(state.next_tenant);
         state.next_tenant += 1;
@@ -104,9 +126,13 @@ impl Schedule {
             let host = vm.vm.host_id.as_str();
             let limits = host_limits(state.scheduler.host_limits(host), vm);
             state.scheduler.set_host(host, limits);
+            state.scheduler.try_again(host);
             vm.host_name.iter().for_each(|name| state.scheduler.set_label(host, name));
         }
         state.learn(vms);
+        let own = own_limits(limits, state.scheduler.budgets());
+        state.scheduler.set_tenant(tenant, own);
+        state.scheduler.set_waves(tenant, waves);
         let jobs = vms.iter().map(|vm| job_of(vm)).collect();
         let ids = state.scheduler.add(tenant, jobs, now(clock));
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
@@ -130,6 +156,7 @@ impl Schedule {
         }
         state.scheduler.forget(tenant);
         state.runs.remove(&tenant);
+        state.forget_hosts();
         self.changed.notify_all();
     }
 
@@ -185,20 +212,38 @@ impl Schedule {
         own.filter_map(wait).collect()
     }
 
+    /// Lets the waves after one go on, whatever of it failed.
+    pub(crate) fn proceed(&self, tenant: Tenant, wave: &str, clock: &dyn Clock) {
+        if self.lock().scheduler.proceed(tenant, wave, now(clock)) {
+            self.changed.notify_all();
+        }
+    }
+
+    /// How far the waves of a run are.
+    pub(crate) fn waves(&self, tenant: Tenant, clock: &dyn Clock) -> Vec<WaveUsage> {
+        self.lock().scheduler.waves(tenant, now(clock))
+    }
+
     /// What each host has in use.
     pub fn usage(&self) -> Vec<Usage> {
         self.lock().scheduler.usage()
     }
 
-    /// Hosts because of which VMs failed.
-    pub fn quarantine(&self) -> Vec<Quarantined> {
-        self.lock().scheduler.quarantine()
+    /// Hosts of a run because of which VMs failed, of whatever run.
+    pub(crate) fn quarantine(&self, tenant: Tenant) -> Vec<Quarantined> {
+        let state = self.lock();
+        let hosts: BTreeSet<String> =
+            state.hosts_of(tenant).into_iter().map(|host| state.scheduler.label(host)).collect();
+        let mut failed = state.scheduler.quarantine();
+        failed.retain(|it| hosts.contains(&it.host));
+        failed
     }
 
-    /// What was found by measuring, a line for each host: `esx3: 7 disks at once; an 8th gained 1 %`.
-    pub fn found(&self) -> Vec<String> {
+    /// What was found by measuring of the hosts of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
+    pub(crate) fn found(&self, tenant: Tenant) -> Vec<String> {
         let state = self.lock();
-        state.learned.found(|host| state.scheduler.label(host))
+        let hosts = state.hosts_of(tenant);
+        state.learned.found(&hosts, |host| state.scheduler.label(host))
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -215,6 +260,10 @@ fn now(clock: &dyn Clock) -> u64 {
 }
 
 impl State {
+    fn hosts_of(&self, tenant: Tenant) -> BTreeSet<&str> {
+        self.vms.values().filter(|one| one.tenant == tenant).map(|one| one.host.as_str()).collect()
+    }
+
     /// Lets in all that fit; true if somebody is to look.
     fn admit(&mut self, now_ms: u64) -> bool {
         self.learned.look(&mut self.scheduler, now_ms);
@@ -277,6 +326,17 @@ impl State {
         run.ready.clear();
         for id in std::mem::take(&mut run.not_begun) {
             self.end(id, false, now_ms);
+        }
+    }
+
+    /// What plans said of hosts that no VM is left of: the next one may say otherwise.
+    fn forget_hosts(&mut self) {
+        let used: BTreeSet<&str> = self.vms.values().map(|one| one.host.as_str()).collect();
+        let unused = self.scheduler.usage().into_iter().map(|usage| usage.host);
+        let unused: Vec<String> = unused.filter(|host| !used.contains(host.as_str())).collect();
+        for host in unused {
+            let limits = self.scheduler.host_limits(&host);
+            self.scheduler.set_host(&host, HostLimits { disks: None, ..limits });
         }
     }
 
@@ -395,25 +455,49 @@ impl Slots<'_> {
         ProviderError::new(Cause::Connection, text).advise(advice).into()
     }
 
-    /// Waits until the VM may move over: for those of its group, and until fewer guests are down at once.
+    /// What keeps the VM from moving over for the sake of its wave.
     ///
     /// # Errors
-    /// If the run is to stop, or a VM of an earlier stage of its group failed.
+    /// If it never may.
+    pub(crate) fn wave_wait(&self) -> Result<Option<Wait>, EngineError> {
+        self.schedule.lock().scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)
+    }
+
+    /// Waits until the VM may move over: for those of its group and wave, and until fewer guests are down at once.
+    ///
+    /// # Errors
+    /// If the run is to stop, or it never may.
     pub(crate) fn take_cutover(&self, stop: &StopSignal) -> Result<(), EngineError> {
         let mut state = self.schedule.lock();
-        while state.scheduler.ask_cutover(self.id).is_err() {
+        while state.scheduler.ask_cutover(self.id, now(self.clock)).is_err() {
             if stop.is_set() {
                 state.scheduler.cutover_over(self.id);
                 return Err(EngineError::Cancelled);
             }
-            if state.scheduler.has_failed_before(self.id) {
-                let text = "a VM of an earlier stage of its group failed, so it does not move over";
-                return Err(ProviderError::new(Cause::Plan, text)
-                    .advise("`drover resume` goes on with the group, in its order")
-                    .into());
+            if let Some(ended) = state.scheduler.never_moves_over(self.id, now(self.clock)) {
+                return Err(stays(ended));
             }
             state = self.schedule.wait(state);
         }
         Ok(())
     }
+}
+
+/// Why a warm VM does not move over in this run.
+fn stays(ended: Ended) -> EngineError {
+    let (text, advice) = match ended {
+        Ended::TooLate => (
+            "the window of its wave is over, so it does not move over",
+            "give the wave a later `until` in the plan, then run it again: what was copied is kept",
+        ),
+        Ended::WaveFailed => (
+            "a VM of a wave before its own failed, so it does not move over",
+            "`drover resume` tries that one again, and goes on in the order of the waves",
+        ),
+        Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::Arrived => (
+            "a VM of an earlier stage of its group failed, so it does not move over",
+            "`drover resume` goes on with the group, in its order",
+        ),
+    };
+    ProviderError::new(Cause::Plan, text).advise(advice).into()
 }

@@ -35,6 +35,7 @@ mod schema;
 mod served;
 mod sync;
 mod warm;
+mod waves;
 
 /// The store could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -355,6 +356,9 @@ impl Store {
     /// Enters a plan for a run by this process; keeps what an earlier run left.
     pub fn begin_plan(&self, name: &str, text: &str, folder: &Path) -> Outcome<()> {
         self.change(Durable::Now, |db| {
+            // Words about waves were given about what is over.
+            let over = "DELETE FROM proceed WHERE plan IN (SELECT name FROM plan WHERE name = ?1 AND state IN ('done', 'cancelled'))";
+            db.execute(over, [name])?;
             db.execute(
                 "INSERT INTO plan (name, text, folder, state, pid, started_ms) VALUES (?1, ?2, ?3, 'running', ?4, ?5)
                  ON CONFLICT(name) DO UPDATE SET text = ?2, folder = ?3, state = 'running', pid = ?4, cancel_asked = 0,

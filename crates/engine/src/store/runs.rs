@@ -78,6 +78,16 @@ impl Store {
         })
     }
 
+    /// Adds to the latest run of a plan what was foreseen for it.
+    pub fn set_foreseen(&self, plan: &str, foreseen: &Foreseen) -> Outcome<()> {
+        let foreseen = serde_json::to_string(foreseen).unwrap_or_default();
+        self.change(Durable::WithTheNext, |db| {
+            let sql = "UPDATE run SET facts = json_set(facts, '$.foreseen', json(?2))
+                       WHERE id = (SELECT max(id) FROM run WHERE plan = ?1)";
+            db.execute(sql, params![plan, foreseen]).map(drop)
+        })
+    }
+
     /// The latest runs of a plan, in order.
     pub fn runs(&self, plan: &str) -> Outcome<Vec<RunRow>> {
         let sql = "SELECT at_ms, facts FROM run WHERE plan = ?1 ORDER BY id DESC LIMIT ?2";
@@ -112,6 +122,10 @@ mod tests {
         store.add_run("p", &facts("bob")).unwrap();
         let runs = store.runs("p").unwrap();
         assert_eq!(runs.iter().map(|run| &run.facts).collect::<Vec<_>>(), [&facts("ann"), &facts("bob")]);
+        let foreseen = Foreseen { makespan_ms: [1, 2, 3], ..Foreseen::default() };
+        store.set_foreseen("p", &foreseen).unwrap();
+        let runs = store.runs("p").unwrap();
+        assert_eq!((&runs[0].facts, &runs[1].facts.foreseen), (&facts("ann"), &Some(foreseen)));
         store.remove_plan("p").unwrap();
         assert_eq!(store.runs("p").unwrap(), []);
     }

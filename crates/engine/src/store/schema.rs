@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 8;
+pub(super) const SCHEMA_VERSION: i64 = 9;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -106,6 +106,13 @@ CREATE TABLE rehearsal (
 CREATE INDEX rehearsal_of_vm ON rehearsal(plan, vm, id);
 ";
 
+/// What version 9 added: waves after which others go on, whatever of them failed.
+const WAVES: &str = "
+CREATE TABLE proceed (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, wave TEXT NOT NULL, at_ms INTEGER NOT NULL,
+    PRIMARY KEY (plan, wave));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -121,7 +128,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS]
+        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES]
             .into_iter()
             .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;

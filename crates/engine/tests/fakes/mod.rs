@@ -74,6 +74,7 @@ pub struct World {
     pub folder: tempfile::TempDir,
     pub store: Store,
     pub plan: Plan,
+    pub text: String,
     pub at_work: AtWork,
     pub clock: JumpingClock,
 }
@@ -136,6 +137,7 @@ impl World {
             folder,
             store,
             plan,
+            text,
             at_work: AtWork::default(),
             clock: JumpingClock::default(),
         }
@@ -218,11 +220,13 @@ impl World {
         };
         let runner = Runner {
             plan,
-            text: "",
+            text: &self.text,
             folder: Path::new("/"),
             facts: &RunFacts::default(),
             vms,
             limits: &self.plan.limits,
+            foresight: None,
+            waves: &self.plan.waves(),
             schedule: None,
             source: self,
             target: self,

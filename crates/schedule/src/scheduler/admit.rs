@@ -7,7 +7,7 @@ use super::entry::{Held, Key, State};
 use super::{Host, Lane, Scheduler, time_ms};
 use crate::breaker::Permit;
 use crate::budgets::Order;
-use crate::job::JobId;
+use crate::job::{JobId, Tenant};
 
 /// A job that may begin, or go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,7 @@ enum Room {
     Yes(Held),
     NotAtHost,
     NotAtDatastore(usize),
+    NotForTenant,
     NotInAll,
 }
 
@@ -66,10 +67,12 @@ impl Scheduler {
     fn first_that_fits(&mut self, now_ms: u64) -> Option<(JobId, Held)> {
         let mut heads = self.heads(now_ms);
         let (mut full_hosts, mut full_datastores) = (BTreeSet::new(), BTreeSet::new());
+        let mut full_tenants = BTreeSet::new();
         while let Some(Reverse(rank)) = heads.pop() {
             let id = JobId(rank.id);
             let entry = &self.jobs[&id];
             let is_full = full_hosts.contains(&entry.host)
+                || full_tenants.contains(&entry.tenant)
                 || entry.spread.iter().any(|(datastore, _)| full_datastores.contains(datastore));
             if is_full {
                 continue;
@@ -78,6 +81,8 @@ impl Scheduler {
                 Room::Yes(held) => return Some((id, held)),
                 Room::NotAtHost => drop(full_hosts.insert(entry.host)),
                 Room::NotAtDatastore(datastore) => drop(full_datastores.insert(datastore)),
+                // As with all disks: smaller VMs of the tenant would hold this one back for ever.
+                Room::NotForTenant => drop(full_tenants.insert(entry.tenant)),
                 Room::NotInAll => return None,
             }
         }
@@ -91,7 +96,9 @@ impl Scheduler {
             if !self.has_room(&self.hosts[host], now_ms) {
                 continue;
             }
-            let lanes: Vec<usize> = self.hosts[host].lanes.keys().copied().collect();
+            let lanes: Vec<(Option<Tenant>, usize)> = self.hosts[host].lanes.keys().copied().collect();
+            let lanes = lanes.into_iter().filter(|(tenant, _)| self.may_look(host, *tenant));
+            let lanes: Vec<_> = lanes.collect();
             heads.extend(lanes.into_iter().filter_map(|lane| self.head(host, lane, now_ms)).map(Reverse));
         }
         BinaryHeap::from(heads)
@@ -105,7 +112,7 @@ impl Scheduler {
     }
 
     /// The first of a lane that may start at this time; those before it that may not are put aside.
-    fn head(&mut self, host: usize, lane: usize, now_ms: u64) -> Option<Rank> {
+    fn head(&mut self, host: usize, lane: (Option<Tenant>, usize), now_ms: u64) -> Option<Rank> {
         loop {
             let (key, is_due) =
                 first_of(self.hosts[host].lanes.get(&lane)?, self.admissions, |id| self.jobs[&id].key)?;
@@ -150,7 +157,8 @@ impl Scheduler {
         let entry = &self.jobs[&id];
         let host = &self.hosts[entry.host];
         let host_max = self.disks_max(host);
-        let mut slots = entry.disks().min(self.budgets.disks).min(host_max);
+        let own_max = self.tenant_disks(entry.tenant);
+        let mut slots = entry.disks().min(self.budgets.disks).min(host_max).min(own_max);
         for (datastore, disks) in &entry.spread {
             // Its disks go one after the other then, and any of them may be those of this datastore.
             let max = self.datastore_max(&self.datastores[*datastore]);
@@ -169,6 +177,10 @@ impl Scheduler {
                 return Room::NotAtDatastore(*datastore);
             }
         }
+        let own = self.shares.get(&entry.tenant).map_or(0, |share| share.disks);
+        if own.saturating_add(slots) > own_max {
+            return Room::NotForTenant;
+        }
         if self.disks + slots > self.budgets.disks {
             return Room::NotInAll;
         }
@@ -185,12 +197,19 @@ impl Scheduler {
         held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks += slots);
         let entry = self.jobs.get_mut(&id).expect("a job that is admitted is known");
         entry.turns += 1;
+        if entry.turns == 1 {
+            self.waves.begin(entry);
+        }
         entry.first = false;
         entry.state = State::Running(held);
         let host = &mut self.hosts[entry.host];
         host.vms += 1;
         host.disks += slots;
         host.breaker.started(now_ms);
+        if let Some(share) = self.shares.get_mut(&entry.tenant) {
+            share.disks += slots;
+            *share.vms.entry(entry.host).or_default() += 1;
+        }
         if let Some(key) = entry.job.anti_affinity.clone() {
             self.holds.run(key, id);
         }
@@ -207,6 +226,10 @@ impl Scheduler {
         assert!(self.disks <= self.budgets.disks, "more disks run than the budget allows");
         assert!(host.vms <= self.vms_max(host), "more VMs of {} run than its budget allows", host.name);
         assert!(host.disks <= self.disks_max(host), "more disks of {} are open than it may", host.name);
+        if let Some(share) = self.shares.get(&entry.tenant) {
+            assert!(share.disks <= share.disks_max(), "a tenant has more disks open than it may");
+            assert!(share.vms_at(entry.host) <= share.vms_max(), "more VMs of a tenant run than may");
+        }
         for datastore in entry.spread.iter().map(|(datastore, _)| &self.datastores[*datastore]) {
             let max = self.datastore_max(datastore);
             assert!(datastore.disks <= max, "more disks of datastore {} are open than may", datastore.name);

@@ -96,8 +96,8 @@ impl Scheduler {
     /// Asks whether a job may move over now: its guest is shut down for the last pass. Asked again until it may.
     ///
     /// # Errors
-    /// What it waits for. A job whose group failed at an earlier stage is told so by [`Scheduler::has_failed_before`].
-    pub fn ask_cutover(&mut self, id: JobId) -> Result<(), Wait> {
+    /// What it waits for. A job that never may is told so by [`Scheduler::never_moves_over`].
+    pub fn ask_cutover(&mut self, id: JobId, now_ms: u64) -> Result<(), Wait> {
         if self.groups.moving.contains(&id) {
             return Ok(());
         }
@@ -109,11 +109,11 @@ impl Scheduler {
                 stage.not_ready.remove(&id);
             }
         }
-        if let Some(wait) = self.group_wait(id) {
+        if let Some(wait) = self.order_wait(id, now_ms) {
             return Err(wait);
         }
         let before = self.groups.asked.iter().take_while(|other| **other != id);
-        let before = before.filter(|other| self.group_wait(**other).is_none()).count();
+        let before = before.filter(|other| self.order_wait(**other, now_ms).is_none()).count();
         let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
         if before as u32 >= of.saturating_sub(held) {
             return Err(Wait::Cutovers { held, of });
@@ -129,9 +129,20 @@ impl Scheduler {
         self.groups.moving.remove(&id);
     }
 
-    /// Whether a VM of an earlier stage of its group failed, so that it is not to move over.
-    pub fn has_failed_before(&self, id: JobId) -> bool {
-        self.groups.hold(&self.jobs[&id]) == Some(Hold::Ever(Ended::GroupFailed))
+    /// Why a job is never to move over: what was to be before it failed, or the window of its wave is over.
+    pub fn never_moves_over(&self, id: JobId, now_ms: u64) -> Option<Ended> {
+        match self.groups.hold(&self.jobs[&id]) {
+            Some(Hold::Ever(ended)) => Some(ended),
+            Some(Hold::For(_)) | None => self.wave_wait(id, now_ms).err(),
+        }
+    }
+
+    /// What of its wave or its group keeps a job from moving over; one that never may waits for nothing else, either.
+    fn order_wait(&self, id: JobId, now_ms: u64) -> Option<Wait> {
+        match self.wave_wait(id, now_ms) {
+            Ok(wait) => wait.or_else(|| self.group_wait(id)),
+            Err(_) => Some(Wait::Window { opens_ms: u64::MAX }),
+        }
     }
 
     fn group_wait(&self, id: JobId) -> Option<Wait> {
@@ -145,11 +156,11 @@ impl Scheduler {
     }
 
     /// What a job that asked to move over waits for.
-    pub(super) fn cutover_wait(&self, id: JobId) -> Option<Wait> {
+    pub(super) fn cutover_wait(&self, id: JobId, now_ms: u64) -> Option<Wait> {
         if !self.groups.asked.contains(&id) || matches!(self.jobs[&id].state, State::Over(_)) {
             return None;
         }
         let full = Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.budgets.cutovers };
-        Some(self.group_wait(id).unwrap_or(full))
+        Some(self.order_wait(id, now_ms).unwrap_or(full))
     }
 }

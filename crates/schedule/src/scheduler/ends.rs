@@ -24,6 +24,8 @@ pub enum Ended {
     TooLate,
     /// A VM of an earlier stage of its group failed.
     GroupFailed,
+    /// A VM of a wave before its own failed, after which none goes on.
+    WaveFailed,
     /// Its host failed so often that it was given up.
     HostFailed,
 }
@@ -56,6 +58,9 @@ impl Scheduler {
         if !entry.job.reads_back {
             held.slots -= freed;
             self.disks -= freed;
+            if let Some(share) = self.shares.get_mut(&entry.tenant) {
+                share.disks -= freed;
+            }
         }
         let datastore = entry.datastores[disk];
         if let Some((_, slots, left)) = held.datastores.iter_mut().find(|(it, _, _)| *it == datastore) {
@@ -105,7 +110,11 @@ impl Scheduler {
         self.left -= 1;
         let entry = &self.jobs[&id];
         self.groups.end(id, entry, ended == Ended::Arrived);
+        let is_wave_over = self.waves.end(entry, ended == Ended::Arrived);
         self.release_stages(now_ms);
+        if is_wave_over {
+            self.release_waves(now_ms);
+        }
     }
 
     /// It never starts; [`Scheduler::take_given_up`] tells.
@@ -131,7 +140,12 @@ impl Scheduler {
         self.running -= 1;
         self.disks -= held.slots;
         held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks -= slots);
-        let host = &mut self.hosts[self.jobs[&id].host];
+        let entry = &self.jobs[&id];
+        if let Some(share) = self.shares.get_mut(&entry.tenant) {
+            share.disks -= held.slots;
+            share.vms.entry(entry.host).and_modify(|vms| *vms -= 1);
+        }
+        let host = &mut self.hosts[entry.host];
         host.vms -= 1;
         host.disks -= held.at_host;
         host.breaker.told_nothing(now_ms);
@@ -146,6 +160,9 @@ impl Scheduler {
         self.give_back(id, "given back", now_ms);
         let entry = self.jobs.get_mut(&id).expect("a job that is given back is known");
         entry.turns -= 1;
+        if entry.turns == 0 {
+            self.waves.give_back(entry);
+        }
         self.wait_again(id, now_ms);
         self.check_invariants();
     }
@@ -248,6 +265,8 @@ impl Scheduler {
         self.jobs.retain(|_, entry| !of(entry));
         self.given_up.retain(|(id, _)| self.jobs.contains_key(id));
         self.groups.forget(tenant);
+        self.waves.forget(tenant);
+        self.shares.remove(&tenant);
     }
 
     /// Hosts because of which VMs failed, by name.

@@ -59,6 +59,8 @@ pub(super) enum Aside {
     Affinity,
     /// An earlier stage of its group is left.
     Stage,
+    /// A wave before its own is left, or failed. It is looked at again when its own is over for good, at this time.
+    Wave(u64),
 }
 
 /// Disk slots of a running job.

@@ -16,6 +16,8 @@ pub(super) struct Holds {
     affinity: BTreeMap<String, (JobId, BTreeSet<JobId>)>,
     /// Those that wait for a stage of their group.
     stages: BTreeSet<JobId>,
+    /// Those that wait for another wave, with the end of their own. They are in `at`, too.
+    waves: BTreeSet<(u64, JobId)>,
 }
 
 /// Why a job may not start.
@@ -38,9 +40,19 @@ impl Holds {
         self.affinity.get(key).map(|(id, _)| *id)
     }
 
+    /// Those that wait for another wave.
+    pub(super) fn waves(&self) -> Vec<(u64, JobId)> {
+        self.waves.iter().copied().collect()
+    }
+
+    /// Whether a job waits for another wave, until its own is over at this time.
+    pub(super) fn is_at(&self, until: u64, id: JobId) -> bool {
+        self.waves.contains(&(until, id))
+    }
+
     /// When something is to be looked at again.
     pub(super) fn next_ms(&self) -> Option<u64> {
-        self.at.first().map(|(at, _)| *at)
+        self.at.first().map(|(at, _)| *at).filter(|at| *at < u64::MAX)
     }
 }
 
@@ -57,7 +69,8 @@ impl Scheduler {
             let opens = entry.job.windows.iter().map(|window| window.from_ms).filter(|from| *from > now_ms);
             return Some(opens.min().map_or(Hold::Ever(Ended::TooLate), |at| Hold::For(Aside::Window(at))));
         }
-        if let Some(hold) = self.groups.hold(entry).filter(|_| !begun) {
+        let held = || self.waves.hold(entry, now_ms).or_else(|| self.groups.hold(entry));
+        if let Some(hold) = (!begun).then(held).flatten() {
             return Some(hold);
         }
         let key = entry.job.anti_affinity.as_deref();
@@ -75,6 +88,10 @@ impl Scheduler {
         match aside {
             Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.insert((at, id))),
             Aside::Stage => drop(self.holds.stages.insert(id)),
+            Aside::Wave(until) => {
+                self.holds.at.insert((until, id));
+                self.holds.waves.insert((until, id));
+            }
             Aside::Affinity => {
                 let key = self.jobs[&id].job.anti_affinity.as_deref().unwrap_or_default();
                 if let Some((_, waiting)) = self.holds.affinity.get_mut(key) {
@@ -82,7 +99,12 @@ impl Scheduler {
                 }
             }
         }
-        self.jobs.get_mut(&id).expect("a job that is put aside is known").state = State::Aside(aside);
+        let entry = self.jobs.get_mut(&id).expect("a job that is put aside is known");
+        entry.state = State::Aside(aside);
+        if entry.turns == 0 {
+            // The end of all may wait for it, but nothing that runs now is to make way for it.
+            self.hosts[entry.host].longest.remove(&(entry.own_ms, id));
+        }
     }
 
     /// Takes a job out of where it was put aside.
@@ -90,6 +112,10 @@ impl Scheduler {
         match aside {
             Aside::Window(at) | Aside::Retry(at) => drop(self.holds.at.remove(&(at, id))),
             Aside::Stage => drop(self.holds.stages.remove(&id)),
+            Aside::Wave(until) => {
+                self.holds.at.remove(&(until, id));
+                self.holds.waves.remove(&(until, id));
+            }
             Aside::Affinity => {
                 let waiting = self.holds.affinity.values_mut();
                 waiting.for_each(|(_, waiting)| _ = waiting.remove(&id));
@@ -101,6 +127,7 @@ impl Scheduler {
     pub(super) fn release_due(&mut self, now_ms: u64) {
         while let Some((at, id)) = self.holds.at.first().copied().filter(|(at, _)| *at <= now_ms) {
             self.holds.at.remove(&(at, id));
+            self.holds.waves.remove(&(at, id));
             self.wait_again(id, now_ms);
         }
     }

@@ -13,8 +13,10 @@ mod ends;
 mod entry;
 mod hold;
 mod tells;
+mod tenants;
 #[cfg(test)]
 mod tests;
+mod waves;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +31,10 @@ pub use self::ends::{Ended, Quarantined};
 use self::entry::{Entry, Key, State};
 use self::hold::Holds;
 pub use self::tells::Usage;
+use self::tenants::Share;
+pub use self::tenants::TenantLimits;
+pub use self::waves::WaveUsage;
+use self::waves::Waves;
 
 /// Admits VMs of several tenants within budgets.
 ///
@@ -54,6 +60,9 @@ pub struct Scheduler {
     disks: u32,
     holds: Holds,
     groups: Groups,
+    waves: Waves,
+    /// Tenants with limits of their own.
+    shares: BTreeMap<Tenant, Share>,
     /// Jobs that ended without having been admitted, and are still to be told.
     given_up: Vec<(JobId, Ended)>,
 }
@@ -82,11 +91,11 @@ struct Host {
     left_bytes: u64,
     /// Time that its VMs would take one after the other.
     left_ms: u64,
-    /// Its VMs that are not copied yet, by the time that each would take alone.
+    /// Its VMs that may be copied now and are not yet, by the time that each would take alone.
     longest: BTreeSet<(u64, JobId)>,
     breaker: Breaker,
-    /// By datastore.
-    lanes: BTreeMap<usize, Lane>,
+    /// By datastore; those of tenants with limits of their own apart.
+    lanes: BTreeMap<(Option<Tenant>, usize), Lane>,
 }
 
 /// A datastore.
@@ -98,7 +107,7 @@ struct Datastore {
     left_bytes: u64,
 }
 
-/// Waiting jobs of a host whose disks lie in one datastore, the most of them.
+/// Waiting jobs of a host whose disks lie in one datastore, the most of them; of one tenant, if that has limits of its own.
 #[derive(Clone, Debug, Default)]
 struct Lane {
     order: BTreeSet<Key>,
@@ -124,6 +133,8 @@ impl Scheduler {
             disks: 0,
             holds: Holds::default(),
             groups: Groups::default(),
+            waves: Waves::default(),
+            shares: BTreeMap::new(),
             given_up: Vec::new(),
         }
     }
@@ -136,6 +147,7 @@ impl Scheduler {
             self.next_id += 1;
             let entry = self.entry(tenant, job, due);
             self.groups.add(id, &entry);
+            self.waves.add(&entry);
             let (host, own_ms) = (entry.host, entry.own_ms);
             for (disk, datastore) in entry.job.disks.iter().zip(&entry.datastores) {
                 let Host { left_bytes, .. } = &mut self.hosts[host];
@@ -143,9 +155,8 @@ impl Scheduler {
                 let Datastore { left_bytes, .. } = &mut self.datastores[*datastore];
                 *left_bytes = left_bytes.saturating_add(disk.bytes);
             }
-            let Host { left_ms, longest, .. } = &mut self.hosts[host];
+            let Host { left_ms, .. } = &mut self.hosts[host];
             *left_ms = left_ms.saturating_add(own_ms);
-            longest.insert((own_ms, id));
             self.left += 1;
             self.jobs.insert(id, entry);
             id
@@ -273,10 +284,14 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, id: JobId) {
+        let limited = self.limited(self.jobs[&id].tenant);
         let entry = self.jobs.get_mut(&id).expect("a job that waits is known");
         entry.state = State::Waiting;
         entry.key = entry.key(id, self.budgets.order);
-        let lane = self.hosts[entry.host].lanes.entry(entry.lane()).or_default();
+        if entry.turns == 0 {
+            self.hosts[entry.host].longest.insert((entry.own_ms, id));
+        }
+        let lane = self.hosts[entry.host].lanes.entry((limited, entry.lane())).or_default();
         lane.order.insert(entry.key);
         lane.due.insert((entry.due, id));
         self.waiting += 1;
@@ -284,12 +299,13 @@ impl Scheduler {
 
     fn dequeue(&mut self, id: JobId) {
         let entry = &self.jobs[&id];
+        let place = (self.limited(entry.tenant), entry.lane());
         let lanes = &mut self.hosts[entry.host].lanes;
-        if let Some(lane) = lanes.get_mut(&entry.lane()) {
+        if let Some(lane) = lanes.get_mut(&place) {
             lane.order.remove(&entry.key);
             lane.due.remove(&(entry.due, id));
             if lane.order.is_empty() {
-                lanes.remove(&entry.lane());
+                lanes.remove(&place);
             }
         }
         self.waiting -= 1;

@@ -111,7 +111,8 @@ impl Scheduler {
     /// Disk slots that an admission of the job would take now, if there were room.
     pub fn disks_at_once(&self, id: JobId) -> u32 {
         self.jobs.get(&id).map_or(1, |entry| {
-            entry.disks().min(self.budgets.disks).min(self.disks_max(&self.hosts[entry.host]))
+            let most = self.budgets.disks.min(self.tenant_disks(entry.tenant));
+            entry.disks().min(most).min(self.disks_max(&self.hosts[entry.host]))
         })
     }
 
@@ -119,14 +120,14 @@ impl Scheduler {
     pub fn wait_of(&self, id: JobId, now_ms: u64) -> Option<Wait> {
         let entry = self.jobs.get(&id)?;
         match entry.state {
-            State::Running(_) | State::Parked => self.cutover_wait(id),
+            State::Running(_) | State::Parked => self.cutover_wait(id, now_ms),
             State::Over(_) => None,
-            State::Aside(aside) => Some(self.why_aside(entry, aside)),
+            State::Aside(aside) => Some(self.why_aside(entry, aside, now_ms)),
             State::Waiting => Some(self.why_waiting(entry, now_ms)),
         }
     }
 
-    fn why_aside(&self, entry: &Entry, aside: Aside) -> Wait {
+    fn why_aside(&self, entry: &Entry, aside: Aside, now_ms: u64) -> Wait {
         match aside {
             Aside::Window(opens_ms) => Wait::Window { opens_ms },
             Aside::Retry(at_ms) => Wait::Retry { at_ms },
@@ -134,6 +135,10 @@ impl Scheduler {
                 let other = entry.job.anti_affinity.as_deref().and_then(|key| self.holds.runs(key));
                 let other = other.and_then(|id| self.job(id)).map(|job| job.name.clone());
                 Wait::AntiAffinity { other: other.unwrap_or_default() }
+            }
+            Aside::Wave(until) => {
+                let wait = self.waves.wait(entry, now_ms).and_then(Result::ok);
+                wait.unwrap_or(Wait::Window { opens_ms: until })
             }
             Aside::Stage => Wait::Stage {
                 group: entry.job.group.as_ref().map(|group| group.name.clone()).unwrap_or_default(),
@@ -148,6 +153,16 @@ impl Scheduler {
         if let Permit::Not(until_ms) = it.breaker.permit(now_ms) {
             return Wait::Host { host, until_ms };
         }
+        if let Some(share) = self.shares.get(&entry.tenant) {
+            let (held, of) = (share.vms_at(entry.host), share.vms_max());
+            if held >= of {
+                return Wait::OwnVms { host, held, of };
+            }
+            let needs = entry.disks().min(share.disks_max());
+            if share.disks.saturating_add(needs) > share.disks_max() {
+                return Wait::OwnDisks { held: share.disks, of: share.disks_max(), needs };
+            }
+        }
         let vms = self.vms_max(it);
         if it.vms + it.elsewhere >= vms {
             return match it.elsewhere {
@@ -160,7 +175,7 @@ impl Scheduler {
         if it.disks >= narrow {
             return Wait::Longest { host, held: it.disks, of: narrow };
         }
-        let needs = entry.disks().min(self.budgets.disks).min(host_max);
+        let needs = entry.disks().min(self.budgets.disks).min(host_max).min(self.tenant_disks(entry.tenant));
         if it.disks.saturating_add(needs) > host_max {
             return Wait::HostDisks { host, held: it.disks, of: host_max, needs };
         }

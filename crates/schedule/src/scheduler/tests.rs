@@ -1,3 +1,5 @@
+use drover_types::{IfFailed, Wave, WaveWindow};
+
 use super::*;
 use crate::breaker::{BACKOFF_MS_MAX, FAILURES_MAX};
 use crate::job::{Disk, Group, Window};
@@ -239,17 +241,17 @@ fn warm_vms_of_a_stage_move_over_together_and_as_many_at_once_as_may() {
     let mut scheduler = of(&jobs, 20, 8);
     scheduler.set_budgets(Budgets { cutovers: 1, ..scheduler.budgets().clone() });
     assert_eq!(admitted(&mut scheduler).len(), 3);
-    assert_eq!(scheduler.ask_cutover(JobId(0)), Err(Wait::Together { group: "shop".into(), left: 1 }));
-    assert_eq!(scheduler.ask_cutover(JobId(2)), Ok(()), "a group that waits holds up nobody");
-    assert_eq!(scheduler.ask_cutover(JobId(1)), Err(Wait::Cutovers { held: 1, of: 1 }));
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Err(Wait::Together { group: "shop".into(), left: 1 }));
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), Ok(()), "a group that waits holds up nobody");
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Err(Wait::Cutovers { held: 1, of: 1 }));
     scheduler.cutover_over(JobId(2));
     assert!(
-        matches!(scheduler.ask_cutover(JobId(1)), Err(Wait::Cutovers { .. })),
+        matches!(scheduler.ask_cutover(JobId(1), 0), Err(Wait::Cutovers { .. })),
         "the first one asked before"
     );
-    assert_eq!(scheduler.ask_cutover(JobId(0)), Ok(()));
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
     arrive(&mut scheduler, 0);
-    assert_eq!(scheduler.ask_cutover(JobId(1)), Ok(()));
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()));
 }
 
 #[test]
@@ -303,4 +305,177 @@ fn a_tenant_is_forgotten_with_all_it_had() {
     assert!(scheduler.is_done() && scheduler.jobs.is_empty());
     assert_eq!(scheduler.wait_of(JobId(0), 0), None);
     assert_eq!(scheduler.usage_of("a").map(|it| (it.vms, it.disks, it.waiting)), Some((0, 0, 0)));
+}
+
+fn wave(name: &str, after: &[&str], if_failed: IfFailed) -> Wave {
+    let after = after.iter().map(|it| it.to_string()).collect();
+    Wave { name: name.into(), after, if_failed, window: WaveWindow::default() }
+}
+
+fn in_wave(name: &str, job: Job) -> Job {
+    Job { wave: Some(name.into()), ..job }
+}
+
+/// Two VMs in a first wave, one in each of two that follow one another.
+fn three_waves(if_failed: IfFailed) -> Scheduler {
+    let mut scheduler = Scheduler::new(Budgets { vms_per_host: 20, disks: 20, ..Budgets::default() });
+    let waves = [
+        wave("pilot", &[], if_failed),
+        wave("web", &["pilot"], IfFailed::Wait),
+        wave("nobody", &["web"], IfFailed::Wait),
+        wave("rest", &["nobody"], IfFailed::Wait),
+    ];
+    scheduler.set_waves(Tenant(0), &waves);
+    let one = |name| in_wave(name, job("a", 1, 1, 0));
+    scheduler.add(Tenant(0), vec![one("pilot"), one("pilot"), one("web"), one("rest")], 0);
+    scheduler
+}
+
+#[test]
+fn a_wave_begins_when_those_before_it_are_over_also_past_an_empty_one() {
+    let mut scheduler = three_waves(IfFailed::Wait);
+    assert_eq!(admitted(&mut scheduler), [0, 1]);
+    assert_eq!(scheduler.wait_of(JobId(2), 0).unwrap().to_string(), "wave pilot: 2 VMs have not ended");
+    arrive(&mut scheduler, 0);
+    assert_eq!(admitted(&mut scheduler), [0; 0]);
+    let [nobody, pilot, rest, web] = &scheduler.waves(Tenant(0), 0)[..] else { panic!("four waves") };
+    assert_eq!((pilot.vms, pilot.begun, pilot.arrived, pilot.is_over()), (2, 2, 1, false));
+    assert!(pilot.waits.is_none() && web.waits.is_some() && rest.waits.is_some() && nobody.is_over());
+    arrive(&mut scheduler, 1);
+    assert_eq!(admitted(&mut scheduler), [2]);
+    assert_eq!(scheduler.wait_of(JobId(3), 0).unwrap().to_string(), "wave web: 1 VMs have not ended");
+    arrive(&mut scheduler, 2);
+    assert_eq!(admitted(&mut scheduler), [3]);
+    arrive(&mut scheduler, 3);
+    assert!(scheduler.is_done());
+}
+
+#[test]
+fn after_a_failure_waves_wait_for_a_word_go_on_or_stop_as_is_wished() {
+    let fail = |if_failed| {
+        let mut scheduler = three_waves(if_failed);
+        admitted(&mut scheduler);
+        arrive(&mut scheduler, 0);
+        scheduler.finished(JobId(1), Ended::Failed, 0);
+        scheduler
+    };
+    let mut waiting = fail(IfFailed::Wait);
+    assert_eq!(admitted(&mut waiting), [0; 0]);
+    assert_eq!(waiting.wait_of(JobId(2), 0), Some(Wait::WaveFailed { wave: "pilot".into(), failed: 1 }));
+    assert!(!waiting.proceed(Tenant(0), "elsewhere", 0) && waiting.proceed(Tenant(0), "pilot", 0));
+    assert_eq!(admitted(&mut waiting), [2], "and the last wave waits for this one");
+    arrive(&mut waiting, 2);
+    assert_eq!(admitted(&mut waiting), [3]);
+    assert_eq!(admitted(&mut fail(IfFailed::GoOn)), [2]);
+    let mut stopped = fail(IfFailed::Stop);
+    assert_eq!(admitted(&mut stopped), [0; 0]);
+    let given_up = [(JobId(2), Ended::WaveFailed), (JobId(3), Ended::WaveFailed)];
+    assert_eq!(stopped.take_given_up(), given_up);
+    assert!(stopped.is_done());
+}
+
+#[test]
+fn a_wave_waits_for_its_window_and_is_too_late_after_it_whatever_it_waits_for() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let window = WaveWindow { from_ms: Some(1000), until_ms: Some(2000), ..WaveWindow::default() };
+    let waves =
+        [wave("first", &[], IfFailed::Wait), Wave { window, ..wave("second", &["first"], IfFailed::Wait) }];
+    scheduler.set_waves(Tenant(0), &waves);
+    let jobs = vec![in_wave("first", job("a", 1, 1, 0)), in_wave("second", job("a", 1, 1, 0))];
+    scheduler.add(Tenant(0), jobs.clone(), 0);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    let mut late = scheduler.clone();
+    scheduler.finished(JobId(0), Ended::Arrived, 10);
+    assert_eq!(admitted_at(&mut scheduler, 10), [0; 0]);
+    assert_eq!(scheduler.wait_of(JobId(1), 10), Some(Wait::Window { opens_ms: 1000 }));
+    assert_eq!(scheduler.next_event_ms(10), Some(1000));
+    assert_eq!(admitted_at(&mut scheduler, 1000), [1]);
+    assert_eq!(late.next_event_ms(10), Some(2000));
+    assert_eq!(admitted_at(&mut late, 2000), [0; 0]);
+    assert_eq!(late.take_given_up(), [(JobId(1), Ended::TooLate)]);
+}
+
+#[test]
+fn a_warm_vm_is_copied_before_its_wave_and_moves_over_in_it() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let window = WaveWindow { from_ms: Some(1000), until_ms: Some(2000), ..WaveWindow::default() };
+    let waves =
+        [wave("first", &[], IfFailed::Stop), Wave { window, ..wave("second", &["first"], IfFailed::Wait) }];
+    scheduler.set_waves(Tenant(0), &waves);
+    let warm = Job { is_warm: true, ..job("a", 1, 1, 0) };
+    scheduler.add(Tenant(0), vec![in_wave("first", job("a", 1, 1, 0)), in_wave("second", warm)], 0);
+    assert_eq!(admitted(&mut scheduler).len(), 2);
+    scheduler.park(JobId(1), 0);
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Err(Wait::Wave { wave: "first".into(), left: 1 }));
+    let mut failed = scheduler.clone();
+    scheduler.finished(JobId(0), Ended::Arrived, 5);
+    assert_eq!(scheduler.ask_cutover(JobId(1), 5), Err(Wait::Window { opens_ms: 1000 }));
+    assert_eq!((scheduler.next_wave_ms(5), scheduler.never_moves_over(JobId(1), 5)), (Some(1000), None));
+    assert_eq!(scheduler.never_moves_over(JobId(1), 2000), Some(Ended::TooLate));
+    assert_eq!(scheduler.ask_cutover(JobId(1), 1000), Ok(()));
+    failed.finished(JobId(0), Ended::Failed, 5);
+    assert_eq!(failed.never_moves_over(JobId(1), 5), Some(Ended::WaveFailed));
+}
+
+#[test]
+fn a_long_vm_of_a_wave_to_come_narrows_nothing_now() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let waves = [wave("first", &[], IfFailed::Wait), wave("second", &["first"], IfFailed::Wait)];
+    scheduler.set_waves(Tenant(0), &waves);
+    let small = (0..12).map(|_| in_wave("first", job("a", 1, 1, 0)));
+    let jobs = small.chain([in_wave("second", job("a", 1, 500, 0))]).collect();
+    scheduler.add(Tenant(0), jobs, 0);
+    assert_eq!(admitted(&mut scheduler).len(), 12);
+}
+
+#[test]
+fn a_tenant_keeps_to_its_own_limits_and_holds_up_nobody_else() {
+    let mut scheduler = Scheduler::new(Budgets { vms_per_host: 6, disks: 8, ..Budgets::default() });
+    scheduler.set_tenant(Tenant(1), TenantLimits { vms_per_host: Some(2), disks: Some(3) });
+    // Those of the limited one are larger, so they go first.
+    scheduler.add(
+        Tenant(1),
+        vec![job("a", 2, 9, 0), job("a", 2, 8, 0), job("a", 1, 7, 0), job("b", 1, 6, 0)],
+        0,
+    );
+    scheduler.add(Tenant(2), vec![job("a", 1, 1, 0), job("a", 1, 1, 0), job("b", 1, 1, 0)], 0);
+    let first = admitted(&mut scheduler);
+    assert_eq!(first.iter().filter(|id| **id < 4).collect::<Vec<_>>(), [&0], "the next one needs two disks");
+    assert_eq!(first.len(), 4, "all of the other tenant");
+    assert_eq!(
+        scheduler.wait_of(JobId(1), 0),
+        Some(Wait::OwnDisks { held: 2, of: 3, needs: 2 }),
+        "smaller ones of its tenant do not go before it"
+    );
+    scheduler.disk_finished(JobId(0), 0);
+    assert_eq!(admitted(&mut scheduler), [1]);
+    scheduler.disk_finished(JobId(0), 1);
+    assert_eq!(
+        scheduler.wait_of(JobId(2), 0).unwrap().to_string(),
+        "a: 2 of 2 VMs of this plan at once",
+        "it holds its VM until it is over"
+    );
+    assert_eq!(admitted(&mut scheduler), [3], "at another host there is room");
+    arrive(&mut scheduler, 0);
+    arrive(&mut scheduler, 3);
+    assert_eq!(admitted(&mut scheduler), [2]);
+}
+
+#[test]
+fn a_host_that_was_given_up_is_tried_again_for_who_comes_anew() {
+    let mut scheduler = of(&(0..20).map(|_| job("a", 1, 9, 0)).collect::<Vec<_>>(), 3, 20);
+    let mut now = 0;
+    while !scheduler.is_done() {
+        now = scheduler.next_event_ms(now).unwrap_or(now + BACKOFF_MS_MAX);
+        for id in admitted_at(&mut scheduler, now) {
+            scheduler.host_failed(JobId(id), now);
+        }
+    }
+    scheduler.forget(Tenant(0));
+    scheduler.take_given_up();
+    let late = scheduler.add(Tenant(1), vec![job("a", 1, 9, 0)], now);
+    assert_eq!(scheduler.take_given_up(), [(late[0], Ended::HostFailed)]);
+    scheduler.try_again("a");
+    let again = scheduler.add(Tenant(2), vec![job("a", 1, 9, 0)], now);
+    assert_eq!(scheduler.next(now).map(|it| it.job), Some(again[0]));
 }

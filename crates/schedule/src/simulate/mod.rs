@@ -14,7 +14,7 @@ mod transfers;
 
 use std::collections::BTreeMap;
 
-use drover_types::DayLimit;
+use drover_types::{DayLimit, Wave};
 use serde::{Deserialize, Serialize};
 
 use crate::budgets::{Budgets, HostLimits};
@@ -28,6 +28,8 @@ pub use self::outcome::{Limited, Moved, Outcome, ResourceUse};
 pub struct Fleet {
     /// The VMs, in the order in which they are submitted.
     pub vms: Vec<Vm>,
+    /// The waves of each plan that has some.
+    pub waves: BTreeMap<Tenant, Vec<Wave>>,
     /// What their bytes go through.
     pub capacities: Capacities,
     /// Budgets of the scheduler.

@@ -13,6 +13,10 @@ use crate::wait::{Resource, Wait};
 
 /// Climbing takes a sample this often.
 const SAMPLE_MS: f64 = 10_000.0;
+/// Openings of waves before which nothing else happens.
+const OPENINGS_MAX: u32 = 1000;
+/// The last pass of a VM that waited for its wave holds what changed in this time at the least.
+const PASS_MS_MIN: u64 = 60_000;
 /// Spans that are told; further ones go into the last.
 const SPANS_MAX: usize = 4096;
 
@@ -41,6 +45,7 @@ struct Going {
     bytes: Vec<u64>,
     pass_began_ms: f64,
     moves_over: bool,
+    waits_for_wave: bool,
     limited: BTreeMap<Resource, f64>,
     told: Moved,
 }
@@ -56,6 +61,10 @@ pub(super) struct Run<'a> {
     sequence: u64,
     now: f64,
     asking: Vec<usize>,
+    /// Those that ask to move over and whose wave is not open, by plan and wave.
+    for_wave: BTreeMap<(Tenant, String), Vec<usize>>,
+    /// Openings of waves that are still waited for.
+    openings: u32,
     climbs: Vec<(String, Climb, f64, u32)>,
     spans: Vec<Limited>,
     decisions: u64,
@@ -67,6 +76,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(fleet: &'a Fleet) -> Run<'a> {
         let mut scheduler = Scheduler::new(fleet.budgets.clone());
         fleet.hosts.iter().for_each(|(host, limits)| scheduler.set_host(host, *limits));
+        fleet.waves.iter().for_each(|(tenant, waves)| scheduler.set_waves(*tenant, waves));
         let ids = submit(&mut scheduler, fleet);
         let index = ids.iter().copied().zip(0..).collect();
         let climbs = climbs(&mut scheduler, fleet);
@@ -81,6 +91,8 @@ impl<'a> Run<'a> {
             sequence: 0,
             now: fleet.start_ms as f64,
             asking: Vec::new(),
+            for_wave: BTreeMap::new(),
+            openings: OPENINGS_MAX,
             climbs,
             spans: Vec::new(),
             decisions: 0,
@@ -120,9 +132,23 @@ impl<'a> Run<'a> {
         let event = self.events.peek().map(|Reverse((at, ..))| f64::from_bits(*at));
         let done = self.transfers.until_next_ms().map(|ms| now + ms);
         let opens = self.scheduler.next_event_ms(self.now_ms()).map(|at| at as f64).filter(|at| *at > now);
-        let next = [event, done, opens].into_iter().flatten().min_by(f64::total_cmp)?;
+        let next = [event, done, opens].into_iter().flatten().min_by(f64::total_cmp);
+        let wave = self.wave_opens(next.is_none()).map(|at| at as f64);
+        let next = next.into_iter().chain(wave).min_by(f64::total_cmp)?;
         let hours = done.and(self.transfers.until_hours_ms(now)).map(|ms| now + ms);
         Some(hours.map_or(next, |hours| next.min(hours)).max(now))
+    }
+
+    /// When a wave opens for which somebody may wait to move over. Those that begin in it are waited for by the scheduler.
+    fn wave_opens(&mut self, nothing_else_comes: bool) -> Option<u64> {
+        if self.asking.is_empty() && self.for_wave.is_empty() {
+            return None;
+        }
+        if nothing_else_comes {
+            // One that waits for what never comes is not waited for for ever.
+            self.openings = self.openings.checked_sub(1)?;
+        }
+        self.scheduler.next_wave_ms(self.now_ms())
     }
 
     fn push(&mut self, after_ms: u64, vm: usize, event: Event) {
@@ -182,7 +208,7 @@ impl<'a> Run<'a> {
                 Event::Verified => self.verified(vm),
                 Event::Runs => self.runs(vm),
                 Event::Due => self.scheduler.wake(self.ids[vm], false, self.now as u64),
-                Event::Asks => self.asking.push(vm),
+                Event::Asks => self.asks(vm),
             }
         }
     }
@@ -264,23 +290,57 @@ impl<'a> Run<'a> {
         warm.downtime_ms == 0 || down <= warm.downtime_ms as f64 || going.told.passes >= PASSES_MAX
     }
 
+    fn asks(&mut self, at: usize) {
+        let vm = &self.fleet.vms[at];
+        match &vm.job.wave {
+            Some(wave) => {
+                let waits = self.scheduler.wave_wait(self.ids[at], self.now as u64);
+                self.going[at].waits_for_wave = matches!(waits, Ok(Some(_)));
+                self.for_wave.entry((vm.tenant, wave.clone())).or_default().push(at);
+            }
+            None => self.asking.push(at),
+        }
+    }
+
+    /// Lets those ask whose wave is open, all of one at once.
+    fn ask_waves(&mut self) {
+        let now_ms = self.now_ms();
+        let ids = &self.ids;
+        let scheduler = &self.scheduler;
+        let waits = |vms: &[usize]| {
+            vms.first().is_some_and(|vm| matches!(scheduler.wave_wait(ids[*vm], now_ms), Ok(Some(_))))
+        };
+        let (left, open): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.for_wave).into_iter().partition(|(_, vms)| waits(vms));
+        self.for_wave = left;
+        self.asking.extend(open.into_values().flatten());
+    }
+
     /// Those that ask to move over: as many as may begin to.
     fn ask(&mut self) {
+        self.ask_waves();
         let now_ms = self.now_ms();
         let mut left = Vec::new();
         let mut asking = std::mem::take(&mut self.asking).into_iter();
         for vm in asking.by_ref() {
             let id = self.ids[vm];
-            match self.scheduler.ask_cutover(id) {
+            match self.scheduler.ask_cutover(id, now_ms) {
                 Ok(()) => {
-                    self.going[vm].moves_over = true;
+                    let going = &mut self.going[vm];
+                    going.moves_over = true;
+                    if let Some(warm) = self.fleet.vms[vm].warm.filter(|_| going.waits_for_wave) {
+                        // It was copied again and again while it waited.
+                        let passed = warm.interval_ms.max(PASS_MS_MIN) as f64;
+                        going.pass_began_ms = going.pass_began_ms.max(self.now - passed);
+                    }
                     self.scheduler.wake(id, true, now_ms);
                 }
-                Err(_) if self.scheduler.has_failed_before(id) => {
-                    self.scheduler.finished(id, Ended::GroupFailed, now_ms);
-                    self.going[vm].told.given_up = Some(Ended::GroupFailed);
-                }
                 Err(wait) => {
+                    if let Some(ended) = self.scheduler.never_moves_over(id, now_ms) {
+                        self.scheduler.finished(id, ended, now_ms);
+                        self.going[vm].told.given_up = Some(ended);
+                        continue;
+                    }
                     left.push(vm);
                     if matches!(wait, Wait::Cutovers { .. }) && self.fleet.vms[vm].job.group.is_none() {
                         break;

@@ -1,3 +1,5 @@
+use drover_types::{IfFailed, Wave, WaveWindow};
+
 use super::*;
 use crate::job::{Disk, Group};
 use crate::wait::Resource;
@@ -92,4 +94,45 @@ fn more_disks_than_a_host_gains_by_are_not_read() {
     let [(host, found)] = &outcome.found[..] else { panic!("one host") };
     assert_eq!((host.as_str(), found.disks), ("a", 3), "{found}");
     assert!(outcome.makespan_ms as f64 <= lower_bound_ms(&many) as f64 * 1.05);
+}
+
+#[test]
+fn waves_follow_one_another_and_a_warm_vm_moves_over_in_its_own() {
+    let wave = |name: &str, after: &[&str], from_ms| Wave {
+        name: name.into(),
+        after: after.iter().map(|it| it.to_string()).collect(),
+        window: WaveWindow { from_ms, ..WaveWindow::default() },
+        if_failed: IfFailed::Wait,
+    };
+    let of = |name: &str, vm: Vm| Vm { job: Job { wave: Some(name.into()), ..vm.job }, ..vm };
+    let warm = WarmMove { churn: MIB, interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 };
+    let warm = Vm { warm: Some(warm), ..vm("b", 100, 1) };
+    let vms = vec![of("one", vm("a", 1000, 1)), of("two", vm("a", 1000, 1)), of("three", warm)];
+    let waves =
+        vec![wave("one", &[], None), wave("two", &["one"], None), wave("three", &["one"], Some(7_200_000))];
+    let fleet = Fleet { waves: [(Tenant(0), waves)].into(), ..fleet(vms, rates(100, 300)) };
+    let outcome = simulate(&fleet);
+    let [one, two, three] = &outcome.vms[..] else { panic!("three VMs") };
+    assert_eq!((one.begin_ms, one.end_ms, two.begin_ms), (Some(0), Some(10_000), Some(10_000)));
+    // It was copied at once, and again and again: its last pass has a minute of changes, not two hours of them.
+    assert_eq!((three.begin_ms, three.down_ms), (Some(0), Some(7_200_000)));
+    assert!(three.downtime_ms().is_some_and(|ms| (500..1000).contains(&ms)), "{three:?}");
+}
+
+#[test]
+fn a_wave_that_is_never_let_go_ends_the_run_all_the_same() {
+    let window = WaveWindow { hours: Some("22:00-23:00".parse().unwrap()), ..WaveWindow::default() };
+    let late = WaveWindow { until_ms: Some(1), ..WaveWindow::default() };
+    let waves = vec![
+        Wave { name: "late".into(), window: late, ..Wave::default() },
+        Wave { name: "next".into(), after: vec!["late".into()], window, ..Wave::default() },
+    ];
+    let of = |name: &str, vm: Vm| Vm { job: Job { wave: Some(name.into()), ..vm.job }, ..vm };
+    let warm = WarmMove { churn: 0, interval_ms: 60_000, cutover_ms: None, downtime_ms: 0 };
+    let warm = Vm { warm: Some(warm), ..vm("b", 100, 1) };
+    let vms = vec![of("late", vm("a", 1, 1)), of("next", vm("a", 1, 1)), of("next", warm)];
+    let fleet = Fleet { waves: [(Tenant(0), waves)].into(), start_ms: 5, ..fleet(vms, rates(100, 300)) };
+    let outcome = simulate(&fleet);
+    assert_eq!(outcome.vms.iter().map(|vm| vm.end_ms).collect::<Vec<_>>(), [None, None, None]);
+    assert_eq!(outcome.vms[0].given_up, Some(crate::Ended::TooLate));
 }

@@ -9,7 +9,7 @@ use super::charts::{NAMES, PLOT, begin_chart, end_chart, write_legend, write_tim
 use super::{Escaped, begin_table, end_table, write_facts, write_foot, write_head, write_row};
 use crate::axis::TimeAxis;
 use crate::clock::{local, zone_name};
-use crate::forecast::{by_end, change, likely, time, values};
+use crate::forecast::{by_end, change, likely, time, values, wave_cells, wave_name};
 use crate::text::{UNKNOWN, clip, count};
 
 /// Rows of the chart and of the table; the JSON has all.
@@ -147,12 +147,11 @@ fn write_waves(page: &mut String, it: &Forecast) -> fmt::Result {
     if it.waves.is_empty() {
         return Ok(());
     }
-    begin_table(page, "Waves", &["Wave", "#VMs", "#Begins", "#Ends", "#P90"])?;
+    begin_table(page, "Waves", &["Wave", "#VMs", "#Begins", "#P10", "#Ends", "#P90", "#Fits its window"])?;
     for wave in &it.waves {
-        let cells =
-            [wave.vms.to_string(), time(wave.begin_s.p50), time(wave.end_s.p50), time(wave.end_s.p90)];
-        let name = [("name", wave.name.clone())];
-        write_row(page, &name.into_iter().chain(cells.map(|it| ("number", it))).collect::<Vec<_>>())?;
+        let name = [("name", wave_name(it, wave))];
+        let cells = wave_cells(wave).map(|it| ("number", it));
+        write_row(page, &name.into_iter().chain(cells).collect::<Vec<_>>())?;
     }
     end_table(page)
 }

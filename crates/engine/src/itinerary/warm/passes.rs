@@ -16,6 +16,8 @@ use crate::store::{Downtime, PassRow};
 const FAILURES_MAX: u32 = 3;
 /// Wait after a pass that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
+/// Time between passes of a VM that waits for its wave, where the plan leaves that open.
+const WAVE_INTERVAL: Duration = Duration::from_secs(600);
 /// A command or a stop is noticed within this time.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -31,7 +33,7 @@ impl Journey<'_> {
         }
         self.check_replica()?;
         self.check_images()?;
-        let (mut failures, mut looked_again) = (0, false);
+        let (mut failures, mut looked_again, mut told_wave) = (0, false, false);
         loop {
             if self.context.stop.is_set() {
                 return Err(EngineError::Cancelled);
@@ -39,13 +41,10 @@ impl Journey<'_> {
             let passes = self.passes_done()?;
             match self.decide(&passes)? {
                 Decision::Wait { until_ms } => self.wait(until_ms, &passes)?,
-                Decision::Pass => match self.pass() {
-                    Ok(()) => failures = 0,
-                    Err(error) => {
-                        failures += 1;
-                        self.after_failure(error, failures)?;
-                    }
-                },
+                Decision::Pass => self.pass_or_wait(&mut failures)?,
+                Decision::Cutover(_) if self.waits_for_wave(&mut told_wave)? => {
+                    self.until_wave(&passes, &mut failures)?;
+                }
                 Decision::Cutover(reason) => {
                     if self.is_ready(reason, &mut looked_again)? {
                         return Ok(());
@@ -53,6 +52,51 @@ impl Journey<'_> {
                 }
             }
         }
+    }
+
+    fn pass_or_wait(&mut self, failures: &mut u32) -> Outcome<()> {
+        match self.pass() {
+            Ok(()) => *failures = 0,
+            Err(error) => {
+                *failures += 1;
+                self.after_failure(error, *failures)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it would move over if it were the turn of its wave. A cutover that an earlier run had begun goes on.
+    fn waits_for_wave(&self, told: &mut bool) -> Outcome<bool> {
+        let wait = match self.is_cut_short()? {
+            true => None,
+            false => self.slots.wave_wait()?,
+        };
+        if let Some(wait) = wait.as_ref().filter(|_| !std::mem::replace(told, true)) {
+            self.note(format!(
+                "it would move over now, and its passes go on until its wave may: it waits for {wait}"
+            ));
+        }
+        *told &= wait.is_some();
+        Ok(wait.is_some())
+    }
+
+    /// Waits for its wave without holding slots, or makes the pass that is due meanwhile: what is left to the last one stays
+    /// small.
+    fn until_wave(&mut self, passes: &[PassRow], failures: &mut u32) -> Outcome<()> {
+        let interval = self.contract()?.interval.unwrap_or(WAVE_INTERVAL);
+        let began_ms = passes.last().map_or(0, |pass| pass.began_ms);
+        let due_ms = began_ms + interval.as_millis() as i64;
+        if due_ms <= self.context.clock.now_ms() {
+            return self.pass_or_wait(failures);
+        }
+        self.slots.park();
+        while due_ms > self.context.clock.now_ms() && self.slots.wave_wait()?.is_some() {
+            if self.context.stop.is_set() {
+                return Err(EngineError::Cancelled);
+            }
+            self.context.clock.sleep(TICK);
+        }
+        Ok(())
     }
 
     /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:

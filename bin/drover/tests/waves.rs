@@ -1,0 +1,178 @@
+//! Waves: as a plan has them, as they move and are told, through a kill, and as drover proposes them.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::process::{PATIENCE, wait_until};
+use common::{MIB, Stage, disk_file, vm, with};
+use serde_json::{Value, json};
+
+/// VMs of so many MiB each, by turns on two hosts and in folders of two.
+fn stage(number: u8, sizes: &[u64]) -> Option<Stage> {
+    Stage::new(number, |folder| {
+        let one = |(at, mib): (usize, &u64)| {
+            let file = disk_file(folder, &format!("disk{at}"), mib * MIB);
+            let host = if at % 2 == 0 { "esx1.lab" } else { "esx2.lab" };
+            with(vm(&format!("vm{at:02}"), &[&file]), json!({ "host": host }))
+        };
+        sizes.iter().enumerate().map(one).collect()
+    })
+}
+
+fn plan(stage: &Stage, name: &str, waves: &str) -> String {
+    let path = stage.path(&format!("{name}.yaml"));
+    std::fs::write(&path, stage.plan_text(name) + waves).unwrap();
+    path.display().to_string()
+}
+
+const TWO: &str = "waves:\n  - name: second\n    after: [first]\n    vms: [{name: vm02}]\n  \
+                   - name: first\n    vms: [{name: vm00}, {name: vm01}]\n";
+
+fn waves(document: &Value) -> Vec<(String, String, u64)> {
+    let one = |it: &Value| {
+        let text = |key: &str| it[key].as_str().unwrap().to_string();
+        (text("name"), text("state"), it["done"].as_u64().unwrap())
+    };
+    document["waves"].as_array().unwrap().iter().map(one).collect()
+}
+
+fn wave(name: &str, state: &str, done: u64) -> (String, String, u64) {
+    (name.into(), state.into(), done)
+}
+
+#[test]
+fn waves_move_one_after_the_other_also_when_the_run_was_killed_in_between() {
+    let Some(stage) = stage(93, &[24, 24, 4]) else { return };
+    let plan = plan(&stage, "waves", TWO);
+    stage.sim.post("/rate", json!({ "bytes_per_s": 6 * MIB, "per": "host" })).unwrap();
+    let started = stage.drover.start(&["migrate", &plan]).unwrap();
+    wait_until("bytes of the first wave", PATIENCE, || stage.served() > 6 * MIB);
+    let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
+    let wait = status["waits"]["vm02"].as_str().unwrap_or_default().to_string();
+    assert!(wait.starts_with("wave first: "), "{status}");
+    started.kill().unwrap();
+    let status = stage.run(&["status", "waves", "--json"]).json().unwrap();
+    assert_eq!(waves(&status), [wave("second", "queued", 0), wave("first", "running", 0)]);
+    let refused = stage.run(&["proceed", "waves", "frist"]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(refused.err.contains("plan waves has no wave 'frist'"), "{}", refused.err);
+    let word = stage.run(&["proceed", "waves", "first", "--json"]).json().unwrap();
+    assert_eq!((&word["proceed"], &word["running"]), (&json!(["second"]), &json!(false)));
+    stage.sim.post("/rate", json!({ "bytes_per_s": 0, "per": "host" })).unwrap();
+    let resumed = stage.run(&["resume", "waves", "--json"]);
+    assert_eq!(resumed.code, Some(0), "{}{}", resumed.out, resumed.err);
+    let events: Vec<Value> = resumed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let place = |event: &str, key: &str, name: &str| {
+        let fits = |it: &Value| it["event"] == event && it[key] == name;
+        events.iter().position(fits).unwrap_or_else(|| panic!("no {event} of {name}:\n{}", resumed.out))
+    };
+    let second = place("phase_started", "vm", "vm02");
+    let first = |name: &str| {
+        let is_last =
+            |it: &Value| it["event"] == "phase_ended" && it["vm"] == name && it["phase"] == "clean up";
+        events.iter().position(is_last).unwrap()
+    };
+    assert!(first("vm00") < second && first("vm01") < second, "{}", resumed.out);
+    assert!(place("wave_started", "wave", "first") < place("wave_ended", "wave", "first"));
+    assert_eq!(events[place("wave_ended", "wave", "second")]["arrived"], 1);
+    let report = stage.report("waves");
+    assert_eq!(waves(&report), [wave("second", "done", 1), wave("first", "done", 2)]);
+    let began = |at: usize| report["waves"][at]["began_ms"].as_i64().unwrap();
+    assert!(report["waves"][1]["ended_ms"].as_i64().unwrap() <= began(0), "{}", report["waves"]);
+    let text = stage.run(&["report", "waves"]).out;
+    assert!(text.contains("wave second is after first"), "{text}");
+    (0..3).for_each(|at| stage.assert_equal(&format!("vm{at:02}"), 0, &stage.path(&format!("disk{at}"))));
+}
+
+#[test]
+fn what_is_wrong_with_waves_is_an_error_before_anything_is_touched() {
+    let Some(stage) = stage(94, &[1, 1, 1]) else { return };
+    let before = stage.source_state();
+    let circle =
+        plan(&stage, "circle", &TWO.replace("  - name: first\n", "  - name: first\n    after: [second]\n"));
+    let checked = stage.run(&["plan", "check", "--offline", &circle]);
+    assert_eq!(checked.code, Some(3), "{}", checked.err);
+    assert!(
+        checked.err.contains("these waves wait for each other: first after second after first"),
+        "{}",
+        checked.err
+    );
+    let without = plan(&stage, "without", &TWO.replace("{name: vm02}", "{folder: nowhere}"));
+    assert_eq!(
+        stage.run(&["plan", "check", "--offline", &without]).code,
+        Some(0),
+        "only the inventory tells"
+    );
+    for command in [&["plan", "check", &without][..], &["migrate", &without]] {
+        let refused = stage.run(command);
+        assert_eq!(refused.code, Some(3), "{}", refused.err);
+        assert!(refused.err.contains("vm02 is in no wave"), "{}", refused.err);
+    }
+    let late =
+        plan(&stage, "late", &TWO.replace("    after: [first]\n", "    until: 2026-01-01T00:00:00Z\n"));
+    let offline = stage.run(&["plan", "check", "--offline", &late]);
+    assert_eq!(offline.code, Some(0), "{}", offline.err);
+    assert!(
+        offline.err.contains("warning: waves[0].until: the window of wave second is over"),
+        "{}",
+        offline.err
+    );
+    let refused = stage.run(&["migrate", &late]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
+    assert!(refused.err.contains("1 of its VMs have not begun"), "{}", refused.err);
+    assert_eq!(stage.source_state(), before);
+}
+
+#[test]
+fn waves_are_proposed_so_that_they_fit_and_the_forecast_says_how_likely_that_is() {
+    let Some(stage) = stage(95, &[4; 6]) else { return };
+    let before = stage.source_state();
+    let path = stage.plan("fleet", &[]);
+    let file = stage.path("waves.yaml").display().to_string();
+    let window = ["--window", "22:00-22:01", "--link", "3m"];
+    let propose = |more: &[&str]| stage.run(&[&["plan", "waves", &path][..], &window, more].concat());
+    let proposed = propose(&["--json", "-o", &file]);
+    assert_eq!(proposed.code, Some(0), "{}", proposed.err);
+    let json = proposed.json().unwrap();
+    let waves = json["waves"].as_array().unwrap();
+    let mut vms: Vec<&str> =
+        waves.iter().flat_map(|it| it["vms"].as_array().unwrap()).map(|it| it.as_str().unwrap()).collect();
+    vms.sort_unstable();
+    assert_eq!(vms, ["vm00", "vm01", "vm02", "vm03", "vm04", "vm05"]);
+    assert!(waves.len() > 1 && waves.len() < 6, "{json}");
+    assert!(waves.iter().all(|it| it["chance"].as_f64().unwrap() >= 0.9), "{json}");
+    assert_eq!(json["window_s"], 60.0);
+    // What is there is left alone without leave.
+    let written = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, "mine").unwrap();
+    let refused = propose(&["-o", &file]);
+    assert_eq!((refused.code, std::fs::read_to_string(&file).unwrap().as_str()), (Some(7), "mine"));
+    assert!(refused.err.contains("--force"), "{}", refused.err);
+    assert_eq!(propose(&["-o", &file, "--force"]).code, Some(0));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), written, "the same seed, the same waves");
+    let none = stage.run(&["plan", "waves", &path]);
+    assert_eq!(none.code, Some(2), "{}", none.err);
+    let text = propose(&[]).out;
+    assert!(text.contains("wave-1") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    // With them the plan is fine, and foreseen by wave.
+    let with = plan(&stage, "with", &written);
+    let checked = stage.run(&["plan", "check", &with]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    let forecast = stage.run(&["forecast", &with, "--json", "--link", "3m"]).json().unwrap();
+    let foreseen = forecast["waves"].as_array().unwrap();
+    assert_eq!(foreseen.len(), waves.len());
+    for it in foreseen {
+        assert!(it["fits"].as_f64().unwrap() >= 0.7, "{it}");
+        let (begin, end) = (&it["begin_s"], &it["end_s"]);
+        assert!(
+            begin["p50"].as_f64() < end["p10"].as_f64() && end["p10"].as_f64() < end["p90"].as_f64(),
+            "{it}"
+        );
+    }
+    let days =
+        foreseen[1]["begin_s"]["p50"].as_f64().unwrap() - foreseen[0]["begin_s"]["p50"].as_f64().unwrap();
+    assert!((days - 86_400.0).abs() < 1.0, "each has a day of its own: {days}");
+    let text = stage.run(&["forecast", &with]).out;
+    assert!(text.contains("wave-2") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert_eq!(stage.source_state(), before);
+}

@@ -1,0 +1,264 @@
+//! Waves: one after the other, each in its window, whatever fails and whoever kills the run.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+
+use std::sync::Mutex;
+
+use drover_engine::{Clock, Event, NoObserver, Phase, VmState, WaveState, ask_proceed, plan_report};
+use drover_mover::StopSignal;
+use drover_types::inventory::{PowerState, Vm};
+use fakes::{PLAN, Watch, World, enters, leaves, vm};
+
+/// Three VMs in a first wave, two in one that is after it, and one in a wave of its own.
+fn waves(if_failed: &str) -> World {
+    let vms: Vec<Vm> =
+        ["a1", "a2", "a3", "b1", "b2", "c1"].map(|name| vm(name, PowerState::Off, 1)).into_iter().collect();
+    let lines = format!(
+        "start: true\nwaves:\n  - {{name: b, after: [a], vms: [{{glob: 'b*'}}]}}\n  \
+           - {{name: a, if_failed: {if_failed}, vms: [{{glob: 'a*'}}]}}\n  - {{name: c, vms: [{{name: c1}}]}}\n"
+    );
+    World::with(&vms, &lines)
+}
+
+/// VMs in the order in which they began, and those that had arrived before each.
+struct Order(Mutex<Vec<(String, usize)>>);
+
+impl Order {
+    fn new() -> Order {
+        Order(Mutex::default())
+    }
+
+    fn see(&self, world: &World, event: &Event) {
+        if let Event::PhaseStarted { vm, phase: Phase::Check } = event {
+            let arrived = world.store.vms(PLAN).unwrap();
+            let arrived =
+                arrived.iter().filter(|row| row.name.starts_with('a') && row.state == VmState::Done).count();
+            self.0.lock().unwrap().push((vm.clone(), arrived));
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap().iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Fails unless each VM of the second wave began after so many of the first had arrived.
+    fn check(&self, arrived: usize) {
+        for (name, before) in self.0.lock().unwrap().iter().filter(|(name, _)| name.starts_with('b')) {
+            assert!(*before >= arrived, "{name} began when {before} VMs of the first wave had arrived");
+        }
+    }
+}
+
+fn told(events: &[Event]) -> Vec<String> {
+    let word = |event: &Event| match event {
+        Event::WaveStarted { wave, vms } => Some(format!("{wave} begins with {vms}")),
+        Event::WaveHeld { wave, by, failed } => Some(format!("{wave} held by {by}: {failed}")),
+        Event::WaveEnded { wave, arrived, failed } => Some(format!("{wave} over: {arrived} and {failed}")),
+        _ => None,
+    };
+    events.iter().filter_map(word).collect()
+}
+
+fn states(world: &World) -> Vec<(String, WaveState, usize, usize)> {
+    let report = plan_report(&world.store, PLAN).unwrap().unwrap();
+    report.waves.into_iter().map(|it| (it.wave.name, it.state, it.done, it.failed)).collect()
+}
+
+fn state(name: &str, state: WaveState, done: usize, failed: usize) -> (String, WaveState, usize, usize) {
+    (name.into(), state, done, failed)
+}
+
+#[test]
+fn a_wave_begins_when_the_one_before_it_is_over_and_all_of_it_is_told() {
+    let world = waves("wait");
+    let (order, events) = (Order::new(), Mutex::new(Vec::new()));
+    let watch = Watch(|event: &Event| {
+        order.see(&world, event);
+        events.lock().unwrap().push(event.clone());
+    });
+    assert!(world.run(&watch).is_complete());
+    order.check(3);
+    world.assert_arrived("in their waves");
+    let told = told(&events.into_inner().unwrap());
+    let at = |word: &str| told.iter().position(|it| it == word).unwrap_or_else(|| panic!("{word}: {told:?}"));
+    assert!(at("a begins with 3") < at("a over: 3 and 0") && at("a over: 3 and 0") <= at("b over: 2 and 0"));
+    assert!(at("b begins with 2") <= at("b over: 2 and 0") && at("c over: 1 and 0") < told.len());
+    let done = |name: &str, vms| state(name, WaveState::Done, vms, 0);
+    assert_eq!(states(&world), [done("b", 2), done("a", 3), done("c", 1)]);
+    let kept = world.store.events(PLAN).unwrap();
+    let kept: Vec<&str> = kept.iter().filter(|it| it.kind == "wave").map(|it| it.text.as_str()).collect();
+    assert!(kept.contains(&"wave a is over: 3 VMs arrived, 0 failed or did not begin"), "{kept:?}");
+}
+
+/// A VM of the first wave cannot be moved: its disk is not what was planned.
+fn broken(world: &World) -> Vec<drover_plan::PlannedVm> {
+    let planned = world.planned();
+    world.change("vm-a2", |vm| vm.disks[0].capacity_bytes *= 2);
+    planned
+}
+
+#[test]
+fn after_a_failure_the_next_wave_waits_for_a_word_and_heeds_it() {
+    let world = waves("wait");
+    let planned = broken(&world);
+    let order = Order::new();
+    let watch = Watch(|event: &Event| {
+        order.see(&world, event);
+        if let Event::WaveHeld { wave, by, failed } = event {
+            assert_eq!((wave.as_str(), by.as_str(), *failed), ("b", "a", 1));
+            assert!(!order.names().iter().any(|name| name.starts_with('b')));
+            let refused = ask_proceed(&world.store, PLAN, "b").unwrap_err();
+            assert!(refused.chain().contains("no wave of plan p is after 'b'"), "{}", refused.chain());
+            assert!(
+                ask_proceed(&world.store, PLAN, "pilot").unwrap_err().advice().unwrap().contains("b, a, c")
+            );
+            assert_eq!(ask_proceed(&world.store, PLAN, "a").unwrap(), ["b"]);
+        }
+    });
+    let outcome = world.run_plan(PLAN, &planned, &watch, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (5, 1, 0));
+    order.check(2);
+    assert_eq!(
+        states(&world),
+        [
+            state("b", WaveState::Done, 2, 0),
+            state("a", WaveState::Failed, 2, 1),
+            state("c", WaveState::Done, 1, 0)
+        ]
+    );
+    assert!(plan_report(&world.store, PLAN).unwrap().unwrap().waves[1].may_go_on);
+}
+
+#[test]
+fn after_a_failure_the_next_wave_goes_on_or_stops_as_the_plan_says() {
+    let world = waves("go_on");
+    let planned = broken(&world);
+    let outcome = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (5, 1, 0));
+    let world = waves("stop");
+    let planned = broken(&world);
+    let outcome = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len(), outcome.unfinished), (3, 1, 2));
+    assert!(
+        world.notes().contains("it was not begun: a VM of a wave before its own failed"),
+        "{}",
+        world.notes()
+    );
+    assert_eq!(states(&world)[0], state("b", WaveState::Queued, 0, 0));
+    // A resume tries the failed one first, and then goes on in the order of the waves.
+    world.change("vm-a2", |vm| vm.disks[0].capacity_bytes /= 2);
+    let order = Order::new();
+    assert!(world.run(&Watch(|event: &Event| order.see(&world, event))).is_complete());
+    order.check(3);
+    assert_eq!(order.names().len(), 3);
+    world.assert_arrived("in the end");
+}
+
+#[test]
+fn a_run_that_is_stopped_in_the_middle_of_a_wave_goes_on_with_that_wave() {
+    for phase in [Phase::Copy, Phase::CleanUp] {
+        let world = waves("wait");
+        let stop = StopSignal::default();
+        let watch = Watch(|event: &Event| {
+            if leaves(event, "a1", phase) || enters(event, "b1", Phase::Check) {
+                stop.stop();
+            }
+        });
+        world.run_until(&watch, &stop);
+        assert_eq!(world.row("vm-b1").state, VmState::Queued, "{phase}");
+        let order = Order::new();
+        let again = world.resumed();
+        let watch = Watch(|event: &Event| order.see(&world, event));
+        let outcome = world.run_plan(PLAN, &again, &watch, &StopSignal::default()).unwrap();
+        assert!(outcome.is_complete(), "{phase}: {outcome:?}");
+        order.check(3);
+        world.assert_arrived(&format!("after a stop in {phase}"));
+    }
+}
+
+#[test]
+fn a_word_outlives_the_run_that_it_was_given_to() {
+    let world = waves("wait");
+    let planned = broken(&world);
+    let stop = StopSignal::default();
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::WaveHeld { .. }) {
+            ask_proceed(&world.store, PLAN, "a").unwrap();
+            stop.stop();
+        }
+    });
+    world.run_plan(PLAN, &planned, &watch, &stop).unwrap();
+    // The VM fails again, and nobody has to be asked again.
+    let outcome = world.run_plan(PLAN, &planned, &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len()), (5, 1));
+}
+
+const HOUR_MS: i64 = 3_600_000;
+
+#[test]
+fn a_wave_waits_for_its_window_and_what_comes_too_late_does_not_begin() {
+    let lines = "start: true\nwaves:\n  - {name: night, from: 1970-01-01T05:00:00Z, vms: [{name: on}]}\n  \
+                 - {name: short, until: 1970-01-01T04:00:00Z, after: [early], vms: [{name: late}]}\n  \
+                 - {name: early, from: 1970-01-01T03:59:00Z, vms: [{name: off}]}\n";
+    let vms = ["on", "late", "off"].map(|name| vm(name, PowerState::Off, 1));
+    let world = World::with(&vms, lines);
+    // Each look takes minutes: a run is over before one of its waits is.
+    world.clock.slow_down(300_000);
+    let begun = Mutex::new(Vec::new());
+    let watch = Watch(|event: &Event| {
+        if let Event::PhaseStarted { vm, phase: Phase::Check } = event {
+            begun.lock().unwrap().push((vm.clone(), world.clock.now_ms()));
+        }
+    });
+    let outcome = world.run_plan(PLAN, &world.planned(), &watch, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.unfinished), (2, 1), "{outcome:?}");
+    let begun = begun.into_inner().unwrap();
+    let at = |name: &str| begun.iter().find(|(vm, _)| vm == name).map(|(_, at)| *at);
+    assert!(at("on").is_some_and(|at| at >= 5 * HOUR_MS), "{begun:?}");
+    assert!(at("off").is_some_and(|at| at >= 3 * HOUR_MS), "{begun:?}");
+    assert_eq!(at("late"), None);
+    assert!(world.notes().contains("its window closed before its turn came"), "{}", world.notes());
+}
+
+#[test]
+fn a_warm_vm_is_copied_before_its_wave_and_moves_over_in_it() {
+    for cutover in ["auto", "manual"] {
+        let world = World::warm(&format!(
+            "warm: {{interval: 30m, cutover: {cutover}}}\nwaves:\n  \
+             - {{name: night, from: 1970-01-01T05:00:00Z, until: 1970-01-01T23:00:00Z, vms: [{{glob: '*'}}]}}\n"
+        ));
+        let moved = Mutex::new(None);
+        let watch = Watch(|event: &Event| {
+            if matches!(event, Event::PassWaits { number: 2, .. }) && cutover == "manual" {
+                world.store.ask_cutover(PLAN, None).unwrap();
+            }
+            if matches!(event, Event::CutoverStarted { .. }) {
+                *moved.lock().unwrap() = Some((world.clock.now_ms(), world.passes().len()));
+            }
+        });
+        world.run(&watch);
+        world.assert_arrived("in its window");
+        let (at, passes) = moved.into_inner().unwrap().unwrap();
+        assert!((5 * HOUR_MS..6 * HOUR_MS).contains(&at), "{cutover}: moved over at {at}");
+        assert!(passes >= 9, "{cutover}: a pass each half an hour, {passes}");
+        assert!(world.notes().contains("its passes go on until its wave may"), "{}", world.notes());
+    }
+}
+
+#[test]
+fn a_warm_vm_whose_window_is_over_keeps_its_source() {
+    let world = World::warm(
+        "warm: {interval: 30m, cutover: manual}\nwaves: [{name: night, until: 1970-01-01T05:00:00Z, vms: [{glob: '*'}]}]\n",
+    );
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::PassWaits { number, .. } if *number > 12) {
+            world.store.ask_cutover(PLAN, None).unwrap();
+        }
+    });
+    let outcome = world.run(&watch);
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1));
+    let row = world.row("vm-on");
+    assert!(row.error.as_ref().is_some_and(|it| it.contains("the window of its wave is over")), "{row:?}");
+    assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+}

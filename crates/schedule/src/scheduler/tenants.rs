@@ -1,0 +1,76 @@
+//! Limits of single tenants, within the budgets that all share.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Host, Scheduler};
+use crate::job::Tenant;
+
+/// What one tenant may take of the budgets at most; absent: what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantLimits {
+    /// VMs of one host at once.
+    pub vms_per_host: Option<u32>,
+    /// Disks at once in all.
+    pub disks: Option<u32>,
+}
+
+/// A tenant with limits of its own, and what it holds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Share {
+    pub(super) limits: TenantLimits,
+    pub(super) disks: u32,
+    /// VMs that run, by host.
+    pub(super) vms: BTreeMap<usize, u32>,
+}
+
+impl Share {
+    pub(super) fn vms_at(&self, host: usize) -> u32 {
+        self.vms.get(&host).copied().unwrap_or(0)
+    }
+
+    pub(super) fn vms_max(&self) -> u32 {
+        self.limits.vms_per_host.unwrap_or(u32::MAX).max(1)
+    }
+
+    pub(super) fn disks_max(&self) -> u32 {
+        self.limits.disks.unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Whether another VM of a host may begin, as far as its own limits tell.
+    fn has_room(&self, host: usize) -> bool {
+        self.vms_at(host) < self.vms_max() && self.disks < self.disks_max()
+    }
+}
+
+impl Scheduler {
+    /// Limits one tenant, before its jobs are added. Its jobs wait in lanes of their own: they hold up nobody else's.
+    pub fn set_tenant(&mut self, tenant: Tenant, limits: TenantLimits) {
+        if limits != TenantLimits::default() {
+            self.shares.insert(tenant, Share { limits, ..Share::default() });
+        }
+    }
+
+    /// The tenant, if it has limits of its own.
+    pub(super) fn limited(&self, tenant: Tenant) -> Option<Tenant> {
+        self.shares.contains_key(&tenant).then_some(tenant)
+    }
+
+    /// Whether a lane of a host may be looked at.
+    pub(super) fn may_look(&self, host: usize, tenant: Option<Tenant>) -> bool {
+        tenant.and_then(|tenant| self.shares.get(&tenant)).is_none_or(|share| share.has_room(host))
+    }
+
+    /// Disks at once of a tenant.
+    pub(super) fn tenant_disks(&self, tenant: Tenant) -> u32 {
+        self.shares.get(&tenant).map_or(u32::MAX, Share::disks_max)
+    }
+
+    /// Lets a host be tried again that was given up: somebody orders it anew.
+    pub fn try_again(&mut self, host: &str) {
+        if let Some(Host { breaker, .. }) = self.host_of.get(host).map(|host| &mut self.hosts[*host]) {
+            breaker.try_again();
+        }
+    }
+}

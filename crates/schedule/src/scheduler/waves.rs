@@ -1,0 +1,248 @@
+//! Waves: which of a tenant's jobs may move now.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drover_types::{IfFailed, Opening, Wave};
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Aside, Entry};
+use super::hold::Hold;
+use super::{Ended, Scheduler};
+use crate::job::{JobId, Tenant};
+use crate::wait::Wait;
+
+/// The waves of all tenants.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waves {
+    of: BTreeMap<Tenant, BTreeMap<String, State>>,
+}
+
+/// A wave.
+#[derive(Clone, Debug)]
+struct State {
+    wave: Wave,
+    /// Waves that have to be over before it, those before these among them.
+    before: Vec<String>,
+    /// Jobs that were added.
+    all: usize,
+    /// Jobs that were admitted once.
+    begun: usize,
+    /// Jobs that have not ended.
+    left: usize,
+    arrived: usize,
+    failed: usize,
+    /// Those after it go on whatever failed.
+    may_go_on: bool,
+}
+
+/// How far a wave is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaveUsage {
+    /// Its name.
+    pub name: String,
+    /// VMs that are to move.
+    pub vms: usize,
+    /// Of these, the ones that began.
+    pub begun: usize,
+    /// Of these, the ones that arrived.
+    pub arrived: usize,
+    /// VMs that failed, or never began and do so no more.
+    pub failed: usize,
+    /// What it waits for before its VMs may move; absent if they may, or all have ended.
+    pub waits: Option<Wait>,
+}
+
+impl WaveUsage {
+    /// Whether all its VMs have ended.
+    pub fn is_over(&self) -> bool {
+        self.arrived + self.failed == self.vms
+    }
+}
+
+/// What keeps the jobs of a wave from moving.
+enum Block {
+    /// Other waves.
+    For(Wait),
+    /// Its window.
+    Until(u64),
+    Ever(Ended),
+}
+
+impl Waves {
+    fn state(&self, entry: &Entry) -> Option<&State> {
+        self.of.get(&entry.tenant)?.get(entry.job.wave.as_deref()?)
+    }
+
+    fn state_mut(&mut self, entry: &Entry) -> Option<&mut State> {
+        self.of.get_mut(&entry.tenant)?.get_mut(entry.job.wave.as_deref()?)
+    }
+
+    pub(super) fn add(&mut self, entry: &Entry) {
+        if let Some(state) = self.state_mut(entry) {
+            state.all += 1;
+            state.left += 1;
+        }
+    }
+
+    /// A job was admitted for the first time.
+    pub(super) fn begin(&mut self, entry: &Entry) {
+        if let Some(state) = self.state_mut(entry) {
+            state.begun += 1;
+        }
+    }
+
+    /// It was not, after all.
+    pub(super) fn give_back(&mut self, entry: &Entry) {
+        if let Some(state) = self.state_mut(entry) {
+            state.begun -= 1;
+        }
+    }
+
+    /// A job is over; true if it was the last of its wave.
+    pub(super) fn end(&mut self, entry: &Entry, has_arrived: bool) -> bool {
+        let Some(state) = self.state_mut(entry) else { return false };
+        state.left -= 1;
+        match has_arrived {
+            true => state.arrived += 1,
+            false => state.failed += 1,
+        }
+        state.left == 0
+    }
+
+    pub(super) fn forget(&mut self, tenant: Tenant) {
+        self.of.remove(&tenant);
+    }
+
+    fn block(&self, tenant: Tenant, state: &State, now_ms: u64) -> Option<Block> {
+        let window = state.wave.window.at(now_ms);
+        if window == Opening::Never {
+            return Some(Block::Ever(Ended::TooLate));
+        }
+        let waves = self.of.get(&tenant);
+        let before = || state.before.iter().filter_map(|name| waves?.get(name));
+        let holds = |it: &&State| it.failed > 0 && !it.may_go_on;
+        if before().any(|it| holds(&it) && it.wave.if_failed == IfFailed::Stop) {
+            return Some(Block::Ever(Ended::WaveFailed));
+        }
+        if let Some(it) = before().find(|it| it.left > 0) {
+            return Some(Block::For(Wait::Wave { wave: it.wave.name.clone(), left: it.left }));
+        }
+        if let Some(it) = before().find(|it| holds(it) && it.wave.if_failed == IfFailed::Wait) {
+            return Some(Block::For(Wait::WaveFailed { wave: it.wave.name.clone(), failed: it.failed }));
+        }
+        match window {
+            Opening::At(opens) => Some(Block::Until(opens)),
+            Opening::Open { .. } | Opening::Never => None,
+        }
+    }
+
+    /// What keeps a job from starting. A warm one is copied at any time; its wave counts when it moves over.
+    pub(super) fn hold(&self, entry: &Entry, now_ms: u64) -> Option<Hold> {
+        let state = self.state(entry).filter(|_| !entry.job.is_warm)?;
+        Some(match self.block(entry.tenant, state, now_ms)? {
+            Block::For(_) => Hold::For(Aside::Wave(state.wave.window.until_ms.unwrap_or(u64::MAX))),
+            Block::Until(opens) => Hold::For(Aside::Window(opens)),
+            Block::Ever(ended) => Hold::Ever(ended),
+        })
+    }
+
+    /// What the wave of a job waits for.
+    pub(super) fn wait(&self, entry: &Entry, now_ms: u64) -> Option<Result<Wait, Ended>> {
+        let state = self.state(entry)?;
+        self.block(entry.tenant, state, now_ms).map(told)
+    }
+}
+
+fn told(block: Block) -> Result<Wait, Ended> {
+    match block {
+        Block::For(wait) => Ok(wait),
+        Block::Until(opens_ms) => Ok(Wait::Window { opens_ms }),
+        Block::Ever(ended) => Err(ended),
+    }
+}
+
+impl Scheduler {
+    /// Sets the waves of a tenant, before its jobs are added. A job that names none of them is held back by none.
+    pub fn set_waves(&mut self, tenant: Tenant, waves: &[Wave]) {
+        let state = |wave: &Wave| State {
+            before: before(wave, waves),
+            wave: wave.clone(),
+            all: 0,
+            begun: 0,
+            left: 0,
+            arrived: 0,
+            failed: 0,
+            may_go_on: wave.if_failed == IfFailed::GoOn,
+        };
+        let of = waves.iter().map(|wave| (wave.name.clone(), state(wave))).collect();
+        self.waves.of.insert(tenant, of);
+    }
+
+    /// Lets the waves after one go on, whatever of it failed or will; false if that was so already, or there is no such wave.
+    pub fn proceed(&mut self, tenant: Tenant, wave: &str, now_ms: u64) -> bool {
+        let state = self.waves.of.get_mut(&tenant).and_then(|waves| waves.get_mut(wave));
+        let is_new = state.is_some_and(|state| !std::mem::replace(&mut state.may_go_on, true));
+        if is_new {
+            self.release_waves(now_ms);
+        }
+        is_new
+    }
+
+    /// How far the waves of a tenant are, in the order of their names.
+    pub fn waves(&self, tenant: Tenant, now_ms: u64) -> Vec<WaveUsage> {
+        let usage = |state: &State| WaveUsage {
+            name: state.wave.name.clone(),
+            vms: state.all,
+            begun: state.begun,
+            arrived: state.arrived,
+            failed: state.failed,
+            waits: (state.left > 0)
+                .then(|| self.waves.block(tenant, state, now_ms))
+                .flatten()
+                .and_then(|block| told(block).ok()),
+        };
+        self.waves.of.get(&tenant).into_iter().flat_map(BTreeMap::values).map(usage).collect()
+    }
+
+    /// What keeps a job from moving over for the sake of its wave.
+    ///
+    /// # Errors
+    /// If it never may: the window of its wave is over, or a wave before it failed after which none goes on.
+    pub fn wave_wait(&self, id: JobId, now_ms: u64) -> Result<Option<Wait>, Ended> {
+        self.jobs.get(&id).and_then(|entry| self.waves.wait(entry, now_ms)).transpose()
+    }
+
+    /// When the window of a wave with jobs left opens next.
+    pub fn next_wave_ms(&self, now_ms: u64) -> Option<u64> {
+        let left = self.waves.of.values().flat_map(BTreeMap::values).filter(|state| state.left > 0);
+        left.filter_map(|state| match state.wave.window.at(now_ms) {
+            Opening::At(opens) => Some(opens),
+            Opening::Open { .. } | Opening::Never => None,
+        })
+        .min()
+    }
+
+    /// Looks again at those that wait for waves.
+    pub(super) fn release_waves(&mut self, now_ms: u64) {
+        for (until, id) in self.holds.waves() {
+            // One that is given up here may have let others of the list go.
+            if self.holds.is_at(until, id) {
+                self.take_back(id, Aside::Wave(until));
+                self.wait_again(id, now_ms);
+            }
+        }
+    }
+}
+
+/// The names of all waves that have to be over before one, however many are between.
+fn before(wave: &Wave, waves: &[Wave]) -> Vec<String> {
+    let mut found: BTreeSet<&str> = BTreeSet::new();
+    let mut left: Vec<&str> = wave.after.iter().map(String::as_str).collect();
+    while let Some(name) = left.pop() {
+        if name != wave.name && found.insert(name) {
+            let it = waves.iter().find(|it| it.name == name);
+            left.extend(it.into_iter().flat_map(|it| &it.after).map(String::as_str));
+        }
+    }
+    found.into_iter().map(String::from).collect()
+}
