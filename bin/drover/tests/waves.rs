@@ -69,7 +69,7 @@ fn waves_move_one_after_the_other_also_when_the_run_was_killed_in_between() {
     let second = place("phase_started", "vm", "vm02");
     let first = |name: &str| {
         let is_last =
-            |it: &Value| it["event"] == "phase_ended" && it["vm"] == name && it["phase"] == "clean up";
+            |it: &Value| it["event"] == "phase_ended" && it["vm"] == name && it["phase"] == "clean_up";
         events.iter().position(is_last).unwrap()
     };
     assert!(first("vm00") < second && first("vm01") < second, "{}", resumed.out);

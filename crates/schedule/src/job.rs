@@ -27,7 +27,8 @@ pub struct Job {
     pub deadline_ms: Option<u64>,
     /// When it may start; at any time if there is none.
     pub windows: Vec<Window>,
-    /// Its wave, one of those of [`crate::Scheduler::set_waves`].
+    /// Its wave, one of those of [`crate::Scheduler::set_waves`]. The stages of its group must not go against the order of waves:
+    /// such jobs would wait for each other for ever.
     pub wave: Option<String>,
     /// VMs that it moves over with.
     pub group: Option<Group>,

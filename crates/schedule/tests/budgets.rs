@@ -32,7 +32,8 @@ fn any_job() -> impl Strategy<Value = Job> {
                 .into_iter()
                 .collect(),
             group: group.map(|(name, stage)| Group { name: format!("g{name}"), stage }),
-            wave: wave.map(|wave| format!("w{wave}")),
+            // Stages of a group against the order of waves would wait for each other.
+            wave: wave.filter(|_| group.is_none()).map(|wave| format!("w{wave}")),
             anti_affinity: pair.map(|key| format!("k{key}")),
             is_warm,
             reads_back,
