@@ -25,10 +25,13 @@ pub enum Others {
 /// Makes an inventory what it was when the run began, as far as that decides which VMs and disks it is about:
 /// selections and file names go by names, tags and the order of disks, and these may have changed since. A VM
 /// that is gone, or whose id another VM has now, stays as it was: the run finds that out when it looks at it.
-/// So it does with disks that were added or removed.
+/// So it does with disks that were added or removed. A VM keeps its wave, unless the plan names it in another one.
 pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
     for Begun { planned, has_arrived } in begun {
         let then = &planned.vm;
+        if let Some(wave) = &planned.wave {
+            inventory.waves.insert(then.id.clone(), wave.clone());
+        }
         match inventory.vms.iter_mut().find(|vm| vm.id == then.id) {
             Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => take_back(now, then),
             Some(now) => *now = then.clone(),
@@ -59,7 +62,7 @@ fn take_back(now: &mut Vm, then: &Vm) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use drover_types::inventory::{About, PowerState};
+    use drover_types::inventory::{About, Host, PowerState};
 
     use super::*;
     use crate::{Plan, resolve};
@@ -122,6 +125,34 @@ mod tests {
         as_begun(&mut again, &began, Others::Selected);
         let names: Vec<String> = planned(&again).into_iter().map(|vm| vm.target_name).collect();
         assert_eq!(names, ["web01", "web02", "web03", "web04"]);
+    }
+
+    #[test]
+    fn a_vm_keeps_its_wave_wherever_it_runs_unless_the_plan_names_it_in_another() {
+        let host =
+            |number: u32| Host { id: format!("h{number}"), name: format!("esx{number}"), ..Host::default() };
+        let on = |host: &str| Vm { host_id: host.into(), ..vm("vm-1", "web01") };
+        let seen = |vm: Vm| Inventory { hosts: vec![host(1), host(2), host(3)], ..inventory(vec![vm]) };
+        let plan = |second: &str| {
+            let waves = "waves:\n  - {name: one, vms: [{host: esx1}]}\n  - {name: two, vms: [";
+            Plan::parse(&format!("{PLAN}{waves}{second}]}}\n")).unwrap()
+        };
+        let by_host = plan("{host: esx2}");
+        let planned = resolve(&by_host, &seen(on("h1"))).vms.remove(0);
+        assert_eq!(planned.wave.as_deref(), Some("one"));
+        let began = [Begun { planned, has_arrived: false }];
+        let wave = |plan: &Plan, vm: Vm| {
+            let mut now = seen(vm);
+            as_begun(&mut now, &began, Others::LeftOut);
+            let resolution = resolve(plan, &now);
+            assert!(resolution.is_ok(), "{:?}", resolution.problems);
+            resolution.vms[0].wave.clone().unwrap_or_default()
+        };
+        // The cluster's scheduler moved it to a host of the other wave, and to one of none.
+        assert_eq!([wave(&by_host, on("h2")), wave(&by_host, on("h3"))], ["one", "one"]);
+        assert_eq!(wave(&plan("{name: web01}"), on("h3")), "two", "somebody edited the plan");
+        let gone = Plan::parse(&format!("{PLAN}waves: [{{name: other, vms: [{{glob: '*'}}]}}]\n")).unwrap();
+        assert_eq!(wave(&gone, on("h1")), "other", "its wave is no more");
     }
 
     #[test]

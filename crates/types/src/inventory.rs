@@ -1,6 +1,8 @@
 //! What a provider has: hosts, networks, datastores and virtual machines, in words that hold for
 //! every hypervisor. A provider fills it, `plan` judges it, a target builds from it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// All that a provider showed us at one moment.
@@ -16,6 +18,9 @@ pub struct Inventory {
     pub networks: Vec<Network>,
     /// Virtual machines; templates are left out.
     pub vms: Vec<Vm>,
+    /// The waves of VMs that a plan began with, by the VM's id. No provider shows them.
+    #[serde(skip)]
+    pub waves: BTreeMap<String, String>,
 }
 
 impl Inventory {

@@ -393,6 +393,7 @@ mod tests {
             }],
             networks: vec![Network { name: "LAN".into(), ..Network::default() }],
             vms: vec![web, bare],
+            ..Inventory::default()
         };
         (inventory, concerns)
     }

@@ -43,6 +43,9 @@ impl<'a> Resolver<'a> {
             return None;
         }
         let own = choice.overrides.wave.as_deref();
+        if let Some(kept) = self.kept_wave(vm, own) {
+            return Some(kept);
+        }
         let taken = self.waves.of(vm).filter(|(_, selector)| self.selects(selector, vm));
         let waves: BTreeSet<&str> = taken.map(|(it, _)| it.wave.name.as_str()).chain(own).collect();
         let waves: Vec<&str> = waves.into_iter().collect();
@@ -52,6 +55,15 @@ impl<'a> Resolver<'a> {
             several => self.problems.push(in_two_waves(&vm.name, several, &choice.path, choice.at)),
         }
         waves.first().map(|name| name.to_string())
+    }
+
+    /// The wave that a VM was begun in. Hosts, folders and tags may have changed since; a wave that names it was meant.
+    fn kept_wave(&self, vm: &Vm, own: Option<&str>) -> Option<String> {
+        let kept = self.inventory.waves.get(&vm.id)?;
+        let is_named = |selector: &Selector| selector.name.is_some() || selector.id.is_some();
+        let named = self.waves.of(vm).filter(|(_, it)| is_named(it) && self.selects(it, vm));
+        let others = named.map(|(it, _)| it.wave.name.as_str()).chain(own).any(|name| name != kept);
+        (!others && self.plan.waves.iter().any(|it| it.wave.name == *kept)).then(|| kept.clone())
     }
 
     /// A moment for a cutover at which the VM's wave is not open: it would pass by.
