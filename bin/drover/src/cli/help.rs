@@ -8,23 +8,12 @@ use super::Cli;
 const REST: &str = "Advanced";
 
 /// The groups of `drover --help` and of the reference, and the commands of each in the order in which they are used.
-pub const GROUPS: [(&str, &[&str]); 5] = [
+pub const GROUPS: [(&str, &[&str]); 6] = [
+    ("Plan a move", &["inventory", "assess", "plan", "forecast"]),
     (
         "Migrate VMs",
         &[
-            "inventory",
-            "assess",
-            "plan",
-            "forecast",
-            "migrate",
-            "status",
-            "cutover",
-            "proceed",
-            "resume",
-            "cancel",
-            "clean",
-            "report",
-            "import",
+            "migrate", "status", "cutover", "proceed", "resume", "cancel", "clean", "report", "import",
             "serve",
         ],
     ),
@@ -87,7 +76,7 @@ mod tests {
             assert_eq!(shown.iter().filter(|it| **it == name).count(), 1, "{name} is not in one group");
         }
         let help = program.clone().render_help().to_string();
-        assert!(help.contains("Migrate VMs:\n  inventory"), "{help}");
+        assert!(help.contains("Plan a move:\n  inventory"), "{help}");
         let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 100).collect();
         assert!(long.is_empty(), "these lines are too long: {long:?}");
     }
