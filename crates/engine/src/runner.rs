@@ -23,9 +23,9 @@ use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside};
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
-use crate::slots::{Schedule, Slots, budgets_of};
+use crate::slots::{Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
-use crate::store::{PlanState, RunFacts, Store, StoreError, VmState};
+use crate::store::{PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
@@ -116,10 +116,11 @@ impl Runner<'_> {
         let _lock = PlanLock::take(self.store, self.plan)?;
         self.store.begin_plan(self.plan, self.text, self.folder)?;
         let run = self.store.add_run(self.plan, self.facts)?;
+        // As earlier runs left them: they count as queued from now on.
+        let rows = self.store.vms(self.plan)?;
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
         let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
         self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
-        let rows = self.store.vms(self.plan)?;
         let is_done =
             |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
         let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !is_done(vm)).collect();
@@ -136,12 +137,22 @@ impl Runner<'_> {
         };
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
-        let ends = self.run_vms(&todo, self.schedule()?, run);
+        let ends = self.run_vms(&todo, &rows, self.schedule()?, run);
         Ok(self.end(&before, ends))
     }
 
-    fn run_vms(&self, todo: &[&PlannedVm], schedule: Arc<Schedule>, number: i64) -> Vec<VmEnd> {
-        let tenant = schedule.join(todo, self.waves, self.limits, self.clock);
+    fn run_vms(
+        &self,
+        todo: &[&PlannedVm],
+        left: &[VmRow],
+        schedule: Arc<Schedule>,
+        number: i64,
+    ) -> Vec<VmEnd> {
+        let site = self.site();
+        let joining = Joining { site, vms: todo, left, waves: self.waves, limits: self.limits };
+        let tenant = schedule.join(&joining, self.clock);
+        // Also if something panics: others share the schedule.
+        let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
         let run = Run { schedule: &schedule, tenant, todo, waves: Mutex::default() };
         self.heed_words(&run);
         let ends = Mutex::new(Vec::new());
@@ -165,8 +176,13 @@ impl Runner<'_> {
         self.tell_waves(&run);
         self.keep_foresight(FORESIGHT_WAIT);
         self.tell_schedule(&run);
-        schedule.leave(tenant, self.clock);
         ends.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What tells its source from others: the installation, however it is addressed, or else its address.
+    fn site(&self) -> &str {
+        let RunFacts { source, source_uuid, .. } = self.facts;
+        if source_uuid.is_empty() { source } else { source_uuid }
     }
 
     /// The schedule that it is given, or one of its own that shares hosts with other processes of this state.
@@ -357,7 +373,7 @@ fn why_given_up(ended: Ended) -> &'static str {
         Ended::WaveFailed => "a VM of a wave before its own failed",
         Ended::GroupFailed => "a VM of an earlier stage of its group failed",
         Ended::HostFailed => "its host failed again and again, and was left alone",
-        Ended::Arrived | Ended::Failed => "the run was stopped",
+        Ended::Arrived | Ended::Failed | Ended::LeftOut => "the run was stopped",
     }
 }
 
@@ -370,9 +386,11 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenan
             if let Some(end) = journey.run() {
                 return end;
             }
-            // If the run is to stop, or the host was given up, the next one finds out, and tells.
-            let _ = slots.take(false, context.stop);
+            let again = slots.take(false, context.stop);
             journey = Journey::new(context, vm, slots);
+            if let Err(error) = again {
+                return journey.end_unbegun(error);
+            }
         }
     });
     let end = match catch_unwind(travel) {
@@ -394,7 +412,7 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenan
         }
     };
     ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
-    slots.finish(false);
+    slots.finish(Ended::Failed);
     slots.schedule.ended(tenant);
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn wave_reports(store: &Store, plan: &PlanRow, vms: &[VmRow]) -> Vec<
         let done = count(VmState::has_arrived);
         let (running, failed) =
             (count(|state| state == VmState::Running), count(|state| state == VmState::Failed));
-        let left = vms.len() - done - running - failed;
+        let left = vms.len() - done - running - failed - count(|state| state == VmState::Skipped);
         let is_over = running + left == 0;
         WaveReport {
             state: match () {

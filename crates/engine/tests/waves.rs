@@ -3,10 +3,15 @@
 
 mod fakes;
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use drover_engine::{Clock, Event, NoObserver, Phase, VmState, WaveState, ask_proceed, plan_report};
+use drover_engine::{
+    Clock, Event, NoObserver, Phase, Schedule, VmState, WaveState, ask_proceed, plan_report,
+};
 use drover_mover::StopSignal;
+use drover_schedule::Budgets;
 use drover_types::inventory::{PowerState, Vm};
 use fakes::{PLAN, Watch, World, enters, leaves, vm};
 
@@ -261,4 +266,220 @@ fn a_warm_vm_whose_window_is_over_keeps_its_source() {
     let row = world.row("vm-on");
     assert!(row.error.as_ref().is_some_and(|it| it.contains("the window of its wave is over")), "{row:?}");
     assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+}
+
+/// A run of a world is killed when a VM enters a phase.
+fn killed_in(world: &World, phase: Phase) {
+    world.run(&Watch(|event: &Event| assert!(!enters(event, "on", phase), "the process dies")));
+    world.as_if_killed();
+}
+
+/// Two hours later.
+fn later(world: &World) {
+    world.clock.sleep(Duration::from_millis(2 * HOUR_MS as u64));
+}
+
+/// A cold VM in a wave whose window is over, or opens again tomorrow, after the first hour.
+fn first_hour(line: &str) -> World {
+    let lines = format!("start: true\nwaves: [{{name: night, {line}, vms: [{{glob: '*'}}]}}]");
+    World::with(&[vm("on", PowerState::On, 1)], &lines)
+}
+
+const FIRST_HOUR: [&str; 2] = ["until: 1970-01-01T01:00:00Z", "window: 00:00-01:00"];
+
+#[test]
+fn a_cold_vm_whose_guest_a_crash_left_down_goes_on_whatever_its_window_is() {
+    for line in FIRST_HOUR {
+        for phase in [Phase::Snapshot, Phase::Copy, Phase::Define, Phase::CleanUp] {
+            let world = first_hour(line);
+            killed_in(&world, phase);
+            assert_eq!(world.power("vm-on"), PowerState::Off, "{phase}");
+            later(&world);
+            let outcome =
+                world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+            assert!(outcome.is_complete(), "{line}, {phase}: {outcome:?}");
+            world.assert_arrived(line);
+            assert!(world.clock.now_ms() < 3 * HOUR_MS, "{line}, {phase}: it waited for its window");
+        }
+    }
+}
+
+#[test]
+fn a_cold_guest_that_somebody_switched_on_again_goes_down_in_its_window_only() {
+    let world = first_hour(FIRST_HOUR[1]);
+    killed_in(&world, Phase::Copy);
+    later(&world);
+    world.set_power("vm-on", PowerState::On);
+    // Each look takes minutes, so that the next day comes.
+    world.clock.slow_down(300_000);
+    let down = Mutex::new(None);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Snapshot) {
+            *down.lock().unwrap() = Some(world.clock.now_ms());
+        }
+    });
+    let outcome = world.run_plan(PLAN, &world.resumed(), &watch, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    assert!(down.into_inner().unwrap().is_some_and(|at| at >= 24 * HOUR_MS));
+    let world = first_hour(FIRST_HOUR[0]);
+    killed_in(&world, Phase::Copy);
+    later(&world);
+    world.set_power("vm-on", PowerState::On);
+    let outcome = world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1));
+    let row = world.row("vm-on");
+    assert!(row.error.as_ref().is_some_and(|it| it.contains("the window of its wave is over")), "{row:?}");
+    assert_eq!((world.power("vm-on"), row.switched_off, world.own_snapshots()), (PowerState::On, false, 0));
+}
+
+#[test]
+fn what_is_left_to_clean_up_counts_as_arrived_for_the_waves_after_it() {
+    let lines = "start: true\nwaves:\n  - {name: first, if_failed: stop, vms: [{name: on}]}\n  \
+                 - {name: second, after: [first], vms: [{name: off}]}\n";
+    let vms = [vm("on", PowerState::On, 1), vm("off", PowerState::Off, 1)];
+    let world = World::with(&vms, lines);
+    let stop = StopSignal::default();
+    world.set_trouble_at("remove snapshot", 1, fakes::Trouble::Fails);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::CleanUp) {
+            stop.stop();
+        }
+    });
+    world.run_until(&watch, &stop);
+    assert_eq!(
+        (world.row("vm-on").state, world.row("vm-off").state),
+        (VmState::NotCleanedUp, VmState::Queued)
+    );
+    // Its clean-up fails again, and it has arrived all the same.
+    world.set_trouble_at("remove snapshot", 1, fakes::Trouble::Fails);
+    let outcome = world.run(&NoObserver);
+    assert_eq!((outcome.done, outcome.not_cleaned_up), (1, 1), "{outcome:?}");
+}
+
+#[test]
+fn a_warm_cutover_that_was_cut_short_goes_on_at_once() {
+    for line in FIRST_HOUR {
+        for phase in [Phase::Snapshot, Phase::Copy, Phase::Define] {
+            let world = World::warm(&format!(
+                "warm: {{interval: 1s, cutover: auto}}\nwaves: [{{name: night, {line}, vms: [{{glob: '*'}}]}}]\n"
+            ));
+            killed_in(&world, phase);
+            assert_eq!(world.power("vm-on"), PowerState::Off, "{phase}");
+            later(&world);
+            let outcome =
+                world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+            assert!(outcome.is_complete(), "{line}, {phase}: {outcome:?}");
+            world.assert_arrived(line);
+            assert!(world.clock.now_ms() < 4 * HOUR_MS, "{line}, {phase}: it waited for its window");
+        }
+    }
+}
+
+#[test]
+fn a_warm_guest_that_runs_again_after_its_cutover_was_cut_short_waits_for_its_window() {
+    let world = World::warm(
+        "warm: {interval: 30m, cutover: auto}\nwaves: [{name: night, window: 02:00-03:00, vms: [{glob: '*'}]}]\n",
+    );
+    killed_in(&world, Phase::Copy);
+    later(&world);
+    world.set_power("vm-on", PowerState::On);
+    let moved = Mutex::new(None);
+    let watch = Watch(|event: &Event| {
+        if matches!(event, Event::CutoverStarted { .. }) {
+            *moved.lock().unwrap() = Some(world.clock.now_ms());
+        }
+    });
+    let outcome = world.run_plan(PLAN, &world.resumed(), &watch, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    let at = moved.into_inner().unwrap().unwrap() % (24 * HOUR_MS);
+    assert!((2 * HOUR_MS..3 * HOUR_MS).contains(&at), "it went down at {at}");
+}
+
+#[test]
+fn a_warm_vm_that_nobody_commands_ends_with_its_wave_and_the_next_one_goes_by_the_rule() {
+    for (rule, arrived) in [("go_on", true), ("stop", false)] {
+        let lines = format!(
+            "start: true\nmode: warm\nwarm: {{interval: 30m, cutover: manual}}\nwaves:\n  \
+             - {{name: night, until: 1970-01-01T05:00:00Z, if_failed: {rule}, vms: [{{name: on}}]}}\n  \
+             - {{name: after, after: [night], vms: [{{name: off}}]}}\n"
+        );
+        let vms = [vm("on", PowerState::On, 1), vm("off", PowerState::Off, 1)];
+        let world = World::with(&vms, &lines);
+        let mut planned = world.planned();
+        planned.iter_mut().filter(|vm| vm.vm.name == "off").for_each(|vm| vm.warm = None);
+        let ended = Mutex::new(None);
+        let watch = Watch(|event: &Event| {
+            if matches!(event, Event::VmEnded { vm, .. } if vm == "on") {
+                *ended.lock().unwrap() = Some(world.clock.now_ms());
+            }
+        });
+        let outcome = world.run_plan(PLAN, &planned, &watch, &StopSignal::default()).unwrap();
+        assert_eq!((outcome.done, outcome.failed.len()), (usize::from(arrived), 1), "{outcome:?}");
+        let row = world.row("vm-on");
+        assert!(
+            row.error.as_ref().is_some_and(|it| it.contains("the window of its wave is over")),
+            "{row:?}"
+        );
+        assert_eq!((row.state, world.power("vm-on")), (VmState::Failed, PowerState::On));
+        let ended = ended.into_inner().unwrap();
+        assert!(ended.is_some_and(|at| (5 * HOUR_MS..6 * HOUR_MS).contains(&at)), "{ended:?}");
+        assert_eq!(world.row("vm-off").state == VmState::Done, arrived, "{rule}");
+    }
+}
+
+/// Waits until something is so; others go on meanwhile, and time passes. False if that is not to come.
+fn becomes(world: &World, so: impl Fn() -> bool) -> bool {
+    (0..3000).any(|_| {
+        world.clock.sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(10));
+        so()
+    })
+}
+
+#[test]
+fn a_warm_vm_that_waits_for_its_turn_makes_its_passes_meanwhile() {
+    let lines = "start: true\nmode: warm\nwarm: {interval: 1s, cutover: auto}";
+    let vms = ["one", "two"].map(|name| vm(name, PowerState::On, 1));
+    let mut world = World::with(&vms, lines);
+    world.state().tracks.guests_write = true;
+    world.schedule = Some(Arc::new(Schedule::new(Budgets { cutovers: 1, ..Budgets::default() })));
+    let (first, cutovers) = (Mutex::new(String::new()), AtomicUsize::new(0));
+    let passes = |but: &str| {
+        let all = world.store.passes(PLAN).unwrap();
+        all.iter().filter(|pass| pass.vm != format!("vm-{but}")).count()
+    };
+    let watch = Watch(|event: &Event| {
+        let Event::CutoverStarted { vm, .. } = event else { return };
+        if cutovers.fetch_add(1, Ordering::SeqCst) == 0 {
+            first.lock().unwrap().clone_from(vm);
+            let before = passes(vm);
+            assert!(becomes(&world, || passes(vm) > before + 4), "the other makes no passes");
+        }
+    });
+    world.run(&watch);
+    world.assert_arrived("one after the other");
+    assert_eq!(cutovers.into_inner(), 2);
+}
+
+#[test]
+fn hosts_of_one_name_at_two_sources_are_two_hosts() {
+    let schedule = Arc::new(Schedule::new(Budgets { vms_per_host: 1, ..Budgets::default() }));
+    let world = |site: &str| {
+        let mut world = World::with(&[vm("on", PowerState::On, 1)], "start: true");
+        (world.schedule, world.site) = (Some(schedule.clone()), site.into());
+        world
+    };
+    let (here, there) = (world("vc1"), world("vc2"));
+    let is_done = || there.store.vm(PLAN, "vm-on").unwrap().is_some_and(|row| row.state == VmState::Done);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Copy) {
+            assert!(becomes(&here, is_done), "the VM of the other source waits");
+        }
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.run(&watch));
+        there.run(&NoObserver);
+    });
+    here.assert_arrived("here");
+    there.assert_arrived("there");
 }

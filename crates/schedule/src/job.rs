@@ -27,9 +27,10 @@ pub struct Job {
     pub deadline_ms: Option<u64>,
     /// When it may start; at any time if there is none.
     pub windows: Vec<Window>,
-    /// Its wave, one of those of [`crate::Scheduler::set_waves`]. The stages of its group must not go against the order of waves:
-    /// such jobs would wait for each other for ever.
+    /// Its wave, one of those of [`crate::Scheduler::set_waves`].
     pub wave: Option<String>,
+    /// Whether an earlier run left it in the middle of its move, with its guest down: it waits for no window, wave or group.
+    pub goes_on: bool,
     /// VMs that it moves over with.
     pub group: Option<Group>,
     /// Jobs with the same key never run at once, such as the two halves of a cluster.
@@ -77,7 +78,8 @@ impl Window {
     }
 }
 
-/// VMs of a tenant that move over in order: those of a stage only after all of lower stages have arrived.
+/// VMs of a tenant, and of one of its waves, that move over in order: those of a stage only after all of lower stages have
+/// arrived. VMs of the same group in different waves are ordered by their waves alone, so that none waits for another in a circle.
 /// The VMs of one stage that are warm move over together: the first waits until all are ready.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Group {

@@ -17,9 +17,9 @@ fn any_job() -> impl Strategy<Value = Job> {
     let window = prop::option::weighted(0.3, (0u64..500, 1u64..500));
     let group = prop::option::weighted(0.3, (0u8..2, 0u32..3));
     let rest = (-2i32..3, window, group, prop::option::weighted(0.2, 0u8..2), any::<bool>(), any::<bool>());
-    let wave = prop::option::weighted(0.3, 0u8..4);
+    let wave = (prop::option::weighted(0.3, 0u8..4), prop::bool::weighted(0.1));
     (0u8..4, disks, rest, wave).prop_map(
-        |(host, disks, (priority, window, group, pair, is_warm, reads_back), wave)| Job {
+        |(host, disks, (priority, window, group, pair, is_warm, reads_back), (wave, goes_on))| Job {
             name: "vm".into(),
             host: format!("h{host}"),
             disks: disks
@@ -32,8 +32,8 @@ fn any_job() -> impl Strategy<Value = Job> {
                 .into_iter()
                 .collect(),
             group: group.map(|(name, stage)| Group { name: format!("g{name}"), stage }),
-            // Stages of a group against the order of waves would wait for each other.
-            wave: wave.filter(|_| group.is_none()).map(|wave| format!("w{wave}")),
+            wave: wave.map(|wave| format!("w{wave}")),
+            goes_on,
             anti_affinity: pair.map(|key| format!("k{key}")),
             is_warm,
             reads_back,
@@ -188,7 +188,9 @@ proptest! {
             Vm { job, shutdown_ms: 10, snapshot_ms: 5, verify_ms: 7, start_ms: 3, warm, ..Vm::default() }
         };
         let capacities = Capacities { stream: Some(100 << 20), host: Some(284 << 20), ..Capacities::default() };
-        let fleet = Fleet { vms: jobs.iter().map(one).collect(), capacities, climb_from: Some(4), ..Fleet::default() };
+        let vms = jobs.iter().map(one).collect();
+        let waves = [(Tenant(0), waves())].into();
+        let fleet = Fleet { vms, waves, capacities, climb_from: Some(4), ..Fleet::default() };
         let outcome = simulate(&fleet);
         for vm in &outcome.vms {
             prop_assert!(vm.end_ms.is_some() != vm.given_up.is_some(), "{:?}", vm);

@@ -233,6 +233,11 @@ VM             STATE   DISKS    SIZE   DATA   READ      RATE  HASH EQUAL   START
 web01          done        2  20 GiB  4 GiB  4 GiB  107 MB/s  yes          yes      1 min 00 s
 <db> & \"co\"'s  FAILED      1  10 GiB  2 GiB  1 GiB        --  not checked  no       1 min 00 s
 
+WAVE   STATE   VMS  DONE  AT WORK  FAILED  WINDOW
+pilot  failed    2     1        0       1  22:00-06:00 UTC
+wave pilot is after lab-first
+those after wave pilot go on: somebody said so
+
 web01 started: runs as process 42
 
 <db> & \"co\"'s FAILED in copy: copy of <db> & \"co\"/Hard disk 1: write: no space left

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use drover_copy::LeafTable;
 use drover_mover::{PassReport, Progress, StopSignal, TransferOptions};
 use drover_plan::{PlannedDisk, PlannedVm};
+use drover_schedule::Ended;
 use drover_types::inventory::Vm;
 
 use self::ending::Memory;
@@ -161,7 +162,7 @@ impl<'a> Journey<'a> {
             Ok(()) => {
                 let end = self.end_well();
                 // A wave that waits for it finds it recorded.
-                self.slots.finish(true);
+                self.slots.finish(Ended::Arrived);
                 return Some(end);
             }
             Err(error) => error,
@@ -175,10 +176,10 @@ impl<'a> Journey<'a> {
         if reached == Phase::CleanUp {
             let end = self.end_badly(error, reached);
             // One that is at the target has arrived for its wave, whatever is left at its source.
-            self.slots.finish(end.state.has_arrived());
+            self.slots.finish(if end.state.has_arrived() { Ended::Arrived } else { Ended::Failed });
             return Some(end);
         }
-        self.slots.finish(false);
+        self.slots.finish(if error.cause() == Cause::Skipped { Ended::LeftOut } else { Ended::Failed });
         Some(self.end_badly(error, reached))
     }
 
@@ -186,7 +187,7 @@ impl<'a> Journey<'a> {
     fn put_back(&mut self, error: EngineError, reached: Phase, at_ms: u64) -> Option<VmEnd> {
         if !self.undo(reached).is_empty() {
             // Something could not be undone, which its end tells and tries once more.
-            self.slots.finish(false);
+            self.slots.finish(Ended::Failed);
             return Some(self.end_badly(error, reached));
         }
         let now_ms = u64::try_from(self.context.clock.now_ms()).unwrap_or(0);
@@ -196,10 +197,19 @@ impl<'a> Journey<'a> {
         None
     }
 
+    /// Ends before its first phase. An earlier try left nothing.
+    pub(crate) fn end_unbegun(&mut self, error: EngineError) -> VmEnd {
+        self.slots.finish(Ended::Failed);
+        self.end_badly(error, Phase::Check)
+    }
+
     fn run_phases(&mut self) -> Outcome<()> {
         let first = self.first_phase()?;
         let phases: &[Phase] = if self.is_warm() { &Phase::WARM } else { &Phase::COLD };
         for phase in phases.iter().copied().filter(|phase| *phase >= first) {
+            if phase == Phase::PowerOff {
+                self.leave_it_on_for_now()?;
+            }
             // What fails before a phase undoes nothing of it.
             self.call_before(phase)?;
             self.reached = phase;

@@ -3,6 +3,9 @@
 use drover_plan::{Limits, PlannedVm, Verify};
 use drover_schedule::{Budgets, Disk, HostLimits, Job, TenantLimits};
 
+use crate::phase::Phase;
+use crate::store::{VmRow, VmState};
+
 /// The budgets of a plan that runs alone.
 pub(crate) fn budgets_of(limits: &Limits) -> Budgets {
     Budgets { vms_per_host: limits.vms_per_host, disks: limits.disks, ..Budgets::default() }
@@ -16,19 +19,36 @@ pub(super) fn own_limits(limits: &Limits, shared: &Budgets) -> TenantLimits {
     }
 }
 
-pub(super) fn job_of(vm: &PlannedVm) -> Job {
+/// What a host or a datastore is called in a schedule that several sources share: two of them may each have an `esx1`.
+pub(super) fn key_of(site: &str, name: &str) -> String {
+    format!("{site}/{name}")
+}
+
+/// Whether an earlier run was cut short in the middle of a VM's move, so that its guest is down, at the source or at both ends:
+/// then it waits for nothing. One whose guest drover switched off stays so whatever became of that run.
+fn goes_on(vm: &PlannedVm, left: &VmRow) -> bool {
+    let was_in = |phase: Phase| left.phase.as_deref() == Some(phase.name());
+    let may_run_there = left.state == VmState::Running && (was_in(Phase::Start) || was_in(Phase::CleanUp));
+    left.switched_off || may_run_there || vm.warm.is_none() && left.snapshot.is_some()
+}
+
+/// A planned VM as a job, with what an earlier run left of it.
+pub(super) fn job_of(vm: &PlannedVm, site: &str, left: Option<&VmRow>) -> Job {
+    // Only its clean-up is left: for the waves after its own it has arrived.
+    let has_arrived = left.is_some_and(|left| left.state.has_arrived());
     let disk = |disk: &drover_plan::PlannedDisk| Disk {
         bytes: disk.disk.capacity_bytes,
-        datastore: disk.disk.datastore.clone(),
+        datastore: key_of(site, &disk.disk.datastore),
         pool: Some(disk.pool.clone().unwrap_or_else(|| disk.base.display().to_string())),
     };
     Job {
         name: vm.target_name.clone(),
-        host: vm.vm.host_id.clone(),
+        host: key_of(site, &vm.vm.host_id),
         disks: vm.disks.iter().map(disk).collect(),
         priority: vm.priority,
         is_warm: vm.warm.is_some(),
-        wave: vm.wave.clone(),
+        wave: vm.wave.clone().filter(|_| !has_arrived),
+        goes_on: left.is_some_and(|left| goes_on(vm, left)),
         reads_back: vm.verify != Verify::None,
         ..Job::default()
     }

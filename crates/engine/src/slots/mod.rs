@@ -22,10 +22,11 @@ use drover_types::Wave;
 
 use self::claims::{Claim, Claims};
 pub(crate) use self::job::budgets_of;
-use self::job::{host_limits, job_of, own_limits};
+use self::job::{host_limits, job_of, key_of, own_limits};
 use self::learned::Learned;
 use crate::clock::Clock;
 use crate::error::{Cause, EngineError, ProviderError};
+use crate::store::VmRow;
 
 /// The schedule of one or several runs, which all their VMs share.
 pub struct Schedule {
@@ -71,6 +72,17 @@ struct Run {
     given_up: Vec<(usize, Ended)>,
 }
 
+/// What a run brings to a schedule.
+pub(crate) struct Joining<'a> {
+    /// Its source, which tells its hosts from those of others.
+    pub(crate) site: &'a str,
+    pub(crate) vms: &'a [&'a PlannedVm],
+    /// What earlier runs left of them.
+    pub(crate) left: &'a [VmRow],
+    pub(crate) waves: &'a [Wave],
+    pub(crate) limits: &'a Limits,
+}
+
 /// Folder, beside the state, by which processes share the VM slots of hosts.
 const HOSTS_FOLDER: &str = "hosts";
 
@@ -112,31 +124,30 @@ impl Schedule {
 
     /// Adds the VMs of a run and its waves, all waiting, within the run's own limits. Each host gets the disks that its NFC server
     /// takes; one that was given up is tried again.
-    pub(crate) fn join(
-        &self,
-        vms: &[&PlannedVm],
-        waves: &[Wave],
-        limits: &Limits,
-        clock: &dyn Clock,
-    ) -> Tenant {
+    pub(crate) fn join(&self, joining: &Joining<'_>, clock: &dyn Clock) -> Tenant {
+        let Joining { site, vms, left, waves, limits } = *joining;
         let mut state = self.lock();
         let tenant = Tenant(state.next_tenant);
         state.next_tenant += 1;
         for vm in vms {
-            let host = vm.vm.host_id.as_str();
-            let limits = host_limits(state.scheduler.host_limits(host), vm);
-            state.scheduler.set_host(host, limits);
-            state.scheduler.try_again(host);
-            vm.host_name.iter().for_each(|name| state.scheduler.set_label(host, name));
+            let host = key_of(site, &vm.vm.host_id);
+            let limits = host_limits(state.scheduler.host_limits(&host), vm);
+            state.scheduler.set_host(&host, limits);
+            state.scheduler.try_again(&host);
+            state.scheduler.set_label(&host, vm.host_name.as_deref().unwrap_or(&vm.vm.host_id));
+            for name in vm.disks.iter().map(|disk| disk.disk.datastore.as_str()) {
+                state.scheduler.set_datastore_label(&key_of(site, name), name);
+            }
         }
-        state.learn(vms);
+        state.learn(site, vms);
         let own = own_limits(limits, state.scheduler.budgets());
         state.scheduler.set_tenant(tenant, own);
         state.scheduler.set_waves(tenant, waves);
-        let jobs = vms.iter().map(|vm| job_of(vm)).collect();
+        let left: BTreeMap<&str, &VmRow> = left.iter().map(|row| (row.id.as_str(), row)).collect();
+        let jobs = vms.iter().map(|vm| job_of(vm, site, left.get(vm.vm.id.as_str()).copied())).collect();
         let ids = state.scheduler.add(tenant, jobs, now(clock));
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
-            let host = vm.vm.host_id.clone();
+            let host = key_of(site, &vm.vm.host_id);
             (*id, One { tenant, at, host, admitted: None, has_begun: false, claim: None })
         };
         state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
@@ -151,7 +162,7 @@ impl Schedule {
         let ids: Vec<JobId> =
             state.vms.iter().filter(|(_, one)| one.tenant == tenant).map(|(id, _)| *id).collect();
         for id in ids {
-            state.end(id, false, now(clock));
+            state.end(id, Ended::Failed, now(clock));
             state.vms.remove(&id);
         }
         state.scheduler.forget(tenant);
@@ -232,11 +243,7 @@ impl Schedule {
     /// Hosts of a run because of which VMs failed, of whatever run.
     pub(crate) fn quarantine(&self, tenant: Tenant) -> Vec<Quarantined> {
         let state = self.lock();
-        let hosts: BTreeSet<String> =
-            state.hosts_of(tenant).into_iter().map(|host| state.scheduler.label(host)).collect();
-        let mut failed = state.scheduler.quarantine();
-        failed.retain(|it| hosts.contains(&it.host));
-        failed
+        state.scheduler.quarantine(&state.hosts_of(tenant))
     }
 
     /// What was found by measuring of the hosts of a run, a line for each: `esx3: 7 disks at once; an 8th gained 1 %`.
@@ -314,10 +321,10 @@ impl State {
         one.admitted.take().is_some()
     }
 
-    fn end(&mut self, id: JobId, has_arrived: bool, now_ms: u64) {
+    fn end(&mut self, id: JobId, ended: Ended, now_ms: u64) {
         self.let_out(id);
         if self.vms.contains_key(&id) {
-            self.scheduler.finished(id, if has_arrived { Ended::Arrived } else { Ended::Failed }, now_ms);
+            self.scheduler.finished(id, ended, now_ms);
         }
     }
 
@@ -325,7 +332,7 @@ impl State {
         let Some(run) = self.runs.get_mut(&tenant) else { return };
         run.ready.clear();
         for id in std::mem::take(&mut run.not_begun) {
-            self.end(id, false, now_ms);
+            self.end(id, Ended::Failed, now_ms);
         }
     }
 
@@ -341,18 +348,18 @@ impl State {
     }
 
     /// Begins to measure hosts that are new.
-    fn learn(&mut self, vms: &[&PlannedVm]) {
-        let mut disks: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    fn learn(&mut self, site: &str, vms: &[&PlannedVm]) {
+        let mut disks: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         for vm in vms {
-            let (sum, vms) = disks.entry(&vm.vm.host_id).or_default();
+            let (sum, vms) = disks.entry(key_of(site, &vm.vm.host_id)).or_default();
             (*sum, *vms) = (*sum + vm.disks.len(), *vms + 1);
         }
         for (host, (disks, vms)) in disks {
-            let Some(usage) = self.scheduler.usage_of(host) else { continue };
+            let Some(usage) = self.scheduler.usage_of(&host) else { continue };
             // As many disks as the VMs have that it may serve at once.
             let start = (usage.vms_max as usize * disks).div_ceil(vms.max(1));
             let max = usage.disks_max.min(self.scheduler.budgets().disks);
-            self.learned.begin(host, u32::try_from(start).unwrap_or(u32::MAX), max);
+            self.learned.begin(&host, u32::try_from(start).unwrap_or(u32::MAX), max);
         }
     }
 }
@@ -367,8 +374,8 @@ pub(crate) struct Slots<'a> {
 
 impl Slots<'_> {
     /// The VM is over. What it still held goes to others.
-    pub(crate) fn finish(&self, has_arrived: bool) {
-        self.schedule.lock().end(self.id, has_arrived, now(self.clock));
+    pub(crate) fn finish(&self, ended: Ended) {
+        self.schedule.lock().end(self.id, ended, now(self.clock));
         self.schedule.changed.notify_all();
     }
 
@@ -380,7 +387,7 @@ impl Slots<'_> {
             false => None,
         };
         if again.is_none() {
-            state.end(self.id, false, now(self.clock));
+            state.end(self.id, Ended::Failed, now(self.clock));
         }
         drop(state);
         self.schedule.changed.notify_all();
@@ -418,10 +425,30 @@ impl Slots<'_> {
         }
     }
 
+    /// The guest runs at the source although an earlier run had switched it off. A warm VM goes on with its passes; see
+    /// [`Slots::begin_anew`] for one that is to be shut down now.
+    pub(crate) fn takes_back(&self) {
+        self.schedule.lock().scheduler.takes_back(self.id);
+    }
+
+    /// The same, and waits until the VM may begin like those that never did.
+    ///
+    /// # Errors
+    /// If the run is to stop, or it may not begin any more.
+    pub(crate) fn begin_anew(&self, stop: &StopSignal) -> Result<(), EngineError> {
+        let mut state = self.schedule.lock();
+        if state.let_out(self.id) && state.scheduler.is_running(self.id) {
+            state.scheduler.begin_anew(self.id, now(self.clock));
+        }
+        drop(state);
+        self.schedule.changed.notify_all();
+        self.take(false, stop)
+    }
+
     /// Waits until they are there again, before all others if `first`.
     ///
     /// # Errors
-    /// If the run is to stop, or the host was given up.
+    /// If the run is to stop, the host was given up, or its wave is over and it is not about to move over.
     pub(crate) fn take(&self, first: bool, stop: &StopSignal) -> Result<(), EngineError> {
         let mut state = self.schedule.lock();
         let is_held = |state: &State| state.vms.get(&self.id).is_some_and(|one| one.admitted.is_some());
@@ -441,14 +468,20 @@ impl Slots<'_> {
             if stop.is_set() {
                 return Err(EngineError::Cancelled);
             }
-            if state.scheduler.is_over(self.id) {
-                return Err(self.given_up(&state));
+            if let Some(ended) = state.scheduler.ended(self.id) {
+                return Err(self.given_up(&state, ended));
+            }
+            if !first {
+                state.scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)?;
             }
             state = self.schedule.wait(state);
         }
     }
 
-    fn given_up(&self, state: &State) -> EngineError {
+    fn given_up(&self, state: &State, ended: Ended) -> EngineError {
+        if matches!(ended, Ended::TooLate | Ended::WaveFailed | Ended::GroupFailed) {
+            return stays(ended);
+        }
         let host = state.vms.get(&self.id).map(|one| state.scheduler.label(&one.host)).unwrap_or_default();
         let text = format!("host {host} failed again and again, and is left alone");
         let advice = "see whether the host is well, then `drover resume` goes on with its VMs";
@@ -463,11 +496,12 @@ impl Slots<'_> {
         self.schedule.lock().scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)
     }
 
-    /// Waits until the VM may move over: for those of its group and wave, and until fewer guests are down at once.
+    /// Waits until the VM may move over: for those of its group and wave, and until fewer guests are down at once. False when that
+    /// was not so until a moment, in milliseconds since 1970: it keeps its place among those that wait.
     ///
     /// # Errors
     /// If the run is to stop, or it never may.
-    pub(crate) fn take_cutover(&self, stop: &StopSignal) -> Result<(), EngineError> {
+    pub(crate) fn take_cutover(&self, until_ms: i64, stop: &StopSignal) -> Result<bool, EngineError> {
         let mut state = self.schedule.lock();
         while state.scheduler.ask_cutover(self.id, now(self.clock)).is_err() {
             if stop.is_set() {
@@ -477,9 +511,13 @@ impl Slots<'_> {
             if let Some(ended) = state.scheduler.never_moves_over(self.id, now(self.clock)) {
                 return Err(stays(ended));
             }
+            if self.clock.now_ms() >= until_ms {
+                state.scheduler.pause_cutover(self.id);
+                return Ok(false);
+            }
             state = self.schedule.wait(state);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -494,7 +532,7 @@ fn stays(ended: Ended) -> EngineError {
             "a VM of a wave before its own failed, so it does not move over",
             "`drover resume` tries that one again, and goes on in the order of the waves",
         ),
-        Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::Arrived => (
+        Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::LeftOut | Ended::Arrived => (
             "a VM of an earlier stage of its group failed, so it does not move over",
             "`drover resume` goes on with the group, in its order",
         ),

@@ -13,8 +13,8 @@ use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
     Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen,
     HookResult, HookRunner, NoObserver, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, Phase,
-    PowerWatch, ProviderError, Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, SourceProvider, Store,
-    TargetProvider, VmRow, VmState, begun,
+    PowerWatch, ProviderError, Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider,
+    Store, TargetProvider, VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Begun, Check, Hook, HookPoint, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
@@ -77,6 +77,10 @@ pub struct World {
     pub text: String,
     pub at_work: AtWork,
     pub clock: JumpingClock,
+    /// The schedule that its runs share with those of other worlds.
+    pub schedule: Option<Arc<Schedule>>,
+    /// What its source is called.
+    pub site: String,
 }
 
 /// A clock that nobody waits for.
@@ -140,6 +144,8 @@ impl World {
             text,
             at_work: AtWork::default(),
             clock: JumpingClock::default(),
+            schedule: None,
+            site: String::new(),
         }
     }
 
@@ -222,12 +228,12 @@ impl World {
             plan,
             text: &self.text,
             folder: Path::new("/"),
-            facts: &RunFacts::default(),
+            facts: &RunFacts { source: self.site.clone(), ..RunFacts::default() },
             vms,
             limits: &self.plan.limits,
             foresight: None,
             waves: &self.plan.waves(),
-            schedule: None,
+            schedule: self.schedule.clone(),
             source: self,
             target: self,
             store: &self.store,

@@ -26,6 +26,7 @@ struct Rank {
     turns: u64,
     priority: Reverse<i32>,
     deadline: u64,
+    depth: usize,
     /// What holds up the end of all if this waits, for each slot that works on it.
     critical_ms: Reverse<u64>,
     datastore_ms: Reverse<u64>,
@@ -120,7 +121,7 @@ impl Scheduler {
             match self.hold(id, now_ms) {
                 Some(hold) => {
                     self.dequeue(id);
-                    self.put_aside(id, hold);
+                    self.put_aside(id, hold, now_ms);
                 }
                 None => return Some(self.rank(key, is_due)),
             }
@@ -146,6 +147,7 @@ impl Scheduler {
             turns: key.turns,
             priority: key.priority,
             deadline: key.deadline,
+            depth: key.depth,
             critical_ms: Reverse(critical),
             datastore_ms: Reverse(datastore_ms),
             own_ms: key.own_ms,
@@ -166,6 +168,11 @@ impl Scheduler {
                 slots = slots.min(max);
             }
         }
+        // Before what all share: a tenant without room of its own says nothing of the host's.
+        let own = self.shares.get(&entry.tenant).map_or(0, |share| share.disks);
+        if own.saturating_add(slots) > own_max {
+            return Room::NotForTenant;
+        }
         if host.disks.saturating_add(slots) > host_max {
             return Room::NotAtHost;
         }
@@ -176,10 +183,6 @@ impl Scheduler {
             if it.disks.saturating_add(*slots) > self.datastore_max(it) {
                 return Room::NotAtDatastore(*datastore);
             }
-        }
-        let own = self.shares.get(&entry.tenant).map_or(0, |share| share.disks);
-        if own.saturating_add(slots) > own_max {
-            return Room::NotForTenant;
         }
         if self.disks + slots > self.budgets.disks {
             return Room::NotInAll;
@@ -197,7 +200,8 @@ impl Scheduler {
         held.datastores.iter().for_each(|(datastore, slots, _)| self.datastores[*datastore].disks += slots);
         let entry = self.jobs.get_mut(&id).expect("a job that is admitted is known");
         entry.turns += 1;
-        if entry.turns == 1 {
+        if entry.begun.is_none() {
+            entry.begun = Some(entry.turns);
             self.waves.begin(entry);
         }
         entry.first = false;

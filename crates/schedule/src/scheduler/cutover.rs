@@ -5,17 +5,77 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::entry::{Aside, Entry, State};
 use super::hold::Hold;
 use super::{Ended, Scheduler};
-use crate::job::{JobId, Tenant};
+use crate::job::{Group, JobId, Tenant};
 use crate::wait::Wait;
 
 /// The groups of all tenants, and the cutovers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Groups {
-    of: BTreeMap<(Tenant, String), BTreeMap<u32, Stage>>,
-    /// Jobs that ask to move over, in the order in which they did.
-    asked: Vec<JobId>,
+    of: BTreeMap<GroupKey, BTreeMap<u32, Stage>>,
+    asked: Asked,
     /// Jobs that move over.
     moving: BTreeSet<JobId>,
+}
+
+/// A group of a tenant, within a wave.
+type GroupKey = (Tenant, Option<String>, String);
+
+/// Jobs that ask to move over.
+#[derive(Clone, Debug, Default)]
+struct Asked {
+    /// Their numbers, in the order in which they asked first, and whether they do now: one that makes a pass meanwhile keeps its
+    /// number.
+    tickets: BTreeMap<JobId, (u64, bool)>,
+    next: u64,
+    /// Those that ask now, by what they wait for beside the budget: the same wave, and the same stage of the same group.
+    waiting: BTreeMap<Class, BTreeMap<u64, JobId>>,
+}
+
+/// Jobs of which all or none may move over, apart from the budget.
+type Class = (Tenant, Option<String>, Option<Group>);
+
+impl Asked {
+    /// Gives the number of one that asks, and whether it never did before.
+    fn ask(&mut self, id: JobId, entry: &Entry) -> (u64, bool) {
+        let is_new = !self.tickets.contains_key(&id);
+        let (ticket, asks) = self.tickets.entry(id).or_insert((self.next, false));
+        self.next += u64::from(is_new);
+        if !std::mem::replace(asks, true) {
+            self.waiting.entry(class_of(entry)).or_default().insert(*ticket, id);
+        }
+        (*ticket, is_new)
+    }
+
+    fn asks(&self, id: JobId) -> bool {
+        self.tickets.get(&id).is_some_and(|(_, asks)| *asks)
+    }
+
+    /// It does not ask for now.
+    fn pause(&mut self, id: JobId, entry: &Entry) {
+        let Some((ticket, asks)) = self.tickets.get_mut(&id) else { return };
+        if std::mem::take(asks) {
+            let class = class_of(entry);
+            let Some(waiting) = self.waiting.get_mut(&class) else { return };
+            waiting.remove(ticket);
+            if waiting.is_empty() {
+                self.waiting.remove(&class);
+            }
+        }
+    }
+
+    fn forget(&mut self, id: JobId, entry: &Entry) {
+        self.pause(id, entry);
+        self.tickets.remove(&id);
+    }
+}
+
+fn class_of(entry: &Entry) -> Class {
+    (entry.tenant, entry.job.wave.clone(), entry.job.group.clone())
+}
+
+fn group_of(entry: &Entry) -> Option<GroupKey> {
+    let group = entry.job.group.as_ref()?;
+    Some((entry.tenant, entry.job.wave.clone(), group.name.clone()))
 }
 
 /// Jobs of a group that move over together.
@@ -39,14 +99,12 @@ impl Groups {
     }
 
     fn stages_of(&mut self, entry: &Entry) -> Option<&mut BTreeMap<u32, Stage>> {
-        let group = entry.job.group.as_ref()?;
-        Some(self.of.entry((entry.tenant, group.name.clone())).or_default())
+        Some(self.of.entry(group_of(entry)?).or_default())
     }
 
     /// The stages of a group before this one.
     fn before<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = (u32, &'a Stage)> {
-        let group = entry.job.group.as_ref();
-        let stages = group.and_then(|group| self.of.get(&(entry.tenant, group.name.clone())));
+        let stages = group_of(entry).and_then(|group| self.of.get(&group));
         stages.into_iter().flat_map(|it| it.range(..stage_of(entry))).map(|(number, stage)| (*number, stage))
     }
 
@@ -66,14 +124,13 @@ impl Groups {
 
     /// Jobs of its stage that are not ready to move over.
     fn not_ready(&self, entry: &Entry) -> usize {
-        let group = entry.job.group.as_ref();
-        let stages = group.and_then(|group| self.of.get(&(entry.tenant, group.name.clone())));
+        let stages = group_of(entry).and_then(|group| self.of.get(&group));
         stages.and_then(|it| it.get(&stage_of(entry))).map_or(0, |stage| stage.not_ready.len())
     }
 
     /// A job is over.
     pub(super) fn end(&mut self, id: JobId, entry: &Entry, has_arrived: bool) {
-        self.asked.retain(|other| *other != id);
+        self.asked.forget(id, entry);
         self.moving.remove(&id);
         let number = stage_of(entry);
         let Some(stage) = self.stages_of(entry).and_then(|stages| stages.get_mut(&number)) else { return };
@@ -84,7 +141,7 @@ impl Groups {
 
     /// A tenant is gone.
     pub(super) fn forget(&mut self, tenant: Tenant) {
-        self.of.retain(|(of, _), _| *of != tenant);
+        self.of.retain(|(of, _, _), _| *of != tenant);
     }
 }
 
@@ -93,7 +150,8 @@ fn stage_of(entry: &Entry) -> u32 {
 }
 
 impl Scheduler {
-    /// Asks whether a job may move over now: its guest is shut down for the last pass. Asked again until it may.
+    /// Asks whether a job may move over now: its guest is shut down for the last pass. Asked again until it may. One whose guest
+    /// is down already may at once, whatever the budget is.
     ///
     /// # Errors
     /// What it waits for. A job that never may is told so by [`Scheduler::never_moves_over`].
@@ -101,37 +159,60 @@ impl Scheduler {
         if self.groups.moving.contains(&id) {
             return Ok(());
         }
-        if !self.groups.asked.contains(&id) {
-            self.groups.asked.push(id);
-            let entry = &self.jobs[&id];
+        let entry = self.jobs.get(&id).expect("a job that asks is known");
+        let (ticket, is_new) = self.groups.asked.ask(id, entry);
+        if is_new {
             let number = stage_of(entry);
             if let Some(stage) = self.groups.stages_of(entry).and_then(|stages| stages.get_mut(&number)) {
                 stage.not_ready.remove(&id);
             }
         }
-        if let Some(wait) = self.order_wait(id, now_ms) {
-            return Err(wait);
+        if !entry.job.goes_on {
+            if let Some(wait) = self.order_wait(id, now_ms) {
+                return Err(wait);
+            }
+            let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
+            let room = of.saturating_sub(held) as usize;
+            if self.ahead(ticket, room, now_ms) >= room {
+                return Err(Wait::Cutovers { held, of });
+            }
         }
-        let before = self.groups.asked.iter().take_while(|other| **other != id);
-        let before = before.filter(|other| self.order_wait(**other, now_ms).is_none()).count();
-        let (held, of) = (self.groups.moving.len() as u32, self.budgets.cutovers);
-        if before as u32 >= of.saturating_sub(held) {
-            return Err(Wait::Cutovers { held, of });
-        }
-        self.groups.asked.retain(|other| *other != id);
+        self.groups.asked.forget(id, &self.jobs[&id]);
         self.groups.moving.insert(id);
         Ok(())
     }
 
+    /// Jobs that asked before and may move over now; not counted beyond `most`.
+    fn ahead(&self, ticket: u64, most: usize, now_ms: u64) -> usize {
+        let mut ahead = 0;
+        for waiting in self.groups.asked.waiting.values() {
+            let Some((first, id)) = waiting.first_key_value() else { continue };
+            if ahead < most && *first < ticket && self.order_wait(*id, now_ms).is_none() {
+                ahead += waiting.range(..ticket).take(most - ahead).count();
+            }
+        }
+        ahead
+    }
+
+    /// A job that asks to move over makes another pass first. It keeps its place among those that ask.
+    pub fn pause_cutover(&mut self, id: JobId) {
+        if let Some(entry) = self.jobs.get(&id) {
+            self.groups.asked.pause(id, entry);
+        }
+    }
+
     /// A job moves over no more, or asks no more to: it goes on with its passes. Its end says so, too.
     pub fn cutover_over(&mut self, id: JobId) {
-        self.groups.asked.retain(|other| *other != id);
+        if let Some(entry) = self.jobs.get(&id) {
+            self.groups.asked.forget(id, entry);
+        }
         self.groups.moving.remove(&id);
     }
 
     /// Why a job is never to move over: what was to be before it failed, or the window of its wave is over.
     pub fn never_moves_over(&self, id: JobId, now_ms: u64) -> Option<Ended> {
-        match self.groups.hold(&self.jobs[&id]) {
+        let entry = self.jobs.get(&id).filter(|entry| !entry.job.goes_on)?;
+        match self.groups.hold(entry) {
             Some(Hold::Ever(ended)) => Some(ended),
             Some(Hold::For(_)) | None => self.wave_wait(id, now_ms).err(),
         }
@@ -157,7 +238,7 @@ impl Scheduler {
 
     /// What a job that asked to move over waits for.
     pub(super) fn cutover_wait(&self, id: JobId, now_ms: u64) -> Option<Wait> {
-        if !self.groups.asked.contains(&id) || matches!(self.jobs[&id].state, State::Over(_)) {
+        if !self.groups.asked.asks(id) || matches!(self.jobs[&id].state, State::Over(_)) {
             return None;
         }
         let full = Wait::Cutovers { held: self.groups.moving.len() as u32, of: self.budgets.cutovers };

@@ -1,5 +1,7 @@
 //! Slots that are given back.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, State};
@@ -20,6 +22,8 @@ pub enum Ended {
     Arrived,
     /// It failed, or was stopped.
     Failed,
+    /// A hook left it out: for its wave and its group it is as if it had never been there.
+    LeftOut,
     /// The last of its windows closed before its turn came.
     TooLate,
     /// A VM of an earlier stage of its group failed.
@@ -109,8 +113,8 @@ impl Scheduler {
         host.longest.remove(&(entry.own_ms, id));
         self.left -= 1;
         let entry = &self.jobs[&id];
-        self.groups.end(id, entry, ended == Ended::Arrived);
-        let is_wave_over = self.waves.end(entry, ended == Ended::Arrived);
+        self.groups.end(id, entry, matches!(ended, Ended::Arrived | Ended::LeftOut));
+        let is_wave_over = self.waves.end(entry, ended);
         self.release_stages(now_ms);
         if is_wave_over {
             self.release_waves(now_ms);
@@ -118,10 +122,9 @@ impl Scheduler {
     }
 
     /// It never starts; [`Scheduler::take_given_up`] tells.
-    pub(super) fn give_up(&mut self, id: JobId, ended: Ended) {
+    pub(super) fn give_up(&mut self, id: JobId, ended: Ended, now_ms: u64) {
         self.given_up.push((id, ended));
-        // Nothing waits for a time here: stages are looked at with the windows of the next call.
-        self.end(id, ended, 0);
+        self.end(id, ended, now_ms);
     }
 
     /// Takes a job out of wherever it is, with all that it holds.
@@ -159,12 +162,36 @@ impl Scheduler {
     pub fn requeue(&mut self, id: JobId, now_ms: u64) {
         self.give_back(id, "given back", now_ms);
         let entry = self.jobs.get_mut(&id).expect("a job that is given back is known");
-        entry.turns -= 1;
-        if entry.turns == 0 {
+        if entry.begun == Some(entry.turns) {
+            entry.begun = None;
             self.waves.give_back(entry);
         }
+        entry.turns -= 1;
         self.wait_again(id, now_ms);
         self.check_invariants();
+    }
+
+    /// A running job begins anew: its guest runs at the source as if it had never been moved, so it waits for its window, its
+    /// wave and its group like those that did not begin.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn begin_anew(&mut self, id: JobId, now_ms: u64) {
+        self.give_back(id, "begun anew", now_ms);
+        self.takes_back(id);
+        self.wait_again(id, now_ms);
+        self.check_invariants();
+    }
+
+    /// The guest of a job runs at the source: nothing is gone on with.
+    pub fn takes_back(&mut self, id: JobId) {
+        self.cutover_over(id);
+        let entry = self.jobs.get_mut(&id).expect("a job that is taken back is known");
+        entry.job.goes_on = false;
+        // A warm one keeps what was copied, and its wave counts only when it moves over.
+        if !entry.job.is_warm && entry.begun.take().is_some() {
+            self.waves.give_back(entry);
+        }
     }
 
     /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it is over: the host
@@ -183,28 +210,29 @@ impl Scheduler {
         if retries > RETRIES_MAX || !breaker.is_open() || is_given_up {
             self.end(id, Ended::Failed, now_ms);
             if is_given_up {
-                self.give_up_host(host);
+                self.give_up_host(host, now_ms);
             }
             self.check_invariants();
             return None;
         }
+        self.takes_back(id);
         let mut random = Random::of(self.budgets.seed ^ id.0, &self.hosts[host].name);
         let at = now_ms.saturating_add(backoff_ms(retries - 1, &mut random));
-        self.put_aside(id, Hold::For(Aside::Retry(at)));
+        self.put_aside(id, Hold::For(Aside::Retry(at)), now_ms);
         self.check_invariants();
         Some(at)
     }
 
     /// Gives up all jobs of a host that wait.
-    fn give_up_host(&mut self, host: usize) {
+    fn give_up_host(&mut self, host: usize, now_ms: u64) {
         let waits = |entry: &super::Entry| matches!(entry.state, State::Waiting | State::Aside(_));
         let of = self.jobs.iter().filter(|(_, entry)| entry.host == host && waits(entry));
         let ids: Vec<JobId> = of.map(|(id, _)| *id).collect();
         for id in ids {
             // One that is given up may give up others of its group.
             if !self.is_over(id) {
-                self.leave(id, 0);
-                self.give_up(id, Ended::HostFailed);
+                self.leave(id, now_ms);
+                self.give_up(id, Ended::HostFailed, now_ms);
             }
         }
     }
@@ -269,9 +297,10 @@ impl Scheduler {
         self.shares.remove(&tenant);
     }
 
-    /// Hosts because of which VMs failed, by name.
-    pub fn quarantine(&self) -> Vec<Quarantined> {
+    /// Those of these hosts because of which VMs failed, by what people call them.
+    pub fn quarantine(&self, hosts: &BTreeSet<&str>) -> Vec<Quarantined> {
         let failed = self.hosts.iter().filter(|host| host.breaker.failures() > 0);
+        let failed = failed.filter(|host| hosts.contains(host.name.as_str()));
         let told = |host: &super::Host| Quarantined {
             host: host.label.clone(),
             failures: host.breaker.failures(),

@@ -21,6 +21,12 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// How often it was admitted.
     pub(super) turns: u64,
+    /// The turn with which its work began; absent before, and after a failure that took it back to its beginning.
+    pub(super) begun: Option<u64>,
+    /// By when its wave is to be over.
+    pub(super) due_ms: Option<u64>,
+    /// Waves before its own.
+    pub(super) depth: usize,
     /// Whether it goes before all others.
     pub(super) first: bool,
     /// It counts as overtaken once so many were admitted.
@@ -83,6 +89,7 @@ pub(super) struct Key {
     pub(super) turns: u64,
     pub(super) priority: Reverse<i32>,
     pub(super) deadline: u64,
+    pub(super) depth: usize,
     pub(super) own_ms: Reverse<u64>,
     pub(super) id: u64,
 }
@@ -108,6 +115,9 @@ impl Entry {
             datastores,
             state: State::Parked,
             turns: 0,
+            begun: None,
+            due_ms: None,
+            depth: 0,
             first: false,
             due,
             key: Key::default(),
@@ -126,11 +136,17 @@ impl Entry {
             Order::Arrival => same,
             Order::Critical => Key {
                 priority: Reverse(self.job.priority),
-                deadline: self.job.deadline_ms.unwrap_or(u64::MAX),
+                deadline: self.job.deadline_ms.or(self.due_ms).unwrap_or(u64::MAX),
+                depth: self.depth,
                 own_ms: Reverse(self.own_ms),
                 ..same
             },
         }
+    }
+
+    /// Whether it goes on whatever its window, wave and group are.
+    pub(super) fn goes_on(&self) -> bool {
+        self.job.goes_on || self.begun.is_some()
     }
 
     /// Disks that it wants slots for; one at least.

@@ -60,17 +60,17 @@ impl Scheduler {
     /// Why a job may not start now, apart from room.
     pub(super) fn hold(&self, id: JobId, now_ms: u64) -> Option<Hold> {
         let entry = &self.jobs[&id];
-        let begun = entry.turns > 0;
+        let goes_on = entry.goes_on();
         if self.hosts[entry.host].breaker.permit(now_ms) == Permit::Never {
             return Some(Hold::Ever(Ended::HostFailed));
         }
         // What has begun goes on, whatever its window.
-        if !begun && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
+        if !goes_on && !entry.job.windows.is_empty() && !entry.job.windows.iter().any(|it| it.holds(now_ms)) {
             let opens = entry.job.windows.iter().map(|window| window.from_ms).filter(|from| *from > now_ms);
             return Some(opens.min().map_or(Hold::Ever(Ended::TooLate), |at| Hold::For(Aside::Window(at))));
         }
         let held = || self.waves.hold(entry, now_ms).or_else(|| self.groups.hold(entry));
-        if let Some(hold) = (!begun).then(held).flatten() {
+        if let Some(hold) = (!goes_on).then(held).flatten() {
             return Some(hold);
         }
         let key = entry.job.anti_affinity.as_deref();
@@ -80,9 +80,9 @@ impl Scheduler {
     }
 
     /// Puts a job aside that is in no lane.
-    pub(super) fn put_aside(&mut self, id: JobId, hold: Hold) {
+    pub(super) fn put_aside(&mut self, id: JobId, hold: Hold, now_ms: u64) {
         let aside = match hold {
-            Hold::Ever(ended) => return self.give_up(id, ended),
+            Hold::Ever(ended) => return self.give_up(id, ended, now_ms),
             Hold::For(aside) => aside,
         };
         match aside {

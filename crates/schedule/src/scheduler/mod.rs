@@ -102,6 +102,8 @@ struct Host {
 #[derive(Clone, Debug, Default)]
 struct Datastore {
     name: String,
+    /// What people call it.
+    label: String,
     limit: Option<u32>,
     disks: u32,
     left_bytes: u64,
@@ -142,10 +144,16 @@ impl Scheduler {
     /// Adds jobs, all waiting; gives their ids in the same order.
     pub fn add(&mut self, tenant: Tenant, jobs: Vec<Job>, now_ms: u64) -> Vec<JobId> {
         let due = self.admissions + OVERTAKEN_MAX + 8 * (self.left + jobs.len()) as u64;
+        let orders = self.waves.orders(tenant, now_ms);
         let add = |job: Job| {
             let id = JobId(self.next_id);
             self.next_id += 1;
-            let entry = self.entry(tenant, job, due);
+            let order = job.wave.as_ref().and_then(|wave| orders.get(wave));
+            let entry = Entry {
+                due_ms: order.and_then(|order| order.due_ms),
+                depth: order.map_or(0, |order| order.depth),
+                ..self.entry(tenant, job, due)
+            };
             self.groups.add(id, &entry);
             self.waves.add(&entry);
             let (host, own_ms) = (entry.host, entry.own_ms);
@@ -199,7 +207,11 @@ impl Scheduler {
         if let Some(datastore) = self.datastore_of.get(name) {
             return *datastore;
         }
-        self.datastores.push(Datastore { name: name.to_string(), ..Datastore::default() });
+        self.datastores.push(Datastore {
+            name: name.to_string(),
+            label: name.to_string(),
+            ..Datastore::default()
+        });
         self.datastore_of.insert(name.to_string(), self.datastores.len() - 1);
         self.datastores.len() - 1
     }
@@ -224,6 +236,12 @@ impl Scheduler {
     pub fn set_label(&mut self, host: &str, label: &str) {
         let host = self.host(host);
         self.hosts[host].label = label.to_string();
+    }
+
+    /// What people call a datastore, if not by its name.
+    pub fn set_datastore_label(&mut self, datastore: &str, label: &str) {
+        let datastore = self.datastore(datastore);
+        self.datastores[datastore].label = label.to_string();
     }
 
     /// What is different at a host.
@@ -278,7 +296,7 @@ impl Scheduler {
     /// Puts a job where it belongs: into its lane, or aside.
     fn wait_again(&mut self, id: JobId, now_ms: u64) {
         match self.hold(id, now_ms) {
-            Some(hold) => self.put_aside(id, hold),
+            Some(hold) => self.put_aside(id, hold, now_ms),
             None => self.enqueue(id),
         }
     }

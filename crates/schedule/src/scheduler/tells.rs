@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, Entry, State};
-use super::{Host, Scheduler};
+use super::{Ended, Host, Scheduler};
 use crate::breaker::Permit;
 use crate::job::{Job, JobId};
 use crate::wait::Wait;
@@ -103,6 +103,14 @@ impl Scheduler {
         self.host_of.get(host).map_or(host, |host| &self.hosts[*host].label).to_string()
     }
 
+    /// How a job ended, if it has.
+    pub fn ended(&self, id: JobId) -> Option<Ended> {
+        match self.jobs.get(&id)?.state {
+            State::Over(ended) => Some(ended),
+            State::Waiting | State::Aside(_) | State::Running(_) | State::Parked => None,
+        }
+    }
+
     /// Whether a job is over.
     pub fn is_over(&self, id: JobId) -> bool {
         self.jobs.get(&id).is_none_or(|entry| matches!(entry.state, State::Over(_)))
@@ -183,7 +191,7 @@ impl Scheduler {
             let it = &self.datastores[*datastore];
             let of = self.datastore_max(it);
             let is_full = it.disks.saturating_add(*disks.min(&of)) > of;
-            is_full.then(|| Wait::DatastoreDisks { datastore: it.name.clone(), held: it.disks, of })
+            is_full.then(|| Wait::DatastoreDisks { datastore: it.label.clone(), held: it.disks, of })
         });
         if let Some(full) = full {
             return full;

@@ -279,7 +279,7 @@ fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() 
     }
     assert_eq!(tries, crate::breaker::TRIES_MAX);
     assert!(scheduler.take_given_up().iter().all(|(_, ended)| *ended == Ended::HostFailed));
-    let quarantine = scheduler.quarantine();
+    let quarantine = scheduler.quarantine(&["a", "b"].into());
     assert_eq!((quarantine.len(), quarantine[0].host.as_str(), quarantine[0].is_open), (1, "a", true));
 }
 
@@ -478,4 +478,160 @@ fn a_host_that_was_given_up_is_tried_again_for_who_comes_anew() {
     scheduler.try_again("a");
     let again = scheduler.add(Tenant(2), vec![job("a", 1, 9, 0)], now);
     assert_eq!(scheduler.next(now).map(|it| it.job), Some(again[0]));
+}
+
+/// One VM in a wave that opened at 1,000 and is over at 2,000, which is after one that is not over.
+fn late(job: Job) -> Scheduler {
+    let mut scheduler = Scheduler::new(Budgets { cutovers: 1, ..Budgets::default() });
+    let window = WaveWindow { from_ms: Some(1000), until_ms: Some(2000), ..WaveWindow::default() };
+    let waves =
+        [wave("first", &[], IfFailed::Wait), Wave { window, ..wave("second", &["first"], IfFailed::Wait) }];
+    scheduler.set_waves(Tenant(0), &waves);
+    scheduler.add(Tenant(0), vec![in_wave("second", job), in_wave("first", self::job("b", 1, 1, 0))], 3000);
+    scheduler
+}
+
+#[test]
+fn a_vm_whose_guest_is_down_waits_for_no_window_no_wave_and_no_cutover() {
+    let down = Job { goes_on: true, windows: vec![Window { from_ms: 0, to_ms: 1 }], ..job("a", 1, 1, 0) };
+    let mut scheduler = late(down.clone());
+    assert_eq!(admitted_at(&mut scheduler, 3000), [1, 0]);
+    assert_eq!(scheduler.take_given_up(), []);
+    let mut scheduler = late(Job { is_warm: true, ..down.clone() });
+    assert_eq!(admitted_at(&mut scheduler, 3000), [1, 0]);
+    let of_others = scheduler.add(Tenant(1), vec![Job { is_warm: true, ..job("c", 1, 1, 0) }], 3000);
+    assert_eq!(scheduler.ask_cutover(of_others[0], 3000), Ok(()));
+    assert_eq!(
+        (scheduler.wave_wait(JobId(0), 3000), scheduler.never_moves_over(JobId(0), 3000)),
+        (Ok(None), None)
+    );
+    assert_eq!(scheduler.ask_cutover(JobId(0), 3000), Ok(()), "it is down whether it is let or not");
+    // Once its guest runs again it is like all others.
+    scheduler.takes_back(JobId(0));
+    assert_eq!(scheduler.never_moves_over(JobId(0), 3000), Some(Ended::TooLate));
+    let mut scheduler = late(down);
+    assert_eq!(admitted_at(&mut scheduler, 3000).len(), 2);
+    scheduler.begin_anew(JobId(0), 3000);
+    assert_eq!(scheduler.take_given_up(), [(JobId(0), Ended::TooLate)]);
+    assert_eq!(scheduler.ended(JobId(0)), Some(Ended::TooLate));
+}
+
+#[test]
+fn a_cold_vm_that_its_host_put_back_waits_for_its_window_again() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let hours = drover_types::Hours { from: 0, to: 60 };
+    let window = WaveWindow { hours: Some(hours), ..WaveWindow::default() };
+    scheduler.set_waves(Tenant(0), &[Wave { window, ..wave("night", &[], IfFailed::Wait) }]);
+    scheduler.add(Tenant(0), vec![in_wave("night", job("a", 1, 1, 0)); 4], 0);
+    assert_eq!(admitted_at(&mut scheduler, 0).len(), 4);
+    let closed = 61 * 60_000;
+    // Three failures in a row open the breaker of its host.
+    let again: Vec<Option<u64>> =
+        (0..FAILURES_MAX as u64).map(|id| scheduler.host_failed(JobId(id), closed)).collect();
+    let at = again[2].expect("the third is tried again");
+    scheduler.finished(JobId(3), Ended::Arrived, closed);
+    assert_eq!(scheduler.waves(Tenant(0), closed)[0].begun, 3, "one did not begin any more");
+    assert_eq!(admitted_at(&mut scheduler, at), [0; 0]);
+    assert_eq!(scheduler.wait_of(JobId(2), at), Some(Wait::Window { opens_ms: 86_400_000 }));
+    assert_eq!(admitted_at(&mut scheduler, 86_400_000), [2]);
+    assert_eq!(scheduler.waves(Tenant(0), 86_400_000)[0].begun, 4);
+}
+
+#[test]
+fn what_is_given_up_lets_others_go_at_the_time_that_it_is() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let short = WaveWindow { until_ms: Some(500), ..WaveWindow::default() };
+    let next = WaveWindow { from_ms: Some(100), ..WaveWindow::default() };
+    let waves = [
+        wave("before", &[], IfFailed::GoOn),
+        Wave { window: short, ..wave("short", &["before"], IfFailed::GoOn) },
+        Wave { window: next, ..wave("next", &["short"], IfFailed::GoOn) },
+    ];
+    scheduler.set_waves(Tenant(0), &waves);
+    let jobs = ["before", "short", "next"].map(|name| in_wave(name, job("a", 1, 1, 0)));
+    scheduler.add(Tenant(0), jobs.to_vec(), 0);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.finished(JobId(0), Ended::Arrived, 600);
+    assert_eq!(scheduler.take_given_up(), [(JobId(1), Ended::TooLate)]);
+    assert_eq!(scheduler.next_event_ms(600), None, "nothing waits for a time that has passed");
+    assert_eq!(admitted_at(&mut scheduler, 600), [2]);
+}
+
+#[test]
+fn a_group_is_of_one_wave_so_that_its_stages_never_go_against_the_waves() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let waves = [wave("first", &[], IfFailed::Wait), wave("second", &["first"], IfFailed::Wait)];
+    scheduler.set_waves(Tenant(0), &waves);
+    let jobs = vec![
+        in_wave("second", staged(0, false)),
+        in_wave("first", staged(1, true)),
+        in_wave("second", staged(1, true)),
+    ];
+    scheduler.add(Tenant(0), jobs, 0);
+    assert_eq!(admitted(&mut scheduler), [1, 2]);
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), Ok(()), "the others of its stage are of a later wave");
+    arrive(&mut scheduler, 1);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    let stage = Wait::Stage { group: "shop".into(), stage: 0 };
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), Err(stage), "within a wave its stages go in order");
+    arrive(&mut scheduler, 0);
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), Ok(()));
+}
+
+#[test]
+fn warm_vms_are_copied_in_the_order_in_which_their_waves_close() {
+    let mut scheduler = Scheduler::new(Budgets { disks: 1, ..Budgets::default() });
+    let until = |ms| WaveWindow { until_ms: Some(ms), ..WaveWindow::default() };
+    let waves = [
+        wave("any", &[], IfFailed::Wait),
+        Wave { window: until(9000), ..wave("late", &[], IfFailed::Wait) },
+        wave("before-soon", &[], IfFailed::Wait),
+        Wave { window: until(5000), ..wave("soon", &["before-soon"], IfFailed::Wait) },
+        wave("last", &["any"], IfFailed::Wait),
+    ];
+    scheduler.set_waves(Tenant(0), &waves);
+    // The larger goes first where waves say nothing.
+    let warm = |name: &str, bytes| in_wave(name, Job { is_warm: true, ..job("a", 1, bytes, 0) });
+    let jobs =
+        vec![warm("last", 90), warm("any", 80), warm("late", 70), warm("soon", 60), warm("before-soon", 50)];
+    scheduler.add(Tenant(0), jobs, 0);
+    let mut order = Vec::new();
+    while let Some(admission) = scheduler.next(0) {
+        order.push(admission.job.0);
+        scheduler.park(admission.job, 0);
+    }
+    assert_eq!(order, [4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn one_that_makes_a_pass_before_it_moves_over_keeps_its_place_and_holds_up_nobody() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 9, 0), job("a", 1, 9, 0)], 20, 8);
+    scheduler.set_budgets(Budgets { cutovers: 1, ..scheduler.budgets().clone() });
+    let full = Err(Wait::Cutovers { held: 1, of: 1 });
+    assert_eq!(scheduler.ask_cutover(JobId(0), 0), Ok(()));
+    assert_eq!(scheduler.ask_cutover(JobId(1), 0), full);
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), full);
+    let mut other = scheduler.clone();
+    scheduler.pause_cutover(JobId(1));
+    arrive(&mut scheduler, 0);
+    assert_eq!(scheduler.ask_cutover(JobId(2), 0), Ok(()), "the first one is at its pass");
+    other.pause_cutover(JobId(1));
+    assert_eq!(other.ask_cutover(JobId(1), 0), full);
+    arrive(&mut other, 0);
+    assert_eq!(other.ask_cutover(JobId(2), 0), Err(Wait::Cutovers { held: 0, of: 1 }), "it is first again");
+    assert_eq!(other.ask_cutover(JobId(1), 0), Ok(()));
+}
+
+#[test]
+fn a_tenant_without_room_of_its_own_does_not_close_the_host_to_others() {
+    let mut scheduler = of(&[], 20, 20);
+    scheduler.set_host("a", HostLimits { disks: Some(3), ..HostLimits::default() });
+    scheduler.set_tenant(Tenant(1), TenantLimits { vms_per_host: None, disks: Some(3) });
+    scheduler.add(Tenant(1), vec![job("a", 2, 9, 5), job("a", 2, 8, 5)], 0);
+    scheduler.add(Tenant(2), vec![job("a", 1, 1, 0)], 0);
+    assert_eq!(
+        admitted(&mut scheduler),
+        [0, 2],
+        "neither the tenant nor the host has room for two more disks"
+    );
 }

@@ -59,6 +59,14 @@ impl WaveUsage {
     }
 }
 
+/// Where the jobs of a wave stand in the order in which they are copied.
+pub(super) struct WaveOrder {
+    /// By when it has to be over, for its own window and those of the waves after it; absent if these never close.
+    pub(super) due_ms: Option<u64>,
+    /// Waves before it.
+    pub(super) depth: usize,
+}
+
 /// What keeps the jobs of a wave from moving.
 enum Block {
     /// Other waves.
@@ -99,18 +107,41 @@ impl Waves {
     }
 
     /// A job is over; true if it was the last of its wave.
-    pub(super) fn end(&mut self, entry: &Entry, has_arrived: bool) -> bool {
+    pub(super) fn end(&mut self, entry: &Entry, ended: Ended) -> bool {
         let Some(state) = self.state_mut(entry) else { return false };
         state.left -= 1;
-        match has_arrived {
-            true => state.arrived += 1,
-            false => state.failed += 1,
+        match ended {
+            Ended::Arrived => state.arrived += 1,
+            Ended::LeftOut => {
+                state.all -= 1;
+                state.begun -= usize::from(entry.begun.is_some());
+            }
+            Ended::Failed | Ended::TooLate | Ended::GroupFailed | Ended::WaveFailed | Ended::HostFailed => {
+                state.failed += 1
+            }
         }
         state.left == 0
     }
 
     pub(super) fn forget(&mut self, tenant: Tenant) {
         self.of.remove(&tenant);
+    }
+
+    /// Where the jobs of each wave of a tenant stand.
+    pub(super) fn orders(&self, tenant: Tenant, now_ms: u64) -> BTreeMap<String, WaveOrder> {
+        let Some(of) = self.of.get(&tenant) else { return BTreeMap::new() };
+        let order = |state: &State| WaveOrder { due_ms: closes_ms(state, now_ms), depth: state.before.len() };
+        let mut orders: BTreeMap<String, WaveOrder> =
+            of.iter().map(|(name, state)| (name.clone(), order(state))).collect();
+        for state in of.values() {
+            let closes = closes_ms(state, now_ms);
+            for name in &state.before {
+                if let Some(before) = orders.get_mut(name) {
+                    before.due_ms = before.due_ms.into_iter().chain(closes).min();
+                }
+            }
+        }
+        orders
     }
 
     fn block(&self, tenant: Tenant, state: &State, now_ms: u64) -> Option<Block> {
@@ -150,6 +181,19 @@ impl Waves {
     pub(super) fn wait(&self, entry: &Entry, now_ms: u64) -> Option<Result<Wait, Ended>> {
         let state = self.state(entry)?;
         self.block(entry.tenant, state, now_ms).map(told)
+    }
+}
+
+/// When a wave's window closes that is open or opens next.
+fn closes_ms(state: &State, now_ms: u64) -> Option<u64> {
+    let window = &state.wave.window;
+    let opening = match window.at(now_ms) {
+        Opening::At(opens) => window.at(opens),
+        opening => opening,
+    };
+    match opening {
+        Opening::Open { until_ms } => until_ms,
+        Opening::At(_) | Opening::Never => None,
     }
 }
 
@@ -204,12 +248,13 @@ impl Scheduler {
         self.waves.of.get(&tenant).into_iter().flat_map(BTreeMap::values).map(usage).collect()
     }
 
-    /// What keeps a job from moving over for the sake of its wave.
+    /// What keeps a job from moving over for the sake of its wave; nothing if its guest is down already.
     ///
     /// # Errors
     /// If it never may: the window of its wave is over, or a wave before it failed after which none goes on.
     pub fn wave_wait(&self, id: JobId, now_ms: u64) -> Result<Option<Wait>, Ended> {
-        self.jobs.get(&id).and_then(|entry| self.waves.wait(entry, now_ms)).transpose()
+        let entry = self.jobs.get(&id).filter(|entry| !entry.job.goes_on);
+        entry.and_then(|entry| self.waves.wait(entry, now_ms)).transpose()
     }
 
     /// When the window of a wave with jobs left opens next.

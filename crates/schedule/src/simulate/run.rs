@@ -207,9 +207,21 @@ impl<'a> Run<'a> {
                 Event::Copies => self.copy(vm),
                 Event::Verified => self.verified(vm),
                 Event::Runs => self.runs(vm),
-                Event::Due => self.scheduler.wake(self.ids[vm], false, self.now as u64),
+                Event::Due => self.due(vm),
                 Event::Asks => self.asks(vm),
             }
+        }
+    }
+
+    /// Its next pass is due, unless it never moves over.
+    fn due(&mut self, vm: usize) {
+        let (id, now_ms) = (self.ids[vm], self.now_ms());
+        match self.scheduler.never_moves_over(id, now_ms) {
+            Some(ended) => {
+                self.scheduler.finished(id, ended, now_ms);
+                self.going[vm].told.given_up = Some(ended);
+            }
+            None => self.scheduler.wake(id, false, now_ms),
         }
     }
 

@@ -21,6 +21,15 @@ const WAVE_INTERVAL: Duration = Duration::from_secs(600);
 /// A command or a stop is noticed within this time.
 const TICK: Duration = Duration::from_millis(250);
 
+/// Whether a VM moves over now.
+enum Ready {
+    Yes,
+    /// What there was to do took so long, or showed such things, that it has to be decided anew.
+    Anew,
+    /// It has to wait, and another pass is due.
+    AfterPass,
+}
+
 impl Journey<'_> {
     /// Passes while the VM runs. Ends when it is to move over, with the slots held.
     pub(in crate::itinerary) fn passes(&mut self) -> Outcome<()> {
@@ -38,6 +47,7 @@ impl Journey<'_> {
             if self.context.stop.is_set() {
                 return Err(EngineError::Cancelled);
             }
+            self.must_move()?;
             let passes = self.passes_done()?;
             match self.decide(&passes)? {
                 Decision::Wait { until_ms } => self.wait(until_ms, &passes)?,
@@ -45,11 +55,11 @@ impl Journey<'_> {
                 Decision::Cutover(_) if self.waits_for_wave(&mut told_wave)? => {
                     self.until_wave(&passes, &mut failures)?;
                 }
-                Decision::Cutover(reason) => {
-                    if self.is_ready(reason, &mut looked_again)? {
-                        return Ok(());
-                    }
-                }
+                Decision::Cutover(reason) => match self.is_ready(reason, &passes, &mut looked_again)? {
+                    Ready::Yes => return Ok(()),
+                    Ready::Anew => {}
+                    Ready::AfterPass => self.pass_or_wait(&mut failures)?,
+                },
             }
         }
     }
@@ -63,6 +73,15 @@ impl Journey<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether it still may move over, asked of the wave that it is in: one that never may ends, and does not keep the waves after
+    /// its own waiting for ever.
+    fn must_move(&self) -> Outcome<()> {
+        match self.planned.wave {
+            Some(_) => self.slots.wave_wait().map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Whether it would move over if it were the turn of its wave. A cutover that an earlier run had begun goes on.
@@ -83,9 +102,7 @@ impl Journey<'_> {
     /// Waits for its wave without holding slots, or makes the pass that is due meanwhile: what is left to the last one stays
     /// small.
     fn until_wave(&mut self, passes: &[PassRow], failures: &mut u32) -> Outcome<()> {
-        let interval = self.contract()?.interval.unwrap_or(WAVE_INTERVAL);
-        let began_ms = passes.last().map_or(0, |pass| pass.began_ms);
-        let due_ms = began_ms + interval.as_millis() as i64;
+        let due_ms = self.next_due_ms(passes)?;
         if due_ms <= self.context.clock.now_ms() {
             return self.pass_or_wait(failures);
         }
@@ -99,6 +116,19 @@ impl Journey<'_> {
         Ok(())
     }
 
+    /// When a VM makes its next pass that would move over if it were let.
+    fn next_due_ms(&self, passes: &[PassRow]) -> Outcome<i64> {
+        let interval = self.contract()?.interval.unwrap_or(WAVE_INTERVAL);
+        Ok(passes.last().map_or(0, |pass| pass.began_ms) + interval.as_millis() as i64)
+    }
+
+    /// Until when it stands among those that are to move over before it makes another pass: until that is due, and for as long as
+    /// the last one took at the least, so that it stands there for half of its time.
+    fn stands_until_ms(&self, passes: &[PassRow]) -> Outcome<i64> {
+        let took_ms = passes.last().map_or(0, |pass| pass.ended_ms.unwrap_or(pass.began_ms) - pass.began_ms);
+        Ok(self.next_due_ms(passes)?.max(self.context.clock.now_ms() + took_ms))
+    }
+
     /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:
     /// somebody wanted it back, or it never went.
     fn leave_it_on(&mut self) -> Outcome<()> {
@@ -109,6 +139,7 @@ impl Journey<'_> {
         store.undo_cutover(plan, id, self.moment())?;
         store.set_switched_off(plan, id, false)?;
         self.memory.switched_off = false;
+        self.slots.takes_back();
         self.note(
             "it runs although an earlier run had begun its cutover, so its passes go on; a cutover has to be asked for \
              again"
@@ -197,6 +228,7 @@ impl Journey<'_> {
             if self.context.stop.is_set() {
                 return Err(EngineError::Cancelled);
             }
+            self.must_move()?;
             let asked = || self.context.store.cutover_asked(self.context.plan, &self.planned.vm.id);
             if left <= 0 || wakes_for_cutover && asked()? {
                 return Ok(());
@@ -209,9 +241,8 @@ impl Journey<'_> {
         self.slots.take(first, self.context.stop)
     }
 
-    /// Does all that can be done before the guest is shut down; false if that took so long, or showed such
-    /// things, that it has to be decided anew.
-    fn is_ready(&mut self, reason: Reason, looked_again: &mut bool) -> Outcome<bool> {
+    /// Does all that can be done before the guest is shut down, and waits for its turn.
+    fn is_ready(&mut self, reason: Reason, passes: &[PassRow], looked_again: &mut bool) -> Outcome<Ready> {
         let cut_short = self.is_cut_short()?;
         // Also of a cutover that is gone on with: disks that are not the run's are refused while the guest may run.
         let (now, doubts) = self.inspect_now()?;
@@ -219,14 +250,18 @@ impl Journey<'_> {
             if !doubts.passing.is_empty() && !std::mem::replace(looked_again, true) {
                 // Better found now than while the guest is down.
                 self.pass()?;
-                return Ok(false);
+                return Ok(Ready::Anew);
             }
             power_word(&now).into_iter().for_each(|word| self.note(format!("it {word}")));
             if self.proved.is_none() && self.prove_replica()? {
-                return Ok(false);
+                return Ok(Ready::Anew);
             }
+            // Its guest runs: it may wait, and others get its slots meanwhile.
+            self.slots.park();
         }
-        self.slots.take_cutover(self.context.stop)?;
+        if !self.slots.take_cutover(self.stands_until_ms(passes)?, self.context.stop)? {
+            return Ok(Ready::AfterPass);
+        }
         // Held from before the shutdown on: a guest that is down waits for nobody.
         self.take_slots(true)?;
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
@@ -238,6 +273,6 @@ impl Journey<'_> {
         store.set_next_pass(plan, id, None, forecast)?;
         store.set_cutover_reason(plan, id, reason)?;
         self.tell(Event::CutoverStarted { vm: self.name(), reason: reason.into(), forecast });
-        Ok(true)
+        Ok(Ready::Yes)
     }
 }
