@@ -203,3 +203,28 @@ fn a_machine_whose_start_is_recorded_is_not_stopped_for_a_state_that_fails_then(
         assert_eq!((given_up.left.len(), given_up.arrived), (0, vec!["on".to_string()]), "{lines}");
     }
 }
+
+#[test]
+fn a_snapshot_that_no_longer_says_whose_it_is_is_left_and_told() {
+    let world = one("start: false");
+    let describe = |text: &str| {
+        let mut state = world.state();
+        state.vms.get_mut("vm-on").unwrap().snapshots.iter_mut().for_each(|it| it.description = text.into());
+    };
+    let own = Mutex::new(String::new());
+    let outcome = world.run(&Watch(|event: &Event| {
+        if enters(event, "on", Phase::CleanUp) {
+            own.lock().unwrap().clone_from(&world.state().vms["vm-on"].snapshots[0].description);
+            describe("somebody's");
+        }
+    }));
+    let end = end(&outcome);
+    assert_eq!((end.state, world.own_snapshots()), (VmState::NotCleanedUp, 1));
+    let error = end.error.as_deref().unwrap();
+    assert!(error.contains("snapshot drover-p of on was made by drover"), "{error}");
+    let left = cancel(PLAN, &world.store, &world, &world).unwrap().left;
+    assert!(left.len() == 1 && left[0].contains("snapshot drover-p of on was made by drover"), "{left:?}");
+    describe(&own.lock().unwrap());
+    assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left, Vec::<String>::new());
+    assert_eq!(world.own_snapshots(), 0);
+}

@@ -1,7 +1,7 @@
 //! What is done to the source: power and snapshots.
 
 use drover_plan::{PlannedVm, PowerOff};
-use drover_types::inventory::{PowerState, Vm};
+use drover_types::inventory::{PowerState, Snapshot, Vm};
 
 use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
@@ -158,7 +158,22 @@ pub(crate) fn remove_own_snapshots(
     for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
         source.remove_snapshot(now, &snapshot.id)?;
     }
+    check_recorded_is_gone(plan, store, now)?;
     unkept.map_or(Ok(detached), |error| Err(error.into()))
+}
+
+/// A snapshot that drover recorded, and that no longer says whose it is, may be somebody else's by now. It is left, and that is told.
+fn check_recorded_is_gone(plan: &str, store: &Store, now: &Vm) -> Result<(), EngineError> {
+    let row = store.vm(plan, &now.id).ok().flatten();
+    let Some(recorded) = row.and_then(|row| row.snapshot) else { return Ok(()) };
+    let is_left = |it: &&Snapshot| it.id == recorded && !is_own_snapshot(&it.description, plan);
+    let Some(left) = now.snapshots.iter().find(is_left) else { return Ok(()) };
+    let what = format!(
+        "snapshot {} of {} was made by drover, and its description no longer says so: it was not removed",
+        left.name, now.name
+    );
+    let advice = "look at it in vSphere and remove it there, then `drover resume`";
+    Err(ProviderError::new(Cause::Source, what).advise(advice).into())
 }
 
 /// Switches a VM on again if drover switched it off; gives what went wrong.
