@@ -47,6 +47,19 @@ pub use vddk::{VddkCheckArgs, VddkCommand, VddkLogsArgs};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Whether and where it is told what goes on.
+#[derive(Debug, Args)]
+pub struct LogArgs {
+    /// Tell what goes on, on standard error: requests, connections, choices, retries
+    #[arg(long, short, global = true, display_order = 900)]
+    pub verbose: bool,
+    /// Write the same to this file, after what it holds
+    #[arg(long, value_name = "FILE", global = true, display_order = 901)]
+    pub log_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -55,8 +68,10 @@ pub enum Command {
     #[command(after_help = examples::INVENTORY)]
     Inventory(InventoryArgs),
     /// Sum up a provider: sizes, places, blockers; changes nothing
+    #[command(after_help = examples::ASSESS)]
     Assess(AssessArgs),
     /// Foresee the time, downtimes and limits of plans; changes nothing
+    #[command(after_help = examples::FORECAST)]
     Forecast(ForecastArgs),
     /// Hold the model of forecasts against published figures
     Simulate(SimulateArgs),
@@ -155,6 +170,13 @@ pub enum Command {
         /// Shell
         shell: Shell,
     },
+    /// Print what a shell may put in place of the last word
+    #[command(hide = true)]
+    Complete {
+        /// Words after the program's name, up to the one that is being typed
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
     /// Write man pages into a folder
     Man {
         /// Folder
@@ -243,6 +265,15 @@ pub struct PlanCheckArgs {
     /// Check the file alone, without asking the provider
     #[arg(long, conflicts_with = "inspect")]
     pub offline: bool,
+    /// Show only VMs whose name matches, * is any text; may be given more than once
+    #[arg(long = "vm", value_name = "GLOB", conflicts_with = "offline")]
+    pub vms: Vec<String>,
+    /// Show only VMs in folders that match, or below them; may be given more than once
+    #[arg(long = "folder", value_name = "GLOB", conflicts_with = "offline")]
+    pub folders: Vec<String>,
+    /// Show only VMs that cannot be moved as they are
+    #[arg(long, conflicts_with = "offline")]
+    pub blocked: bool,
     /// Look into the guests' disks too, each for a moment under a snapshot that is removed again: what would keep them from booting
     #[arg(long)]
     pub inspect: bool,
@@ -364,6 +395,9 @@ pub struct ProceedArgs {
 pub struct StatusArgs {
     /// Name of a plan, or its file; all plans if absent
     pub plan: Option<String>,
+    /// Follow it until it ends, or all plans that run; with --json one object per look. Ctrl-C ends the watching only
+    #[arg(long, short)]
+    pub watch: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }

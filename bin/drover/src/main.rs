@@ -19,6 +19,7 @@ mod hypervisor;
 mod image;
 mod inspection;
 mod limits;
+mod log;
 mod machine;
 mod nfc;
 mod out;
@@ -51,10 +52,14 @@ use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
     signals::take_file_size_limits();
-    let cli = Cli::from_arg_matches(&cli::program().get_matches()).unwrap_or_else(|error| error.exit());
-    match run(&cli) {
+    drover_view::set_columns(out::columns());
+    let matches = cli::program().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let command = matches.subcommand_name().unwrap_or_default();
+    match log::start(&cli.log, command).and_then(|()| run(&cli)) {
         Ok(code) => code,
         Err(failure) => {
+            drover_log::log!("drover", "ended with exit code {}: {}", failure.exit as u8, failure.message);
             out::say(&failure);
             failure.exit.into()
         }
@@ -129,6 +134,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Agent { command: AgentCommand::Info(args) } => commands::agent::info(args),
         Command::Agent { command: AgentCommand::Top(args) } => commands::relay::top::run(args, "agent"),
         Command::Completions { shell } => commands::documents::completions(*shell),
+        Command::Complete { words } => commands::complete::run(words),
         Command::Man { folder } => commands::documents::man(folder),
     }?;
     Ok(exit.into())

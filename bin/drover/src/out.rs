@@ -5,6 +5,7 @@ use std::process::exit;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 
 /// What a shell reports for a program that SIGPIPE ended.
@@ -36,6 +37,12 @@ pub fn page(path: &std::path::Path, text: &str) -> Result<(), Failure> {
 /// Goes to the beginning of the terminal on standard output, and empties it.
 pub fn fresh_page() {
     put("\x1b[H\x1b[J");
+}
+
+/// Columns for tables: those of the terminal on standard output; where there is none, what `COLUMNS` says, else 80.
+pub fn columns() -> usize {
+    let of_variable = || std::env::var("COLUMNS").ok()?.parse().ok();
+    drover_view::terminal_columns().or_else(of_variable).unwrap_or(80)
 }
 
 /// Asks a person for something, on standard error.
@@ -72,6 +79,13 @@ pub fn gone() -> ! {
 pub fn say(text: impl std::fmt::Display) {
     if writeln!(std::io::stderr(), "{}", drover_view::plain(&text.to_string())).is_err() {
         crate::signals::stop_to_undo();
+    }
+}
+
+/// Says which command comes next, to people who want to read more than errors.
+pub fn next(args: &RunArgs, command: impl std::fmt::Display) {
+    if !args.json && !args.quiet {
+        say(format_args!("next: {command}"));
     }
 }
 

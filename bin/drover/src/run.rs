@@ -10,6 +10,7 @@ use drover_engine::{
     Board, Cause, Clock, EngineError, GivenUp, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
     Schedule, Store, SystemClock, TargetProvider, VmState,
 };
+use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
 use drover_types::inventory::Inventory;
@@ -19,6 +20,7 @@ use crate::evidence;
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::hooks::{Outside, hook_problems};
+use crate::log::Logged;
 use crate::policy::PlanPolicy;
 use crate::provider::{Provider, to_give_up};
 use crate::source::{hide_foreign_snapshots, hide_left_files};
@@ -91,7 +93,7 @@ impl Prepared {
         resolution.problems.extend(past);
         let target = PlanTarget::new(&file, &inventory.about, state, stop);
         target.survey(&mut resolution, &begun);
-        let hosts = plan::told_hosts(&resolution);
+        let hosts = plan::told_hosts(&resolution, false);
         if !hosts.is_empty() {
             words.site(hosts.trim_end());
         }
@@ -128,6 +130,24 @@ impl Prepared {
         drover_relay::raise_files(FILES_MIN + disks * FILES_PER_DISK);
         // Beside the run: neither a plan that is refused nor a first transfer waits for it.
         let foresight = foresight::begin(setting.store, &self.file.plan, &self.vms, &self.facts.source_hosts);
+        let plan = &self.file.plan.name;
+        log!(
+            "run",
+            "plan {plan}, {} VMs; disks are {}",
+            self.vms.len(),
+            self.provider.way().unwrap_or_default()
+        );
+        for vm in &self.vms {
+            let host = vm.host_name.as_deref().unwrap_or_default();
+            log!(
+                "run",
+                "{}: from host {host}, by {:?}, to {}",
+                vm.target_name,
+                vm.route,
+                vm.folder.display()
+            );
+        }
+        let observer = &Logged(observer);
         let runner = Runner {
             plan: &self.file.plan.name,
             text: &self.file.text,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use drover_disk::DiskErrorKind;
 use drover_link::{Message, Order, Receiver, Sender, Session};
+use drover_log::log;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -90,7 +91,11 @@ impl Site {
             if self.is_left.load(Ordering::Relaxed) {
                 return Err(Refusal::new(DiskErrorKind::Gone, "nothing more is wanted of this site"));
             }
-            current.session = Some(self.dial.dial()?);
+            let session = self.dial.dial().inspect_err(|refusal| {
+                log!("site", "no session with {}: {refusal}", self.name);
+            })?;
+            log!("site", "session {} with {} begins", current.number + 1, self.name);
+            current.session = Some(session);
             current.number += 1;
         }
         let session = current.session.clone().unwrap_or_else(|| unreachable!("made just above"));

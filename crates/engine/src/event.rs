@@ -239,7 +239,7 @@ impl Observer for NoObserver {
 }
 
 /// What a disk is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskActivity {
     /// Waits for a slot.

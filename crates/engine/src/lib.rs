@@ -17,6 +17,7 @@ mod hooks;
 mod itinerary;
 mod look;
 mod orders;
+mod pace;
 mod parallel;
 mod phase;
 mod provider;
@@ -38,7 +39,7 @@ pub use foresight::Foresight;
 pub use hooks::{Answer, CallKind, HookResult, HookRunner, NoHooks, POST_START, PRE_CUTOVER};
 pub use itinerary::{MOMENT_GRACE_MS, SNAPSHOT_MARK, is_own_snapshot};
 pub use look::{Looked, Looking, look_into};
-pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running};
+pub use orders::{Cleaned, FoundSnapshot, ask_cutover, clean, is_running, see_its_vms};
 pub use phase::Phase;
 pub use provider::{
     Attachment, Compared, Converted, LinkBytes, Linked, OpenedSource, OpenedTarget, PowerWatch, Record,
@@ -53,8 +54,8 @@ pub use slots::Schedule;
 pub use standing::{AtTarget, Standing, VmEnd};
 pub use store::{
     CountRow, DiskRow, Downtime, EventRow, Foreseen, ForeseenVm, HookRow, OrderRow, PassKind, PassRow,
-    PassState, PlanRow, PlanState, RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts, RunRow,
-    SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
+    PassState, PlanRow, PlanState, ProgressRow, RehearsalResult, RehearsalRow, RehearsedCheck, RunFacts,
+    RunRow, SampleRow, ServedRow, Store, StoreError, TrackedRow, VmRow, VmState, WarmRow,
 };
 pub use tracking::{ALL_WRITTEN, AreasError, ChangeTracking, Frozen};
 pub use waves::{WaveReport, WaveState, ask_proceed};

@@ -21,7 +21,8 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
         |what: String, advice: &str| Err(ProviderError::new(Cause::Plan, what).advise(advice).into());
     if let Some(name) = name {
         let Some(row) = rows.iter().find(|row| row.name == name) else {
-            return refuse(format!("plan {plan} has no VM '{name}'"), "see `drover status` for its VMs");
+            let advice = see_its_vms(plan, name, &rows);
+            return refuse(format!("plan {plan} has no VM '{name}'"), &advice);
         };
         if row.state.has_arrived() {
             return refuse(format!("{name} has arrived already"), "see `drover report`");
@@ -46,6 +47,13 @@ pub fn ask_cutover(store: &Store, plan: &str, name: Option<&str>) -> Result<Vec<
         );
     }
     Ok(asked)
+}
+
+/// What to try where a plan has no VM of that name.
+pub fn see_its_vms(plan: &str, name: &str, rows: &[VmRow]) -> String {
+    let near = drover_plan::near(name, rows.iter().map(|row| row.name.as_str())).join(", ");
+    let near = if near.is_empty() { near } else { format!("near names: {near}; ") };
+    format!("{near}see `drover status {plan}` for its VMs")
 }
 
 fn is_warm(row: &VmRow) -> bool {

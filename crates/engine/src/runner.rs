@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drover_mover::{StopSignal, TransferOptions};
 use drover_plan::{Limits, PlannedVm};
@@ -21,6 +21,7 @@ use crate::event::{Board, Event, Observer};
 use crate::foresight::Foresight;
 use crate::hooks::HookRunner;
 use crate::itinerary::{Context, Journey, Outside};
+use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{Joining, Schedule, Slots, budgets_of};
@@ -238,12 +239,12 @@ impl Runner<'_> {
 
     /// Keeps samples of the rate, and stops the run when another process asks for it.
     fn watch(&self, over: &StopSignal, run: &Run<'_>) {
-        let mut waits = BTreeMap::new();
+        let (mut waits, mut paces) = (BTreeMap::new(), Paces::default());
         while !over.is_set() {
             let (read, written) = self.board.moved();
-            let disks = self.board.live().len() as u64;
+            let disks = paces.look(self.board.live(), Instant::now(), self.clock.now_ms());
             // A lost sample is a gap in a chart; trouble with the store shows itself elsewhere.
-            let _ = self.store.add_sample(self.plan, read, written, disks);
+            let _ = self.store.add_sample(self.plan, read, written, &disks);
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
             self.tell_waves(run);

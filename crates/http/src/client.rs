@@ -1,5 +1,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use drover_log::log;
 use rustls::ClientConfig;
 
 use crate::connection::{Connection, Request};
@@ -61,6 +63,22 @@ impl Client {
     /// # Errors
     /// When there is no connection, no whole answer, or one of more than 64 MiB.
     pub fn send(&self, request: &Request) -> Result<Response, HttpError> {
+        let began = Instant::now();
+        let done = self.send_quietly(request);
+        if drover_log::is_on() {
+            // What stands behind a question mark may be a ticket.
+            let path = request.path.split('?').next().unwrap_or_default();
+            let end = match &done {
+                Ok(response) => format!("status {}", response.head.status),
+                Err(error) => error.to_string(),
+            };
+            let (to, ms) = (self.endpoint.authority(), began.elapsed().as_millis());
+            log!("http", "{} {path} at {to}: {end}, {ms} ms", request.method);
+        }
+        done
+    }
+
+    fn send_quietly(&self, request: &Request) -> Result<Response, HttpError> {
         let Some(connection) = self.idle_connection() else {
             return self.exchange(self.connect()?, request).map_err(|(error, _)| error);
         };

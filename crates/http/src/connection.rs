@@ -2,6 +2,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use drover_log::log;
 use rustls::ClientConfig;
 
 use crate::endpoint::Endpoint;
@@ -110,7 +111,12 @@ impl Connection {
         config: Option<&Arc<ClientConfig>>,
         timeouts: Timeouts,
     ) -> Result<Self, HttpError> {
-        let stream = Stream::connect(endpoint, config, &timeouts)?;
+        let began = Instant::now();
+        let stream = Stream::connect(endpoint, config, &timeouts).inspect_err(|error| {
+            log!("http", "no connection to {}: {error}", endpoint.authority());
+        })?;
+        let secure = if config.is_some() { ", TLS" } else { "" };
+        log!("http", "connected to {}{secure} in {} ms", endpoint.authority(), began.elapsed().as_millis());
         Ok(Connection {
             stream,
             endpoint: endpoint.clone(),

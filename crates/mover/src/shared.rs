@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use drover_copy::{Copier, Failure, FlushTicket, Next, StopCause, Window};
 use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp};
+use drover_log::log;
 use drover_types::{BLOCK_BYTES, ByteSpan};
 
 use crate::journal::{Claim, JournalFile};
@@ -231,9 +232,12 @@ impl<'a> Shared<'a> {
 
     /// Tells the core of a failure; keeps the error if the copy ends because of it.
     pub(crate) fn failed(&self, span: ByteSpan, error: DiskError) {
+        log!("copy", "{error}: {}", error.source);
         let mut core = self.core();
         let now = self.now();
-        if !core.copier.failed(span, failure_of(error.kind), now) {
+        if core.copier.failed(span, failure_of(error.kind), now) {
+            log!("copy", "{span} is tried again");
+        } else {
             core.error.get_or_insert(error.into());
         }
         self.progress.update(&core.copier.totals());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drover_http::Trust;
+use drover_log::log;
 use drover_stream::{Address, Socket, Stream, printable};
 use drover_types::Secret;
 
@@ -86,9 +87,26 @@ pub fn connect(
     path: &str,
     writable: bool,
 ) -> Result<Session, NfcError> {
-    let (stream, tag) = authd(way, ticket)?;
-    let (stream, version) = classic(way, stream, tag)?;
-    session(way, stream, version, buffers, path, writable)
+    let steps = || {
+        let (stream, tag) = authd(way, ticket)?;
+        let (stream, version) = classic(way, stream, tag)?;
+        session(way, stream, version, buffers, path, writable)
+    };
+    let done = steps();
+    if drover_log::is_on() {
+        let end = match &done {
+            Ok(session) => format!("open, protocol version {}", session.version),
+            Err(error) => error.to_string(),
+        };
+        let Ticket { host, port, service, .. } = ticket;
+        log!(
+            "nfc",
+            "{path} by {service} of {host}:{port}, {} x {} bytes: {end}",
+            buffers.count,
+            buffers.bytes
+        );
+    }
+    done
 }
 
 /// The text lines, and what the stream goes on as: in the clear or in a second TLS session.

@@ -1,7 +1,7 @@
 //! Patterns of names: `*` is any text, `?` one character; everything else is itself.
 
 /// Whether all of `text` fits the pattern. Takes time proportional to the product of the lengths at worst.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
     // Where the last star was, and how much of the text it takes at present.

@@ -41,9 +41,11 @@ pub use concern::{
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};
 pub use flat::{FlatSetting, settings};
+pub use glob::matches as name_matches;
 pub use keys::schema;
 pub use model::*;
 pub use moves::{MOVES_MAX, Moves, OneMove, Setting};
+pub use near::near_names as near;
 pub use problem::{At, Problem, Severity};
 pub use read::WAVES_MAX;
 pub use resolution::{

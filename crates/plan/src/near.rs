@@ -11,7 +11,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>)
 const NEAR_MAX: usize = 3;
 
 /// The names that come closest to a pattern that matches none. A `*` or `?` is left out, and as much of a name is compared.
-pub(crate) fn near_names<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn near_names<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let literal: String = pattern.chars().filter(|it| !matches!(it, '*' | '?')).collect();
     let letters = literal.chars().count();
     let most = letters.div_ceil(3).min(3);

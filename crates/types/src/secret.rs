@@ -1,13 +1,15 @@
 use std::fmt;
 
-/// A password or ticket: shown nowhere, not in `Debug`, not in an error, not in the store.
+/// A password or ticket: shown nowhere, not in `Debug`, not in an error, not in the store, not in the log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
     /// Wraps a text that must not be shown.
     pub fn new(text: impl Into<String>) -> Self {
-        Secret(text.into())
+        let text = text.into();
+        drover_log::hide(&text);
+        Secret(text)
     }
 
     /// The text itself, for the one place that sends it.

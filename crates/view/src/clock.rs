@@ -15,6 +15,11 @@ pub(crate) fn time_of_day(at_ms: i64) -> String {
     show(at_ms, "%H:%M:%S")
 }
 
+/// Now, as the time of day on the user's clock: `14:05:10`.
+pub fn time_now() -> String {
+    time_of_day(now_ms())
+}
+
 /// The name of the user's clock: `CET`, `UTC`.
 pub(crate) fn zone_name(at_ms: i64) -> String {
     show(at_ms, "%Z")
@@ -26,7 +31,7 @@ pub(crate) fn now_ms() -> i64 {
 }
 
 /// Now, as RFC 3339 in UTC with milliseconds.
-pub(crate) fn now_utc() -> String {
+pub fn now_utc() -> String {
     utc(now_ms())
 }
 

@@ -29,6 +29,11 @@ impl<T: InLines> InPlace<T> {
         InPlace::start_on(Box::new(std::io::stderr()))
     }
 
+    /// As [`InPlace::start`], on standard output.
+    pub fn start_on_output() -> InPlace<T> {
+        InPlace::start_on(Box::new(std::io::stdout()))
+    }
+
     pub(crate) fn start_on(out: Box<dyn Write + Send>) -> InPlace<T> {
         let now = Arc::new(Mutex::new(T::default()));
         let view = View { now: now.clone(), blocks: shows_blocks() };

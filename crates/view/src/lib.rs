@@ -9,10 +9,12 @@
 mod assess;
 mod axis;
 mod canvas;
+mod checked;
 mod clock;
 mod copy_display;
 mod display;
 mod evidence;
+mod follow;
 mod forecast;
 mod foreseen;
 mod frame;
@@ -40,9 +42,11 @@ mod warm;
 mod waves;
 
 pub use assess::{assess_json, assess_text};
-pub use clock::local as local_time;
+pub use checked::{CheckedVm, Grouping};
+pub use clock::{local as local_time, now_utc, time_now};
 pub use copy_display::CopyDisplay;
 pub use display::{Display, RunNow, RunWatch};
+pub use follow::{Counts, Followed, Pace, PlanProgress, VmProgress};
 pub use forecast::{forecast_json, forecast_text, proposed_note, proposed_waves_text, reference_text};
 pub use hooks::check_words;
 pub use html::{assess_html, forecast_html, live_report_html, live_several_html, report_html};
@@ -57,12 +61,13 @@ pub use live_several::{
     LiveGuestNow, LiveOfSeveral, LiveSchedule, LiveSeveralDisplay, LiveSeveralReport, LiveSeveralWay,
     LiveSums, LiveTurn, live_several_json,
 };
-pub use mode::DisplayMode;
+pub use mode::{DisplayMode, can_move, set_plain_display};
 pub use problems::problems_text;
 pub use report::{report_json, report_text};
-pub use status::{plans_text, status_text, waits_text};
+pub use stage::terminal_columns;
+pub use status::{plans_text, runs, status_text, waits_text};
 pub use summary::vm_state;
-pub use table::{Align, Table};
+pub use table::{Align, Table, set_columns};
 pub use text::{clean, plain, plain_json};
 pub use warm::warm_status_text;
 pub use waves::waves_text;

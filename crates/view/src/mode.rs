@@ -1,4 +1,5 @@
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +17,7 @@ pub enum DisplayMode {
 impl DisplayMode {
     /// What was asked for, or else what standard error can show.
     pub fn choose(json: bool, quiet: bool) -> DisplayMode {
-        let term = std::env::var("TERM").unwrap_or_default();
-        let can_move = std::io::stderr().is_terminal() && !term.is_empty() && term != "dumb";
+        let can_move = can_move(&std::io::stderr());
         match (json, quiet, can_move) {
             (true, ..) => DisplayMode::Json,
             (_, true, _) => DisplayMode::Quiet,
@@ -25,4 +25,20 @@ impl DisplayMode {
             _ => DisplayMode::Plain,
         }
     }
+}
+
+static PLAIN: AtomicBool = AtomicBool::new(false);
+
+/// Whether all that is shown is lines that stay, also on a terminal.
+pub fn set_plain_display(is_plain: bool) {
+    PLAIN.store(is_plain, Ordering::Relaxed);
+}
+
+/// Whether this is a terminal whose lines can be drawn again.
+pub fn can_move(out: &impl IsTerminal) -> bool {
+    if PLAIN.load(Ordering::Relaxed) {
+        return false;
+    }
+    let term = std::env::var("TERM").unwrap_or_default();
+    out.is_terminal() && !term.is_empty() && term != "dumb"
 }

@@ -223,11 +223,18 @@ pub(crate) fn stamped(line: Line) -> Line {
 }
 
 fn screen() -> Screen {
-    let size = terminal_size::terminal_size_of(std::io::stderr());
+    let size = terminal_size::terminal_size_of(std::io::stderr())
+        .or_else(|| terminal_size::terminal_size_of(std::io::stdout()));
     let (columns, rows) = size.map_or(SCREEN, |(columns, rows)| (columns.0, rows.0));
     // Some terminals (serial lines, some CI) say 0 for "not known".
     let or = |told: u16, usual: u16| usize::from(if told == 0 { usual } else { told });
     Screen { columns: or(columns, SCREEN.0), rows: or(rows, SCREEN.1), blocks: shows_blocks() }
+}
+
+/// Columns of the terminal on standard output, if that is one.
+pub fn terminal_columns() -> Option<usize> {
+    let (columns, _) = terminal_size::terminal_size_of(std::io::stdout())?;
+    Some(usize::from(columns.0)).filter(|columns| *columns > 0)
 }
 
 /// Whether the terminal's locale has block characters.

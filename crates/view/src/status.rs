@@ -1,10 +1,11 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
 use std::path::Path;
 
 use drover_engine::{DiskRow, PlanRow, PlanState, VmRow, VmState};
 
 use crate::clock::local;
+use crate::follow::{PlanProgress, VmProgress};
 use crate::report::plan_state;
 use crate::summary::vm_state;
 use crate::table::{Align, Table};
@@ -22,11 +23,11 @@ pub fn plans_text(plans: &[PlanRow], store: &Path) -> String {
     }
 }
 
-/// One plan with its VMs, what went wrong, and what to do next.
-pub fn status_text(plan: &PlanRow, vms: &[VmRow], disks: &[DiskRow]) -> String {
+/// One plan with its VMs, how far they are, what went wrong, and what to do next.
+pub fn status_text(plan: &PlanRow, vms: &[VmRow], disks: &[DiskRow], progress: &PlanProgress) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write_status(&mut text, plan, vms, disks, is_interrupted(plan, is_alive));
+    let _ = write_status(&mut text, plan, vms, disks, progress);
     text
 }
 
@@ -49,7 +50,7 @@ pub fn waits_text(waits: &[(String, String)]) -> String {
 const WAITING_SHOWN: usize = 3;
 
 /// Whether a process still runs this program. Its number may have gone to another program since.
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let program = |link: &str| {
         let path = std::fs::read_link(link).ok()?;
         // The kernel adds " (deleted)" when the file was replaced by an update.
@@ -64,32 +65,37 @@ fn is_alive(pid: u32) -> bool {
     }
 }
 
-fn is_interrupted(plan: &PlanRow, is_alive: impl Fn(u32) -> bool) -> bool {
+/// Whether a process runs the plan now.
+pub fn runs(plan: &PlanRow) -> bool {
+    plan.state == PlanState::Running && !is_interrupted(plan, is_alive)
+}
+
+pub(crate) fn is_interrupted(plan: &PlanRow, is_alive: impl Fn(u32) -> bool) -> bool {
     plan.state == PlanState::Running && !plan.pid.is_some_and(is_alive)
 }
 
 fn plans_with(plans: &[PlanRow], is_alive: impl Fn(u32) -> bool) -> String {
     let columns =
-        [("PLAN", Align::Left), ("STATE", Align::Left), ("BEGAN", Align::Left), ("ENDED", Align::Left)];
-    let mut table = Table::new(&[columns.as_slice(), &[("NEXT", Align::Left)]].concat());
+        [("PLAN", Align::Left), ("STATE", Align::Left), ("BEGAN", Align::Left), ("NEXT", Align::Left)];
+    let mut table = Table::new(&columns).fitted();
+    let mut first = None;
     for plan in plans {
         let interrupted = is_interrupted(plan, &is_alive);
         let next = match plan.state {
-            PlanState::Running if interrupted => format!("drover resume {}", plan.name),
-            PlanState::Running => format!("drover status {}", plan.name),
-            PlanState::Incomplete => format!("drover resume {}", plan.name),
-            PlanState::Done => format!("drover report {}", plan.name),
-            PlanState::Cancelled => String::new(),
+            PlanState::Running if interrupted => "resume",
+            PlanState::Running => "status --watch",
+            PlanState::Incomplete => "resume",
+            PlanState::Done => "report",
+            PlanState::Cancelled => "",
         };
-        table.row([
-            plan.name.clone(),
-            state_word(plan.state, interrupted).into(),
-            local(plan.started_ms),
-            plan.ended_ms.map_or(UNKNOWN.into(), local),
-            next,
-        ]);
+        if !next.is_empty() {
+            first.get_or_insert((plan, next));
+        }
+        let state = state_word(plan.state, interrupted);
+        table.row([&plan.name, state, &local(plan.started_ms), next]);
     }
-    table.to_string()
+    let next = |(plan, next): (&PlanRow, &str)| format!("\nnext: drover {next} {}\n", clean(&plan.name));
+    table.to_string() + &first.map(next).unwrap_or_default()
 }
 
 fn state_word(state: PlanState, interrupted: bool) -> &'static str {
@@ -101,8 +107,9 @@ fn write_status(
     plan: &PlanRow,
     vms: &[VmRow],
     disks: &[DiskRow],
-    interrupted: bool,
+    progress: &PlanProgress,
 ) -> fmt::Result {
+    let interrupted = progress.state == "interrupted";
     let name = clean(&plan.name);
     write!(text, "plan {name}: {}", state_word(plan.state, interrupted))?;
     match plan.pid.filter(|_| plan.state == PlanState::Running) {
@@ -120,12 +127,18 @@ fn write_status(
     for site in sites {
         writeln!(text, "to site {}", clean(site))?;
     }
+    if progress.eta_of.is_some() {
+        writeln!(text, "{}", progress.figures())?;
+    }
     if !vms.is_empty() {
-        write!(text, "\n{}", vm_table(vms, disks, interrupted))?;
+        write!(text, "\n{}", vm_table(vms, disks, progress))?;
     }
     vms.iter().try_for_each(|vm| write_error(text, vm))?;
     match plan.state {
-        PlanState::Running if !interrupted => writeln!(text, "\nstop it with:    drover cancel {name}"),
+        PlanState::Running if !interrupted => writeln!(
+            text,
+            "\nfollow it with:  drover status {name} --watch\nstop it with:    drover cancel {name}"
+        ),
         PlanState::Running | PlanState::Incomplete => {
             writeln!(text, "\nresume with:     drover resume {name}\nundo with:       drover cancel {name}")
         }
@@ -134,33 +147,45 @@ fn write_status(
     }
 }
 
-fn vm_table(vms: &[VmRow], disks: &[DiskRow], interrupted: bool) -> Table {
+fn vm_table(vms: &[VmRow], disks: &[DiskRow], progress: &PlanProgress) -> Table {
     use Align::{Left, Right};
+    let interrupted = progress.state == "interrupted";
     let mut table = Table::new(&[
         ("VM", Left),
         ("STATE", Left),
         ("PHASE", Left),
-        ("BEGAN", Left),
-        ("ENDED", Left),
+        ("DONE", Right),
+        ("RATE", Right),
+        ("ETA", Right),
         ("TIME", Right),
-        ("DISKS COPIED", Right),
-    ]);
+        ("DISKS", Right),
+    ])
+    .fitted();
+    let of: HashMap<&str, &VmProgress> = progress.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
+    let mut copied: HashMap<&str, (usize, usize)> = HashMap::new();
+    for disk in disks {
+        let (done, all) = copied.entry(&disk.vm).or_default();
+        *all += 1;
+        *done += usize::from(disk.root.is_some());
+    }
     for vm in vms {
-        let own = || disks.iter().filter(|disk| disk.vm == vm.id);
-        let copied = format!("{} of {}", own().filter(|disk| disk.root.is_some()).count(), own().count());
         let state = match vm.state {
             VmState::Running if interrupted => "interrupted",
             state => vm_state(state),
         };
         let time = vm.started_ms.zip(vm.ended_ms).map(|(began, ended)| duration(between(began, ended)));
+        let [share, rate, eta] =
+            of.get(vm.name.as_str()).map_or([UNKNOWN; 3].map(String::from), |vm| vm.cells());
+        let copied = copied.get(vm.id.as_str()).map(|(done, all)| format!("{done} of {all}"));
         table.row([
             vm.name.clone(),
             state.into(),
             vm.phase.clone().unwrap_or_else(|| UNKNOWN.into()),
-            vm.started_ms.map_or(UNKNOWN.into(), local),
-            vm.ended_ms.map_or(UNKNOWN.into(), local),
+            share,
+            rate,
+            eta,
             time.unwrap_or_else(|| UNKNOWN.into()),
-            if own().next().is_none() { UNKNOWN.into() } else { copied },
+            copied.unwrap_or_else(|| UNKNOWN.into()),
         ]);
     }
     table
@@ -191,10 +216,12 @@ mod tests {
         assert_eq!(
             plans_with(&plans, |_| false),
             "\
-PLAN  STATE        BEGAN                ENDED                NEXT
-a     interrupted  2026-03-01 14:05:10  --                   drover resume a
-lab   incomplete   2026-03-01 14:05:10  2026-03-01 14:06:22  drover resume lab
-old   done         2026-03-01 14:05:10  2026-03-01 14:06:22  drover report old
+PLAN  STATE        BEGAN                NEXT
+a     interrupted  2026-03-01 14:05:10  resume
+lab   incomplete   2026-03-01 14:05:10  resume
+old   done         2026-03-01 14:05:10  report
+
+next: drover resume a
 "
         );
         assert!(plans_with(&plans[..1], |pid| pid == 4711).contains("running"));
@@ -214,18 +241,19 @@ old   done         2026-03-01 14:05:10  2026-03-01 14:06:22  drover report old
             VmRow { phase: None, started_ms: None, ended_ms: None, ..vm("vm-3", "mail", VmState::Queued) };
         let running = VmRow { ended_ms: None, ..vm("vm-1", "web01", VmState::Running) };
         let disks = [disk("vm-1", 0), DiskRow { root: None, ..disk("vm-1", 1) }, disk("vm-2", 0)];
-        let mut text = String::new();
-        write_status(&mut text, &plan("lab", PlanState::Running), &[running, failed, queued], &disks, true)
-            .unwrap();
+        let (plan, vms) = (plan("lab", PlanState::Running), [running, failed, queued]);
+        let progress = PlanProgress::new(&plan, &vms, &disks, &[], 0);
+        assert_eq!(progress.state, "interrupted", "that process is not this program");
+        let text = status_text(&plan, &vms, &disks, &progress);
         assert_eq!(
             text,
             "\
 plan lab: interrupted (process 4711 is gone), began 2026-03-01 14:05:10
 
-VM     STATE        PHASE  BEGAN                ENDED                      TIME  DISKS COPIED
-web01  interrupted  copy   2026-03-01 14:05:11  --                           --        1 of 2
-db     FAILED       copy   2026-03-01 14:05:11  2026-03-01 14:06:11  1 min 00 s        1 of 1
-mail   queued       --     --                   --                           --            --
+VM     STATE        PHASE   DONE  RATE  ETA        TIME   DISKS
+web01  interrupted  copy    50 %    --   --          --  1 of 2
+db     FAILED       copy   100 %    --   --  1 min 00 s  1 of 1
+mail   queued       --        --    --   --          --      --
 
 db: write: no space left
   try: make room
@@ -240,11 +268,13 @@ undo with:       drover cancel lab
     #[test]
     fn a_plan_says_to_which_site_it_goes() {
         let far = |id: &str| VmRow { site: Some("site-b".into()), ..vm(id, id, VmState::Done) };
-        let text = status_text(&plan("lab", PlanState::Done), &[far("a"), far("b")], &[]);
-        assert_eq!(text.matches("to site site-b\n").count(), 1, "{text}");
-        assert!(
-            !status_text(&plan("lab", PlanState::Done), &[vm("a", "a", VmState::Done)], &[]).contains("site")
-        );
+        let text = |vms: &[VmRow]| {
+            let plan = plan("lab", PlanState::Done);
+            status_text(&plan, vms, &[], &PlanProgress::new(&plan, vms, &[], &[], 0))
+        };
+        let sites = text(&[far("a"), far("b")]);
+        assert_eq!(sites.matches("to site site-b\n").count(), 1, "{sites}");
+        assert!(!text(&[vm("a", "a", VmState::Done)]).contains("site"));
     }
 
     #[test]
@@ -271,6 +301,8 @@ undo with:       drover cancel lab
 
     #[test]
     fn an_empty_plan_has_a_status() {
-        assert!(status_text(&plan("", PlanState::Done), &[], &[]).starts_with("plan : done"));
+        let plan = plan("", PlanState::Done);
+        let progress = PlanProgress::new(&plan, &[], &[], &[], 0);
+        assert!(status_text(&plan, &[], &[], &progress).starts_with("plan : done"));
     }
 }

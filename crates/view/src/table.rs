@@ -1,6 +1,7 @@
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::text::{clean, width};
+use crate::text::{clean, shorten, width};
 
 /// On which side a column is even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +12,8 @@ pub enum Align {
     Right,
 }
 
-/// Rows under headings, each column as wide as its widest cell.
+/// Rows under headings, each column as wide as its widest cell. A table that is [`Table::fitted`] shortens words where
+/// it does not fit, those of the widest column first; numbers never are.
 ///
 /// Widths are those on a terminal, where some characters take two columns and some none. Control
 /// characters are replaced, so a cell is one line and nothing else.
@@ -20,21 +22,39 @@ pub struct Table {
     columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
     indent: usize,
+    fits: bool,
 }
 
 /// Between columns.
 const GAP: &str = "  ";
+/// Words are not made shorter than this.
+const WORDS_MIN: usize = 8;
+/// Columns that a table may take.
+static COLUMNS: AtomicUsize = AtomicUsize::new(80);
+/// No table is made narrower: its numbers have to fit.
+const COLUMNS_MIN: usize = 80;
+
+/// Has tables take so many columns, 80 at least.
+pub fn set_columns(columns: usize) {
+    COLUMNS.store(columns.max(COLUMNS_MIN), Ordering::Relaxed);
+}
 
 impl Table {
     /// A table without rows.
     pub fn new(columns: &[(&str, Align)]) -> Self {
         let columns = columns.iter().map(|(name, align)| (name.to_string(), *align)).collect();
-        Table { columns, rows: Vec::new(), indent: 0 }
+        Table { columns, rows: Vec::new(), indent: 0, fits: false }
     }
 
     /// The same table, so many columns from the left.
     pub fn indented(mut self, columns: usize) -> Self {
         self.indent = columns;
+        self
+    }
+
+    /// The same table, which fits the terminal or 80 columns. Not for reports, which are kept: their words stay whole.
+    pub fn fitted(mut self) -> Self {
+        self.fits = true;
         self
     }
 
@@ -55,19 +75,34 @@ impl Table {
         let widest = |(at, (name, _)): (usize, &(String, Align))| {
             self.rows.iter().map(|row| width(&row[at])).max().unwrap_or(0).max(width(name))
         };
-        self.columns.iter().enumerate().map(widest).collect()
+        let widths = self.columns.iter().enumerate().map(widest).collect();
+        if self.fits { self.fit(widths, COLUMNS.load(Ordering::Relaxed)) } else { widths }
+    }
+
+    /// Takes from the widest columns of words what is too much.
+    fn fit(&self, mut widths: Vec<usize>, columns: usize) -> Vec<usize> {
+        let gaps = self.indent + GAP.len() * widths.len().saturating_sub(1);
+        let mut over = (widths.iter().sum::<usize>() + gaps).saturating_sub(columns);
+        while over > 0 {
+            let of_words = |at: &usize| self.columns[*at].1 == Align::Left && widths[*at] > WORDS_MIN;
+            let Some(widest) = (0..widths.len()).filter(of_words).max_by_key(|at| widths[*at]) else { break };
+            widths[widest] -= 1;
+            over -= 1;
+        }
+        widths
     }
 
     fn line<'a>(&self, cells: impl Iterator<Item = &'a String>, widths: &[usize]) -> String {
         let mut line = " ".repeat(self.indent);
         for (at, (cell, columns)) in cells.zip(widths).enumerate() {
-            let space = " ".repeat(columns.saturating_sub(width(cell)));
+            let cell = shorten(cell, *columns);
+            let space = " ".repeat(columns.saturating_sub(width(&cell)));
             if at > 0 {
                 line.push_str(GAP);
             }
             match self.columns[at].1 {
-                Align::Left => line.extend([cell.as_str(), &space]),
-                Align::Right => line.extend([space.as_str(), cell]),
+                Align::Left => line.extend([&*cell, &space]),
+                Align::Right => line.extend([&*space, &*cell]),
             }
         }
         line.truncate(line.trim_end().len());
@@ -102,6 +137,23 @@ mod tests {
         table.row(["1"]);
         table.row(["1", "2", "3"]);
         assert_eq!(table.to_string(), "A  B\n1\n1  2\n");
+    }
+
+    #[test]
+    fn words_are_shortened_where_a_table_does_not_fit_and_numbers_are_not() {
+        let mut table =
+            Table::new(&[("VM", Align::Left), ("SIZE", Align::Right), ("WHY", Align::Left)]).fitted();
+        table.row(["倉庫".repeat(20).as_str(), "1,099,511,627,776 B", &"because ".repeat(10)]);
+        let text = table.to_string();
+        let widths: Vec<usize> = text.lines().map(width).collect();
+        assert_eq!(text.lines().count(), 2);
+        assert!(widths.iter().all(|columns| (70..=80).contains(columns) || *columns < 80), "{text}");
+        assert!(text.contains("1,099,511,627,776 B") && text.matches("...").count() == 2, "{text}");
+        assert!(text.contains("because because because"), "{text}");
+        let numbers = [("N", Align::Right); 3];
+        let mut wide = Table::new(&numbers).fitted();
+        wide.row(["1".repeat(40), "2".repeat(40), "3".repeat(40)]);
+        assert!(!wide.to_string().contains("..."), "what cannot be shortened stays whole");
     }
 
     #[test]

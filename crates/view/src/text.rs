@@ -74,6 +74,25 @@ pub(crate) fn clip(text: &str, columns: usize) -> Cow<'_, str> {
     Cow::Owned(cut)
 }
 
+/// The text in at most `columns`; where it was cut it ends in `...`, which every locale has.
+pub(crate) fn shorten(text: &str, columns: usize) -> Cow<'_, str> {
+    if width(text) <= columns {
+        return Cow::Borrowed(text);
+    }
+    let (mut taken, mut cut) = (DOTS.len().min(columns), String::new());
+    for c in text.chars() {
+        taken += c.width().unwrap_or(0);
+        if taken > columns {
+            break;
+        }
+        cut.push(c);
+    }
+    cut.push_str(&DOTS[..DOTS.len().min(columns)]);
+    Cow::Owned(cut)
+}
+
+const DOTS: &str = "...";
+
 /// A duration: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -154,6 +173,15 @@ mod tests {
         assert_eq!(clip("倉庫倉庫", 4), "倉~");
         assert_eq!(clip("web01", 1), "~");
         assert_eq!(clip("web01", 0), "");
+    }
+
+    #[test]
+    fn shortens_by_columns_and_says_so_in_any_locale() {
+        assert_eq!(shorten("web01", 5), "web01");
+        assert_eq!(shorten("web0123", 6), "web...");
+        assert_eq!(shorten("倉庫倉庫", 6), "倉...");
+        assert_eq!(shorten("倉庫倉庫", 7), "倉庫...");
+        assert_eq!(shorten("web01", 2), "..");
     }
 
     #[test]

@@ -41,6 +41,9 @@ impl Inner {
         let cookie = cookie.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, &op, "no session cookie in the answer")
         })?;
+        drover_log::hide(
+            cookie.split_once('=').map_or(cookie.as_str(), |(_, value)| value).trim_matches('"'),
+        );
         Ok((cookie, answer.string_at("returnval/key")))
     }
 

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drover_http::{Client, Head, Request, Response, thumbprint_of};
+use drover_log::log;
 use drover_types::Secret;
 use drover_types::inventory::About;
 
@@ -230,11 +231,13 @@ impl Inner {
             let auth = self.auth();
             match self.call_once(call, &auth.cookie) {
                 Err(error) if error.is_fault("NotAuthenticated") && !renewed => {
+                    log!("vsphere", "{}: the session has ended, logging in again", call.method);
                     self.renew(auth.version)?;
                     renewed = true;
                 }
                 Err(error) if call.is_read && error.is_transient() && tries < READ_TRIES_MAX => {
                     work.check(call.op)?;
+                    log!("vsphere", "{}: try {tries} failed, again: {error}", call.method);
                     thread::sleep(FIRST_PAUSE * 4u32.pow(tries - 1));
                     tries += 1;
                 }
@@ -335,6 +338,24 @@ impl Drop for Inner {
 
 /// One exchange: the response element and the head of the HTTP response around it.
 pub(crate) fn exchange(
+    client: &Client,
+    action: &str,
+    call: &Call<'_>,
+    cookie: &str,
+) -> Result<(Element, Head), VsphereError> {
+    let began = Instant::now();
+    let done = exchange_quietly(client, action, call, cookie);
+    if drover_log::is_on() {
+        let end = done.as_ref().map_or_else(|error| error.to_string(), |_| "answered".into());
+        let ms = began.elapsed().as_millis();
+        // Objects of a session bear its key in brackets.
+        let this = call.this.id.split('[').next().unwrap_or_default();
+        log!("vsphere", "{} of {this} ({}): {end}, {ms} ms", call.method, call.op);
+    }
+    done
+}
+
+fn exchange_quietly(
     client: &Client,
     action: &str,
     call: &Call<'_>,

@@ -13,8 +13,10 @@ use super::relay::TopArgs;
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
     /// Serve this host's disks to paired sites until Ctrl-C or SIGTERM
+    #[command(after_help = super::examples::AGENT_RUN)]
     Run(AgentRunArgs),
     /// Pair with another site's agent, or make a token for that
+    #[command(after_help = super::examples::AGENT_PAIR)]
     Pair(AgentPairArgs),
     /// List trusted hosts and paired sites
     List(AgentListArgs),

@@ -8,6 +8,34 @@ Examples:
 
 Next: drover plan new vcenter.example.org --vm 'web*' -o web.yaml";
 
+pub const ASSESS: &str = "\
+Examples:
+  drover assess vcenter.example.org --thumbprint AA:BB:...
+  drover assess vcenter.example.org --ca-file ca.pem --html fleet.html
+
+Next: drover plan new vcenter.example.org --vm 'web*' -o web.yaml";
+
+pub const FORECAST: &str = "\
+Examples:
+  drover forecast web.yaml
+  drover forecast web.yaml db.yaml --html forecast.html
+
+Next: drover migrate web.yaml";
+
+pub const AGENT_RUN: &str = "\
+Examples:
+  drover agent run --pool vms=/srv/vms
+  drover agent run --libvirt-pool images --allow-start
+
+Next: drover agent pair --new-token, and with that token drover agent pair HOST at the other site";
+
+pub const AGENT_PAIR: &str = "\
+Examples:
+  drover agent pair --new-token
+  drover agent pair site-b.example.org --token-file token
+
+Next: drover link test site-b, then drover copy web01.raw agent://site-b/vms/web01.raw";
+
 pub const PLAN_NEW: &str = "\
 Examples:
   drover plan new vcenter.example.org --thumbprint AA:BB:... --vm 'web*' -o web.yaml
@@ -21,6 +49,8 @@ Exit codes: 0 the plan will run, 3 it has errors, 4 the user lacks rights, 5 the
 Examples:
   drover plan check web.yaml
   drover plan check web.yaml --offline
+  drover plan check web.yaml --blocked --folder 'prod/*'
+  drover plan check web.yaml --vm 'web*' -v
 
 Next: drover migrate web.yaml";
 
@@ -41,7 +71,7 @@ Examples:
   drover migrate web.yaml
   drover migrate web.yaml --json > web.events
 
-Next: drover status web.yaml (from another terminal); for warm plans drover cutover web.yaml;
+Next: drover status web.yaml --watch (from another terminal); for warm plans drover cutover web.yaml;
 at the end drover report web.yaml --html web.html";
 
 pub const RESUME: &str = "\
@@ -89,19 +119,25 @@ Next: drover status fleet.yaml";
 pub const CLEAN: &str = "\
 Examples:
   drover clean web.yaml
-  drover clean web.yaml --json";
+  drover clean web.yaml --json
+
+Next: drover report web.yaml";
 
 pub const STATUS: &str = "\
 Examples:
   drover status
-  drover status web.yaml --json
+  drover status web.yaml
+  drover status web.yaml --watch
+  drover status --watch --json | jq .percent
 
 Next: drover report web.yaml";
 
 pub const REPORT: &str = "\
 Examples:
   drover report web.yaml
-  drover report web.yaml --html web.html";
+  drover report web.yaml --html web.html --sign ~/.ssh/id_ed25519
+
+Next: drover verify --report web.html --signers allowed, where the page was signed";
 
 pub const COPY: &str = "\
 An interrupted copy is resumed by the same command.

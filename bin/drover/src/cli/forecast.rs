@@ -39,6 +39,13 @@ pub struct FormArgs {
     pub json: bool,
 }
 
+impl FormArgs {
+    /// Whether it is for people, on the terminal.
+    pub fn is_text(&self) -> bool {
+        self.html.is_none() && !self.json
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct PlanWavesArgs {
     /// Plan file

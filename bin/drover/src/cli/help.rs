@@ -35,7 +35,8 @@ pub fn commands_of<'a>(program: &'a Command, group: &str) -> Vec<&'a Command> {
         GROUPS.iter().filter(|(title, _)| *title == group).flat_map(|(_, names)| in_group(names)).collect();
     if group == REST {
         let is_named = |name: &str| name == "help" || GROUPS.iter().any(|(_, names)| names.contains(&name));
-        commands.extend(program.get_subcommands().filter(|command| !is_named(command.get_name())));
+        let rest = program.get_subcommands().filter(|it| !is_named(it.get_name()) && !it.is_hide_set());
+        commands.extend(rest);
     }
     commands
 }
@@ -71,7 +72,7 @@ mod tests {
             .flat_map(|(title, _)| commands_of(&program, title))
             .map(Command::get_name)
             .collect();
-        for command in program.get_subcommands().filter(|command| command.get_name() != "help") {
+        for command in program.get_subcommands().filter(|it| it.get_name() != "help" && !it.is_hide_set()) {
             let name = command.get_name();
             assert_eq!(shown.iter().filter(|it| **it == name).count(), 1, "{name} is not in one group");
         }

@@ -24,6 +24,9 @@ fn page_name(title: &str) -> String {
 
 fn page(program: &Command, title: &str) -> String {
     let mut text = format!("# Commands: {}\n\n{MADE}", title.to_lowercase().replace("vms", "VMs"));
+    let everywhere: Vec<String> =
+        program.get_arguments().filter(|it| it.is_global_set()).map(argument).collect();
+    text.push_str(&format!("\nEvery command takes these too:\n\n{}\n", everywhere.join("\n")));
     for command in commands_of(program, title) {
         section(&mut text, command, command.get_name());
     }
@@ -49,7 +52,9 @@ fn section(text: &mut String, command: &Command, path: &str) {
 }
 
 fn is_shown(argument: &Arg) -> bool {
-    !argument.is_hide_set() && !["help", "version"].contains(&argument.get_id().as_str())
+    !argument.is_hide_set()
+        && !argument.is_global_set()
+        && !["help", "version"].contains(&argument.get_id().as_str())
 }
 
 /// `- **--sample PERCENT**: what it does [default: 5]`

@@ -8,7 +8,7 @@ use drover_types::inventory::Inventory;
 
 use crate::cli::AssessArgs;
 use crate::commands::forecast::give;
-use crate::commands::inventory::{all_concerns, ask};
+use crate::commands::inventory::{all_concerns, ask, say_what_is_next};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 
@@ -18,12 +18,16 @@ pub fn run(args: &AssessArgs) -> Result<Exit, Failure> {
     warnings.iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
     let mut assessment = drover_forecast::assess(&inventory, &all_concerns(&inventory));
     assessment.estimate = Some(estimates(&inventory, args)?);
-    give(
+    let exit = give(
         &args.form,
         || drover_view::assess_text(&assessment),
         || drover_view::assess_json(&assessment),
         || drover_view::assess_html(&assessment),
-    )
+    )?;
+    if args.form.is_text() {
+        say_what_is_next(&args.provider.provider);
+    }
+    Ok(exit)
 }
 
 /// What moving all VMs takes, cold, and warm where they run.

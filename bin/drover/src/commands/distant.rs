@@ -9,8 +9,8 @@ use drover_view::{Display, DisplayMode};
 use serde_json::{Value, json};
 
 use super::migrate::plan_name;
-use super::plan;
 use super::warm::tell_proceed;
+use super::{plan, watch};
 use crate::cli::{
     CutoverArgs, MigrateArgs, NamedArgs, ProceedArgs, ReportArgs, ResumeArgs, RunArgs, StatusArgs,
 };
@@ -24,7 +24,7 @@ const CANCEL_LOOKS_MAX: u32 = 1_000;
 /// Streams that break in a row before the command gives up watching.
 const BREAKS_MAX: u32 = 10;
 /// Plans of one page.
-const PLANS_PAGE: usize = 1_000;
+pub const PLANS_PAGE: usize = 1_000;
 
 /// Hands a plan in and watches it.
 pub fn migrate(daemon: &Remote, args: &MigrateArgs) -> Result<Exit, Failure> {
@@ -140,6 +140,10 @@ fn end(daemon: &Remote, plan: &Plan, args: &RunArgs) -> Result<Exit, Failure> {
     if !args.json && !args.quiet {
         crate::out::print(&daemon.text(&format!("/v1/plans/{}/report?format=text", part(&plan.name)))?);
     }
+    if exit == Exit::Success {
+        let (name, url) = (&plan.name, &daemon.url);
+        crate::out::next(args, format_args!("drover report {name} --html {name}.html --server {url}"));
+    }
     if exit != Exit::Success && !args.quiet {
         let (name, url) = (&plan.name, &daemon.url);
         crate::out::say(format_args!(
@@ -200,6 +204,10 @@ pub fn cutover(daemon: &Remote, args: &CutoverArgs) -> Result<Exit, Failure> {
             }
         };
         crate::out::say(format_args!("cutover asked for: {}; {when}", ordered.vms.join(", ")));
+        if running {
+            let url = &daemon.url;
+            crate::out::next(&args.run, format_args!("drover status {name} --watch --server {url}"));
+        }
     }
     Ok(Exit::Success)
 }
@@ -215,6 +223,9 @@ pub fn proceed(daemon: &Remote, args: &ProceedArgs) -> Result<Exit, Failure> {
 
 /// Shows plans, or the VMs of one.
 pub fn status(daemon: &Remote, args: &StatusArgs) -> Result<Exit, Failure> {
+    if args.watch {
+        return watch::there(daemon, args);
+    }
     let Some(text) = &args.plan else { return plans(daemon, args.run.json) };
     let path = format!("/v1/plans/{}/status", part(&plan_name(text)?));
     if args.run.json {

@@ -4,12 +4,15 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
+use super::complete::with_names;
 use crate::cli::program;
 use crate::exit::{Exit, Failure};
 
 /// Writes completions for a shell to standard output.
 pub fn completions(shell: Shell) -> Result<Exit, Failure> {
-    clap_complete::generate(shell, &mut program(), "drover", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut program(), "drover", &mut script);
+    crate::out::print(&with_names(shell, String::from_utf8_lossy(&script).into_owned()));
     Ok(Exit::Success)
 }
 

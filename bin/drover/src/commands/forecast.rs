@@ -35,12 +35,16 @@ pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
     }
     let budgets = budgets.unwrap_or_default();
     let forecast = drover_forecast::foresee(&foresight::question(vms, names, waves, budgets, &args.what_if)?);
-    give(
+    let exit = give(
         &args.form,
         || drover_view::forecast_text(&forecast),
         || drover_view::forecast_json(&forecast),
         || drover_view::forecast_html(&forecast),
-    )
+    )?;
+    if let ([plan], true) = (args.plans.as_slice(), args.form.is_text()) {
+        crate::out::say(format_args!("next: drover migrate {}", plan.display()));
+    }
+    Ok(exit)
 }
 
 /// Gives a document in the form that is asked for.

@@ -76,6 +76,9 @@ fn tell(args: &HashArgs, disk: &dyn Disk, found: &HashedDisk, read: &Snapshot, s
             found.elapsed.as_secs_f64(),
             Rate::of(read.read, found.elapsed)
         ));
+        if let Some(report) = &args.output {
+            crate::out::say(format_args!("next: drover verify --report {} COPY", report.display()));
+        }
     }
 }
 

@@ -21,8 +21,20 @@ pub fn run(args: &InventoryArgs) -> Result<Exit, Failure> {
         crate::out::json(format_args!("{:#}", drover_view::inventory_json(&inventory, &concerns)));
     } else {
         crate::out::print(&drover_view::inventory_text(&inventory, &concerns, args.details));
+        say_what_is_next(&args.provider.provider);
     }
     Ok(Exit::Success)
+}
+
+/// The command that comes after a look at a provider, to people.
+pub fn say_what_is_next(provider: &str) {
+    let path = Path::new(provider);
+    let is_plan = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+    match (is_plan, appliance::path_of(provider)) {
+        (true, _) => crate::out::say(format_args!("next: drover plan check {provider}")),
+        (_, Some(_)) => crate::out::say(format_args!("next: drover import {provider}")),
+        _ => crate::out::say(format_args!("next: drover plan new {provider} -o plan.yaml")),
+    }
 }
 
 /// What an endpoint, the source of a plan file or an appliance has, and what to know about the answer.

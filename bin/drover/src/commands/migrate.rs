@@ -33,6 +33,7 @@ pub fn resume(args: &ResumeArgs) -> Result<Exit, Failure> {
     let row = store.plan(&name)?.ok_or_else(|| unknown_plan(&store, &name))?;
     if row.state == PlanState::Done {
         crate::out::say(format_args!("plan {name} is done; nothing is left to do"));
+        crate::out::next(&args.run, format_args!("drover report {name}{}", state_option(&args.run)));
         return Ok(Exit::Success);
     }
     check_not_given_up(&row)?;
@@ -101,6 +102,7 @@ fn end(name: &str, outcome: &RunOutcome, stopped: bool, args: &RunArgs) -> Exit 
         }
     }
     if outcome.is_complete() {
+        crate::out::next(args, format_args!("drover report {name} --html {name}.html{}", state_option(args)));
         return Exit::Success;
     }
     if outcome.has_arrived() && !args.quiet {
@@ -127,11 +129,15 @@ fn tell_unkept(outcome: &RunOutcome, error: &StoreError) {
 }
 
 fn say_how_to_go_on(name: &str, args: &RunArgs) {
-    let state =
-        args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default();
+    let state = state_option(args);
     crate::out::say(format_args!(
         "resume with: drover resume {name}{state}    undo with: drover cancel {name}{state}"
     ));
+}
+
+/// The option that a later command needs to find the same state.
+pub fn state_option(args: &RunArgs) -> String {
+    args.state.as_ref().map(|folder| format!(" --state {}", folder.display())).unwrap_or_default()
 }
 
 /// Stops a running plan, or undoes what an interrupted one left.
@@ -152,6 +158,7 @@ pub fn cancel(args: &NamedArgs) -> Result<Exit, Failure> {
     }
     if given_up.left.is_empty() {
         crate::out::say(format_args!("plan {name} is cancelled; what it had begun is undone"));
+        crate::out::next(&args.run, format_args!("drover clean {name}{}", state_option(&args.run)));
         return Ok(Exit::Success);
     }
     given_up.left.iter().for_each(|problem| crate::out::say(format_args!("left behind: {problem}")));
@@ -167,8 +174,11 @@ pub fn plan_name(text: &str) -> Result<String, Failure> {
 
 pub fn unknown_plan(store: &Store, name: &str) -> Failure {
     let folder = store.path().parent().unwrap_or(store.path());
+    let plans = store.plans().unwrap_or_default();
+    let near = drover_plan::near(name, plans.iter().map(|plan| plan.name.as_str())).join(", ");
+    let near = if near.is_empty() { near } else { format!("near names: {near}; ") };
     Failure::new(Exit::Plan, format!("there is no plan '{name}' in drover's state in {}", folder.display()))
-        .advise("see `drover status` for those there are; --state names another folder")
+        .advise(format!("{near}see `drover status` for those there are; --state names another folder"))
 }
 
 /// Opens the state folder to look into it, also where it cannot be written.

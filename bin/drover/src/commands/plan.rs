@@ -1,14 +1,14 @@
 //! `drover plan`: new, check, schema. And reading a plan file for all who need one.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use drover_engine::{Clock, MOMENT_GRACE_MS, Store, StoreError, SystemClock};
 use drover_mover::StopSignal;
 use drover_plan::nfc::HostNfc;
 use drover_plan::{
-    At, Begun, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlanWave, PlannedVm,
-    Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
+    At, Begun, Concern, Cutover, DraftOptions, DraftSource, ManifestUse, Others, OvaSource, Plan, PlanWave,
+    PlannedVm, Problem, Resolution, Target, TargetHost, TargetKind, Weight, resolve, space_needed,
 };
 use drover_types::inventory::Inventory;
 use drover_types::{Bytes, Opening};
@@ -29,6 +29,11 @@ use crate::source::hide_own_snapshots;
 use crate::state::state_folder;
 use crate::target::PlanTarget;
 
+mod shown;
+
+use shown::Shown;
+pub use shown::told_hosts;
+
 /// A plan file may not be larger.
 const PLAN_BYTES_MAX: u64 = 16 << 20;
 
@@ -48,6 +53,12 @@ pub fn read(path: &Path) -> Result<PlanFile, Failure> {
     let absolute = std::path::absolute(path).map_err(|error| failed(error.to_string()))?;
     let folder = absolute.parent().unwrap_or(Path::new("/")).to_path_buf();
     parse(text, absolute, folder)
+}
+
+/// Reads a plan file without a word; nothing if that cannot be done.
+pub fn read_quietly(path: &Path) -> Option<PlanFile> {
+    let text = read_text(path, PLAN_BYTES_MAX).ok()?;
+    parse_quietly(text, path.to_path_buf(), PathBuf::from(".")).ok()
 }
 
 /// Reads a plan's text.
@@ -235,61 +246,77 @@ pub fn check_online(
     resolution.problems.extend(past_moments(&resolution.vms, &begun, SystemClock.now_ms()));
     resolution.problems.extend(past_waves(&file.plan, &resolution.vms, &begun, SystemClock.now_ms()));
     let way = provider.way().map_or(String::new(), |way| format!("disks are {way}\n"));
-    let told = site + &told_hosts(&resolution) + &way + &nfc_sums(&nfc, &inventory);
+    let told = site + &told_hosts(&resolution, crate::log::is_verbose()) + &way + &nfc_sums(&nfc, &inventory);
     Ok(Checked { resolution, rights, at_target, nfc, told })
 }
 
 /// `drover plan check`.
 pub fn check(args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let file = read(&args.plan)?;
-    let (mut nfc, mut rights, mut at_target, mut hosts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut inspected = Vec::new();
-    let mut problems = if args.offline {
+    if args.offline {
         let mut problems = file.plan.warnings.clone();
         problems.extend(past_windows(&file.plan, SystemClock.now_ms()));
         problems.extend(hook_problems(&file.plan, &file.folder));
-        problems
-    } else {
-        let mut checked = check_online(&file, args.state.as_deref(), None)?;
-        if args.inspect {
-            let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
-            inspected = inspect_plan(&file, args.state.as_deref(), &mut checked.resolution, &stop)?;
+        match args.json {
+            true => print_json(&serde_json::json!({ "problems": problems, "nfc": [], "hosts": [] })),
+            false => crate::out::problems(&file.path, &problems),
         }
-        if !args.json {
-            let seen: String = inspected.iter().map(Inspected::line).collect();
-            let told =
-                told_concerns(&checked.resolution) + &told_by_passes(&file.plan.name, args.state.as_deref());
-            crate::out::print(&(summary(&checked.resolution) + &checked.told + &seen + &told));
-        }
-        (nfc, rights, at_target) = (checked.nfc, checked.rights, checked.at_target);
-        hosts = host_documents(&checked.resolution);
-        checked.resolution.problems
-    };
+        return verdict(&problems, Exit::Plan, args);
+    }
+    let mut checked = check_online(&file, args.state.as_deref(), None)?;
+    let mut inspected = Vec::new();
+    if args.inspect {
+        let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+        inspected = inspect_plan(&file, args.state.as_deref(), &mut checked.resolution, &stop)?;
+    }
     // As a run ends that finds the same: the plan itself, then rights, then what stands in the way at the target.
-    let exit = if problems.iter().any(Problem::is_error) {
+    let exit = if checked.resolution.problems.iter().any(Problem::is_error) {
         Exit::Plan
-    } else if rights.iter().any(Problem::is_error) {
+    } else if checked.rights.iter().any(Problem::is_error) {
         Exit::Access
     } else {
         Exit::Target
     };
-    problems.extend(at_target);
-    problems.extend(rights);
+    let own = &checked.resolution.problems;
+    let problems: Vec<Problem> =
+        own.iter().chain(&checked.at_target).chain(&checked.rights).cloned().collect();
+    let shown = Shown::new(&checked.resolution, &problems, args, crate::log::is_verbose())?;
     if args.json {
-        let mut found = serde_json::json!({ "problems": problems, "nfc": nfc, "hosts": hosts });
+        let mut found = serde_json::json!({
+            "problems": shown.of(&problems), "vms": shown.json(), "nfc": checked.nfc,
+            "hosts": host_documents(&checked.resolution),
+        });
         if args.inspect {
             found["inspected"] = inspected.iter().map(Inspected::json).collect();
         }
-        crate::out::json(format_args!("{found:#}"));
+        print_json(&found);
     } else {
-        crate::out::problems(&file.path, &problems);
+        let seen = inspected.iter().map(Inspected::line).filter(|line| shown.has(line));
+        let seen: String = seen.collect();
+        let (passes, unknown) = told_by_passes(&file.plan.name, args.state.as_deref());
+        let head = summary(&checked.resolution) + &shown.head();
+        crate::out::print(&(head + &checked.told + &seen + &shown.concerns(&passes) + &unknown));
+        let text = shown.problems(&file.path, &shown.of(&problems));
+        if !text.is_empty() {
+            crate::out::say(text.trim_end());
+        }
     }
+    verdict(&problems, exit, args)
+}
+
+fn print_json(found: &serde_json::Value) {
+    crate::out::json(format_args!("{found:#}"));
+}
+
+/// How a check ends that found these problems; `exit` if one of them is an error.
+fn verdict(problems: &[Problem], exit: Exit, args: &PlanCheckArgs) -> Result<Exit, Failure> {
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {
         return Err(Failure::new(exit, format!("the plan has {errors} errors; nothing was touched")));
     }
     if !args.json {
         crate::out::line("the plan is fine; nothing was touched");
+        crate::out::line(format_args!("next: drover migrate {}", args.plan.display()));
     }
     Ok(Exit::Success)
 }
@@ -306,47 +333,10 @@ pub fn far_summary(file: &PlanFile, resolution: &mut Resolution, target: &PlanTa
     line
 }
 
-/// Which of several hosts gets each VM, and why.
-pub fn told_hosts(resolution: &Resolution) -> String {
-    let placed = resolution.vms.iter().filter_map(|vm| Some((vm, vm.target_host.as_ref()?)));
-    let line = |(vm, host): (&PlannedVm, &TargetHost)| {
-        format!("{} -> {}: {}\n", clean(&vm.target_name), clean(&host.name), clean(&host.why))
-    };
-    placed.map(line).collect()
-}
-
 fn host_documents(resolution: &Resolution) -> Vec<serde_json::Value> {
     let placed = resolution.vms.iter().filter_map(|vm| Some((vm, vm.target_host.as_ref()?)));
     let document = |(vm, host): (&PlannedVm, &TargetHost)| serde_json::json!({"vm": vm.target_name, "host": host.name, "why": host.why});
     placed.map(document).collect()
-}
-
-/// Notes of one kind that are shown; the others are counted.
-const NOTES_SHOWN_MAX: usize = 10;
-
-/// What is worth knowing and stops nothing, said once however many VMs share it: warnings first.
-fn told_concerns(resolution: &Resolution) -> String {
-    let concerns = || resolution.vms.iter().flat_map(|vm| &vm.concerns);
-    let mut lines: Vec<String> = Vec::new();
-    for concern in concerns().filter(|concern| concern.severity == Weight::Warning) {
-        let line = format!("warning: {}\n", clean(&concern.to_string()));
-        if !lines.contains(&line) {
-            lines.push(line);
-        }
-    }
-    let mut notes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for concern in concerns().filter(|concern| concern.severity == Weight::Info) {
-        notes.entry(&concern.id).or_default().push(format!("note: {}\n", clean(&concern.to_string())));
-    }
-    for (id, mut of_kind) in notes {
-        let more = of_kind.len().saturating_sub(NOTES_SHOWN_MAX);
-        of_kind.truncate(NOTES_SHOWN_MAX);
-        lines.extend(of_kind);
-        if more > 0 {
-            lines.push(format!("note: and {more} more of that ({id})\n"));
-        }
-    }
-    lines.concat()
 }
 
 /// The VMs of a plan that were begun; none where its state cannot be looked at.
@@ -368,23 +358,32 @@ fn anothers(file: &PlanFile, state: Option<&Path>) -> Option<Problem> {
     Some(refused.advice.into_iter().fold(problem, Problem::advise))
 }
 
-/// What the passes so far tell of a plan that was begun; nothing if it was not.
-fn told_by_passes(plan: &str, state: Option<&Path>) -> String {
+/// What the passes so far tell of a plan that was begun, and why that is not known; nothing if it was not begun.
+fn told_by_passes(plan: &str, state: Option<&Path>) -> (Vec<Concern>, String) {
     let folder = state_folder(state);
     if !Store::is_there(&folder) {
-        return String::new();
+        return (Vec::new(), String::new());
     }
-    let hints = || -> Result<String, StoreError> {
-        let store = Store::open_to_read(&folder)?;
-        let mut lines = String::new();
-        for vm in store.vms(plan)? {
-            let hint = store.warm(plan, &vm.id)?.hint;
-            lines.extend(hint.map(|hint| format!("warning: {}: {}\n", clean(&vm.name), clean(&hint))));
-        }
-        Ok(lines)
+    let concern = |name: String, message: String| Concern {
+        id: "passes".into(),
+        severity: Weight::Warning,
+        subject: name,
+        message,
+        advice: String::new(),
     };
-    // A plan can be checked by users who may not see what became of others' runs.
-    hints().unwrap_or_else(|error| format!("note: what earlier passes tell is not known: {error}\n"))
+    let hints = || -> Result<Vec<Concern>, StoreError> {
+        let store = Store::open_to_read(&folder)?;
+        let mut hints = Vec::new();
+        for vm in store.vms(plan)? {
+            hints.extend(store.warm(plan, &vm.id)?.hint.map(|hint| concern(vm.name, hint)));
+        }
+        Ok(hints)
+    };
+    match hints() {
+        Ok(hints) => (hints, String::new()),
+        // A plan can be checked by users who may not see what became of others' runs.
+        Err(error) => (Vec::new(), format!("note: what earlier passes tell is not known: {error}\n")),
+    }
 }
 
 /// What the plan takes of each host's NFC server.

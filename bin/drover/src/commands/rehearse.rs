@@ -16,7 +16,7 @@ use drover_types::inventory::{About, Inventory};
 use drover_view::{check_words, clean};
 use serde_json::{Value, json};
 
-use super::migrate::{open_store, plan_name, unknown_plan};
+use super::migrate::{open_store, plan_name, state_option, unknown_plan};
 use super::plan;
 use crate::cli::RehearseArgs;
 use crate::exit::{Exit, Failure};
@@ -67,14 +67,20 @@ pub fn run(args: &RehearseArgs) -> Result<Exit, Failure> {
         }
     }
     match (worst, ready) {
-        (Some(exit), _) => Ok(exit),
+        (Some(exit), _) => {
+            crate::out::next(&args.run, format_args!("drover report {name}{}", state_option(&args.run)));
+            Ok(exit)
+        }
         (None, 0) => {
             let text = format!("none of {} has a copy that can be rehearsed now", count(vms.len()));
             Err(Failure::new(Exit::Plan, text).advise("see the reasons above, and `drover status`"))
         }
         // What was named is to be rehearsed; of a whole plan what is ready.
         (None, _) if not_ready > 0 && !args.vm.is_empty() => Ok(Exit::Plan),
-        (None, _) => Ok(Exit::Success),
+        (None, _) => {
+            crate::out::next(&args.run, format_args!("drover report {name}{}", state_option(&args.run)));
+            Ok(Exit::Success)
+        }
     }
 }
 
@@ -96,9 +102,9 @@ fn chosen(store: &Store, name: &str, args: &RehearseArgs) -> Result<Vec<(VmRow, 
     let rows = store.vms(name)?;
     for wanted in &args.vm {
         if !rows.iter().any(|row| row.name == *wanted) {
-            let known: Vec<&str> = rows.iter().map(|row| row.name.as_str()).take(10).collect();
             let text = format!("plan {name} has no VM '{}'", clean(wanted));
-            return Err(Failure::new(Exit::Usage, text).advise(format!("it has: {}", known.join(", "))));
+            let advice = drover_engine::see_its_vms(name, wanted, &rows);
+            return Err(Failure::new(Exit::Usage, text).advise(advice));
         }
     }
     for row in rows.into_iter().filter(|row| args.vm.is_empty() || args.vm.contains(&row.name)) {

@@ -2,16 +2,21 @@
 
 use std::collections::HashMap;
 
-use drover_engine::{DiskRow, PlanReport, PlanRow, PlanState, Store, VmReport, VmRow};
+use drover_engine::{Clock, DiskRow, PlanReport, PlanRow, PlanState, Store, SystemClock, VmReport, VmRow};
+use drover_view::PlanProgress;
 use serde_json::{Value, json};
 
 use super::migrate::{open_store_to_read, plan_name, unknown_plan};
+use super::watch;
 use crate::cli::{ReportArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
 use crate::signature;
 
 /// Shows plans, or the VMs of one.
 pub fn status(args: &StatusArgs) -> Result<Exit, Failure> {
+    if args.watch {
+        return watch::here(args);
+    }
     let store = open_store_to_read(&args.run)?;
     match &args.plan {
         None => {
@@ -41,6 +46,7 @@ pub struct PlanStatus {
     report: PlanReport,
     vms: Vec<VmRow>,
     disks: Vec<DiskRow>,
+    progress: PlanProgress,
     /// What VMs wait for, by name.
     waits: Vec<(String, String)>,
 }
@@ -52,12 +58,14 @@ impl PlanStatus {
         let report =
             drover_engine::plan_report(store, &plan.name)?.ok_or_else(|| unknown_plan(store, &plan.name))?;
         let waits = waits(store, &report.plan, &vms)?;
-        Ok(PlanStatus { report, vms, disks, waits })
+        let rows = store.progress(&plan.name)?;
+        let progress = PlanProgress::new(&report.plan, &vms, &disks, &rows, SystemClock.now_ms());
+        Ok(PlanStatus { report, vms, disks, progress, waits })
     }
 
     /// For people.
     pub fn text(&self) -> String {
-        let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks);
+        let text = drover_view::status_text(&self.report.plan, &self.vms, &self.disks, &self.progress);
         let waves = drover_view::waves_text(&self.report.waves);
         text + &waves + &drover_view::warm_status_text(&self.report) + &drover_view::waits_text(&self.waits)
     }
@@ -70,6 +78,7 @@ impl PlanStatus {
         let waits: serde_json::Map<_, _> = waits.collect();
         json!({
             "plan": self.report.plan,
+            "progress": self.progress,
             "vms": self.vms,
             "disks": self.disks,
             "warm": warm,

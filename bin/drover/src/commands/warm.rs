@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::migrate::{open_store, plan_name, unknown_plan};
+use super::migrate::{open_store, plan_name, state_option, unknown_plan};
 use super::plan;
 use crate::cli::{CutoverArgs, NamedArgs, ProceedArgs, RunArgs};
 use crate::exit::{Exit, Failure};
@@ -23,6 +23,10 @@ pub fn cutover(args: &CutoverArgs) -> Result<Exit, Failure> {
             false => format!("nothing runs the plan: go on with `drover resume {name}`"),
         };
         crate::out::say(format_args!("cutover asked for: {}; {when}", asked.join(", ")));
+        if running {
+            let state = state_option(&args.run);
+            crate::out::next(&args.run, format_args!("drover status {name} --watch{state}"));
+        }
     }
     Ok(Exit::Success)
 }

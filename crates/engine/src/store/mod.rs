@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::hooks::Called;
 pub use self::hooks::HookRow;
+pub use self::progress::{ProgressRow, SampleRow};
 pub use self::rehearsals::{RehearsalResult, RehearsalRow, RehearsedCheck};
 pub use self::runs::{Foreseen, ForeseenVm, RunFacts, RunRow};
 use self::schema::{SCHEMA_VERSION, open_database};
@@ -28,6 +29,7 @@ pub use self::warm::{Downtime, PassKind, PassRow, PassState, TrackedRow, WarmRow
 
 mod attached;
 mod hooks;
+mod progress;
 mod read;
 mod rehearsals;
 mod runs;
@@ -264,19 +266,6 @@ pub struct EventRow {
     pub text: String,
 }
 
-/// Bytes moved by a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SampleRow {
-    /// When.
-    pub at_ms: i64,
-    /// Read so far in that run.
-    pub read_bytes: u64,
-    /// Written so far.
-    pub written_bytes: u64,
-    /// Disks at work.
-    pub disks: u64,
-}
-
 /// The store.
 #[derive(Debug)]
 pub struct Store {
@@ -292,7 +281,7 @@ pub struct Store {
     /// process: no call tries again.
     is_stuck: AtomicBool,
     /// A copy of a store that this user may only read.
-    _copy: Option<read::Copy>,
+    copy: Option<read::Copy>,
 }
 
 /// Whether a change has to outlast a power cut when the call returns.
@@ -339,8 +328,13 @@ impl Store {
             log,
             is_held: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
-            _copy: None,
+            copy: None,
         })
+    }
+
+    /// Whether this is a copy of a store that this user may only read: it does not change.
+    pub fn is_copy(&self) -> bool {
+        self.copy.is_some()
     }
 
     /// How often the store was flushed so far.
@@ -611,29 +605,6 @@ impl Store {
             self.rows(sql, params![phase, ended, most as i64], |row| row.get::<_, Option<i64>>(0))?;
         latest.reverse();
         Ok(latest.into_iter().flatten().map(|ms| ms.max(0) as f64 / 1000.0).collect())
-    }
-
-    /// Adds a sample of the rate.
-    pub fn add_sample(&self, plan: &str, read: u64, written: u64, disks: u64) -> Outcome<()> {
-        self.change(Durable::WithTheNext, |db| {
-            db.execute(
-                "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![plan, now_ms(), read as i64, written as i64, disks as i64],
-            )
-        })?;
-        Ok(())
-    }
-
-    /// Samples of a plan in order.
-    pub fn samples(&self, plan: &str) -> Outcome<Vec<SampleRow>> {
-        self.rows("SELECT * FROM sample WHERE plan = ?1 ORDER BY at_ms", [plan], |row| {
-            Ok(SampleRow {
-                at_ms: row.get("at_ms")?,
-                read_bytes: unsigned(row, "read_bytes")?.unwrap_or(0),
-                written_bytes: unsigned(row, "written_bytes")?.unwrap_or(0),
-                disks: unsigned(row, "disks")?.unwrap_or(0),
-            })
-        })
     }
 
     fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Outcome<T> {

@@ -52,7 +52,7 @@ fn read_only(path: &Path) -> Result<Store, StoreFault> {
     let (connection, log) = (connection.into(), LogSync::of(path));
     let (path, file) = (path.to_path_buf(), file_at(path));
     let (is_held, is_stuck) = (AtomicBool::default(), AtomicBool::default());
-    Ok(Store { connection, path, file, log, is_held, is_stuck, _copy: copy })
+    Ok(Store { connection, path, file, log, is_held, is_stuck, copy })
 }
 
 fn as_it_is(path: &Path) -> Result<Connection, StoreFault> {

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 9;
+pub(super) const SCHEMA_VERSION: i64 = 10;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -113,6 +113,15 @@ CREATE TABLE proceed (
     PRIMARY KEY (plan, wave));
 ";
 
+/// What version 10 added: how far the disks at work are.
+const PROGRESS: &str = "
+CREATE TABLE progress (
+    plan TEXT NOT NULL REFERENCES plan(name) ON DELETE CASCADE, vm TEXT NOT NULL, disk TEXT NOT NULL, activity TEXT NOT NULL,
+    is_live INTEGER NOT NULL, at_ms INTEGER NOT NULL, size_bytes INTEGER NOT NULL, done_bytes INTEGER NOT NULL,
+    read_bytes INTEGER NOT NULL, left_bytes INTEGER, rate INTEGER,
+    PRIMARY KEY (plan, vm, disk));
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -128,7 +137,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES]
+        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS]
             .into_iter()
             .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;

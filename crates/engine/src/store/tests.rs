@@ -52,7 +52,7 @@ fn words_for_the_report_cost_no_flush_and_ride_along_with_the_next() {
     let before = store.flushes();
     for _ in 0..100 {
         store.add_event("p", Some("v"), None, "note", "a word").unwrap();
-        store.add_sample("p", 1, 2, 3).unwrap();
+        store.add_sample("p", 1, 2, &[]).unwrap();
         store.put_disk("p", &DiskRow { vm: "v".into(), ..DiskRow::default() }).unwrap();
     }
     assert_eq!(store.flushes(), before);
