@@ -57,6 +57,18 @@ fn a_fleet_is_assessed_foreseen_moved_and_compared() {
     assert!(narrow["makespan_s"]["p50"].as_f64().unwrap() > 24.0, "{}", narrow["makespan_s"]);
     assert_eq!(stage.source_state(), before, "nothing was touched");
 
+    let tuned = stage.run(&["tune", &plan]);
+    assert_eq!(tuned.code, Some(0), "{}", tuned.err);
+    assert!(tuned.out.starts_with("foreseen to take "), "{}", tuned.out);
+    let tuned = stage.run(&["tune", &plan, "--json"]).json().unwrap();
+    let advice: Vec<&str> =
+        tuned["advice"].as_array().unwrap().iter().map(|it| it["finding"].as_str().unwrap()).collect();
+    assert!(advice.contains(&"hosts are not set to the power policy High Performance"), "{advice:?}");
+    assert!(!advice.iter().any(|it| it.contains("holds the plan up")), "{advice:?}");
+    let both = stage.run(&["tune", &plan, "--rate", "1g", "--rtt", "1ms"]);
+    assert_eq!(both.code, Some(2), "{}", both.err);
+    assert_eq!(stage.source_state(), before, "nothing was touched");
+
     stage.migrate(&plan);
     let report = stage.report(&plan);
     let compared = &report["forecast"];

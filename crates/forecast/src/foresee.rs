@@ -208,7 +208,7 @@ const DAY_MS: u64 = 86_400_000;
 
 /// The same question with the midnight before it as moment 0: the hours of the line stay what they are, and the virtual clock,
 /// whose times are floating-point numbers, tells moments apart in which a byte goes by.
-fn from_midnight(question: &Question) -> Question {
+pub(crate) fn from_midnight(question: &Question) -> Question {
     let midnight = question.start_ms - question.start_ms % DAY_MS;
     let since = |ms: u64| ms.saturating_sub(midnight);
     let mut question = Question { start_ms: since(question.start_ms), ..question.clone() };

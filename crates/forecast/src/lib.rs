@@ -4,11 +4,13 @@
 //!
 //! - [`assess`] sums up an inventory: sizes, places, and what stands in the way.
 //! - [`foresee`] runs the schedule on a virtual clock, with [`Rates`] drawn from their spread.
+//! - [`advise`] tells what would make it faster, and by how much.
 //! - [`propose`] cuts a fleet into waves that fit a window.
 //! - [`reference`] holds the same model against published figures.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advise;
 mod assess;
 mod fleet;
 mod foresee;
@@ -20,6 +22,7 @@ pub mod reference;
 mod waves;
 mod windows;
 
+pub use advise::{Advice, Asked, Severity, advise};
 pub use assess::{
     Assessment, Estimates, Finding, Group, LargeVm, Place, Sizes, Totals, assess, capacity_bytes, data_bytes,
     data_bytes_of,

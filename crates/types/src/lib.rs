@@ -6,6 +6,7 @@
 mod cover;
 mod day_limit;
 mod digest;
+mod duration;
 pub mod guest;
 pub mod inventory;
 mod secret;
@@ -18,6 +19,7 @@ mod xml;
 pub use cover::Cover;
 pub use day_limit::{DayLimit, Hours, HoursError, limit_at, line_rate};
 pub use digest::{Digest, DigestError};
+pub use duration::duration;
 pub use secret::Secret;
 pub use shown::drives_terminal;
 pub use size::{Bytes, Rate, SizeError};

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advice;
 mod assess;
 mod axis;
 mod canvas;
@@ -41,6 +42,7 @@ mod text;
 mod warm;
 mod waves;
 
+pub use advice::{advice_json, advice_text};
 pub use assess::{assess_json, assess_text};
 pub use checked::{CheckedVm, Grouping};
 pub use clock::{local as local_time, now_utc, time_now};

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use drover_types::drives_terminal;
+pub(crate) use drover_types::duration;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Stands for what is not known.
@@ -92,18 +93,6 @@ pub(crate) fn shorten(text: &str, columns: usize) -> Cow<'_, str> {
 }
 
 const DOTS: &str = "...";
-
-/// A duration: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`.
-pub(crate) fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..10 => format!("{:.1} s", time.as_secs_f64()),
-        10..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{} d {:02} h", seconds / 86_400, seconds / 3600 % 24),
-    }
-}
 
 /// Milliseconds between two moments as a duration; nothing less than zero.
 pub(crate) fn between(started_ms: i64, ended_ms: i64) -> Duration {

@@ -77,7 +77,7 @@ fn moment(text: &str) -> Result<i64, &'static str> {
 }
 
 /// What to take instead of what is planned, measured or assumed.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct WhatIfArgs {
     /// Spread the VMs over so many hosts, whichever they are on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]

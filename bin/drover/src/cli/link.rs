@@ -46,23 +46,30 @@ pub struct LinkTestArgs {
 }
 
 const AFTER: &str = "\
-Nothing is changed. The lines that are printed go into a file such as /etc/sysctl.d/90-drover.conf; `sysctl --system` \
+Nothing is changed. With plans, each piece of advice names what it was found by, and what the schedule of `drover forecast` gains by it. \
+Without plans this host's kernel is looked at. The lines that are printed go into a file such as /etc/sysctl.d/90-drover.conf; `sysctl --system` \
 applies them. The sender's host decides on congestion control, both on buffers.
 
 Examples:
   drover tune
   drover tune --rate 10g --rtt 55ms
+  drover tune web.yaml db.yaml
   drover tune --json";
 
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct HostTuneArgs {
+    /// Plan files, run at the same time: what would make them faster, or keep them in their windows
+    pub plans: Vec<PathBuf>,
     /// Rate that one connection should fill, in bits a second
-    #[arg(long, requires = "rtt", value_name = "RATE")]
+    #[arg(long, requires = "rtt", conflicts_with = "plans", value_name = "RATE")]
     pub rate: Option<Rate>,
     /// Round trip of the line
     #[arg(long, requires = "rate", value_parser = time, value_name = "TIME")]
     pub rtt: Option<Duration>,
+    /// Folder of drover's state, whose earlier runs tell rates [default: /var/lib/drover for root, else ~/.local/state/drover]
+    #[arg(long, env = "DROVER_STATE", value_name = "FOLDER")]
+    pub state: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

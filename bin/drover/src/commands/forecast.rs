@@ -1,24 +1,38 @@
 //! `drover forecast` and `drover simulate`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use drover_forecast::Question;
+use drover_plan::DataFrom;
 use drover_schedule::Budgets;
+use drover_types::inventory::Host;
 use serde_json::Value;
 
 use super::plan;
-use crate::cli::{ForecastArgs, FormArgs, SimulateArgs};
+use crate::cli::{ForecastArgs, FormArgs, SimulateArgs, WhatIfArgs};
 use crate::exit::{Exit, Failure};
 use crate::foresight;
 use crate::provider::Provider;
 
-/// Foresees what plans take that run at the same time; changes nothing.
-pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
+/// What plans come to that run at the same time, and what was found of their sources.
+pub struct Asked {
+    pub question: Question,
+    /// Hosts of all sources.
+    pub hosts: Vec<Host>,
+    /// Any of the plans reads disks by way of its provider.
+    pub through_provider: bool,
+}
+
+/// Reads plans and their sources; changes nothing.
+pub fn ask(plans: &[PathBuf], what_if: &WhatIfArgs) -> Result<Asked, Failure> {
+    let (mut hosts, mut through_provider) = (Vec::new(), false);
     let (mut vms, mut names) = (Vec::new(), Vec::new());
     let mut budgets: Option<Budgets> = None;
     let mut waves = BTreeMap::new();
-    for (number, path) in args.plans.iter().enumerate() {
+    for (number, path) in plans.iter().enumerate() {
         let file = plan::read(path)?;
-        let provider = Provider::open(&file, args.what_if.state.as_deref())?;
+        let provider = Provider::open(&file, what_if.state.as_deref())?;
         let mut inventory = provider.inventory()?;
         provider.warnings().iter().for_each(|warning| crate::out::say(format_args!("warning: {warning}")));
         let resolution = plan::resolve_here(&file, &provider, &mut inventory);
@@ -31,10 +45,19 @@ pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
         budgets = Some(budgets.map_or_else(|| of_plan.clone(), |budgets| both(budgets, &of_plan)));
         names.push(file.plan.name.clone());
         waves.insert(number, file.plan.waves());
+        hosts.extend(inventory.hosts);
+        through_provider |=
+            file.plan.source.vsphere().is_some_and(|source| source.data.from == DataFrom::Provider);
         provider.close()?;
     }
     let budgets = budgets.unwrap_or_default();
-    let forecast = drover_forecast::foresee(&foresight::question(vms, names, waves, budgets, &args.what_if)?);
+    let question = foresight::question(vms, names, waves, budgets, what_if)?;
+    Ok(Asked { question, hosts, through_provider })
+}
+
+/// Foresees what plans take that run at the same time; changes nothing.
+pub fn run(args: &ForecastArgs) -> Result<Exit, Failure> {
+    let forecast = drover_forecast::foresee(&ask(&args.plans, &args.what_if)?.question);
     let exit = give(
         &args.form,
         || drover_view::forecast_text(&forecast),
