@@ -156,7 +156,7 @@ pub enum Command {
         #[command(subcommand)]
         command: LinkCommand,
     },
-    /// Show kernel settings that long, fast lines need; changes nothing
+    /// Advise what would make plans faster, and show what this kernel lacks for long lines; changes nothing
     Tune(HostTuneArgs),
     /// Serve disks to other sites, and manage trust
     Agent {
