@@ -1,6 +1,6 @@
 //! A forecast of a run that is made beside it.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
@@ -26,10 +26,7 @@ impl Foresight {
     /// What was foreseen, once, if it comes within this time.
     pub(crate) fn take(&self, within: Duration) -> Option<Foreseen> {
         let receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match receiver.recv_timeout(within) {
-            Ok(foreseen) => Some(foreseen),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        receiver.recv_timeout(within).ok()
     }
 }
 
