@@ -55,7 +55,7 @@ impl<'a> Grouping<'a> {
     pub fn about<'t>(&self, text: &'t str) -> Option<(usize, &'t str)> {
         let ends = text.char_indices().filter(|(_, c)| [' ', ':', '/'].contains(c)).map(|(at, _)| at);
         let named = |end: usize| Some((*self.by_name.get(&text[..end])?, end));
-        let (vm, end) = ends.filter_map(named).last()?;
+        let (vm, end) = ends.filter_map(named).next_back()?;
         Some((vm, text[end..].trim_start_matches([' ', ':', '/'])))
     }
 
