@@ -156,7 +156,7 @@ pub enum Command {
         #[command(subcommand)]
         command: LinkCommand,
     },
-    /// Advise what would make plans faster, and show what this kernel lacks for long lines; changes nothing
+    /// Advise on plans and on settings of this kernel; changes nothing
     Tune(HostTuneArgs),
     /// Serve disks to other sites, and manage trust
     Agent {

@@ -1,8 +1,8 @@
 //! `--verbose` and `--log-file`: where what goes on is written.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -61,9 +61,17 @@ pub fn start(args: &LogArgs, command: &str) -> Result<(), Failure> {
 
 /// The file, which only its owner may read: it names hosts, VMs and users.
 fn open(path: &Path) -> Result<File, Failure> {
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path).map_err(|error| {
+    let open = || {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        // One that was there before may have been open to others.
+        if file.metadata()?.is_file() {
+            file.set_permissions(Permissions::from_mode(0o600))?;
+        }
+        Ok(file)
+    };
+    open().map_err(|error: std::io::Error| {
         Failure::new(Exit::Usage, format!("log file {}: {error}", path.display()))
-            .advise("name a file in a folder that you may write to")
+            .advise("name a file of yours, in a folder that you may write to")
     })
 }
 

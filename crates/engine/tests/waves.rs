@@ -332,6 +332,21 @@ fn a_cold_guest_that_somebody_switched_on_again_goes_down_in_its_window_only() {
     assert_eq!((world.power("vm-on"), row.switched_off, world.own_snapshots()), (PowerState::On, false, 0));
 }
 
+/// drover never switched it off: it was off, and somebody needs it since the run was killed.
+#[test]
+fn a_guest_that_was_off_and_runs_since_goes_down_in_its_window_only() {
+    let lines = format!("start: true\nwaves: [{{name: night, {}, vms: [{{glob: '*'}}]}}]", FIRST_HOUR[0]);
+    let world = World::with(&[vm("on", PowerState::Off, 1)], &lines);
+    killed_in(&world, Phase::Copy);
+    later(&world);
+    world.set_power("vm-on", PowerState::On);
+    let outcome = world.run_plan(PLAN, &world.resumed(), &NoObserver, &StopSignal::default()).unwrap();
+    assert_eq!((outcome.done, outcome.failed.len()), (0, 1));
+    let row = world.row("vm-on");
+    assert!(row.error.as_ref().is_some_and(|it| it.contains("the window of its wave is over")), "{row:?}");
+    assert_eq!((world.power("vm-on"), world.own_snapshots()), (PowerState::On, 0));
+}
+
 #[test]
 fn what_is_left_to_clean_up_counts_as_arrived_for_the_waves_after_it() {
     let lines = "start: true\nwaves:\n  - {name: first, if_failed: stop, vms: [{name: on}]}\n  \

@@ -173,14 +173,16 @@ impl<'a> Journey<'a> {
         if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten() {
             return self.put_back(error, reached, at_ms);
         }
-        if reached == Phase::CleanUp {
-            let end = self.end_badly(error, reached);
-            // One that is at the target has arrived for its wave, whatever is left at its source.
-            self.slots.finish(if end.state.has_arrived() { Ended::Arrived } else { Ended::Failed });
-            return Some(end);
-        }
-        self.slots.finish(if error.cause() == Cause::Skipped { Ended::LeftOut } else { Ended::Failed });
-        Some(self.end_badly(error, reached))
+        let is_skipped = error.cause() == Cause::Skipped;
+        let end = self.end_badly(error, reached);
+        // Told when all is undone: the wave after it begins then, and another guest may go down. One that is at the target has arrived
+        // for its wave, whatever is left at its source.
+        self.slots.finish(match () {
+            () if end.state.has_arrived() => Ended::Arrived,
+            () if is_skipped => Ended::LeftOut,
+            () => Ended::Failed,
+        });
+        Some(end)
     }
 
     /// Puts the source back as it was, to be run again.

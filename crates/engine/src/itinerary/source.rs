@@ -13,7 +13,7 @@ impl Journey<'_> {
     /// A cold guest that runs although an earlier run had begun to shut it down: somebody wanted it back, so it goes down when its
     /// wave lets it, like those that did not begin. That it is drover that may have switched it off stays recorded: it may yet go off.
     pub(super) fn leave_it_on_for_now(&mut self) -> Outcome<()> {
-        if self.is_warm() || !self.memory.switched_off || self.look()?.power != PowerState::On {
+        if self.is_warm() || !self.slots.goes_on() || self.look()?.power != PowerState::On {
             return Ok(());
         }
         // It would grow as long as the guest runs.

@@ -425,6 +425,11 @@ impl Slots<'_> {
         }
     }
 
+    /// Whether the VM was let in because an earlier run was cut short in the middle of its move.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.schedule.lock().scheduler.goes_on(self.id)
+    }
+
     /// The guest runs at the source although an earlier run had switched it off. A warm VM goes on with its passes; see
     /// [`Slots::begin_anew`] for one that is to be shut down now.
     pub(crate) fn takes_back(&self) {

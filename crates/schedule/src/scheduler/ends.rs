@@ -179,6 +179,7 @@ impl Scheduler {
     pub fn begin_anew(&mut self, id: JobId, now_ms: u64) {
         self.give_back(id, "begun anew", now_ms);
         self.takes_back(id);
+        self.jobs.get_mut(&id).expect("a job that begins anew is known").turns -= 1;
         self.wait_again(id, now_ms);
         self.check_invariants();
     }

@@ -104,6 +104,8 @@ impl Entry {
         rates: &Rates,
     ) -> Entry {
         let largest = job.disks.iter().map(|disk| disk.bytes).max().unwrap_or(0);
+        // A guest that is down goes before all that run.
+        let first = job.goes_on;
         let copy_ms = time_ms(largest, rates.disk).max(time_ms(job.bytes(), rates.host));
         Entry {
             tenant,
@@ -118,7 +120,7 @@ impl Entry {
             begun: None,
             due_ms: None,
             depth: 0,
-            first: false,
+            first,
             due,
             key: Key::default(),
             retries: 0,

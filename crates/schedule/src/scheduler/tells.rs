@@ -98,6 +98,11 @@ impl Scheduler {
         self.jobs.get(&id).is_some_and(|entry| entry.state == State::Parked)
     }
 
+    /// Whether a job's guest is down since an earlier run, so that it waits for no window, wave or group.
+    pub fn goes_on(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|entry| entry.job.goes_on)
+    }
+
     /// What people call a host.
     pub fn label(&self, host: &str) -> String {
         self.host_of.get(host).map_or(host, |host| &self.hosts[*host].label).to_string()

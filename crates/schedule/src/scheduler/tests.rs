@@ -495,10 +495,10 @@ fn late(job: Job) -> Scheduler {
 fn a_vm_whose_guest_is_down_waits_for_no_window_no_wave_and_no_cutover() {
     let down = Job { goes_on: true, windows: vec![Window { from_ms: 0, to_ms: 1 }], ..job("a", 1, 1, 0) };
     let mut scheduler = late(down.clone());
-    assert_eq!(admitted_at(&mut scheduler, 3000), [1, 0]);
+    assert_eq!(admitted_at(&mut scheduler, 3000), [0, 1], "it goes first");
     assert_eq!(scheduler.take_given_up(), []);
     let mut scheduler = late(Job { is_warm: true, ..down.clone() });
-    assert_eq!(admitted_at(&mut scheduler, 3000), [1, 0]);
+    assert_eq!(admitted_at(&mut scheduler, 3000), [0, 1], "it goes first");
     let of_others = scheduler.add(Tenant(1), vec![Job { is_warm: true, ..job("c", 1, 1, 0) }], 3000);
     assert_eq!(scheduler.ask_cutover(of_others[0], 3000), Ok(()));
     assert_eq!(
