@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -81,7 +82,8 @@ impl Lab {
             .spawn()
             .unwrap();
         let until = Instant::now() + PATIENCE;
-        while !socket.exists() {
+        // The socket is there before nbdkit listens on it.
+        while UnixStream::connect(&socket).is_err() {
             assert!(Instant::now() < until, "{}", std::fs::read_to_string(&log).unwrap());
             std::thread::sleep(Duration::from_millis(10));
         }

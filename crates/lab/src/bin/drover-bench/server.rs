@@ -1,5 +1,6 @@
 //! Servers that the copiers read from or write to.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ impl Server {
         command.args(["-f", "--exit-with-parent", "-U"]).arg(&socket).args(args).stderr(Stdio::inherit());
         let mut server = Server { child: command.spawn()?, socket };
         let until = Instant::now() + Duration::from_secs(10);
-        while !server.socket.exists() {
+        // The socket is there before nbdkit listens on it.
+        while UnixStream::connect(&server.socket).is_err() {
             if Instant::now() > until || server.child.try_wait()?.is_some() {
                 bail!("nbdkit did not start");
             }
