@@ -12,6 +12,9 @@ use drover_mover::MoveError;
 use drover_nbd::{HandshakeError, ServerError};
 use drover_vsphere::{VsphereError, VsphereErrorKind};
 
+/// What to try where no thread can be had.
+pub const MORE_THREADS: &str = "let this user have more threads (`ulimit -u`), then the same command again";
+
 /// Why the program ends as it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -14,7 +14,7 @@ use drover_mover::StopSignal;
 use crate::appliance::judge;
 use crate::cli::CopyArgs;
 use crate::endpoint;
-use crate::exit::{Exit, Failure, disk_exit};
+use crate::exit::{Exit, Failure, MORE_THREADS, disk_exit};
 
 /// A comparison that runs beside the copy; dropped, it is given up.
 pub struct Proof {
@@ -41,7 +41,7 @@ impl Proof {
         let thread = std::thread::Builder::new().spawn(move || ova.check_manifest_of(disk, go_on));
         let thread = thread.map_err(|error| {
             Failure::new(Exit::Internal, format!("starting a thread for the manifest: {error}"))
-                .advise("let this user have more threads (`ulimit -u`), then the same command again")
+                .advise(MORE_THREADS)
         })?;
         Ok(Some(Proof { path, thread: Some(thread), given_up }))
     }

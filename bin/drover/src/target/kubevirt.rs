@@ -156,10 +156,12 @@ impl Claims {
             stop: self.about.stop.clone(),
             forward: Mutex::default(),
             turn: Mutex::default(),
+            dialled: Mutex::default(),
         });
         let dialled = worker.clone();
         let site = Site::new(&self.kubevirt.site(), move || dialled.dial());
         let there = There::at(site.clone(), &self.about, self.knowing(worker.clone())).map_err(told)?;
+        worker.watch(&site).map_err(told)?;
         let hand = Arc::new(Hand { worker, site, there });
         hands.insert(vm.vm.id.clone(), hand.clone());
         Ok(hand)

@@ -19,7 +19,7 @@ use drover_qemu::Need;
 
 use super::{ANOTHER_PLANS, Setting, all_removed};
 use crate::endpoint::agent::{AgentPlace, GIVE_UP_AFTER_MIN, journal_of_place, tag_of};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, MORE_THREADS};
 use crate::machine::{boot_bus, machine_of, site_name};
 use crate::sites::{self, OpenDisks};
 
@@ -67,7 +67,7 @@ impl There {
         let open = OpenDisks::default();
         sites::give_up_on_stop(&about.stop, &site, &open).map_err(|error| {
             Failure::new(Exit::Internal, format!("starting a thread to watch the site {name}: {error}"))
-                .advise("let this user have more threads (`ulimit -u`), then the same command again")
+                .advise(MORE_THREADS)
         })?;
         Ok(There {
             site,

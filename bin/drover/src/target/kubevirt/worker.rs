@@ -5,18 +5,21 @@
 //! Node object is removed or a node is tainted as out of service. What an agent knows of epochs goes with its pod.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use drover_agent::trust::{Fingerprint, Identity, Peer, Seed};
-use drover_agent::{Refusal, Route, dial};
+use drover_agent::{Refusal, Route, Site, dial};
 use drover_disk::DiskErrorKind;
 use drover_kubevirt::objects::{self, AGENT_KEY, AGENT_PORT, Keys, Kind, PEER, SHAPE, Standing};
 use drover_kubevirt::{Change, Cluster, Forward, KubeError, KubeErrorKind};
 use drover_link::{RateLimit, Session};
+use drover_log::log;
 use drover_mover::StopSignal;
 use drover_plan::{Kubevirt, PlannedVm, Reach};
 use serde_json::{Value, json};
 
+use crate::exit::{Exit, Failure, MORE_THREADS};
 use crate::sites;
 
 /// How often a pod is looked at that is awaited.
@@ -25,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// How long a pod may take to go, and with it a claim. A kubelet that is away keeps it for longer.
 pub(super) const GONE_WITHIN: Duration = Duration::from_secs(90);
+/// How often a pod is looked at whose session has no connection. One whose node died says nothing at its end.
+const LOOK_WHEN_DOWN: Duration = Duration::from_secs(2);
 /// Pods that are made anew in one wait because the one before ended by itself.
 const PODS_MAX: usize = 3;
 
@@ -39,6 +44,8 @@ pub(super) struct Worker {
     pub forward: Mutex<Option<Forward>>,
     /// Held while the pod is awaited: disks of a VM are opened at the same time.
     pub turn: Mutex<()>,
+    /// The UID of the pod that the session leads to.
+    pub dialled: Mutex<Option<String>>,
     /// How much the plan may send in a second, to all its workers.
     pub limit: Arc<RateLimit>,
 }
@@ -91,10 +98,46 @@ impl Worker {
                 Ok(session) => {
                     // It has served its purpose; with the pod it goes at the latest.
                     let _ = self.remove_one(Kind::Secret);
+                    *self.dialled.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(objects::uid(&pod).to_string());
                     return Ok(session);
                 }
             }
         }
+    }
+
+    /// Whether the pod that the session leads to has come to its end: it serves nobody any more.
+    fn has_ended(&self) -> bool {
+        let dialled = self.dialled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(dialled) = dialled else { return false };
+        match self.cluster.get(&self.path(Kind::Pod)) {
+            Ok(None) => true,
+            Ok(Some(pod)) => {
+                objects::uid(&pod) != dialled || matches!(objects::standing(&pod), Standing::Ended(_))
+            }
+            // Who cannot be asked may serve yet.
+            Err(_) => false,
+        }
+    }
+
+    /// Ends the session of a pod that is gone. The link would wait for it for as long as for one behind a line that is cut; the next
+    /// to dial makes another pod.
+    pub fn watch(self: &Arc<Worker>, site: &Arc<Site>) -> Result<(), Failure> {
+        let (worker, site) = (self.clone(), Arc::downgrade(site));
+        let watcher = move || {
+            loop {
+                std::thread::sleep(LOOK_WHEN_DOWN);
+                let Some(site) = site.upgrade() else { return };
+                if !site.is_up() && worker.has_ended() {
+                    log!("kubevirt", "the worker pod {} is gone: its session ends", worker.name());
+                    site.hang_up();
+                }
+            }
+        };
+        Builder::new().name("watch-pod".into()).spawn(watcher).map(drop).map_err(|error| {
+            let what = format!("starting a thread to watch the worker pod {}: {error}", self.name());
+            Failure::new(Exit::Internal, what).advise(MORE_THREADS)
+        })
     }
 
     fn forwarded(&self) -> Result<String, KubeError> {
