@@ -58,6 +58,7 @@ lab: $(LAB)/vsphere-sim
 	@scripts/get-qemu $(LAB)/qemu || echo "make: live migration will not be tested"
 	@scripts/get-qemu $(LAB)/qemu-7.2 7.2 || echo "make: live migration from QEMU 7.2 will not be tested"
 	@scripts/get-qemu $(LAB)/qemu-11.1 11.1 || echo "make: live migration to QEMU 11.1 will not be tested"
+	@scripts/get-rdma-vm $(LAB)/rdma-vm || echo "make: live migration by RDMA will not be tested"
 	@scripts/get-page-tests $(LAB)/page || echo "make: the daemon's page will not be tested"
 	@scripts/get-sshd $(LAB)/sshd || echo "make: libvirt over ssh will be tested with a stand-in for ssh"
 	@scripts/get-libvirt $(LAB)/libvirt || echo "make: libvirt domains that move will not be tested"
