@@ -262,7 +262,9 @@ impl Watch {
 
     fn note(&mut self, sample: Sample) {
         let sent_before = self.last.map_or(0, |last| last.sent_bytes);
-        if sample.sent_bytes > sent_before || self.last.is_none() {
+        let is_set_up = sample.phase != Phase::Setup;
+        let begins = self.last.is_none_or(|last| is_set_up && last.phase == Phase::Setup);
+        if sample.sent_bytes > sent_before || begins {
             self.moved_ms = sample.at_ms;
         } else if self.is_cut(&sample) {
             // Nothing is concluded from a time in which nothing goes: what the line carries is measured anew when it does.
@@ -275,6 +277,11 @@ impl Watch {
                 self.begins.remove(0);
             }
             self.begins.push(sample.left_bytes as f64);
+        }
+        // The time in which it connects, and pins memory for RDMA, is none of the line's.
+        if !is_set_up {
+            self.last = Some(sample);
+            return;
         }
         let from = *self.span_from.get_or_insert(sample);
         let span_ms = sample.at_ms.saturating_sub(from.at_ms);

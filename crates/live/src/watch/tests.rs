@@ -277,3 +277,39 @@ fn a_line_that_stays_away_is_given_up_at_the_deadline() {
     assert_eq!((deed, why.cause), (Deed::GiveUp, Cause::Deadline));
     assert!(world.sample.at_ms > 99_000 && world.sample.at_ms < 100_000);
 }
+
+/// RDMA pins memory and connects before it sends, for which the source's monitor does not answer: there is one look before and the
+/// next long after.
+#[test]
+fn what_goes_before_the_first_byte_says_nothing_of_the_line() {
+    for setup_ms in [14_500, 45_000] {
+        let mut watch = Watch::new(promise(600), &ALL);
+        let setup = Sample { at_ms: 130, ..Sample::default() };
+        assert_eq!(watch.see(setup), None);
+        // The stream's header, in the second case not even that.
+        let header = if setup_ms < 20_000 { 232 } else { 0 };
+        for look in 0..30 {
+            let sent_bytes = header + look * 1_000_000;
+            let sample = Sample {
+                at_ms: setup_ms + look * 100,
+                phase: Phase::Precopy,
+                sent_bytes,
+                gone_bytes: sent_bytes,
+                left_bytes: 1 << 30,
+                passes: 1,
+                ..Sample::default()
+            };
+            assert_eq!(watch.see(sample), None, "{look}");
+            let rate = watch.rate().map(|rate| rate.likely.round());
+            assert_eq!(rate, (look >= 10).then_some(10e6), "{look}");
+        }
+    }
+}
+
+#[test]
+fn a_move_that_never_begins_to_send_is_given_up() {
+    let mut watch = Watch::new(promise(600), &ALL);
+    let looks = (0..600).map(|look| Sample { at_ms: look * 100, ..Sample::default() });
+    let given_up = looks.into_iter().find_map(|look| watch.see(look));
+    assert!(matches!(given_up, Some((Deed::GiveUp, Why { cause: Cause::Silence, .. }))), "{given_up:?}");
+}
