@@ -120,15 +120,27 @@ fn a_chunk_size_that_one_side_does_not_know_is_refused() {
         for word in ["x-rdma-chunk-size", "target's QEMU 10.0", "11.1 or later"] {
             assert!(output.err.contains(word), "{word}: {}", output.err);
         }
+        let tells_sizes =
+            output.err.contains("chunks of 32 MiB") && output.err.contains("of the target are 1 MiB");
+        assert_eq!(tells_sizes, !chunk.is_empty(), "{}", output.err);
         pair.has_stayed();
     }
+}
+
+/// Whether this machine has an RDMA device.
+fn has_card() -> bool {
+    let devices = std::path::Path::new("/sys/class/infiniband");
+    let has_some = devices.read_dir().is_ok_and(|mut all| all.next().is_some());
+    if has_some {
+        println!("skipped: an RDMA device is there, and what happens without one cannot be seen");
+    }
+    has_some
 }
 
 #[test]
 fn both_sides_are_told_of_rdma_and_the_guest_stays_where_no_card_is() {
     let Some(mut pair) = Pair::new(&of(NEW, "q35", &busy()).traced()) else { return };
-    if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut all| all.next().is_some()) {
-        println!("skipped: an RDMA device is there, and what happens without one cannot be seen");
+    if has_card() {
         return;
     }
     let output = pair.live_at("rdma:127.0.0.1:4444", &["--rdma-pin-all", "--rdma-chunk-size", "1g"]);
@@ -150,6 +162,25 @@ fn both_sides_are_told_of_rdma_and_the_guest_stays_where_no_card_is() {
         assert!(
             capabilities.as_array().unwrap().contains(&json!({"capability": "rdma-pin-all", "state": false}))
         );
+    }
+}
+
+#[test]
+fn the_size_of_chunks_follows_the_line_where_it_is_not_said() {
+    for (line, mib) in [("1g", 1), ("100g", 64)] {
+        let Some(mut pair) = Pair::new(&of(NEW, "q35", &busy()).traced()) else { return };
+        let output = pair.live_at("rdma:127.0.0.1:4444", &["--line", line, "--downtime", "20s", "--dry-run"]);
+        assert_eq!(output.code, Some(0), "{output:?}");
+        assert!(output.out.contains(&format!("RDMA in chunks of {mib} MiB, since")), "{}", output.out);
+        if has_card() {
+            return;
+        }
+        let output = pair.live_at("rdma:127.0.0.1:4444", &["--line", line, "--downtime", "20s"]);
+        assert_eq!(output.code, Some(7), "{output:?}");
+        for side in ["a", "b"] {
+            assert_eq!(pair.was_told(side, "x-rdma-chunk-size")[0], json!(mib << 20), "{side}");
+        }
+        pair.has_stayed();
     }
 }
 

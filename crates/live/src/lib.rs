@@ -7,6 +7,7 @@
 //! the promise ───────────────────────────┘                 │
 //! what lies between, how busy the hosts are ───────────> Between ─> what that takes of a downtime
 //! how memory is wished to go ──────────────────────────> conflicts, credentials ──> what is in the way
+//! the line, and what both sides know of RDMA ──────────> chunk ──> how large its chunks are, and why
 //! samples while it moves ──────────────────────────────> Outlook > what is foreseen, and whether the promise still is one
 //! samples while it moves ──────────────────────────────> Watch ──> go on, throttle, post-copy, give up
 //! the same, where a link holds what QEMU has sent ───────> Ease ──> the end of it slower than the line
@@ -25,6 +26,7 @@
 mod ability;
 mod between;
 mod choose;
+mod chunk;
 mod conflicts;
 mod credentials;
 mod domain;

@@ -472,7 +472,7 @@ impl Maker<'_> {
         }
         let one_knows = self.source.takes(CHUNK) || self.target.takes(CHUNK);
         match rdma.chunk_bytes {
-            Some(bytes) => self.set(CHUNK, bytes, "use QEMU 11.1 or later on both sides, or no chunk size"),
+            Some(bytes) => self.chunk(bytes),
             // What it comes with on one side is not what the other has built in.
             None if one_knows => {
                 self.set(CHUNK, CHUNK_BYTES_OLD, "use QEMU 11.1 or later on both sides, or none on either")
@@ -480,11 +480,25 @@ impl Maker<'_> {
             None => Ok(()),
         }
     }
+
+    /// Where chunks are larger at the source than at the target, the move fails, and neither QEMU says why.
+    fn chunk(&mut self, bytes: u64) -> Result<(), SettingsError> {
+        let advice =
+            "use QEMU 11.1 or later on both sides, or leave --rdma-chunk-size out on QEMUs before 11.1";
+        self.set(CHUNK, bytes, advice).map_err(|error| {
+            let (asked, has) = (bytes >> 20, CHUNK_BYTES_OLD >> 20);
+            let what = format!(
+                "chunks of {asked} MiB were asked for, and those of the {} are {has} MiB: {CHUNK}",
+                error.side
+            );
+            SettingsError { what, ..error }
+        })
+    }
 }
 
-const CHUNK: &str = "x-rdma-chunk-size";
+pub(crate) const CHUNK: &str = "x-rdma-chunk-size";
 /// What every QEMU before 11.1 has, and 11.1 comes with.
-const CHUNK_BYTES_OLD: u64 = 1 << 20;
+pub(crate) const CHUNK_BYTES_OLD: u64 = 1 << 20;
 
 /// What a monitor has that was not set so.
 #[derive(Clone, Debug, PartialEq)]
@@ -530,4 +544,4 @@ fn listed(capabilities: &Value, name: &str) -> Value {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -27,7 +27,7 @@ pub struct MemoryArgs {
     /// With --uri rdma: pin all of the guest's memory on both hosts from the start
     #[arg(long)]
     pub rdma_pin_all: bool,
-    /// With --uri rdma: size of the pieces in which memory is registered, 1m to 1g (QEMU 11.1 on both sides)
+    /// With --uri rdma: size of the pieces in which memory is registered, 1m to 1g (QEMU 11.1 on both sides) [default: 64m where --line says 25g or more, else 1m]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub rdma_chunk_size: Option<u64>,
     #[command(flatten)]

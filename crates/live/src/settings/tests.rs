@@ -29,11 +29,11 @@ const PARAMETERS: [&str; 12] = [
     "tls-hostname",
 ];
 
-fn old() -> Ability {
+pub(crate) fn old() -> Ability {
     qemu((7, 2), &OLD, &PARAMETERS)
 }
 
-fn new() -> Ability {
+pub(crate) fn new() -> Ability {
     let gone = ["compress"];
     let more = ["switchover-ack", "postcopy-preempt", "dirty-limit"];
     let capabilities: Vec<&str> =
@@ -239,6 +239,11 @@ fn chunks_of_rdma_are_the_same_on_both_sides_or_it_is_refused() {
     for chunk in [None, Some(32 << 20)] {
         let error = settings(&rdma(chunk), &new(), &old()).unwrap_err();
         assert!(error.side == Side::Target && error.what.contains(CHUNK), "{error}");
+        if chunk.is_some() {
+            let sizes =
+                error.what.contains("chunks of 32 MiB") && error.what.contains("of the target are 1 MiB");
+            assert!(sizes && error.advice.contains("--rdma-chunk-size"), "{error}");
+        }
     }
     assert!(!both.capabilities["rdma-pin-all"]);
     let pinned = Wish { rdma: Some(Rdma { pin_all: true, chunk_bytes: None }), ..Wish::default() };

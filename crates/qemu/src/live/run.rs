@@ -271,6 +271,7 @@ impl<'a> Move<'a> {
             }
         }
         self.settings(self.channels())?;
+        self.tell_rdma();
         self.facts()
     }
 

@@ -133,8 +133,26 @@ impl Move<'_> {
             is_carried: self.core.carried().is_some(),
             is_unordered: self.is_unordered(),
             tls: self.tls(),
-            rdma: memory.rdma,
+            rdma: self.rdma(),
         }
+    }
+
+    /// How RDMA is used, also where that was left open.
+    fn rdma(&self) -> Option<Rdma> {
+        let [here, there] = &self.can;
+        Some(self.options.memory.rdma?.with_chunk(here, there, self.said_to_carry()))
+    }
+
+    /// Bytes a second that the line was said to carry, of which no more are sent than may be.
+    fn said_to_carry(&self) -> Option<f64> {
+        let line = self.core.wanted.line?.likely;
+        Some(self.core.rate_max().map_or(line, |rate| line.min(rate as f64)))
+    }
+
+    /// Tells how RDMA is used, and what of the guest's memory is sent then.
+    pub(super) fn tell_rdma(&mut self) {
+        let (Some(asked), Some(rdma)) = (self.options.memory.rdma, self.rdma()) else { return };
+        self.note(rdma.words(asked, self.said_to_carry(), self.machine.memory_bytes));
     }
 
     /// How a guest is slowed down that must be.
