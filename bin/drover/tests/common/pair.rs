@@ -44,6 +44,19 @@ impl Pair {
         Ok(Pair { source, target, drover, folder })
     }
 
+    /// The target ends, and another QEMU waits for the guest, with its files in this folder.
+    pub fn wait_anew(&mut self, folder: &str, there: &PulseOptions) {
+        self.target.kill();
+        self.target = Pulse::waiting(&self.path(folder), there).unwrap();
+    }
+
+    /// The guest has come to the target: from there it moves on, to another QEMU with its files in this folder.
+    pub fn move_on(&mut self, folder: &str, there: &PulseOptions) {
+        self.source.kill();
+        let next = Pulse::waiting(&self.path(folder), there).unwrap();
+        self.source = std::mem::replace(&mut self.target, next);
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -84,6 +97,10 @@ impl Pair {
 
     pub fn spawn(&self, more: &[&str]) -> Child {
         moves::spawn(self.command(more), &self.path("out"))
+    }
+
+    pub fn spawn_at(&self, memory: &str, more: &[&str]) -> Child {
+        moves::spawn(self.command_to(memory, more), &self.path("out"))
     }
 
     /// Waits until drover says that memory is on its way.

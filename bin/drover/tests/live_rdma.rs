@@ -1,0 +1,156 @@
+//! `drover live` by RDMA, carried by soft RDMA (rxe): what a card would carry goes from one QEMU to another, and is proved by the guest.
+//!
+//! This machine may have neither a card nor the kernel's module. So the test that runs here starts a VM that has both
+//! (`scripts/get-rdma-vm`) with this very program in it, and there the tests run that are ignored here.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::process::Child;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use common::moves::{self, ask, say_with};
+use common::pair::Pair;
+use drover_lab::{Output, PulseOptions, RdmaVm};
+use serde_json::{Value, json};
+
+const CHUNK: &str = "x-rdma-chunk-size";
+const MIB: u64 = 1 << 20;
+const POLL: Duration = Duration::from_millis(100);
+/// A line is said, and a downtime of seconds: what software carries in a VM that is emulated itself is none of these tests.
+const PATIENTLY: [&str; 4] = ["--line", "100m", "--downtime", "8s"];
+/// So that there is time to break something.
+const SLOWLY: [&str; 2] = ["--rate-max", "8m"];
+
+#[test]
+fn guests_move_by_rdma_in_a_vm_that_has_it() {
+    let Some(vm) = RdmaVm::find().unwrap() else { return };
+    let folder = tempfile::Builder::new().prefix("drover-rdma-").tempdir().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let programs = [&here, Path::new(env!("CARGO_BIN_EXE_drover"))];
+    let told = vm.run(folder.path(), &programs, "--ignored --nocapture --test-threads=1").unwrap();
+    println!("{told}");
+    assert!(told.contains("test result: ok. 2 passed") && !told.contains("skipped"), "{told}");
+}
+
+/// A guest of 64 MiB of which half holds nothing, and a QEMU that waits for it.
+fn pair() -> Option<Pair> {
+    if !RdmaVm::is_here() {
+        println!("skipped: no soft RDMA here");
+        return None;
+    }
+    Pair::new(&guest())
+}
+
+fn guest() -> PulseOptions {
+    PulseOptions { version: "11.1", accel: "tcg,tb-size=64", pages_per_beat: 5, ..PulseOptions::default() }
+}
+
+/// Where the target waits: at a port of its own, so that nothing of an earlier move is met.
+fn uri() -> String {
+    static PORT: AtomicU16 = AtomicU16::new(4444);
+    format!("rdma:{}:{}", RdmaVm::ADDRESS, PORT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Moves the guest on to a QEMU with its files in this folder; gives how many bytes were sent.
+///
+/// Under load rxe gives a connection up though nothing is wrong with it ("retry exceeded" in its log), which the source's QEMU calls
+/// a "send polling control error". The guest stays where it was then, and the move is made once more.
+#[track_caller]
+fn goes(pair: &mut Pair, folder: &str, more: &[&str]) -> u64 {
+    let more = [&PATIENTLY[..], more].concat();
+    let [here, there] = chunk_bytes(pair);
+    let mut output = pair.live_at(&uri(), &more);
+    if output.code == Some(7) && output.err.contains("send polling control error") {
+        pair.has_stayed();
+        println!("{folder}: once more, after {}", output.err);
+        pair.wait_anew(&format!("{folder}-again"), &guest());
+        set_chunk(pair, here, there);
+        output = pair.live_at(&uri(), &more);
+    }
+    let moved = pair.has_moved(&output);
+    println!("{folder}: {moved}");
+    moved["sent_bytes"].as_u64().unwrap()
+}
+
+fn chunk_bytes(pair: &Pair) -> [u64; 2] {
+    let told = |guest| ask(guest, "query-migrate-parameters", Value::Null)[CHUNK].as_u64().unwrap();
+    [told(&pair.source), told(&pair.target)]
+}
+
+fn set_chunk(pair: &Pair, source: u64, target: u64) {
+    say_with(&pair.source, "migrate-set-parameters", json!({CHUNK: source}));
+    say_with(&pair.target, "migrate-set-parameters", json!({CHUNK: target}));
+}
+
+#[test]
+#[ignore = "runs in the VM"]
+fn a_guest_goes_by_small_chunks_and_by_large_ones_whatever_was_set_before() {
+    let Some(mut pair) = pair() else { return };
+    let small = goes(&mut pair, "small", &["--rdma-chunk-size", "1m"]);
+
+    pair.move_on("alone", &guest());
+    qemu_alone_fails_and_does_not_say_why(&mut pair);
+
+    // With the same settings drover moves it: both sides are set alike, and the one that has the guest then as it was before.
+    pair.wait_anew("large", &guest());
+    set_chunk(&pair, 4 * MIB, 2 * MIB);
+    let large = goes(&mut pair, "large", &["--rdma-chunk-size", "64m"]);
+    assert_eq!(chunk_bytes(&pair)[1], 2 * MIB);
+    // Zeros are left out as whole chunks only.
+    assert!(small + 8 * MIB < large && large >= 64 * MIB, "{small}, {large}");
+}
+
+/// Of chunks that are larger at the source QEMU tells neither that nor their sizes: what drover prevents.
+#[track_caller]
+fn qemu_alone_fails_and_does_not_say_why(pair: &mut Pair) {
+    set_chunk(pair, 64 * MIB, MIB);
+    let uri = uri();
+    say_with(&pair.target, "migrate-incoming", json!({"uri": uri}));
+    say_with(&pair.source, "migrate", json!({"uri": uri}));
+    let told = loop {
+        let told = ask(&pair.source, "query-migrate", Value::Null);
+        if ["failed", "completed"].contains(&told["status"].as_str().unwrap_or_default()) {
+            break told;
+        }
+        std::thread::sleep(POLL);
+    };
+    assert!(told["status"] == "failed" && !told.to_string().contains("chunk"), "{told}");
+    pair.has_stayed();
+}
+
+#[test]
+#[ignore = "runs in the VM"]
+fn a_target_that_dies_leaves_the_guest_where_it_was() {
+    let Some(mut pair) = pair() else { return };
+    let child = begins(&pair);
+    pair.target.kill();
+    has_failed(&pair.ended(child));
+    pair.has_stayed();
+
+    // Nothing of that is in the way of the next move.
+    pair.wait_anew("after", &guest());
+    goes(&mut pair, "after", &[]);
+}
+
+/// A move whose memory is on its way.
+#[track_caller]
+fn begins(pair: &Pair) -> Child {
+    let mut child = pair.spawn_at(&uri(), &SLOWLY);
+    while !moves::has_told(&pair.path("out"), moves::is_sending) {
+        if child.try_wait().unwrap().is_some() {
+            panic!("it ended before: {:?}", pair.ended(child));
+        }
+        std::thread::sleep(POLL);
+    }
+    child
+}
+
+#[track_caller]
+fn has_failed(output: &Output) {
+    assert_eq!(output.code, Some(7), "{output:?}");
+    println!("{output:?}");
+    assert!(output.err.contains("the guest is at the source, as it was"), "{}", output.err);
+}
