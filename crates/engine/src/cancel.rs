@@ -8,7 +8,7 @@ use crate::clock::SystemClock;
 use crate::error::{EngineError, ProviderError, chain};
 use crate::event::{Board, NoObserver};
 use crate::itinerary::{
-    Context, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again, untrack,
+    Context, asked_down, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again, untrack,
 };
 use crate::phase::Phase;
 use crate::provider::{SourceProvider, TargetProvider};
@@ -170,18 +170,8 @@ fn forget_passes(context: &Context<'_>, planned: &PlannedVm) -> Result<(), Store
 
 /// Whether a guest runs that a run of the plan, killed since then, may have asked to shut down a moment ago.
 fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, StoreError> {
-    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
-    if !store.vm(plan, id)?.is_some_and(|row| row.switched_off) {
-        return Ok(false);
-    }
-    let events = store.events_of(plan, id)?;
-    let asked = events
-        .iter()
-        .rfind(|event| event.kind == "started" && event.phase.as_deref() == Some(Phase::PowerOff.name()));
-    let is_recent = asked.is_some_and(|asked| {
-        let age_ms = context.clock.now_ms() - asked.at_ms;
-        u128::try_from(age_ms).is_ok_and(|age_ms| age_ms < planned.shutdown_timeout.as_millis())
-    });
+    let asked = asked_down(context, planned)?;
+    let is_recent = asked.is_some_and(|asked| asked.is_within(planned.shutdown_timeout));
     Ok(is_recent && look(context.source, planned).is_ok_and(|now| now.power != PowerState::Off))
 }
 

@@ -13,7 +13,7 @@ use drover_engine::{
 use drover_mover::StopSignal;
 use drover_schedule::Budgets;
 use drover_types::inventory::{PowerState, Vm};
-use fakes::{PLAN, Watch, World, enters, leaves, vm};
+use fakes::{PLAN, Watch, World, becomes, enters, leaves, vm};
 
 /// Three VMs in a first wave, two in one that is after it, and one in a wave of its own.
 fn waves(if_failed: &str) -> World {
@@ -440,15 +440,6 @@ fn a_warm_vm_that_nobody_commands_ends_with_its_wave_and_the_next_one_goes_by_th
         assert!(ended.is_some_and(|at| (5 * HOUR_MS..6 * HOUR_MS).contains(&at)), "{ended:?}");
         assert_eq!(world.row("vm-off").state == VmState::Done, arrived, "{rule}");
     }
-}
-
-/// Waits until something is so; others go on meanwhile, and time passes. False if that is not to come.
-fn becomes(world: &World, so: impl Fn() -> bool) -> bool {
-    (0..3000).any(|_| {
-        world.clock.sleep(Duration::from_millis(100));
-        std::thread::sleep(Duration::from_millis(10));
-        so()
-    })
 }
 
 #[test]

@@ -23,7 +23,9 @@ use drover_types::inventory::Vm;
 
 use self::ending::Memory;
 pub(crate) use self::hooks::Outside;
-pub(crate) use self::source::{has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again};
+pub(crate) use self::source::{
+    asked_down, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again,
+};
 use self::still::Stillness;
 use self::warm::FrozenVm;
 pub use self::warm::MOMENT_GRACE_MS;
@@ -233,6 +235,7 @@ impl<'a> Journey<'a> {
         };
         self.touched_before = row.touched;
         self.memory = Memory::of(&row);
+        self.may_go_down = !self.time_to_go_down()?.is_zero();
         let was_in = |phase: Phase| row.phase.as_deref() == Some(phase.name());
         let later = Phase::COLD.into_iter().filter(|phase| *phase > Phase::PowerOff);
         self.was_down = row.switched_off && later.into_iter().any(was_in);

@@ -1,5 +1,7 @@
 //! What is done to the source: power and snapshots.
 
+use std::time::Duration;
+
 use drover_plan::{PlannedVm, PowerOff};
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
@@ -7,18 +9,47 @@ use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::phase::Phase;
 use crate::provider::SourceProvider;
-use crate::store::{Store, StoreError};
+use crate::store::{EventRow, Store, StoreError, now_ms};
+
+/// A guest that may be shutting down is looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Journey<'_> {
     /// A cold guest that runs although an earlier run had begun to shut it down: somebody wanted it back, so it goes down when its
     /// wave lets it, like those that did not begin. That it is drover that may have switched it off stays recorded: it may yet go off.
     pub(super) fn leave_it_on_for_now(&mut self) -> Outcome<()> {
-        if self.is_warm() || !self.slots.goes_on() || self.look()?.power != PowerState::On {
+        if self.is_warm() || !self.slots.goes_on() || !self.stays_on()? {
             return Ok(());
         }
         // It would grow as long as the guest runs.
         self.thaw()?;
         self.slots.begin_anew(self.context.stop)
+    }
+
+    /// Whether its guest runs, and not only because it has not shut down yet: one that an earlier run asked to is waited for as
+    /// long as that run would have waited.
+    pub(super) fn stays_on(&mut self) -> Outcome<bool> {
+        let clock = self.context.clock;
+        let until_ms = clock.now_ms() + self.time_to_go_down()?.as_millis() as i64;
+        loop {
+            let power = self.look()?.power;
+            if power == PowerState::Off {
+                self.may_go_down = false;
+            }
+            if power != PowerState::On || clock.now_ms() >= until_ms {
+                return Ok(power == PowerState::On);
+            }
+            if self.context.stop.is_set() {
+                return Err(EngineError::Cancelled);
+            }
+            clock.sleep(LOOK_EVERY);
+        }
+    }
+
+    /// How long a guest that an earlier run asked to shut down may still take.
+    pub(super) fn time_to_go_down(&self) -> Outcome<Duration> {
+        let asked = asked_down(self.context, self.planned)?;
+        Ok(asked.map_or(Duration::ZERO, |asked| asked.left_of(self.planned.shutdown_timeout)))
     }
 
     pub(super) fn power_off(&mut self) -> Outcome<()> {
@@ -214,6 +245,41 @@ pub(crate) fn may_run_at_target(context: &Context<'_>, planned: &PlannedVm) -> R
         Err(_) if !has_begun(context, planned, Phase::Define).unwrap_or(true) => Ok(false),
         told => told,
     }
+}
+
+/// A guest was asked to shut down, or was about to be, and the run that did so never saw it off.
+pub(crate) struct AskedDown {
+    /// Negative if the clock was set back since.
+    age_ms: i64,
+}
+
+impl AskedDown {
+    /// Whether it is so long ago at most.
+    pub(crate) fn is_within(&self, time: Duration) -> bool {
+        u128::try_from(self.age_ms).is_ok_and(|age_ms| age_ms < time.as_millis())
+    }
+
+    /// What is left of a time that began then; all of it where the clock does not tell.
+    fn left_of(&self, time: Duration) -> Duration {
+        time.saturating_sub(Duration::from_millis(u64::try_from(self.age_ms).unwrap_or(0)))
+    }
+}
+
+/// What is recorded of the latest shutdown of a VM that drover may have switched off.
+pub(crate) fn asked_down(
+    context: &Context<'_>,
+    planned: &PlannedVm,
+) -> Result<Option<AskedDown>, StoreError> {
+    let (store, plan, id) = (context.store, context.plan, &planned.vm.id);
+    if !store.vm(plan, id)?.is_some_and(|row| row.switched_off) {
+        return Ok(None);
+    }
+    let events = store.events_of(plan, id)?;
+    let of_phase = |event: &&EventRow| event.phase.as_deref() == Some(Phase::PowerOff.name());
+    let latest = events.iter().filter(of_phase).rfind(|it| matches!(it.kind.as_str(), "started" | "ended"));
+    let asked = latest.filter(|event| event.kind == "started");
+    // By the clock that the store keeps events by.
+    Ok(asked.map(|asked| AskedDown { age_ms: now_ms() - asked.at_ms }))
 }
 
 /// Whether any run of the plan entered a phase with this VM.

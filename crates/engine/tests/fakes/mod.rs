@@ -34,6 +34,7 @@ pub enum Trouble {
     DiesAfter,
 }
 
+mod guests;
 pub mod warm;
 
 type Before = Box<dyn FnOnce(&mut State) + Send>;
@@ -46,6 +47,7 @@ pub struct State {
     pub defined: BTreeSet<String>,
     pub images: BTreeMap<PathBuf, MemDisk>,
     pub tracks: warm::Tracks,
+    pub shutdowns: guests::Shutdowns,
     snapshots_made: u32,
     /// How often a VM was switched on.
     switched_on: BTreeMap<String, u32>,
@@ -330,10 +332,6 @@ impl World {
         self.sources.iter().map(|(name, disk)| (name.clone(), disk.counts().bytes_read)).collect()
     }
 
-    pub fn power(&self, id: &str) -> PowerState {
-        self.state().vms[id].power
-    }
-
     pub fn set_power(&self, id: &str, power: PowerState) {
         self.state().set_power(id, power);
     }
@@ -544,7 +542,9 @@ impl HookRunner for World {
 
 impl SourceProvider for World {
     fn vm(&self, id: &str) -> Result<Vm, ProviderError> {
+        let now_ms = self.clock.now_ms();
         self.call("look", id, |state| {
+            state.let_go_down(now_ms);
             state.guests_write();
             self.merge(state);
             state.vms[id].clone()
@@ -552,13 +552,11 @@ impl SourceProvider for World {
     }
 
     fn ask_shutdown(&self, vm: &Vm) -> Result<(), ProviderError> {
-        self.call("shut down", &vm.name, |_| ())
+        self.shuts_down(vm)
     }
 
-    fn wait_until_off(&self, vm: &Vm, _: Duration) -> Result<(), ProviderError> {
-        self.call("wait until off", &vm.name, |state| {
-            state.vms.get_mut(&vm.id).unwrap().power = PowerState::Off
-        })
+    fn wait_until_off(&self, vm: &Vm, timeout: Duration) -> Result<(), ProviderError> {
+        self.goes_off(vm, timeout)
     }
 
     fn power_off(&self, vm: &Vm) -> Result<(), ProviderError> {
@@ -852,6 +850,15 @@ impl Observer for DiesAt {
         }
         assert_ne!(self.seen.fetch_add(1, Ordering::SeqCst) + 1, self.at, "the process dies at {event:?}");
     }
+}
+
+/// Waits until something is so; others go on meanwhile, and time passes. False if that is not to come.
+pub fn becomes(world: &World, so: impl Fn() -> bool) -> bool {
+    (0..3000).any(|_| {
+        world.clock.sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(10));
+        so()
+    })
 }
 
 /// Runs until the VM waits for this pass, and stops there.

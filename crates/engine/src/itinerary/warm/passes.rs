@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use drover_copy::converge::{Decision, Reason, Trend};
-use drover_types::inventory::PowerState;
 
 use super::guardian::power_word;
 use super::outlook::{advice_words, facts, reason_word};
@@ -132,13 +131,13 @@ impl Journey<'_> {
     /// A guest that runs although an earlier run's cutover was cut short is not shut down for that any more:
     /// somebody wanted it back, or it never went.
     fn leave_it_on(&mut self) -> Outcome<()> {
-        if !self.is_cut_short()? || self.look()?.power != PowerState::On {
+        if !self.is_cut_short()? || !self.stays_on()? {
             return Ok(());
         }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         store.undo_cutover(plan, id, self.moment())?;
         store.set_switched_off(plan, id, false)?;
-        self.memory.switched_off = false;
+        (self.memory.switched_off, self.may_go_down) = (false, false);
         self.slots.takes_back();
         self.note(
             "it runs although an earlier run had begun its cutover, so its passes go on; a cutover has to be asked for \
