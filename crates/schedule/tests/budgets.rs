@@ -156,7 +156,10 @@ proptest! {
                 }
                 2 => {
                     held.of.remove(&id);
-                    scheduler.host_failed(id, now);
+                    match scheduler.host_failed(id, now) {
+                        Some(at_ms) => scheduler.retry(id, at_ms, now),
+                        None => scheduler.finished(id, Ended::Failed, now),
+                    }
                 }
                 3 => {
                     held.of.remove(&id);

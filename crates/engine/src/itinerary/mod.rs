@@ -172,8 +172,13 @@ impl<'a> Journey<'a> {
         let reached = self.reached;
         let may_go_on = self.host_fails.load(Relaxed) && !is_told(error.cause()) && reached < Phase::Define;
         let may_go_on = may_go_on && !self.context.stop.is_set();
-        if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten() {
-            return self.put_back(error, reached, at_ms);
+        if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten()
+            // Something that could not be undone is told by its end, which tries once more.
+            && self.undo(reached).is_empty()
+        {
+            self.slots.retry(at_ms);
+            self.note_retry(&error, at_ms);
+            return None;
         }
         let is_skipped = error.cause() == Cause::Skipped;
         let end = self.end_badly(error, reached);
@@ -187,24 +192,18 @@ impl<'a> Journey<'a> {
         Some(end)
     }
 
-    /// Puts the source back as it was, to be run again.
-    fn put_back(&mut self, error: EngineError, reached: Phase, at_ms: u64) -> Option<VmEnd> {
-        if !self.undo(reached).is_empty() {
-            // Something could not be undone, which its end tells and tries once more.
-            self.slots.finish(Ended::Failed);
-            return Some(self.end_badly(error, reached));
-        }
+    fn note_retry(&self, error: &EngineError, at_ms: u64) {
         let now_ms = u64::try_from(self.context.clock.now_ms()).unwrap_or(0);
         let seconds = at_ms.saturating_sub(now_ms).div_ceil(1000);
         let why = error.chain();
         self.note(format!("its host fails, so it is tried again in {seconds} s at the earliest: {why}"));
-        None
     }
 
     /// Ends before its first phase. An earlier try left nothing.
     pub(crate) fn end_unbegun(&mut self, error: EngineError) -> VmEnd {
+        let end = self.end_badly(error, Phase::Check);
         self.slots.finish(Ended::Failed);
-        self.end_badly(error, Phase::Check)
+        end
     }
 
     fn run_phases(&mut self) -> Outcome<()> {

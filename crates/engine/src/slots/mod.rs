@@ -379,19 +379,23 @@ impl Slots<'_> {
         self.schedule.changed.notify_all();
     }
 
-    /// The VM failed because of its host. Gives when it is tried again, for which [`Slots::take`] waits; otherwise it is over.
+    /// The VM failed because of its host. Gives when it is tried again, if it is; until then it holds what it held.
     pub(crate) fn host_failed(&self) -> Option<u64> {
         let mut state = self.schedule.lock();
-        let again = match state.let_out(self.id) && state.scheduler.is_running(self.id) {
-            true => state.scheduler.host_failed(self.id, now(self.clock)),
-            false => None,
-        };
-        if again.is_none() {
-            state.end(self.id, Ended::Failed, now(self.clock));
-        }
+        let is_running = state.scheduler.is_running(self.id);
+        let again = is_running.then(|| state.scheduler.host_failed(self.id, now(self.clock))).flatten();
         drop(state);
         self.schedule.changed.notify_all();
         again
+    }
+
+    /// What failed because of its host is undone. [`Slots::take`] waits until it is tried again.
+    pub(crate) fn retry(&self, at_ms: u64) {
+        let mut state = self.schedule.lock();
+        state.let_out(self.id);
+        state.scheduler.retry(self.id, at_ms, now(self.clock));
+        drop(state);
+        self.schedule.changed.notify_all();
     }
 
     /// Disks that may be open at once.
@@ -453,7 +457,7 @@ impl Slots<'_> {
     /// Waits until they are there again, before all others if `first`.
     ///
     /// # Errors
-    /// If the run is to stop, the host was given up, or its wave is over and it is not about to move over.
+    /// If the run is to stop, the host was given up, or its wave is over and its guest is not down.
     pub(crate) fn take(&self, first: bool, stop: &StopSignal) -> Result<(), EngineError> {
         let mut state = self.schedule.lock();
         let is_held = |state: &State| state.vms.get(&self.id).is_some_and(|one| one.admitted.is_some());
@@ -476,9 +480,7 @@ impl Slots<'_> {
             if let Some(ended) = state.scheduler.ended(self.id) {
                 return Err(self.given_up(&state, ended));
             }
-            if !first {
-                state.scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)?;
-            }
+            state.scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)?;
             state = self.schedule.wait(state);
         }
     }
@@ -523,6 +525,12 @@ impl Slots<'_> {
             state = self.schedule.wait(state);
         }
         Ok(true)
+    }
+
+    /// It was let move over, and does not: it asks anew.
+    pub(crate) fn drop_cutover(&self) {
+        self.schedule.lock().scheduler.cutover_over(self.id);
+        self.schedule.changed.notify_all();
     }
 }
 

@@ -204,7 +204,6 @@ impl Scheduler {
             entry.begun = Some(entry.turns);
             self.waves.begin(entry);
         }
-        entry.first = false;
         entry.state = State::Running(held);
         let host = &mut self.hosts[entry.host];
         host.vms += 1;

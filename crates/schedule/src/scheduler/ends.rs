@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Aside, State};
 use super::hold::Hold;
-use super::{Scheduler, entry::Held};
+use super::{Host, Scheduler, entry::Held};
 use crate::breaker::{Permit, backoff_ms};
 use crate::job::{JobId, Tenant};
 use crate::random::Random;
@@ -188,7 +188,7 @@ impl Scheduler {
     pub fn takes_back(&mut self, id: JobId) {
         self.cutover_over(id);
         let entry = self.jobs.get_mut(&id).expect("a job that is taken back is known");
-        entry.job.goes_on = false;
+        (entry.job.goes_on, entry.first) = (false, false);
         // A warm one keeps what was copied, and its wave counts only when it moves over.
         if !entry.job.is_warm && entry.begun.take().is_some() {
             self.waves.give_back(entry);
@@ -196,32 +196,39 @@ impl Scheduler {
     }
 
     /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it is over: the host
-    /// has not failed others in a row, so it may be the VM, or the job was tried often enough, or the host is given up.
+    /// has not failed others in a row, so it may be the VM, or the job was tried often enough, or the host is given up. It keeps
+    /// what it holds until all is undone: then comes [`Scheduler::retry`], or its end.
     ///
     /// # Panics
     /// If it does not run.
     pub fn host_failed(&mut self, id: JobId, now_ms: u64) -> Option<u64> {
+        assert!(self.is_running(id), "job {} failed because of its host but does not run", id.0);
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
         entry.retries += 1;
         let (host, retries) = (entry.host, entry.retries);
-        self.hosts[host].breaker.failed(now_ms);
-        self.give_back(id, "failed", now_ms);
-        let breaker = &self.hosts[host].breaker;
+        let Host { breaker, name, .. } = &mut self.hosts[host];
+        breaker.failed(now_ms);
         let is_given_up = breaker.permit(now_ms) == Permit::Never;
-        if retries > RETRIES_MAX || !breaker.is_open() || is_given_up {
-            self.end(id, Ended::Failed, now_ms);
-            if is_given_up {
-                self.give_up_host(host, now_ms);
-            }
-            self.check_invariants();
-            return None;
+        if retries <= RETRIES_MAX && breaker.is_open() && !is_given_up {
+            let mut random = Random::of(self.budgets.seed ^ id.0, name);
+            return Some(now_ms.saturating_add(backoff_ms(retries - 1, &mut random)));
         }
-        self.takes_back(id);
-        let mut random = Random::of(self.budgets.seed ^ id.0, &self.hosts[host].name);
-        let at = now_ms.saturating_add(backoff_ms(retries - 1, &mut random));
-        self.put_aside(id, Hold::For(Aside::Retry(at)), now_ms);
+        if is_given_up {
+            self.give_up_host(host, now_ms);
+        }
         self.check_invariants();
-        Some(at)
+        None
+    }
+
+    /// A running job that failed because of its host gives back what it holds, and is tried again at this time.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn retry(&mut self, id: JobId, at_ms: u64, now_ms: u64) {
+        self.give_back(id, "tried again", now_ms);
+        self.takes_back(id);
+        self.put_aside(id, Hold::For(Aside::Retry(at_ms)), now_ms);
+        self.check_invariants();
     }
 
     /// Gives up all jobs of a host that wait.
@@ -246,7 +253,9 @@ impl Scheduler {
         let host = self.jobs[&id].host;
         self.hosts[host].breaker.succeeded();
         self.give_back(id, "parked", now_ms);
-        self.hosts[host].longest.remove(&(self.jobs[&id].own_ms, id));
+        let entry = self.jobs.get_mut(&id).expect("a job that is parked is known");
+        entry.is_copied = true;
+        self.hosts[host].longest.remove(&(entry.own_ms, id));
         self.check_invariants();
     }
 
@@ -302,7 +311,7 @@ impl Scheduler {
     pub fn quarantine(&self, hosts: &BTreeSet<&str>) -> Vec<Quarantined> {
         let failed = self.hosts.iter().filter(|host| host.breaker.failures() > 0);
         let failed = failed.filter(|host| hosts.contains(host.name.as_str()));
-        let told = |host: &super::Host| Quarantined {
+        let told = |host: &Host| Quarantined {
             host: host.label.clone(),
             failures: host.breaker.failures(),
             is_open: host.breaker.is_open(),

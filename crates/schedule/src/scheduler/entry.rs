@@ -23,11 +23,13 @@ pub(super) struct Entry {
     pub(super) turns: u64,
     /// The turn with which its work began; absent before, and after a failure that took it back to its beginning.
     pub(super) begun: Option<u64>,
+    /// Whether all its disks were copied once; further passes take little.
+    pub(super) is_copied: bool,
     /// By when its wave is to be over.
     pub(super) due_ms: Option<u64>,
     /// Waves before its own.
     pub(super) depth: usize,
-    /// Whether it goes before all others.
+    /// Whether it goes before all others; also when it has to give its slots back at once, because other processes have them.
     pub(super) first: bool,
     /// It counts as overtaken once so many were admitted.
     pub(super) due: u64,
@@ -118,6 +120,7 @@ impl Entry {
             state: State::Parked,
             turns: 0,
             begun: None,
+            is_copied: false,
             due_ms: None,
             depth: 0,
             first,

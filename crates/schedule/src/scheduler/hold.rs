@@ -101,10 +101,8 @@ impl Scheduler {
         }
         let entry = self.jobs.get_mut(&id).expect("a job that is put aside is known");
         entry.state = State::Aside(aside);
-        if entry.turns == 0 {
-            // The end of all may wait for it, but nothing that runs now is to make way for it.
-            self.hosts[entry.host].longest.remove(&(entry.own_ms, id));
-        }
+        // The end of all may wait for it, but nothing that runs now is to make way for it.
+        self.hosts[entry.host].longest.remove(&(entry.own_ms, id));
     }
 
     /// Takes a job out of where it was put aside.

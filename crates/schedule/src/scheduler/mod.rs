@@ -306,7 +306,7 @@ impl Scheduler {
         let entry = self.jobs.get_mut(&id).expect("a job that waits is known");
         entry.state = State::Waiting;
         entry.key = entry.key(id, self.budgets.order);
-        if entry.turns == 0 {
+        if !entry.is_copied {
             self.hosts[entry.host].longest.insert((entry.own_ms, id));
         }
         let lane = self.hosts[entry.host].lanes.entry((limited, entry.lane())).or_default();

@@ -25,6 +25,17 @@ fn admitted(scheduler: &mut Scheduler) -> Vec<u64> {
     admitted_at(scheduler, 0)
 }
 
+/// A job fails because of its host; gives when it is tried again.
+fn fails(scheduler: &mut Scheduler, id: u64, now_ms: u64) -> Option<u64> {
+    let again = scheduler.host_failed(JobId(id), now_ms);
+    assert!(scheduler.is_running(JobId(id)), "it holds its slots until it is undone");
+    match again {
+        Some(at_ms) => scheduler.retry(JobId(id), at_ms, now_ms),
+        None => scheduler.finished(JobId(id), Ended::Failed, now_ms),
+    }
+    again
+}
+
 fn arrive(scheduler: &mut Scheduler, id: u64) {
     scheduler.finished(JobId(id), Ended::Arrived, 0);
 }
@@ -139,6 +150,18 @@ fn a_vm_that_is_put_back_gets_its_old_place() {
     scheduler.requeue(JobId(0), 0);
     assert_eq!((scheduler.waiting(), scheduler.running()), (2, 0));
     assert_eq!(admitted(&mut scheduler), [0]);
+}
+
+#[test]
+fn a_guest_that_is_about_to_go_down_keeps_its_place_while_other_processes_have_its_slots() {
+    let mut scheduler = of(&[job("a", 1, 9, 0), job("a", 1, 8, 0)], 1, 8);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.park(JobId(0), 0);
+    scheduler.wake(JobId(0), true, 0);
+    for _ in 0..2 {
+        assert_eq!(admitted(&mut scheduler), [0], "before one that had no turn yet");
+        scheduler.requeue(JobId(0), 0);
+    }
 }
 
 #[test]
@@ -261,7 +284,7 @@ fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() 
     let mut now = 0;
     let first = admitted(&mut scheduler);
     let again: Vec<Option<u64>> =
-        first.iter().filter(|id| **id < 12).map(|id| scheduler.host_failed(JobId(*id), now)).collect();
+        first.iter().filter(|id| **id < 12).map(|id| fails(&mut scheduler, *id, now)).collect();
     assert_eq!(again.len() as u32, FAILURES_MAX);
     assert!(again[..2].iter().all(Option::is_none), "one that fails alone may be its VM's own failure");
     assert!(again[2].is_some_and(|at| at > 0));
@@ -273,7 +296,7 @@ fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() 
         now = scheduler.next_event_ms(now).unwrap_or(now + BACKOFF_MS_MAX);
         for id in admitted_at(&mut scheduler, now) {
             tries += 1;
-            scheduler.host_failed(JobId(id), now);
+            fails(&mut scheduler, id, now);
         }
         assert!(tries < 50);
     }
@@ -468,7 +491,7 @@ fn a_host_that_was_given_up_is_tried_again_for_who_comes_anew() {
     while !scheduler.is_done() {
         now = scheduler.next_event_ms(now).unwrap_or(now + BACKOFF_MS_MAX);
         for id in admitted_at(&mut scheduler, now) {
-            scheduler.host_failed(JobId(id), now);
+            fails(&mut scheduler, id, now);
         }
     }
     scheduler.forget(Tenant(0));
@@ -527,7 +550,7 @@ fn a_cold_vm_that_its_host_put_back_waits_for_its_window_again() {
     let closed = 61 * 60_000;
     // Three failures in a row open the breaker of its host.
     let again: Vec<Option<u64>> =
-        (0..FAILURES_MAX as u64).map(|id| scheduler.host_failed(JobId(id), closed)).collect();
+        (0..FAILURES_MAX as u64).map(|id| fails(&mut scheduler, id, closed)).collect();
     let at = again[2].expect("the third is tried again");
     scheduler.finished(JobId(3), Ended::Arrived, closed);
     assert_eq!(scheduler.waves(Tenant(0), closed)[0].begun, 3, "one did not begin any more");
@@ -535,6 +558,30 @@ fn a_cold_vm_that_its_host_put_back_waits_for_its_window_again() {
     assert_eq!(scheduler.wait_of(JobId(2), at), Some(Wait::Window { opens_ms: 86_400_000 }));
     assert_eq!(admitted_at(&mut scheduler, 86_400_000), [2]);
     assert_eq!(scheduler.waves(Tenant(0), 86_400_000)[0].begun, 4);
+}
+
+#[test]
+fn a_vm_that_is_tried_again_narrows_nothing_while_it_waits_for_that() {
+    let mut scheduler =
+        Scheduler::new(Budgets { vms_per_host: 20, disks: 40, disks_per_host: 40, ..Budgets::default() });
+    let hours = drover_types::Hours { from: 0, to: 60 };
+    let window = WaveWindow { hours: Some(hours), ..WaveWindow::default() };
+    scheduler.set_waves(Tenant(0), &[Wave { window, ..wave("night", &[], IfFailed::Wait) }]);
+    let long = in_wave("night", job("a", 1, 100, 0));
+    scheduler.add(Tenant(0), [vec![long], vec![job("a", 1, 5, 0); 40]].concat(), 0);
+    let narrow = admitted(&mut scheduler);
+    assert!(narrow[0] == 0 && narrow.len() < 20, "beside a long one: {narrow:?}");
+    let closed = 61 * 60_000;
+    narrow[3..].iter().for_each(|id| arrive(&mut scheduler, *id));
+    let again = [1, 2, 0].map(|at| fails(&mut scheduler, narrow[at], closed));
+    assert!(again[2].is_some(), "{again:?}");
+    // One shows that the host works again.
+    let later = closed + BACKOFF_MS_MAX;
+    let tried = admitted_at(&mut scheduler, later);
+    assert_eq!(tried.len(), 1);
+    arrive(&mut scheduler, tried[0]);
+    assert_eq!(scheduler.wait_of(JobId(0), later), Some(Wait::Window { opens_ms: 86_400_000 }));
+    assert_eq!(admitted_at(&mut scheduler, later).len(), 20);
 }
 
 #[test]

@@ -263,6 +263,11 @@ impl Journey<'_> {
         }
         // Held from before the shutdown on: a guest that is down waits for nobody.
         self.take_slots(true)?;
+        if self.slots.wave_wait()?.is_some() {
+            self.note("its window closed while it waited for slots, so it does not move over yet".into());
+            self.slots.drop_cutover();
+            return Ok(Ready::Anew);
+        }
         let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
         let forecast: Option<Downtime> = match cut_short {
             true => store.warm(plan, id)?.forecast,
