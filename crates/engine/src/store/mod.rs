@@ -6,6 +6,7 @@
 //! the end of the process takes none. Bytes are kept as the 64-bit integers SQLite has; no disk is larger than 2^63
 //! bytes.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -412,16 +413,25 @@ impl Store {
         self.enter_vms(plan, &[(id, name, planned.to_string())])
     }
 
-    /// As [`Store::enter_vm`], of many by id, name and what is planned.
+    /// As [`Store::enter_vm`], of many by id, name and what is planned. Of one that was given up nothing is kept but its events: it
+    /// begins anew.
     pub fn enter_vms(&self, plan: &str, vms: &[(&str, &str, String)]) -> Outcome<()> {
         self.change(Durable::Now, |db| {
+            let anew: HashMap<String, String> = db
+                .prepare("SELECT id, name FROM vm WHERE plan = ?1 AND state = 'cancelled'")?
+                .query_map([plan], |row| Ok((row.get(0)?, row.get(1)?)))?
+                .collect::<rusqlite::Result<_>>()?;
             let mut enter = db.prepare(
                 "INSERT INTO vm (plan, id, name, state, planned) VALUES (?1, ?2, ?3, 'queued', ?4)
                  ON CONFLICT(plan, id) DO UPDATE SET name = ?3, planned = ?4,
                  state = CASE WHEN state IN ('done', 'not_cleaned_up') THEN state ELSE 'queued' END",
             )?;
-            vms.iter()
-                .try_for_each(|(id, name, planned)| enter.execute(params![plan, id, name, planned]).map(drop))
+            vms.iter().try_for_each(|(id, name, planned)| {
+                if let Some(had) = anew.get(*id) {
+                    forget_vm(db, plan, id, had)?;
+                }
+                enter.execute(params![plan, id, name, planned]).map(drop)
+            })
         })
     }
 
@@ -692,6 +702,15 @@ fn add_event(
         params![plan, now_ms(), vm, phase, kind, text],
     )
     .map(drop)
+}
+
+/// Forgets what runs of a VM came to that was given up.
+fn forget_vm(db: &Connection, plan: &str, id: &str, name: &str) -> rusqlite::Result<()> {
+    db.execute("DELETE FROM disk WHERE plan = ?1 AND vm = ?2", [plan, id])?;
+    db.execute("DELETE FROM progress WHERE plan = ?1 AND vm = ?2", [plan, name])?;
+    let sql = "UPDATE vm SET phase = NULL, touched = 0, started = NULL, error = NULL, cause = NULL, advice = NULL,
+               started_ms = NULL, ended_ms = NULL WHERE plan = ?1 AND id = ?2";
+    db.execute(sql, [plan, id]).map(drop)
 }
 
 fn file_at(path: &Path) -> Option<(u64, u64)> {

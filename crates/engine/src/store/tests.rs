@@ -158,3 +158,41 @@ fn a_store_whose_locks_failed_is_not_asked_again_by_this_process() {
     assert!(store.end_plan("p", PlanState::Done).is_err());
     assert!(Store::open(folder.path()).unwrap().plan("p").unwrap().is_some(), "the next run is asked");
 }
+
+#[test]
+fn a_vm_that_was_given_up_and_is_begun_anew_has_copied_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    store.begin_plan("p", "", Path::new("/")).unwrap();
+    let progress = |vm: &str| ProgressRow {
+        vm: vm.into(),
+        disk: "Hard disk 1".into(),
+        activity: crate::event::DiskActivity::Copy,
+        is_live: false,
+        at_ms: 7,
+        size_bytes: 100,
+        done_bytes: 40,
+        read_bytes: 40,
+        left_bytes: Some(60),
+        rate_bytes_per_s: None,
+    };
+    let entered = [("a", "given-up", "{}".to_string()), ("b", "stopped", "{}".to_string())];
+    store.enter_vms("p", &entered).unwrap();
+    for (id, name, _) in &entered {
+        store.enter_phase("p", id, "copy").unwrap();
+        store.set_touched("p", id).unwrap();
+        store.put_disk("p", &DiskRow { vm: id.to_string(), size: 100, ..DiskRow::default() }).unwrap();
+        store.add_sample("p", 40, 40, &[progress(name)]).unwrap();
+    }
+    store.end_vm("p", "a", VmState::Cancelled, None).unwrap();
+    store.end_vm("p", "b", VmState::Stopped, None).unwrap();
+    // It may go to another name.
+    store.enter_vms("p", &[("a", "renamed", "{}".to_string()), entered[1].clone()]).unwrap();
+    let [anew, again] = ["a", "b"].map(|id| store.vm("p", id).unwrap().unwrap());
+    assert_eq!((anew.state, anew.phase, anew.touched), (VmState::Queued, None, false));
+    assert_eq!((anew.started_ms, anew.ended_ms), (None, None));
+    assert!(again.state == VmState::Queued && again.started_ms.is_some() && again.touched);
+    let disks: Vec<String> = store.disks("p").unwrap().into_iter().map(|disk| disk.vm).collect();
+    let at_work: Vec<String> = store.progress("p").unwrap().into_iter().map(|row| row.vm).collect();
+    assert_eq!((disks, at_work), (vec!["b".to_string()], vec!["stopped".to_string()]));
+}
