@@ -40,6 +40,35 @@ pub enum Cause {
     Internal,
 }
 
+impl Cause {
+    const ALL: [Cause; 14] = [
+        Cause::Plan,
+        Cause::Access,
+        Cause::Connection,
+        Cause::Source,
+        Cause::Target,
+        Cause::TargetFull,
+        Cause::Manifest,
+        Cause::Verification,
+        Cause::Hook,
+        Cause::Check,
+        Cause::Skipped,
+        Cause::Cancelled,
+        Cause::State,
+        Cause::Internal,
+    ];
+
+    /// The word that the state has for it.
+    pub fn word(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// The cause of a word.
+    pub fn of_word(word: &str) -> Option<Cause> {
+        Cause::ALL.into_iter().find(|cause| cause.word() == word)
+    }
+}
+
 /// A failure of a provider, ready to be shown.
 #[derive(Debug)]
 pub struct ProviderError {

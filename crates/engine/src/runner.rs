@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::mem::{Discriminant, discriminant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +19,11 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
 use crate::foresight::Foresight;
 use crate::hooks::HookRunner;
-use crate::itinerary::{Context, Journey, Outside};
+use crate::itinerary::{Context, Journey, Outside, end_given_up};
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
-use crate::slots::{Joining, Schedule, Slots, budgets_of};
+use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanState, RunFacts, Store, StoreError, VmRow, VmState};
 use crate::waves::Told;
@@ -85,7 +84,7 @@ pub struct RunOutcome {
     pub not_cleaned_up: usize,
     /// VMs that failed, with the cause of each.
     pub failed: Vec<(String, Cause)>,
-    /// VMs not begun, stopped, or left out by a hook.
+    /// VMs stopped, not begun before a stop, or left out by a hook.
     pub unfinished: usize,
     /// Those of them that a hook had left out.
     pub skipped: usize,
@@ -154,10 +153,10 @@ impl Runner<'_> {
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
         let _left = OnDrop::new(|| schedule.leave(tenant, self.clock));
-        let run = Run { schedule: &schedule, tenant, todo, waves: Mutex::default() };
+        let context = &self.context(number);
+        let (waves, ends) = (Mutex::default(), Mutex::default());
+        let run = Run { schedule: &schedule, tenant, todo, context, waves, ends };
         self.heed_words(&run);
-        let ends = Mutex::new(Vec::new());
-        let context = self.context(number);
         let over = StopSignal::default();
         std::thread::scope(|scope| {
             // Without it no rates are kept, and only a signal stops the run.
@@ -165,7 +164,7 @@ impl Runner<'_> {
             // Also if this loop panics: the scope waits for the watcher.
             let _over = OnDrop::new(|| over.stop());
             while let Some((id, at)) = schedule.next(tenant, self.stop, self.clock) {
-                let (context, vm, ends) = (&context, todo[at], &ends);
+                let (vm, ends) = (todo[at], &run.ends);
                 let slots = Slots { schedule: &schedule, clock: self.clock, id };
                 let go = move || run_vm(context, vm, slots, tenant, ends);
                 if Builder::new().spawn_scoped(scope, go).is_err() {
@@ -174,10 +173,11 @@ impl Runner<'_> {
                 }
             }
         });
+        self.tell_given_up(&run);
         self.tell_waves(&run);
         self.keep_foresight(FORESIGHT_WAIT);
         self.tell_schedule(&run);
-        ends.into_inner().unwrap_or_else(PoisonError::into_inner)
+        run.ends.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What tells its source from others: the installation, however it is addressed, or else its address.
@@ -199,7 +199,7 @@ impl Runner<'_> {
         Ok(Arc::new(shared))
     }
 
-    /// Tells what was learned of hosts, which of them failed, and which VMs never began.
+    /// Tells what was learned of hosts, and which of them failed.
     fn tell_schedule(&self, run: &Run<'_>) {
         let failed = |host: drover_schedule::Quarantined| {
             let now = if host.is_open { ", and was left alone" } else { "" };
@@ -214,11 +214,14 @@ impl Runner<'_> {
             // A note that cannot be kept is a loss to the report only.
             let _ = self.store.add_event(self.plan, None, None, "note", &line);
         }
-        for (at, ended) in run.schedule.given_up(run.tenant) {
-            let vm = run.todo[at];
-            let text = format!("it was not begun: {}", why_given_up(ended));
-            let _ = self.store.add_event(self.plan, Some(&vm.vm.id), None, "note", &text);
-            self.observer.event(&Event::Note { vm: vm.target_name.clone(), text });
+    }
+
+    /// Ends VMs that will not begin any more. After a stop they are left as they are, like all others that did not begin.
+    fn tell_given_up(&self, run: &Run<'_>) {
+        let given_up = run.schedule.take_given_up(run.tenant);
+        for GivenUp { at, why } in given_up.into_iter().filter(|_| !self.stop.is_set()) {
+            let end = end_given_up(run.context, run.todo[at], &why);
+            run.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         }
     }
 
@@ -247,6 +250,7 @@ impl Runner<'_> {
             let _ = self.store.add_sample(self.plan, read, written, &disks);
             self.keep_waits(run, &mut waits);
             self.heed_words(run);
+            self.tell_given_up(run);
             self.tell_waves(run);
             self.keep_foresight(Duration::ZERO);
             if self.store.cancel_asked(self.plan).unwrap_or(false) {
@@ -294,17 +298,17 @@ impl Runner<'_> {
     }
 
     /// Keeps what VMs wait for, where that is news.
-    fn keep_waits(&self, run: &Run<'_>, told: &mut BTreeMap<usize, Discriminant<Wait>>) {
+    fn keep_waits(&self, run: &Run<'_>, told: &mut BTreeMap<usize, Wait>) {
         let waits = run.schedule.waits(run.tenant, self.clock);
         // Counts change all the time; what is waited for does not.
-        let is_news = |(at, wait): &&(usize, Wait)| told.get(at) != Some(&discriminant(wait));
+        let is_news = |(at, wait): &&(usize, Wait)| !told.get(at).is_some_and(|had| had.is_for_same(wait));
         let of = |(at, wait): &(usize, Wait)| (run.todo[*at].vm.id.as_str(), wait.to_string());
         let news: Vec<(&str, String)> = waits.iter().filter(is_news).map(of).collect();
         if !news.is_empty() && self.store.add_waits(self.plan, &news).is_err() {
             // They are told again with the next look.
             return;
         }
-        *told = waits.into_iter().map(|(at, wait)| (at, discriminant(&wait))).collect();
+        *told = waits.into_iter().collect();
     }
 
     /// What came of it, by what the VMs' ends say: the state may not have it.
@@ -351,8 +355,11 @@ struct Run<'a> {
     schedule: &'a Schedule,
     tenant: Tenant,
     todo: &'a [&'a PlannedVm],
+    context: &'a Context<'a>,
     /// What was told of waves.
     waves: Mutex<Told>,
+    /// How VMs ended.
+    ends: Mutex<Vec<VmEnd>>,
 }
 
 fn wave_words(plan: &str, event: &Event) -> Option<String> {
@@ -365,16 +372,6 @@ fn wave_words(plan: &str, event: &Event) -> Option<String> {
             Some(format!("wave {wave} is over: {arrived} VMs arrived, {failed} failed or did not begin"))
         }
         _ => None,
-    }
-}
-
-fn why_given_up(ended: Ended) -> &'static str {
-    match ended {
-        Ended::TooLate => "its window closed before its turn came",
-        Ended::WaveFailed => "a VM of a wave before its own failed",
-        Ended::GroupFailed => "a VM of an earlier stage of its group failed",
-        Ended::HostFailed => "its host failed again and again, and was left alone",
-        Ended::Arrived | Ended::Failed | Ended::LeftOut => "the run was stopped",
     }
 }
 

@@ -66,9 +66,9 @@ pub struct WaveReport {
     pub done: usize,
     /// VMs at work.
     pub running: usize,
-    /// VMs that failed.
+    /// VMs that failed, those that were given up before they began among them.
     pub failed: usize,
-    /// VMs that did not begin, or were stopped or cancelled.
+    /// VMs that did not begin yet, or were stopped or cancelled.
     pub left: usize,
     /// Whether the waves after it go on whatever of it failed, because somebody said so.
     pub may_go_on: bool,

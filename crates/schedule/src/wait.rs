@@ -1,6 +1,7 @@
 //! What a job waits for.
 
 use std::fmt;
+use std::mem::discriminant;
 
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +178,22 @@ pub enum Wait {
     },
 }
 
+impl Wait {
+    /// Whether both wait for the same, however much of it is in use now.
+    pub fn is_for_same(&self, other: &Wait) -> bool {
+        match (self, other) {
+            (Wait::Wave { wave: one, .. }, Wait::Wave { wave: two, .. })
+            | (Wait::WaveFailed { wave: one, .. }, Wait::WaveFailed { wave: two, .. })
+            | (Wait::AntiAffinity { other: one }, Wait::AntiAffinity { other: two })
+            | (Wait::DatastoreDisks { datastore: one, .. }, Wait::DatastoreDisks { datastore: two, .. }) => {
+                one == two
+            }
+            (Wait::Stage { stage: one, .. }, Wait::Stage { stage: two, .. }) => one == two,
+            _ => discriminant(self) == discriminant(other),
+        }
+    }
+}
+
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -211,5 +228,20 @@ impl fmt::Display for Wait {
             Wait::Cutovers { held, of } => write!(f, "{held} of {of} cutovers at once"),
             Wait::Elsewhere { host, of } => write!(f, "{host}: {of} VMs at once, other processes have them"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_waits_are_the_same_whatever_their_counts_are_and_not_for_two_waves() {
+        let wave = |name: &str, left| Wait::Wave { wave: name.into(), left };
+        assert!(wave("a", 3).is_for_same(&wave("a", 2)) && !wave("a", 3).is_for_same(&wave("b", 3)));
+        let failed = Wait::WaveFailed { wave: "a".into(), failed: 3 };
+        assert!(!wave("a", 3).is_for_same(&failed) && failed.is_for_same(&failed));
+        let disks = |held| Wait::Disks { held, of: 8, needs: 1 };
+        assert!(disks(7).is_for_same(&disks(8)));
     }
 }

@@ -1,11 +1,12 @@
 //! How a VM's run ends: what is undone after a failure, and what is told of it. Whatever fails here, the state too, the end is
 //! told, from memory if need be.
 
+use drover_plan::PlannedVm;
 use drover_types::inventory::PowerState;
 
 use super::hooks::Ending;
 use super::source::{switch_on_again, switch_on_recorded};
-use super::{Journey, is_own_snapshot, own_name};
+use super::{Context, Journey, is_own_snapshot, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::event::Event;
 use crate::phase::Phase;
@@ -152,31 +153,11 @@ impl Journey<'_> {
     }
 
     fn record_and_tell(&self, end: VmEnd, phase: Option<Phase>) -> VmEnd {
-        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
-        let text = end.error.as_deref().unwrap_or_default();
-        let cause = end.cause.map(|cause| format!("{cause:?}").to_lowercase()).unwrap_or_default();
-        let kept = store
-            .add_event(plan, Some(id), phase.map(Phase::name), "error", text)
-            .and_then(|()| store.end_vm(plan, id, end.state, Some((text, &cause, end.advice.as_deref()))));
-        let end = match kept {
-            Ok(()) => end,
-            Err(error) => {
-                let error_text = Some(format!("{text}; and that could not be recorded: {}", chain(&error)));
-                VmEnd { error: error_text, ..unkept(end, error) }
-            }
-        };
-        self.tell_vm_ended(end)
+        record_and_tell(self.context, &self.planned.vm.id, end, phase)
     }
 
     fn tell_vm_ended(&self, end: VmEnd) -> VmEnd {
-        self.tell(Event::VmEnded {
-            vm: end.name.clone(),
-            state: end.state,
-            error: end.error.clone(),
-            advice: end.advice.clone(),
-            standing: end.standing.clone(),
-        });
-        end
+        tell_vm_ended(self.context, end)
     }
 
     /// Whether this run or an earlier one did anything to the VM that has to be undone.
@@ -273,6 +254,49 @@ impl Journey<'_> {
         }
         left
     }
+}
+
+/// Records how a VM ended that did not arrive, and tells it.
+fn record_and_tell(context: &Context<'_>, id: &str, end: VmEnd, phase: Option<Phase>) -> VmEnd {
+    let (store, plan) = (context.store, context.plan);
+    let text = end.error.as_deref().unwrap_or_default();
+    let cause = end.cause.map(Cause::word).unwrap_or_default();
+    let kept = store
+        .add_event(plan, Some(id), phase.map(Phase::name), "error", text)
+        .and_then(|()| store.end_vm(plan, id, end.state, Some((text, &cause, end.advice.as_deref()))));
+    let end = match kept {
+        Ok(()) => end,
+        Err(error) => {
+            let error_text = Some(format!("{text}; and that could not be recorded: {}", chain(&error)));
+            VmEnd { error: error_text, ..unkept(end, error) }
+        }
+    };
+    tell_vm_ended(context, end)
+}
+
+fn tell_vm_ended(context: &Context<'_>, end: VmEnd) -> VmEnd {
+    context.observer.event(&Event::VmEnded {
+        vm: end.name.clone(),
+        state: end.state,
+        error: end.error.clone(),
+        advice: end.advice.clone(),
+        standing: end.standing.clone(),
+    });
+    end
+}
+
+/// The end of a VM that the schedule gave up before it began. Nothing of it is undone, for nothing was done.
+pub(crate) fn end_given_up(context: &Context<'_>, planned: &PlannedVm, why: &EngineError) -> VmEnd {
+    let end = VmEnd {
+        name: planned.target_name.clone(),
+        state: VmState::Failed,
+        cause: Some(why.cause()),
+        error: Some(why.chain()),
+        advice: why.advice(),
+        standing: None,
+        unkept: None,
+    };
+    record_and_tell(context, &planned.vm.id, end, None)
 }
 
 /// The end of a VM that could not be recorded.

@@ -22,6 +22,7 @@ use drover_schedule::Ended;
 use drover_types::inventory::Vm;
 
 use self::ending::Memory;
+pub(crate) use self::ending::end_given_up;
 pub(crate) use self::hooks::Outside;
 pub(crate) use self::source::{
     asked_down, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again,

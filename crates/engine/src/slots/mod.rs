@@ -68,8 +68,15 @@ struct Run {
     not_begun: BTreeSet<JobId>,
     /// Threads that are not over.
     threads: usize,
-    /// VMs that were never admitted, and why.
-    given_up: Vec<(usize, Ended)>,
+    /// VMs that were never admitted, and are still to be told.
+    given_up: Vec<GivenUp>,
+}
+
+/// A VM of a run that never began.
+pub(crate) struct GivenUp {
+    /// Its place in its run.
+    pub(crate) at: usize,
+    pub(crate) why: EngineError,
 }
 
 /// What a run brings to a schedule.
@@ -210,9 +217,9 @@ impl Schedule {
         self.changed.notify_all();
     }
 
-    /// VMs of a run that were never begun, by their places, and why.
-    pub(crate) fn given_up(&self, tenant: Tenant) -> Vec<(usize, Ended)> {
-        self.lock().runs.get(&tenant).map(|run| run.given_up.clone()).unwrap_or_default()
+    /// VMs of a run that were never begun, since this was asked last.
+    pub(crate) fn take_given_up(&self, tenant: Tenant) -> Vec<GivenUp> {
+        self.lock().runs.get_mut(&tenant).map(|run| std::mem::take(&mut run.given_up)).unwrap_or_default()
     }
 
     /// What each VM of a run waits for, by its place.
@@ -284,12 +291,30 @@ impl State {
         for (id, ended) in self.scheduler.take_given_up() {
             changed = true;
             let Some(one) = self.vms.get(&id) else { continue };
+            let why = self.never_begins(one, ended, self.scheduler.stopped_by(id));
             let Some(run) = self.runs.get_mut(&one.tenant) else { continue };
             if run.not_begun.remove(&id) {
-                run.given_up.push((one.at, ended));
+                run.given_up.push(GivenUp { at: one.at, why });
             }
         }
         changed
+    }
+
+    /// Why a VM does not begin in this run.
+    fn never_begins(&self, one: &One, ended: Ended, by: Option<&str>) -> EngineError {
+        let (why, advice) = match ended {
+            Ended::TooLate => ("its window closed before its turn came".into(), LATER),
+            Ended::WaveFailed => (stopped(by), TRY_WAVES),
+            Ended::GroupFailed => ("a VM of an earlier stage of its group failed".into(), TRY_GROUP),
+            Ended::HostFailed | Ended::Arrived | Ended::Failed | Ended::LeftOut => {
+                return host_failed(&format!("it was not begun: {}", self.host_words(one)));
+            }
+        };
+        ProviderError::new(Cause::Plan, format!("it was not begun: {why}")).advise(advice).into()
+    }
+
+    fn host_words(&self, one: &One) -> String {
+        format!("host {} failed again and again, and is left alone", self.scheduler.label(&one.host))
     }
 
     /// False if another process has the slot of its host.
@@ -480,19 +505,34 @@ impl Slots<'_> {
             if let Some(ended) = state.scheduler.ended(self.id) {
                 return Err(self.given_up(&state, ended));
             }
-            state.scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)?;
+            let wait = state.scheduler.wave_wait(self.id, now(self.clock));
+            wait.map_err(|ended| self.stays(&state, ended))?;
             state = self.schedule.wait(state);
         }
     }
 
     fn given_up(&self, state: &State, ended: Ended) -> EngineError {
         if matches!(ended, Ended::TooLate | Ended::WaveFailed | Ended::GroupFailed) {
-            return stays(ended);
+            return self.stays(state, ended);
         }
-        let host = state.vms.get(&self.id).map(|one| state.scheduler.label(&one.host)).unwrap_or_default();
-        let text = format!("host {host} failed again and again, and is left alone");
-        let advice = "see whether the host is well, then `drover resume` goes on with its VMs";
-        ProviderError::new(Cause::Connection, text).advise(advice).into()
+        host_failed(&state.vms.get(&self.id).map(|one| state.host_words(one)).unwrap_or_default())
+    }
+
+    /// Why a VM that had begun does not move over in this run.
+    fn stays(&self, state: &State, ended: Ended) -> EngineError {
+        let (why, advice) = match ended {
+            Ended::TooLate => ("the window of its wave is over".into(), LATER),
+            Ended::WaveFailed => (stopped(state.scheduler.stopped_by(self.id)), TRY_WAVES),
+            Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::LeftOut | Ended::Arrived => {
+                ("a VM of an earlier stage of its group failed".into(), TRY_GROUP)
+            }
+        };
+        ProviderError::new(Cause::Plan, format!("{why}, so it does not move over")).advise(advice).into()
+    }
+
+    /// Whether it would move over if its wave let it: what that waits for is told.
+    pub(crate) fn await_wave(&self, yes: bool) {
+        self.schedule.lock().scheduler.await_wave(self.id, yes);
     }
 
     /// What keeps the VM from moving over for the sake of its wave.
@@ -500,7 +540,8 @@ impl Slots<'_> {
     /// # Errors
     /// If it never may.
     pub(crate) fn wave_wait(&self) -> Result<Option<Wait>, EngineError> {
-        self.schedule.lock().scheduler.wave_wait(self.id, now(self.clock)).map_err(stays)
+        let state = self.schedule.lock();
+        state.scheduler.wave_wait(self.id, now(self.clock)).map_err(|ended| self.stays(&state, ended))
     }
 
     /// Waits until the VM may move over: for those of its group and wave, and until fewer guests are down at once. False when that
@@ -516,7 +557,7 @@ impl Slots<'_> {
                 return Err(EngineError::Cancelled);
             }
             if let Some(ended) = state.scheduler.never_moves_over(self.id, now(self.clock)) {
-                return Err(stays(ended));
+                return Err(self.stays(&state, ended));
             }
             if self.clock.now_ms() >= until_ms {
                 state.scheduler.pause_cutover(self.id);
@@ -534,21 +575,15 @@ impl Slots<'_> {
     }
 }
 
-/// Why a warm VM does not move over in this run.
-fn stays(ended: Ended) -> EngineError {
-    let (text, advice) = match ended {
-        Ended::TooLate => (
-            "the window of its wave is over, so it does not move over",
-            "give the wave a later `until` in the plan, then run it again: what was copied is kept",
-        ),
-        Ended::WaveFailed => (
-            "a VM of a wave before its own failed, so it does not move over",
-            "`drover resume` tries that one again, and goes on in the order of the waves",
-        ),
-        Ended::GroupFailed | Ended::HostFailed | Ended::Failed | Ended::LeftOut | Ended::Arrived => (
-            "a VM of an earlier stage of its group failed, so it does not move over",
-            "`drover resume` goes on with the group, in its order",
-        ),
-    };
-    ProviderError::new(Cause::Plan, text).advise(advice).into()
+const LATER: &str = "give the wave a later `until` in the plan, then run it again: what was copied is kept";
+const TRY_WAVES: &str = "`drover resume` tries what failed again, and goes on in the order of the waves";
+const TRY_GROUP: &str = "`drover resume` goes on with the group, in its order";
+
+fn stopped(by: Option<&str>) -> String {
+    format!("VMs of wave {} failed, after which none goes on", by.unwrap_or("before its own"))
+}
+
+fn host_failed(what: &str) -> EngineError {
+    let advice = "see whether the host is well, then `drover resume` goes on with its VMs";
+    ProviderError::new(Cause::Connection, what).advise(advice).into()
 }

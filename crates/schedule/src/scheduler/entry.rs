@@ -39,6 +39,8 @@ pub(super) struct Entry {
     pub(super) counted: Vec<bool>,
     /// Times it was put back after a failure.
     pub(super) retries: u32,
+    /// It is parked because of its wave alone.
+    pub(super) awaits_wave: bool,
 }
 
 /// What a job does.
@@ -127,6 +129,7 @@ impl Entry {
             due,
             key: Key::default(),
             retries: 0,
+            awaits_wave: false,
         }
     }
 

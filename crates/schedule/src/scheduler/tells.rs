@@ -133,6 +133,7 @@ impl Scheduler {
     pub fn wait_of(&self, id: JobId, now_ms: u64) -> Option<Wait> {
         let entry = self.jobs.get(&id)?;
         match entry.state {
+            State::Parked if entry.awaits_wave => self.wave_wait(id, now_ms).ok().flatten(),
             State::Running(_) | State::Parked => self.cutover_wait(id, now_ms),
             State::Over(_) => None,
             State::Aside(aside) => Some(self.why_aside(entry, aside, now_ms)),

@@ -585,6 +585,25 @@ fn a_vm_that_is_tried_again_narrows_nothing_while_it_waits_for_that() {
 }
 
 #[test]
+fn a_warm_vm_that_would_move_over_tells_what_its_wave_waits_for_and_who_stopped_it() {
+    let mut scheduler = Scheduler::new(Budgets::default());
+    let waves = [wave("first", &[], IfFailed::Stop), wave("second", &["first"], IfFailed::Wait)];
+    scheduler.set_waves(Tenant(0), &waves);
+    let warm = Job { is_warm: true, ..job("a", 1, 1, 0) };
+    scheduler.add(Tenant(0), vec![in_wave("second", warm), in_wave("first", job("a", 1, 1, 0))], 0);
+    assert_eq!(admitted(&mut scheduler).len(), 2);
+    scheduler.park(JobId(0), 0);
+    assert_eq!(scheduler.wait_of(JobId(0), 0), None, "it waits for its next pass");
+    scheduler.await_wave(JobId(0), true);
+    assert_eq!(scheduler.wait_of(JobId(0), 0), Some(Wait::Wave { wave: "first".into(), left: 1 }));
+    scheduler.wake(JobId(0), false, 0);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    assert_eq!((scheduler.wait_of(JobId(0), 0), scheduler.stopped_by(JobId(0))), (None, None));
+    scheduler.finished(JobId(1), Ended::Failed, 0);
+    assert_eq!(scheduler.stopped_by(JobId(0)), Some("first"));
+}
+
+#[test]
 fn what_is_given_up_lets_others_go_at_the_time_that_it_is() {
     let mut scheduler = Scheduler::new(Budgets::default());
     let short = WaveWindow { until_ms: Some(500), ..WaveWindow::default() };

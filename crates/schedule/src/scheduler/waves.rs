@@ -35,6 +35,13 @@ struct State {
     may_go_on: bool,
 }
 
+impl State {
+    /// Whether it failed, and its rule for that holds.
+    fn holds(&self, rule: IfFailed) -> bool {
+        self.failed > 0 && !self.may_go_on && self.wave.if_failed == rule
+    }
+}
+
 /// How far a wave is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaveUsage {
@@ -144,21 +151,30 @@ impl Waves {
         orders
     }
 
+    /// The waves that have to be over before one.
+    fn before<'a>(&'a self, tenant: Tenant, state: &'a State) -> impl Iterator<Item = &'a State> {
+        let waves = self.of.get(&tenant);
+        state.before.iter().filter_map(move |name| waves?.get(name))
+    }
+
+    /// The wave before one that failed, after which none goes on.
+    fn stopped_by(&self, tenant: Tenant, state: &State) -> Option<&State> {
+        self.before(tenant, state).find(|it| it.holds(IfFailed::Stop))
+    }
+
     fn block(&self, tenant: Tenant, state: &State, now_ms: u64) -> Option<Block> {
         let window = state.wave.window.at(now_ms);
         if window == Opening::Never {
             return Some(Block::Ever(Ended::TooLate));
         }
-        let waves = self.of.get(&tenant);
-        let before = || state.before.iter().filter_map(|name| waves?.get(name));
-        let holds = |it: &&State| it.failed > 0 && !it.may_go_on;
-        if before().any(|it| holds(&it) && it.wave.if_failed == IfFailed::Stop) {
+        let before = || self.before(tenant, state);
+        if self.stopped_by(tenant, state).is_some() {
             return Some(Block::Ever(Ended::WaveFailed));
         }
         if let Some(it) = before().find(|it| it.left > 0) {
             return Some(Block::For(Wait::Wave { wave: it.wave.name.clone(), left: it.left }));
         }
-        if let Some(it) = before().find(|it| holds(it) && it.wave.if_failed == IfFailed::Wait) {
+        if let Some(it) = before().find(|it| it.holds(IfFailed::Wait)) {
             return Some(Block::For(Wait::WaveFailed { wave: it.wave.name.clone(), failed: it.failed }));
         }
         match window {
@@ -255,6 +271,20 @@ impl Scheduler {
     pub fn wave_wait(&self, id: JobId, now_ms: u64) -> Result<Option<Wait>, Ended> {
         let entry = self.jobs.get(&id).filter(|entry| !entry.job.goes_on);
         entry.and_then(|entry| self.waves.wait(entry, now_ms)).transpose()
+    }
+
+    /// The wave before a job's own that failed, after which none goes on.
+    pub fn stopped_by(&self, id: JobId) -> Option<&str> {
+        let entry = self.jobs.get(&id)?;
+        let by = self.waves.stopped_by(entry.tenant, self.waves.state(entry)?)?;
+        Some(&by.wave.name)
+    }
+
+    /// Whether a parked job would move over if its wave let it: [`Scheduler::wait_of`] tells then what that waits for.
+    pub fn await_wave(&mut self, id: JobId, yes: bool) {
+        if let Some(entry) = self.jobs.get_mut(&id) {
+            entry.awaits_wave = yes;
+        }
     }
 
     /// When the window of a wave with jobs left opens next.

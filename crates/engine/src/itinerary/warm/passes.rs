@@ -106,12 +106,14 @@ impl Journey<'_> {
             return self.pass_or_wait(failures);
         }
         self.slots.park();
+        self.slots.await_wave(true);
         while due_ms > self.context.clock.now_ms() && self.slots.wave_wait()?.is_some() {
             if self.context.stop.is_set() {
                 return Err(EngineError::Cancelled);
             }
             self.context.clock.sleep(TICK);
         }
+        self.slots.await_wave(false);
         Ok(())
     }
 
