@@ -148,7 +148,7 @@ impl Runner<'_> {
         schedule: Arc<Schedule>,
         number: i64,
     ) -> Vec<VmEnd> {
-        let site = self.site();
+        let site = &self.site();
         let joining = Joining { site, vms: todo, left, waves: self.waves, limits: self.limits };
         let tenant = schedule.join(&joining, self.clock);
         // Also if something panics: others share the schedule.
@@ -180,10 +180,10 @@ impl Runner<'_> {
         run.ends.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What tells its source from others: the installation, however it is addressed, or else its address.
-    fn site(&self) -> &str {
+    /// What tells its source from others: the installation and its address, for a vCenter that was cloned has the UUID of the other.
+    fn site(&self) -> String {
         let RunFacts { source, source_uuid, .. } = self.facts;
-        if source_uuid.is_empty() { source } else { source_uuid }
+        format!("{source_uuid}@{source}")
     }
 
     /// The schedule that it is given, or one of its own that shares hosts with other processes of this state.

@@ -479,10 +479,16 @@ fn a_warm_vm_that_waits_for_its_turn_makes_its_passes_meanwhile() {
 
 #[test]
 fn hosts_of_one_name_at_two_sources_are_two_hosts() {
+    for uuid in ["", "of a vCenter and of its clone"] {
+        two_sources(uuid);
+    }
+}
+
+fn two_sources(uuid: &str) {
     let schedule = Arc::new(Schedule::new(Budgets { vms_per_host: 1, ..Budgets::default() }));
     let world = |site: &str| {
         let mut world = World::with(&[vm("on", PowerState::On, 1)], "start: true");
-        (world.schedule, world.site) = (Some(schedule.clone()), site.into());
+        (world.schedule, world.site) = (Some(schedule.clone()), (site.into(), uuid.into()));
         world
     };
     let (here, there) = (world("vc1"), world("vc2"));

@@ -81,8 +81,8 @@ pub struct World {
     pub clock: JumpingClock,
     /// The schedule that its runs share with those of other worlds.
     pub schedule: Option<Arc<Schedule>>,
-    /// What its source is called.
-    pub site: String,
+    /// The address of its source, and the UUID of what runs there.
+    pub site: (String, String),
 }
 
 /// A clock that nobody waits for.
@@ -147,7 +147,7 @@ impl World {
             at_work: AtWork::default(),
             clock: JumpingClock::default(),
             schedule: None,
-            site: String::new(),
+            site: Default::default(),
         }
     }
 
@@ -230,7 +230,11 @@ impl World {
             plan,
             text: &self.text,
             folder: Path::new("/"),
-            facts: &RunFacts { source: self.site.clone(), ..RunFacts::default() },
+            facts: &RunFacts {
+                source: self.site.0.clone(),
+                source_uuid: self.site.1.clone(),
+                ..RunFacts::default()
+            },
             vms,
             limits: &self.plan.limits,
             foresight: None,
