@@ -3,18 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use drover_copy::RetryPolicy;
 use drover_disk::memory::{Effect, Nth};
-use drover_disk::{Around, Disk, DiskOp, Features, MemDisk};
+use drover_disk::{Disk, DiskOp, Features, MemDisk};
 use drover_engine::{
-    Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Event, Frozen,
-    HookResult, HookRunner, NoObserver, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, Phase,
-    PowerWatch, ProviderError, Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider,
-    Store, TargetProvider, VmRow, VmState, begun,
+    Answer, Attachment, Board, Cause, ChangeTracking, Clock, Converted, EngineError, Frozen, HookResult,
+    HookRunner, Observer, OpenedSource, OpenedTarget, POST_START, PRE_CUTOVER, PowerWatch, ProviderError,
+    Record, RunFacts, RunOutcome, Runner, SNAPSHOT_MARK, Schedule, SourceProvider, Store, TargetProvider,
+    VmRow, VmState, begun,
 };
 use drover_mover::{StopSignal, TransferOptions, journal_path};
 use drover_plan::{Begun, Check, Hook, HookPoint, Others, Plan, PlannedDisk, PlannedVm, as_begun, resolve};
@@ -34,8 +34,15 @@ pub enum Trouble {
     DiesAfter,
 }
 
+mod at_work;
 mod guests;
 pub mod warm;
+mod watch;
+
+#[allow(unused_imports, reason = "no suite uses all of them")]
+pub use watch::*;
+
+use at_work::AtWork;
 
 type Before = Box<dyn FnOnce(&mut State) + Send>;
 
@@ -740,163 +747,5 @@ impl TargetProvider for World {
                 let _ = std::fs::remove_file(journal_path(&disk.path));
             }
         })
-    }
-}
-
-/// Counts disks being copied or read back, and the VMs they belong to.
-#[derive(Clone, Default)]
-pub struct AtWork(Arc<Mutex<Open>>);
-
-#[derive(Default)]
-struct Open {
-    disks: usize,
-    /// Open disks by host and VM.
-    hosts: BTreeMap<String, BTreeMap<String, usize>>,
-    disks_max: usize,
-    vms_per_host_max: usize,
-}
-
-impl AtWork {
-    fn open(&self, disk: MemDisk, vm: &PlannedVm) -> Arc<dyn Disk> {
-        let of = (vm.vm.host_id.clone(), vm.vm.id.clone());
-        let mut open = self.lock();
-        open.disks += 1;
-        open.disks_max = open.disks_max.max(open.disks);
-        let host = open.hosts.entry(of.0.clone()).or_default();
-        *host.entry(of.1.clone()).or_default() += 1;
-        let vms = host.len();
-        open.vms_per_host_max = open.vms_per_host_max.max(vms);
-        Arc::new(Counted { disk, at_work: self.clone(), of })
-    }
-
-    fn close(&self, (host, vm): &(String, String)) {
-        let mut open = self.lock();
-        open.disks -= 1;
-        let vms = open.hosts.get_mut(host).unwrap();
-        *vms.get_mut(vm).unwrap() -= 1;
-        vms.retain(|_, disks| *disks > 0);
-    }
-
-    fn now(&self) -> usize {
-        self.lock().disks
-    }
-
-    /// The most disks at once, and the most VMs of a host at once.
-    pub fn max(&self) -> (usize, usize) {
-        let open = self.lock();
-        (open.disks_max, open.vms_per_host_max)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A disk that tells when it is let go.
-struct Counted {
-    disk: MemDisk,
-    at_work: AtWork,
-    of: (String, String),
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.at_work.close(&self.of);
-    }
-}
-
-impl Around for Counted {
-    fn inner(&self) -> &dyn Disk {
-        &self.disk
-    }
-}
-
-/// Does something at every event.
-pub struct Watch<F: Fn(&Event) + Send + Sync>(pub F);
-
-impl<F: Fn(&Event) + Send + Sync> Observer for Watch<F> {
-    fn event(&self, event: &Event) {
-        (self.0)(event);
-    }
-}
-
-/// Whether a VM enters a phase.
-pub fn enters(event: &Event, name: &str, wanted: Phase) -> bool {
-    matches!(event, Event::PhaseStarted { vm, phase } if vm == name && *phase == wanted)
-}
-
-/// Whether a VM leaves a phase.
-pub fn leaves(event: &Event, name: &str, wanted: Phase) -> bool {
-    matches!(event, Event::PhaseEnded { vm, phase, .. } if vm == name && *phase == wanted)
-}
-
-/// Counts events, and dies at one of them.
-pub struct DiesAt {
-    seen: AtomicUsize,
-    at: usize,
-}
-
-impl DiesAt {
-    pub fn event(at: usize) -> DiesAt {
-        DiesAt { seen: AtomicUsize::new(0), at }
-    }
-
-    pub fn seen(&self) -> usize {
-        self.seen.load(Ordering::SeqCst)
-    }
-}
-
-impl Observer for DiesAt {
-    fn event(&self, event: &Event) {
-        // The run's own thread is not a VM's: only those die alone.
-        if matches!(event, Event::PlanStarted { .. } | Event::PlanEnded { .. }) {
-            return;
-        }
-        assert_ne!(self.seen.fetch_add(1, Ordering::SeqCst) + 1, self.at, "the process dies at {event:?}");
-    }
-}
-
-/// Waits until something is so; others go on meanwhile, and time passes. False if that is not to come.
-pub fn becomes(world: &World, so: impl Fn() -> bool) -> bool {
-    (0..3000).any(|_| {
-        world.clock.sleep(Duration::from_millis(100));
-        std::thread::sleep(Duration::from_millis(10));
-        so()
-    })
-}
-
-/// Runs until the VM waits for this pass, and stops there.
-pub fn stop_at_wait(world: &World, pass: u32) {
-    let stop = StopSignal::default();
-    let watch = Watch(|event: &Event| {
-        if matches!(event, Event::PassWaits { number, .. } if *number == pass + 1) {
-            stop.stop();
-        }
-    });
-    world.run_until(&watch, &stop);
-    assert_eq!(world.row("vm-on").state, VmState::Stopped);
-}
-
-/// Each of these calls in a run that goes well, and which of its kind it is.
-pub fn every_call(make: fn() -> World, calls: &[&'static str]) -> Vec<(&'static str, u32)> {
-    let world = make();
-    world.run(&NoObserver);
-    let count = |call| world.calls(call) as u32;
-    calls.iter().flat_map(|&call| (1..=count(call)).map(move |nth| (call, nth))).collect()
-}
-
-/// Has the process die before and after each of these calls; the next run must arrive.
-pub fn dies_around_every_call(make: fn() -> World, calls: &[&'static str]) {
-    for (call, nth) in every_call(make, calls) {
-        for trouble in [Trouble::DiesBefore, Trouble::DiesAfter] {
-            let why = format!("after a death, {trouble:?} {call} {nth}");
-            let world = make();
-            world.set_trouble_at(call, nth, trouble);
-            world.run(&NoObserver);
-            world.as_if_killed();
-            assert!(world.trouble_struck(), "{why}");
-            world.run(&NoObserver);
-            world.assert_arrived(&why);
-        }
     }
 }
