@@ -95,6 +95,23 @@ pub struct RunOutcome {
 }
 
 impl RunOutcome {
+    /// What the runs of a plan came to so far, by what is recorded of its VMs.
+    pub fn recorded(vms: &[VmRow]) -> RunOutcome {
+        let count = |state: VmState| vms.iter().filter(|vm| vm.state == state).count();
+        let failed = vms.iter().filter(|vm| vm.state == VmState::Failed);
+        let cause = |vm: &VmRow| vm.cause.as_deref().and_then(Cause::of_word).unwrap_or(Cause::Internal);
+        let failed: Vec<_> = failed.map(|vm| (vm.name.clone(), cause(vm))).collect();
+        let (done, not_cleaned_up) = (count(VmState::Done), count(VmState::NotCleanedUp));
+        RunOutcome {
+            done,
+            not_cleaned_up,
+            unfinished: vms.len() - done - not_cleaned_up - failed.len(),
+            skipped: count(VmState::Skipped),
+            failed,
+            ..RunOutcome::default()
+        }
+    }
+
     /// Whether every VM arrived and nothing is left to do.
     pub fn is_complete(&self) -> bool {
         self.has_arrived() && self.not_cleaned_up == 0

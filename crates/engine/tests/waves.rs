@@ -232,7 +232,10 @@ fn a_wave_waits_for_its_window_and_what_comes_too_late_does_not_begin() {
     assert!(at("off").is_some_and(|at| at >= 3 * HOUR_MS), "{begun:?}");
     assert_eq!(at("late"), None);
     let row = world.row("vm-late");
-    assert!(row.error.as_ref().is_some_and(|it| it.contains("its window closed before its turn came")), "{row:?}");
+    assert!(
+        row.error.as_ref().is_some_and(|it| it.contains("its window closed before its turn came")),
+        "{row:?}"
+    );
 }
 
 #[test]

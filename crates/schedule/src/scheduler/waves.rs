@@ -158,7 +158,7 @@ impl Waves {
     }
 
     /// The wave before one that failed, after which none goes on.
-    fn stopped_by(&self, tenant: Tenant, state: &State) -> Option<&State> {
+    fn stopped_by<'a>(&'a self, tenant: Tenant, state: &'a State) -> Option<&'a State> {
         self.before(tenant, state).find(|it| it.holds(IfFailed::Stop))
     }
 
