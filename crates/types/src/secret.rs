@@ -1,20 +1,32 @@
 use std::fmt;
 
 /// A password or ticket: shown nowhere, not in `Debug`, not in an error, not in the store, not in the log.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
     /// Wraps a text that must not be shown.
     pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
-        drover_log::hide(&text);
+        drover_log::hold(&text);
         Secret(text)
     }
 
     /// The text itself, for the one place that sends it.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl Clone for Secret {
+    fn clone(&self) -> Secret {
+        Secret::new(self.0.as_str())
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        drover_log::release(&self.0);
     }
 }
 

@@ -2,7 +2,7 @@ use drover_http::{Client, Endpoint};
 use drover_types::inventory::About;
 
 use crate::error::{VsphereError, VsphereErrorKind};
-use crate::session::{Call, ConnectOptions, Content, Inner, exchange};
+use crate::session::{Auth, Call, ConnectOptions, Content, Inner, exchange};
 use crate::soap::{Moref, tag};
 use crate::xml::Element;
 
@@ -22,7 +22,7 @@ impl Inner {
     }
 
     /// Logs in, and gives back the session's cookie and key.
-    pub fn login(&self) -> Result<(String, String), VsphereError> {
+    pub(crate) fn login(&self) -> Result<Auth, VsphereError> {
         let user = &self.options.user;
         let op = format!("log in as {user} at {}", self.client.endpoint().authority());
         let arguments = tag("userName", user) + &tag("password", self.options.password.reveal());
@@ -41,10 +41,7 @@ impl Inner {
         let cookie = cookie.ok_or_else(|| {
             VsphereError::new(VsphereErrorKind::NotVsphere, &op, "no session cookie in the answer")
         })?;
-        drover_log::hide(
-            cookie.split_once('=').map_or(cookie.as_str(), |(_, value)| value).trim_matches('"'),
-        );
-        Ok((cookie, answer.string_at("returnval/key")))
+        Ok(Auth::of(cookie, answer.string_at("returnval/key")))
     }
 
     fn explain(&self, mut error: VsphereError) -> VsphereError {

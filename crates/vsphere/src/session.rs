@@ -103,10 +103,19 @@ pub(crate) struct Content {
 pub(crate) struct Auth {
     /// `vmware_soap_session=...`; empty when logged out.
     pub cookie: String,
+    /// The value in it; absent when logged out.
+    value: Option<Secret>,
     /// The session's own name, which is no secret and no cookie.
     pub key: String,
     /// Grows with each login.
     pub version: u64,
+}
+
+impl Auth {
+    pub fn of(cookie: String, key: String) -> Auth {
+        let value = cookie.split_once('=').map_or("", |(_, value)| value).trim_matches('"');
+        Auth { value: Some(Secret::new(value)), cookie, key, version: 0 }
+    }
 }
 
 /// A login that was refused. It is not tried again for a while: a changed password and many threads would
@@ -186,9 +195,7 @@ impl Session {
     pub fn cookie(&self) -> Result<Secret, VsphereError> {
         // A question to which only who is logged in gets an answer.
         self.inner.read("look whether the session is alive", &self.inner.content.root, &["name"])?;
-        let auth = self.inner.auth();
-        let value = auth.cookie.split_once('=').map_or("", |(_, value)| value);
-        Ok(Secret::new(value.trim_matches('"')))
+        Ok(self.inner.auth().value.unwrap_or_else(|| Secret::new("")))
     }
 
     /// Logs out. Later calls log in again.
@@ -274,13 +281,17 @@ impl Inner {
         {
             return Err(VsphereError { kind: *kind, op: op.clone(), fault: fault.clone(), source: None });
         }
-        let (cookie, key) = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
-        *lock(&self.auth) = Auth { cookie, key, version: version + 1 };
+        let auth = self.login().inspect_err(|error| *refused = Refusal::of(error))?;
+        *lock(&self.auth) = Auth { version: version + 1, ..auth };
         Ok(())
     }
 
     fn logout(&self) -> Result<(), VsphereError> {
-        let cookie = std::mem::take(&mut lock(&self.auth).cookie);
+        // What is hidden in it stays so for as long as it is used.
+        let (cookie, _value) = {
+            let mut auth = lock(&self.auth);
+            (std::mem::take(&mut auth.cookie), auth.value.take())
+        };
         if cookie.is_empty() {
             return Ok(());
         }
