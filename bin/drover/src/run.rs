@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use drover_copy::RetryPolicy;
 use drover_engine::{
     Board, Cause, Clock, EngineError, GivenUp, Observer, PlanRow, PlanState, RunFacts, RunOutcome, Runner,
-    Schedule, Store, SystemClock, TargetProvider, VmState,
+    Schedule, Store, SystemClock, TargetProvider, VmRow, VmState,
 };
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
@@ -287,6 +287,11 @@ pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
     }
 }
 
+/// How `drover migrate` ended with a plan whose VMs are recorded so. One that is not over was cut off.
+pub fn exit_recorded(vms: &[VmRow]) -> Exit {
+    exit_of(&RunOutcome::recorded(vms), vms.iter().any(|vm| vm.state == VmState::Stopped))
+}
+
 /// The plan file of a plan that was begun, as it was then.
 pub fn file_of(store: &Store, row: PlanRow) -> Result<PlanFile, Failure> {
     let runs = store.runs(&row.name)?;
@@ -322,5 +327,38 @@ pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<Give
             }
             result => return Ok(result?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_engine::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_recorded_plan_ends_by_the_cause_of_what_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.begin_plan("p", "", Path::new("/")).unwrap();
+        let exit = || exit_recorded(&store.vms("p").unwrap());
+        let fails = |vm: &str, cause: Cause| {
+            store.end_vm("p", vm, VmState::Failed, Some(("why", &cause.word(), None))).unwrap();
+        };
+        ["a", "b", "c"].iter().for_each(|vm| store.enter_vm("p", vm, vm, "{}").unwrap());
+        store.end_vm("p", "c", VmState::Done, None).unwrap();
+        fails("a", Cause::TargetFull);
+        fails("b", Cause::TargetFull);
+        assert_eq!(exit(), Exit::TargetFull);
+        fails("b", Cause::Source);
+        assert_eq!(exit(), Exit::Mixed);
+        store.end_vm("p", "a", VmState::Stopped, None).unwrap();
+        assert_eq!(exit(), Exit::Interrupted);
+        store.end_vm("p", "a", VmState::NotCleanedUp, None).unwrap();
+        assert_eq!(exit(), Exit::Source);
+        store.end_vm("p", "b", VmState::Done, None).unwrap();
+        assert_eq!(exit(), Exit::NotCleanedUp);
+        store.end_vm("p", "a", VmState::Done, None).unwrap();
+        assert_eq!(exit(), Exit::Success);
     }
 }

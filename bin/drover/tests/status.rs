@@ -93,7 +93,7 @@ fn what_an_ended_run_had_done_is_known_and_nothing_is_waited_for() {
     wait_until("something is copied", PATIENCE, || progress("done_bytes").as_u64() > Some(MIB));
     run.kill().unwrap();
     let watched = stage.run(&["status", "cut", "--watch"]);
-    assert_eq!(watched.code, Some(0), "{}", watched.err);
+    assert_eq!(watched.code, Some(130), "{}", watched.err);
     assert!(watched.out.contains("cut: interrupted"), "{}", watched.out);
     assert!(watched.out.contains("next: drover resume cut"), "{}", watched.out);
     assert!(progress("percent").as_u64() < Some(100) && progress("done_bytes").as_u64() > Some(MIB));

@@ -13,6 +13,7 @@ use super::migrate::{open_store_to_read, plan_name, state_option, unknown_plan};
 use crate::cli::{RunArgs, StatusArgs};
 use crate::exit::{Exit, Failure};
 use crate::remote::{Remote, part};
+use crate::run::exit_recorded;
 use crate::signals::stop_on_signals;
 
 /// How often the plans are looked at. A run records where it is twice a second.
@@ -26,6 +27,8 @@ trait Plans {
     fn one(&self, name: &str) -> Result<PlanProgress, Failure>;
     /// The names of those that run now.
     fn running(&self) -> Result<Vec<String>, Failure>;
+    /// How a plan ended, as `drover migrate` tells it.
+    fn exit(&self, plan: &PlanProgress) -> Result<Exit, Failure>;
     /// What comes after the end of a plan.
     fn next(&self, plan: &PlanProgress) -> Option<String>;
 }
@@ -55,12 +58,23 @@ fn follow(plans: &dyn Plans, args: &StatusArgs) -> Result<Exit, Failure> {
         shown.show(&found);
         if over {
             shown.end(&found, plans);
-            return Ok(Exit::Success);
+            let exits = found.iter().map(|plan| plans.exit(plan)).collect::<Result<Vec<_>, _>>()?;
+            return Ok(exit_of_all(&exits));
         }
         wait(&stop);
         if stop.is_set() {
             return Ok(Exit::Interrupted);
         }
+    }
+}
+
+/// How it ends if plans ended so.
+fn exit_of_all(exits: &[Exit]) -> Exit {
+    let mut bad = exits.iter().filter(|exit| **exit != Exit::Success);
+    match bad.next() {
+        None => Exit::Success,
+        Some(first) if bad.all(|exit| exit == first) => *first,
+        Some(_) => Exit::Mixed,
     }
 }
 
@@ -167,6 +181,10 @@ impl Plans for Here<'_> {
         self.look(|store| Ok(store.plans()?.into_iter().filter(is_at_work).map(|plan| plan.name).collect()))
     }
 
+    fn exit(&self, plan: &PlanProgress) -> Result<Exit, Failure> {
+        self.look(|store| Ok(exit_recorded(&store.vms(&plan.plan)?)))
+    }
+
     fn next(&self, plan: &PlanProgress) -> Option<String> {
         next_command(plan, &state_option(self.args))
     }
@@ -209,6 +227,17 @@ impl Plans for There<'_> {
         Ok(page.items.into_iter().filter(is_at_work).map(|plan| plan.name).collect())
     }
 
+    fn exit(&self, plan: &PlanProgress) -> Result<Exit, Failure> {
+        let plan: Plan = self.0.get(&format!("/v1/plans/{}", part(&plan.plan)))?;
+        Ok(match (plan.state.as_str(), plan.exit) {
+            ("done", _) => Exit::Success,
+            ("refused", None) => Exit::Plan,
+            // Somebody gave it up, or paused it before it had run.
+            ("cancelled", _) | (_, None) => Exit::Interrupted,
+            (_, Some(code)) => Exit::of_code(code),
+        })
+    }
+
     fn next(&self, plan: &PlanProgress) -> Option<String> {
         next_command(plan, &format!(" --server {}", self.0.url))
     }
@@ -227,6 +256,14 @@ mod tests {
         assert_eq!(next("done").as_deref(), Some("drover report web --state s"));
         assert_eq!(next("interrupted").as_deref(), Some("drover resume web --state s"));
         assert_eq!(next("cancelled"), None);
+    }
+
+    #[test]
+    fn several_plans_end_as_the_one_that_went_wrong_or_mixed() {
+        let of = |exits: &[Exit]| exit_of_all(exits);
+        assert_eq!((of(&[]), of(&[Exit::Success; 2])), (Exit::Success, Exit::Success));
+        assert_eq!(of(&[Exit::Success, Exit::Source, Exit::Source]), Exit::Source);
+        assert_eq!(of(&[Exit::Target, Exit::Success, Exit::Source]), Exit::Mixed);
     }
 
     #[test]
