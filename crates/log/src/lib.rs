@@ -111,7 +111,8 @@ pub fn write(part: &str, words: Arguments<'_>) {
 
 /// A text without these secrets, as they are and as JSON writes them. The longest go first: one may be a part of another.
 fn without<'a>(text: &str, secrets: impl Iterator<Item = &'a String>) -> String {
-    let forms = secrets.flat_map(|secret| [Some(Cow::from(secret)), in_json(secret).map(Cow::from)]).flatten();
+    let forms =
+        secrets.flat_map(|secret| [Some(Cow::from(secret)), in_json(secret).map(Cow::from)]).flatten();
     let mut found: Vec<Cow<'_, str>> = forms.filter(|form| text.contains(form.as_ref())).collect();
     found.sort_by_key(|form| std::cmp::Reverse(form.len()));
     found.into_iter().fold(text.to_string(), |text, form| text.replace(form.as_ref(), HIDDEN))

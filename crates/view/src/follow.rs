@@ -442,19 +442,16 @@ impl InLines for Followed {
     }
 }
 
-fn of_plan(plan: &PlanProgress) -> Vec<String> {
+/// A table of VMs, their progress and more.
+pub(crate) fn progress_table(more: &[(&str, Align)]) -> Table {
     use Align::{Left, Right};
-    let mut table = Table::new(&[
-        ("VM", Left),
-        ("STATE", Left),
-        ("PHASE", Left),
-        ("DONE", Right),
-        ("RATE", Right),
-        ("ETA", Right),
-        ("SIZE", Right),
-    ])
-    .indented(2)
-    .fitted();
+    let progress =
+        [("VM", Left), ("STATE", Left), ("PHASE", Left), ("DONE", Right), ("RATE", Right), ("ETA", Right)];
+    Table::new(&[&progress[..], more].concat()).fitted()
+}
+
+fn of_plan(plan: &PlanProgress) -> Vec<String> {
+    let mut table = progress_table(&[("SIZE", Align::Right)]).indented(2);
     for vm in plan.by_weight() {
         let [share, rate, eta] = vm.cells();
         let phase = vm.activity.as_ref().or(vm.phase.as_ref()).cloned().unwrap_or_else(|| UNKNOWN.into());

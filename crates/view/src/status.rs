@@ -5,7 +5,7 @@ use std::path::Path;
 use drover_engine::{DiskRow, PlanRow, PlanState, VmRow, VmState};
 
 use crate::clock::local;
-use crate::follow::{PlanProgress, VmProgress};
+use crate::follow::{PlanProgress, VmProgress, progress_table};
 use crate::report::plan_state;
 use crate::summary::vm_state;
 use crate::table::{Align, Table};
@@ -148,19 +148,8 @@ fn write_status(
 }
 
 fn vm_table(vms: &[VmRow], disks: &[DiskRow], progress: &PlanProgress) -> Table {
-    use Align::{Left, Right};
     let interrupted = progress.state == "interrupted";
-    let mut table = Table::new(&[
-        ("VM", Left),
-        ("STATE", Left),
-        ("PHASE", Left),
-        ("DONE", Right),
-        ("RATE", Right),
-        ("ETA", Right),
-        ("TIME", Right),
-        ("DISKS", Right),
-    ])
-    .fitted();
+    let mut table = progress_table(&[("TIME", Align::Right), ("DISKS", Align::Right)]);
     let of: HashMap<&str, &VmProgress> = progress.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
     let mut copied: HashMap<&str, (usize, usize)> = HashMap::new();
     for disk in disks {
