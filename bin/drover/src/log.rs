@@ -48,7 +48,7 @@ pub fn start(args: &LogArgs, command: &str) -> Result<(), Failure> {
     }));
     // What the environment holds may come up in an error of a library.
     for name in ["DROVER_PASSWORD", "DROVER_TOKEN"] {
-        std::env::var(name).iter().for_each(|secret| drover_log::hide(secret));
+        std::env::var(name).iter().for_each(|secret| drover_log::hold(secret));
     }
     log!(
         "drover",

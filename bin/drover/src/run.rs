@@ -287,9 +287,17 @@ pub fn exit_of(outcome: &RunOutcome, stopped: bool) -> Exit {
     }
 }
 
-/// How `drover migrate` ended with a plan whose VMs are recorded so. One that is not over was cut off.
-pub fn exit_recorded(vms: &[VmRow]) -> Exit {
-    exit_of(&RunOutcome::recorded(vms), vms.iter().any(|vm| vm.state == VmState::Stopped))
+/// How the last `drover migrate` ended with a plan that nobody runs, by what is recorded of it and its VMs.
+pub fn exit_recorded(state: PlanState, vms: &[VmRow]) -> Exit {
+    // A run that ends by itself gives each VM an end.
+    let is_left = |vm: &VmRow| matches!(vm.state, VmState::Queued | VmState::Running | VmState::Stopped);
+    match state {
+        // VMs that an edit took out of the plan do not count, whatever became of them.
+        PlanState::Done => Exit::Success,
+        // Its process was killed.
+        PlanState::Running | PlanState::Cancelled => Exit::Interrupted,
+        PlanState::Incomplete => exit_of(&RunOutcome::recorded(vms), vms.iter().any(is_left)),
+    }
 }
 
 /// The plan file of a plan that was begun, as it was then.
@@ -341,17 +349,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         store.begin_plan("p", "", Path::new("/")).unwrap();
-        let exit = || exit_recorded(&store.vms("p").unwrap());
+        let exit_in = |state: PlanState| exit_recorded(state, &store.vms("p").unwrap());
+        let exit = || exit_in(PlanState::Incomplete);
         let fails = |vm: &str, cause: Cause| {
             store.end_vm("p", vm, VmState::Failed, Some(("why", &cause.word(), None))).unwrap();
         };
+        assert_eq!(exit_in(PlanState::Running), Exit::Interrupted, "killed before it knew its VMs");
         ["a", "b", "c"].iter().for_each(|vm| store.enter_vm("p", vm, vm, "{}").unwrap());
         store.end_vm("p", "c", VmState::Done, None).unwrap();
         fails("a", Cause::TargetFull);
+        assert_eq!(exit(), Exit::Interrupted, "b never began");
         fails("b", Cause::TargetFull);
         assert_eq!(exit(), Exit::TargetFull);
         fails("b", Cause::Source);
         assert_eq!(exit(), Exit::Mixed);
+        assert_eq!(exit_in(PlanState::Done), Exit::Success, "the plan does not name them any more");
+        assert_eq!(exit_in(PlanState::Running), Exit::Interrupted, "killed");
         store.end_vm("p", "a", VmState::Stopped, None).unwrap();
         assert_eq!(exit(), Exit::Interrupted);
         store.end_vm("p", "a", VmState::NotCleanedUp, None).unwrap();

@@ -182,7 +182,10 @@ impl Plans for Here<'_> {
     }
 
     fn exit(&self, plan: &PlanProgress) -> Result<Exit, Failure> {
-        self.look(|store| Ok(exit_recorded(&store.vms(&plan.plan)?)))
+        self.look(|store| {
+            let row = store.plan(&plan.plan)?.ok_or_else(|| unknown_plan(store, &plan.plan))?;
+            Ok(exit_recorded(row.state, &store.vms(&plan.plan)?))
+        })
     }
 
     fn next(&self, plan: &PlanProgress) -> Option<String> {
