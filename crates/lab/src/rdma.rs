@@ -66,7 +66,8 @@ impl RdmaVm {
 
         let told = folder.join("told");
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", SECONDS_MAX]).arg(&self.program).arg(&files);
+        // In this group, so that Ctrl-C ends it too.
+        command.args(["--foreground", "--kill-after=5", SECONDS_MAX]).arg(&self.program).arg(&files);
         let status = command.stdin(Stdio::null()).stdout(File::create(&told)?).status().context("timeout")?;
         let told = fs::read_to_string(&told)?.replace('\r', "");
         let console = || fs::read_to_string(folder.join("job.console")).unwrap_or_default();
