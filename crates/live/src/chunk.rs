@@ -42,6 +42,9 @@ impl Rdma {
                     .into()
             }
             (Some(_), _) => "as asked for".into(),
+            _ if self.chunk_bytes.is_none() => {
+                "the size that QEMU before 11.1 has, and one side's is older".into()
+            }
             (None, Some(line)) if size > CHUNK_BYTES_OLD => format!(
                 "since {:.0} Gbit/s may be sent: fewer have to be registered, and memory that is empty is sent too",
                 line * 8.0 / 1e9
@@ -101,5 +104,11 @@ mod tests {
             assert!(words.iter().all(|word| told.contains(word)), "{told}");
         }
         assert!(!told(Rdma { chunk_bytes: Some(1 << 20), ..PLAIN }, None).contains("empty"));
+        let line = Some(12.5e9);
+        let told = PLAIN.with_chunk(&new(), &old(), line).words(PLAIN, line, 8 << 30);
+        assert!(
+            told.contains("chunks of 1 MiB") && told.contains("11.1") && !told.contains("pays"),
+            "{told}"
+        );
     }
 }
