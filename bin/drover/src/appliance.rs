@@ -172,6 +172,10 @@ impl SourceProvider for Appliance {
         Ok(())
     }
 
+    fn has_snapshot(&self, _: &Vm, _: &str) -> Result<bool, ProviderError> {
+        Ok(false)
+    }
+
     fn open_disk(
         &self,
         _: &PlannedVm,
@@ -266,6 +270,10 @@ impl SourceProvider for LeftAlone {
 
     fn remove_snapshot(&self, _: &Vm, _: &str) -> Result<(), ProviderError> {
         Ok(())
+    }
+
+    fn has_snapshot(&self, _: &Vm, _: &str) -> Result<bool, ProviderError> {
+        Ok(false)
     }
 
     fn open_disk(

@@ -291,7 +291,7 @@ fn detach(
         let is_on_its_way = recorded.iter().any(|it| it.proxy == id);
         let settled = if is_on_its_way { session.wait_for_changes(id) } else { Ok(()) };
         let now = match settled.and_then(|()| session.proxy(id)) {
-            Err(error) if error.kind == VsphereErrorKind::NotFound => continue,
+            Err(error) if error.is_gone() => continue,
             now => now.map_err(provider_error)?,
         };
         let is_recorded = |disk: &VmDisk| recorded.iter().any(|it| it.proxy == id && it.file == disk.path);

@@ -70,6 +70,10 @@ impl SourceProvider for VsphereSource {
         Err(told_holders(provider_error(blocked), &holders))
     }
 
+    fn has_snapshot(&self, _: &Vm, snapshot: &str) -> Result<bool, ProviderError> {
+        self.session.has_snapshot(snapshot).map_err(provider_error)
+    }
+
     fn open_disk(
         &self,
         vm: &PlannedVm,

@@ -512,6 +512,11 @@ impl SourceProvider for Source {
         Ok(())
     }
 
+    fn has_snapshot(&self, _: &Vm, snapshot: &str) -> Result<bool, ProviderError> {
+        let vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(vm.snapshots.iter().any(|it| it.id == snapshot))
+    }
+
     fn open_disk(
         &self,
         _: &PlannedVm,

@@ -7,7 +7,7 @@ use drover_plan::PlannedVm;
 use drover_types::inventory::Vm;
 
 use crate::error::{EngineError, ProviderError};
-use crate::itinerary::{is_look_snapshot, look_description, own_name};
+use crate::itinerary::{is_look_snapshot, look_description, not_listed, own_name, remove_listed};
 use crate::provider::{Attachment, SourceProvider};
 use crate::runner::PlanLock;
 use crate::store::Store;
@@ -50,15 +50,21 @@ pub fn look_into<T>(
         Ok(now) => now,
         Err(error) => return Looked { seen: Err(error), left: None },
     };
-    if let Err(error) = tidy(source, plan, &now, &[]) {
+    if let Err(error) = tidy(source, plan, &now, &Made::default()) {
         let seen = Err(ProviderError::new(error.cause, "what an earlier look left is in the way"));
         return Looked { seen, left: Some(error) };
     }
-    let recorded = Mutex::new(Vec::new());
-    let seen = look_frozen(source, plan, vm, &now, &recorded, look);
-    let recorded = recorded.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let tidied = source.vm(&vm.vm.id).and_then(|now| tidy(source, plan, &now, &recorded));
+    let mut made = Made::default();
+    let seen = look_frozen(source, plan, vm, &now, &mut made, look);
+    let tidied = source.vm(&vm.vm.id).and_then(|now| tidy(source, plan, &now, &made));
     Looked { seen, left: tidied.err() }
+}
+
+/// What a look made at the source.
+#[derive(Default)]
+struct Made {
+    snapshot: Option<String>,
+    attached: Mutex<Vec<Attachment>>,
 }
 
 fn look_frozen<T>(
@@ -66,12 +72,13 @@ fn look_frozen<T>(
     plan: &str,
     vm: &PlannedVm,
     now: &Vm,
-    recorded: &Mutex<Vec<Attachment>>,
+    made: &mut Made,
     look: impl FnOnce(&[Arc<dyn Disk>]) -> T,
 ) -> Result<T, ProviderError> {
     let frozen = source.create_snapshot(now, &own_name(plan), &look_description(plan))?;
+    made.snapshot = Some(frozen.snapshot.clone());
     let record = |attachment: &Attachment| -> Result<(), ProviderError> {
-        recorded.lock().unwrap_or_else(PoisonError::into_inner).push(attachment.clone());
+        made.attached.lock().unwrap_or_else(PoisonError::into_inner).push(attachment.clone());
         Ok(())
     };
     let open = |disk| Ok(source.open_disk(vm, disk, &frozen.snapshot, &record)?.disk);
@@ -80,17 +87,20 @@ fn look_frozen<T>(
 }
 
 /// Detaches what is attached elsewhere, and removes the snapshots of looks.
-fn tidy(
-    source: &dyn SourceProvider,
-    plan: &str,
-    now: &Vm,
-    recorded: &[Attachment],
-) -> Result<(), ProviderError> {
+fn tidy(source: &dyn SourceProvider, plan: &str, now: &Vm, made: &Made) -> Result<(), ProviderError> {
     let looks = || now.snapshots.iter().filter(|snapshot| is_look_snapshot(&snapshot.description, plan));
-    if recorded.is_empty() && looks().next().is_none() {
+    let attached = made.attached.lock().unwrap_or_else(PoisonError::into_inner);
+    if made.snapshot.is_none() && attached.is_empty() && looks().next().is_none() {
         // What is attached now is no look's.
         return Ok(());
     }
-    source.detach(now, recorded)?;
-    looks().try_for_each(|snapshot| source.remove_snapshot(now, &snapshot.id))
+    source.detach(now, &attached)?;
+    for snapshot in looks() {
+        remove_listed(source, now, snapshot)?;
+    }
+    let is_listed = |id: &String| looks().any(|snapshot| snapshot.id == *id);
+    match made.snapshot.as_ref().filter(|id| !is_listed(id)) {
+        Some(id) if source.has_snapshot(now, id)? => Err(not_listed(plan, now, id)),
+        _ => Ok(()),
+    }
 }

@@ -5,7 +5,7 @@ use drover_types::inventory::Snapshot;
 use serde::Serialize;
 
 use crate::error::{Cause, EngineError, ProviderError};
-use crate::itinerary::{is_own_snapshot, look, remove_own_snapshots};
+use crate::itinerary::{check_recorded, is_own_snapshot, look, remove_own_snapshots};
 use crate::provider::SourceProvider;
 use crate::runner::PlanLock;
 use crate::store::{Store, VmRow};
@@ -131,31 +131,34 @@ fn clean_vm(
 ) -> Result<(Vec<FoundSnapshot>, Vec<String>), EngineError> {
     let planned: PlannedVm = serde_json::from_str(&row.planned)
         .map_err(|error| ProviderError::new(Cause::Internal, "its plan cannot be read").because(error))?;
-    let own = || -> Result<Vec<Snapshot>, ProviderError> {
-        let mut snapshots = look(source, &planned)?.snapshots;
-        snapshots.retain(|snapshot| is_own_snapshot(&snapshot.description, plan));
-        Ok(snapshots)
+    let is_own = |snapshot: &&Snapshot| is_own_snapshot(&snapshot.description, plan);
+    let before = look(source, &planned)?;
+    let removed = remove_own_snapshots(plan, store, source, &before);
+    let now = look(source, &planned)?;
+    let found = |snapshot: &Snapshot| -> Result<FoundSnapshot, ProviderError> {
+        let is_listed = now.snapshots.iter().any(|it| it.id == snapshot.id);
+        Ok(FoundSnapshot {
+            vm: row.name.clone(),
+            // Also by its id: that it is not listed proves nothing.
+            gone: !is_listed && !source.has_snapshot(&now, &snapshot.id)?,
+            snapshot: snapshot.id.clone(),
+            name: snapshot.name.clone(),
+        })
     };
-    let before = own()?;
-    let removed = remove_own_snapshots(plan, store, source, &look(source, &planned)?);
-    let after = own()?;
-    if after.is_empty() {
+    let found: Vec<FoundSnapshot> =
+        before.snapshots.iter().filter(is_own).map(found).collect::<Result<_, _>>()?;
+    let is_gone = found.iter().all(|it| it.gone) && !now.snapshots.iter().any(|it| is_own(&it));
+    let is_gone = is_gone && check_recorded(plan, store, source, &now).is_ok();
+    if is_gone {
         store.set_snapshot(plan, &row.id, None)?;
     }
-    let detached = match removed {
-        Ok(detached) => detached,
+    match removed {
+        Ok(detached) => Ok((found, detached)),
         // It is gone all the same.
-        Err(_) if after.is_empty() && !before.is_empty() => Vec::new(),
+        Err(_) if is_gone && !found.is_empty() => Ok((found, Vec::new())),
         Err(error) => {
             let what = format!("what was left cannot be removed: {}", error.chain());
-            return Err(ProviderError::new(error.cause(), what).into());
+            Err(ProviderError::new(error.cause(), what).into())
         }
-    };
-    let found = |snapshot: Snapshot| FoundSnapshot {
-        vm: row.name.clone(),
-        gone: !after.iter().any(|it| it.id == snapshot.id),
-        snapshot: snapshot.id,
-        name: snapshot.name,
-    };
-    Ok((before.into_iter().map(found).collect(), detached))
+    }
 }

@@ -38,6 +38,9 @@ pub trait SourceProvider: Send + Sync {
     /// Removes a snapshot. One that is gone already is fine.
     fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError>;
 
+    /// Whether there is a snapshot of this id, asked for by itself: that a VM does not list it proves nothing.
+    fn has_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<bool, ProviderError>;
+
     /// Opens a disk as the snapshot froze it. What is attached elsewhere for that is told to `record` before it is.
     fn open_disk(
         &self,

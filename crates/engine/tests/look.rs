@@ -5,7 +5,7 @@ mod fakes;
 
 use drover_engine::{EngineError, Looking, NoObserver, ProviderError, SNAPSHOT_MARK, look_into};
 use drover_types::inventory::{PowerState, Snapshot};
-use fakes::{PLAN, Trouble, World, vm};
+use fakes::{PLAN, Trouble, Untold, World, vm};
 
 fn off() -> World {
     World::with(&[vm("off", PowerState::Off, 2)], "start: true")
@@ -83,4 +83,18 @@ fn a_plan_that_is_looked_at_is_not_run_meanwhile() {
     assert!(matches!(again, Err(EngineError::Running { .. })));
     drop(looking);
     Looking::begin(&world.store, PLAN).unwrap();
+}
+
+#[test]
+fn a_snapshot_that_its_vm_no_longer_lists_is_told_as_left() {
+    for untold in [Untold::All, Untold::Ids] {
+        let world = off();
+        let looked = look_into(&world, PLAN, &world.planned()[0], |disks| {
+            world.state().untold = untold;
+            disks.len()
+        });
+        assert_eq!((looked.seen.unwrap(), world.own_snapshots()), (2, 1), "{untold:?}");
+        let left = looked.left.unwrap().to_string();
+        assert!(left.contains("snapshot drover-p"), "{untold:?}: {left}");
+    }
 }

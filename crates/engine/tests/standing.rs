@@ -6,10 +6,10 @@ mod fakes;
 use std::sync::Mutex;
 
 use drover_engine::{
-    AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, Store, VmEnd, VmState, cancel,
+    AtTarget, Cause, Event, NoObserver, Phase, RunOutcome, Standing, Store, VmEnd, VmState, cancel, clean,
 };
 use drover_types::inventory::PowerState;
-use fakes::{PLAN, Trouble, Watch, World, enters, leaves, vm};
+use fakes::{PLAN, Trouble, Untold, Watch, World, enters, every_call, leaves, vm};
 
 fn one(lines: &str) -> World {
     World::with(&[vm("on", PowerState::On, 1)], lines)
@@ -227,4 +227,86 @@ fn a_snapshot_that_no_longer_says_whose_it_is_is_left_and_told() {
     describe(&own.lock().unwrap());
     assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left, Vec::<String>::new());
     assert_eq!(world.own_snapshots(), 0);
+}
+
+#[test]
+fn a_snapshot_that_its_source_no_longer_tells_of_is_not_taken_for_gone() {
+    type Case = (&'static str, fn() -> World, Untold);
+    let cold = || one("start: true");
+    let cases: [Case; 4] = [
+        ("cold", cold, Untold::All),
+        ("warm", World::warm_auto, Untold::All),
+        ("cold without its id", cold, Untold::Ids),
+        ("warm without its id", World::warm_auto, Untold::Ids),
+    ];
+    for (why, world, untold) in cases {
+        let world = world();
+        let outcome = world.run(&Watch(|event: &Event| {
+            if enters(event, "on", Phase::CleanUp) {
+                world.state().untold = untold;
+            }
+        }));
+        let end = end(&outcome);
+        assert_eq!((end.state, world.own_snapshots()), (VmState::NotCleanedUp, 1), "{why}");
+        let error = end.error.as_deref().unwrap();
+        assert!(error.contains("left behind: snapshot drover-p at the source"), "{why}: {error}");
+        // As long as it is there, and once for each command.
+        let again = world.run(&NoObserver);
+        assert_eq!((again.ends[0].state, world.own_snapshots()), (VmState::NotCleanedUp, 1), "{why}");
+        assert_eq!(cancel(PLAN, &world.store, &world, &world).unwrap().left.len(), 1, "{why}");
+        assert_eq!(clean(&world.store, PLAN, &world).unwrap().left.len(), 1, "{why}");
+        assert!(world.row("vm-on").snapshot.is_some(), "{why}");
+        match untold {
+            // Somebody who can see it removes it.
+            Untold::All => world.change("vm-on", |vm| vm.snapshots.clear()),
+            _ => world.state().untold = Untold::Nothing,
+        }
+        world.run(&NoObserver);
+        world.assert_arrived(why);
+        assert_eq!(world.row("vm-on").snapshot, None, "{why}");
+    }
+}
+
+#[test]
+fn a_failed_vm_whose_snapshot_is_no_longer_told_of_says_so() {
+    for (why, world) in [("cold", one("start: true")), ("warm", World::warm_auto())] {
+        world.set_trouble("define", Trouble::FailsAfter);
+        let outcome = world.run(&Watch(|event: &Event| {
+            if enters(event, "on", Phase::Define) {
+                world.state().untold = Untold::All;
+            }
+        }));
+        let stands = end(&outcome).standing.as_ref().unwrap();
+        assert_true(&world, stands, why);
+        assert!(end(&outcome).error.as_deref().unwrap().contains("does not list it"), "{why}");
+        // A snapshot of the next run does not make that one forgotten.
+        let next = world.run(&NoObserver);
+        assert_eq!((next.failed.len(), world.own_snapshots()), (1, 1), "{why}");
+        world.state().untold = Untold::Nothing;
+        world.run(&NoObserver);
+        world.assert_arrived(why);
+    }
+}
+
+#[test]
+fn a_snapshot_whose_making_was_not_answered_and_that_is_not_listed_is_told_once() {
+    let cases: [(&str, fn() -> World); 2] =
+        [("create snapshot", || one("start: true")), ("freeze", World::warm_auto)];
+    for (call, make) in cases {
+        // The last one, for which the guest went down.
+        let (_, nth) = every_call(make, &[call]).pop().unwrap();
+        let world = make();
+        world.set_trouble_at(call, nth, Trouble::Unanswered);
+        let outcome = world.run(&Watch(|event: &Event| {
+            if enters(event, "on", Phase::Snapshot) {
+                world.state().untold = Untold::All;
+            }
+        }));
+        let error = end(&outcome).error.as_deref().unwrap();
+        assert!(error.contains("whether snapshot drover-p of on was made is not known"), "{call}: {error}");
+        assert_eq!(error.matches("is not known").count(), 1, "{call}: {error}");
+        world.state().untold = Untold::Nothing;
+        world.run(&NoObserver);
+        world.assert_arrived(call);
+    }
 }

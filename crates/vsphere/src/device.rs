@@ -31,6 +31,24 @@ pub(crate) fn disks<'a>(
     disks
 }
 
+/// What is not told of a disk, and is told of every one: its file, or, but for raw mappings, its mode.
+pub(crate) fn untold_disk<'a>(devices: impl Iterator<Item = &'a Element>) -> Option<String> {
+    let untold = |device: &Element| {
+        let label = device.string_at("deviceInfo/label");
+        let backing = device.child("backing");
+        let has =
+            |key: &str| backing.and_then(|backing| backing.text_at(key)).is_some_and(|text| !text.is_empty());
+        match () {
+            () if !has("fileName") => Some(format!("the file of disk '{label}'")),
+            () if !(has("diskMode") || has("mode") || has("compatibilityMode")) => {
+                Some(format!("the mode of disk '{label}'"))
+            }
+            () => None,
+        }
+    };
+    devices.filter(|device| device.kind == "VirtualDisk").find_map(untold)
+}
+
 fn controller(device: &Element) -> Option<(i32, Controller)> {
     let bus = match device.kind.as_str() {
         "VirtualIDEController" => DiskBus::Ide,
@@ -189,6 +207,25 @@ mod tests {
 
     fn devices(text: &str) -> Element {
         xml::parse(&format!("<h xmlns:i=\"http://www.w3.org/2001/XMLSchema-instance\">{text}</h>")).unwrap()
+    }
+
+    #[test]
+    fn a_disk_whose_file_or_mode_is_not_told_is_named() {
+        let disk = |backing: &str| {
+            let label = "<deviceInfo><label>Hard disk 2</label></deviceInfo>";
+            devices(&format!(
+                "<device i:type=\"VirtualDisk\"><key>2001</key>{label}<backing>{backing}</backing></device>\
+                 <device i:type=\"VirtualCdrom\"><backing/></device>"
+            ))
+        };
+        let untold = |backing: &str| untold_disk(disk(backing).children.iter());
+        let (file, mode) = ("<fileName>[ds1] a/a.vmdk</fileName>", "<diskMode>persistent</diskMode>");
+        assert_eq!(untold(&format!("{file}{mode}")), None);
+        assert_eq!(untold(&format!("{file}<compatibilityMode>physicalMode</compatibilityMode>")), None);
+        assert_eq!(untold(file).as_deref(), Some("the mode of disk 'Hard disk 2'"));
+        for backing in [mode, "<fileName/><diskMode>persistent</diskMode>"] {
+            assert_eq!(untold(backing).as_deref(), Some("the file of disk 'Hard disk 2'"), "{backing}");
+        }
     }
 
     #[test]

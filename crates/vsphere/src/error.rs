@@ -137,6 +137,12 @@ impl VsphereError {
             && matches!(self.kind, K::Unreachable | K::Timeout | K::NotVsphere)
     }
 
+    /// Whether vSphere itself says that the object is gone. An answer that does not name it is no such word: parts of answers get
+    /// lost, and what a user may not see is left out of them.
+    pub fn is_gone(&self) -> bool {
+        self.is_fault("ManagedObjectNotFound")
+    }
+
     /// Whether vSphere said this: the name of a fault's type.
     pub fn is_fault(&self, name: &str) -> bool {
         self.fault.as_ref().is_some_and(|fault| fault.name == name)

@@ -164,10 +164,15 @@ impl Session {
         let paths =
             ["name", "runtime.powerState", "runtime.host", "config.hardware.device", "config.extraConfig"];
         let object = self.inner.read(&op, &vm_ref(vm), &paths)?;
-        if object.get("config.hardware.device").is_none() {
+        let Some(devices) = object.get("config.hardware.device") else {
             // One that cannot be reached may hold disks all the same.
             let why = "vSphere does not tell its devices: it may be inaccessible";
             return Err(VsphereError::new(VsphereErrorKind::Busy, &op, why));
+        };
+        if let Some(what) = device::untold_disk(devices.children.iter()) {
+            // It may be the one that is looked for.
+            let why = format!("vSphere does not tell {what}");
+            return Err(VsphereError::new(VsphereErrorKind::NotVsphere, &op, why));
         }
         let datastores = match self.inner.datastores_of(&op, &object.string("runtime.host")) {
             // The host went, not the VM.
@@ -246,7 +251,7 @@ impl Session {
         for task in tasks {
             let info = match self.inner.read(&op, &task, &["info"]) {
                 // It ended long ago.
-                Err(error) if error.kind == VsphereErrorKind::NotFound => continue,
+                Err(error) if error.is_gone() => continue,
                 info => info?,
             };
             let is_change = |info: &Element| {
@@ -278,7 +283,7 @@ impl Session {
         let mut tries = 0;
         loop {
             let now = match self.proxy(proxy) {
-                Err(error) if error.kind == VsphereErrorKind::NotFound => return Ok(()),
+                Err(error) if error.is_gone() => return Ok(()),
                 now => now?,
             };
             // Another disk may have its key by now.

@@ -24,6 +24,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// Consolidation writes everything that changed since back into the disk.
 pub(crate) const CONSOLIDATION_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+const LOOK_FOR_SNAPSHOT: &str = "look for a snapshot";
+
 impl Session {
     /// Asks the guest to shut down. A VM that is off is fine; so is a request of which nobody knows whether it arrived.
     ///
@@ -159,9 +161,20 @@ impl Session {
             false => Then::Later,
         };
         match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, then) {
-            Err(error) if error.kind == VsphereErrorKind::NotFound => Ok(()),
+            Err(error) if error.is_gone() => Ok(()),
             Err(error) if error.is_unclear() && self.inner.is_gone(this) => Ok(()),
             done => done.map(drop),
+        }
+    }
+
+    /// Whether there is a snapshot of this id. It is asked for by itself, so that no list has to be whole for an answer.
+    ///
+    /// # Errors
+    /// When vSphere neither tells of it nor says that it is gone.
+    pub fn has_snapshot(&self, snapshot: &str) -> Result<bool, VsphereError> {
+        match self.inner.read(LOOK_FOR_SNAPSHOT, &Moref::new("VirtualMachineSnapshot", snapshot), &["vm"]) {
+            Err(error) if error.is_gone() => Ok(false),
+            found => found.map(|_| true),
         }
     }
 }
@@ -267,8 +280,7 @@ impl Inner {
     }
 
     fn is_gone(&self, object: &Moref) -> bool {
-        let seen = self.read("look for a snapshot", object, &["vm"]);
-        seen.is_err_and(|error| error.kind == VsphereErrorKind::NotFound)
+        self.read(LOOK_FOR_SNAPSHOT, object, &["vm"]).is_err_and(|error| error.is_gone())
     }
 }
 

@@ -168,6 +168,7 @@ fn a_snapshot_is_read_as_it_was_while_the_guest_writes_on() {
 
     let since = opened.change_id.clone().expect("change tracking is on");
     let second = session.create_snapshot(&vm.id, "drover-2", "second pass", false).unwrap();
+    assert!(session.has_snapshot(&snapshot.id).unwrap() && session.has_snapshot(&second.id).unwrap());
     let query = ChangedAreas {
         vm: &vm.id,
         snapshot: Some(&second.id),
@@ -181,6 +182,7 @@ fn a_snapshot_is_read_as_it_was_while_the_guest_writes_on() {
 
     for id in [&snapshot.id, &second.id, &second.id] {
         session.remove_snapshot(id).unwrap();
+        assert!(!session.has_snapshot(id).unwrap());
     }
     assert!(session.vm(&vm.id).unwrap().snapshots.is_empty());
 }

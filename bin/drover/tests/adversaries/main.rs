@@ -79,6 +79,13 @@ fn a_server_that_rewrites_answers_makes_no_guest_run_twice_and_no_image_wrong() 
 }
 
 #[test]
+fn a_snapshot_that_a_server_no_longer_tells_of_is_said_to_be_left() {
+    if Site::is_possible() {
+        [false, true].into_iter().for_each(rewritten::without_snapshots);
+    }
+}
+
+#[test]
 fn somebody_who_renames_powers_and_deletes_meanwhile_is_no_reason_for_a_wrong_image() {
     rivals(&Settings::few(4)).assert_none();
 }

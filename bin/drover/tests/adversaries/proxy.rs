@@ -45,6 +45,8 @@ pub enum Rewrite {
     TinyPage,
     /// Areas that begin before the answer does.
     AreaBefore,
+    /// No snapshots in what is told of VMs. In no round: those of `NoProperty` strike it now and then.
+    NoSnapshots,
 }
 
 pub const REWRITES: &[Rewrite] = &[
@@ -252,11 +254,14 @@ impl Rewrite {
             }
             Rewrite::NoPower | Rewrite::UnknownPower => answer.contains("powered"),
             Rewrite::NoProperty => answer.contains("<propSet>"),
+            Rewrite::NoSnapshots => answer.contains(SNAPSHOTS),
             // The first ones: nothing begins without them.
             _ => !matches!(method, "RetrieveServiceContent" | "Login"),
         }
     }
 }
+
+const SNAPSHOTS: &str = "<name>snapshot</name>";
 
 fn rewritten(rewrite: Rewrite, text: &str, dice: &mut Dice) -> String {
     let power = |state: &str| text.replace(">poweredOn<", state).replace(">poweredOff<", state);
@@ -272,6 +277,10 @@ fn rewritten(rewrite: Rewrite, text: &str, dice: &mut Dice) -> String {
                 Some(_) => without(text, told),
                 None => without(text, places(text, "<powerState>", "</powerState>").first().copied()),
             }
+        }
+        Rewrite::NoSnapshots => {
+            let sets = places(text, "<propSet>", "</propSet>");
+            without(text, sets.into_iter().find(|(from, to)| text[*from..*to].contains(SNAPSHOTS)))
         }
         Rewrite::UnknownPower => power(">poweredSomehow<"),
         Rewrite::AreaBeyond => number_after(text, "<length>", 1, |length| length + (10 << 20)),

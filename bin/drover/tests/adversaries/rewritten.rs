@@ -50,6 +50,27 @@ pub fn round(dice: &mut Dice) -> Ending {
     Ok(ending)
 }
 
+/// A vCenter that tells of no snapshot any more: the run has one, says so, and leaves the rest to the next.
+pub fn without_snapshots(is_warm: bool) {
+    let mut site = Site::new(&["one"], &mut Dice::new(1));
+    site.be_warm(is_warm);
+    let proxy = Proxy::start(site.sim.port);
+    let plan = site.plan(&proxy.endpoint, &proxy.thumbprint, "[{name: one}]", "");
+    proxy.order(&[Rule { rewrite: Rewrite::NoSnapshots, skip: 0, count: u64::MAX, seed: 0 }]);
+    let ended = site.run("rewritten", &["migrate", &plan], &[]).unwrap();
+    let left = site.snapshots();
+    assert_eq!(left.len(), 1, "{left:?}: {}", ended.said);
+    assert!(ended.said.contains("is still there, and the source does not list it"), "{}", ended.said);
+    failed(&site, &ended).unwrap();
+    // One that runs is as it was but for that; one that is off has arrived.
+    assert_eq!(ended.code == Some(13), !is_warm, "{:?}: {}", ended.code, ended.said);
+    // Nor for the next command.
+    let again = site.run("again", &["resume", &plan], &[]).unwrap();
+    assert!(again.code != Some(0) && site.snapshots().len() == 1, "{:?}: {}", again.code, again.said);
+    proxy.order(&[]);
+    after(&site, &plan, true).unwrap();
+}
+
 /// A task whose state is never told is rightly waited for, for hours. What nobody can wait for stays.
 fn relent(proxy: &Proxy, rules: &[Rule], is_over: &AtomicBool) {
     let until = Instant::now() + PATIENCE;

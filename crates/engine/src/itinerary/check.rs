@@ -5,6 +5,7 @@ use std::path::Path;
 use drover_plan::PlannedVm;
 use drover_types::inventory::Vm;
 
+use super::source::check_recorded;
 use super::{Journey, Outcome};
 use crate::error::{Cause, ProviderError};
 use crate::phase::Phase;
@@ -17,6 +18,8 @@ impl Journey<'_> {
         }
         let now = self.look()?;
         self.check_disks(&now)?;
+        // One that an earlier run left is removed before the next is made, or the guest would go down for nothing.
+        check_recorded(self.context.plan, self.context.store, self.context.source, &now)?;
         self.check_other_plans()?;
         if self.context.target.is_running(self.planned)? {
             let what = format!("{} runs at the target already", self.planned.target_name);

@@ -18,12 +18,35 @@ use crate::store::{StoreError, VmRow, VmState};
 pub(super) struct Memory {
     /// drover switched the VM off, and has not switched it on again.
     pub(super) switched_off: bool,
-    /// A snapshot was asked for, and not seen removed.
-    pub(super) snapshot: bool,
+    /// What is known of its snapshot.
+    pub(super) snapshot: Held,
     /// Whether the machine is defined; absent if an earlier run may have left that.
     pub(super) defined: Option<bool>,
     /// It was started at the target.
     pub(super) started: bool,
+}
+
+/// What is known of a snapshot of drover's at the source.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) enum Held {
+    /// There is none.
+    #[default]
+    No,
+    /// It was asked for; it is listed if it was made.
+    Asked,
+    /// It was asked for, and the answer was lost.
+    Unanswered,
+    /// It was made, with this id.
+    Made(String),
+}
+
+impl Held {
+    /// A source that refuses answers. One that breaks off, or talks nonsense, may have made it.
+    pub(super) fn was_refused(&mut self, error: &ProviderError) {
+        if error.cause == Cause::Connection {
+            *self = Held::Unanswered;
+        }
+    }
 }
 
 impl Memory {
@@ -32,7 +55,7 @@ impl Memory {
         let may_be_defined = [Phase::Define, Phase::Start, Phase::CleanUp].into_iter().any(reached);
         Memory {
             switched_off: row.switched_off,
-            snapshot: row.snapshot.is_some(),
+            snapshot: row.snapshot.clone().map_or(Held::No, Held::Made),
             defined: if may_be_defined { None } else { Some(false) },
             started: row.started.is_some(),
         }
@@ -162,8 +185,8 @@ impl Journey<'_> {
 
     /// Whether this run or an earlier one did anything to the VM that has to be undone.
     fn is_touched(&self) -> bool {
-        let Memory { switched_off, snapshot, .. } = self.memory;
-        switched_off || snapshot || self.memory.at_target() != AtTarget::Nothing
+        let Memory { switched_off, snapshot, .. } = &self.memory;
+        *switched_off || *snapshot != Held::No || self.memory.at_target() != AtTarget::Nothing
     }
 
     /// Where the VM stands now, by one more look at its source.
@@ -171,11 +194,18 @@ impl Journey<'_> {
         let plan = self.context.plan;
         let (source, snapshots) = match self.look() {
             Ok(now) => {
-                let own = now.snapshots.into_iter().filter(|it| is_own_snapshot(&it.description, plan));
-                (now.power, own.map(|it| it.name).collect())
+                let own = now.snapshots.iter().filter(|it| is_own_snapshot(&it.description, plan));
+                let mut names: Vec<String> = own.map(|it| it.name.clone()).collect();
+                if let (true, Held::Made(id)) = (names.is_empty(), &self.memory.snapshot)
+                    && self.context.source.has_snapshot(&now, id).unwrap_or(true)
+                {
+                    names.push(own_name(plan));
+                }
+                (now.power, names)
             }
             Err(_) => {
-                (PowerState::Unknown, self.memory.snapshot.then(|| own_name(plan)).into_iter().collect())
+                let may_be_there = self.memory.snapshot != Held::No;
+                (PowerState::Unknown, may_be_there.then(|| own_name(plan)).into_iter().collect())
             }
         };
         let go_on = format!("drover resume {plan}");
@@ -243,10 +273,10 @@ impl Journey<'_> {
         }
         left.extend(given_up);
         let row = self.context.store.vm(self.context.plan, &self.planned.vm.id);
-        let has_snapshot =
-            self.memory.snapshot || row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
+        let has_snapshot = self.memory.snapshot != Held::No
+            || row.is_ok_and(|row| row.is_some_and(|row| row.snapshot.is_some()));
         if reached >= Phase::Track && self.is_warm() || reached >= Phase::Snapshot || has_snapshot {
-            left.extend(self.thaw().err().map(|error| error.chain()));
+            left.extend(self.thaw().map_or_else(|error| Some(error.chain()), |()| self.unanswered()));
         }
         left.extend(self.switch_on_again());
         if self.is_warm() {

@@ -25,7 +25,8 @@ use self::ending::Memory;
 pub(crate) use self::ending::end_given_up;
 pub(crate) use self::hooks::Outside;
 pub(crate) use self::source::{
-    asked_down, has_begun, look, may_run_at_target, remove_own_snapshots, switch_on_again,
+    asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
+    remove_own_snapshots, switch_on_again,
 };
 use self::still::Stillness;
 use self::warm::FrozenVm;

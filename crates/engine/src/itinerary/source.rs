@@ -5,6 +5,7 @@ use std::time::Duration;
 use drover_plan::{PlannedVm, PowerOff};
 use drover_types::inventory::{PowerState, Snapshot, Vm};
 
+use super::ending::Held;
 use super::{Context, Journey, LOOK_AND_RUN_AGAIN, Outcome, is_own_snapshot, own_description, own_name};
 use crate::error::{Cause, EngineError, ProviderError, chain};
 use crate::phase::Phase;
@@ -116,8 +117,10 @@ impl Journey<'_> {
         self.remove_own_snapshots(&now)?;
         self.watch_power(&now)?;
         let name = own_name(self.context.plan);
-        self.memory.snapshot = true;
-        let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan))?;
+        self.memory.snapshot = Held::Asked;
+        let frozen = self.context.source.create_snapshot(&now, &name, &own_description(self.context.plan));
+        let frozen = frozen.inspect_err(|error| self.memory.snapshot.was_refused(error))?;
+        self.memory.snapshot = Held::Made(frozen.snapshot.clone());
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, Some(&frozen.snapshot))?;
         self.snapshot = Some(frozen.snapshot);
         self.keep_live_disks(&frozen.change_ids)
@@ -125,11 +128,28 @@ impl Journey<'_> {
 
     /// Removes every snapshot that drover made for this plan, also one that a crashed run left.
     pub(super) fn thaw(&mut self) -> Outcome<()> {
-        self.remove_own_snapshots(&self.look()?)?;
+        let now = self.look()?;
+        self.remove_own_snapshots(&now)?;
         self.snapshot = None;
-        self.memory.snapshot = false;
+        let is_found = now.snapshots.iter().any(|it| is_own_snapshot(&it.description, self.context.plan));
+        self.memory.snapshot = match self.memory.snapshot {
+            Held::Unanswered if !is_found => Held::Unanswered,
+            _ => Held::No,
+        };
         self.context.store.set_snapshot(self.context.plan, &self.planned.vm.id, None)?;
         Ok(())
+    }
+
+    /// What is said of a snapshot whose making was not answered and that is not listed: the answers of such a source prove
+    /// nothing, and there is no id by which to ask for it.
+    pub(super) fn unanswered(&self) -> Option<String> {
+        if self.memory.snapshot != Held::Unanswered {
+            return None;
+        }
+        let (snapshot, vm) = (own_name(self.context.plan), &self.planned.vm.name);
+        Some(format!(
+            "whether snapshot {snapshot} of {vm} was made is not known: the source gave no answer and lists none; look in vSphere"
+        ))
     }
 
     /// Removes what this plan's runs left at the VM.
@@ -187,24 +207,61 @@ pub(crate) fn remove_own_snapshots(
         unkept = store.forget_attachments(plan, &now.id).err();
     }
     for snapshot in now.snapshots.iter().filter(|snapshot| is_own_snapshot(&snapshot.description, plan)) {
-        source.remove_snapshot(now, &snapshot.id)?;
+        remove_listed(source, now, snapshot)?;
     }
-    check_recorded_is_gone(plan, store, now)?;
+    check_recorded(plan, store, source, now)?;
     unkept.map_or(Ok(detached), |error| Err(error.into()))
 }
 
-/// A snapshot that drover recorded, and that no longer says whose it is, may be somebody else's by now. It is left, and that is told.
-fn check_recorded_is_gone(plan: &str, store: &Store, now: &Vm) -> Result<(), EngineError> {
+/// Removes a snapshot that a VM lists. To remove one of no id would find none, and that is no proof.
+pub(crate) fn remove_listed(
+    source: &dyn SourceProvider,
+    now: &Vm,
+    snapshot: &Snapshot,
+) -> Result<(), ProviderError> {
+    if snapshot.id.is_empty() {
+        return Err(left(format!(
+            "the source does not tell the id of snapshot {} of {}",
+            snapshot.name, now.name
+        )));
+    }
+    source.remove_snapshot(now, &snapshot.id)
+}
+
+/// A snapshot that is recorded is listed as drover's own, or it is gone by the source's own word. One that is listed and no longer
+/// says whose it is may be somebody else's by now, and one that is there and not listed is not touched unseen: that is told.
+pub(crate) fn check_recorded(
+    plan: &str,
+    store: &Store,
+    source: &dyn SourceProvider,
+    now: &Vm,
+) -> Result<(), EngineError> {
     let row = store.vm(plan, &now.id).ok().flatten();
     let Some(recorded) = row.and_then(|row| row.snapshot) else { return Ok(()) };
-    let is_left = |it: &&Snapshot| it.id == recorded && !is_own_snapshot(&it.description, plan);
-    let Some(left) = now.snapshots.iter().find(is_left) else { return Ok(()) };
-    let what = format!(
-        "snapshot {} of {} was made by drover, and its description no longer says so: it was not removed",
-        left.name, now.name
-    );
+    match now.snapshots.iter().find(|it| it.id == recorded) {
+        Some(own) if is_own_snapshot(&own.description, plan) => Ok(()),
+        Some(other) => Err(left(format!(
+            "snapshot {} of {} was made by drover, and its description no longer says so: it was not removed",
+            other.name, now.name
+        ))
+        .into()),
+        None if !source.has_snapshot(now, &recorded)? => Ok(()),
+        None => Err(not_listed(plan, now, &recorded).into()),
+    }
+}
+
+/// The error of a snapshot that is there, by its id, and not listed.
+pub(crate) fn not_listed(plan: &str, now: &Vm, id: &str) -> ProviderError {
+    let (name, vm) = (own_name(plan), &now.name);
+    left(format!(
+        "snapshot {name} ({id}) of {vm} is still there, and the source does not list it: it was not removed"
+    ))
+}
+
+/// The error of a snapshot that stays.
+fn left(what: String) -> ProviderError {
     let advice = "look at it in vSphere and remove it there, then `drover resume`";
-    Err(ProviderError::new(Cause::Source, what).advise(advice).into())
+    ProviderError::new(Cause::Source, what).advise(advice)
 }
 
 /// Switches a VM on again if drover switched it off; gives what went wrong.

@@ -28,10 +28,23 @@ pub enum Trouble {
     Fails,
     /// The call does its work and fails nevertheless.
     FailsAfter,
+    /// The call does its work, and its answer is lost.
+    Unanswered,
     /// The process dies before the call does anything.
     DiesBefore,
     /// The process dies when it has done its work.
     DiesAfter,
+}
+
+/// What a source leaves out of what it says of snapshots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Untold {
+    #[default]
+    Nothing,
+    /// That there are any.
+    All,
+    /// Their ids.
+    Ids,
 }
 
 mod at_work;
@@ -60,6 +73,8 @@ pub struct State {
     switched_on: BTreeMap<String, u32>,
     /// The source keeps no history of power.
     pub forgets_power: bool,
+    /// What the source leaves out of every answer about a VM's snapshots.
+    pub untold: Untold,
     /// Files that are attached to be read, by VM.
     attached: BTreeSet<(String, String)>,
     /// What guests wrote while a snapshot froze their disk: disk, offset, bytes.
@@ -431,6 +446,10 @@ impl World {
                 work(&mut state);
                 return Err(ordered(name));
             }
+            Some(Trouble::Unanswered) => {
+                work(&mut state);
+                return Err(ProviderError { cause: Cause::Connection, ..ordered(name) });
+            }
             Some(Trouble::DiesBefore) => {
                 drop(state);
                 panic!("the process dies before {name}");
@@ -558,7 +577,13 @@ impl SourceProvider for World {
             state.let_go_down(now_ms);
             state.guests_write();
             self.merge(state);
-            state.vms[id].clone()
+            let mut told = state.vms[id].clone();
+            match state.untold {
+                Untold::Nothing => {}
+                Untold::All => told.snapshots.clear(),
+                Untold::Ids => told.snapshots.iter_mut().for_each(|it| it.id.clear()),
+            }
+            told
         })
     }
 
@@ -596,13 +621,20 @@ impl SourceProvider for World {
     fn remove_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<(), ProviderError> {
         self.call("remove snapshot", &vm.name, |state| {
             let vm = state.vms.get_mut(&vm.id).unwrap();
-            let own = |it: &Snapshot| it.id == snapshot && it.description.starts_with(SNAPSHOT_MARK);
-            assert!(vm.snapshots.iter().any(own), "somebody else's snapshot is removed");
+            let is_own = |it: &Snapshot| it.description.starts_with(SNAPSHOT_MARK);
+            let mut found = vm.snapshots.iter().filter(|it| it.id == snapshot);
+            assert!(found.all(is_own), "somebody else's snapshot is removed");
             let is_read = state.attached.iter().any(|(id, _)| *id == vm.id);
             assert!(!is_read, "a snapshot is removed while a disk of it is attached");
             vm.snapshots.retain(|it| it.id != snapshot);
             state.guests_write();
             self.merge(state);
+        })
+    }
+
+    fn has_snapshot(&self, vm: &Vm, snapshot: &str) -> Result<bool, ProviderError> {
+        self.call("ask for snapshot", &vm.name, |state| {
+            state.vms[&vm.id].snapshots.iter().any(|it| it.id == snapshot)
         })
     }
 

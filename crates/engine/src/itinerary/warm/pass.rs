@@ -10,6 +10,7 @@ use super::audit::audit_share;
 use super::guardian::{Before, Doubts, inspect, is_same_epoch};
 use crate::error::{Cause, EngineError, chain};
 use crate::event::Event;
+use crate::itinerary::ending::Held;
 use crate::itinerary::{Copied, Journey, Outcome, is_own_snapshot, own_description, own_name};
 use crate::parallel::in_parallel;
 use crate::store::{PassKind, PassRow, PassState, TrackedRow};
@@ -59,8 +60,9 @@ impl Journey<'_> {
         let mut row = PassRow::begin(&id, number, began_ms);
         store.put_pass(plan, &row)?;
         let since = store.tracked(plan, &id)?;
-        self.memory.snapshot = true;
+        self.memory.snapshot = Held::Asked;
         let frozen = self.freeze_vm(&now, is_last)?;
+        self.memory.snapshot = Held::Made(frozen.snapshot.clone());
         store.set_snapshot(plan, &id, Some(&frozen.snapshot))?;
         self.snapshot = Some(frozen.snapshot.clone());
         row.snapshot = Some(frozen.snapshot);
@@ -90,9 +92,11 @@ impl Journey<'_> {
     /// Looks whether the VM is as the last pass left it, and mends what can be mended.
     fn guard(&mut self) -> Outcome<(Vm, Doubts)> {
         let (mut now, mut doubts) = self.inspect_now()?;
-        let is_attached = !self.context.store.attachments(self.context.plan, &now.id)?.is_empty();
-        let own = |it: &Snapshot| is_own_snapshot(&it.description, self.context.plan);
-        if is_attached || now.snapshots.iter().any(own) {
+        let (store, plan) = (self.context.store, self.context.plan);
+        let is_attached = !store.attachments(plan, &now.id)?.is_empty();
+        let is_recorded = store.vm(plan, &now.id)?.is_some_and(|row| row.snapshot.is_some());
+        let own = |it: &Snapshot| is_own_snapshot(&it.description, plan);
+        if is_attached || is_recorded || now.snapshots.iter().any(own) {
             self.remove_own_snapshots(&now)?;
             (now, doubts) = self.inspect_now()?;
         }
@@ -134,7 +138,7 @@ impl Journey<'_> {
         Ok((now, doubts))
     }
 
-    fn freeze_vm(&self, now: &Vm, is_last: bool) -> Outcome<Frozen> {
+    fn freeze_vm(&mut self, now: &Vm, is_last: bool) -> Outcome<Frozen> {
         let (name, mark) = (own_name(self.context.plan), own_description(self.context.plan));
         let tracking = self.tracking()?;
         let quiesce = now.power == PowerState::On && self.planned.warm.is_some_and(|warm| warm.quiesce);
@@ -146,7 +150,11 @@ impl Journey<'_> {
                 self.remove_own_snapshots(&self.look()?)?;
                 Ok(tracking.freeze(now, &name, &mark, false)?)
             }
-            result => Ok(result?),
+            Err(error) => {
+                self.memory.snapshot.was_refused(&error);
+                Err(error.into())
+            }
+            Ok(frozen) => Ok(frozen),
         }
     }
 

@@ -8,6 +8,7 @@ use super::guardian::power_word;
 use super::outlook::{advice_words, facts, reason_word};
 use crate::error::{Cause, EngineError};
 use crate::event::Event;
+use crate::itinerary::ending::Held;
 use crate::itinerary::{Journey, Outcome};
 use crate::store::{Downtime, PassRow};
 
@@ -186,6 +187,10 @@ impl Journey<'_> {
         // It may have been the look that failed: whether the disks are still those of the plan.
         self.inspect_now()?;
         self.thaw()?;
+        if let Some(told) = self.unanswered() {
+            self.note(told);
+            self.memory.snapshot = Held::No;
+        }
         self.note(format!(
             "a pass failed and is done again ({failures} of {FAILURES_MAX}): {}",
             error.chain()
