@@ -141,6 +141,13 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_had_is_an_error_that_says_so() {
+        let error = Buffer::try_zeroed(usize::MAX / 4).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("there is no memory for a buffer of"), "{error}");
+    }
+
+    #[test]
     fn the_last_slice_gives_the_buffer_back() {
         let buffer = Arc::new(Buffer::zeroed(8192));
         let (a, b) = (Slice::new(buffer.clone(), 0..4096), Slice::new(buffer, 4096..8192));

@@ -86,6 +86,14 @@ fn a_snapshot_that_a_server_no_longer_tells_of_is_said_to_be_left() {
 }
 
 #[test]
+fn changed_areas_that_cannot_be_are_not_believed() {
+    if Site::is_possible() {
+        rewritten::with_areas(proxy::Rewrite::AreaBeyond, "contradicts itself");
+        rewritten::with_areas(proxy::Rewrite::TinyPage, "contradicts itself");
+    }
+}
+
+#[test]
 fn somebody_who_renames_powers_and_deletes_meanwhile_is_no_reason_for_a_wrong_image() {
     rivals(&Settings::few(4)).assert_none();
 }

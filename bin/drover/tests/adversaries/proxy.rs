@@ -283,7 +283,14 @@ fn rewritten(rewrite: Rewrite, text: &str, dice: &mut Dice) -> String {
             without(text, sets.into_iter().find(|(from, to)| text[*from..*to].contains(SNAPSHOTS)))
         }
         Rewrite::UnknownPower => power(">poweredSomehow<"),
-        Rewrite::AreaBeyond => number_after(text, "<length>", 1, |length| length + (10 << 20)),
+        Rewrite::AreaBeyond => {
+            // An answer that speaks for one block, and tells of nothing but what lies farthest behind it.
+            let areas = places(text, "<changedArea>", "</changedArea>");
+            let Some((last, others)) = areas.split_last() else { return text.to_string() };
+            let first = others.first().map_or(last.0, |area| area.0);
+            let text = without(text, Some((first, last.0)));
+            number_after(&text, "<length>", 0, |length| length.min(64 << 10))
+        }
         Rewrite::TinyPage => number_after(text, "<length>", 0, |_| 1),
         Rewrite::AreaBefore => number_after(text, "<startOffset>", 0, |start| start + (64 << 10)),
         rewrite => {

@@ -71,6 +71,20 @@ pub fn without_snapshots(is_warm: bool) {
     after(&site, &plan, true).unwrap();
 }
 
+/// Change tracking whose answers cannot be: all is compared, and that is said.
+pub fn with_areas(rewrite: Rewrite, words: &str) {
+    let mut site = Site::new(&["one"], &mut Dice::new(3));
+    site.be_warm(true);
+    let proxy = Proxy::start(site.sim.port);
+    let plan = site.plan(&proxy.endpoint, &proxy.thumbprint, "[{name: one}]", "");
+    proxy.order(&[Rule { rewrite, skip: 0, count: u64::MAX, seed: 0 }]);
+    let ended = site.run("rewritten", &["migrate", &plan], &[]).unwrap();
+    assert_eq!(ended.code, Some(0), "{}", ended.said);
+    arrived(&site, &ended).unwrap();
+    let report = site.report().to_string();
+    assert!(report.contains(words), "{rewrite:?}: '{words}' is not told of: {}", ended.said);
+}
+
 /// A task whose state is never told is rightly waited for, for hours. What nobody can wait for stays.
 fn relent(proxy: &Proxy, rules: &[Rule], is_over: &AtomicBool) {
     let until = Instant::now() + PATIENCE;
