@@ -295,4 +295,6 @@ fn soak_of_downtime_forecasts() {
         );
     }
     println!("{between} of {measured} between low and high");
+    // 8 of 10 are meant to be; half of them come by mere bad luck once in some hundred soaks.
+    assert!(between * 2 >= measured, "the forecast is not one");
 }

@@ -87,3 +87,24 @@ impl LogSync {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn one_flush_makes_all_commits_before_it_durable() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("db-wal"), "").unwrap();
+        let log = LogSync::of(&folder.path().join("db"));
+        let commits = [log.committed(), log.committed(), log.committed()];
+        for commit in commits {
+            log.wait_for(commit).unwrap();
+            assert_eq!(log.flushes(), 1, "{commit}");
+        }
+        log.wait_for(log.committed()).unwrap();
+        assert_eq!(log.flushes(), 2, "one that came after it");
+    }
+}
