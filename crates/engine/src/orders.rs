@@ -148,8 +148,8 @@ fn clean_vm(
     let found: Vec<FoundSnapshot> =
         before.snapshots.iter().filter(is_own).map(found).collect::<Result<_, _>>()?;
     let is_gone = found.iter().all(|it| it.gone) && !now.snapshots.iter().any(|it| is_own(&it));
-    let is_gone = is_gone && check_recorded(plan, store, source, &now).is_ok();
     if is_gone {
+        check_recorded(plan, store, source, &now)?;
         store.set_snapshot(plan, &row.id, None)?;
     }
     match removed {

@@ -162,7 +162,13 @@ impl Session {
         };
         match self.inner.when_free(&call, CONSOLIDATION_TIME_MAX, then) {
             Err(error) if error.is_gone() => Ok(()),
-            Err(error) if error.is_unclear() && self.inner.is_gone(this) => Ok(()),
+            // Somebody else removed it meanwhile. One that is gone while files of it stay is told.
+            Err(error)
+                if (error.is_unclear() || GONE_MEANWHILE.iter().any(|fault| error.is_fault(fault)))
+                    && self.inner.is_gone(this) =>
+            {
+                Ok(())
+            }
             done => done.map(drop),
         }
     }
@@ -197,6 +203,9 @@ pub(crate) fn busy_pauses() -> impl Iterator<Item = Duration> {
         (!pause.is_zero()).then_some(pause)
     })
 }
+
+/// What vSphere says of a removal where another came first.
+const GONE_MEANWHILE: [&str; 2] = ["NotFound", "TaskInProgress"];
 
 impl Work<'_> {
     /// Sleeps, unless the stop is asked for.

@@ -263,6 +263,22 @@ fn a_snapshot_of_a_busy_vm_is_made_and_removed_once_it_is_free() {
 }
 
 #[test]
+fn a_snapshot_that_somebody_else_removed_meanwhile_is_gone_and_one_that_is_there_is_not() {
+    let sim = simulator!();
+    let session = sim.session();
+    let vm = sim::vm(&session, "prod/web", "web01");
+    let snapshot = session.create_snapshot(&vm.id, "drover-1", "", false).unwrap();
+    let not_found = json!({"method": "RemoveSnapshot_Task", "fault": "NotFound"});
+    sim.post("/fault/soap", not_found.clone());
+    assert!(session.remove_snapshot(&snapshot.id).is_err(), "it is there");
+    session.remove_snapshot(&snapshot.id).unwrap();
+    for fault in [not_found, json!({"method": "RemoveSnapshot_Task", "fault": "TaskInProgress"})] {
+        sim.post("/fault/soap", fault);
+        session.remove_snapshot(&snapshot.id).unwrap();
+    }
+}
+
+#[test]
 fn a_stop_breaks_off_what_goes_on_and_not_what_undoes_it() {
     let sim = simulator!();
     let session = sim.session();

@@ -236,8 +236,7 @@ pub(crate) fn check_recorded(
     source: &dyn SourceProvider,
     now: &Vm,
 ) -> Result<(), EngineError> {
-    let row = store.vm(plan, &now.id).ok().flatten();
-    let Some(recorded) = row.and_then(|row| row.snapshot) else { return Ok(()) };
+    let Some(recorded) = store.vm(plan, &now.id)?.and_then(|row| row.snapshot) else { return Ok(()) };
     match now.snapshots.iter().find(|it| it.id == recorded) {
         Some(own) if is_own_snapshot(&own.description, plan) => Ok(()),
         Some(other) => Err(left(format!(

@@ -140,21 +140,19 @@ impl Journey<'_> {
 
     fn freeze_vm(&mut self, now: &Vm, is_last: bool) -> Outcome<Frozen> {
         let (name, mark) = (own_name(self.context.plan), own_description(self.context.plan));
-        let tracking = self.tracking()?;
         let quiesce = now.power == PowerState::On && self.planned.warm.is_some_and(|warm| warm.quiesce);
-        match tracking.freeze(now, &name, &mark, quiesce) {
+        let frozen = self.tracking()?.freeze(now, &name, &mark, quiesce);
+        let frozen = frozen.inspect_err(|error| self.memory.snapshot.was_refused(error));
+        match frozen {
             Err(error) if quiesce && !is_last && error.cause != Cause::Cancelled => {
                 let why = chain(&error);
                 self.note(format!("the guest could not be quiesced, so this pass goes without: {why}"));
                 // Nobody knows what the failed try left.
                 self.remove_own_snapshots(&self.look()?)?;
-                Ok(tracking.freeze(now, &name, &mark, false)?)
+                let frozen = self.tracking()?.freeze(now, &name, &mark, false);
+                Ok(frozen.inspect_err(|error| self.memory.snapshot.was_refused(error))?)
             }
-            Err(error) => {
-                self.memory.snapshot.was_refused(&error);
-                Err(error.into())
-            }
-            Ok(frozen) => Ok(frozen),
+            frozen => Ok(frozen?),
         }
     }
 
