@@ -37,8 +37,8 @@ pub fn cancel(
     for row in store.vms(plan)? {
         let problems = match (row.state, &row.phase) {
             (VmState::Done, _) => Vec::new(),
-            // Never touched.
-            (_, None) => match store.end_vm(plan, &row.id, VmState::Cancelled, None) {
+            // Not touched since it was begun anew, if ever.
+            (_, None) => match cancel_untouched(&context, &row, &mut given_up.notes) {
                 Ok(()) => continue,
                 Err(error) => vec![unkept(&error)],
             },
@@ -56,6 +56,15 @@ pub fn cancel(
     let state = if given_up.left.is_empty() { PlanState::Cancelled } else { PlanState::Incomplete };
     given_up.left.extend(store.end_plan(plan, state).err().map(|error| unkept(&error)));
     Ok(given_up)
+}
+
+/// Of a VM that was given up before, and begun anew since, only change tracking may be left to switch off.
+fn cancel_untouched(context: &Context<'_>, row: &VmRow, notes: &mut Vec<String>) -> Result<(), StoreError> {
+    if let Ok(planned) = serde_json::from_str(&row.planned) {
+        let told = untrack(context, &planned)?;
+        notes.extend(told.map(|told| format!("{}: {told}", row.name)));
+    }
+    context.store.end_vm(context.plan, &row.id, VmState::Cancelled, None)
 }
 
 fn unkept(error: &StoreError) -> String {
@@ -150,7 +159,7 @@ fn undo(context: &Context<'_>, planned: &PlannedVm) -> Result<Vec<String>, Store
     problems.extend(thaw(context, planned));
     match may_go_down(context, planned)? {
         true => problems.push(format!(
-            "{} is not off, but may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
+            "{} is not seen off, and may have been asked to shut down less than {} s ago; cancel again after that, and if it has gone down, it \
              is switched on again",
             planned.vm.name,
             planned.shutdown_timeout.as_secs()
@@ -168,11 +177,11 @@ fn forget_passes(context: &Context<'_>, planned: &PlannedVm) -> Result<(), Store
     if tracking_on { store.set_tracking_on(plan, id, true) } else { Ok(()) }
 }
 
-/// Whether a guest runs that a run of the plan, killed since then, may have asked to shut down a moment ago.
+/// Whether a guest runs, or may run, that a run of the plan, killed since then, may have asked to shut down a moment ago.
 fn may_go_down(context: &Context<'_>, planned: &PlannedVm) -> Result<bool, StoreError> {
     let asked = asked_down(context, planned)?;
     let is_recent = asked.is_some_and(|asked| asked.is_within(planned.shutdown_timeout));
-    Ok(is_recent && look(context.source, planned).is_ok_and(|now| now.power != PowerState::Off))
+    Ok(is_recent && !look(context.source, planned).is_ok_and(|now| now.power == PowerState::Off))
 }
 
 fn thaw(context: &Context<'_>, planned: &PlannedVm) -> Vec<String> {

@@ -19,7 +19,7 @@ use crate::error::{Cause, EngineError, ProviderError};
 use crate::event::{Board, Event, Observer};
 use crate::foresight::Foresight;
 use crate::hooks::HookRunner;
-use crate::itinerary::{Context, Journey, Outside, end_given_up};
+use crate::itinerary::{Context, Journey, Outside, end_untouched};
 use crate::pace::Paces;
 use crate::parallel::OnDrop;
 use crate::provider::{SourceProvider, TargetProvider};
@@ -233,11 +233,12 @@ impl Runner<'_> {
         }
     }
 
-    /// Ends VMs that will not begin any more. After a stop they are left as they are, like all others that did not begin.
+    /// Ends VMs that nothing was done with, and that will not begin any more. After a stop they are left as they are, like all others
+    /// that did not begin.
     fn tell_given_up(&self, run: &Run<'_>) {
         let given_up = run.schedule.take_given_up(run.tenant);
         for GivenUp { at, why } in given_up.into_iter().filter(|_| !self.stop.is_set()) {
-            let end = end_given_up(run.context, run.todo[at], &why);
+            let end = end_untouched(run.context, run.todo[at], &why);
             run.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         }
     }
@@ -397,6 +398,9 @@ fn run_vm(context: &Context<'_>, vm: &PlannedVm, slots: Slots<'_>, tenant: Tenan
     // would leave it, and a resume sees to it.
     let mut journey = Journey::new(context, vm, slots);
     let travel = AssertUnwindSafe(|| {
+        if let Some(why) = slots.take_given_up() {
+            return journey.end_given_up(why);
+        }
         loop {
             if let Some(end) = journey.run() {
                 return end;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use drover_engine::{Clock, Event, NoObserver, Phase, RunOutcome, VmState, cancel};
 use drover_mover::StopSignal;
 use drover_types::inventory::PowerState;
-use fakes::{PLAN, Trouble, Watch, World, enters, stop_at_wait, vm};
+use fakes::{PLAN, Trouble, Watch, World, enters, leaves, stop_at_wait, vm};
 
 /// How long guests take to shut down.
 const SHUTDOWN: Duration = Duration::from_secs(120);
@@ -128,6 +128,47 @@ fn a_guest_that_goes_down_after_the_next_run_ended_too_is_switched_on_when_cance
         assert!(given_up.left.is_empty(), "{mode}: {given_up:?}");
         assert_eq!(world.power("vm-on"), PowerState::On, "{mode}");
     }
+}
+
+/// A power state that cannot be seen is not one that is known.
+#[test]
+fn a_guest_that_goes_down_is_not_forgotten_because_a_look_fails() {
+    let world = killed(COLD, CLOSES[0], Trouble::DiesAfter);
+    let watch = Watch(|event: &Event| {
+        if enters(event, "on", Phase::Check) {
+            // The one that ends the run, and the one before it would switch on.
+            (0..2).for_each(|_| world.set_trouble("look", Trouble::Fails));
+        }
+    });
+    world.run_plan(PLAN, &world.resumed(), &watch, &StopSignal::default()).unwrap();
+    let row = world.row("vm-on");
+    assert_eq!((row.state, row.switched_off), (VmState::Failed, true), "{row:?}");
+    assert!(row.error.as_ref().unwrap().contains("should it go down yet"), "{row:?}");
+    // It removes snapshots, then looks whether the guest may go down.
+    world.set_trouble_at("look", 2, Trouble::Fails);
+    let left = cancel(PLAN, &world.store, &world, &world).unwrap().left;
+    assert!(left.len() == 1 && left[0].contains("cancel again after that"), "{left:?}");
+    assert!(world.row("vm-on").switched_off);
+    world.clock.sleep(SHUTDOWN);
+    assert_eq!(world.power("vm-on"), PowerState::Off);
+    let given_up = cancel(PLAN, &world.store, &world, &world).unwrap();
+    assert!(given_up.left.is_empty(), "{given_up:?}");
+    assert_eq!(world.power("vm-on"), PowerState::On);
+}
+
+#[test]
+fn a_guest_is_waited_for_although_looks_at_it_fail() {
+    let world = killed(COLD, CLOSES[0], Trouble::DiesAfter);
+    world.clock.sleep(Duration::from_secs(61));
+    let watch = Watch(|event: &Event| {
+        if leaves(event, "on", Phase::Check) {
+            (0..3).for_each(|_| world.set_trouble("look", Trouble::Fails));
+        }
+    });
+    let outcome = world.run_plan(PLAN, &world.resumed(), &watch, &StopSignal::default()).unwrap();
+    assert!(outcome.is_complete(), "{outcome:?}");
+    world.assert_arrived("after failed looks");
+    assert_eq!(world.calls("shut down"), 1);
 }
 
 #[test]

@@ -155,6 +155,17 @@ fn change_tracking_that_drover_switched_on_is_switched_off_again_and_what_was_on
     assert!(tracks(&cancelled));
     let given_up = cancel(PLAN, &cancelled.store, &cancelled, &cancelled).unwrap();
     assert_eq!((given_up.left.len(), given_up.notes.len(), tracks(&cancelled)), (0, 1, false));
+    // A plan that is begun anew forgets all but that it is still to be switched off.
+    let left_on = untracked("warm: {interval: 1h}");
+    stop_at_wait(&left_on, 2);
+    left_on.set_trouble("disable", Trouble::Fails);
+    cancel(PLAN, &left_on.store, &left_on, &left_on).unwrap();
+    assert!(tracks(&left_on));
+    let stop = StopSignal::default();
+    stop.stop();
+    left_on.run_until(&NoObserver, &stop);
+    let given_up = cancel(PLAN, &left_on.store, &left_on, &left_on).unwrap();
+    assert_eq!((given_up.left.len(), given_up.notes.len(), tracks(&left_on)), (0, 1, false));
 }
 
 #[test]

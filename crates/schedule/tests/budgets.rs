@@ -157,8 +157,8 @@ proptest! {
                 2 => {
                     held.of.remove(&id);
                     match scheduler.host_failed(id, now) {
-                        Some(at_ms) => scheduler.retry(id, at_ms, now),
-                        None => scheduler.finished(id, Ended::Failed, now),
+                        true => drop(scheduler.retry(id, now)),
+                        false => scheduler.finished(id, Ended::Failed, now),
                     }
                 }
                 3 => {

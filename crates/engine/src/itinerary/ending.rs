@@ -2,7 +2,7 @@
 //! told, from memory if need be.
 
 use drover_plan::PlannedVm;
-use drover_types::inventory::PowerState;
+use drover_types::inventory::{PowerState, Vm};
 
 use super::hooks::Ending;
 use super::source::{switch_on_again, switch_on_recorded};
@@ -167,6 +167,26 @@ impl Journey<'_> {
         self.record_and_tell(end, None)
     }
 
+    /// The end of a VM of which nobody knows how far it came: what is recorded of it stays as it is, for the next run.
+    pub(super) fn end_unknown(&self, why: &EngineError, error: &EngineError) -> VmEnd {
+        let mut text = format!("{}; how far it came is not known: {}", why.chain(), error.chain());
+        let (store, plan, id) = (self.context.store, self.context.plan, &self.planned.vm.id);
+        let unkept = store.add_event(plan, Some(id), None, "error", &text).err();
+        let standing = self.is_touched().then(|| self.standing());
+        if let Some(stands) = &standing {
+            text.push_str(&format!("; {}", stands.words()));
+        }
+        self.tell_vm_ended(VmEnd {
+            name: self.name(),
+            state: VmState::Failed,
+            cause: Some(why.cause()),
+            error: Some(text),
+            advice: why.advice(),
+            standing,
+            unkept,
+        })
+    }
+
     /// A guest wrote to the images, so that nothing of them may be gone on with. A warm one's are compared by its next run.
     fn give_up_copy(&self) -> Option<String> {
         if self.is_warm() {
@@ -231,10 +251,14 @@ impl Journey<'_> {
     /// switched off, so that the next run or cancelling sees to it.
     fn switch_on_again(&mut self) -> Vec<String> {
         let is_on = || self.look().is_ok_and(|now| now.power == PowerState::On);
-        let power = if self.may_go_down { self.look().ok().map(|now| now.power) } else { None };
-        if let Some(power) = power.filter(|power| *power != PowerState::Off) {
+        let stands = match self.may_go_down.then(|| self.look()) {
+            None | Some(Ok(Vm { power: PowerState::Off, .. })) => None,
+            Some(Ok(Vm { power: PowerState::On, .. })) => Some("runs".to_string()),
+            Some(Ok(_)) => Some("is not told to be off".into()),
+            Some(Err(error)) => Some(format!("may run ({})", error.chain())),
+        };
+        if let Some(stands) = stands {
             let name = &self.planned.vm.name;
-            let stands = if power == PowerState::On { "runs" } else { "is not told to be off" };
             return vec![format!(
                 "{name} {stands}; should it go down yet, because it was asked to, `drover cancel` switches it on again"
             )];
@@ -315,8 +339,8 @@ fn tell_vm_ended(context: &Context<'_>, end: VmEnd) -> VmEnd {
     end
 }
 
-/// The end of a VM that the schedule gave up before it began. Nothing of it is undone, for nothing was done.
-pub(crate) fn end_given_up(context: &Context<'_>, planned: &PlannedVm, why: &EngineError) -> VmEnd {
+/// The end of a VM that the schedule gave up, and that no run began. Nothing of it is undone, for nothing was done.
+pub(crate) fn end_untouched(context: &Context<'_>, planned: &PlannedVm, why: &EngineError) -> VmEnd {
     let end = VmEnd {
         name: planned.target_name.clone(),
         state: VmState::Failed,

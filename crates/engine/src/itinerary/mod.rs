@@ -22,7 +22,7 @@ use drover_schedule::Ended;
 use drover_types::inventory::Vm;
 
 use self::ending::Memory;
-pub(crate) use self::ending::end_given_up;
+pub(crate) use self::ending::end_untouched;
 pub(crate) use self::hooks::Outside;
 pub(crate) use self::source::{
     asked_down, check_recorded, has_begun, look, may_run_at_target, not_listed, remove_listed,
@@ -174,11 +174,9 @@ impl<'a> Journey<'a> {
         let reached = self.reached;
         let may_go_on = self.host_fails.load(Relaxed) && !is_told(error.cause()) && reached < Phase::Define;
         let may_go_on = may_go_on && !self.context.stop.is_set();
-        if let Some(at_ms) = may_go_on.then(|| self.slots.host_failed()).flatten()
-            // Something that could not be undone is told by its end, which tries once more.
-            && self.undo(reached).is_empty()
-        {
-            self.slots.retry(at_ms);
+        // Something that could not be undone is told by its end, which tries once more.
+        if may_go_on && self.slots.host_failed() && self.undo(reached).is_empty() {
+            let at_ms = self.slots.retry();
             self.note_retry(&error, at_ms);
             return None;
         }
@@ -203,9 +201,21 @@ impl<'a> Journey<'a> {
 
     /// Ends before its first phase. An earlier try left nothing.
     pub(crate) fn end_unbegun(&mut self, error: EngineError) -> VmEnd {
+        // What cannot be read is told as if it were there.
+        let row = self.context.store.vm(self.context.plan, &self.planned.vm.id).ok().flatten();
+        self.memory = row.as_ref().map(Memory::of).unwrap_or_default();
         let end = self.end_badly(error, Phase::Check);
         self.slots.finish(Ended::Failed);
         end
+    }
+
+    /// Ends without having begun in this run, although an earlier one left something of it: that is undone, and what has arrived
+    /// stays so. It holds no slots.
+    pub(crate) fn end_given_up(&mut self, why: EngineError) -> VmEnd {
+        match self.first_phase() {
+            Ok(first) => self.end_badly(why, first),
+            Err(error) => self.end_unknown(&why, &error),
+        }
     }
 
     fn run_phases(&mut self) -> Outcome<()> {

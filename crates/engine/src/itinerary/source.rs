@@ -33,12 +33,17 @@ impl Journey<'_> {
         let clock = self.context.clock;
         let until_ms = clock.now_ms() + self.time_to_go_down()?.as_millis() as i64;
         loop {
-            let power = self.look()?.power;
-            if power == PowerState::Off {
-                self.may_go_down = false;
-            }
-            if power != PowerState::On || clock.now_ms() >= until_ms {
-                return Ok(power == PowerState::On);
+            let now = self.look();
+            let is_over = clock.now_ms() >= until_ms;
+            match now {
+                Ok(now) if now.power == PowerState::On && !is_over => {}
+                Ok(now) => {
+                    self.may_go_down &= now.power != PowerState::Off;
+                    return Ok(now.power == PowerState::On);
+                }
+                Err(error) if is_over => return Err(error),
+                // A guest that goes down is not left for one look that fails.
+                Err(_) => {}
             }
             if self.context.stop.is_set() {
                 return Err(EngineError::Cancelled);

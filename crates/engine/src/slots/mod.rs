@@ -55,6 +55,10 @@ struct One {
     admitted: Option<usize>,
     /// Whether it has a thread.
     has_begun: bool,
+    /// An earlier run left something of it, which has to be seen to also if it does not begin in this one.
+    is_left: bool,
+    /// Why it does not begin, if it has a thread only to see to what was left.
+    given_up: Option<EngineError>,
     /// Its slot among those that processes share.
     claim: Option<Claim>,
 }
@@ -62,17 +66,17 @@ struct One {
 /// A run.
 #[derive(Default)]
 struct Run {
-    /// VMs that are admitted and have no thread yet.
+    /// VMs that are to have a thread.
     ready: VecDeque<JobId>,
     /// VMs that have none.
     not_begun: BTreeSet<JobId>,
     /// Threads that are not over.
     threads: usize,
-    /// VMs that were never admitted, and are still to be told.
+    /// VMs that nothing was done with, and that are still to be told.
     given_up: Vec<GivenUp>,
 }
 
-/// A VM of a run that never began.
+/// A VM that never began, in no run.
 pub(crate) struct GivenUp {
     /// Its place in its run.
     pub(crate) at: usize,
@@ -155,7 +159,9 @@ impl Schedule {
         let ids = state.scheduler.add(tenant, jobs, now(clock));
         let one = |(at, (vm, id)): (usize, (&&PlannedVm, &JobId))| {
             let host = key_of(site, &vm.vm.host_id);
-            (*id, One { tenant, at, host, admitted: None, has_begun: false, claim: None })
+            let is_left = left.get(vm.vm.id.as_str()).is_some_and(|row| row.is_begun());
+            let (admitted, has_begun, given_up, claim) = (None, false, None, None);
+            (*id, One { tenant, at, host, admitted, has_begun, is_left, given_up, claim })
         };
         state.vms.extend(vms.iter().zip(&ids).enumerate().map(one));
         state.runs.insert(tenant, Run { not_begun: ids.into_iter().collect(), ..Run::default() });
@@ -292,8 +298,14 @@ impl State {
             changed = true;
             let Some(one) = self.vms.get(&id) else { continue };
             let why = self.never_begins(one, ended, self.scheduler.stopped_by(id));
-            let Some(run) = self.runs.get_mut(&one.tenant) else { continue };
-            if run.not_begun.remove(&id) {
+            let tenant = one.tenant;
+            let (Some(one), Some(run)) = (self.vms.get_mut(&id), self.runs.get_mut(&tenant)) else {
+                continue;
+            };
+            if run.not_begun.contains(&id) && one.is_left {
+                one.given_up = Some(why);
+                run.ready.push_back(id);
+            } else if run.not_begun.remove(&id) {
                 run.given_up.push(GivenUp { at: one.at, why });
             }
         }
@@ -398,29 +410,35 @@ pub(crate) struct Slots<'a> {
 }
 
 impl Slots<'_> {
+    /// Why the VM does not begin in this run, if it does not: only what an earlier one left of it is to be seen to.
+    pub(crate) fn take_given_up(&self) -> Option<EngineError> {
+        self.schedule.lock().vms.get_mut(&self.id).and_then(|one| one.given_up.take())
+    }
+
     /// The VM is over. What it still held goes to others.
     pub(crate) fn finish(&self, ended: Ended) {
         self.schedule.lock().end(self.id, ended, now(self.clock));
         self.schedule.changed.notify_all();
     }
 
-    /// The VM failed because of its host. Gives when it is tried again, if it is; until then it holds what it held.
-    pub(crate) fn host_failed(&self) -> Option<u64> {
+    /// The VM failed because of its host. Gives whether it is tried again; until then it holds what it held.
+    pub(crate) fn host_failed(&self) -> bool {
         let mut state = self.schedule.lock();
-        let is_running = state.scheduler.is_running(self.id);
-        let again = is_running.then(|| state.scheduler.host_failed(self.id, now(self.clock))).flatten();
+        let again =
+            state.scheduler.is_running(self.id) && state.scheduler.host_failed(self.id, now(self.clock));
         drop(state);
         self.schedule.changed.notify_all();
         again
     }
 
-    /// What failed because of its host is undone. [`Slots::take`] waits until it is tried again.
-    pub(crate) fn retry(&self, at_ms: u64) {
+    /// What failed because of its host is undone. Gives when it is tried again; [`Slots::take`] waits for that.
+    pub(crate) fn retry(&self) -> u64 {
         let mut state = self.schedule.lock();
         state.let_out(self.id);
-        state.scheduler.retry(self.id, at_ms, now(self.clock));
+        let at_ms = state.scheduler.retry(self.id, now(self.clock));
         drop(state);
         self.schedule.changed.notify_all();
+        at_ms
     }
 
     /// Disks that may be open at once.

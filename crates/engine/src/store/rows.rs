@@ -107,6 +107,14 @@ pub struct VmRow {
     pub ended_ms: Option<i64>,
 }
 
+impl VmRow {
+    /// Whether a run did anything with it that was not given up since.
+    pub(crate) fn is_begun(&self) -> bool {
+        let was_touched = self.phase.is_some() || self.switched_off || self.snapshot.is_some();
+        self.state != VmState::Cancelled && (was_touched || self.state.has_arrived())
+    }
+}
+
 /// A disk in the store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DiskRow {

@@ -188,7 +188,7 @@ impl Scheduler {
             return Room::NotInAll;
         }
         let done = vec![false; entry.job.disks.len()];
-        Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done })
+        Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done, has_told: false })
     }
 
     fn admit(&mut self, id: JobId, held: Held, now_ms: u64) -> Admission {

@@ -151,7 +151,9 @@ impl Scheduler {
         let host = &mut self.hosts[entry.host];
         host.vms -= 1;
         host.disks -= held.at_host;
-        host.breaker.told_nothing(now_ms);
+        if !held.has_told {
+            host.breaker.told_nothing(now_ms);
+        }
         self.release_affinity(id, now_ms);
     }
 
@@ -195,40 +197,44 @@ impl Scheduler {
         }
     }
 
-    /// A running job failed because of its host. Gives when it is tried again, in milliseconds; `None` if it is over: the host
-    /// has not failed others in a row, so it may be the VM, or the job was tried often enough, or the host is given up. It keeps
-    /// what it holds until all is undone: then comes [`Scheduler::retry`], or its end.
+    /// A running job failed because of its host. Gives whether it is tried again; it is over if the host has not failed others in
+    /// a row, so it may be the VM, or the job was tried often enough, or the host is given up. It keeps what it holds until all is
+    /// undone: then comes [`Scheduler::retry`], or its end.
     ///
     /// # Panics
     /// If it does not run.
-    pub fn host_failed(&mut self, id: JobId, now_ms: u64) -> Option<u64> {
+    pub fn host_failed(&mut self, id: JobId, now_ms: u64) -> bool {
         assert!(self.is_running(id), "job {} failed because of its host but does not run", id.0);
         let entry = self.jobs.get_mut(&id).expect("a job that failed is known");
         entry.retries += 1;
         let (host, retries) = (entry.host, entry.retries);
-        let Host { breaker, name, .. } = &mut self.hosts[host];
+        if let State::Running(held) = &mut entry.state {
+            held.has_told = true;
+        }
+        let breaker = &mut self.hosts[host].breaker;
         breaker.failed(now_ms);
         let is_given_up = breaker.permit(now_ms) == Permit::Never;
-        if retries <= RETRIES_MAX && breaker.is_open() && !is_given_up {
-            let mut random = Random::of(self.budgets.seed ^ id.0, name);
-            return Some(now_ms.saturating_add(backoff_ms(retries - 1, &mut random)));
-        }
+        let is_open = breaker.is_open();
         if is_given_up {
             self.give_up_host(host, now_ms);
         }
         self.check_invariants();
-        None
+        retries <= RETRIES_MAX && is_open && !is_given_up
     }
 
-    /// A running job that failed because of its host gives back what it holds, and is tried again at this time.
+    /// A running job that failed because of its host gives back what it holds. Gives when it is tried again, in milliseconds.
     ///
     /// # Panics
     /// If it does not run.
-    pub fn retry(&mut self, id: JobId, at_ms: u64, now_ms: u64) {
+    pub fn retry(&mut self, id: JobId, now_ms: u64) -> u64 {
         self.give_back(id, "tried again", now_ms);
         self.takes_back(id);
+        let entry = &self.jobs[&id];
+        let mut random = Random::of(self.budgets.seed ^ id.0, &self.hosts[entry.host].name);
+        let at_ms = now_ms.saturating_add(backoff_ms(entry.retries.saturating_sub(1), &mut random));
         self.put_aside(id, Hold::For(Aside::Retry(at_ms)), now_ms);
         self.check_invariants();
+        at_ms
     }
 
     /// Gives up all jobs of a host that wait.

@@ -29,11 +29,11 @@ fn admitted(scheduler: &mut Scheduler) -> Vec<u64> {
 fn fails(scheduler: &mut Scheduler, id: u64, now_ms: u64) -> Option<u64> {
     let again = scheduler.host_failed(JobId(id), now_ms);
     assert!(scheduler.is_running(JobId(id)), "it holds its slots until it is undone");
-    match again {
-        Some(at_ms) => scheduler.retry(JobId(id), at_ms, now_ms),
-        None => scheduler.finished(JobId(id), Ended::Failed, now_ms),
+    if again {
+        return Some(scheduler.retry(JobId(id), now_ms));
     }
-    again
+    scheduler.finished(JobId(id), Ended::Failed, now_ms);
+    None
 }
 
 fn arrive(scheduler: &mut Scheduler, id: u64) {
@@ -304,6 +304,31 @@ fn a_host_that_fails_is_left_alone_while_others_go_on_and_given_up_in_the_end() 
     assert!(scheduler.take_given_up().iter().all(|(_, ended)| *ended == Ended::HostFailed));
     let quarantine = scheduler.quarantine(&["a", "b"].into());
     assert_eq!((quarantine.len(), quarantine[0].host.as_str(), quarantine[0].is_open), (1, "a", true));
+}
+
+#[test]
+fn the_end_of_one_that_failed_before_lets_no_second_one_be_tried() {
+    for tried_again in [true, false] {
+        let mut scheduler = of(&vec![job("a", 1, 9, 0); 8], 6, 20);
+        let first = admitted(&mut scheduler);
+        let failed: Vec<bool> = first[..3].iter().map(|id| scheduler.host_failed(JobId(*id), 0)).collect();
+        assert_eq!(failed, [false, false, true]);
+        first[3..].iter().for_each(|id| scheduler.requeue(JobId(*id), 0));
+        let now = BACKOFF_MS_MAX;
+        let tried = admitted_at(&mut scheduler, now);
+        assert_eq!(tried.len(), 1, "one shows whether the host works again");
+        for id in &first[..2] {
+            scheduler.finished(JobId(*id), Ended::Failed, now);
+        }
+        match tried_again {
+            true => assert!(scheduler.retry(JobId(first[2]), now) > now, "it waits from when it is undone"),
+            false => scheduler.finished(JobId(first[2]), Ended::Failed, now),
+        }
+        assert_eq!(admitted_at(&mut scheduler, now), [0; 0], "another is tried beside the first");
+        // The first one says how it stands with the host.
+        assert!(scheduler.host_failed(JobId(tried[0]), now) && scheduler.hosts[0].breaker.failures() == 4);
+        assert_eq!(admitted_at(&mut scheduler, now), [0; 0]);
+    }
 }
 
 #[test]
