@@ -339,6 +339,7 @@ pub fn give_up(row: PlanRow, store: &Store, state: Option<&Path>) -> Result<Give
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use drover_engine::Store;
 
