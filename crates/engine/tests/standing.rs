@@ -290,8 +290,8 @@ fn a_failed_vm_whose_snapshot_is_no_longer_told_of_says_so() {
 
 #[test]
 fn a_snapshot_whose_making_was_not_answered_and_that_is_not_listed_is_told_once() {
-    let cases: [(&str, fn() -> World); 2] =
-        [("create snapshot", || one("start: true")), ("freeze", World::warm_auto)];
+    type Make = fn() -> World;
+    let cases: [(&str, Make); 2] = [("create snapshot", || one("start: true")), ("freeze", World::warm_auto)];
     for (call, make) in cases {
         // The last one, for which the guest went down.
         let (_, nth) = every_call(make, &[call]).pop().unwrap();
