@@ -139,7 +139,9 @@ fn a_finding_is_a_failed_test() {
 }
 
 macro_rules! replayed {
-    ($($target:ident)*) => {$(
+    ($($target:ident)*) => {
+        const REPLAYED: &[&str] = &[$(stringify!($target)),*];
+        $(
         #[test]
         fn $target() {
             replay(stringify!($target));
@@ -147,9 +149,19 @@ macro_rules! replayed {
     )*};
 }
 
+#[test]
+fn each_target_is_replayed() {
+    let files = std::fs::read_dir(drover_lab::workspace().join("fuzz/targets")).unwrap();
+    let mut names: Vec<String> =
+        files.map(|file| file.unwrap().path().file_stem().unwrap().to_str().unwrap().to_string()).collect();
+    names.sort();
+    assert_eq!(names, REPLAYED);
+    assert_eq!(names, TARGETS.map(|(name, _)| name));
+}
+
 replayed! {
     agent_client agent_messages
-    http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk journal link_frames link_greeting link_peer
-    nbd_client nbd_list nbd_replies nbd_server nbd_uri nfc_frames nfc_handshake plan relay_texts report sftp
+    http_head image_ova image_qcow2 image_vhd image_vhdx image_vmdk inspect_disk inspect_initramfs journal link_frames
+    link_greeting link_peer nbd_client nbd_list nbd_replies nbd_server nbd_uri nfc_frames nfc_handshake plan relay_texts report sftp
     stream_pieces
 }
