@@ -43,6 +43,8 @@ type faults struct {
 	mu    sync.Mutex
 	list  []*FaultOrder
 	ended chan struct{} // closed when faults are cleared
+
+	struck atomic.Int64
 }
 
 // Order puts a fault in place.
@@ -113,6 +115,7 @@ func (c *conn) faultIn(stage string, area extent) *FaultOrder {
 			f.ended = make(chan struct{})
 		}
 		c.cleared = f.ended // Taken here, so that no clearing after this can be missed.
+		f.struck.Add(1)
 		return order
 	}
 	return nil

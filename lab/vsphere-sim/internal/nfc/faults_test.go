@@ -47,8 +47,12 @@ func TestOrderedFaultsReachTheClientOnceAndTheNextTryWorks(t *testing.T) {
 		{`{"at":"read","do":"lie","text":"codec"}`, "broken"},
 	} {
 		service := []string{"vpxa-nfc", "vpxa-nfcssl"}[i%2] // Handshakes take time, so one of them is enough.
+		struck := l.server.Stats().FaultsStruck
 		l.order(one.order)
 		err := l.copyOnce(service)
+		if now := l.server.Stats().FaultsStruck; now != struck+1 {
+			t.Errorf("%s, %s: %d faults struck", service, one.order, now-struck)
+		}
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 			err = errors.New(ended)
 		}

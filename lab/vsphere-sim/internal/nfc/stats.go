@@ -33,6 +33,7 @@ type Stats struct {
 	TicketsIssued int64                `json:"tickets_issued"`
 	TicketsUsed   int64                `json:"tickets_used"`
 	TicketsBad    int64                `json:"tickets_bad"`
+	FaultsStruck  int64                `json:"faults_struck"`
 	Hosts         map[string]HostStats `json:"hosts"`
 }
 
@@ -42,6 +43,7 @@ func (s *Server) Stats() Stats {
 	s.tickets.mu.Lock()
 	out.TicketsIssued, out.TicketsUsed, out.TicketsBad = s.tickets.issued, s.tickets.spent, s.tickets.bad
 	s.tickets.mu.Unlock()
+	out.FaultsStruck = s.faults.struck.Load()
 	addresses := s.Addresses()
 	hosts, _ := s.each("")
 	for _, h := range hosts {
@@ -72,6 +74,7 @@ func (s *Server) ResetStats() {
 	s.tickets.mu.Lock()
 	s.tickets.issued, s.tickets.spent, s.tickets.bad = 0, 0, 0
 	s.tickets.mu.Unlock()
+	s.faults.struck.Store(0)
 	hosts, _ := s.each("")
 	for _, h := range hosts {
 		h.total.Store(0)

@@ -2,7 +2,9 @@ package nfc
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,6 +89,13 @@ func (s *Server) Issue(grant Grant, preferred []string) (Ticket, error) {
 		Grant: grant, host: h, until: now.Add(time.Duration(b.TicketLifeMS) * time.Millisecond), reusable: b.TicketReusable,
 	}
 	return out, nil
+}
+
+// IDs are the session ids of all tickets that are not too old, used or not.
+func (s *Server) IDs() []string {
+	s.tickets.mu.Lock()
+	defer s.tickets.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.tickets.byID))
 }
 
 // address is the first of preferred that the host listens on, else its first one.

@@ -199,5 +199,6 @@ func (s *Sim) nfcMux(mux *http.ServeMux) {
 	mux.HandleFunc("POST /nfc/tickets/expire", control(func(struct{}) (any, error) {
 		return map[string]int{"expired": s.nfc.ExpireTickets()}, nil
 	}))
+	mux.HandleFunc("GET /nfc/tickets", func(w http.ResponseWriter, _ *http.Request) { reply(w, s.nfc.IDs()) })
 	mux.HandleFunc("GET /nfc/stats", func(w http.ResponseWriter, _ *http.Request) { reply(w, s.nfc.Stats()) })
 }
