@@ -1,6 +1,6 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -157,7 +157,8 @@ pub struct NfcDisk {
     way: Way,
     ledger: Ledger,
     facts: Arc<Facts>,
-    uuid: Option<String>,
+    /// As the host told it first.
+    uuid: OnceLock<String>,
     control: Mutex<Arc<Slot>>,
     /// Bytes of buffers that are asked for at most: less after the host refused some.
     most: Mutex<u64>,
@@ -224,7 +225,7 @@ impl NfcDisk {
             way,
             ledger,
             facts,
-            uuid: made.uuid,
+            uuid: made.uuid.map_or_else(OnceLock::new, OnceLock::from),
             control: Mutex::new(slot),
             state: Mutex::new(state),
             map: Mutex::default(),
@@ -271,10 +272,14 @@ impl NfcDisk {
         let made =
             make(&self.options, &self.way, &self.ledger, self.facts.tickets.as_ref(), most).map_err(op)?;
         let size = made.session.opened.capacity;
-        if size != self.facts.size || made.uuid != self.uuid {
+        // A uuid that was not told, now or before, says nothing.
+        let uuid = made.uuid.as_ref().map(|uuid| (uuid, self.uuid.get_or_init(|| uuid.clone())));
+        if size != self.facts.size || uuid.is_some_and(|(now, before)| now != before) {
             let text = format!(
                 "it was connected to anew and is another disk: {size} bytes and uuid {:?}, before {} and {:?}",
-                made.uuid, self.facts.size, self.uuid
+                made.uuid,
+                self.facts.size,
+                self.uuid.get()
             );
             return Err(op(NfcError::new(NfcErrorKind::Protocol, "opening it again", text)));
         }

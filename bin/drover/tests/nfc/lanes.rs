@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drover_disk::Disk;
 use drover_disk::conformance::{check_reader, check_writer};
+use drover_disk::{Buffer, Disk, DiskError, DiskErrorKind, Request, Work};
 use drover_http::{Thumbprint, Trust};
 use drover_nfc::{
     Codec, CodecWish, Ledger, NfcDisk, NfcError, NfcErrorKind, NfcOptions, Rustls, Ticket, Tickets,
 };
+use drover_types::ByteSpan;
 use drover_types::inventory::Vm;
 use drover_vsphere::{NfcAccess, Session};
 use serde_json::json;
@@ -75,6 +76,80 @@ fn its_lanes_do_what_every_backend_must() {
         check_reader(&disk, &expected);
         assert!(disk.database("uuid").is_ok() && disk.database("no-such-key").unwrap().is_none());
     }
+}
+
+/// Reads a block by a lane of its own.
+fn read_block(disk: &dyn Disk) -> Result<(), DiskError> {
+    let mut lane = disk.open_lane()?;
+    lane.submit(Request {
+        id: 0,
+        span: ByteSpan::new(0, MIB),
+        work: Work::Read(Buffer::zeroed(MIB as usize)),
+    });
+    lane.complete().unwrap().result
+}
+
+/// Reads after a cut: a connection whose end is not noticed yet fails a request first.
+fn read_again(disk: &dyn Disk) -> Result<(), DiskError> {
+    match read_block(disk) {
+        Err(error) if error.kind == DiskErrorKind::Transient => read_block(disk),
+        done => done,
+    }
+}
+
+#[test]
+fn a_disk_that_became_another_is_not_read_on() {
+    let Some(stage) = Stage::new(152, |folder| vec![vm("one", &[&disk_file(folder, "a", 4 * MIB)])]) else {
+        return;
+    };
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let orders = [
+        ("another uuid", "/nfc/fault", json!({"at": "ddb_get", "do": "flip"})),
+        ("another size", "/disk/grow", json!({"vm": "one", "disk": 0, "capacity": "8MiB"})),
+    ];
+    for (what, path, order) in orders {
+        let disk = open(&stage, &session, &vm, 0, NfcAccess::Read, Codec::None);
+        read_block(&disk).unwrap();
+        stage.sim.post("/nfc/cut", json!({"vm": "one"})).unwrap();
+        read_again(&disk).unwrap();
+        stage.sim.post(path, order).unwrap();
+        stage.sim.post("/nfc/cut", json!({"vm": "one"})).unwrap();
+        let error = read_again(&disk).unwrap_err();
+        assert_eq!(error.kind, DiskErrorKind::Corrupt, "{what}: {error}");
+        let why = error.source.to_string();
+        assert!(why.contains("another disk"), "{what}: {why}");
+    }
+}
+
+#[test]
+fn a_uuid_that_a_host_did_not_tell_once_is_no_other_disk() {
+    let Some(stage) = Stage::new(153, |folder| vec![vm("one", &[&disk_file(folder, "a", 4 * MIB)])]) else {
+        return;
+    };
+    let session = stage.somebody();
+    let vm = only_vm(&session);
+    let refuse_uuid = || {
+        let order = json!({"at": "ddb_get", "do": "error", "code": 7, "text": "no such key"});
+        stage.sim.post("/nfc/fault", order).unwrap();
+    };
+    let cut = || stage.sim.post("/nfc/cut", json!({"vm": "one"})).unwrap();
+    refuse_uuid();
+    let disk = open(&stage, &session, &vm, 0, NfcAccess::Read, Codec::None);
+    assert!(disk.state().notes.iter().any(|note| note.contains("uuid")), "{:?}", disk.state().notes);
+    cut();
+    read_again(&disk).unwrap();
+    // Told by now, then not, then told again.
+    refuse_uuid();
+    for _ in 0..2 {
+        cut();
+        read_again(&disk).unwrap();
+    }
+    assert_eq!(disk.state().reconnects, 3);
+    // Nor does what was told late go unheeded.
+    stage.sim.post("/nfc/fault", json!({"at": "ddb_get", "do": "flip"})).unwrap();
+    cut();
+    assert_eq!(read_again(&disk).unwrap_err().kind, DiskErrorKind::Corrupt);
 }
 
 #[test]
