@@ -208,7 +208,7 @@ impl Tickets for TicketsOf {
 fn provider_error(error: NfcError) -> ProviderError {
     let cause = match error.kind {
         NfcErrorKind::Permission | NfcErrorKind::Ticket => Cause::Access,
-        NfcErrorKind::Certificate | NfcErrorKind::Connection => Cause::Connection,
+        NfcErrorKind::Certificate | NfcErrorKind::Connection | NfcErrorKind::Unreachable => Cause::Connection,
         _ => Cause::Source,
     };
     let mut wrapped = ProviderError::new(cause, format!("NFC: {error}"));

@@ -118,7 +118,7 @@ fn authd(way: &Way, ticket: &Ticket) -> Result<(Stream, Option<&'static str>), N
     }
     let address = Address::Tcp(ticket.host.clone(), ticket.port);
     let socket = Socket::connect(&address, CONNECT_LIMIT.min(way.timeout))
-        .map_err(|error| NfcError { kind: NfcErrorKind::Connection, ..NfcError::io(op, &error) })?;
+        .map_err(|error| NfcError { kind: NfcErrorKind::Unreachable, ..NfcError::io(op, &error) })?;
     talk(way, ticket, socket)
 }
 
@@ -126,7 +126,7 @@ fn authd(way: &Way, ticket: &Ticket) -> Result<(Stream, Option<&'static str>), N
 pub fn talk(way: &Way, ticket: &Ticket, socket: Socket) -> Result<(Stream, Option<&'static str>), NfcError> {
     let limit = CONNECT_LIMIT.max(way.timeout);
     let mut stream = Stream::Plain(socket);
-    let line = receive_line(&mut stream, "greeting", limit)?;
+    let line = receive_line(&mut stream, "greeting", limit).map_err(NfcError::before_ticket)?;
     trace(way, &format!("<- {line}"));
     let greeting = Greeting::parse(&line)?;
     if way.encrypted && !greeting.nfcssl {
@@ -138,7 +138,7 @@ pub fn talk(way: &Way, ticket: &Ticket, socket: Socket) -> Result<(Stream, Optio
             stream.into_socket().map_err(|error| NfcError::io("taking the connection over", &error))?;
         way.tls.start(socket, &ticket.host, &ticket.trust, limit)
     };
-    let mut stream = start(stream)?;
+    let mut stream = start(stream).map_err(NfcError::before_ticket)?;
     send(&mut stream, "SESSION", &format!("SESSION {}\r\n", ticket.session.reveal()), limit)?;
     ask(way, &mut stream, "BANNER ", "220", limit)?;
     let tag = (greeting.sha256 && !way.no_tag).then_some(TAG);

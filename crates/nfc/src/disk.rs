@@ -8,7 +8,7 @@ use drover_disk::{Disk, DiskError, DiskErrorKind, DiskOp, Features, Lane, Limits
 use drover_http::ExtentSource;
 use drover_types::{ByteSpan, Bytes, Extent};
 
-use crate::budget::{Grant, Ledger};
+use crate::budget::{Buffers, Grant, Ledger};
 use crate::choice::{Choice, CodecWish};
 use crate::codec::Codec;
 use crate::connect::{OPEN_SESSION, Session, Ticket, Tickets, Way, connect};
@@ -369,6 +369,22 @@ fn ddb_get(connection: &mut Connection, key: &str) -> Result<Option<String>, Nfc
     Ok(Some(drover_stream::printable(text.trim_end_matches('\0'))).filter(|text| !text.is_empty()))
 }
 
+/// A session with the open disk, and what the host says of its uuid.
+fn connect_and_ask(
+    options: &NfcOptions,
+    way: &Way,
+    ticket: &Ticket,
+    buffers: Buffers,
+) -> Result<(Session, Result<Option<String>, NfcError>), NfcError> {
+    let mut session = connect(way, ticket, buffers, &options.path, options.writable)?;
+    let uuid = ddb_get(&mut session.connection, "uuid");
+    if session.connection.is_broken() {
+        let why = "the host ended the connection when it was asked for the disk's uuid";
+        return Err(NfcError::new(NfcErrorKind::Connection, format!("opening {}", options.path), why));
+    }
+    Ok((session, uuid))
+}
+
 /// Makes a connection with the largest buffers that the budget has and the host takes.
 fn make(
     options: &NfcOptions,
@@ -395,32 +411,24 @@ fn make(
         // The ticket may have died meanwhile.
         let ticket = if grant.waited { tickets.ticket()? } else { ticket };
         let buffers = grant.buffers;
-        let error = match connect(&way, &ticket, buffers, &options.path, options.writable) {
-            Ok(mut session) => {
-                let uuid = match ddb_get(&mut session.connection, "uuid") {
-                    Ok(uuid) => uuid,
-                    Err(error) => {
-                        notes.push(format!("the host does not tell the disk's uuid ({error})"));
-                        None
-                    }
-                };
-                if session.connection.is_broken() {
-                    let why = "the host ended the connection when it was asked for the disk's uuid";
-                    return Err(NfcError::new(
-                        NfcErrorKind::Connection,
-                        format!("opening {}", options.path),
-                        why,
-                    ));
-                }
+        let error = match connect_and_ask(options, &way, &ticket, buffers) {
+            Ok((session, uuid)) => {
+                let uuid = uuid.unwrap_or_else(|error| {
+                    notes.push(format!("the host does not tell the disk's uuid ({error})"));
+                    None
+                });
                 return Ok(Made { session, grant, uuid, ticket, notes });
             }
             Err(error) => error,
         };
         drop(grant);
-        let passes = error.kind == NfcErrorKind::Locked
-            || error.kind == NfcErrorKind::Memory && buffers.smaller().is_none();
+        let passes = match error.kind {
+            // What others hold they give back in time, and a service that restarts (vpxa) is there again soon.
+            NfcErrorKind::Locked | NfcErrorKind::Connection => true,
+            NfcErrorKind::Memory => buffers.smaller().is_none(),
+            _ => false,
+        };
         if passes && Instant::now() < until {
-            // What others hold they give back in time.
             thread::sleep(PAUSE);
             continue;
         }

@@ -42,6 +42,8 @@ pub enum NfcErrorKind {
     Protocol,
     /// The connection failed: another one may do.
     Connection,
+    /// There was no connection, or it failed before the ticket was shown: a firewall does that, no service that restarts.
+    Unreachable,
 }
 
 /// Codes of hosts.
@@ -103,6 +105,14 @@ impl NfcError {
         }
     }
 
+    /// The same where no ticket was shown yet.
+    pub(crate) fn before_ticket(self) -> NfcError {
+        match self.kind {
+            NfcErrorKind::Connection => NfcError { kind: NfcErrorKind::Unreachable, ..self },
+            _ => self,
+        }
+    }
+
     /// What an operator may try.
     pub fn advice(&self) -> Option<&'static str> {
         Some(match self.kind {
@@ -120,7 +130,9 @@ impl NfcError {
             NfcErrorKind::Permission => {
                 "the account needs VirtualMachine.Provisioning.GetVmFiles or DiskRandomRead on the VM"
             }
-            NfcErrorKind::Connection => "TCP port 902 of the host must be reachable from here",
+            NfcErrorKind::Connection | NfcErrorKind::Unreachable => {
+                "TCP port 902 of the host must be reachable from here"
+            }
             NfcErrorKind::Unsupported
             | NfcErrorKind::Refused
             | NfcErrorKind::Tag
@@ -138,6 +150,7 @@ impl NfcError {
             | NfcErrorKind::Memory
             | NfcErrorKind::Locked
             | NfcErrorKind::Connection
+            | NfcErrorKind::Unreachable
             | NfcErrorKind::Tag => DiskErrorKind::Transient,
             NfcErrorKind::Certificate | NfcErrorKind::Permission => DiskErrorKind::Denied,
             NfcErrorKind::Live | NfcErrorKind::Refused => DiskErrorKind::Failed,

@@ -40,6 +40,11 @@ fn counted(stage: &Stage, host: &str, service: &str, key: &str) -> u64 {
     stats["hosts"][host]["services"][service][key].as_u64().unwrap_or_else(|| panic!("{key} in {stats:#}"))
 }
 
+/// How many ordered faults struck so far.
+fn struck(stage: &Stage) -> u64 {
+    stage.sim.get("/nfc/stats").unwrap()["faults_struck"].as_u64().unwrap()
+}
+
 fn note(stage: &Stage, plan: &str) -> String {
     stage.report(plan)["vms"][0]["disks"][0]["details"]["note"].to_string()
 }
@@ -139,9 +144,14 @@ fn hosts_of_all_kinds_are_read() {
         stage.sim.post("/nfc/reset", json!({})).unwrap();
         stage.sim.post("/nfc/set", host.clone()).unwrap();
         let name = format!("kind{number}");
-        let output = stage.run(&["migrate", &plan(&stage, &name, keys, &[])]);
+        let plan = plan(&stage, &name, keys, &[]);
+        let output = stage.run(&["migrate", &plan]);
         assert_eq!(output.code, Some(0), "{host} {keys}: {}{}", output.out, output.err);
         assert_equal(&stage, &name, "one", 0, &stage.path("a"));
+        if !host["buffer_bytes_max"].is_null() {
+            let note = note(&stage, &plan);
+            assert!(note.contains("the host refuses buffers of") && note.contains("64 KiB"), "{note}");
+        }
     }
 }
 
@@ -225,6 +235,9 @@ fn check_reads_a_disk_and_its_trace_holds_neither_data_nor_tickets() {
     assert!(told["bytes"].as_u64().unwrap() > 0 && told["budget"]["disks"] == 1, "{told}");
     let text = std::fs::read_to_string(&trace).unwrap();
     assert!(text.contains("-> type=4 ") && text.contains("<- type=7 "), "{text}");
+    let tickets = stage.sim.get("/nfc/tickets").unwrap();
+    let tickets = tickets.as_array().unwrap();
+    assert!(tickets.iter().all(|id| !text.contains(id.as_str().unwrap())) && !tickets.is_empty(), "{text}");
     assert!(!text.contains("SESSION"), "{text}");
     // Heads of 44 bytes: a line with data would be far longer.
     assert!(text.lines().all(|line| line.len() < 300), "{text}");
