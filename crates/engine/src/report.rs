@@ -1,5 +1,6 @@
 //! The report of a plan as data; the program renders it as text, JSON or a web page.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use drover_mover::Attribution;
@@ -139,7 +140,14 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
     let events = store.events(name)?;
     let rows = store.vms(name)?;
     let waves = wave_reports(store, &plan, &rows);
-    let mut vms: Vec<VmReport> = rows.into_iter().map(|row| vm_report(row, &disks, &events)).collect();
+    let (mut disks_of, mut events_of) =
+        (by_vm(&disks, |it| Some(&it.vm)), by_vm(&events, |it| it.vm.as_ref()));
+    let report = |row: VmRow| {
+        let disks = disks_of.remove(row.id.as_str()).unwrap_or_default();
+        let events = events_of.remove(row.id.as_str()).unwrap_or_default();
+        vm_report(row, &disks, &events)
+    };
+    let mut vms: Vec<VmReport> = rows.into_iter().map(report).collect();
     for vm in &mut vms {
         vm.warm = warm_report(store, name, &vm.row)?;
         vm.hooks = store.hooks_of(name, &vm.row.id)?;
@@ -161,15 +169,25 @@ pub fn plan_report(store: &Store, name: &str) -> Result<Option<PlanReport>, Stor
 /// If the store cannot be read.
 pub fn vm_details(store: &Store, plan: &str, row: VmRow) -> Result<VmReport, StoreError> {
     let warm = warm_report(store, plan, &row)?;
-    let events = store.events_of(plan, &row.id)?;
+    let (disks, events) = (store.disks_of(plan, &row.id)?, store.events_of(plan, &row.id)?);
     let hooks = store.hooks_of(plan, &row.id)?;
     let rehearsals = store.rehearsals_of(plan, &row.id)?;
-    Ok(VmReport { warm, hooks, rehearsals, ..vm_report(row, &store.disks(plan)?, &events) })
+    let (disks, events): (Vec<_>, Vec<_>) = (disks.iter().collect(), events.iter().collect());
+    Ok(VmReport { warm, hooks, rehearsals, ..vm_report(row, &disks, &events) })
 }
 
-fn vm_report(row: VmRow, disks: &[DiskRow], events: &[EventRow]) -> VmReport {
-    let disks = disks.iter().filter(|disk| disk.vm == row.id).map(disk_report).collect();
-    let phases = phase_times(events.iter().filter(|event| event.vm.as_ref() == Some(&row.id)));
+/// Rows by the id of their VM.
+fn by_vm<T>(rows: &[T], vm: impl Fn(&T) -> Option<&String>) -> HashMap<&str, Vec<&T>> {
+    let mut found: HashMap<&str, Vec<&T>> = HashMap::new();
+    rows.iter()
+        .filter_map(|row| Some((vm(row)?, row)))
+        .for_each(|(vm, row)| found.entry(vm).or_default().push(row));
+    found
+}
+
+fn vm_report(row: VmRow, disks: &[&DiskRow], events: &[&EventRow]) -> VmReport {
+    let disks = disks.iter().map(|disk| disk_report(disk)).collect();
+    let phases = phase_times(events.iter().copied());
     let planned: Option<PlannedVm> = serde_json::from_str(&row.planned).ok();
     let told = |text: &String| (!text.is_empty()).then(|| text.clone());
     let instance_uuid = planned.as_ref().and_then(|planned| told(&planned.vm.instance_uuid));

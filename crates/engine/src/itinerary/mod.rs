@@ -331,8 +331,8 @@ impl<'a> Journey<'a> {
     }
 
     fn stored_disk(&self, disk: &PlannedDisk) -> Outcome<Option<DiskRow>> {
-        let rows = self.context.store.disks(self.context.plan)?;
-        Ok(rows.into_iter().find(|row| row.vm == self.planned.vm.id && row.number == disk.index))
+        let rows = self.context.store.disks_of(self.context.plan, &self.planned.vm.id)?;
+        Ok(rows.into_iter().find(|row| row.number == disk.index))
     }
 
     fn look(&self) -> Outcome<Vm> {

@@ -142,6 +142,13 @@ const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// The same once one of them held it for longer.
 const HELD_WAIT: Duration = Duration::from_millis(250);
 
+// What is asked about one VM, by plan and id. Each is asked for every VM of a plan, so none may look at the others.
+const VM: &str = "SELECT * FROM vm WHERE plan = ?1 AND id = ?2";
+const IN_OTHER_PLANS: &str = "SELECT * FROM vm WHERE id = ?2 AND plan <> ?1";
+const DISKS_OF: &str = "SELECT * FROM disk WHERE plan = ?1 AND vm = ?2 ORDER BY number";
+const EVENTS_OF: &str =
+    "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 AND vm = ?2 ORDER BY id";
+
 /// The kind of an event that says what a VM waits for.
 const WAITS: &str = "waits";
 
@@ -282,14 +289,12 @@ impl Store {
 
     /// A VM of a plan.
     pub fn vm(&self, plan: &str, id: &str) -> Outcome<Option<VmRow>> {
-        Ok(self.rows("SELECT * FROM vm WHERE plan = ?1 AND id = ?2", [plan, id], vm_row)?.pop())
+        Ok(self.rows(VM, [plan, id], vm_row)?.pop())
     }
 
     /// The same VM in other plans than this one, with their names.
     pub fn in_other_plans(&self, plan: &str, id: &str) -> Outcome<Vec<(String, VmRow)>> {
-        self.rows("SELECT * FROM vm WHERE id = ?2 AND plan <> ?1", [plan, id], |row| {
-            Ok((row.get("plan")?, vm_row(row)?))
-        })
+        self.rows(IN_OTHER_PLANS, [plan, id], |row| Ok((row.get("plan")?, vm_row(row)?)))
     }
 
     /// Records that a VM enters a phase, before it does.
@@ -407,6 +412,11 @@ impl Store {
         self.rows("SELECT * FROM disk WHERE plan = ?1 ORDER BY vm, number", [plan], disk_row)
     }
 
+    /// Disks of a VM of a plan.
+    pub fn disks_of(&self, plan: &str, vm: &str) -> Outcome<Vec<DiskRow>> {
+        self.rows(DISKS_OF, [plan, vm], disk_row)
+    }
+
     /// Adds an event.
     pub fn add_event(
         &self,
@@ -441,8 +451,7 @@ impl Store {
 
     /// Events of a VM of a plan in order.
     pub fn events_of(&self, plan: &str, vm: &str) -> Outcome<Vec<EventRow>> {
-        let sql = "SELECT at_ms, vm, phase, kind, text FROM event WHERE plan = ?1 AND vm = ?2 ORDER BY id";
-        self.rows(sql, [plan, vm], event_row)
+        self.rows(EVENTS_OF, [plan, vm], event_row)
     }
 
     /// What a phase took in seconds the latest times that it ended with such a text, with any VM of any plan, the latest

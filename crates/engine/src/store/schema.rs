@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode};
 use super::StoreFault;
 
 /// Version that this drover makes and understands.
-pub(super) const SCHEMA_VERSION: i64 = 10;
+pub(super) const SCHEMA_VERSION: i64 = 11;
 
 /// What version 1 had.
 const FIRST: &str = "
@@ -122,6 +122,12 @@ CREATE TABLE progress (
     PRIMARY KEY (plan, vm, disk));
 ";
 
+/// What version 11 added: what is asked of one VM is found without a look at all the others.
+const OF_ONE: &str = "
+CREATE INDEX vm_of_id ON vm(id);
+CREATE INDEX event_of_vm ON event(plan, vm, id);
+";
+
 /// Opens the file, or makes it; one of an earlier version is brought up to date, in one transaction.
 pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     let mut db = Connection::open(path)?;
@@ -137,7 +143,7 @@ pub(super) fn open_database(path: &Path) -> Result<Connection, StoreFault> {
     }
     // A file that is up to date is not written to: opening one costs no flush.
     if version < SCHEMA_VERSION {
-        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS]
+        let mut steps = [FIRST, WARM, MOMENT, LINK, ATTACHED, LACKS, SERVED, HOOKS, WAVES, PROGRESS, OF_ONE]
             .into_iter()
             .skip(version.max(0) as usize);
         steps.try_for_each(|step| change.execute_batch(step))?;

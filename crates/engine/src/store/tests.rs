@@ -196,3 +196,36 @@ fn a_vm_that_was_given_up_and_is_begun_anew_has_copied_nothing() {
     let at_work: Vec<String> = store.progress("p").unwrap().into_iter().map(|row| row.vm).collect();
     assert_eq!((disks, at_work), (vec!["b".to_string()], vec!["stopped".to_string()]));
 }
+
+/// Steps of SQLite's machine for each question about one VM, in a store that has so many of them in two plans.
+fn steps_of_questions(vms: usize) -> Vec<i32> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path()).unwrap();
+    for plan in ["p", "q"] {
+        store.begin_plan(plan, "", Path::new("/")).unwrap();
+        let ids: Vec<String> = (0..vms).map(|number| format!("{plan}-{number}")).collect();
+        let rows: Vec<_> = ids.iter().map(|id| (id.as_str(), id.as_str(), "{}".to_string())).collect();
+        store.enter_vms(plan, &rows).unwrap();
+        for id in &ids {
+            let disk = |number| DiskRow { vm: id.clone(), number, ..DiskRow::default() };
+            (0..2).for_each(|number| store.put_disk(plan, &disk(number)).unwrap());
+            (0..3).for_each(|_| store.add_event(plan, Some(id), None, "note", "").unwrap());
+        }
+    }
+    let db = store.lock();
+    let steps = |sql: &&str| {
+        let mut query = db.prepare(sql).unwrap();
+        let mut rows = query.query(["p", "p-1"]).unwrap();
+        while rows.next().unwrap().is_some() {}
+        drop(rows);
+        query.get_status(rusqlite::StatementStatus::VmStep)
+    };
+    [VM, IN_OTHER_PLANS, DISKS_OF, EVENTS_OF].iter().map(steps).collect()
+}
+
+#[test]
+fn a_question_about_one_vm_costs_the_same_however_many_others_there_are() {
+    let few = steps_of_questions(3);
+    assert!(few.iter().all(|steps| *steps > 0));
+    assert_eq!(steps_of_questions(300), few);
+}
