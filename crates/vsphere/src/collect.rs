@@ -70,6 +70,18 @@ impl Inner {
         properties: Properties<'_>,
         objects: &str,
     ) -> Result<Vec<Object>, VsphereError> {
+        self.retrieve_as(op, properties, objects, |object| object)
+    }
+
+    /// The same, keeping only what `keep` makes of each object: thousands of them with all their properties take hundreds of
+    /// megabytes.
+    pub fn retrieve_as<T>(
+        &self,
+        op: &str,
+        properties: Properties<'_>,
+        objects: &str,
+        keep: impl Fn(Object) -> T,
+    ) -> Result<Vec<T>, VsphereError> {
         let spec = filter_spec(properties, objects);
         let first = format!(
             "<specSet>{spec}</specSet><options>{}</options>",
@@ -81,7 +93,7 @@ impl Inner {
             work.check(op)?;
             self.page(op, "ContinueRetrievePropertiesEx", &tag("token", token))
         };
-        follow(op, first, next, Instant::now() + PAGES_TIME_MAX)
+        follow(op, first, next, Instant::now() + PAGES_TIME_MAX, keep)
     }
 
     fn page(&self, op: &str, method: &str, arguments: &str) -> Result<Element, VsphereError> {
@@ -97,18 +109,19 @@ impl Inner {
     }
 }
 
-/// The objects of a page and of all that come after it.
-fn follow(
+/// What is kept of the objects of a page and of all that come after it.
+fn follow<T>(
     op: &str,
     mut page: Element,
     mut next: impl FnMut(&str) -> Result<Element, VsphereError>,
     deadline: Instant,
-) -> Result<Vec<Object>, VsphereError> {
+    keep: impl Fn(Object) -> T,
+) -> Result<Vec<T>, VsphereError> {
     let mut found = Vec::new();
     let mut empty_pages = 0;
     while let Some(result) = page.child("returnval") {
         let before = found.len();
-        found.extend(result.all("objects").map(object_of));
+        found.extend(result.all("objects").map(object_of).map(&keep));
         let Some(token) = result.text_at("token") else { break };
         empty_pages += u32::from(found.len() == before);
         if empty_pages > EMPTY_PAGES_MAX || found.len() > OBJECTS_MAX || Instant::now() >= deadline {
@@ -158,7 +171,7 @@ mod tests {
                 assert!(asked < 10_000, "without end");
                 Ok(page(objects))
             };
-            let error = follow("read", page(objects), next, deadline).unwrap_err();
+            let error = follow("read", page(objects), next, deadline, |it| it).unwrap_err();
             assert_eq!(error.kind, VsphereErrorKind::NotVsphere);
             asked
         };
@@ -166,7 +179,7 @@ mod tests {
         assert_eq!(asked(1000, later()), 500);
         assert_eq!(asked(1, Instant::now()), 0);
         let last = || xml::parse("<r><returnval><objects/></returnval></r>");
-        assert_eq!(follow("read", page(2), |_| Ok(last().unwrap()), later()).unwrap().len(), 3);
+        assert_eq!(follow("read", page(2), |_| Ok(last().unwrap()), later(), |it| it).unwrap().len(), 3);
     }
 
     #[test]

@@ -34,8 +34,8 @@ impl Session {
     /// When the server cannot be asked.
     pub fn inventory(&self) -> Result<Inventory, VsphereError> {
         let op = "read the inventory";
-        let objects = self.inner.whole_view(op)?;
-        let mut inventory = Inventory { about: self.about().clone(), ..inventory_of(&objects) };
+        let inventory = self.inner.whole_view(op)?;
+        let mut inventory = Inventory { about: self.about().clone(), ..inventory };
         for vm in &inventory.vms {
             self.inner.learn_name(&vm.id, &vm.name);
         }
@@ -83,8 +83,8 @@ impl Inner {
         VM_PROPERTIES.iter().copied().chain(newer).collect()
     }
 
-    /// All objects below the root, through one view that is removed afterwards.
-    fn whole_view(&self, op: &str) -> Result<Vec<Object>, VsphereError> {
+    /// All below the root, through one view that is removed afterwards.
+    fn whole_view(&self, op: &str) -> Result<Inventory, VsphereError> {
         let types: String = VIEW_TYPES.iter().map(|kind| tag("type", kind)).collect();
         let arguments = self.content.root.tag("container") + &types + &tag("recursive", "true");
         let this = &self.content.views;
@@ -92,24 +92,35 @@ impl Inner {
         let answer = self.call(&call)?;
         let view =
             answer.child("returnval").map(Moref::of).unwrap_or_else(|| Moref::new("ContainerView", ""));
-        let paths = self.vm_properties();
-        let properties: &[(&str, &[&str])] = &[
-            ("VirtualMachine", &paths),
-            ("HostSystem", HOST_PROPERTIES),
-            ("Datastore", &["name", "summary.capacity", "summary.freeSpace"]),
-            ("Network", &["name"]),
-            ("DistributedVirtualPortgroup", &["name", "key"]),
-            ("OpaqueNetwork", &["name", "summary"]),
-            ("Folder", PLACE_PROPERTIES),
-            ("Datacenter", PLACE_PROPERTIES),
-            ("ComputeResource", PLACE_PROPERTIES),
-        ];
-        let found = self.retrieve(op, properties, &view_spec(&view));
+        let found = self.viewed(op, &view);
         // A view that stays behind ends with the session.
         let _ = self.call(&Call { op, method: "DestroyView", this: &view, arguments: "", is_read: true });
         found
     }
+
+    /// First where VMs may be, which is little, then VM by VM.
+    fn viewed(&self, op: &str, view: &Moref) -> Result<Inventory, VsphereError> {
+        let places = self.retrieve(op, AROUND_PROPERTIES, &view_spec(view))?;
+        let mut around = Surroundings::default();
+        places.iter().for_each(|object| around.learn(object));
+        let paths = self.vm_properties();
+        let vm = |object: Object| (!is_template(&object)).then(|| vm_of(&object, &around));
+        let vms = self.retrieve_as(op, &[("VirtualMachine", &paths)], &view_spec(view), vm)?;
+        Ok(Inventory { vms: vms.into_iter().flatten().collect(), ..surroundings_of(&places) })
+    }
 }
+
+/// Of all that is no VM.
+const AROUND_PROPERTIES: &[(&str, &[&str])] = &[
+    ("HostSystem", HOST_PROPERTIES),
+    ("Datastore", &["name", "summary.capacity", "summary.freeSpace"]),
+    ("Network", &["name"]),
+    ("DistributedVirtualPortgroup", &["name", "key"]),
+    ("OpaqueNetwork", &["name", "summary"]),
+    ("Folder", PLACE_PROPERTIES),
+    ("Datacenter", PLACE_PROPERTIES),
+    ("ComputeResource", PLACE_PROPERTIES),
+];
 
 fn view_spec(view: &Moref) -> String {
     format!(
@@ -141,13 +152,11 @@ fn around_spec(vm: &str) -> String {
     )
 }
 
-fn inventory_of(objects: &[Object]) -> Inventory {
-    let mut around = Surroundings::default();
-    objects.iter().for_each(|object| around.learn(object));
+/// An inventory without VMs.
+fn surroundings_of(objects: &[Object]) -> Inventory {
     let mut inventory = Inventory::default();
     for object in objects {
         match object.moref.kind.as_str() {
-            "VirtualMachine" if !is_template(object) => inventory.vms.push(vm_of(object, &around)),
             "HostSystem" => inventory.hosts.push(host_of(object)),
             "Datastore" => inventory.datastores.push(datastore_of(object)),
             "Network" | "OpaqueNetwork" | "DistributedVirtualPortgroup" => inventory
