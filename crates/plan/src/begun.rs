@@ -1,5 +1,7 @@
 //! A run goes on with the VMs and disks it began with, whatever they are called by now.
 
+use std::collections::{HashMap, HashSet};
+
 use drover_types::inventory::{Inventory, Vm, VmDisk};
 
 use crate::resolution::PlannedVm;
@@ -27,19 +29,22 @@ pub enum Others {
 /// that is gone, or whose id another VM has now, stays as it was: the run finds that out when it looks at it.
 /// So it does with disks that were added or removed. A VM keeps its wave, unless the plan names it in another one.
 pub fn as_begun(inventory: &mut Inventory, begun: &[Begun], others: Others) {
+    let places: HashMap<String, usize> =
+        inventory.vms.iter().enumerate().rev().map(|(at, vm)| (vm.id.clone(), at)).collect();
     for Begun { planned, has_arrived } in begun {
         let then = &planned.vm;
         if let Some(wave) = &planned.wave {
             inventory.waves.insert(then.id.clone(), wave.clone());
         }
-        match inventory.vms.iter_mut().find(|vm| vm.id == then.id) {
+        match places.get(&then.id).map(|at| &mut inventory.vms[*at]) {
             Some(now) if !has_arrived && now.instance_uuid == then.instance_uuid => take_back(now, then),
             Some(now) => *now = then.clone(),
             None => inventory.vms.push(then.clone()),
         }
     }
     if others == Others::LeftOut {
-        inventory.vms.retain(|vm| begun.iter().any(|it| it.planned.vm.id == vm.id));
+        let ids: HashSet<&str> = begun.iter().map(|it| it.planned.vm.id.as_str()).collect();
+        inventory.vms.retain(|vm| ids.contains(vm.id.as_str()));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which VMs a plan's selections choose, and what they say of them.
 
+use std::collections::{HashMap, HashSet};
+
 use drover_types::inventory::Vm;
 
 use super::{Choice, Resolver};
@@ -8,18 +10,51 @@ use crate::model::{Overrides, Selector};
 use crate::near::nearest;
 use crate::problem::Problem;
 
+/// The VMs of an inventory, also by name and id: a plan may name each VM of a fleet.
+struct VmIndex<'a> {
+    by_key: HashMap<&'a str, Vec<&'a Vm>>,
+    all: Vec<&'a Vm>,
+}
+
+impl<'a> VmIndex<'a> {
+    fn new(vms: &'a [Vm]) -> VmIndex<'a> {
+        let mut by_key: HashMap<&str, Vec<&Vm>> = HashMap::new();
+        for vm in vms {
+            by_key.entry(&vm.name).or_default().push(vm);
+            if vm.id != vm.name {
+                by_key.entry(&vm.id).or_default().push(vm);
+            }
+        }
+        VmIndex { by_key, all: vms.iter().collect() }
+    }
+
+    /// Those that a selector may select, in the order of the inventory.
+    fn candidates(&self, selector: &Selector) -> &[&'a Vm] {
+        match selector.name.as_deref().or(selector.id.as_deref()) {
+            Some(key) => self.by_key.get(key).map(Vec::as_slice).unwrap_or_default(),
+            None => &self.all,
+        }
+    }
+}
+
 impl<'a> Resolver<'a> {
     /// The VMs of all selections, in the order of the inventory.
     pub(super) fn select(&mut self) -> Vec<(&'a Vm, Choice)> {
         let mut chosen: Vec<(&Vm, Choice)> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        let index = VmIndex::new(&self.inventory.vms);
+        let selected = |this: &Self, selector: &Selector| -> Vec<&'a Vm> {
+            index.candidates(selector).iter().copied().filter(|vm| this.selects(selector, vm)).collect()
+        };
+        let excluded: HashSet<&str> =
+            self.plan.exclude.iter().flat_map(|out| selected(self, out)).map(|vm| vm.id.as_str()).collect();
         for selection in &self.plan.vms {
-            let mut found: Vec<&Vm> =
-                self.inventory.vms.iter().filter(|vm| self.selects(&selection.selector, vm)).collect();
+            let mut found = selected(self, &selection.selector);
             if found.is_empty() {
                 self.nothing_found(&selection.selector);
                 continue;
             }
-            found.retain(|vm| !self.plan.exclude.iter().any(|out| self.selects(out, vm)));
+            found.retain(|vm| !excluded.contains(vm.id.as_str()));
             if found.is_empty() {
                 self.all_excluded(&selection.selector);
             }
@@ -36,9 +71,10 @@ impl<'a> Resolver<'a> {
                 );
             }
             for vm in found {
-                match chosen.iter().position(|(earlier, _)| earlier.id == vm.id) {
-                    Some(at) => merge(&mut chosen[at].1.overrides, &selection.overrides),
+                match places.get(vm.id.as_str()) {
+                    Some(at) => merge(&mut chosen[*at].1.overrides, &selection.overrides),
                     None => {
+                        places.insert(&vm.id, chosen.len());
                         let (at, path) = (selection.selector.at, selection.selector.path.clone());
                         chosen.push((vm, Choice { overrides: selection.overrides.clone(), at, path }));
                     }
