@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use super::entry::{Held, Key, State};
-use super::{Host, Lane, Scheduler, time_ms};
+use super::{Datastore, Host, Lane, Scheduler, time_ms};
 use crate::breaker::Permit;
 use crate::budgets::Order;
 use crate::job::{JobId, Tenant};
@@ -40,7 +40,14 @@ enum Room {
     NotAtHost,
     NotAtDatastore(usize),
     NotForTenant,
-    NotInAll,
+    /// It needs so many slots.
+    NotInAll(u32),
+}
+
+/// A host, and what it holds up for each disk that is read from it.
+struct Weight {
+    host: usize,
+    critical_ms: u64,
 }
 
 impl Scheduler {
@@ -66,6 +73,10 @@ impl Scheduler {
     }
 
     fn first_that_fits(&mut self, now_ms: u64) -> Option<(JobId, Held)> {
+        // The first in order still does not fit, and none overtakes it.
+        if self.awaited.is_some_and(|slots| self.disks + slots > self.budgets.disks) {
+            return None;
+        }
         let mut heads = self.heads(now_ms);
         let (mut full_hosts, mut full_datastores) = (BTreeSet::new(), BTreeSet::new());
         let mut full_tenants = BTreeSet::new();
@@ -75,7 +86,15 @@ impl Scheduler {
             let is_full = full_hosts.contains(&entry.host)
                 || full_tenants.contains(&entry.tenant)
                 || entry.spread.iter().any(|(datastore, _)| full_datastores.contains(datastore));
-            if is_full {
+            // One that was given up may have taken others along.
+            if is_full || entry.state != State::Waiting {
+                continue;
+            }
+            if let Some(hold) = self.hold(id, now_ms) {
+                let (host, lane) = (entry.host, (self.limited(entry.tenant), entry.lane()));
+                self.dequeue(id);
+                self.put_aside(id, hold, now_ms);
+                heads.extend(self.head(&self.weight_of(host), lane).map(Reverse));
                 continue;
             }
             match self.room(id) {
@@ -84,23 +103,23 @@ impl Scheduler {
                 Room::NotAtDatastore(datastore) => drop(full_datastores.insert(datastore)),
                 // As with all disks: smaller VMs of the tenant would hold this one back for ever.
                 Room::NotForTenant => drop(full_tenants.insert(entry.tenant)),
-                Room::NotInAll => return None,
+                Room::NotInAll(slots) => {
+                    self.awaited = Some(slots);
+                    return None;
+                }
             }
         }
         None
     }
 
-    /// The first job of each lane whose host has room.
-    fn heads(&mut self, now_ms: u64) -> BinaryHeap<Reverse<Rank>> {
+    /// The first job of each lane whose host has room. There are as many as hosts times datastores, and hardly one is looked at
+    /// closer: whether it may start at this time is asked of those alone.
+    fn heads(&self, now_ms: u64) -> BinaryHeap<Reverse<Rank>> {
         let mut heads = Vec::new();
-        for host in 0..self.hosts.len() {
-            if !self.has_room(&self.hosts[host], now_ms) {
-                continue;
-            }
-            let lanes: Vec<(Option<Tenant>, usize)> = self.hosts[host].lanes.keys().copied().collect();
-            let lanes = lanes.into_iter().filter(|(tenant, _)| self.may_look(host, *tenant));
-            let lanes: Vec<_> = lanes.collect();
-            heads.extend(lanes.into_iter().filter_map(|lane| self.head(host, lane, now_ms)).map(Reverse));
+        for host in (0..self.hosts.len()).filter(|host| self.has_room(&self.hosts[*host], now_ms)) {
+            let weight = self.weight_of(host);
+            let lanes = self.hosts[host].lanes.keys().filter(|(tenant, _)| self.may_look(host, *tenant));
+            heads.extend(lanes.filter_map(|lane| self.head(&weight, *lane)).map(Reverse));
         }
         BinaryHeap::from(heads)
     }
@@ -112,33 +131,27 @@ impl Scheduler {
             && !matches!(host.breaker.permit(now_ms), Permit::Not(_) | Permit::Never)
     }
 
-    /// The first of a lane that may start at this time; those before it that may not are put aside.
-    fn head(&mut self, host: usize, lane: (Option<Tenant>, usize), now_ms: u64) -> Option<Rank> {
-        loop {
-            let (key, is_due) =
-                first_of(self.hosts[host].lanes.get(&lane)?, self.admissions, |id| self.jobs[&id].key)?;
-            let id = JobId(key.id);
-            match self.hold(id, now_ms) {
-                Some(hold) => {
-                    self.dequeue(id);
-                    self.put_aside(id, hold, now_ms);
-                }
-                None => return Some(self.rank(key, is_due)),
-            }
-        }
+    fn weight_of(&self, host: usize) -> Weight {
+        let it = &self.hosts[host];
+        Weight { host, critical_ms: each(self.host_left_ms(it), it.disks) }
     }
 
-    fn rank(&self, key: Key, is_due: bool) -> Rank {
-        let entry = &self.jobs[&JobId(key.id)];
-        let host = &self.hosts[entry.host];
-        let datastore = entry.spread.first().map(|(datastore, _)| &self.datastores[*datastore]);
-        let each = |left_ms: u64, disks: u32| left_ms / (u64::from(disks) + 1);
-        let datastore_ms =
-            datastore.map_or(0, |it| each(time_ms(it.left_bytes, self.budgets.rates.datastore), it.disks));
+    /// The first of a lane.
+    fn head(&self, weight: &Weight, lane: (Option<Tenant>, usize)) -> Option<Rank> {
+        let jobs = self.hosts[weight.host].lanes.get(&lane)?;
+        let (key, is_due) = first_of(jobs, self.admissions, |id| self.jobs[&id].key)?;
+        Some(self.rank(weight, lane.1, key, is_due))
+    }
+
+    fn rank(&self, weight: &Weight, datastore: usize, key: Key, is_due: bool) -> Rank {
         let (critical, datastore_ms) = match self.budgets.order {
             Order::Arrival => (0, 0),
             Order::Critical => {
-                (each(self.host_left_ms(host), host.disks).max(datastore_ms).max(entry.own_ms), datastore_ms)
+                // A VM without disks lies in none.
+                let datastore = self.datastores.get(datastore);
+                let left_ms = |it: &Datastore| time_ms(it.left_bytes, self.budgets.rates.datastore);
+                let datastore_ms = datastore.map_or(0, |it| each(left_ms(it), it.disks));
+                (weight.critical_ms.max(datastore_ms).max(key.own_ms.0), datastore_ms)
             }
         };
         Rank {
@@ -185,7 +198,7 @@ impl Scheduler {
             }
         }
         if self.disks + slots > self.budgets.disks {
-            return Room::NotInAll;
+            return Room::NotInAll(slots);
         }
         let done = vec![false; entry.job.disks.len()];
         Room::Yes(Held { slots, at_host: slots, left: entry.disks(), datastores, done, has_told: false })
@@ -238,6 +251,11 @@ impl Scheduler {
             assert!(datastore.disks <= max, "more disks of datastore {} are open than may", datastore.name);
         }
     }
+}
+
+/// What is left to do, for each disk that works on it and one more.
+fn each(left_ms: u64, disks: u32) -> u64 {
+    left_ms / (u64::from(disks) + 1)
 }
 
 /// The key of the first job of a lane, and whether it goes first because it was overtaken too often.

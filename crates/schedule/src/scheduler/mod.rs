@@ -5,7 +5,8 @@
 //! back one by one ([`Scheduler::disk_finished`]), or all at once between two passes ([`Scheduler::park`]).
 //!
 //! Waiting jobs lie in lanes, one for each host and datastore, each in its order. A decision looks at the head of each
-//! lane whose host has room, so it costs about the number of lanes times the logarithm of their length, however many jobs wait.
+//! lane whose host has room, so it costs about the number of lanes times the logarithm of their length, however many jobs wait. While
+//! the first in order waits for more slots in all than are free, nothing is looked at.
 
 mod admit;
 mod cutover;
@@ -58,6 +59,8 @@ pub struct Scheduler {
     left: usize,
     /// Disk slots that are held.
     disks: u32,
+    /// Slots that the first in order needs for lack of which it did not start; absent once another may be the first, or need others.
+    awaited: Option<u32>,
     holds: Holds,
     groups: Groups,
     waves: Waves,
@@ -133,6 +136,7 @@ impl Scheduler {
             running: 0,
             left: 0,
             disks: 0,
+            awaited: None,
             holds: Holds::default(),
             groups: Groups::default(),
             waves: Waves::default(),
@@ -218,6 +222,7 @@ impl Scheduler {
 
     /// The budgets from now on. What is held beyond a smaller one stays until it is given back.
     pub fn set_budgets(&mut self, budgets: Budgets) {
+        self.awaited = None;
         self.budgets = sound(budgets);
     }
 
@@ -228,6 +233,7 @@ impl Scheduler {
 
     /// What is different at a host from now on, which may be one that has no job yet.
     pub fn set_host(&mut self, host: &str, limits: HostLimits) {
+        self.awaited = None;
         let host = self.host(host);
         self.hosts[host].limits = limits;
     }
@@ -251,12 +257,14 @@ impl Scheduler {
 
     /// VM slots of a host that other processes hold.
     pub fn set_elsewhere(&mut self, host: &str, vms: u32) {
+        self.awaited = None;
         let host = self.host(host);
         self.hosts[host].elsewhere = vms;
     }
 
     /// Disks of one datastore at once from now on; `None` as for all.
     pub fn set_datastore(&mut self, datastore: &str, disks: Option<u32>) {
+        self.awaited = None;
         let datastore = self.datastore(datastore);
         self.datastores[datastore].limit = disks;
     }
@@ -302,6 +310,7 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, id: JobId) {
+        self.awaited = None;
         let limited = self.limited(self.jobs[&id].tenant);
         let entry = self.jobs.get_mut(&id).expect("a job that waits is known");
         entry.state = State::Waiting;
@@ -316,6 +325,7 @@ impl Scheduler {
     }
 
     fn dequeue(&mut self, id: JobId) {
+        self.awaited = None;
         let entry = &self.jobs[&id];
         let place = (self.limited(entry.tenant), entry.lane());
         let lanes = &mut self.hosts[entry.host].lanes;

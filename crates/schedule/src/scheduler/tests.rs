@@ -88,6 +88,16 @@ fn a_vm_with_many_disks_is_not_overtaken_for_ever() {
 }
 
 #[test]
+fn while_one_waits_for_disks_an_urgent_one_goes_first_and_more_disks_let_it_go() {
+    let mut scheduler = of(&[job("a", 3, 9, 1), job("b", 4, 8, 0)], 20, 4);
+    assert_eq!(admitted(&mut scheduler), [0]);
+    scheduler.add(Tenant(0), vec![job("c", 1, 1, 9)], 0);
+    assert_eq!(admitted(&mut scheduler), [2]);
+    scheduler.set_budgets(Budgets { disks: 8, ..scheduler.budgets().clone() });
+    assert_eq!(admitted(&mut scheduler), [1]);
+}
+
+#[test]
 fn a_vm_with_more_disks_than_the_budget_goes_alone_until_its_last_ones() {
     let mut scheduler = of(&[job("a", 10, 9, 0), job("b", 1, 1, 0)], 20, 4);
     assert_eq!(scheduler.next(0), Some(Admission { job: JobId(0), slots: 4 }));
