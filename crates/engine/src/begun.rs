@@ -1,5 +1,7 @@
 //! What a run of a plan began with.
 
+use std::collections::HashSet;
+
 use drover_plan::{Begun, Others};
 
 use crate::phase::Phase;
@@ -43,7 +45,8 @@ pub fn left_out(
 ) -> Result<Vec<String>, StoreError> {
     let is_held = |row: &VmRow| row.snapshot.is_some() || row.switched_off;
     let is_over = |row: &VmRow| matches!(row.state, VmState::Done | VmState::Cancelled);
-    let is_out = |row: &VmRow| !vms.iter().any(|vm| vm.vm.id == row.id);
+    let ids: HashSet<&str> = vms.iter().map(|vm| vm.vm.id.as_str()).collect();
+    let is_out = |row: &VmRow| !ids.contains(row.id.as_str());
     let rows = store.vms(plan)?.into_iter();
     Ok(rows.filter(|row| is_held(row) && !is_over(row) && is_out(row)).map(|row| row.name).collect())
 }

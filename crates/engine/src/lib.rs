@@ -28,6 +28,7 @@ mod slots;
 mod standing;
 mod store;
 mod tracking;
+mod waits;
 mod waves;
 
 pub use begun::{begun, left_out};

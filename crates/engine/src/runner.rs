@@ -1,6 +1,6 @@
 //! Runs all VMs of a plan, as many at a time as the budgets allow.
 
-use std::collections::BTreeMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +26,7 @@ use crate::provider::{SourceProvider, TargetProvider};
 use crate::slots::{GivenUp, Joining, Schedule, Slots, budgets_of};
 use crate::standing::VmEnd;
 use crate::store::{PlanState, RunFacts, Store, StoreError, VmRow, VmState};
+use crate::waits::Waits;
 use crate::waves::Told;
 
 /// A rate sample is kept this often, and a request to stop is noticed as fast.
@@ -138,20 +139,15 @@ impl Runner<'_> {
         let planned = |vm: &PlannedVm| serde_json::to_string(vm).unwrap_or_default();
         let vms = self.vms.iter().map(|vm| (vm.vm.id.as_str(), vm.target_name.as_str(), planned(vm)));
         self.store.enter_vms(self.plan, &vms.collect::<Vec<_>>())?;
-        let is_done =
-            |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::Done);
-        let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !is_done(vm)).collect();
-        let done_before = self.vms.len() - todo.len();
-        let is_not_cleaned_up =
-            |vm: &&PlannedVm| rows.iter().any(|row| row.id == vm.vm.id && row.state == VmState::NotCleanedUp);
+        let left: HashMap<&str, VmState> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
+        let was = |vm: &PlannedVm, state: VmState| left.get(vm.vm.id.as_str()) == Some(&state);
+        let todo: Vec<&PlannedVm> = self.vms.iter().filter(|vm| !was(vm, VmState::Done)).collect();
+        let not_cleaned_up = todo.iter().filter(|vm| was(vm, VmState::NotCleanedUp));
         let before = Before {
-            done: done_before,
-            not_cleaned_up: todo
-                .iter()
-                .filter(|vm| is_not_cleaned_up(vm))
-                .map(|vm| vm.target_name.clone())
-                .collect(),
+            done: self.vms.len() - todo.len(),
+            not_cleaned_up: not_cleaned_up.map(|vm| vm.target_name.clone()).collect(),
         };
+        let done_before = before.done;
         self.observer.event(&Event::PlanStarted { plan: self.plan.into(), vms: todo.len(), done_before });
         todo.iter().for_each(|vm| self.board.add_capacity(vm.capacity_bytes()));
         let ends = self.run_vms(&todo, &rows, self.schedule()?, run);
@@ -260,7 +256,7 @@ impl Runner<'_> {
 
     /// Keeps samples of the rate, and stops the run when another process asks for it.
     fn watch(&self, over: &StopSignal, run: &Run<'_>) {
-        let (mut waits, mut paces) = (BTreeMap::new(), Paces::default());
+        let (mut waits, mut paces) = (Waits::default(), Paces::default());
         while !over.is_set() {
             let (read, written) = self.board.moved();
             let disks = paces.look(self.board.live(), Instant::now(), self.clock.now_ms());
@@ -316,24 +312,22 @@ impl Runner<'_> {
     }
 
     /// Keeps what VMs wait for, where that is news.
-    fn keep_waits(&self, run: &Run<'_>, told: &mut BTreeMap<usize, Wait>) {
-        let waits = run.schedule.waits(run.tenant, self.clock);
-        // Counts change all the time; what is waited for does not.
-        let is_news = |(at, wait): &&(usize, Wait)| !told.get(at).is_some_and(|had| had.is_for_same(wait));
+    fn keep_waits(&self, run: &Run<'_>, told: &mut Waits) {
+        let mut next = told.clone();
+        let news = next.look(run.schedule.waits(run.tenant, self.clock), self.clock.now_ms());
         let of = |(at, wait): &(usize, Wait)| (run.todo[*at].vm.id.as_str(), wait.to_string());
-        let news: Vec<(&str, String)> = waits.iter().filter(is_news).map(of).collect();
-        if !news.is_empty() && self.store.add_waits(self.plan, &news).is_err() {
-            // They are told again with the next look.
-            return;
+        let news: Vec<(&str, String)> = news.iter().map(of).collect();
+        // Those that could not be kept are told again with the next look.
+        if news.is_empty() || self.store.add_waits(self.plan, &news).is_ok() {
+            *told = next;
         }
-        *told = waits.into_iter().collect();
     }
 
     /// What came of it, by what the VMs' ends say: the state may not have it.
     fn end(&self, before: &Before, mut ends: Vec<VmEnd>) -> RunOutcome {
         let count = |state: VmState| ends.iter().filter(|end| end.state == state).count();
-        let has_ended = |name: &String| ends.iter().any(|end| end.name == *name);
-        let left = before.not_cleaned_up.iter().filter(|name| !has_ended(name)).count();
+        let ended: HashSet<&str> = ends.iter().map(|end| end.name.as_str()).collect();
+        let left = before.not_cleaned_up.iter().filter(|name| !ended.contains(name.as_str())).count();
         let done = before.done + count(VmState::Done);
         let not_cleaned_up = left + count(VmState::NotCleanedUp);
         let is_failure = |cause| !matches!(cause, Some(Cause::Cancelled | Cause::Skipped));

@@ -192,6 +192,30 @@ impl Wait {
             _ => discriminant(self) == discriminant(other),
         }
     }
+
+    /// Whether it is for slots, of whatever there are too few of: which of them it is changes with each VM that begins or ends.
+    pub fn is_for_slots(&self) -> bool {
+        match self {
+            Wait::HostVms { .. }
+            | Wait::HostDisks { .. }
+            | Wait::Longest { .. }
+            | Wait::DatastoreDisks { .. }
+            | Wait::Disks { .. }
+            | Wait::OwnVms { .. }
+            | Wait::OwnDisks { .. }
+            | Wait::Turn { .. }
+            | Wait::Elsewhere { .. } => true,
+            Wait::Window { .. }
+            | Wait::Wave { .. }
+            | Wait::WaveFailed { .. }
+            | Wait::Retry { .. }
+            | Wait::Host { .. }
+            | Wait::AntiAffinity { .. }
+            | Wait::Stage { .. }
+            | Wait::Together { .. }
+            | Wait::Cutovers { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for Wait {
