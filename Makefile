@@ -5,7 +5,7 @@ GO ?= go
 LAB := target/lab
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: check-conversion cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-live soak fuzz mutants clean
+.PHONY: check-conversion cluster help demo test build packages check-packages lab prepare reference lint check-rust check-go check-scripts bench bench-relay bench-wan bench-warm bench-fleet bench-live soak fuzz mutants clean
 
 help:
 	@echo "make demo    moves simulated vSphere VMs to QEMU, proves every byte, boots them"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-relay   drover relay beside socat and haproxy on loopback"
 	@echo "make bench-wan  what programs get out of a long, lossy line (as root)"
 	@echo "make bench-warm  passes of a warm migration, many disks of one host through VDDK's stand-in"
+	@echo "make bench-fleet  5,000 VMs in the simulator, as one plan and as 40; plans that share hosts; runs that break"
 	@echo "make bench-live  drover bench memory: running guests that move, by QEMU alone and by drover, also over a long line (as root; ARGS='--size 1g')"
 	@echo "make soak    kills, resumes and suspends copies while 20 guests move warm, lines are cut and everything goes wrong (HOURS=2 in all)"
 	@echo "make fuzz    fuzzes every parser (SECONDS=30 each)"
@@ -112,6 +113,10 @@ bench-warm: build prepare lab
 	@target/release/drover-bench warm
 
 # Its own guests and ways, unless ARGS say others.
+bench-fleet: build lab
+	@$(CARGO) build -q --release -p drover-lab --bin drover-bench
+	@target/release/drover-bench fleet
+
 bench-live: build prepare lab
 	@target/release/drover bench memory --qemu $(LAB)/qemu/qemu-system-x86_64 --accel tcg \
 		$(if $(findstring --place,$(ARGS)),,--place here,line) $(ARGS)

@@ -5,11 +5,13 @@
 //! one table of the cases, with the best peer of each.
 //!
 //! `DROVER_BENCH_MIB` (4096), `DROVER_BENCH_ROUNDS` (5), `DROVER_BENCH_CASES` (words that a case's name
-//! must contain one of; all), `DROVER_BENCH_OTHER` (a second drover, in turns with this one). `drover-bench warm` measures passes and many disks of one host instead.
+//! must contain one of; all), `DROVER_BENCH_OTHER` (a second drover, in turns with this one). `drover-bench warm` measures passes and many disks of one host instead,
+//! `drover-bench fleet` thousands of VMs.
 #![forbid(unsafe_code)]
 
 mod cases;
 mod data;
+mod fleet;
 mod many;
 mod measure;
 mod nfc;
@@ -30,6 +32,10 @@ fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("warm") {
         println!("machine: {}", machine());
         return warm::run(&folder, variable("DROVER_BENCH_ROUNDS", 3)?, &wanted);
+    }
+    if std::env::args().nth(1).as_deref() == Some("fleet") {
+        println!("machine: {}", machine());
+        return fleet::run(&folder, variable("DROVER_BENCH_ROUNDS", 3)?, &wanted);
     }
     let rounds: usize = variable("DROVER_BENCH_ROUNDS", 5)?;
     let data = Data::new(&folder, mib)?;
