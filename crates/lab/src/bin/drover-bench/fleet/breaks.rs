@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use drover_lab::Started;
 use serde_json::json;
 
 use super::Setting;
@@ -30,11 +31,11 @@ pub fn killed(setting: &Setting<'_>) -> Result<()> {
     fleet.sim.post("/nfc/set", json!({ "host_bytes_per_s": KILLED_BYTES_PER_S }))?;
     for round in 0..KILLS {
         let command = if round == 0 { ["migrate", &plan] } else { ["resume", "killed"] };
-        let mut run = drover.start(&command)?;
+        let mut run = Killed(Some(drover.start(&command)?));
         let begun = Instant::now();
         let at_work = loop {
             ensure!(begun.elapsed() < PATIENCE, "never were so many disks under way");
-            ensure!(run.child.try_wait()?.is_none(), "drover ended by itself");
+            ensure!(run.runs()?, "drover ended by itself");
             std::thread::sleep(Duration::from_millis(500));
             let status = drover.run(&["status", "killed", "--json"])?;
             // Before its first word there is no plan.
@@ -60,6 +61,23 @@ pub fn killed(setting: &Setting<'_>) -> Result<()> {
         usage.wall, usage.cpu, usage.peak_mib, summary["resumed_bytes"], summary["data_bytes"]
     );
     arrived(&fleet, 0..shape.vms)
+}
+
+/// A drover that is killed when this is dropped, also where the case fails: it has hundreds of disks open.
+struct Killed(Option<Started>);
+
+impl Killed {
+    fn runs(&mut self) -> Result<bool> {
+        let ended = self.0.as_mut().map(|run| run.child.try_wait()).transpose()?;
+        Ok(ended.is_some_and(|ended| ended.is_none()))
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.take().map(Started::kill);
+    }
 }
 
 const FULL_VMS: usize = 400;
