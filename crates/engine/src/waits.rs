@@ -96,7 +96,7 @@ mod tests {
         stays.extend((0..59).map(disks));
         assert_eq!(told(stays.clone()), [turn()]);
         stays.extend([disks(60), disks(61), disks(62), window(), turn()]);
-        assert_eq!(told(stays), [turn(), disks(60), window(), turn()]);
+        assert_eq!(told(stays), [turn(), disks(61), window(), turn()]);
     }
 
     #[test]
