@@ -9,8 +9,8 @@ use drover_lab::Started;
 use serde_json::json;
 
 use super::Setting;
-use super::fleet::{Fleet, Shape};
 use super::many::{arrived, head, report};
+use super::vcenter::{Fleet, Shape};
 use super::watch::run_all;
 
 const KILLED_DISKS: u64 = 500;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Setting;
 use super::daemon::Daemon;
-use super::fleet::{Fleet, vm_name};
+use super::vcenter::{Fleet, vm_name};
 use super::watch::{Timeline, Usage, Watch, run_all, state_mib, timeline};
 
 /// Disks at once in all, if nothing else is said.

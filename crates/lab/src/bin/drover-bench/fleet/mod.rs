@@ -6,9 +6,9 @@
 
 mod breaks;
 mod daemon;
-mod fleet;
 mod many;
 mod shares;
+mod vcenter;
 mod watch;
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use anyhow::Result;
 use drover_lab::Sim;
 use drover_lab::bench::variable;
 
-use self::fleet::Shape;
+use self::vcenter::Shape;
 
 /// What is measured.
 pub struct Setting<'a> {

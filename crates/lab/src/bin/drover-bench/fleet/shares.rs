@@ -5,8 +5,8 @@ use drover_lab::bench::spread;
 use serde_json::{Value, json};
 
 use super::Setting;
-use super::fleet::{Fleet, Shape};
 use super::many::{SLOTS, arrived, head, parted, report, serve};
+use super::vcenter::{Fleet, Shape};
 use super::watch::run_all;
 
 const FAIR_VMS: usize = 800;
