@@ -74,7 +74,7 @@ fn the_target_is_not_started_once_the_source_no_longer_tells_its_power_state() {
 #[test]
 fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
     type Change = fn(&mut Vm);
-    let changes: [(Change, &str); 5] = [
+    let changes: [(Change, &str); 6] = [
         (
             |vm| vm.disks[0].uuid = "other".into(),
             "Hard disk 1 of one is another disk than when the plan was checked",
@@ -93,6 +93,7 @@ fn a_vm_that_is_not_the_one_that_was_planned_is_not_moved() {
             "Hard disk 3 of one was added after the plan was checked",
         ),
         (|vm| vm.instance_uuid = "another".into(), "one is another VM than when the plan was checked"),
+        (|vm| vm.instance_uuid.clear(), "the source does not tell the instance UUID of one"),
     ];
     for (change, expected) in changes {
         let world = one(PowerState::On);

@@ -85,6 +85,7 @@ pub const CATALOGUE: &[(&str, Weight, &str)] = &[
     ("odd-capacity", Weight::Blocks, "the capacity is no multiple of 512"),
     ("suspended", Weight::Blocks, "the VM is suspended"),
     ("power-unknown", Weight::Blocks, "the source does not tell whether the VM runs"),
+    ("identity-unknown", Weight::Blocks, "the source does not tell the VM's instance UUID"),
     ("convert-far", Weight::Blocks, "the guest has to be converted, and it goes to another site"),
     ("running", Weight::Warning, "the VM runs"),
     ("tools-not-running", Weight::Warning, "the guest cannot be asked to shut down"),
@@ -133,6 +134,7 @@ const FAST_NIC_MBPS: u32 = 10_000;
 /// All there is to know about `vm`, the worst first.
 pub fn concerns(vm: &Vm, inventory: &Inventory, context: &ConcernContext) -> Vec<Concern> {
     let mut found = Found { vm, list: Vec::new() };
+    found.identity();
     found.disks(context);
     found.machine(context);
     found.name(inventory);
@@ -158,6 +160,18 @@ impl Found<'_> {
         let subject = part.map_or(self.vm.name.clone(), |part| format!("{}/{part}", self.vm.name));
         let (message, advice) = (message.into(), advice.into());
         self.list.push(Concern { id: id.to_string(), severity: *severity, subject, message, advice });
+    }
+
+    /// By it a VM is known again: ids are given again.
+    fn identity(&mut self) {
+        if self.vm.instance_uuid.is_empty() {
+            self.add(
+                "identity-unknown",
+                None,
+                "its instance UUID is not told, so it could not be told from another VM later",
+                "see that its host is connected and that this user may read the VM, and check again",
+            );
+        }
     }
 
     fn disks(&mut self, context: &ConcernContext) {
@@ -448,6 +462,7 @@ mod tests {
             VmDisk { key: 2000, label: "Hard disk 1".into(), capacity_bytes: 1 << 30, ..VmDisk::default() };
         let vm = Vm {
             name: "web01".into(),
+            instance_uuid: "uuid-web01".into(),
             host_id: "host-1".into(),
             power: PowerState::Off,
             firmware: Some(Firmware::Bios),
@@ -530,6 +545,7 @@ mod tests {
             change("odd-capacity", &|vm, _| vm.disks[0].capacity_bytes = 1000),
             change("suspended", &|vm, _| vm.power = PowerState::Suspended),
             change("power-unknown", &|vm, _| vm.power = PowerState::Unknown),
+            change("identity-unknown", &|vm, _| vm.instance_uuid.clear()),
             change_far("convert-far", &|vm, _| vm.guest_id = "windows2019srv_64Guest".into()),
             change("running", &|vm, _| vm.power = PowerState::On),
             change("tools-not-running", &|vm, _| vm.power = PowerState::On),

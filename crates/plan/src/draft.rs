@@ -204,6 +204,7 @@ mod tests {
         Vm {
             id: "vm-1".into(),
             name: name.into(),
+            instance_uuid: "uuid-1".into(),
             power,
             disks: vec![disk],
             nics: vec![nic],

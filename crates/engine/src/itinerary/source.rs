@@ -356,6 +356,12 @@ pub(crate) fn has_begun(
 /// The VM as it is now, if it is still the one that was planned: hosts without vCenter give ids again.
 pub(crate) fn look(source: &dyn SourceProvider, planned: &PlannedVm) -> Result<Vm, ProviderError> {
     let now = source.vm(&planned.vm.id)?;
+    if now.instance_uuid.is_empty() && !planned.vm.instance_uuid.is_empty() {
+        let what =
+            format!("the source does not tell the instance UUID of {}, by which it is known", now.name);
+        let advice = "see that its host is connected and that this user may read the VM, then run this again";
+        return Err(ProviderError::new(Cause::Source, what).advise(advice));
+    }
     if now.instance_uuid != planned.vm.instance_uuid {
         let what = format!("{} is another VM than when the plan was checked", now.name);
         return Err(ProviderError::new(Cause::Source, what).advise(LOOK_AND_RUN_AGAIN));

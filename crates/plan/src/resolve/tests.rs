@@ -15,6 +15,7 @@ fn vm(id: &str, name: &str, folder: &str) -> Vm {
     Vm {
         id: id.into(),
         name: name.into(),
+        instance_uuid: format!("uuid-{id}"),
         folder: folder.into(),
         host_id: "host-1".into(),
         power: PowerState::Off,
