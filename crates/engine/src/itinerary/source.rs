@@ -175,7 +175,22 @@ impl Journey<'_> {
              remove its files and move the VM with another plan",
         )?;
         self.context.target.settle(self.planned)?;
-        self.untrack()
+        self.untrack()?;
+        self.see_that_it_runs();
+        Ok(())
+    }
+
+    /// A guest that was started may have ended since. It has arrived all the same, and what ended it (the guest itself, somebody,
+    /// the machine) is not known here: so it is told, and no more.
+    fn see_that_it_runs(&self) {
+        if !self.memory.started {
+            return;
+        }
+        match self.context.target.is_running(self.planned) {
+            Ok(true) => {}
+            Ok(false) => self.note("it was started at the target and does not run there any more: look at its console and its log".into()),
+            Err(error) => self.note(format!("whether it still runs at the target is not known: {}", chain(&error))),
+        }
     }
 
     /// Refuses with this if the VM is not off. One whose power state is not told may run.
