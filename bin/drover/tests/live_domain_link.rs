@@ -220,10 +220,12 @@ fn held_up() -> Option<Scene> {
 
 #[test]
 fn the_end_of_memory_goes_slower_than_the_link_carries_it() {
-    let Some(mut scene) = held_up() else { return };
-    let output = scene.live(&EASED);
-    scene.has_moved(&output);
-    assert_eq!(events(&output).iter().filter(|event| is_eased(event)).count(), 1, "{}", output.out);
+    moves::one_of_several_is_eased(|| {
+        let mut scene = held_up()?;
+        let output = scene.live(&EASED);
+        scene.has_moved(&output);
+        Some(output)
+    });
 }
 
 #[test]

@@ -138,12 +138,13 @@ fn max_bandwidth(qmp: &mut Qmp) -> Option<u64> {
 
 #[test]
 fn the_end_of_memory_goes_slower_than_the_link_carries_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let Some(mut scene) = held_up(&folder.path().join("second.sock")) else { return };
-    let output = scene.live(&EASED);
-    scene.has_moved(&output);
-    let eased = events(&output).into_iter().filter(is_eased).count();
-    assert_eq!(eased, 1, "{}", output.out);
+    moves::one_of_several_is_eased(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scene = held_up(&folder.path().join("second.sock"))?;
+        let output = scene.live(&EASED);
+        scene.has_moved(&output);
+        Some(output)
+    });
 }
 
 #[test]

@@ -38,6 +38,21 @@ pub fn is_eased(event: &Value) -> bool {
     event["text"].as_str().is_some_and(|text| text.contains("that the line carries"))
 }
 
+/// Tries of a move whose end is to go slower: a machine that is busy with something else looks at QEMU too late for that.
+const EASED_TRIES: usize = 3;
+
+/// That the end of one move goes slower, and once only. `move_one` moves a guest; `None` where none can be run.
+pub fn one_of_several_is_eased(mut move_one: impl FnMut() -> Option<Output>) {
+    for left in (0..EASED_TRIES).rev() {
+        let Some(output) = move_one() else { return };
+        match events(&output).iter().filter(|event| is_eased(event)).count() {
+            1 => return,
+            0 if left > 0 => eprintln!("the end did not go slower; {left} more tries"),
+            eased => panic!("{eased} ends went slower: {}", output.out),
+        }
+    }
+}
+
 /// Guests here and there, with disks `a.raw` and `b.raw` of one size in this folder, filled.
 pub fn with_disks(folder: &Path, guest: &PulseOptions) -> [PulseOptions; 2] {
     [("a.raw", FILL), ("b.raw", 0)].map(|(name, fill)| {
