@@ -4,71 +4,12 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
+use common::debian::{HAS_DRIVERS, VIRTIO, debian, disk_of, partition, put_converter};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
-
-/// A Debian that knows only VMware's controllers; `more` are files of its initramfs.
-fn debian(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
-    let tree = folder.join(format!("{name}.tree"));
-    let put = |path: &str, text: &str| {
-        let path = tree.join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    };
-    put("etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");
-    put("etc/fstab", "UUID=1-2 / ext4 defaults 0 1\n/dev/sdb1 /data ext4 defaults 0 2\n");
-    put("etc/network/interfaces", "auto ens192\niface ens192 inet static\n  address 192.0.2.7/24\n");
-    put("var/lib/dpkg/info/open-vm-tools.list", "/usr/bin/vmtoolsd\n");
-    put(
-        "boot/grub/grub.cfg",
-        "menuentry 'Debian' {\n linux /boot/vmlinuz-6.1.0 root=UUID=1-2 ro\n initrd /boot/initrd.img-6.1.0\n}\n",
-    );
-    let drivers = folder.join(format!("{name}.initramfs"));
-    for file in ["init", "usr/lib/modules/6.1.0/kernel/drivers/scsi/vmw_pvscsi.ko"].iter().chain(more) {
-        let path = drivers.join(file);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, "x").unwrap();
-    }
-    let packed = format!("cd '{}' && find . | cpio -o -H newc --quiet | gzip", drivers.display());
-    let packed = Command::new("sh").args(["-c", &packed]).output().unwrap();
-    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
-    std::fs::write(tree.join("boot/initrd.img-6.1.0"), packed.stdout).unwrap();
-    disk_of(folder, name, &tree)
-}
-
-/// A disk with one partition, an ext4 that holds the tree.
-fn disk_of(folder: &Path, name: &str, tree: &Path) -> PathBuf {
-    let (part, disk) = (folder.join(format!("{name}.part")), folder.join(name));
-    let part_file = std::fs::File::create(&part).unwrap();
-    part_file.set_len(30 * MIB).unwrap();
-    let mut mke2fs = Command::new("mke2fs");
-    mke2fs.args(["-q", "-F", "-t", "ext4", "-d"]).arg(tree).arg(&part);
-    assert!(mke2fs.status().unwrap().success());
-    let script = "label: dos\nstart=1MiB size=30MiB type=83 bootable\n";
-    partition(&disk, 32 * MIB, script);
-    let mut bytes = std::fs::read(&disk).unwrap();
-    bytes[MIB as usize..31 * MIB as usize].copy_from_slice(&std::fs::read(&part).unwrap());
-    std::fs::write(&disk, bytes).unwrap();
-    disk
-}
-
-fn partition(disk: &Path, bytes: u64, script: &str) {
-    std::fs::File::create(disk).unwrap().set_len(bytes).unwrap();
-    let mut sfdisk = Command::new("sfdisk");
-    sfdisk.args(["-q", "--no-reread", "--no-tell-kernel"]).arg(disk).stdin(Stdio::piped());
-    let mut child = sfdisk.spawn().unwrap();
-    std::io::Write::write_all(&mut child.stdin.take().unwrap(), script.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
-}
-
-const VIRTIO: [&str; 2] = [
-    "usr/lib/modules/6.1.0/kernel/drivers/block/virtio_blk.ko",
-    "usr/lib/modules/6.1.0/kernel/drivers/virtio/virtio_pci.ko",
-];
 
 /// The ids of what was found in a VM.
 fn found(checked: &Value, vm: &str) -> Vec<String> {
@@ -164,11 +105,8 @@ fn what_cannot_be_frozen_is_told_and_stops_no_check() {
 
 /// A plan that converts where it is needed, moved with a converter that only says that it did; gives the notes of the VM.
 fn moved(stage: &Stage, name: &str) -> String {
-    let tools = stage.path("tools");
-    std::fs::create_dir_all(&tools).unwrap();
-    let script = "cp \"$3\" \"$(dirname \"$0\")/told.xml\"\necho This guest has virtio drivers installed.";
-    drover_lab::put_script(&tools.join("virt-v2v-in-place"), script).unwrap();
-    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let script = format!("cp \"$3\" \"$(dirname \"$0\")/told.xml\"\n{HAS_DRIVERS}");
+    let path = put_converter(&stage.path("tools"), &script);
     let plan = stage.plan(name, &[("convert: never", "convert: auto")]);
     let moved = stage.drover.command(&["migrate", &plan]).env("PATH", &path).output().unwrap();
     assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));

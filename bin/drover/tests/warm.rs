@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use common::debian::{HAS_DRIVERS, put_converter};
 use common::{MIB, Stage, disk_file, vm, with};
 use serde_json::{Value, json};
 
@@ -416,12 +417,8 @@ fn ran_for_a_moment(number: u8, tells_events: bool) {
     // A converter that changes nothing and takes as long as it is told.
     let tools = warm.stage.path("tools");
     let (begun, go) = (tools.join("begun"), tools.join("go"));
-    std::fs::create_dir(&tools).unwrap();
-    let script = "cd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done\n\
-                  echo This guest has virtio drivers installed.";
-    let converter = tools.join("virt-v2v-in-place");
-    drover_lab::put_script(&converter, script).unwrap();
-    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let waits = "cd \"$(dirname \"$0\")\"\n: > begun\nwhile [ ! -e go ]; do sleep 0.05; done";
+    let path = put_converter(&tools, &format!("{waits}\n{HAS_DRIVERS}"));
     let mut drover = warm.stage.drover.command(&["migrate", &warm.plan]);
     let mut drover = drover.env("PATH", &path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     warm.wait_for_passes(2);

@@ -5,6 +5,7 @@
 pub mod certificates;
 pub mod cgroup;
 pub mod daemon;
+pub mod debian;
 pub mod domains;
 pub mod gate;
 pub mod landing;

@@ -1,0 +1,81 @@
+//! Guests by their files: disks that are made without mounting anything, and a stand-in for what converts them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::MIB;
+
+/// A Debian that knows only VMware's controllers; `more` are files of its initramfs.
+pub fn debian(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
+    let tree = folder.join(format!("{name}.tree"));
+    let put = |path: &str, text: &str| {
+        let path = tree.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    put("etc/os-release", "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n");
+    put("etc/fstab", "UUID=1-2 / ext4 defaults 0 1\n/dev/sdb1 /data ext4 defaults 0 2\n");
+    put("etc/network/interfaces", "auto ens192\niface ens192 inet static\n  address 192.0.2.7/24\n");
+    put("var/lib/dpkg/info/open-vm-tools.list", "/usr/bin/vmtoolsd\n");
+    put(
+        "boot/grub/grub.cfg",
+        "menuentry 'Debian' {\n linux /boot/vmlinuz-6.1.0 root=UUID=1-2 ro\n initrd /boot/initrd.img-6.1.0\n}\n",
+    );
+    let drivers = folder.join(format!("{name}.initramfs"));
+    for file in ["init", "usr/lib/modules/6.1.0/kernel/drivers/scsi/vmw_pvscsi.ko"].iter().chain(more) {
+        let path = drivers.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
+    let packed = format!("cd '{}' && find . | cpio -o -H newc --quiet | gzip", drivers.display());
+    let packed = Command::new("sh").args(["-c", &packed]).output().unwrap();
+    assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+    std::fs::write(tree.join("boot/initrd.img-6.1.0"), packed.stdout).unwrap();
+    disk_of(folder, name, &tree)
+}
+
+/// Bytes of a disk of `disk_of`; the last MiB belongs to no partition.
+pub const DISK_BYTES: u64 = 32 * MIB;
+
+/// A disk with one partition, an ext4 that holds the tree.
+pub fn disk_of(folder: &Path, name: &str, tree: &Path) -> PathBuf {
+    let (part, disk) = (folder.join(format!("{name}.part")), folder.join(name));
+    let part_file = std::fs::File::create(&part).unwrap();
+    part_file.set_len(30 * MIB).unwrap();
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-d"]).arg(tree).arg(&part);
+    assert!(mke2fs.status().unwrap().success());
+    let script = "label: dos\nstart=1MiB size=30MiB type=83 bootable\n";
+    partition(&disk, DISK_BYTES, script);
+    let mut bytes = std::fs::read(&disk).unwrap();
+    bytes[MIB as usize..31 * MIB as usize].copy_from_slice(&std::fs::read(&part).unwrap());
+    std::fs::write(&disk, bytes).unwrap();
+    disk
+}
+
+/// An empty disk that sfdisk partitions so.
+pub fn partition(disk: &Path, bytes: u64, script: &str) {
+    std::fs::File::create(disk).unwrap().set_len(bytes).unwrap();
+    let mut sfdisk = Command::new("sfdisk");
+    sfdisk.args(["-q", "--no-reread", "--no-tell-kernel"]).arg(disk).stdin(Stdio::piped());
+    let mut child = sfdisk.spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), script.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// Drivers that let it boot from virtio.
+pub const VIRTIO: [&str; 2] = [
+    "usr/lib/modules/6.1.0/kernel/drivers/block/virtio_blk.ko",
+    "usr/lib/modules/6.1.0/kernel/drivers/virtio/virtio_pci.ko",
+];
+
+/// A stand-in for virt-v2v-in-place in this folder, which does this; gives the PATH by which drover finds it. The script is called as
+/// the converter is: its third argument is the machine.
+pub fn put_converter(folder: &Path, script: &str) -> String {
+    std::fs::create_dir_all(folder).unwrap();
+    drover_lab::put_script(&folder.join("virt-v2v-in-place"), script).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+/// What a converter says of a guest that can boot from virtio now.
+pub const HAS_DRIVERS: &str = "echo This guest has virtio drivers installed.";

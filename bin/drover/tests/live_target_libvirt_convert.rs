@@ -1,0 +1,179 @@
+//! Guests of VMware that become domains of a libvirt daemon and are converted on their way: in the volumes of a pool, by a stand-in for
+//! virt-v2v-in-place that writes a mark. What the true one makes of a guest is `conversion.rs`.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use common::debian::{DISK_BYTES, HAS_DRIVERS, debian, put_converter};
+use common::landing::Landing;
+use common::process::{PATIENCE, wait_until};
+use common::{MIB, disk_file, vm, with};
+use serde_json::json;
+
+/// In the last MiB, which belongs to no partition.
+const MARK_AT: u64 = DISK_BYTES - MIB / 2;
+const MARK_BYTES: usize = 65536;
+const MARK: u8 = 0x5a;
+
+/// The source's disk, and the converter's folder.
+struct Scene {
+    landing: Landing,
+    tools: PathBuf,
+    before: Vec<u8>,
+}
+
+const STARTED: [(&str, &str); 2] =
+    [("mode: cold", "mode: cold\nstart: true"), ("convert: never", "convert: auto")];
+
+impl Scene {
+    /// A guest that runs, and that would not find its disk on virtio.
+    fn new(number: u8) -> Option<Scene> {
+        let landing = Landing::new(number, |folder| {
+            vec![with(vm("vmware", &[&debian(folder, "vmware", &[])]), json!({"power": "on", "nics": []}))]
+        })?;
+        let (tools, disk) = (landing.stage.path("bin"), landing.stage.path("vmware"));
+        let scene = Scene { landing, tools, before: std::fs::read(disk).unwrap() };
+        scene.convert("");
+        Some(scene)
+    }
+
+    /// From now on the converter writes its mark, and then does this.
+    fn convert(&self, then: &str) {
+        let script = format!(
+            "cd \"$(dirname \"$0\")\"\n[ \"$3\" ] || exit 0\necho $$ >>runs\n\
+             for file in $(sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$3\"); do\n\
+             qemu-io -f qcow2 -c 'write -q -P {MARK} {MARK_AT} {MARK_BYTES}' \"$file\" || exit 1\ndone\n{then}\n{HAS_DRIVERS}"
+        );
+        put_converter(&self.tools, &script);
+    }
+
+    /// Ids of the converter's processes so far.
+    fn runs(&self) -> Vec<String> {
+        let runs = std::fs::read_to_string(self.tools.join("runs")).unwrap_or_default();
+        runs.lines().map(str::to_string).collect()
+    }
+
+    fn volume(&self) -> Vec<u8> {
+        std::fs::read(self.landing.image("a", "vmware-0.raw")).unwrap()
+    }
+
+    fn is_converted(&self) -> bool {
+        let mut expected = self.before.clone();
+        expected[MARK_AT as usize..][..MARK_BYTES].fill(MARK);
+        self.volume() == expected
+    }
+
+    #[track_caller]
+    fn has_arrived(&self) {
+        assert!(self.is_converted(), "the volume is the source's, but for the mark");
+        assert_eq!(
+            self.landing.all_of("a"),
+            ["domain vmware", "vmware-0.raw", "vmware-0.raw.drover-journal"]
+        );
+        assert_eq!(self.landing.state("a", "vmware"), "running");
+        assert_eq!(self.source_power(), "poweredOff");
+    }
+
+    fn source_power(&self) -> String {
+        self.landing.stage.sim.vm("vmware").unwrap()["power"].as_str().unwrap().to_string()
+    }
+
+    /// Runs until the converter is at work, and is killed.
+    fn killed_while_it_converts(&self, args: &[&str]) {
+        self.convert(": >begun\nsleep 600");
+        let begun = self.tools.join("begun");
+        let mut command = self.landing.command(args);
+        let mut drover = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the conversion", PATIENCE, || begun.exists());
+        drover.kill().unwrap();
+        drover.wait().unwrap();
+        std::fs::remove_file(begun).unwrap();
+        let process = Path::new("/proc").join(self.runs().last().unwrap());
+        wait_until("the converter ends with drover", PATIENCE, || !process.exists());
+        self.convert("");
+        assert!(self.volume() == self.before, "the volume is not converted in part");
+    }
+}
+
+#[test]
+fn a_guest_is_converted_in_its_volume_once_and_runs() {
+    let Some(scene) = Scene::new(137) else { return };
+    let plan = scene.landing.plan("convert", &STARTED);
+    scene.landing.arrives(&["plan", "check", &plan]);
+    assert_eq!(scene.runs(), Vec::<String>::new(), "a check converts nothing");
+    scene.landing.arrives(&["migrate", &plan]);
+    scene.has_arrived();
+    let report = scene.landing.stage.report(&plan).to_string();
+    assert!(report.contains("converted; log in"), "{report}");
+    let xml = scene.landing.xml("a", "vmware");
+    assert!(xml.contains("<target dev='vda' bus='virtio'/>"), "{xml}");
+    scene.landing.arrives(&["migrate", &plan]);
+    assert_eq!(scene.runs().len(), 1);
+}
+
+#[test]
+fn killed_around_its_conversion_a_guest_is_given_up_whole_or_converted_once() {
+    let Some(scene) = Scene::new(144) else { return };
+    let landing = &scene.landing;
+    let plan = landing.plan("killed", &STARTED);
+    scene.killed_while_it_converts(&["migrate", &plan]);
+    let cancelled = landing.arrives(&["cancel", "killed"]);
+    assert!(cancelled.err.contains("what it had begun is undone"), "{}", cancelled.err);
+    assert_eq!((landing.all_of("a"), scene.source_power()), (Vec::<String>::new(), "poweredOn".to_string()));
+
+    scene.killed_while_it_converts(&["migrate", &plan]);
+    assert!(landing.killed_at(&["resume", "killed"], ("phase_started", "convert")).is_some());
+    assert!(landing.killed_at(&["resume", "killed"], ("phase_ended", "convert")).is_some());
+    let runs = scene.runs();
+    assert!(scene.is_converted() && landing.state("a", "vmware") != "running");
+    landing.arrives(&["resume", "killed"]);
+    scene.has_arrived();
+    assert_eq!(scene.runs(), runs, "what is converted is not converted again");
+}
+
+#[test]
+fn a_conversion_that_fails_leaves_the_guest_to_its_source() {
+    let Some(scene) = Scene::new(158) else { return };
+    let landing = &scene.landing;
+    let plan = landing.plan("fails", &STARTED);
+    scene.convert("echo 'virt-v2v-in-place: error: no boot loader was found' >&2\nexit 1");
+    let failed = landing.run(&["migrate", &plan]);
+    assert_eq!(failed.code, Some(7), "{failed:?}");
+    assert!(failed.err.contains("no boot loader was found"), "{}", failed.err);
+    assert_eq!(scene.source_power(), "poweredOn");
+    assert!(!landing.all_of("a").contains(&"domain vmware".to_string()), "{:?}", landing.all_of("a"));
+    assert!(scene.volume() == scene.before, "the volume is not converted in part");
+    scene.convert("");
+    landing.arrives(&["resume", "fails"]);
+    scene.has_arrived();
+    assert_eq!(scene.runs().len(), 2);
+}
+
+#[test]
+fn what_windows_needs_is_named_before_anything_moves() {
+    let Some(landing) = Landing::new(160, |folder| {
+        vec![with(
+            vm("win", &[&disk_file(folder, "win", 2 * MIB)]),
+            json!({"guest_id": "windows2019srv_64Guest"}),
+        )]
+    }) else {
+        return;
+    };
+    let tools = landing.stage.path("bin");
+    put_converter(&tools, HAS_DRIVERS);
+    let plan = landing.plan("windows", &[("convert: never", "convert: always")]);
+    let mut check = landing.command(&["plan", "check", &plan]);
+    std::fs::write(tools.join("rhsrvany.exe"), "").unwrap();
+    check.env("VIRT_TOOLS_DATA_DIR", &tools).env("VIRTIO_WIN", "/none");
+    let checked = common::moves::run(check);
+    assert_eq!(checked.code, Some(7), "{checked:?}");
+    assert!(
+        checked.err.contains("virtio-win, which has the drivers for Windows, is not installed"),
+        "{}",
+        checked.err
+    );
+    assert_eq!(landing.all_of("a"), Vec::<String>::new());
+}
