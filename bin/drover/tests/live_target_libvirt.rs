@@ -5,10 +5,11 @@ mod common;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::landing::{Landing, edges, hear};
 use common::{MIB, disk_file, same_bytes, vm, with};
-use drover_lab::{Guests, lab_folder};
+use drover_lab::{Guests, lab_folder, run_by};
 use serde_json::{Value, json};
 
 #[test]
@@ -133,6 +134,42 @@ fn vms_land_on_two_daemons_as_was_asked_and_prove_themselves() {
     }
     let after = landing.stage.source_state();
     assert_eq!(snapshots(&after), snapshots(&before), "no snapshot is left");
+}
+
+#[test]
+fn a_nic_is_plugged_into_the_bridge_that_the_plan_names() {
+    let nic = json!({"network": "VM Network", "mac": "00:50:56:aa:02:09", "model": "vmxnet3"});
+    let Some(landing) = Landing::new(161, |folder| {
+        vec![with(vm("lan", &[&disk_file(folder, "lan", 2 * MIB)]), json!({"nics": [nic]}))]
+    }) else {
+        return;
+    };
+    let there = landing.hosts.in_their_network().unwrap();
+    let ports = || {
+        let mut command = Command::new(&there[0]);
+        command.args(&there[1..]).args(["ip", "-o", "link", "show", "master", "br-lan"]);
+        common::moves::run(command)
+    };
+    if ports().code != Some(0) || !Path::new("/dev/net/tun").exists() {
+        println!("skipped: this kernel has no bridges, or no /dev/net/tun");
+        return;
+    }
+    // Drover is of the network that the simulator is in, and sees the devices of theirs.
+    let own = format!("/proc/{}/ns/net", std::process::id());
+    let sees = format!("mount -t sysfs sys /sys && exec nsenter --net={own} \"$@\"");
+    let words = ["unshare", "--mount", "sh", "-c", &sees, "sh"].map(str::to_string);
+    let run =
+        |args: &[&str]| common::moves::run(run_by(&[&there[..], &words].concat(), &landing.command(args)));
+    let started = ("mode: cold", "mode: cold\nstart: true");
+    let absent = landing.plan("absent", &[started, ("\"*\": user", "\"*\": br-none")]);
+    let refused = run(&["plan", "check", &absent]);
+    assert!(refused.code == Some(3) && refused.err.contains("no bridge or device br-none"), "{refused:?}");
+    let moved = run(&["migrate", &landing.plan("lan", &[started, ("\"*\": user", "\"*\": br-lan")])]);
+    assert_eq!(moved.code, Some(0), "{moved:?}");
+    assert!(landing.xml("a", "lan").contains("<source bridge='br-lan'/>"), "{}", landing.xml("a", "lan"));
+    let listed = landing.hosts.virsh("a", &["domiflist", "lan"]).unwrap();
+    let tap = listed.lines().find_map(|line| line.split_whitespace().find(|word| word.starts_with("vnet")));
+    assert!(ports().out.contains(tap.unwrap()), "{listed} in {:?}", ports());
 }
 
 fn snapshots(state: &Value) -> Vec<Value> {

@@ -133,6 +133,15 @@ impl Hosts {
         Ok(words)
     }
 
+    /// The words that run a command in the network of both hosts, with the files of this machine.
+    ///
+    /// # Errors
+    /// If their daemons are gone.
+    pub fn in_their_network(&self) -> Result<Vec<String>> {
+        let space = self.daemon("a")?.join("ns/net");
+        Ok(vec!["nsenter".to_string(), format!("--net={}", space.display())])
+    }
+
     /// Starts a domain and listens to what it writes to its first serial port, from its first byte on.
     ///
     /// # Errors
