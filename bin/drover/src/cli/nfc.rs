@@ -21,6 +21,9 @@ pub struct NfcCheckArgs {
     pub user: Option<String>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    /// Read a VM that runs from a snapshot, which is made for this and removed again
+    #[arg(long)]
+    pub snapshot: bool,
     /// Write the heads of all frames to a file: neither data nor tickets
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use drover_nfc::{NfcState, Trace};
 use drover_types::Bytes;
-use drover_types::inventory::PowerState;
+use drover_types::inventory::{PowerState, Vm, VmDisk};
 use drover_vddk::{Measured, measure};
-use drover_vsphere::Route;
+use drover_vsphere::{Route, Session};
 use serde_json::{Value, json};
 
 use crate::cli::NfcCheckArgs;
@@ -15,6 +15,7 @@ use crate::connect;
 use crate::endpoint::{Place, find_disk, place};
 use crate::exit::{Exit, Failure};
 use crate::nfc::{Asked, NfcWay};
+use crate::signals::{Undo, stop_on_signals};
 
 /// Read to learn the rate, and for how long at most.
 const MEASURE_BYTES_MAX: u64 = 16 << 30;
@@ -22,7 +23,11 @@ const MEASURE_TIME_MAX: Duration = Duration::from_secs(5);
 /// What the note of the protocol has from others, in bytes per second of one disk: below it something is in the way.
 const USUAL_BYTES_PER_S: u64 = 150_000_000;
 
-/// Reads a disk for a moment. Nothing is changed.
+/// Every snapshot of a check is called so, and says so: one that a killed check left is known by it.
+const SNAPSHOT_NAME: &str = "drover-nfc-check";
+const SNAPSHOT_DESCRIPTION: &str = "made by drover nfc check, which removes it again";
+
+/// Reads a disk for a moment. Nothing is changed, but for a snapshot of a VM that runs.
 pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
     let Ok(Place::Vsphere { host, vm, disk }) = place(&format!("vsphere://{}", args.disk)) else {
         let message = format!("'{}' is not HOST[:PORT]/VM/DISK, with DISK counted from 0", args.disk);
@@ -30,10 +35,70 @@ pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
     };
     let session = connect::connect_host(&host, args.user.as_deref(), &args.secret)?;
     let (vm, disk) = find_disk(&session, &vm, disk)?;
-    if vm.power != PowerState::Off {
+    if vm.power != PowerState::Off && !args.snapshot {
         let message = format!("{} runs, and a running VM is read from a snapshot only", vm.name);
-        return Err(Failure::new(Exit::Plan, message).advise("name one that is off"));
+        return Err(Failure::new(Exit::Plan, message)
+            .advise("name one that is off, or add --snapshot: one is made of it, and removed again"));
     }
+    let told = if vm.power == PowerState::Off {
+        read(args, &session, &vm, &disk, None)
+    } else {
+        read_frozen(args, &session, &vm, &disk)
+    }?;
+    match args.json {
+        true => crate::out::line(format!("{told:#}")),
+        false => crate::out::print(&text(&told)),
+    }
+    session.logout()?;
+    Ok(Exit::Success)
+}
+
+/// Reads a disk of a VM that runs, from a snapshot that is removed whatever comes of it.
+fn read_frozen(args: &NfcCheckArgs, session: &Session, vm: &Vm, disk: &VmDisk) -> Result<Value, Failure> {
+    let stop = stop_on_signals().map_err(|error| Failure::new(Exit::Internal, error.to_string()))?;
+    let undo = Undo::begin();
+    for left in vm.snapshots.iter().filter(|it| it.description == SNAPSHOT_DESCRIPTION) {
+        session.remove_snapshot(&left.id)?;
+    }
+    let made = session.create_snapshot(&vm.id, SNAPSHOT_NAME, SNAPSHOT_DESCRIPTION, false)?;
+    let told = frozen(session, vm, disk, &made.id).and_then(|frozen| match stop.is_set() {
+        true => Err(Failure::new(Exit::Interrupted, "interrupted")),
+        false => read(args, session, vm, disk, Some((&frozen, &made.id))),
+    });
+    let removed = session.remove_snapshot(&made.id);
+    drop(undo);
+    if let Err(error) = removed {
+        let why = told.as_ref().err().map(|first| format!("; before that: {}", first.message));
+        let message = format!(
+            "the snapshot {SNAPSHOT_NAME} of {} may still be there: {}{}",
+            vm.name,
+            drover_engine::chain(&error),
+            why.unwrap_or_default()
+        );
+        let advice = "run the check with --snapshot again, which removes it, or remove it by hand";
+        return Err(Failure::new(Exit::Source, message).advise(advice));
+    }
+    match stop.is_set() {
+        true => Err(Failure::new(Exit::Interrupted, "interrupted; the source is as it was")),
+        false => told,
+    }
+}
+
+/// The disk as a snapshot froze it.
+fn frozen(session: &Session, vm: &Vm, disk: &VmDisk, snapshot: &str) -> Result<VmDisk, Failure> {
+    session.snapshot_disks(snapshot)?.into_iter().find(|it| it.key == disk.key).ok_or_else(|| {
+        let message = format!("{} of {} is left out of snapshots", disk.label, vm.name);
+        Failure::new(Exit::Source, message).advise("name another disk")
+    })
+}
+
+fn read(
+    args: &NfcCheckArgs,
+    session: &Session,
+    vm: &Vm,
+    disk: &VmDisk,
+    frozen: Option<(&VmDisk, &str)>,
+) -> Result<Value, Failure> {
     let trace = match &args.trace {
         Some(path) => {
             let file = std::fs::File::create(path)
@@ -43,13 +108,14 @@ pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
         None => None,
     };
     let way = NfcWay::unasked();
+    let (read_from, snapshot) = frozen.unwrap_or((disk, ""));
     let asked = Asked {
-        session: &session,
-        vm: &vm,
-        disk: &disk,
-        frozen: &disk,
+        session,
+        vm,
+        disk,
+        frozen: read_from,
         route: Route::Provider,
-        identity: disk.path.clone(),
+        identity: format!("{} {snapshot}", read_from.path),
         extents: None,
         trace,
     };
@@ -62,14 +128,7 @@ pub fn check(args: &NfcCheckArgs) -> Result<Exit, Failure> {
     let used = way
         .used(place, &state.service)
         .map_err(|error| Failure::new(Exit::Internal, format!("the ledger of NFC memory: {error}")))?;
-    let told = told(&state, &measured, used);
-    drop(opened);
-    match args.json {
-        true => crate::out::line(format!("{told:#}")),
-        false => crate::out::print(&text(&told)),
-    }
-    session.logout()?;
-    Ok(Exit::Success)
+    Ok(told(&state, &measured, used))
 }
 
 fn told(state: &NfcState, measured: &Measured, (used, disks, budget): (u64, u32, u64)) -> Value {

@@ -247,6 +247,45 @@ fn check_reads_a_disk_and_its_trace_holds_neither_data_nor_tickets() {
 }
 
 #[test]
+fn a_vm_that_runs_is_checked_from_a_snapshot_by_leave_and_keeps_none() {
+    let Some(stage) = Stage::new(162, one(8)) else { return };
+    stage.sim.post("/vm/power", json!({"vm": "one", "state": "on"})).unwrap();
+    let disk = format!("127.0.0.1:{}/one/0", stage.sim.port);
+    let check = |more: &[&str]| {
+        let args = ["nfc", "check", &disk, "--thumbprint", &stage.sim.thumbprint, "--json"];
+        stage.run(&[&args[..], more].concat())
+    };
+    let snapshots = || stage.sim.vm("one").unwrap()["snapshots"].as_array().map_or(0, Vec::len);
+    let refused = check(&[]);
+    assert!(refused.code == Some(3) && refused.err.contains("--snapshot"), "{refused:?}");
+    let read = check(&["--snapshot"]);
+    assert_eq!(read.code, Some(0), "{}{}", read.out, read.err);
+    assert!(read.json().unwrap()["bytes"].as_u64().unwrap() > 0, "{}", read.out);
+    assert_eq!((snapshots(), counted(&stage, "esx1.lab", "vpxa-nfc", "sessions")), (0, 0));
+
+    // One that cannot be removed is told, and the next check removes it.
+    let fault = json!({"method": "RemoveSnapshot_Task", "fault": "NoPermission"});
+    stage.sim.post("/fault/soap", fault).unwrap();
+    let left = check(&["--snapshot"]);
+    assert!(
+        left.code == Some(6) && left.err.contains("drover-nfc-check of one may still be there"),
+        "{left:?}"
+    );
+    assert_eq!(snapshots(), 1);
+    assert_eq!(check(&["--snapshot"]).code, Some(0));
+    assert_eq!(snapshots(), 0);
+
+    // A read that fails leaves none either.
+    stage.sim.post("/nfc/set", json!({"refuse_tls": true})).unwrap();
+    let failed = check(&["--snapshot"]);
+    assert!(
+        failed.code.is_some_and(|code| code > 0) && !failed.err.contains("may still be there"),
+        "{failed:?}"
+    );
+    assert_eq!(snapshots(), 0);
+}
+
+#[test]
 fn a_disk_that_is_copied_by_its_name_is_read_by_nfc_too() {
     let Some(stage) = Stage::new(145, one(5)) else { return };
     let disk = format!("vsphere://127.0.0.1:{}/one/0", stage.sim.port);
