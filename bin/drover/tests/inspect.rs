@@ -145,3 +145,35 @@ fn an_image_that_has_drivers_and_no_paths_is_left_as_it_is() {
     );
     assert!(!stage.path("tools/told.xml").exists(), "the converter was not asked");
 }
+
+#[test]
+fn interfaces_keep_the_names_that_the_slots_of_their_cards_gave_them() {
+    let Some(stage) = Stage::new(176, |folder| {
+        debian(folder, "two", &[]);
+        let tree = folder.join("two.tree");
+        let interfaces = "iface ens192 inet static\n  address 192.0.2.7/24\niface ens224 inet dhcp\niface ens256 inet dhcp\n";
+        std::fs::write(tree.join("etc/network/interfaces"), interfaces).unwrap();
+        std::fs::remove_file(folder.join("two")).unwrap();
+        let nic = |mac: &str, slot: u32| json!({"network": "VM Network", "mac": mac, "slot": slot});
+        let nics = [nic("00:50:56:aa:00:01", 224), nic("00:50:56:aa:00:02", 192)];
+        vec![with(vm("two", &[&disk_of(folder, "two", &tree)]), json!({"nics": nics}))]
+    }) else {
+        return;
+    };
+    let tells =
+        "[ \"$1\" != --help ] || { echo --write; exit; }\nprintf '%s\\n' \"$@\" >\"$(dirname \"$0\")/told\"";
+    let path = put_converter(&stage.path("tools"), &format!("{tells}\n{HAS_DRIVERS}"));
+    let plan = stage.plan("names", &[("convert: never", "convert: auto")]);
+    let moved = stage.drover.command(&["migrate", &plan]).env("PATH", &path).output().unwrap();
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    let told = std::fs::read_to_string(stage.path("tools/told")).unwrap();
+    for (name, mac) in [("ens192", "00:50:56:aa:00:02"), ("ens224", "00:50:56:aa:00:01")] {
+        let file = format!(
+            "/etc/systemd/network/10-drover-{name}.link:[Match]\nMACAddress={mac}\n\n[Link]\nName={name}\n"
+        );
+        assert!(told.contains(&file), "{told}");
+    }
+    assert!(!told.contains("ens256"), "no card is in that slot: {told}");
+    let report = stage.report(&plan).to_string();
+    assert!(report.contains("interfaces that keep their names: ens192 of 00:50:56:aa:00:02, ens224 of"), "{report}");
+}

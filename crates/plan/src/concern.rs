@@ -17,7 +17,7 @@ use crate::warm::Warm;
 mod inside;
 mod warm;
 
-pub use inside::{concerns_inside, lacking_driver, renamed};
+pub use inside::{card_of, concerns_inside, lacking_driver, renamed};
 
 /// How much a [`Concern`] matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -644,6 +644,37 @@ mod tests {
         assert!(told.advice.contains("MACAddress=00:50:56:aa:bb:cc"), "{told}");
         inside = Inside { interfaces: vec![interface("eth0")], keeps_old_names: true, ..inside };
         assert_eq!(concerns_inside(&planned(), &inside), []);
+    }
+
+    #[test]
+    fn cards_of_vmware_are_known_by_their_slots() {
+        let mut vm = planned();
+        let card = |mac: &str, slot| Nic { mac: mac.into(), pci_slot: slot, ..Nic::default() };
+        let macs = |vm: &PlannedVm, names: &[&str]| -> Vec<Option<String>> {
+            let inside = Inside {
+                interfaces: names.iter().map(|name| interface(name)).collect(),
+                ..Inside::default()
+            };
+            names.iter().map(|name| card_of(vm, &inside, name).map(|card| card.mac.clone())).collect()
+        };
+        let some = |mac: &str| Some(mac.to_string());
+        let only = "00:50:56:aa:bb:cc";
+        assert_eq!(macs(&vm, &["ens192"]), [some(only)], "one card, one name");
+        vm.vm.nics[0].pci_slot = Some(160);
+        assert_eq!(macs(&vm, &["ens192"]), [None], "a name that an earlier card had");
+        assert_eq!(macs(&vm, &["enp11s0"]), [some(only)]);
+        vm.vm.nics = vec![card("a", Some(192)), card("b", Some(160)), card("c", Some(1184)), card("d", None)];
+        let planned = vm.nics.remove(0);
+        let nic = |(index, card): (usize, &Nic)| crate::PlannedNic {
+            index,
+            mac: card.mac.clone(),
+            ..planned.clone()
+        };
+        vm.nics = vm.vm.nics.iter().enumerate().map(nic).collect();
+        let told = macs(&vm, &["ens160", "ens192", "ens161", "ens224", "enp11s0"]);
+        assert_eq!(told, [some("b"), some("a"), some("c"), None, None]);
+        vm.nics.remove(0);
+        assert_eq!(macs(&vm, &["ens160", "ens192"]), [some("b"), None], "one that the plan leaves out");
     }
 
     #[test]

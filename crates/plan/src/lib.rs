@@ -36,7 +36,7 @@ mod warm;
 
 pub use begun::{Begun, Others, as_begun};
 pub use concern::{
-    CATALOGUE, Concern, ConcernContext, Weight, concerns, concerns_inside, lacking_driver, renamed,
+    CATALOGUE, Concern, ConcernContext, Weight, card_of, concerns, concerns_inside, lacking_driver, renamed,
 };
 pub use draft::{DraftOptions, DraftSource, draft, unmatched};
 pub use draft_waves::{DraftMember, DraftWave, draft_waves};

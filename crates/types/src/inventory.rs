@@ -324,6 +324,9 @@ pub struct Nic {
     pub model: String,
     /// Whether it is connected (or will be at power on).
     pub connected: bool,
+    /// The slot that the guest finds it in, if that is told: Linux calls it `ens192` in slot 192.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_slot: Option<u32>,
 }
 
 #[cfg(test)]

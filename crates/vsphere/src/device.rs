@@ -169,6 +169,7 @@ pub(crate) fn nics<'a>(
         network: network(device, networks),
         model: model(&device.kind),
         connected: device.flag_at(connected),
+        pci_slot: device.number_at("slotInfo/pciSlotNumber"),
     };
     cards.into_iter().map(nic).collect()
 }
@@ -292,12 +293,14 @@ mod tests {
              <backing><port><portgroupKey>dvportgroup-7</portgroupKey></port></backing></device>\
              <device i:type=\"VirtualE1000e\"><key>4000</key><macAddress>00:50:56:aa:00:01</macAddress>\
              <backing><deviceName>VM Network</deviceName><network type=\"Network\">network-1</network></backing>\
-             <connectable><startConnected>true</startConnected><connected>false</connected></connectable></device>",
+             <connectable><startConnected>true</startConnected><connected>false</connected></connectable>\
+             <slotInfo i:type=\"VirtualDevicePciBusSlotInfo\"><pciSlotNumber>33</pciSlotNumber></slotInfo></device>",
         );
         let names = NetworkNames([("dvportgroup-7".to_string(), "prod".to_string())].into());
         let found = nics(hardware.children.iter(), &names, false);
         assert_eq!((found[0].model.as_str(), found[0].network.as_str()), ("e1000e", "VM Network"));
         assert_eq!((found[1].network.as_str(), found[1].mac.as_str()), ("prod", "00:50:56:aa:00:02"));
         assert!(found[0].connected && !found[1].connected);
+        assert_eq!((found[0].pci_slot, found[1].pci_slot), (Some(33), None));
     }
 }

@@ -1,11 +1,11 @@
 //! Conversion on this machine: whether a guest needs it, what is missing for it, and how it went.
 
 use drover_engine::{Cause, Converted, ProviderError};
-use drover_plan::{At, Convert, PlannedVm, Problem, TargetBus, lacking_driver, renamed};
+use drover_plan::{At, Convert, PlannedVm, Problem, TargetBus, card_of, lacking_driver, renamed};
 use drover_qemu::{
     ConvertOptions, ConvertOutcome, DiskBus, Lack, MachineSpec, Need, NicName, SourceBus, SourceGuest,
 };
-use drover_types::guest::Inside;
+use drover_types::guest::{Inside, Interface};
 use drover_types::inventory::DiskBus as InventoryBus;
 
 use crate::image::qemu_error;
@@ -133,15 +133,14 @@ fn judged(spec: &MachineSpec, vm: &PlannedVm) -> Judged {
     Judged { need, boots: Some(true), names }
 }
 
-/// Names that come of where a card is change with it. Which card has which name the guest's files do not tell, so it is done for
-/// the one card of a guest that has one name.
+/// Names that come of where a card is change with it: those of cards that are known.
 fn names_to_keep(vm: &PlannedVm, inside: &Inside) -> Vec<NicName> {
-    match (vm.nics.as_slice(), inside.interfaces.as_slice()) {
-        ([nic], [interface]) if interface.name.starts_with("en") => {
-            vec![NicName { mac: nic.mac.to_ascii_lowercase(), name: interface.name.clone() }]
-        }
-        _ => Vec::new(),
-    }
+    let names = inside.interfaces.iter().filter(|interface| interface.name.starts_with("en"));
+    let name = |interface: &Interface| {
+        let mac = card_of(vm, inside, &interface.name)?.mac.to_ascii_lowercase();
+        Some(NicName { mac, name: interface.name.clone() })
+    };
+    names.filter_map(name).collect()
 }
 
 fn told(log: &std::path::Path, warnings: &[String], kept: &[String]) -> String {

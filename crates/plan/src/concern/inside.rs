@@ -5,7 +5,7 @@ use drover_types::guest::{Initramfs, Inside};
 
 use super::{Concern, Found};
 use crate::model::Convert;
-use crate::resolution::{PlannedVm, TargetBus};
+use crate::resolution::{PlannedNic, PlannedVm, TargetBus};
 
 /// What was found inside a planned VM and matters for its move, the worst first.
 pub fn concerns_inside(vm: &PlannedVm, inside: &Inside) -> Vec<Concern> {
@@ -134,10 +134,10 @@ impl Found<'_> {
                 interface.file
             );
             let macs: Vec<&str> = vm.nics.iter().map(|nic| nic.mac.as_str()).collect();
-            let mac = match macs.as_slice() {
-                [] => return,
-                [one] => one.to_string(),
-                many => format!("the one of {} that it has", many.join(", ")),
+            let mac = match (macs.as_slice(), card_of(vm, inside, name)) {
+                ([], _) => return,
+                (_, Some(card)) => card.mac.clone(),
+                (many, None) => format!("the one of {} that it has", many.join(", ")),
             };
             let advice = format!(
                 "before the move, write /etc/systemd/network/10-{name}.link with `[Match]`, `MACAddress={mac}`, `[Link]`, \
@@ -160,6 +160,25 @@ impl Found<'_> {
             }
         }
     }
+}
+
+/// The card that the guest calls so, where that can be known: by the slot that VMware's hardware puts it in, or because there is one
+/// card and one name.
+pub fn card_of<'a>(vm: &'a PlannedVm, inside: &Inside, name: &str) -> Option<&'a PlannedNic> {
+    let number: Option<u32> = name.strip_prefix("ens").and_then(|number| number.parse().ok());
+    let slot = |nic: &PlannedNic| vm.vm.nics.get(nic.index).and_then(|card| card.pci_slot).map(slot_number);
+    match (vm.nics.as_slice(), inside.interfaces.as_slice()) {
+        // Of a card whose slot is known the name is known, too.
+        ([card], [_]) if number.is_none() || slot(card).is_none() => Some(card),
+        (cards, _) => cards.iter().find(|card| number.is_some() && slot(card) == number),
+    }
+}
+
+/// What Linux calls a card after (`ens192`) that VMware has in this slot: ten bits of slot, and above them the function of the bridge.
+///
+/// Source: VMware KB 2047927 ("FFF.BBBBB.DDDDD"); systemd.net-naming-scheme(7), `ens`. No real guest was looked at.
+fn slot_number(pci_slot: u32) -> u32 {
+    (pci_slot & 1023) + (pci_slot >> 10)
 }
 
 /// Source: virt-v2v(1), "Free space in the guest".

@@ -107,12 +107,13 @@ type VM struct {
 	ExtraConfig map[string]string `yaml:"extra_config"`
 }
 
-// NIC is a virtual network card. Connected is true unless it says otherwise.
+// NIC is a virtual network card. Connected is true unless it says otherwise. Slot is its pciSlotNumber, if it has one.
 type NIC struct {
 	Network   string `yaml:"network"`
 	MAC       string `yaml:"mac"`
 	Model     string `yaml:"model"`
 	Connected *bool  `yaml:"connected"`
+	Slot      int32  `yaml:"slot"`
 }
 
 // Disk is a virtual disk. Without a file it is one hole; without a capacity it is as long as its file.

@@ -153,6 +153,9 @@ func nicDevice(given inventory.NIC, index int, on bool) types.BaseVirtualDevice 
 		},
 		AddressType: string(addressType), MacAddress: given.MAC, WakeOnLanEnabled: types.NewBool(true),
 	}
+	if given.Slot != 0 {
+		card.SlotInfo = &types.VirtualDevicePciBusSlotInfo{PciSlotNumber: given.Slot}
+	}
 	switch given.Model {
 	case "e1000":
 		return &types.VirtualE1000{VirtualEthernetCard: card}
