@@ -175,5 +175,8 @@ fn interfaces_keep_the_names_that_the_slots_of_their_cards_gave_them() {
     }
     assert!(!told.contains("ens256"), "no card is in that slot: {told}");
     let report = stage.report(&plan).to_string();
-    assert!(report.contains("interfaces that keep their names: ens192 of 00:50:56:aa:00:02, ens224 of"), "{report}");
+    assert!(
+        report.contains("interfaces that keep their names: ens192 of 00:50:56:aa:00:02, ens224 of"),
+        "{report}"
+    );
 }

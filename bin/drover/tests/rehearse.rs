@@ -4,11 +4,14 @@
 mod common;
 
 use std::path::PathBuf;
+use std::process::Stdio;
 
+use common::debian::{HAS_DRIVERS, put_converter};
 use common::process::{PATIENCE, wait_until};
 use common::{MIB, Stage, disk_file, vm, with};
 use drover_lab::{Guests, lab_folder};
 use drover_qemu::{VmFolder, find_running};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 /// A guest under emulation, on a machine that is busy.
@@ -119,6 +122,55 @@ fn a_rehearsal_that_is_killed_leaves_no_machine_and_no_overlay() {
     std::fs::write(&plan, text).unwrap();
     let again = stage.run(&["rehearse", &plan, "--vm", "web01", "--quiet"]);
     assert_eq!(again.code, Some(16), "{}", again.err);
+    assert_nothing_is_left(&stage, &before);
+}
+
+#[test]
+fn a_replica_is_converted_on_its_overlays_and_stays_as_it_is() {
+    let Ok(guests) = Guests::load(&lab_folder().join("guests")) else {
+        println!("skipped: the test guests are not built (`make lab`)");
+        return;
+    };
+    let guest = guests.get("web01").unwrap();
+    let disk = guest.disks.iter().map(|disk| guests.folder.join(&disk.file)).next().unwrap();
+    let Some(stage) = Stage::new(163, |_| {
+        let told = json!({"cpus": guest.cpus, "memory_mib": guest.memory_mib, "power": "on"});
+        vec![with(vm("web01", &[&disk]), told)]
+    }) else {
+        return;
+    };
+    let checks = format!("checks: {{post_start: [{{serial: 'DROVER-DONE', within: {BOOT}}}]}}");
+    let warm = format!("mode: warm\nwarm: {{interval: 1s, cutover: manual}}\n{checks}");
+    let plan = stage.plan("replica", &[("mode: cold", warm.as_str()), ("convert: never", "convert: always")]);
+    let tools = stage.path("tools");
+    let reads = "sed -n \"s/.*<source file='\\([^']*\\)'.*/\\1/p\" \"$3\" >\"$(dirname \"$0\")/converted\"";
+    let path = put_converter(&tools, &format!("[ \"$3\" ] || exit 0\n{reads}\n{HAS_DRIVERS}"));
+    let mut command = stage.drover.command(&["migrate", &plan]);
+    command.env("PATH", &path).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut run = command.spawn().unwrap();
+    wait_until("a pass", PATIENCE, || {
+        let told = stage.run(&["report", &plan, "--json"]).json().unwrap_or_default();
+        let passes = told["vms"][0]["warm"]["passes"].as_array().cloned().unwrap_or_default();
+        passes.iter().any(|pass| pass["state"] == "complete")
+    });
+    kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    let before = bytes(&stage);
+    let rehearsed = stage.drover.command(&["rehearse", &plan]).env("PATH", &path).output().unwrap();
+    let words = String::from_utf8_lossy(&rehearsed.stderr);
+    assert!(rehearsed.status.success() && words.contains("converted, on the overlays"), "{words}");
+    let converted = std::fs::read_to_string(tools.join("converted")).unwrap();
+    assert!(converted.starts_with(overlays(&stage).to_str().unwrap()), "{converted}");
+    assert_nothing_is_left(&stage, &before);
+
+    // A conversion that fails fails its rehearsal, and nothing else.
+    put_converter(
+        &tools,
+        "[ \"$3\" ] || exit 0\necho 'virt-v2v-in-place: error: no boot loader was found'\nexit 1",
+    );
+    let failed = stage.drover.command(&["rehearse", &plan]).env("PATH", &path).output().unwrap();
+    let words = String::from_utf8_lossy(&failed.stderr);
+    assert!(!failed.status.success() && words.contains("no boot loader was found"), "{words}");
     assert_nothing_is_left(&stage, &before);
 }
 
