@@ -245,8 +245,17 @@ impl Cluster {
     /// # Errors
     /// As all requests.
     pub fn delete(&self, path: &str, uid: &str) -> Result<(), KubeError> {
+        self.remove(path, &serde_json::json!({"uid": uid}), "Background")
+    }
+
+    /// As [`Cluster::delete`], with all the preconditions that the server is to hold it against (`uid`, `resourceVersion`), and how what
+    /// it owns goes with it: `Foreground` keeps it until all of that is gone.
+    ///
+    /// # Errors
+    /// As all requests.
+    pub fn remove(&self, path: &str, preconditions: &Value, propagation: &str) -> Result<(), KubeError> {
         let body = serde_json::json!({
-            "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": {"uid": uid},
+            "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation, "preconditions": preconditions,
         });
         match self.ask(Method::DELETE, path, Some(&body), JSON) {
             Err(error) if matches!(error.kind, KubeErrorKind::Missing | KubeErrorKind::Conflict) => Ok(()),
@@ -254,7 +263,13 @@ impl Cluster {
         }
     }
 
-    fn ask(&self, method: Method, path: &str, body: Option<&Value>, kind: &str) -> Result<Value, KubeError> {
+    pub(crate) fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        kind: &str,
+    ) -> Result<Value, KubeError> {
         let about = format!("{method} {}", path.split('?').next().unwrap_or_default());
         let told = |(kind, what): Told| KubeError::new(kind, format!("{about}: {what}"));
         let bytes = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();

@@ -5,6 +5,7 @@
 //! objects   pure: claims, worker pods and their secrets; names and whose they are
 //! access    kubeconfigs and their plug-ins
 //! cluster   the API server: requests with a bound on their time, refusals with their kind
+//! watch     lists in pages, and what changes afterwards
 //! forward   a port of this host that leads to one of a pod
 //! ```
 //!
@@ -18,7 +19,9 @@ mod cluster;
 mod forward;
 pub mod objects;
 pub mod vm;
+mod watch;
 
 pub use access::Access;
 pub use cluster::{Change, Cluster, KubeError, KubeErrorKind};
 pub use forward::Forward;
+pub use watch::Seen;
