@@ -52,5 +52,5 @@ pub use resolution::{
     HostRoute, PlannedDisk, PlannedNic, PlannedVm, Resolution, Route, Space, TargetBus, TargetHost,
     space_needed,
 };
-pub use resolve::{PlannedProxy, kube_name, proxies, resolve};
+pub use resolve::{PlannedProxy, chosen_by, kube_name, proxies, resolve};
 pub use warm::{Audit, Cutover, Interval, Warm, WarmKeys, moment_text, parse_moment};

@@ -20,14 +20,7 @@ const NAMES_SHOWN_MAX: usize = 5;
 
 /// Lays a plan over an inventory; all problems at once, nothing is touched.
 pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
-    let mut resolver = Resolver {
-        plan,
-        inventory,
-        problems: plan.warnings.clone(),
-        unmapped: BTreeMap::new(),
-        waves: WaveIndex::new(plan),
-        in_no_wave: Vec::new(),
-    };
+    let mut resolver = Resolver::new(plan, inventory);
     resolver.check_hosts();
     resolver.check_exclusions();
     resolver.check_rules();
@@ -42,6 +35,13 @@ pub fn resolve(plan: &Plan, inventory: &Inventory) -> Resolution {
     }
     sort(&mut resolver.problems);
     Resolution { vms, problems: resolver.problems }
+}
+
+/// Places in the plan's list of the selections that choose a VM; exclusions are not looked at.
+pub fn chosen_by(plan: &Plan, inventory: &Inventory, vm: &Vm) -> Vec<usize> {
+    let resolver = Resolver::new(plan, inventory);
+    let chosen = plan.vms.iter().enumerate().filter(|(_, it)| resolver.selects(&it.selector, vm));
+    chosen.map(|(place, _)| place).collect()
 }
 
 struct Resolver<'a> {
@@ -64,6 +64,17 @@ struct Choice {
 }
 
 impl<'a> Resolver<'a> {
+    fn new(plan: &'a Plan, inventory: &'a Inventory) -> Resolver<'a> {
+        Resolver {
+            plan,
+            inventory,
+            problems: plan.warnings.clone(),
+            unmapped: BTreeMap::new(),
+            waves: WaveIndex::new(plan),
+            in_no_wave: Vec::new(),
+        }
+    }
+
     fn error(&mut self, path: &str, at: At, message: impl Into<String>, advice: impl Into<String>) {
         self.problems.push(Problem::error(path, message).at(at).advise(advice));
     }
