@@ -26,6 +26,8 @@ const TOKEN: &str = "lab-admin";
 pub const IMAGE: &str = "localhost/drover:test";
 /// Storage classes whose volumes are made by [`Cluster::volume`].
 pub const CLASS: &str = "lab";
+/// Where pods reach what [`Cluster::let_out`] lets them.
+const OUTSIDE: &str = "10.99.0.1:9443";
 
 /// A cluster. It ends with all that is in it when this is dropped.
 pub struct Cluster {
@@ -34,6 +36,8 @@ pub struct Cluster {
     port: u16,
     is_over: Arc<AtomicBool>,
     player: Option<JoinHandle<()>>,
+    /// Brings what pods ask for to a port of this host.
+    way_out: Option<Child>,
 }
 
 /// What a volume is.
@@ -91,7 +95,7 @@ impl Cluster {
             .spawn()?;
         let folder = folder.to_path_buf();
         let is_over = Arc::new(AtomicBool::new(false));
-        let mut cluster = Cluster { child, folder, port, is_over, player: None };
+        let mut cluster = Cluster { child, folder, port, is_over, player: None, way_out: None };
         let until = Instant::now() + PATIENCE;
         while !cluster.folder.join("ready").exists() {
             if cluster.child.try_wait()?.is_some() || Instant::now() >= until {
@@ -115,6 +119,59 @@ impl Cluster {
         self.folder.join("kubeconfig")
     }
 
+    /// Lets pods reach a port of this host; gives the address at which they do. There is one such port.
+    ///
+    /// # Errors
+    /// If there is one already, or nothing can be started.
+    pub fn let_out(&mut self, port: u16) -> Result<String> {
+        ensure!(self.way_out.is_none(), "there is one already");
+        let socket = self.folder.join("out.sock");
+        let way = Command::new(lab_folder().join("cluster/cluster"))
+            .arg("forward")
+            .arg(format!("unix:{}", socket.display()))
+            .arg(format!("tcp:127.0.0.1:{port}"))
+            .stderr(Stdio::null())
+            .spawn()?;
+        self.way_out = Some(way);
+        let until = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            ensure!(Instant::now() < until, "{} is not there", socket.display());
+            thread::sleep(POLL);
+        }
+        Ok(OUTSIDE.to_string())
+    }
+
+    /// Makes or changes all objects of a YAML of several, as `kubectl apply --namespace` does.
+    ///
+    /// # Errors
+    /// If the server refuses one, or its kind is none of those that `deploy/` has.
+    pub fn apply(&self, yaml: &str, namespace: &str) -> Result<()> {
+        for document in yaml.split("\n---\n") {
+            let line = |key: &str| document.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+            let (kind, api) = (line("kind:").context("a kind")?, line("apiVersion:").context("a version")?);
+            let plural = match kind {
+                "CustomResourceDefinition" => "customresourcedefinitions",
+                "ServiceAccount" => "serviceaccounts",
+                "Role" => "roles",
+                "RoleBinding" => "rolebindings",
+                "Deployment" => "deployments",
+                _ => bail!("{kind} is not known here"),
+            };
+            let below = if kind == "CustomResourceDefinition" {
+                String::new()
+            } else {
+                format!("/namespaces/{namespace}")
+            };
+            let group = if api == "v1" { "/api/v1".to_string() } else { format!("/apis/{api}") };
+            let name = line("metadata: {name: ").map(|rest| rest.trim_end_matches('}'));
+            let name = name.or(line("  name:")).context("a name")?;
+            let path =
+                format!("{group}{below}/{plural}/{name}?fieldManager=lab&fieldValidation=Strict&force=true");
+            self.api().succeeds("PATCH", &path, "application/apply-patch+yaml", document.as_bytes())?;
+        }
+        Ok(())
+    }
+
     /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -130,6 +187,14 @@ impl Cluster {
     /// If the server refuses.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
         self.api().get(path)
+    }
+
+    /// What is at a path, as text, such as a pod's log.
+    ///
+    /// # Errors
+    /// If nobody answers.
+    pub fn text(&self, path: &str) -> Result<String> {
+        self.api().text("GET", path, "application/json", b"")
     }
 
     /// Makes an object.
@@ -244,6 +309,11 @@ impl Drop for Cluster {
         if let Some(player) = self.player.take() {
             let _ = player.join();
         }
+        if let Some(mut way) = self.way_out.take() {
+            // It may have ended already.
+            let _ = way.kill();
+            let _ = way.wait();
+        }
         // Its end is what it waits for, with the loop devices below its folder; it may have ended by itself.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
@@ -258,6 +328,13 @@ struct Api {
 
 impl Api {
     fn ask(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<(u16, Value)> {
+        let text = self.text(method, path, kind, body)?;
+        let (answer, code) = text.rsplit_once('\n').context("an answer")?;
+        Ok((code.trim().parse()?, serde_json::from_str(answer).unwrap_or_default()))
+    }
+
+    /// What is answered, and the code in a line below it.
+    fn text(self, method: &str, path: &str, kind: &str, body: &[u8]) -> Result<String> {
         let mut command = Command::new("curl");
         command.args(["-sk", "--max-time", "60", "-X", method, "-w", "\n%{http_code}"]);
         command.args([
@@ -273,9 +350,7 @@ impl Api {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         child.stdin.take().context("a pipe")?.write_all(body)?;
         let output = child.wait_with_output()?;
-        let text = String::from_utf8(output.stdout)?;
-        let (answer, code) = text.rsplit_once('\n').context("an answer")?;
-        Ok((code.trim().parse()?, serde_json::from_str(answer).unwrap_or_default()))
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     fn get(self, path: &str) -> Result<Option<Value>> {
@@ -356,7 +431,10 @@ fn wipe(spec: &Value) -> Result<()> {
         return Ok(device.sync_all()?);
     }
     for entry in std::fs::read_dir(path)?.flatten() {
-        std::fs::remove_file(entry.path())?;
+        match entry.file_type()?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path())?,
+            false => std::fs::remove_file(entry.path())?,
+        }
     }
     Ok(())
 }

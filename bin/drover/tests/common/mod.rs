@@ -8,6 +8,7 @@ pub mod daemon;
 pub mod debian;
 pub mod domains;
 pub mod gate;
+pub mod kubernetes;
 pub mod landing;
 pub mod line;
 pub mod loops;
