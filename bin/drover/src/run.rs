@@ -13,7 +13,7 @@ use drover_engine::{
 use drover_log::log;
 use drover_mover::{MemoryBudget, StopSignal, TransferOptions};
 use drover_plan::{Limits, Others, PlannedVm, Problem, as_begun, resolve};
-use drover_types::inventory::Inventory;
+use drover_types::inventory::{About, Inventory};
 
 use crate::commands::plan::{self, PlanFile};
 use crate::evidence;
@@ -51,6 +51,44 @@ pub struct Setting<'a> {
     pub policy: Option<&'a PlanPolicy>,
     /// The schedule that it shares with other plans; absent: one of its own.
     pub schedule: Option<&'a Arc<Schedule>>,
+    /// The one VM that is meant, by what tells it from others, where the plan was made for it.
+    pub meant: Option<&'a Meant>,
+}
+
+/// A VM of a source, by what stays the same.
+#[derive(Clone, Debug)]
+pub struct Meant {
+    /// The source's instance UUID.
+    pub source: String,
+    /// The VM's id there.
+    pub id: String,
+    /// Its instance UUID.
+    pub vm: String,
+}
+
+impl Meant {
+    /// Refuses a source that is another.
+    pub fn check_source(&self, about: &About) -> Result<(), Failure> {
+        let found = &about.instance_uuid;
+        if *found == self.source {
+            return Ok(());
+        }
+        let what = format!("the source is {found}, and {} is meant", self.source);
+        Err(Failure::new(Exit::Source, what).advise("nothing was touched; see whose address it is now"))
+    }
+
+    /// Refuses a source that is another, and a VM that is another under its id.
+    pub fn check(&self, inventory: &Inventory) -> Result<(), Failure> {
+        self.check_source(&inventory.about)?;
+        let refused = |what: String| {
+            Err(Failure::new(Exit::Source, what).advise("nothing was touched; see what became of it"))
+        };
+        match inventory.vms.iter().find(|vm| vm.id == self.id) {
+            Some(vm) if vm.instance_uuid == self.vm => Ok(()),
+            Some(vm) => refused(format!("{} is now {}, and {} is meant", self.id, vm.instance_uuid, self.vm)),
+            None => refused(format!("the source has no VM {}", self.id)),
+        }
+    }
 }
 
 /// A plan that may be run: its source was asked, and nothing was touched.
@@ -71,11 +109,12 @@ impl Prepared {
         start: bool,
         setting: &Setting<'_>,
     ) -> Result<Prepared, Failure> {
-        let Setting { store, state, stop, words, policy, .. } = *setting;
+        let Setting { store, state, stop, words, policy, meant, .. } = *setting;
         policy.map_or(Ok(()), |policy| policy.check_plan(&file.plan))?;
         let provider = Provider::open(&file, state)?;
         provider.stop_when(stop);
         let mut inventory = provider.inventory()?;
+        meant.map_or(Ok(()), |meant| meant.check(&inventory))?;
         // Before all VMs but the plan's are left out.
         provider.find_proxies(&file, &inventory);
         let begun = drover_engine::begun(store, &file.plan.name, others)?;

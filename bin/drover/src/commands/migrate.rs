@@ -54,6 +54,7 @@ pub fn run(file: PlanFile, others: Others, start: bool, args: &RunArgs) -> Resul
         words: &words,
         policy: None,
         schedule: None,
+        meant: None,
     };
     let name = file.plan.name.clone();
     let prepared = Prepared::new(file, others, start, &setting)?;

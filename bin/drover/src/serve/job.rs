@@ -189,6 +189,7 @@ impl Daemon {
             words: job,
             policy: Some(&self.0.policy),
             schedule: Some(&self.0.schedule),
+            meant: None,
         };
         let prepare = || {
             let folder = row.path.parent().unwrap_or(Path::new("/"));
